@@ -1,0 +1,1 @@
+//! The embedded object store: log-structured, checksummed.

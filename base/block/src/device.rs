@@ -1,0 +1,73 @@
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use forebay_reactor::sync::Notify;
+
+use crate::error::Result;
+use crate::extent::{Extent, ExtentMap};
+use crate::request::{Reply, Request};
+
+/// A future that stays on its core.
+pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// A device's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes.
+    pub size: u64,
+    /// The unit in which requests must be aligned, in bytes; 1 when any byte range goes.
+    pub block_size: u32,
+    /// The unit that is written without reading first, in bytes.
+    pub preferred_io: u32,
+    /// The longest read or write in bytes; fronts cut longer ones or refuse them.
+    pub transfer_max: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+/// A volume as a front sees it.
+///
+/// Requests that overlap while both are in flight have no order between them; each 4 KiB-aligned block of a write
+/// is either wholly the old or wholly the new one at any time, after a crash too.  What `Flush` or FUA has answered
+/// for survives a crash.  Dropping the future of a request neither ends nor undoes it.
+pub trait BlockDevice {
+    /// Its shape now; the size changes when the volume is resized.
+    fn geometry(&self) -> Geometry;
+
+    /// Does one request.  Never waits for others but where the order is stated ([`Request::Flush`]).
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>>;
+
+    /// What is stored where, for `extent`, without reading it.
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>>;
+
+    /// Tells when the size changes; `None` when it never does.
+    fn size_watch(&self) -> Option<Rc<SizeWatch>>;
+}
+
+/// Tells those who wait that a device's size changed.
+#[derive(Default)]
+pub struct SizeWatch {
+    changed: Notify,
+    count: Cell<u64>,
+}
+
+impl SizeWatch {
+    /// Nobody waits yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The size has changed.
+    pub fn announce(&self) {
+        self.count.set(self.count.get() + 1);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next change.
+    pub async fn changed(&self) {
+        let seen = self.count.get();
+        self.changed.wait_until(|| self.count.get() != seen).await;
+    }
+}

@@ -1,0 +1,21 @@
+//! The vocabulary of block storage, and the two traits that hold Forebay's floors together.
+//!
+//! A front (NBD, iSCSI, ...) sees only [`BlockDevice`].  An image turns block requests into objects and sees only
+//! [`ObjectBackend`].  The write log, the cache and the image all implement `BlockDevice`, so layers stack and any
+//! of them can be left out.
+
+mod device;
+mod error;
+mod extent;
+mod object;
+mod request;
+
+pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
+pub use error::{Error, ErrorKind, Result};
+pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
+pub use forebay_reactor::{Buf, BufList, BufMut};
+pub use object::{
+    BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
+    SnapId, SnapSet, SparseData, Transaction, Usage,
+};
+pub use request::{Reply, Request};

@@ -1,0 +1,413 @@
+//! Aligned, reference-counted buffers.
+//!
+//! A [`BufMut`] is owned by one holder and can be filled; frozen, it becomes a [`Buf`] that is cheap to clone and
+//! slice and can cross cores.  A [`BufList`] is scatter-gather: many `Buf`s read as one run of bytes.
+//! All memory is zeroed when it is first allocated, so no byte that is read was never written.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::pool::PoolHome;
+
+/// Alignment of every buffer, in bytes: the largest logical sector size a device here asks for O_DIRECT.
+pub const BUF_ALIGN: usize = 4096;
+
+/// One allocation.  Returned to its pool, or freed, when the last buffer that refers to it goes.
+pub(crate) struct Block {
+    ptr: NonNull<u8>,
+    cap: usize,
+    home: Option<Arc<dyn PoolHome>>,
+}
+
+// SAFETY: a Block is only a piece of memory; who may read or write which part of it is decided by Buf and BufMut,
+// which hold disjoint writable parts (BufMut) or only readable ones (Buf).
+unsafe impl Send for Block {}
+// SAFETY: as above; shared access through Buf only reads.
+unsafe impl Sync for Block {}
+
+impl Block {
+    pub(crate) fn layout(cap: usize) -> Layout {
+        Layout::from_size_align(cap.max(1), BUF_ALIGN).expect("buffer capacity overflows the address space")
+    }
+
+    fn allocate(cap: usize) -> NonNull<u8> {
+        let layout = Self::layout(cap);
+        // SAFETY: the layout is never of size zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    pub(crate) fn from_pool(ptr: NonNull<u8>, cap: usize, home: Arc<dyn PoolHome>) -> Self {
+        Self { ptr, cap, home: Some(home) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        match self.home.take() {
+            Some(home) => home.give_back(self.ptr, self.cap),
+            // SAFETY: allocated by `allocate` with the same layout, and nothing refers to it any more.
+            None => unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.cap)) },
+        }
+    }
+}
+
+/// A buffer with one owner: `len` bytes filled, room up to `capacity`.
+pub struct BufMut {
+    block: Arc<Block>,
+    start: usize,
+    len: usize,
+    cap: usize,
+}
+
+impl BufMut {
+    /// An empty buffer from the heap with room for `capacity` bytes, aligned to [`BUF_ALIGN`].
+    pub fn with_capacity(capacity: usize) -> Self {
+        let block = Block { ptr: Block::allocate(capacity), cap: capacity.max(1), home: None };
+        Self { block: Arc::new(block), start: 0, len: 0, cap: capacity }
+    }
+
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        let mut buf = Self::with_capacity(len);
+        buf.len = len;
+        buf
+    }
+
+    /// A copy of `data`.
+    pub fn copy_of(data: &[u8]) -> Self {
+        let mut buf = Self::with_capacity(data.len());
+        buf.extend_from_slice(data);
+        buf
+    }
+
+    pub(crate) fn from_block(block: Block) -> Self {
+        let cap = block.cap;
+        Self { block: Arc::new(block), start: 0, len: 0, cap }
+    }
+
+    /// Bytes this buffer can hold.
+    pub fn capacity(&self) -> usize {
+        self.cap
+    }
+
+    /// Bytes that can still be appended.
+    pub fn spare(&self) -> usize {
+        self.cap - self.len
+    }
+
+    /// Sets the filled length; growing exposes whatever the memory held (zeroes when fresh).
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.cap, "length {len} past the buffer's capacity {}", self.cap);
+        self.len = len;
+    }
+
+    /// Forgets the content.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Appends `data`, which must fit.
+    pub fn extend_from_slice(&mut self, data: &[u8]) {
+        let end = self.len.checked_add(data.len()).filter(|&end| end <= self.cap).expect("append past the capacity");
+        let len = self.len;
+        self.len = end;
+        self[len..].copy_from_slice(data);
+    }
+
+    /// The unfilled rest of the buffer.
+    pub fn spare_mut(&mut self) -> &mut [u8] {
+        // SAFETY: this BufMut alone refers to start..start+cap of the block, all of it initialised memory.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.block.ptr.as_ptr().add(self.start + self.len), self.cap - self.len)
+        }
+    }
+
+    /// Address of the first byte, for the drivers.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: start is within the block.
+        unsafe { self.block.ptr.as_ptr().add(self.start) }
+    }
+
+    /// Cuts off the first `len` filled bytes as a shared buffer; this one keeps the rest.
+    pub fn split_to(&mut self, len: usize) -> Buf {
+        assert!(len <= self.len, "split at {len} of a buffer with {} bytes", self.len);
+        let head = Buf { block: self.block.clone(), start: self.start, len };
+        self.start += len;
+        self.len -= len;
+        self.cap -= len;
+        head
+    }
+
+    /// Ends writing: the filled part becomes shareable.
+    pub fn freeze(self) -> Buf {
+        Buf { block: self.block, start: self.start, len: self.len }
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: this BufMut alone refers to that part of the block, all of it initialised memory.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `self` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} of {} bytes)", self.len, self.cap)
+    }
+}
+
+/// Shared, read-only bytes; cloning and slicing copy nothing.
+#[derive(Clone)]
+pub struct Buf {
+    block: Arc<Block>,
+    start: usize,
+    len: usize,
+}
+
+impl Buf {
+    /// A copy of `data`.
+    pub fn copy_of(data: &[u8]) -> Self {
+        BufMut::copy_of(data).freeze()
+    }
+
+    /// `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        BufMut::zeroed(len).freeze()
+    }
+
+    /// A part of it.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        Self { block: self.block.clone(), start: self.start + range.start, len: range.end - range.start }
+    }
+
+    /// Cuts off the first `len` bytes; this one keeps the rest.
+    pub fn split_to(&mut self, len: usize) -> Self {
+        let head = self.slice(0..len);
+        self.start += len;
+        self.len -= len;
+        head
+    }
+
+    /// True when address and length are multiples of `align` bytes, as O_DIRECT wants.
+    pub fn is_aligned(&self, align: usize) -> bool {
+        (self.as_ptr() as usize).is_multiple_of(align) && self.len.is_multiple_of(align)
+    }
+
+    /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
+    pub fn retained(&self) -> usize {
+        self.block.cap
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the part was given up by its BufMut when it was frozen or split off, so nobody writes to it, and
+        // the Arc keeps the memory.
+        unsafe { std::slice::from_raw_parts(self.block.ptr.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+impl From<BufMut> for Buf {
+    fn from(buf: BufMut) -> Self {
+        buf.freeze()
+    }
+}
+
+/// Scatter-gather: buffers read as one run of bytes.
+#[derive(Clone, Default)]
+pub struct BufList {
+    parts: Vec<Buf>,
+    len: usize,
+}
+
+impl BufList {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `len` zero bytes; long runs share one zeroed buffer.
+    pub fn zeroes(len: usize) -> Self {
+        const UNIT: usize = 128 * 1024;
+        let unit = Buf::zeroed(len.min(UNIT));
+        let mut list = Self::new();
+        while list.len < len {
+            list.push(unit.slice(0..(len - list.len).min(UNIT)));
+        }
+        list
+    }
+
+    /// Appends a buffer; empty ones are left out.
+    pub fn push(&mut self, buf: Buf) {
+        if !buf.is_empty() {
+            self.len += buf.len();
+            self.parts.push(buf);
+        }
+    }
+
+    /// Appends another list.
+    pub fn append(&mut self, other: BufList) {
+        self.len += other.len;
+        self.parts.extend(other.parts);
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when there is not one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The buffers in order.
+    pub fn parts(&self) -> &[Buf] {
+        &self.parts
+    }
+
+    /// The bytes from `range`, sharing the memory.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        let mut list = Self::new();
+        let mut at = 0;
+        for part in &self.parts {
+            let from = range.start.max(at);
+            let to = range.end.min(at + part.len());
+            if from < to {
+                list.push(part.slice(from - at..to - at));
+            }
+            at += part.len();
+            if at >= range.end {
+                break;
+            }
+        }
+        list
+    }
+
+    /// Copies everything into `out`, which must be as long.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), self.len, "copy of {} bytes into {}", self.len, out.len());
+        let mut at = 0;
+        for part in &self.parts {
+            out[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+    }
+
+    /// All bytes in one vector.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len];
+        self.copy_to(&mut out);
+        out
+    }
+
+    /// One contiguous buffer: the only part as it is, several copied together.
+    pub fn into_contiguous(self) -> Buf {
+        if self.parts.len() == 1 {
+            return self.parts.into_iter().next().expect("one part");
+        }
+        let mut out = BufMut::zeroed(self.len);
+        self.copy_to(&mut out);
+        out.freeze()
+    }
+}
+
+impl From<Buf> for BufList {
+    fn from(buf: Buf) -> Self {
+        let mut list = Self::new();
+        list.push(buf);
+        list
+    }
+}
+
+impl From<BufMut> for BufList {
+    fn from(buf: BufMut) -> Self {
+        buf.freeze().into()
+    }
+}
+
+impl FromIterator<Buf> for BufList {
+    fn from_iter<I: IntoIterator<Item = Buf>>(bufs: I) -> Self {
+        let mut list = Self::new();
+        bufs.into_iter().for_each(|buf| list.push(buf));
+        list
+    }
+}
+
+impl PartialEq<[u8]> for BufList {
+    fn eq(&self, other: &[u8]) -> bool {
+        if self.len != other.len() {
+            return false;
+        }
+        let mut at = 0;
+        self.parts.iter().all(|part| {
+            let same = part[..] == other[at..at + part.len()];
+            at += part.len();
+            same
+        })
+    }
+}
+
+impl fmt::Debug for BufList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufList({} bytes in {} parts)", self.len, self.parts.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_parts_are_disjoint_and_outlive_each_other() {
+        let mut buf = BufMut::with_capacity(64);
+        buf.extend_from_slice(b"headtail");
+        let head = buf.split_to(4);
+        buf[0] = b'T';
+        buf.extend_from_slice(b"!");
+        assert_eq!(&head[..], b"head");
+        let tail = buf.freeze();
+        drop(head);
+        assert_eq!(&tail[..], b"Tail!");
+    }
+
+    #[test]
+    fn lists_slice_across_parts() {
+        let list: BufList = [&b"abc"[..], b"", b"defg", b"h"].into_iter().map(Buf::copy_of).collect();
+        assert_eq!(list.parts().len(), 3);
+        assert_eq!(list.slice(2..5).to_vec(), b"cde");
+        assert!(list.slice(0..8) == b"abcdefgh"[..]);
+        assert!(list.slice(3..3).is_empty());
+    }
+
+    #[test]
+    fn zeroes_of_any_length() {
+        for len in [0, 1, 128 * 1024, 300_001] {
+            let list = BufList::zeroes(len);
+            assert_eq!(list.len(), len);
+            assert!(list.to_vec().iter().all(|&byte| byte == 0));
+        }
+    }
+}

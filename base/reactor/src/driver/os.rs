@@ -1,0 +1,1 @@
+//! What both drivers of the operating system share: opening, listening, closing.

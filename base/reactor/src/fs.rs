@@ -1,0 +1,114 @@
+//! Files and block devices.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use crate::buf::{BufList, BufMut};
+use crate::driver::{FileInfo, Handle, Op, OpenOptions};
+use crate::executor::{Inner, with_current};
+
+/// An open file or block device.  Cloning shares it; it is closed with the last clone.
+#[derive(Clone)]
+pub struct File {
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    inner: Rc<Inner>,
+    handle: Handle,
+    info: FileInfo,
+    path: PathBuf,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        self.inner.with_driver(|driver| driver.close(handle));
+    }
+}
+
+impl File {
+    /// Opens `path`.  May block for a moment; meant for starting up.
+    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> io::Result<Self> {
+        let path = path.as_ref();
+        let inner = with_current(Rc::clone);
+        let (handle, info) = inner.with_driver(|driver| driver.open(path, options))?;
+        Ok(Self { shared: Rc::new(Shared { inner, handle, info, path: path.to_owned() }) })
+    }
+
+    /// What it was when it was opened.
+    pub fn info(&self) -> FileInfo {
+        self.shared.info
+    }
+
+    /// Its path as it was opened.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Bytes now.
+    pub fn size(&self) -> io::Result<u64> {
+        self.shared.inner.with_driver(|driver| driver.file_size(self.shared.handle))
+    }
+
+    /// Sets the length.
+    pub fn set_size(&self, size: u64) -> io::Result<()> {
+        self.shared.inner.with_driver(|driver| driver.set_file_size(self.shared.handle, size))
+    }
+
+    /// Fills the buffer's spare room from `offset`; short only at the end of the file.
+    /// The buffer comes back in either case.
+    pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
+        let op = Op::Read { file: self.shared.handle, offset, buf };
+        let done = self.shared.inner.start_op(op).await;
+        let Op::Read { buf, .. } = done.op else { unreachable!("a read completed as {:?}", done.op) };
+        (done.result.map(|len| len as usize), buf)
+    }
+
+    /// Reads exactly `len` bytes from `offset`; fewer is `UnexpectedEof`.
+    pub async fn read_exact_at(&self, offset: u64, len: usize) -> io::Result<BufMut> {
+        let (result, buf) = self.read_at(BufMut::with_capacity(len), offset).await;
+        let got = result?;
+        if got < len {
+            let text = format!("{}: {got} bytes where {len} were expected at {offset}", self.path().display());
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+        }
+        Ok(buf)
+    }
+
+    /// Writes all of `bufs` at `offset`.
+    pub async fn write_at(&self, bufs: impl Into<BufList>, offset: u64) -> io::Result<()> {
+        self.write(bufs.into(), offset, false).await
+    }
+
+    /// Writes all of `bufs` at `offset`, durably.
+    pub async fn write_durable_at(&self, bufs: impl Into<BufList>, offset: u64) -> io::Result<()> {
+        self.write(bufs.into(), offset, true).await
+    }
+
+    async fn write(&self, bufs: BufList, offset: u64, durable: bool) -> io::Result<()> {
+        let op = Op::Write { file: self.shared.handle, offset, bufs, durable };
+        self.shared.inner.start_op(op).await.result.map(drop)
+    }
+
+    /// Makes every write that has completed durable.
+    pub async fn sync_data(&self) -> io::Result<()> {
+        self.shared.inner.start_op(Op::Sync { file: self.shared.handle }).await.result.map(drop)
+    }
+
+    /// Gives a range back to the file system or device.
+    pub async fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.shared.inner.start_op(Op::Punch { file: self.shared.handle, offset, len }).await.result.map(drop)
+    }
+}
+
+/// Removes a file.
+pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
+    with_current(|inner| inner.with_driver(|driver| driver.remove_file(path.as_ref())))
+}
+
+/// Makes the names in a directory durable.
+pub fn sync_dir(path: impl AsRef<Path>) -> io::Result<()> {
+    with_current(|inner| inner.with_driver(|driver| driver.sync_dir(path.as_ref())))
+}

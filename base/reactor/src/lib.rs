@@ -1,0 +1,34 @@
+//! One thread a core: tasks, timers, files, sockets, aligned buffers, on io_uring.
+//!
+//! Everything in Forebay that reaches a disk, a socket or a clock does it through this crate, and this crate does it
+//! through one trait, [`driver::Driver`].  On a machine that is io_uring, or epoll with a few file threads where
+//! io_uring is forbidden; in `test/sim` it is a virtual disk, network and clock that replay from a seed.
+//!
+//! ```
+//! use forebay_reactor::{DriverChoice, Reactor, sleep, spawn};
+//! let reactor = Reactor::system(DriverChoice::Auto)?;
+//! let sum = reactor.block_on(async {
+//!     let other = spawn(async { 40 });
+//!     sleep(std::time::Duration::from_millis(1)).await;
+//!     other.await + 2
+//! });
+//! assert_eq!(sum, 42);
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+pub mod buf;
+pub mod driver;
+mod executor;
+pub mod fs;
+pub mod net;
+pub mod pool;
+pub mod sync;
+pub mod time;
+
+pub use buf::{BUF_ALIGN, Buf, BufList, BufMut};
+pub use driver::{DriverChoice, OpenOptions};
+pub use executor::{JoinHandle, Reactor, spawn, yield_now};
+pub use fs::File;
+pub use net::{Addr, Listener, Stream};
+pub use pool::Pool;
+pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};

@@ -1,0 +1,170 @@
+//! TCP and Unix stream sockets.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use crate::buf::{BufList, BufMut};
+use crate::driver::{Handle, Op};
+use crate::executor::{Inner, with_current};
+
+/// Where a socket listens or connects: `host:port`, `[v6]:port` or `unix:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Addr {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix stream socket; an unnamed peer has an empty path.
+    Unix(PathBuf),
+}
+
+impl Addr {
+    /// Reaches only this machine.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Addr::Tcp(addr) => addr.ip().is_loopback(),
+            Addr::Unix(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Addr::Tcp(addr) => addr.fmt(f),
+            Addr::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Why a text is no address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddrError(String);
+
+impl fmt::Display for AddrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AddrError {}
+
+impl FromStr for Addr {
+    type Err = AddrError;
+    fn from_str(text: &str) -> Result<Self, AddrError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            // The kernel's limit for a socket's path, its final zero byte included.
+            const SUN_PATH_MAX: usize = 108;
+            if path.is_empty() || path.len() >= SUN_PATH_MAX {
+                return Err(AddrError(format!("'{text}': a socket's path has 1 to {} bytes", SUN_PATH_MAX - 1)));
+            }
+            return Ok(Addr::Unix(path.into()));
+        }
+        let mut found = text.to_socket_addrs().map_err(|error| {
+            AddrError(format!("'{text}' is no address ({error}); use host:port, [v6]:port or unix:PATH"))
+        })?;
+        found.next().map(Addr::Tcp).ok_or_else(|| AddrError(format!("'{text}': the host has no address")))
+    }
+}
+
+struct Socket {
+    inner: Rc<Inner>,
+    handle: Handle,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        self.inner.with_driver(|driver| driver.close(handle));
+    }
+}
+
+/// A listening socket.
+pub struct Listener {
+    socket: Rc<Socket>,
+    addr: Addr,
+}
+
+impl Listener {
+    /// Listens on `addr`.  A Unix socket's path that is left from a dead process is replaced; a live one is not.
+    pub fn bind(addr: &Addr) -> io::Result<Self> {
+        let inner = with_current(Rc::clone);
+        let (handle, addr) = inner.with_driver(|driver| driver.listen(addr))?;
+        Ok(Self { socket: Rc::new(Socket { inner, handle }), addr })
+    }
+
+    /// The address as bound.
+    pub fn local_addr(&self) -> &Addr {
+        &self.addr
+    }
+
+    /// The next connection and its peer's address.
+    pub async fn accept(&self) -> io::Result<(Stream, Addr)> {
+        let done = self.socket.inner.start_op(Op::Accept { listener: self.socket.handle }).await;
+        let stream = Stream::from_handle(self.socket.inner.clone(), Handle(done.result?));
+        Ok((stream, done.peer.unwrap_or_else(|| Addr::Unix(PathBuf::new()))))
+    }
+}
+
+/// A connection.  Cloning shares it, so that one task can receive while another sends; closed with the last clone.
+#[derive(Clone)]
+pub struct Stream {
+    socket: Rc<Socket>,
+}
+
+impl Stream {
+    /// Connects to `addr`.
+    pub async fn connect(addr: &Addr) -> io::Result<Self> {
+        let inner = with_current(Rc::clone);
+        let done = inner.start_op(Op::Connect { addr: addr.clone() }).await;
+        Ok(Self::from_handle(inner, Handle(done.result?)))
+    }
+
+    fn from_handle(inner: Rc<Inner>, handle: Handle) -> Self {
+        Self { socket: Rc::new(Socket { inner, handle }) }
+    }
+
+    /// Receives what there is into the buffer's spare room, at least one byte; 0 at the end of the stream.
+    pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
+        self.recv_op(buf, false).await
+    }
+
+    /// Receives until the buffer's spare room is full; the stream ending before is `UnexpectedEof`.
+    pub async fn recv_exact(&self, buf: BufMut) -> (io::Result<()>, BufMut) {
+        let want = buf.spare();
+        let (result, buf) = self.recv_op(buf, true).await;
+        let result = match result {
+            Ok(got) if got < want => {
+                let text = format!("the connection ended after {got} of {want} bytes");
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, text))
+            }
+            other => other.map(drop),
+        };
+        (result, buf)
+    }
+
+    async fn recv_op(&self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
+        if buf.spare() == 0 {
+            return (Ok(0), buf);
+        }
+        let done = self.socket.inner.start_op(Op::Recv { sock: self.socket.handle, buf, all }).await;
+        let Op::Recv { buf, .. } = done.op else { unreachable!("a receive completed as {:?}", done.op) };
+        (done.result.map(|len| len as usize), buf)
+    }
+
+    /// Sends everything.  One send at a time a connection: two at once would interleave.
+    pub async fn send(&self, bufs: impl Into<BufList>) -> io::Result<()> {
+        let bufs = bufs.into();
+        if bufs.is_empty() {
+            return Ok(());
+        }
+        self.socket.inner.start_op(Op::Send { sock: self.socket.handle, bufs }).await.result.map(drop)
+    }
+
+    /// Ends both directions: the peer sees the end of the stream, waiting receives and sends return.
+    pub fn shutdown(&self) {
+        self.socket.inner.with_driver(|driver| driver.shutdown(self.socket.handle));
+    }
+}

@@ -1,0 +1,9 @@
+//! Waiting for one another inside a reactor: nothing here is `Send`, nothing locks.
+
+mod notify;
+pub mod oneshot;
+pub mod queue;
+mod semaphore;
+
+pub use notify::Notify;
+pub use semaphore::{Permit, Semaphore};

@@ -1,0 +1,130 @@
+//! Time as the reactor tells it: real, or the simulator's.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::{Add, Sub};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::executor::with_current;
+
+/// A point in monotonic time, in nanoseconds since some start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// From nanoseconds since the driver's start.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the driver's start.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Time from `earlier` to here; zero if `earlier` is later.
+    pub fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Time from here to now.
+    pub fn elapsed(self) -> Duration {
+        now().since(self)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+    fn add(self, rhs: Duration) -> Instant {
+        Instant(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+    fn sub(self, rhs: Instant) -> Duration {
+        self.since(rhs)
+    }
+}
+
+/// The time now, by this reactor's clock.
+pub fn now() -> Instant {
+    with_current(|reactor| reactor.now())
+}
+
+/// Time since 1970-01-01T00:00:00Z, by this reactor's clock.
+pub fn wall_clock() -> Duration {
+    with_current(|reactor| reactor.wall_clock())
+}
+
+/// A random number, from the system or from the simulation's seed.
+pub fn random() -> u64 {
+    with_current(|reactor| reactor.random())
+}
+
+/// Ends after `duration`.
+pub fn sleep(duration: Duration) -> Sleep {
+    sleep_until(now() + duration)
+}
+
+/// Ends at `deadline`.
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { deadline, timer: None }
+}
+
+/// The future of [`sleep`].
+pub struct Sleep {
+    deadline: Instant,
+    timer: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        with_current(|reactor| {
+            if reactor.now() >= self.deadline {
+                return Poll::Ready(());
+            }
+            match self.timer {
+                Some(id) => reactor.rearm_timer(self.deadline, id, cx.waker()),
+                None => self.timer = Some(reactor.arm_timer(self.deadline, cx.waker())),
+            }
+            Poll::Pending
+        })
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(id) = self.timer {
+            crate::executor::try_with_current(|reactor| reactor.disarm_timer(self.deadline, id));
+        }
+    }
+}
+
+/// Why [`timeout`] gave up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedOut;
+
+impl fmt::Display for TimedOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("timed out")
+    }
+}
+
+impl std::error::Error for TimedOut {}
+
+/// Runs `future`, for `duration` at most.
+pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, TimedOut> {
+    let mut future = std::pin::pin!(future);
+    let mut timer = std::pin::pin!(sleep(duration));
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(value));
+        }
+        timer.as_mut().poll(cx).map(|()| Err(TimedOut))
+    })
+    .await
+}

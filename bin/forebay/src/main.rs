@@ -1,0 +1,2 @@
+//! The daemon and the command line.
+fn main() {}

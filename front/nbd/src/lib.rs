@@ -1,0 +1,1 @@
+//! Volumes over the NBD protocol.

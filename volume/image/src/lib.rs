@@ -1,0 +1,1 @@
+//! RBD images: thin volumes over objects.

@@ -1,0 +1,2 @@
+//! One door to every chore.
+fn main() {}
