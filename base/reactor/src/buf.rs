@@ -142,6 +142,20 @@ impl BufMut {
         head
     }
 
+    /// Forgets the first `len` filled bytes; their room is given up too.
+    pub fn advance(&mut self, len: usize) {
+        assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
+        self.start += len;
+        self.len -= len;
+        self.cap -= len;
+    }
+
+    /// Gives up the room past `capacity` bytes, so that a receive that fills the buffer ends there.
+    pub fn limit(&mut self, capacity: usize) {
+        assert!(self.len <= capacity && capacity <= self.cap, "limit {capacity} outside {}..={}", self.len, self.cap);
+        self.cap = capacity;
+    }
+
     /// Ends writing: the filled part becomes shareable.
     pub fn freeze(self) -> Buf {
         Buf { block: self.block, start: self.start, len: self.len }
@@ -391,6 +405,17 @@ mod tests {
         let tail = buf.freeze();
         drop(head);
         assert_eq!(&tail[..], b"Tail!");
+    }
+
+    #[test]
+    fn room_can_be_given_up_at_both_ends() {
+        let mut buf = BufMut::copy_of(b"headtail");
+        buf.advance(4);
+        assert_eq!((&buf[..], buf.spare()), (&b"tail"[..], 0));
+        let mut buf = BufMut::with_capacity(64);
+        buf.extend_from_slice(b"ab");
+        buf.limit(5);
+        assert_eq!((buf.capacity(), buf.spare(), buf.spare_mut().len()), (5, 3, 3));
     }
 
     #[test]
