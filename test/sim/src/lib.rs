@@ -1,1 +1,19 @@
-//! A virtual disk, network and clock behind the reactor's driver trait, replayed from a seed.
+//! A virtual disk, network and clock behind the reactor's driver trait, replayed from a seed; and on top of it what
+//! proves the store and the image: oracles that know what may be read, workloads, and runs with crashes.
+//!
+//! See `docs/design/simulation.md` for what is simulated, the crash model, and how to replay a seed.
+
+mod content;
+mod core;
+mod driver;
+pub mod faults;
+mod fs;
+mod net;
+mod pages;
+mod rng;
+mod trace;
+mod world;
+
+pub use faults::{CrashPolicy, DiskFaults, Faults, NetFaults};
+pub use rng::{Rng, mix64};
+pub use world::{CrashKind, Stop, World};

@@ -1,0 +1,431 @@
+//! Disks and files: names, locks, and the operations in flight on them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use forebay_reactor::driver::{Completion, FileInfo, Handle, Op, OpKey, OpenOptions};
+
+use crate::content::{Content, CrashOdds, Effect};
+use crate::core::{Core, Event};
+use crate::faults::DiskFaults;
+use crate::pages::{PAGE, Piece};
+use crate::trace::What;
+
+pub(crate) const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+const EBADF: i32 = 9;
+const ENOSPC: i32 = 28;
+
+pub(crate) fn os_error<T>(code: i32) -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(code))
+}
+
+/// One disk or file.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) content: Content,
+    device: bool,
+    sector: u32,
+    faults: Option<DiskFaults>,
+    /// The handle that holds the lock.
+    lock: Option<Handle>,
+    operations: u64,
+    /// Sectors that cannot be read until they are written again.
+    bad: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct OpenFile {
+    inode: usize,
+    write: bool,
+    direct: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Good,
+    /// Answered, and nothing was done.
+    Lost,
+    Error(i32),
+}
+
+#[derive(Debug)]
+struct InFlight {
+    key: OpKey,
+    op: Op,
+    inode: usize,
+    outcome: Outcome,
+    effect: Option<Effect>,
+    sync_mark: u64,
+}
+
+/// All disks and files of the world, and the operations in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    inodes: Vec<Inode>,
+    names: BTreeMap<PathBuf, usize>,
+    durable_names: BTreeMap<PathBuf, usize>,
+    open: BTreeMap<Handle, OpenFile>,
+    in_flight: BTreeMap<u64, InFlight>,
+    next: u64,
+    /// Places where what is stored is not what was written: inode and offset.
+    pub(crate) damage: Vec<(usize, u64)>,
+}
+
+impl Files {
+    pub(crate) fn add(&mut self, path: &Path, size: u64, sector: u32, device: bool) {
+        let inode = self.new_inode(size, sector, device);
+        self.names.insert(path.to_owned(), inode);
+        self.durable_names.insert(path.to_owned(), inode);
+    }
+
+    fn new_inode(&mut self, size: u64, sector: u32, device: bool) -> usize {
+        let content = Content::new(size);
+        self.inodes.push(Inode { content, device, sector, faults: None, lock: None, operations: 0, bad: Vec::new() });
+        self.inodes.len() - 1
+    }
+
+    pub(crate) fn find(&mut self, path: &Path) -> Option<(usize, &mut Inode)> {
+        let inode = *self.names.get(path)?;
+        Some((inode, &mut self.inodes[inode]))
+    }
+
+    pub(crate) fn set_faults(&mut self, path: &Path, faults: Option<DiskFaults>) -> bool {
+        let found = self.find(path);
+        found.map(|(_, inode)| (inode.faults, inode.operations) = (faults, 0)).is_some()
+    }
+
+    pub(crate) fn set_bad(&mut self, path: &Path, offset: u64) -> bool {
+        self.find(path).map(|(_, inode)| inode.bad.push(offset / u64::from(inode.sector))).is_some()
+    }
+
+    pub(crate) fn open(
+        &mut self,
+        core: &mut Core,
+        path: &Path,
+        options: OpenOptions,
+    ) -> io::Result<(Handle, FileInfo)> {
+        let inode = match self.names.get(path) {
+            Some(_) if options.create_new => return Err(io::ErrorKind::AlreadyExists.into()),
+            Some(&inode) => inode,
+            None if options.create => {
+                const FILE_SECTOR: u32 = 512;
+                let inode = self.new_inode(0, FILE_SECTOR, false);
+                self.names.insert(path.to_owned(), inode);
+                core.point();
+                inode
+            }
+            None => return Err(io::ErrorKind::NotFound.into()),
+        };
+        let handle = core.handle();
+        let node = &mut self.inodes[inode];
+        if options.lock {
+            if node.lock.is_some() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            node.lock = Some(handle);
+        }
+        let info = FileInfo {
+            size: node.content.size(),
+            block_device: node.device,
+            sector: node.sector,
+            direct: options.direct,
+        };
+        self.open.insert(handle, OpenFile { inode, write: options.write, direct: options.direct });
+        core.log(What::Open, "", [handle.0, inode as u64, info.size]);
+        Ok((handle, info))
+    }
+
+    pub(crate) fn close(&mut self, handle: Handle) {
+        if let Some(file) = self.open.remove(&handle) {
+            let lock = &mut self.inodes[file.inode].lock;
+            *lock = lock.filter(|&holder| holder != handle);
+        }
+    }
+
+    pub(crate) fn size(&self, handle: Handle) -> io::Result<u64> {
+        let Some(file) = self.open.get(&handle) else { return os_error(EBADF) };
+        Ok(self.inodes[file.inode].content.size())
+    }
+
+    pub(crate) fn set_size(&mut self, core: &mut Core, handle: Handle, size: u64) -> io::Result<()> {
+        let Some(file) = self.open.get(&handle).filter(|file| file.write) else { return os_error(EBADF) };
+        let node = &mut self.inodes[file.inode];
+        if node.device {
+            return os_error(EINVAL);
+        }
+        core.log(What::Resize, "", [handle.0, node.content.size(), size]);
+        node.content.land(Effect::Resize(size), false);
+        core.point();
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, core: &mut Core, path: &Path) -> io::Result<()> {
+        let inode = self.names.remove(path).ok_or(io::ErrorKind::NotFound)?;
+        core.log(What::RemoveFile, "", [inode as u64, 0, 0]);
+        core.point();
+        Ok(())
+    }
+
+    pub(crate) fn sync_dir(&mut self, core: &mut Core, dir: &Path) {
+        let within = |path: &Path| path.parent() == Some(dir);
+        self.durable_names.retain(|path, inode| !within(path) || self.names.get(path) == Some(inode));
+        for (path, &inode) in self.names.iter().filter(|(path, _)| within(path)) {
+            self.durable_names.insert(path.clone(), inode);
+        }
+        core.log(What::SyncDir, "", [0; 3]);
+        core.point();
+    }
+
+    /// Starts an operation, and decides what becomes of it.
+    pub(crate) fn submit(&mut self, core: &mut Core, key: OpKey, op: Op) {
+        let handle = match &op {
+            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => *file,
+            _ => unreachable!("not an operation on a file: {op:?}"),
+        };
+        let Some(&file) = self.open.get(&handle) else {
+            core.done.push(Completion { key, result: os_error(EBADF), op, peer: None });
+            return;
+        };
+        let stored: u64 = self.inodes.iter().filter(|inode| !inode.device).map(|inode| inode.content.allocated()).sum();
+        let node = &mut self.inodes[file.inode];
+        node.operations += 1;
+        let faults = node.faults.as_ref().unwrap_or(&core.faults.disk);
+        let rng = &mut core.rng;
+        let (label, numbers, latency) = match &op {
+            Op::Read { offset, buf, .. } => ("read", [*offset, buf.spare() as u64], &faults.read_latency),
+            Op::Write { offset, bufs, durable: false, .. } => {
+                ("write", [*offset, bufs.len() as u64], &faults.write_latency)
+            }
+            Op::Write { offset, bufs, .. } => ("write durable", [*offset, bufs.len() as u64], &faults.write_latency),
+            Op::Punch { offset, len, .. } => ("punch", [*offset, *len], &faults.write_latency),
+            _ => ("sync", [0, 0], &faults.sync_latency),
+        };
+        let mut delay = rng.range(latency.clone());
+        if rng.ppm(faults.stall_ppm) {
+            delay += rng.range(faults.stall.clone());
+        }
+        let (error_ppm, changes) = match &op {
+            Op::Read { .. } => (faults.read_error_ppm, false),
+            Op::Sync { .. } => (faults.sync_error_ppm, true),
+            _ => (faults.write_error_ppm, true),
+        };
+        let mut effect = None;
+        let mut outcome = check(&op, file, node, core.faults.files_capacity, stored);
+        if outcome == Outcome::Good {
+            if faults.life.is_some_and(|life| node.operations > life) || rng.ppm(error_ppm) {
+                outcome = Outcome::Error(EIO);
+            } else if matches!(op, Op::Write { .. }) {
+                if rng.ppm(faults.no_space_ppm) {
+                    outcome = Outcome::Error(ENOSPC);
+                } else if rng.ppm(faults.lost_write_ppm) {
+                    outcome = Outcome::Lost;
+                }
+            }
+            match &op {
+                Op::Write { offset, bufs, .. } => {
+                    let mut offset = *offset;
+                    let end = offset + bufs.len() as u64;
+                    if rng.ppm(faults.misdirected_write_ppm) && node.content.size() > bufs.len() as u64 {
+                        let sector = u64::from(node.sector);
+                        let elsewhere = rng.below((node.content.size() - bufs.len() as u64) / sector + 1) * sector;
+                        self.damage.extend([(file.inode, offset), (file.inode, elsewhere)]);
+                        core.trace.event(core.now, What::Fault, "misdirected", [offset, elsewhere, end]);
+                        offset = elsewhere;
+                    }
+                    effect = Some(Effect::Write(Piece::cut(offset, bufs)));
+                }
+                Op::Punch { offset, len, .. } => {
+                    effect = Some(punch(node, *offset, *len, rng));
+                }
+                _ => {}
+            }
+        }
+        let number = self.next;
+        self.next += 1;
+        core.log(What::Submit, label, [number, numbers[0], numbers[1]]);
+        if outcome != Outcome::Good {
+            let code = if let Outcome::Error(code) = outcome { code as u64 } else { 0 };
+            core.log(What::Fault, "will fail or be lost", [number, code, 0]);
+        }
+        let sync_mark = node.content.sync_mark();
+        self.in_flight.insert(number, InFlight { key, op, inode: file.inode, outcome, effect, sync_mark });
+        core.schedule(delay, Event::Disk(number));
+        if changes {
+            core.point();
+        }
+    }
+
+    /// An operation ends.
+    pub(crate) fn finish(&mut self, core: &mut Core, number: u64) {
+        let Some(mut flight) = self.in_flight.remove(&number) else { return };
+        let node = &mut self.inodes[flight.inode];
+        let sector = u64::from(node.sector);
+        let result = match (flight.outcome, &mut flight.op) {
+            (Outcome::Error(code), _) => {
+                if let Some(effect) = &flight.effect
+                    && code == EIO
+                {
+                    node.content.land_torn(effect, sector, &mut core.rng);
+                }
+                os_error(code)
+            }
+            (Outcome::Lost, op) => {
+                if let Op::Write { offset, .. } = op {
+                    self.damage.push((flight.inode, *offset));
+                }
+                Ok(op_len(op))
+            }
+            (Outcome::Good, Op::Read { offset, buf, .. }) => {
+                let len = (buf.spare() as u64).min(node.content.size().saturating_sub(*offset));
+                let sectors = *offset / sector..(*offset + len).div_ceil(sector);
+                if node.bad.iter().any(|bad| sectors.contains(bad)) {
+                    os_error(EIO)
+                } else {
+                    let out = &mut buf.spare_mut()[..len as usize];
+                    node.content.read(*offset, out);
+                    let others = self.in_flight.values();
+                    let landing = others.filter(|other| (other.inode, other.outcome) == (flight.inode, Outcome::Good));
+                    for effect in landing.filter_map(|other| other.effect.as_ref()) {
+                        effect.show_through(*offset, out, sector, &mut core.rng);
+                    }
+                    let faults = node.faults.as_ref().unwrap_or(&core.faults.disk);
+                    if len > 0 && core.rng.ppm(faults.read_flip_ppm) {
+                        let at = core.rng.below(len);
+                        out[at as usize] ^= 1 << core.rng.below(8);
+                        core.log(What::Fault, "bit flipped in a read", [number, *offset + at, 0]);
+                        self.damage.push((flight.inode, *offset + at));
+                    }
+                    let filled = buf.len() + len as usize;
+                    buf.set_len(filled);
+                    Ok(len)
+                }
+            }
+            (Outcome::Good, Op::Sync { .. }) => {
+                node.content.sync(flight.sync_mark);
+                Ok(0)
+            }
+            (Outcome::Good, op) => {
+                let durable = matches!(op, Op::Write { durable: true, .. });
+                if let Some(effect) = flight.effect.take() {
+                    node.content.land(effect, durable);
+                }
+                if let Op::Write { offset, bufs, .. } = op {
+                    let (offset, len) = (*offset, bufs.len() as u64);
+                    let sectors = offset.div_ceil(sector)..(offset + len) / sector;
+                    node.bad.retain(|bad| !sectors.contains(bad));
+                    let faults = node.faults.as_ref().unwrap_or(&core.faults.disk);
+                    if len > 0 && core.rng.ppm(faults.write_flip_ppm) {
+                        let at = offset + core.rng.below(len);
+                        node.content.flip(at, core.rng.below(8) as u8);
+                        core.log(What::Fault, "bit flipped in what was written", [number, at, 0]);
+                        self.damage.push((flight.inode, at));
+                    }
+                }
+                Ok(op_len(op))
+            }
+        };
+        let what = if result.is_ok() { What::Complete } else { What::Failed };
+        core.log(what, "disk", [number, *result.as_ref().unwrap_or(&0), 0]);
+        let changes = !matches!(flight.op, Op::Read { .. });
+        core.done.push(Completion { key: flight.key, result, op: flight.op, peer: None });
+        if changes {
+            core.point();
+        }
+    }
+
+    /// The power fails (or, with `kill`, only the process dies): handles, locks and operations in flight are gone.
+    pub(crate) fn crash(&mut self, core: &mut Core, kill: bool) {
+        let odds = CrashOdds::draw(core.faults.crash, &mut core.rng);
+        let mut effects: Vec<Vec<Effect>> = self.inodes.iter().map(|_| Vec::new()).collect();
+        for (_, flight) in std::mem::take(&mut self.in_flight) {
+            if let (Some(effect), Outcome::Good) = (flight.effect, flight.outcome) {
+                effects[flight.inode].push(effect);
+            }
+        }
+        for (node, effects) in self.inodes.iter_mut().zip(effects) {
+            node.lock = None;
+            let sector = u64::from(node.sector);
+            if kill {
+                node.content.kill(effects, odds, sector, &mut core.rng);
+            } else {
+                node.content.crash(effects, odds, sector, &mut core.rng);
+            }
+        }
+        self.open.clear();
+        if kill {
+            return;
+        }
+        // A name that was made or removed without a sync of its directory may be there or not.
+        let mut names = self.durable_names.clone();
+        let all: Vec<PathBuf> = self.names.keys().chain(self.durable_names.keys()).cloned().collect();
+        for path in all {
+            let (now, durable) = (self.names.get(&path), self.durable_names.get(&path));
+            if now != durable && core.rng.coin() {
+                match now {
+                    Some(&inode) => names.insert(path, inode),
+                    None => names.remove(&path),
+                };
+            }
+        }
+        self.names.clone_from(&names);
+        self.durable_names = names;
+    }
+}
+
+/// What refuses an operation before chance has a say.
+fn check(op: &Op, file: OpenFile, node: &Inode, capacity: Option<u64>, stored: u64) -> Outcome {
+    let sector = u64::from(node.sector);
+    let odd = |offset: u64, len: u64| file.direct && !(offset.is_multiple_of(sector) && len.is_multiple_of(sector));
+    match op {
+        Op::Read { offset, buf, .. } if odd(*offset, buf.spare() as u64) => return Outcome::Error(EINVAL),
+        Op::Write { offset, bufs, .. } => {
+            let len = bufs.len() as u64;
+            if !file.write {
+                return Outcome::Error(EBADF);
+            }
+            if odd(*offset, len) || bufs.parts().iter().any(|part| file.direct && !part.is_aligned(sector as usize)) {
+                return Outcome::Error(EINVAL);
+            }
+            if node.device && offset.checked_add(len).is_none_or(|end| end > node.content.size()) {
+                return Outcome::Error(ENOSPC);
+            }
+            if !node.device && capacity.is_some_and(|room| stored + node.content.growth(*offset, len) > room) {
+                return Outcome::Error(ENOSPC);
+            }
+        }
+        Op::Punch { offset, len, .. } => {
+            if !file.write {
+                return Outcome::Error(EBADF);
+            }
+            if *len == 0 || offset.checked_add(*len).is_none() || (node.device && odd(*offset, *len)) {
+                return Outcome::Error(EINVAL);
+            }
+        }
+        _ => {}
+    }
+    Outcome::Good
+}
+
+/// A hole in a file reads as zeroes; what a device gives back after a discard is its own affair.
+fn punch(node: &Inode, offset: u64, len: u64, rng: &mut crate::Rng) -> Effect {
+    let whole = offset..offset + len;
+    if !node.device {
+        return Effect::zero(whole);
+    }
+    match rng.below(3) {
+        0 => Effect::zero(whole),
+        1 => Effect::Write(Vec::new()),
+        _ => {
+            let pages = node.content.stored_pages();
+            let inside = pages.iter().map(|page| page * PAGE).filter(|&at| at >= whole.start && at + PAGE <= whole.end);
+            let junk: crate::pages::Bytes = vec![rng.bits() as u8; PAGE as usize].into();
+            Effect::Write(inside.map(|offset| Piece { offset, data: junk.clone() }).collect())
+        }
+    }
+}
+
+fn op_len(op: &Op) -> u64 {
+    if let Op::Write { bufs, .. } = op { bufs.len() as u64 } else { 0 }
+}
