@@ -105,6 +105,13 @@ impl BufMut {
         self.len = len;
     }
 
+    /// Gives up the room past `capacity` bytes, so that a read or receive fills no more than that.
+    pub fn limited(mut self, capacity: usize) -> Self {
+        assert!(self.len <= capacity && capacity <= self.cap, "limit {capacity} of a buffer with {}", self.cap);
+        self.cap = capacity;
+        self
+    }
+
     /// Forgets the content.
     pub fn clear(&mut self) {
         self.len = 0;
@@ -272,11 +279,17 @@ impl BufList {
         list
     }
 
-    /// Appends a buffer; empty ones are left out.
+    /// Appends a buffer; empty ones are left out, and one that goes on in memory where the last one ends joins it.
     pub fn push(&mut self, buf: Buf) {
-        if !buf.is_empty() {
-            self.len += buf.len();
-            self.parts.push(buf);
+        if buf.is_empty() {
+            return;
+        }
+        self.len += buf.len();
+        match self.parts.last_mut() {
+            Some(last) if Arc::ptr_eq(&last.block, &buf.block) && last.start + last.len == buf.start => {
+                last.len += buf.len;
+            }
+            _ => self.parts.push(buf),
         }
     }
 
