@@ -1,2 +1,96 @@
-//! One door to every chore.
-fn main() {}
+//! One door to every chore: `cargo xtask help`.
+
+mod bench;
+mod check;
+mod daemon;
+mod fio;
+mod fuzz;
+mod layers;
+mod policy;
+mod shell;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "One door to every chore", disable_help_subcommand = false)]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// A peer and Forebay side by side
+    Bench(bench::BenchArguments),
+    /// Formatting, lints, documentation, layering and the other rules of the house
+    Check(check::CheckArguments),
+    /// One fuzz target, for a while
+    Fuzz(fuzz::FuzzArguments),
+    /// A real cluster, or a guest with its own kernel, on this machine
+    Lab(LabArguments),
+    /// The simulator: one seed, or many
+    Sim(SimArguments),
+}
+
+#[derive(clap::Args)]
+struct LabArguments {
+    #[command(subcommand)]
+    part: LabPart,
+}
+
+#[derive(Subcommand)]
+enum LabPart {
+    /// A Ceph cluster: up [OSDS], down, kill-osd N, start-osd N, env
+    #[command(disable_help_flag = true)]
+    Ceph {
+        /// Passed on
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// A script in a guest with its own kernel
+    #[command(disable_help_flag = true)]
+    Guest {
+        /// Passed on
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+}
+
+#[derive(clap::Args)]
+struct SimArguments {
+    /// Passed on to the simulator: --seed N --steps M, and what else it knows
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    match chore(Arguments::parse().chore) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{} {error:#}", shell::paint("error:", "1;31"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn chore(chore: Chore) -> Result<()> {
+    match chore {
+        Chore::Bench(arguments) => bench::run(&arguments),
+        Chore::Check(arguments) => check::run(&arguments),
+        Chore::Fuzz(arguments) => fuzz::run(&arguments),
+        Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {
+            shell::run(shell::command(shell::root().join("test/lab/ceph-cluster")).args(words))
+        }
+        Chore::Lab(LabArguments { part: LabPart::Guest { words } }) => {
+            shell::run(shell::command(shell::root().join("test/lab/guest")).args(words))
+        }
+        Chore::Sim(arguments) => {
+            let mut simulator = shell::cargo();
+            simulator.args(["run", "--quiet", "--release", "-p", "forebay-sim", "--bin", "sim", "--"]);
+            shell::run(simulator.args(arguments.words))
+        }
+    }
+}

@@ -1,0 +1,28 @@
+# The commands people type; the work is done by scripts/setup and by cargo xtask.
+# Variables: KEEP=1 leaves the demo's daemon running; POOL=local is the demo's pool; ONLY=, SKIP= choose test stages.
+
+.PHONY: help demo test check bench
+
+help:
+	@echo 'make demo    from nothing to a served volume with real data in it (KEEP=1: stays up)'
+	@echo 'make test    every test; what needs a guest machine sets it up by itself (ONLY=a,b  SKIP=a,b)'
+	@echo 'make check   formatting, lints, documentation, layering'
+	@echo 'make bench   side by side with qemu-nbd and nbdkit; writes docs/benchmarks'
+	@echo 'More: cargo xtask help'
+
+demo:
+	@scripts/setup build demo
+	@cargo xtask demo $(if $(KEEP),--keep) $(if $(POOL),--pool $(POOL))
+
+test:
+	@scripts/setup build test
+	@cargo xtask test $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
+
+check:
+	@scripts/setup build
+	@cargo xtask check
+
+bench:
+	@scripts/setup build bench
+	@cargo xtask bench nbd
+	@cargo xtask bench store

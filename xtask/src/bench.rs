@@ -1,0 +1,94 @@
+//! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
+
+mod nbd;
+mod report;
+mod store;
+
+use anyhow::Result;
+
+/// What `bench` takes.
+#[derive(clap::Args)]
+pub struct BenchArguments {
+    /// What is compared
+    #[arg(value_enum)]
+    name: Name,
+    #[command(flatten)]
+    effort: Effort,
+    /// Prints only, and leaves docs/benchmarks as it is
+    #[arg(long)]
+    dry_run: bool,
+    /// Only the peers (a check of the harness itself)
+    #[arg(long)]
+    peers_only: bool,
+}
+
+/// How much is measured.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Effort {
+    /// Rounds; each measures every series once
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds a measurement
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// The volume's size in MiB
+    #[arg(long, default_value_t = 2048)]
+    size_mib: u64,
+    /// Where the files lie (default: the build folder)
+    #[arg(long)]
+    dir: Option<std::path::PathBuf>,
+    /// Only the cases whose name contains this
+    #[arg(long)]
+    case: Option<String>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy)]
+enum Name {
+    /// Over NBD, against qemu-nbd and nbdkit
+    Nbd,
+    /// The embedded store in process, against fio on the raw file
+    Store,
+}
+
+/// Runs one comparison.
+pub fn run(arguments: &BenchArguments) -> Result<()> {
+    match arguments.name {
+        Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
+        Name::Store => store::run(&arguments.effort, arguments.dry_run),
+    }
+}
+
+/// CPU time a process has used, all its threads, user and system, in seconds.
+fn cpu_seconds(process: u32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name in parentheses may hold anything; what follows it are numbers from field 3 on.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    // Linux counts in hundredths on every platform it shows this on.
+    Ok(ticks as f64 / 100.0)
+}
+
+/// The middle value.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => sorted[count / 2],
+        count => (sorted[count / 2 - 1] + sorted[count / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn medians() {
+        assert_eq!(super::median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(super::median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn our_own_cpu_time_is_readable() {
+        assert!(super::cpu_seconds(std::process::id()).unwrap() >= 0.0);
+    }
+}

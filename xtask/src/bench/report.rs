@@ -1,0 +1,246 @@
+//! What a comparison found: lines for scripts, a table and a picture for people.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::median;
+use crate::shell;
+
+/// A competitor in a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Forebay.
+    Ours,
+    /// A peer that reaches the disk as we do; goals are set against the better of these.
+    Peer,
+    /// A peer that answers from the page cache; shown, and compared under a name of its own.
+    Cached,
+}
+
+/// One line of competitors' values.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// What it is called.
+    pub name: String,
+    /// Whose it is.
+    pub side: Side,
+    /// One value a round; more is better.
+    pub values: Vec<f64>,
+}
+
+/// One thing that was measured of every competitor.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Its name in RATIO lines.
+    pub name: String,
+    /// What a value counts.
+    pub unit: &'static str,
+    /// What our value divided by the better peer's should at least be.
+    pub goal: f64,
+    /// The competitors.
+    pub series: Vec<Series>,
+}
+
+impl Case {
+    fn best(&self, side: Side) -> Option<(&str, f64)> {
+        let of_side = self.series.iter().filter(|series| series.side == side && !series.values.is_empty());
+        of_side
+            .map(|series| (series.name.as_str(), median(&series.values)))
+            .max_by(|left, right| left.1.total_cmp(&right.1))
+    }
+
+    /// Our median divided by that of the better one of `side`.
+    pub fn ratio(&self, side: Side) -> Option<f64> {
+        let (_, ours) = self.best(Side::Ours)?;
+        let (_, theirs) = self.best(side)?;
+        (theirs > 0.0).then_some(ours / theirs)
+    }
+}
+
+/// The lines that scripts read.
+pub fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for case in cases {
+        for (side, suffix) in [(Side::Peer, ""), (Side::Cached, "-vs-page-cache")] {
+            let (Some((_, ours)), Some((peer, theirs)), Some(ratio)) =
+                (case.best(Side::Ours), case.best(side), case.ratio(side))
+            else {
+                continue;
+            };
+            lines.push(format!(
+                "RATIO name={bench}/{}{suffix} ours={ours:.0} peer={theirs:.0} ratio={ratio:.2} unit={} against={}",
+                case.name,
+                case.unit.replace(' ', "-"),
+                peer.replace(' ', "-")
+            ));
+        }
+    }
+    lines
+}
+
+/// Writes `docs/benchmarks/NAME.md` and `.svg`.
+pub fn write(bench: &str, title: &str, method: &str, cases: &[Case]) -> Result<()> {
+    let folder = shell::root().join("docs/benchmarks");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join(format!("{bench}.svg")), picture(title, cases))?;
+    let mut text = format!("# {title}\n\n{method}\n\n![{title}]({bench}.svg)\n\n");
+    text.push_str(&table(cases));
+    text.push_str("\n```\n");
+    for line in ratio_lines(bench, cases) {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text.push_str("```\n");
+    std::fs::write(folder.join(format!("{bench}.md")), text)?;
+    Ok(())
+}
+
+/// A Markdown table of medians, with the spread of the rounds.
+pub fn table(cases: &[Case]) -> String {
+    let mut text = String::new();
+    let Some(first) = cases.first() else { return text };
+    text.push_str("| case | unit |");
+    for series in &first.series {
+        let _ = write!(text, " {} |", series.name);
+    }
+    text.push_str(" ratio | goal | |\n|---|---|");
+    text.push_str(&"---:|".repeat(first.series.len() + 2));
+    text.push_str("---|\n");
+    for case in cases {
+        let _ = write!(text, "| {} | {} |", case.name, case.unit);
+        for series in &case.series {
+            let low = series.values.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = series.values.iter().copied().fold(0.0, f64::max);
+            if series.values.is_empty() {
+                text.push_str(" |");
+            } else {
+                let _ = write!(text, " {} ({}-{}) |", number(median(&series.values)), number(low), number(high));
+            }
+        }
+        match case.ratio(Side::Peer) {
+            Some(ratio) => {
+                let verdict = if ratio >= case.goal { "met" } else { "**missed**" };
+                let _ = writeln!(text, " {ratio:.2} | {:.1} | {verdict} |", case.goal);
+            }
+            None => text.push_str(" | | |\n"),
+        }
+    }
+    text
+}
+
+fn number(value: f64) -> String {
+    if value >= 10_000.0 { format!("{:.1} k", value / 1000.0) } else { format!("{value:.0}") }
+}
+
+/// Horizontal bars, a group a case, each scaled to its group's longest.
+fn picture(title: &str, cases: &[Case]) -> String {
+    const COLOURS: [&str; 6] = ["#0b7a75", "#c8553d", "#e4a853", "#8a8d91", "#b9bcc0", "#55585c"];
+    const LEFT: usize = 250;
+    const WIDTH: usize = 430;
+    const BAR: usize = 13;
+    let names: Vec<&str> =
+        cases.first().map_or(Vec::new(), |case| case.series.iter().map(|s| s.name.as_str()).collect());
+    let group = names.len() * BAR + 14;
+    let height = 70 + cases.len() * group + 10;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"{height}\" viewBox=\"0 0 800 {height}\" \
+         font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"800\" height=\"{height}\" fill=\"#ffffff\"/>\n\
+         <text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{}</text>\n",
+        escape(title)
+    );
+    for (index, name) in names.iter().enumerate() {
+        let x = 16 + index * 155;
+        let _ = writeln!(
+            text,
+            "<rect x=\"{x}\" y=\"38\" width=\"11\" height=\"11\" fill=\"{}\"/><text x=\"{}\" y=\"48\">{}</text>",
+            COLOURS[index % COLOURS.len()],
+            x + 16,
+            escape(name)
+        );
+    }
+    for (row, case) in cases.iter().enumerate() {
+        let top = 70 + row * group;
+        let longest = case.series.iter().map(|series| median(&series.values)).fold(1.0, f64::max);
+        let _ = writeln!(
+            text,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{} ({})</text>",
+            LEFT - 10,
+            top + names.len() * BAR / 2 + 4,
+            escape(&case.name),
+            escape(case.unit)
+        );
+        for (index, series) in case.series.iter().enumerate() {
+            let value = median(&series.values);
+            let length = (value / longest * WIDTH as f64).max(1.0);
+            let y = top + index * BAR;
+            let _ = writeln!(
+                text,
+                "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{length:.0}\" height=\"{}\" fill=\"{}\"/>\
+                 <text x=\"{:.0}\" y=\"{}\" font-size=\"9\" fill=\"#333333\">{}</text>",
+                BAR - 2,
+                COLOURS[index % COLOURS.len()],
+                LEFT as f64 + length + 4.0,
+                y + 9,
+                number(value)
+            );
+        }
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// The machine, in one line.
+pub fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let processor = read("/proc/cpuinfo")
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("model name").and_then(|rest| rest.split(':').nth(1)).map(str::trim).map(str::to_owned)
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{cores} cores of {processor}, Linux {}", kernel.trim().split('-').next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case() -> Case {
+        let series = |name: &str, side, values: &[f64]| Series { name: name.into(), side, values: values.to_vec() };
+        Case {
+            name: "randread-4k-qd1".into(),
+            unit: "IOPS",
+            goal: 1.0,
+            series: vec![
+                series("forebay", Side::Ours, &[30.0, 20.0, 25.0]),
+                series("slow", Side::Peer, &[1.0]),
+                series("better", Side::Peer, &[10.0]),
+                series("cached", Side::Cached, &[50.0]),
+            ],
+        }
+    }
+
+    #[test]
+    fn we_are_compared_with_the_better_peer() {
+        assert_eq!(case().ratio(Side::Peer), Some(2.5));
+        assert_eq!(
+            ratio_lines("nbd", &[case()])[0],
+            "RATIO name=nbd/randread-4k-qd1 ours=25 peer=10 ratio=2.50 unit=IOPS against=better"
+        );
+        assert!(table(&[case()]).contains("| met |"));
+    }
+
+    #[test]
+    fn a_picture_shows_everybody() {
+        let text = picture("a < b", &[case()]);
+        assert!(text.contains("a &lt; b") && text.contains("forebay") && text.trim_end().ends_with("</svg>"));
+        assert_eq!(text.matches("<rect").count(), 1 + 4 + 4);
+    }
+}

@@ -1,0 +1,156 @@
+//! fio: one measured run, and what it says of it.
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::shell;
+
+/// One run, as fio is asked for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Job {
+    /// What it is called in tables.
+    pub name: &'static str,
+    /// fio's `rw`.
+    pub pattern: &'static str,
+    /// Bytes a request.
+    pub block_size: u32,
+    /// Requests in flight.
+    pub depth: u32,
+    /// A flush after so many writes; 0 for none.
+    pub flush_each: u32,
+}
+
+impl Job {
+    /// It reads.
+    pub fn reads(&self) -> bool {
+        self.pattern.ends_with("read")
+    }
+
+    /// Large requests are compared by bytes, small ones by count.
+    pub fn is_bandwidth(&self) -> bool {
+        self.block_size >= 1 << 20
+    }
+}
+
+/// What a run gave.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_second: f64,
+    /// Requests in all.
+    pub requests: u64,
+    /// Completion latencies in nanoseconds: 50, 99, 99.9 and 99.99 per cent.
+    pub latency_ns: [u64; 4],
+    /// Completion latencies in nanoseconds, with their counts.
+    pub bins: Vec<(u64, u64)>,
+}
+
+/// Runs `job` for `seconds` against `target`: fio's engine and its options, such as `--ioengine=nbd --uri=...`.
+pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
+    let mut fio = shell::command("fio");
+    fio.args(target);
+    fio.args([
+        format!("--name={}", job.name),
+        format!("--rw={}", job.pattern),
+        format!("--bs={}", job.block_size),
+        format!("--iodepth={}", job.depth),
+        format!("--runtime={seconds}"),
+    ]);
+    fio.args(["--time_based", "--randrepeat=0", "--norandommap", "--output-format=json+", "--thread"]);
+    fio.arg("--percentile_list=50:99:99.9:99.99");
+    // Its nbd engine sends a flush for fsync and knows no fdatasync.
+    if job.flush_each > 0 {
+        fio.arg(format!("--fsync={}", job.flush_each));
+    }
+    parse(&shell::output(&mut fio)?, job.reads())
+}
+
+/// The options that make fio an NBD client of `uri`.
+pub fn nbd(uri: &str) -> Vec<String> {
+    vec!["--ioengine=nbd".into(), format!("--uri={uri}")]
+}
+
+fn parse(text: &str, reads: bool) -> Result<Outcome> {
+    // fio puts its remarks before the report.
+    let begin = text.find('{').with_context(|| format!("fio reported nothing but: {text}"))?;
+    let report: Value = serde_json::from_str(&text[begin..])?;
+    let job = &report["jobs"][0];
+    if job["error"].as_u64() != Some(0) {
+        bail!("fio failed: {}", job["error"]);
+    }
+    let side = &job[if reads { "read" } else { "write" }];
+    let latency = &side["clat_ns"];
+    let percentile = |name: &str| latency["percentile"][name].as_u64().unwrap_or(0);
+    let mut bins = Vec::new();
+    for (edge, count) in latency["bins"].as_object().into_iter().flatten() {
+        bins.push((edge.parse()?, count.as_u64().unwrap_or(0)));
+    }
+    bins.sort_unstable();
+    Ok(Outcome {
+        iops: side["iops"].as_f64().context("fio reports no IOPS")?,
+        bytes_per_second: side["bw_bytes"].as_f64().context("fio reports no bandwidth")?,
+        requests: side["total_ios"].as_u64().context("fio reports no count")?,
+        latency_ns: [
+            percentile("50.000000"),
+            percentile("99.000000"),
+            percentile("99.900000"),
+            percentile("99.990000"),
+        ],
+        bins,
+    })
+}
+
+/// A small histogram of latencies, a line for each doubling.
+pub fn histogram(bins: &[(u64, u64)], width: usize) -> Vec<String> {
+    let total: u64 = bins.iter().map(|(_, count)| count).sum();
+    let mut buckets: Vec<(u32, u64)> = Vec::new();
+    for &(edge, count) in bins {
+        let power = edge.max(1).ilog2();
+        match buckets.last_mut() {
+            Some(last) if last.0 == power => last.1 += count,
+            _ => buckets.push((power, count)),
+        }
+    }
+    let highest = buckets.iter().map(|bucket| bucket.1).max().unwrap_or(1).max(1);
+    let mut lines = Vec::new();
+    for (power, count) in buckets {
+        let share = count as f64 * 100.0 / total.max(1) as f64;
+        if share < 0.005 {
+            continue;
+        }
+        let bar = "█".repeat(((count * width as u64).div_ceil(highest)) as usize);
+        lines.push(format!("{:>8} {share:6.2} % {bar}", time(1 << power)));
+    }
+    lines
+}
+
+/// Nanoseconds, for people.
+pub fn time(nanoseconds: u64) -> String {
+    match nanoseconds {
+        0..=9_999 => format!("{:.1} us", nanoseconds as f64 / 1e3),
+        10_000..=999_999 => format!("{} us", nanoseconds / 1_000),
+        1_000_000..=99_999_999 => format!("{:.1} ms", nanoseconds as f64 / 1e6),
+        100_000_000..=9_999_999_999 => format!("{} ms", nanoseconds / 1_000_000),
+        _ => format!("{:.1} s", nanoseconds as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read() {
+        let text = "fio: remark\n{\"jobs\":[{\"error\":0,\"write\":{\"iops\":10.5,\"bw_bytes\":43008,\"total_ios\":21,\
+            \"clat_ns\":{\"percentile\":{\"50.000000\":1000,\"99.000000\":2000},\"bins\":{\"1000\":20,\"2100\":1}}}}]}";
+        let outcome = parse(text, false).unwrap();
+        assert_eq!(outcome.requests, 21);
+        assert_eq!(outcome.latency_ns, [1000, 2000, 0, 0]);
+        assert_eq!(outcome.bins, [(1000, 20), (2100, 1)]);
+        assert_eq!(histogram(&outcome.bins, 10).len(), 2);
+        assert!(parse("{\"jobs\":[{\"error\":5}]}", true).is_err());
+        assert!(parse("nothing", true).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! Processes, paths and what is printed: the small tools every chore is made of.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
+}
+
+/// Where build products go.
+pub fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => root().join("target"),
+    }
+}
+
+/// The cargo that runs us.
+pub fn cargo() -> Command {
+    command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// A command that starts in the workspace's root, finds what lies in the system folders, and reads no terminal.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.current_dir(root()).env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).stdin(Stdio::null());
+    // The variables cargo sets for us would make a nested cargo build everything anew.
+    for (name, _) in std::env::vars() {
+        if name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// What a command is, for messages.
+pub fn show(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
+    words.join(" ")
+}
+
+/// Runs to the end with our own output; fails when it fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {}", show(command)))?;
+    succeeded(command, status)
+}
+
+/// Runs to the end and returns what it printed; fails, with what it said, when it fails.
+pub fn output(command: &mut Command) -> Result<String> {
+    let Output { status, stdout, stderr } =
+        command.output().with_context(|| format!("cannot start {}", show(command)))?;
+    if !status.success() {
+        // What went wrong is said at the end, and on the error output by those that know the difference.
+        let said = if stderr.is_empty() { stdout } else { stderr };
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().collect();
+        bail!("{} ended with {status}\n{}", show(command), lines[lines.len().saturating_sub(20)..].join("\n"));
+    }
+    Ok(String::from_utf8_lossy(&stdout).into_owned())
+}
+
+fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
+    if !status.success() {
+        bail!("{} ended with {status}", show(command));
+    }
+    Ok(())
+}
+
+/// Whether a program is there.
+pub fn have(program: &str) -> bool {
+    let mut probe = command("sh");
+    probe.args(["-c", "command -v \"$0\" >/dev/null 2>&1", program]);
+    probe.status().is_ok_and(|status| status.success())
+}
+
+/// A child process that does not outlive us: dropped, it is killed and waited for.
+pub struct Process {
+    child: Option<Child>,
+}
+
+impl Process {
+    /// Starts it, its output going to the file `log`.
+    pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        let file = File::options().create(true).append(true).open(log)?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().with_context(|| format!("cannot start {}", show(command)))?;
+        Ok(Self { child: Some(child) })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// It has ended (and how).
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut().and_then(|child| child.try_wait().ok().flatten())
+    }
+
+    /// SIGKILL, and waits until the process is gone.
+    pub fn kill(mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits until the process is gone; SIGKILL and an error after `patience`.
+    pub fn stop(mut self, patience: Duration) -> Result<ExitStatus> {
+        let mut child = self.child.take().context("already gone")?;
+        output(command("kill").args(["-TERM", &child.id().to_string()]))?;
+        let ended = wait_for(patience, || child.try_wait().ok().flatten());
+        match ended {
+            Some(status) => Ok(status),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                bail!("it did not end within {} s of SIGTERM", patience.as_secs())
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Nothing is left to do where this fails: it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Asks until there is an answer, for as long as `patience`.
+pub fn wait_for<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return Some(answer);
+        }
+        if begin.elapsed() > patience {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder that goes away with its owner.
+pub struct Scratch {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Scratch {
+    /// A new one, below `TMPDIR` or /tmp: short, because a Unix socket's path must be.
+    pub fn new(purpose: &str) -> Result<Self> {
+        Self::within(&std::env::temp_dir(), purpose)
+    }
+
+    /// A new one below `folder`.
+    pub fn within(folder: &Path, purpose: &str) -> Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("forebay-{purpose}-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self { path, keep: false })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Leaves it in place.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.keep {
+            // A folder that cannot be removed is no reason to fail what was done in it.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The end of a text file, for showing why something failed.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        // What cannot be read is shown as nothing.
+        let _ = file.read_to_end(&mut bytes);
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// `text` in a colour, where there is a terminal to show it.
+pub fn paint(text: &str, code: &str) -> String {
+    if std::io::stdout().is_terminal() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// A title, in bold.
+pub fn bold(text: &str) -> String {
+    paint(text, "1")
+}
+
+/// Seconds, for people.
+pub fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
