@@ -157,10 +157,15 @@ impl BufMut {
         self.cap -= len;
     }
 
-    /// Gives up the room past `capacity` bytes, so that a receive that fills the buffer ends there.
-    pub fn limit(&mut self, capacity: usize) {
-        assert!(self.len <= capacity && capacity <= self.cap, "limit {capacity} outside {}..={}", self.len, self.cap);
-        self.cap = capacity;
+    /// Takes back all room of the allocation that was given up or cut off, if no other buffer refers to it any more
+    /// and this one is empty; true if so.
+    pub fn reclaim(&mut self) -> bool {
+        let alone = self.len == 0 && Arc::get_mut(&mut self.block).is_some();
+        if alone {
+            self.start = 0;
+            self.cap = self.block.cap;
+        }
+        alone
     }
 
     /// Ends writing: the filled part becomes shareable.
@@ -421,14 +426,23 @@ mod tests {
     }
 
     #[test]
-    fn room_can_be_given_up_at_both_ends() {
+    fn room_can_be_given_up_at_the_front() {
         let mut buf = BufMut::copy_of(b"headtail");
         buf.advance(4);
         assert_eq!((&buf[..], buf.spare()), (&b"tail"[..], 0));
-        let mut buf = BufMut::with_capacity(64);
-        buf.extend_from_slice(b"ab");
-        buf.limit(5);
-        assert_eq!((buf.capacity(), buf.spare(), buf.spare_mut().len()), (5, 3, 3));
+    }
+
+    #[test]
+    fn room_comes_back_when_nobody_else_refers_to_it() {
+        let mut buf = BufMut::copy_of(b"headtail");
+        let head = buf.split_to(4);
+        assert!(!buf.reclaim(), "it is not empty");
+        buf.advance(4);
+        assert!(!buf.reclaim(), "the head is still there");
+        assert_eq!(&head[..], b"head");
+        drop(head);
+        assert!(buf.reclaim());
+        assert_eq!((buf.len(), buf.spare()), (0, 8));
     }
 
     #[test]
