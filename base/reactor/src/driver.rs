@@ -15,6 +15,8 @@ use crate::buf::{BufList, BufMut};
 use crate::net::Addr;
 use crate::time::Instant;
 
+pub(crate) mod handles;
+pub(crate) mod iov;
 pub(crate) mod os;
 pub(crate) mod poll;
 pub(crate) mod uring;

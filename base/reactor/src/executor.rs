@@ -182,13 +182,14 @@ impl Inner {
         }
     }
 
-    fn turn_driver(&self, may_wait: bool, done: &mut Vec<Completion>) {
+    fn turn_driver(&self, may_wait: bool, main: &MainWaker, done: &mut Vec<Completion>) {
         let wait = if !may_wait {
             Wait::No
         } else {
             // From here on a wake-up from another thread goes through the driver.
             self.remote.notified.store(false, Ordering::SeqCst);
-            if !self.remote.queue.is_empty() {
+            // Whoever queued something before that has not woken the driver, so look once more.
+            if !self.remote.queue.is_empty() || main.woken.load(Ordering::SeqCst) {
                 Wait::No
             } else {
                 self.timers.borrow().first_key_value().map_or(Wait::Forever, |((at, _), _)| Wait::Until(*at))
@@ -368,7 +369,7 @@ impl Reactor {
             ran |= self.inner.run_ready();
             let idle = !ran || (self.inner.ready.borrow().is_empty() && self.inner.remote.queue.is_empty());
             let idle = idle && !main.woken.load(Ordering::SeqCst);
-            self.inner.turn_driver(idle, &mut done);
+            self.inner.turn_driver(idle, &main, &mut done);
             self.inner.fire_timers();
         }
     }

@@ -1,1 +1,480 @@
-//! What both drivers of the operating system share: opening, listening, closing.
+//! What both drivers of the operating system share: opening, listening, closing, addresses, the clock.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::mem;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{FileInfo, Handle, OpenOptions, Unpark};
+use crate::net::Addr;
+use crate::time::Instant;
+
+/// Connections that wait to be accepted, at most (the system's own limit cuts it further).
+const BACKLOG: i32 = 1024;
+
+/// Parts of one vectored system call, at most.
+pub(crate) const IOV_MAX: usize = 1024;
+
+/// Bytes of one system call, at most: below the kernel's own limit (2 GiB less a page), and aligned.
+pub(crate) const RW_MAX: usize = 1 << 30;
+
+// From linux/fs.h, as on every 64-bit machine with the generic ioctl numbers (x86-64, AArch64, RISC-V).
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+const BLKDISCARD: libc::Ioctl = 0x1277;
+
+/// The unit of direct I/O in bytes where the system does not tell: what every device here can do.
+const SECTOR_DEFAULT: u32 = 4096;
+
+/// Turns a system call's -1 into its error.
+pub(crate) fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Like [`check`], for calls that return a length.
+pub(crate) fn check_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a path with a zero byte in it"))
+}
+
+pub(crate) fn fd_of(handle: Handle) -> RawFd {
+    // Handles are made of file descriptors, which are never negative; anything else is no open file.
+    RawFd::try_from(handle.0).unwrap_or(-1)
+}
+
+pub(crate) fn handle_of(fd: RawFd) -> Handle {
+    Handle(u64::try_from(fd).expect("an open file descriptor is not negative"))
+}
+
+/// Closes a file descriptor that this crate owns.
+pub(crate) fn close(fd: RawFd) {
+    // SAFETY: the caller owns `fd` and uses it no more.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+}
+
+/// Nanoseconds of the system's monotonic clock, which all cores share.
+pub(crate) fn now() -> Instant {
+    let time = clock(libc::CLOCK_MONOTONIC);
+    Instant::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+pub(crate) fn wall_clock() -> Duration {
+    clock(libc::CLOCK_REALTIME)
+}
+
+fn clock(id: libc::clockid_t) -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid timespec to write to; the clocks asked for exist on every Linux.
+    unsafe { libc::clock_gettime(id, &mut time) };
+    // The wall clock may be set to before 1970; that is then 1970.
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Random numbers from the system, fetched many at a time.
+pub(crate) struct Random {
+    ready: [u64; 32],
+    left: usize,
+}
+
+impl Random {
+    pub(crate) fn new() -> Self {
+        Self { ready: [0; 32], left: 0 }
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        if self.left == 0 {
+            let want = mem::size_of_val(&self.ready);
+            let mut got = 0;
+            while got < want {
+                // SAFETY: `ready` has `want - got` bytes from `got` on, and any bytes are valid integers.
+                let len =
+                    unsafe { libc::getrandom(self.ready.as_mut_ptr().cast::<u8>().add(got).cast(), want - got, 0) };
+                match check_len(len) {
+                    Ok(len) => got += len,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => panic!("the system has no random numbers: {error}"),
+                }
+            }
+            self.left = self.ready.len();
+        }
+        self.left -= 1;
+        self.ready[self.left]
+    }
+}
+
+/// Wakes a waiting driver through an eventfd.
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// `nonblocking` reads return at once when nobody has written.
+    pub(crate) fn new(nonblocking: bool) -> io::Result<Self> {
+        let flags = libc::EFD_CLOEXEC | if nonblocking { libc::EFD_NONBLOCK } else { 0 };
+        // SAFETY: no pointers; the descriptor is new and ours.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(check(libc::eventfd(0, flags))?) }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Takes what was written (only for a nonblocking one).
+    pub(crate) fn drain(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes into eight bytes.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
+    }
+}
+
+impl Unpark for EventFd {
+    fn unpark(&self) {
+        let one = 1u64;
+        // The only failure is a counter that is full, and then it wakes already.
+        // SAFETY: eight bytes from eight bytes.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+/// Opens a file or block device.
+pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, FileInfo)> {
+    let mut flags = libc::O_CLOEXEC | if options.write { libc::O_RDWR } else { libc::O_RDONLY };
+    if options.create {
+        flags |= libc::O_CREAT;
+    }
+    if options.create_new {
+        flags |= libc::O_CREAT | libc::O_EXCL;
+    }
+    // On a block device O_EXCL without O_CREAT means that nothing in the kernel (a mounted file system) uses it.
+    let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
+    if is_block && options.lock && !options.create_new {
+        flags = (flags & !libc::O_CREAT) | libc::O_EXCL;
+    }
+    let c = c_path(path)?;
+    let open = |flags: i32| -> io::Result<OwnedFd> {
+        loop {
+            // SAFETY: `c` ends in a zero byte and lives through the call.
+            match check(unsafe { libc::open(c.as_ptr(), flags, 0o644 as libc::c_uint) }) {
+                // SAFETY: the descriptor is new and ours.
+                Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let mut direct = options.direct;
+    let fd = if direct {
+        match open(flags | libc::O_DIRECT) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                direct = false;
+                // The first attempt may have created the file before it was refused.
+                let again = if options.create_new { flags & !libc::O_EXCL } else { flags };
+                open(again)?
+            }
+            other => other?,
+        }
+    } else {
+        open(flags)?
+    };
+    if options.lock {
+        // SAFETY: no pointers.
+        check(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })?;
+    }
+    let stat = stat(fd.as_raw_fd())?;
+    let kind = stat.st_mode & libc::S_IFMT;
+    let block_device = kind == libc::S_IFBLK;
+    if !block_device && kind != libc::S_IFREG {
+        let text = format!("{}: neither a file nor a block device", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let sector = if block_device {
+        logical_sector(fd.as_raw_fd())?
+    } else {
+        match direct_alignment(fd.as_raw_fd()) {
+            // The file system takes O_DIRECT at opening, but says that it cannot do it on this file.
+            Some(0) => {
+                if direct {
+                    // SAFETY: no pointers.
+                    let now = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+                    // SAFETY: as above.
+                    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, now & !libc::O_DIRECT) })?;
+                    direct = false;
+                }
+                SECTOR_DEFAULT
+            }
+            Some(align) => align,
+            None => device_sector(&stat).unwrap_or(SECTOR_DEFAULT),
+        }
+    };
+    let size = file_size(fd.as_raw_fd())?;
+    Ok((fd, FileInfo { size, block_device, sector, direct }))
+}
+
+fn stat(fd: RawFd) -> io::Result<libc::stat> {
+    // SAFETY: all zeroes is a valid stat, and the call fills it.
+    unsafe {
+        let mut stat: libc::stat = mem::zeroed();
+        check(libc::fstat(fd, &mut stat))?;
+        Ok(stat)
+    }
+}
+
+/// A block device's logical sector in bytes.
+fn logical_sector(fd: RawFd) -> io::Result<u32> {
+    let mut size: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    check(unsafe { libc::ioctl(fd, libc::BLKSSZGET, &mut size) })?;
+    u32::try_from(size).map_err(|_| io::Error::other("a device with a negative sector size"))
+}
+
+/// What statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
+/// `None` where the kernel (before 6.1) or the file system does not say.
+fn direct_alignment(fd: RawFd) -> Option<u32> {
+    // SAFETY: all zeroes is a valid statx; the empty path with AT_EMPTY_PATH means the descriptor itself.
+    unsafe {
+        let mut statx: libc::statx = mem::zeroed();
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT;
+        check(libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut statx)).ok()?;
+        (statx.stx_mask & libc::STATX_DIOALIGN != 0).then_some(statx.stx_dio_offset_align)
+    }
+}
+
+/// The logical sector of the device that a file's file system lies on, where there is one such device.
+fn device_sector(stat: &libc::stat) -> Option<u32> {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
+    // A partition's queue is its disk's.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        std::fs::read_to_string(format!("{base}/{queue}/logical_block_size")).ok()?.trim().parse().ok()
+    })
+}
+
+pub(crate) fn file_size(fd: RawFd) -> io::Result<u64> {
+    let stat = stat(fd)?;
+    if stat.st_mode & libc::S_IFMT == libc::S_IFBLK {
+        let mut size = 0u64;
+        // SAFETY: BLKGETSIZE64 writes eight bytes.
+        check(unsafe { libc::ioctl(fd, BLKGETSIZE64, &mut size) })?;
+        return Ok(size);
+    }
+    u64::try_from(stat.st_size).map_err(|_| io::Error::other("a file of negative length"))
+}
+
+pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
+    let size = libc::off_t::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::ftruncate(fd, size) }).map(drop)
+}
+
+pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
+    // A bare file name's parent is the empty path, which means the current directory.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    std::fs::File::open(path)?.sync_all()
+}
+
+/// Discards a range of a block device; blocks.
+pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64.
+    check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
+}
+
+/// How fallocate gives a range back.
+pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// A socket's address as the kernel takes it.
+#[derive(Clone, Copy)]
+pub(crate) struct SockAddr {
+    pub(crate) storage: libc::sockaddr_storage,
+    pub(crate) len: libc::socklen_t,
+}
+
+impl SockAddr {
+    /// Room for the kernel to write one to.
+    pub(crate) fn empty() -> Self {
+        // SAFETY: all zeroes is a valid sockaddr_storage of no family.
+        Self { storage: unsafe { mem::zeroed() }, len: mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t }
+    }
+
+    pub(crate) fn ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub(crate) fn ptr_mut(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.storage).cast()
+    }
+
+    pub(crate) fn new(addr: &Addr) -> io::Result<Self> {
+        let mut out = Self::empty();
+        match addr {
+            Addr::Tcp(SocketAddr::V4(v4)) => {
+                let sin = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: sockaddr_storage is large enough for, and aligned as, every sockaddr.
+                unsafe { out.ptr_mut().cast::<libc::sockaddr_in>().write(sin) };
+                out.len = mem::size_of_val(&sin) as libc::socklen_t;
+            }
+            Addr::Tcp(SocketAddr::V6(v6)) => {
+                let sin6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                // SAFETY: as above.
+                unsafe { out.ptr_mut().cast::<libc::sockaddr_in6>().write(sin6) };
+                out.len = mem::size_of_val(&sin6) as libc::socklen_t;
+            }
+            Addr::Unix(path) => {
+                let bytes = path.as_os_str().as_bytes();
+                // SAFETY: all zeroes is a valid sockaddr_un.
+                let mut sun: libc::sockaddr_un = unsafe { mem::zeroed() };
+                // One byte is kept for the final zero.
+                if bytes.is_empty() || bytes.len() >= sun.sun_path.len() || bytes.contains(&0) {
+                    let text = format!("'{}' cannot be a socket's path", path.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+                }
+                sun.sun_family = libc::AF_UNIX as libc::sa_family_t;
+                for (to, from) in sun.sun_path.iter_mut().zip(bytes) {
+                    *to = *from as libc::c_char;
+                }
+                let len = mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+                // SAFETY: as above.
+                unsafe { out.ptr_mut().cast::<libc::sockaddr_un>().write(sun) };
+                out.len = len as libc::socklen_t;
+            }
+        }
+        Ok(out)
+    }
+
+    /// What the kernel wrote; `None` for a family that is not ours.
+    pub(crate) fn addr(&self) -> Option<Addr> {
+        match i32::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says which type it is; the storage is large enough and aligned.
+                let sin = unsafe { self.ptr().cast::<libc::sockaddr_in>().read() };
+                let ip = Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes());
+                Some(Addr::Tcp(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into()))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let sin6 = unsafe { self.ptr().cast::<libc::sockaddr_in6>().read() };
+                let ip = Ipv6Addr::from(sin6.sin6_addr.s6_addr);
+                let port = u16::from_be(sin6.sin6_port);
+                Some(Addr::Tcp(SocketAddrV6::new(ip, port, sin6.sin6_flowinfo, sin6.sin6_scope_id).into()))
+            }
+            libc::AF_UNIX => {
+                // SAFETY: as above.
+                let sun = unsafe { self.ptr().cast::<libc::sockaddr_un>().read() };
+                let len = (self.len as usize).saturating_sub(mem::offset_of!(libc::sockaddr_un, sun_path));
+                let path: Vec<u8> =
+                    sun.sun_path.iter().take(len).map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
+                Some(Addr::Unix(PathBuf::from(OsString::from_vec(path))))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A socket for `addr`; `nonblocking` for epoll.
+pub(crate) fn socket(addr: &Addr, nonblocking: bool) -> io::Result<OwnedFd> {
+    let family = match addr {
+        Addr::Tcp(SocketAddr::V4(_)) => libc::AF_INET,
+        Addr::Tcp(SocketAddr::V6(_)) => libc::AF_INET6,
+        Addr::Unix(_) => libc::AF_UNIX,
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    // SAFETY: no pointers; the descriptor is new and ours.
+    let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
+    if matches!(addr, Addr::Tcp(_)) {
+        set_nodelay(fd.as_raw_fd());
+    }
+    Ok(fd)
+}
+
+/// Sends small messages at once.  Accepted sockets inherit it from their listener.
+pub(crate) fn set_nodelay(fd: RawFd) {
+    // A failure costs speed only.
+    let _ = set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+}
+
+fn set_option(fd: RawFd, level: i32, option: i32) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is one int.
+    check(unsafe { libc::setsockopt(fd, level, option, (&raw const on).cast(), mem::size_of_val(&on) as u32) })
+        .map(drop)
+}
+
+/// A listening socket and its address as bound.
+pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Addr)> {
+    let fd = socket(addr, nonblocking)?;
+    let sock_addr = SockAddr::new(addr)?;
+    if matches!(addr, Addr::Tcp(_)) {
+        set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
+    }
+    match bind(&fd, &sock_addr) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => match addr {
+            Addr::Unix(path) if is_dead_socket(path, &sock_addr) => {
+                std::fs::remove_file(path)?;
+                bind(&fd, &sock_addr)?;
+            }
+            _ => return Err(error),
+        },
+        other => other?,
+    }
+    // SAFETY: no pointers.
+    check(unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) })?;
+    let mut bound = SockAddr::empty();
+    // SAFETY: `bound` has room for `len` bytes.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), bound.ptr_mut(), &mut bound.len) })?;
+    let bound = match addr {
+        Addr::Tcp(_) => bound.addr().unwrap_or_else(|| addr.clone()),
+        Addr::Unix(_) => addr.clone(),
+    };
+    Ok((fd, bound))
+}
+
+fn bind(fd: &OwnedFd, addr: &SockAddr) -> io::Result<()> {
+    // SAFETY: `addr` holds an address of `len` bytes.
+    check(unsafe { libc::bind(fd.as_raw_fd(), addr.ptr(), addr.len) }).map(drop)
+}
+
+/// True when the path is a socket on which nobody listens any more.
+fn is_dead_socket(path: &Path, addr: &SockAddr) -> bool {
+    if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        return false;
+    }
+    // Not blocking: a live listener whose queue is full answers EAGAIN, which is alive.
+    let Ok(probe) = socket(&Addr::Unix(path.to_owned()), true) else { return false };
+    // SAFETY: `addr` holds an address of `len` bytes.
+    match check(unsafe { libc::connect(probe.as_raw_fd(), addr.ptr(), addr.len) }) {
+        Ok(_) => false,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    }
+}
+
+/// Ends both directions of a connection.
+pub(crate) fn shutdown(fd: RawFd) {
+    // A socket whose peer is gone already is as shut down as it can be.
+    // SAFETY: no pointers.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+}
+
+/// Takes the error that a connection attempt ended with.
+pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
+    let mut error: libc::c_int = 0;
+    let mut len = mem::size_of_val(&error) as libc::socklen_t;
+    // SAFETY: the option's value is one int.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &mut len) })?;
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}

@@ -1,62 +1,621 @@
-//! io_uring.
-pub(crate) struct UringDriver;
-impl UringDriver {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        todo!()
+//! The driver on io_uring.
+//!
+//! Operations become submission entries at once and go to the kernel with the next [`poll`](Driver::poll): one system
+//! call a turn submits what is new and fetches what has ended.  What the kernel does in part (short reads, short
+//! writes) is continued here until it is whole.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem;
+use std::os::fd::{IntoRawFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
+
+use super::handles::Handles;
+use super::iov::{self, Piece};
+use super::os::{self, EventFd, RW_MAX, Random, SockAddr};
+use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
+use crate::net::Addr;
+use crate::time::Instant;
+
+/// Submission entries of the ring: what one system call submits at most.
+const SQ_ENTRIES: u32 = 256;
+/// Completion entries of the ring; more than that at once the kernel keeps in a list.
+const CQ_ENTRIES: u32 = 4096;
+
+/// In the upper half of the user data: not an operation, but ...
+const INTERNAL: u64 = (u32::MAX as u64) << 32;
+/// ... the wake-up from other threads,
+const WAKE: u64 = INTERNAL;
+/// ... or the answer to a cancellation, which nobody waits for.
+const CANCEL: u64 = INTERNAL | 1;
+
+/// How long the driver, when it is dropped, waits for the kernel to let go of the buffers.
+const DROP_WAIT: Duration = Duration::from_secs(10);
+/// How often it asks again meanwhile.
+const DROP_ASK: Duration = Duration::from_millis(100);
+
+/// An operation in flight, with all the memory that the kernel may look at; its address does not change.
+struct Flight {
+    op: Option<Op>,
+    /// Bytes moved so far.
+    done: usize,
+    /// The descriptor on which it is counted as in flight.
+    fd: RawFd,
+    cancelled: bool,
+    /// Asked to run on a kernel thread, after it was told to try again.
+    asynchronous: bool,
+    iovecs: Vec<libc::iovec>,
+    msg: libc::msghdr,
+    addr: SockAddr,
+}
+
+impl Flight {
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            op: None,
+            done: 0,
+            fd: -1,
+            cancelled: false,
+            asynchronous: false,
+            iovecs: Vec::new(),
+            // SAFETY: all zeroes is a valid msghdr: no name, no parts.
+            msg: unsafe { mem::zeroed() },
+            addr: SockAddr::empty(),
+        })
     }
 }
-#[allow(unused_variables)]
-impl super::Driver for UringDriver {
+
+#[derive(Default)]
+struct Slot {
+    /// Counts the operations that had this slot, so that a late answer is not taken for the next one's.
+    generation: u32,
+    flight: Option<Box<Flight>>,
+}
+
+/// What to do after the kernel has answered.
+enum Next {
+    /// Ask again for the rest.
+    Again,
+    /// It has ended.
+    End(io::Result<u64>),
+}
+
+/// The io_uring driver.
+pub(crate) struct UringDriver {
+    ring: IoUring,
+    handles: Handles,
+    slots: Vec<Slot>,
+    /// Boxed, because the kernel holds their address.
+    #[allow(clippy::vec_box)]
+    spare: Vec<Box<Flight>>,
+    live: usize,
+    /// Entries that found the submission queue full, in order.
+    backlog: VecDeque<squeue::Entry>,
+    /// Ended without the kernel.
+    finished: Vec<Completion>,
+    answers: Vec<(u64, i32)>,
+    wake: Arc<EventFd>,
+    wake_count: Box<u64>,
+    wake_armed: bool,
+    closing: bool,
+    random: Random,
+}
+
+impl UringDriver {
+    pub(crate) fn new() -> io::Result<Self> {
+        let ring = build_ring()?;
+        let params = ring.params();
+        if !(params.is_feature_nodrop()
+            && params.is_feature_submit_stable()
+            && params.is_feature_fast_poll()
+            && params.is_feature_ext_arg())
+        {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old (before 5.11)"));
+        }
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let wanted = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
+            opcode::Writev::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+            opcode::Accept::CODE,
+            opcode::Connect::CODE,
+            opcode::Recv::CODE,
+            opcode::Send::CODE,
+            opcode::SendMsg::CODE,
+            opcode::AsyncCancel::CODE,
+        ];
+        if let Some(code) = wanted.iter().find(|&&code| !probe.is_supported(code)) {
+            let text = format!("this kernel's io_uring lacks operation {code}");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        let mut driver = Self {
+            ring,
+            handles: Handles::default(),
+            slots: Vec::new(),
+            spare: Vec::new(),
+            live: 0,
+            backlog: VecDeque::new(),
+            finished: Vec::new(),
+            answers: Vec::new(),
+            wake: Arc::new(EventFd::new(false)?),
+            wake_count: Box::new(0),
+            wake_armed: false,
+            closing: false,
+            random: Random::new(),
+        };
+        // Where setting up is allowed but entering is not, it shows here and not later.
+        driver.arm_wake();
+        if let Err(error) = driver.enter(0, None) {
+            driver.wake_armed = false;
+            return Err(error);
+        }
+        Ok(driver)
+    }
+
+    fn arm_wake(&mut self) {
+        if self.wake_armed || self.closing {
+            return;
+        }
+        self.wake_armed = true;
+        let to = (&raw mut *self.wake_count).cast();
+        self.push(opcode::Read::new(Fd(self.wake.fd()), to, 8).build().user_data(WAKE));
+    }
+
+    /// Hands an entry to the kernel with the next system call.
+    fn push(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() {
+            // SAFETY: what the entry points to is in a `Flight` (or is `wake_count`), which lives until the kernel
+            // has answered; `Drop` sees to it too.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(entry);
+    }
+
+    fn refill(&mut self) {
+        if self.backlog.is_empty() {
+            return;
+        }
+        let mut queue = self.ring.submission();
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: as in `push`.
+            if unsafe { queue.push(entry) }.is_err() {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    /// Submits, and waits for `want` answers for at most `timeout`.
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+        let submit = self.ring.submission().len() as u32;
+        let flags = EnterFlags::GETEVENTS;
+        let submitter = self.ring.submitter();
+        let result = match timeout {
+            Some(timeout) => {
+                let timeout = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&timeout);
+                // SAFETY: with EXT_ARG the argument is a SubmitArgs; it and the time live through the call.
+                unsafe { submitter.enter(submit, want, (flags | EnterFlags::EXT_ARG).bits(), Some(&args)) }
+            }
+            // SAFETY: no argument.
+            None => unsafe { submitter.enter::<libc::sigset_t>(submit, want, flags.bits(), None) },
+        };
+        result.map(drop)
+    }
+
+    /// Takes the kernel's answers.
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let mut answers = mem::take(&mut self.answers);
+        answers.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (user_data, result) in answers.drain(..) {
+            self.answer(user_data, result, done);
+        }
+        self.answers = answers;
+    }
+
+    fn answer(&mut self, user_data: u64, result: i32, done: &mut Vec<Completion>) {
+        if user_data & INTERNAL == INTERNAL {
+            if user_data == WAKE {
+                self.wake_armed = false;
+            }
+            return;
+        }
+        let (index, generation) = (user_data as u32 as usize, (user_data >> 32) as u32);
+        let slot = &mut self.slots[index];
+        assert_eq!(slot.generation, generation, "the kernel answered operation {index} twice");
+        let flight = slot.flight.as_mut().expect("an answer to an operation in flight");
+        let nudge =
+            (flight.cancelled && result < 0 && matches!(flight.op, Some(Op::Accept { .. }))).then_some(flight.fd);
+        let (next, peer) = advance(flight, result, &mut self.handles);
+        match next {
+            Next::Again => self.issue(index),
+            Next::End(result) => self.end(index, result, peer, done),
+        }
+        if let Some(listener) = nudge {
+            self.nudge_accepts(listener);
+        }
+    }
+
+    /// Makes the accepts on a listener look for connections again.
+    ///
+    /// A listener wakes one accept a connection, and that one may have been cancelled meanwhile; the kernel does not
+    /// pass the wake-up on to the others.
+    fn nudge_accepts(&mut self, listener: RawFd) {
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            let Some(flight) = &slot.flight else { continue };
+            if flight.fd == listener && !flight.cancelled && matches!(flight.op, Some(Op::Accept { .. })) {
+                let user_data = user_data(slot.generation, index);
+                self.push(opcode::AsyncCancel::new(user_data).build().user_data(CANCEL));
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize, result: io::Result<u64>, peer: Option<Addr>, done: &mut Vec<Completion>) {
+        let slot = &mut self.slots[index];
+        let mut flight = slot.flight.take().expect("an operation in flight");
+        slot.generation = next_generation(slot.generation);
+        self.live -= 1;
+        self.handles.end(flight.fd);
+        let op = flight.op.take().expect("an operation in flight");
+        if matches!(op, Op::Connect { .. }) && result.is_err() {
+            self.handles.close(flight.fd);
+        }
+        self.spare.push(flight);
+        done.push(Completion { key: OpKey(index as u64), result, op, peer });
+    }
+
+    /// Begins an operation, or ends it at once where there is nothing to ask the kernel.
+    fn begin(&mut self, index: usize, op: Op) -> Result<(), (io::Result<u64>, Op)> {
+        let fd = match &op {
+            Op::Read { buf, .. } | Op::Recv { buf, .. } if buf.spare() == 0 => return Err((Ok(0), op)),
+            Op::Write { bufs, .. } | Op::Send { bufs, .. } if bufs.is_empty() => return Err((Ok(0), op)),
+            Op::Punch { len: 0, .. } => return Err((Ok(0), op)),
+            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => {
+                os::fd_of(*file)
+            }
+            Op::Accept { listener } => os::fd_of(*listener),
+            Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
+            Op::Connect { .. } => -1,
+        };
+        let mut flight = self.spare.pop().unwrap_or_else(Flight::new);
+        flight.done = 0;
+        flight.cancelled = false;
+        flight.asynchronous = false;
+        flight.fd = fd;
+        if let Op::Connect { addr } = &op {
+            let socket = match os::socket(addr, false).and_then(|fd| Ok((fd, SockAddr::new(addr)?))) {
+                Ok((fd, sock_addr)) => {
+                    flight.addr = sock_addr;
+                    fd.into_raw_fd()
+                }
+                Err(error) => return Err((Err(error), op)),
+            };
+            self.handles.add_socket(socket);
+            flight.fd = socket;
+        }
+        if !self.handles.begin(flight.fd) {
+            return Err((Err(io::Error::from_raw_os_error(libc::EBADF)), op));
+        }
+        flight.op = Some(op);
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        assert!(self.slots[index].flight.is_none(), "operation {index} was submitted twice");
+        self.slots[index].flight = Some(flight);
+        self.live += 1;
+        self.issue(index);
+        Ok(())
+    }
+
+    /// Asks the kernel for what is left of an operation.
+    fn issue(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let user_data = user_data(slot.generation, index);
+        let entry = entry(slot.flight.as_mut().expect("an operation in flight"));
+        self.push(entry.user_data(user_data));
+    }
+}
+
+fn user_data(generation: u32, index: usize) -> u64 {
+    u64::from(generation) << 32 | index as u64
+}
+
+fn next_generation(generation: u32) -> u32 {
+    // The highest one marks what is internal.
+    if generation >= u32::MAX - 1 { 0 } else { generation + 1 }
+}
+
+/// The submission entry for what is left of an operation.
+fn entry(flight: &mut Flight) -> squeue::Entry {
+    let fd = Fd(flight.fd);
+    let done = flight.done;
+    let entry = match flight.op.as_mut().expect("an operation in flight") {
+        Op::Read { offset, buf, .. } => {
+            let to = buf.spare_mut();
+            opcode::Read::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).offset(*offset + done as u64).build()
+        }
+        Op::Write { offset, bufs, durable, .. } => {
+            let rw_flags = if *durable { libc::RWF_DSYNC } else { 0 };
+            let offset = *offset + done as u64;
+            match iov::remaining(bufs, done, &mut flight.iovecs) {
+                Piece::One(from, len) => {
+                    opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(rw_flags).build()
+                }
+                Piece::Many => opcode::Writev::new(fd, flight.iovecs.as_ptr(), flight.iovecs.len() as u32)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build(),
+            }
+        }
+        Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        Op::Punch { offset, len, .. } => opcode::Fallocate::new(fd, *len).offset(*offset).mode(os::PUNCH_MODE).build(),
+        Op::Accept { .. } => {
+            flight.addr = SockAddr::empty();
+            let (addr, len) = (flight.addr.ptr_mut(), &raw mut flight.addr.len);
+            opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
+        }
+        Op::Connect { .. } => opcode::Connect::new(fd, flight.addr.ptr(), flight.addr.len).build(),
+        Op::Recv { buf, all, .. } => {
+            let to = buf.spare_mut();
+            let flags = if *all { libc::MSG_WAITALL } else { 0 };
+            opcode::Recv::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).flags(flags).build()
+        }
+        Op::Send { bufs, .. } => {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+            match iov::remaining(bufs, done, &mut flight.iovecs) {
+                Piece::One(from, len) => opcode::Send::new(fd, from, len as u32).flags(flags).build(),
+                Piece::Many => {
+                    flight.msg.msg_iov = flight.iovecs.as_mut_ptr();
+                    flight.msg.msg_iovlen = flight.iovecs.len() as _;
+                    opcode::SendMsg::new(fd, &raw const flight.msg).flags(flags as u32).build()
+                }
+            }
+        }
+    };
+    if flight.asynchronous { entry.flags(squeue::Flags::ASYNC) } else { entry }
+}
+
+/// Takes the kernel's answer into account.
+fn advance(flight: &mut Flight, result: i32, handles: &mut Handles) -> (Next, Option<Addr>) {
+    let op = flight.op.as_mut().expect("an operation in flight");
+    if result < 0 {
+        let again = match -result {
+            // A connection attempt goes on by itself after an interruption, and cannot be begun twice.
+            libc::EINTR => !matches!(op, Op::Connect { .. }),
+            libc::EAGAIN => {
+                flight.asynchronous = true;
+                true
+            }
+            // A connection that is gone already; or a nudge (if it was cancelled, that is seen to below).
+            libc::ECONNABORTED | libc::ECANCELED => matches!(op, Op::Accept { .. }),
+            _ => false,
+        };
+        if again && !flight.cancelled {
+            return (Next::Again, None);
+        }
+        return (Next::End(Err(io::Error::from_raw_os_error(-result))), None);
+    }
+    let moved = result as usize;
+    flight.done += moved;
+    let total = flight.done as u64;
+    let whole = match op {
+        Op::Read { offset, buf, .. } => {
+            buf.set_len(buf.len() + moved);
+            // Direct reads end at the end of the file with an odd length; going on from there would be refused.
+            let unit = u64::from(handles.get(flight.fd).map_or(1, |entry| entry.direct_unit));
+            moved == 0 || buf.spare() == 0 || !(*offset + total).is_multiple_of(unit)
+        }
+        Op::Recv { buf, all, .. } => {
+            buf.set_len(buf.len() + moved);
+            moved == 0 || buf.spare() == 0 || !*all
+        }
+        Op::Write { bufs, .. } | Op::Send { bufs, .. } => {
+            let whole = flight.done == bufs.len();
+            if moved == 0 && !whole {
+                let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write");
+                return (Next::End(Err(error)), None);
+            }
+            whole
+        }
+        Op::Accept { .. } => {
+            handles.add_socket(result);
+            let peer = flight.addr.addr();
+            if matches!(peer, Some(Addr::Tcp(_))) {
+                os::set_nodelay(result);
+            }
+            return (Next::End(Ok(result as u64)), peer);
+        }
+        Op::Connect { .. } => return (Next::End(Ok(os::handle_of(flight.fd).0)), None),
+        Op::Sync { .. } | Op::Punch { .. } => return (Next::End(Ok(0)), None),
+    };
+    let next = match (whole, flight.cancelled) {
+        (true, _) => Next::End(Ok(total)),
+        (false, false) => Next::Again,
+        (false, true) => Next::End(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
+    };
+    (next, None)
+}
+
+/// A ring with the best flags that this kernel knows.
+fn build_ring() -> io::Result<IoUring> {
+    // Newest first: 6.1 runs completions only when this thread asks for them; 5.19 does not interrupt it for them;
+    // 5.18 goes on submitting after an entry that fails.
+    type Builder = io_uring::Builder;
+    let attempts: [fn(&mut Builder) -> &mut Builder; 5] = [
+        |b| b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all(),
+        |b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
+        |b| b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
+        |b| b.setup_submit_all(),
+        |b| b,
+    ];
+    let mut last = io::Error::from(io::ErrorKind::Unsupported);
+    for flags in attempts {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(CQ_ENTRIES);
+        flags(&mut builder);
+        match builder.build(SQ_ENTRIES) {
+            Ok(ring) => return Ok(ring),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+impl Driver for UringDriver {
     fn name(&self) -> &'static str {
-        todo!()
+        "io_uring"
     }
-    fn submit(&mut self, key: super::OpKey, op: super::Op) {
-        todo!()
+
+    fn submit(&mut self, key: OpKey, op: Op) {
+        if let Err((result, op)) = self.begin(key.0 as usize, op) {
+            self.finished.push(Completion { key, result, op, peer: None });
+        }
     }
-    fn cancel(&mut self, key: super::OpKey) {
-        todo!()
+
+    fn cancel(&mut self, key: OpKey) {
+        let index = key.0 as usize;
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let Some(flight) = slot.flight.as_mut() else { return };
+        flight.cancelled = true;
+        let user_data = user_data(slot.generation, index);
+        self.push(opcode::AsyncCancel::new(user_data).build().user_data(CANCEL));
     }
-    fn poll(&mut self, wait: super::Wait, done: &mut Vec<super::Completion>) {
-        todo!()
+
+    fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) {
+        done.append(&mut self.finished);
+        self.arm_wake();
+        self.reap(done);
+        loop {
+            self.refill();
+            let (queued, work) = {
+                let queue = self.ring.submission();
+                (queue.len(), queue.taskrun() || queue.cq_overflow())
+            };
+            let timeout = match wait {
+                Wait::Until(deadline) => Some(deadline.since(os::now())),
+                _ => None,
+            };
+            let may_wait = wait != Wait::No && timeout != Some(Duration::ZERO);
+            let want = may_wait && done.is_empty() && self.backlog.is_empty();
+            if !want && queued == 0 && !work {
+                return;
+            }
+            match self.enter(u32::from(want), timeout.filter(|_| want)) {
+                Ok(()) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ETIME | libc::EINTR) => {}
+                    // The kernel is short of something; taking its answers gives it room, and the next turn tries
+                    // again.
+                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
+                        self.reap(done);
+                        return;
+                    }
+                    _ => panic!("io_uring_enter: {error}"),
+                },
+            }
+            self.reap(done);
+            if self.backlog.is_empty() {
+                return;
+            }
+        }
     }
-    fn now(&self) -> crate::Instant {
-        todo!()
+
+    fn now(&self) -> Instant {
+        os::now()
     }
-    fn wall_clock(&self) -> std::time::Duration {
-        todo!()
+
+    fn wall_clock(&self) -> Duration {
+        os::wall_clock()
     }
+
     fn random(&mut self) -> u64 {
-        todo!()
+        self.random.next()
     }
-    fn unparker(&self) -> std::sync::Arc<dyn super::Unpark> {
-        todo!()
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        self.wake.clone()
     }
-    fn open(
-        &mut self,
-        path: &std::path::Path,
-        options: super::OpenOptions,
-    ) -> std::io::Result<(super::Handle, super::FileInfo)> {
-        todo!()
+
+    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)> {
+        let (fd, info) = os::open(path, options)?;
+        let fd = fd.into_raw_fd();
+        self.handles.add_file(fd, &info);
+        Ok((os::handle_of(fd), info))
     }
-    fn file_size(&mut self, file: super::Handle) -> std::io::Result<u64> {
-        todo!()
+
+    fn file_size(&mut self, file: Handle) -> io::Result<u64> {
+        os::file_size(os::fd_of(file))
     }
-    fn set_file_size(&mut self, file: super::Handle, size: u64) -> std::io::Result<()> {
-        todo!()
+
+    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
+        os::set_file_size(os::fd_of(file), size)
     }
-    fn remove_file(&mut self, path: &std::path::Path) -> std::io::Result<()> {
-        todo!()
+
+    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
     }
-    fn sync_dir(&mut self, path: &std::path::Path) -> std::io::Result<()> {
-        todo!()
+
+    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
+        os::sync_dir(path)
     }
-    fn listen(&mut self, addr: &crate::Addr) -> std::io::Result<(super::Handle, crate::Addr)> {
-        todo!()
+
+    fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {
+        let (fd, bound) = os::listen(addr, false)?;
+        let fd = fd.into_raw_fd();
+        self.handles.add_socket(fd);
+        Ok((os::handle_of(fd), bound))
     }
-    fn shutdown(&mut self, sock: super::Handle) {
-        todo!()
+
+    fn shutdown(&mut self, sock: Handle) {
+        let fd = os::fd_of(sock);
+        if self.handles.get(fd).is_some() {
+            os::shutdown(fd);
+        }
     }
-    fn close(&mut self, handle: super::Handle) {
-        todo!()
+
+    fn close(&mut self, handle: Handle) {
+        self.handles.close(os::fd_of(handle));
+    }
+}
+
+impl Drop for UringDriver {
+    /// Waits until the kernel has let go of all buffers; what it does not let go of in time is leaked, not freed.
+    fn drop(&mut self) {
+        self.closing = true;
+        let deadline = os::now() + DROP_WAIT;
+        let mut done = Vec::new();
+        loop {
+            let indices: Vec<usize> = (0..self.slots.len()).filter(|&at| self.slots[at].flight.is_some()).collect();
+            if indices.is_empty() && !self.wake_armed {
+                return;
+            }
+            if os::now() >= deadline {
+                break;
+            }
+            indices.into_iter().for_each(|at| self.cancel(OpKey(at as u64)));
+            if self.wake_armed {
+                self.push(opcode::AsyncCancel::new(WAKE).build().user_data(CANCEL));
+            }
+            let ask = os::now() + DROP_ASK;
+            while (self.live > 0 || self.wake_armed) && os::now() < ask {
+                self.poll(Wait::Until(ask), &mut done);
+                done.clear();
+            }
+        }
+        tracing::error!(operations = self.live, "the kernel holds on to operations; their buffers are leaked");
+        self.slots.iter_mut().filter_map(|slot| slot.flight.take()).for_each(mem::forget);
+        mem::forget(mem::take(&mut self.wake_count));
     }
 }

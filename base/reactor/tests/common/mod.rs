@@ -1,0 +1,40 @@
+//! What the integration tests share: a directory that goes away, and one body on each driver.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory of this test alone, removed at its end.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("forebay-reactor-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).expect("a fresh directory");
+        Self(path)
+    }
+
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Makes a test a driver of an `async fn`.
+#[macro_export]
+macro_rules! on_each_driver {
+    ($($name:ident),* $(,)?) => {
+        mod uring {
+            $(#[test] fn $name() {
+                let reactor = forebay_reactor::Reactor::system(forebay_reactor::DriverChoice::Uring).expect("io_uring");
+                reactor.block_on(super::$name());
+            })*
+        }
+    };
+}
