@@ -82,11 +82,6 @@ impl Daemon {
         }
     }
 
-    /// The URI that `attach` would print for `name`.
-    pub fn uri(&self, name: &str) -> String {
-        format!("nbd+unix:///{name}?socket={}", self.socket().display())
-    }
-
     /// The NBD socket.
     pub fn socket(&self) -> PathBuf {
         self.sockets.path().join("nbd")

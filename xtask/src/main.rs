@@ -3,11 +3,16 @@
 mod bench;
 mod check;
 mod daemon;
+mod demo;
 mod fio;
 mod fuzz;
+mod guest;
+mod kill;
 mod layers;
+mod nbd;
 mod policy;
 mod shell;
+mod test;
 
 use std::process::ExitCode;
 
@@ -27,12 +32,20 @@ enum Chore {
     Bench(bench::BenchArguments),
     /// Formatting, lints, documentation, layering and the other rules of the house
     Check(check::CheckArguments),
+    /// From nothing to a served volume with real data in it, checked and measured
+    Demo(demo::DemoArguments),
     /// One fuzz target, for a while
     Fuzz(fuzz::FuzzArguments),
+    /// The kernel's NBD client in the guest, against a daemon here
+    GuestNbd,
+    /// Real kills of the daemon under writers that remember what they were promised
+    Kill(kill::KillArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
     Lab(LabArguments),
     /// The simulator: one seed, or many
     Sim(SimArguments),
+    /// Every test, in stages
+    Test(test::TestArguments),
 }
 
 #[derive(clap::Args)]
@@ -80,7 +93,11 @@ fn chore(chore: Chore) -> Result<()> {
     match chore {
         Chore::Bench(arguments) => bench::run(&arguments),
         Chore::Check(arguments) => check::run(&arguments),
+        Chore::Demo(arguments) => demo::run(&arguments),
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
+        Chore::GuestNbd => guest::run(),
+        Chore::Kill(arguments) => kill::run(&arguments),
+        Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {
             shell::run(shell::command(shell::root().join("test/lab/ceph-cluster")).args(words))
         }

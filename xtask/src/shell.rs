@@ -76,13 +76,6 @@ fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
     Ok(())
 }
 
-/// Whether a program is there.
-pub fn have(program: &str) -> bool {
-    let mut probe = command("sh");
-    probe.args(["-c", "command -v \"$0\" >/dev/null 2>&1", program]);
-    probe.status().is_ok_and(|status| status.success())
-}
-
 /// A child process that does not outlive us: dropped, it is killed and waited for.
 pub struct Process {
     child: Option<Child>,
