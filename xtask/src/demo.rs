@@ -35,7 +35,7 @@ const MEASURED: &[(Job, &str)] = &[
     ),
     (
         Job { name: "sync", pattern: "randwrite", block_size: 4096, depth: 1, flush_each: 1 },
-        "4 KiB write + flush, depth 1",
+        "flush after each 4 KiB write, depth 1",
     ),
     (Job { name: "read", pattern: "read", block_size: 1 << 20, depth: 4, flush_each: 0 }, "1 MiB sequential read"),
     (Job { name: "write", pattern: "write", block_size: 1 << 20, depth: 4, flush_each: 0 }, "1 MiB sequential write"),

@@ -41,7 +41,7 @@ pub struct Outcome {
     pub bytes_per_second: f64,
     /// Requests in all.
     pub requests: u64,
-    /// Completion latencies in nanoseconds: 50, 99, 99.9 and 99.99 per cent.
+    /// Latencies in nanoseconds: 50, 99, 99.9 and 99.99 per cent; of the flushes where each write has one.
     pub latency_ns: [u64; 4],
     /// Completion latencies in nanoseconds, with their counts.
     pub bins: Vec<(u64, u64)>,
@@ -64,7 +64,12 @@ pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
     if job.flush_each > 0 {
         fio.arg(format!("--fsync={}", job.flush_each));
     }
-    parse(&shell::output(&mut fio)?, job.reads())
+    let side = match job {
+        Job { flush_each: 1, .. } => Side::Flush,
+        job if job.reads() => Side::Read,
+        _ => Side::Write,
+    };
+    parse(&shell::output(&mut fio)?, side)
 }
 
 /// The options that make fio an NBD client of `uri`.
@@ -72,7 +77,15 @@ pub fn nbd(uri: &str) -> Vec<String> {
     vec!["--ioengine=nbd".into(), format!("--uri={uri}")]
 }
 
-fn parse(text: &str, reads: bool) -> Result<Outcome> {
+/// Which part of fio's report is looked at; flushes count as the writes they follow.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Read,
+    Write,
+    Flush,
+}
+
+fn parse(text: &str, which: Side) -> Result<Outcome> {
     // fio puts its remarks before the report.
     let begin = text.find('{').with_context(|| format!("fio reported nothing but: {text}"))?;
     let report: Value = serde_json::from_str(&text[begin..])?;
@@ -80,8 +93,8 @@ fn parse(text: &str, reads: bool) -> Result<Outcome> {
     if job["error"].as_u64() != Some(0) {
         bail!("fio failed: {}", job["error"]);
     }
-    let side = &job[if reads { "read" } else { "write" }];
-    let latency = &side["clat_ns"];
+    let side = &job[if which == Side::Read { "read" } else { "write" }];
+    let latency = if which == Side::Flush { &job["sync"]["lat_ns"] } else { &side["clat_ns"] };
     let percentile = |name: &str| latency["percentile"][name].as_u64().unwrap_or(0);
     let mut bins = Vec::new();
     for (edge, count) in latency["bins"].as_object().into_iter().flatten() {
@@ -145,12 +158,12 @@ mod tests {
     fn a_report_is_read() {
         let text = "fio: remark\n{\"jobs\":[{\"error\":0,\"write\":{\"iops\":10.5,\"bw_bytes\":43008,\"total_ios\":21,\
             \"clat_ns\":{\"percentile\":{\"50.000000\":1000,\"99.000000\":2000},\"bins\":{\"1000\":20,\"2100\":1}}}}]}";
-        let outcome = parse(text, false).unwrap();
+        let outcome = parse(text, Side::Write).unwrap();
         assert_eq!(outcome.requests, 21);
         assert_eq!(outcome.latency_ns, [1000, 2000, 0, 0]);
         assert_eq!(outcome.bins, [(1000, 20), (2100, 1)]);
         assert_eq!(histogram(&outcome.bins, 10).len(), 2);
-        assert!(parse("{\"jobs\":[{\"error\":5}]}", true).is_err());
-        assert!(parse("nothing", true).is_err());
+        assert!(parse("{\"jobs\":[{\"error\":5}]}", Side::Read).is_err());
+        assert!(parse("nothing", Side::Read).is_err());
     }
 }

@@ -123,7 +123,7 @@ fn cases(jobs: &[&(Job, f64)], competitors: &[Competitor], suffix: &str) -> Vec<
         unit: match (suffix.is_empty(), job.is_bandwidth()) {
             (true, true) => "MB/s",
             (true, false) => "IOPS",
-            (false, _) => "requests per CPU-second",
+            (false, _) => "per CPU-second",
         },
         goal: if suffix.is_empty() { *goal } else { GOAL_PER_CPU },
         series: competitors

@@ -136,8 +136,8 @@ fn number(value: f64) -> String {
 /// Horizontal bars, a group a case, each scaled to its group's longest.
 fn picture(title: &str, cases: &[Case]) -> String {
     const COLOURS: [&str; 6] = ["#0b7a75", "#c8553d", "#e4a853", "#8a8d91", "#b9bcc0", "#55585c"];
-    const LEFT: usize = 250;
-    const WIDTH: usize = 430;
+    const LEFT: usize = 320;
+    const WIDTH: usize = 400;
     const BAR: usize = 13;
     let names: Vec<&str> =
         cases.first().map_or(Vec::new(), |case| case.series.iter().map(|s| s.name.as_str()).collect());
