@@ -19,13 +19,14 @@ pub(crate) mod handles;
 pub(crate) mod iov;
 pub(crate) mod os;
 pub(crate) mod poll;
+pub(crate) mod threads;
 pub(crate) mod uring;
 
 /// An open file or socket, by the driver's own number (a file descriptor, or the simulator's index).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(pub u64);
 
-/// Names an operation in flight.
+/// Names an operation in flight.  Keys are small and dense: one is used again as soon as its completion was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpKey(pub u64);
 

@@ -7,19 +7,20 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::io;
+use std::mem;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::ThreadId;
 use std::time::Duration;
 
 use async_task::Runnable;
 use crossbeam_queue::SegQueue;
 use slab::Slab;
 
-use crate::driver::{Completion, Driver, Op, OpKey, Unpark, Wait};
+use crate::driver::{Completion, Driver, Op, Unpark, Wait};
+use crate::ops::{OpFuture, Ops};
 use crate::time::Instant;
 
 /// Tasks run between two looks at the driver, so that completions are not kept waiting by a busy queue.
@@ -37,16 +38,16 @@ pub(crate) fn with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> R {
     try_with_current(f).expect("called outside a reactor")
 }
 
-pub(crate) fn try_with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> Option<R> {
+fn try_with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> Option<R> {
     let inner = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()?;
     Some(f(&inner))
 }
 
 /// What other threads can reach of a reactor.
 pub(crate) struct Remote {
-    thread: ThreadId,
     queue: SegQueue<Runnable>,
-    /// Set by whoever wakes it while it may sleep, so that many wake-ups cost one system call.
+    /// False only while the reactor sleeps or is about to; who sets it wakes the driver, so that many wake-ups cost
+    /// one system call, and none at all while the reactor is busy.
     notified: AtomicBool,
     unpark: Arc<dyn Unpark>,
 }
@@ -57,26 +58,37 @@ impl Remote {
             self.unpark.unpark();
         }
     }
-}
 
-enum OpState {
-    Waiting(Option<Waker>),
-    Done(Completion),
-    /// Its future is gone; the completion is dropped when it comes, and only then its buffers.
-    Orphaned,
+    /// True on the thread that runs this reactor, while it runs.
+    fn is_current(self: &Arc<Self>) -> bool {
+        let same = |current: &RefCell<Option<Rc<Inner>>>| {
+            current.borrow().as_ref().is_some_and(|inner| Arc::ptr_eq(&inner.remote, self))
+        };
+        CURRENT.try_with(same).unwrap_or(false)
+    }
+
+    fn schedule(self: &Arc<Self>, runnable: Runnable) {
+        if self.is_current() {
+            with_current(|inner| inner.ready.borrow_mut().push_back(runnable));
+        } else {
+            self.queue.push(runnable);
+            self.notify();
+        }
+    }
 }
 
 /// The state of one reactor.
 pub(crate) struct Inner {
     driver: RefCell<Box<dyn Driver>>,
     ready: RefCell<VecDeque<Runnable>>,
+    /// Those who let the others and the driver go first, this turn.
+    yielded: RefCell<Vec<Waker>>,
     remote: Arc<Remote>,
     /// A waker of every task alive, to end them all when the reactor goes.
     tasks: RefCell<Slab<Waker>>,
-    ops: RefCell<Slab<OpState>>,
+    pub(crate) ops: Ops,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
-    closing: Cell<bool>,
 }
 
 impl Inner {
@@ -92,19 +104,21 @@ impl Inner {
         self.driver.borrow_mut().random()
     }
 
-    pub(crate) fn arm_timer(&self, deadline: Instant, waker: &Waker) -> u64 {
+    /// A number for a timer; timers of the same deadline fire in the order of their numbers.
+    pub(crate) fn new_timer(&self) -> u64 {
         let id = self.next_timer.get();
         self.next_timer.set(id + 1);
-        self.timers.borrow_mut().insert((deadline, id), waker.clone());
         id
     }
 
-    pub(crate) fn rearm_timer(&self, deadline: Instant, id: u64, waker: &Waker) {
-        self.timers.borrow_mut().insert((deadline, id), waker.clone());
+    pub(crate) fn arm_timer(&self, deadline: Instant, id: u64, waker: &Waker) {
+        let before = self.timers.borrow_mut().insert((deadline, id), waker.clone());
+        drop(before);
     }
 
     pub(crate) fn disarm_timer(&self, deadline: Instant, id: u64) {
-        self.timers.borrow_mut().remove(&(deadline, id));
+        let before = self.timers.borrow_mut().remove(&(deadline, id));
+        drop(before);
     }
 
     pub(crate) fn with_driver<R>(&self, f: impl FnOnce(&mut dyn Driver) -> R) -> R {
@@ -112,57 +126,49 @@ impl Inner {
     }
 
     pub(crate) fn start_op(self: &Rc<Self>, op: Op) -> OpFuture {
-        let key = self.ops.borrow_mut().insert(OpState::Waiting(None));
-        self.driver.borrow_mut().submit(OpKey(key as u64), op);
-        OpFuture { inner: self.clone(), key: Some(key) }
+        Ops::start(self, op)
     }
 
     fn spawn<F: Future + 'static>(self: &Rc<Self>, future: F) -> async_task::Task<F::Output>
     where
         F::Output: 'static,
     {
-        assert!(!self.closing.get(), "spawned on a reactor that is closing");
         let mut tasks = self.tasks.borrow_mut();
         let entry = tasks.vacant_entry();
-        let key = entry.key();
-        let registered = Registered { inner: self.clone(), key };
+        let registered = Registered { inner: self.clone(), key: entry.key() };
         let future = async move {
             let _registered = registered;
             future.await
         };
         let remote = self.remote.clone();
-        let schedule = move |runnable: Runnable| {
-            if std::thread::current().id() == remote.thread {
-                let left = Cell::new(Some(runnable));
-                try_with_current(|inner| {
-                    if Arc::ptr_eq(&inner.remote, &remote) {
-                        inner.ready.borrow_mut().push_back(left.take().expect("runnable"));
-                    }
-                });
-                let Some(runnable) = left.take() else { return };
-                remote.queue.push(runnable);
-            } else {
-                remote.queue.push(runnable);
-            }
-            remote.notify();
-        };
-        let (runnable, task) = async_task::spawn_local(future, schedule);
+        let (runnable, task) = async_task::spawn_local(future, move |runnable| remote.schedule(runnable));
         entry.insert(runnable.waker());
         drop(tasks);
         runnable.schedule();
         task
     }
 
-    /// Runs what is ready; true if something ran.
-    fn run_ready(&self) -> bool {
-        let mut ran = false;
+    fn next_ready(&self) -> Option<Runnable> {
+        self.ready.borrow_mut().pop_front()
+    }
+
+    /// Takes over what other threads have woken.
+    fn take_remote(&self) {
+        // Only what is there now: others may add without end.
+        for _ in 0..self.remote.queue.len() {
+            let Some(runnable) = self.remote.queue.pop() else { break };
+            self.ready.borrow_mut().push_back(runnable);
+        }
+    }
+
+    fn run_ready(&self) {
+        if !self.remote.queue.is_empty() {
+            self.take_remote();
+        }
         for _ in 0..TASKS_PER_TURN_MAX {
-            let next = self.ready.borrow_mut().pop_front();
-            let Some(runnable) = next.or_else(|| self.remote.queue.pop()) else { break };
-            ran = true;
+            let Some(runnable) = self.next_ready() else { break };
             runnable.run();
         }
-        ran
     }
 
     fn fire_timers(&self) {
@@ -182,53 +188,34 @@ impl Inner {
         }
     }
 
-    fn turn_driver(&self, may_wait: bool, main: &MainWaker, done: &mut Vec<Completion>) {
-        let wait = if !may_wait {
-            Wait::No
+    /// Lets the driver work; waits when nothing is ready.
+    fn turn_driver(&self, main: &MainWaker, done: &mut Vec<Completion>) {
+        let busy = |main: &MainWaker| {
+            !self.ready.borrow().is_empty() || main.woken.load(Ordering::SeqCst) || !self.yielded.borrow().is_empty()
+        };
+        if busy(main) {
+            self.driver.borrow_mut().poll(Wait::No, done);
         } else {
-            // From here on a wake-up from another thread goes through the driver.
+            // From here on a wake-up from another thread goes through the driver.  One that came before has been
+            // queued or noted without waking it, so look again, after the flag.
             self.remote.notified.store(false, Ordering::SeqCst);
-            // Whoever queued something before that has not woken the driver, so look once more.
-            if !self.remote.queue.is_empty() || main.woken.load(Ordering::SeqCst) {
+            let wait = if !self.remote.queue.is_empty() || main.woken.load(Ordering::SeqCst) {
                 Wait::No
             } else {
                 self.timers.borrow().first_key_value().map_or(Wait::Forever, |((at, _), _)| Wait::Until(*at))
-            }
-        };
-        self.driver.borrow_mut().poll(wait, done);
-        if may_wait {
+            };
+            self.driver.borrow_mut().poll(wait, done);
             self.remote.notified.store(true, Ordering::SeqCst);
         }
         for completion in done.drain(..) {
-            self.complete(completion);
+            Ops::complete(self, completion);
         }
-    }
-
-    fn complete(&self, completion: Completion) {
-        let key = completion.key.0 as usize;
-        let mut ops = self.ops.borrow_mut();
-        match std::mem::replace(&mut ops[key], OpState::Orphaned) {
-            OpState::Waiting(waker) => {
-                ops[key] = OpState::Done(completion);
-                drop(ops);
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-            }
-            OpState::Orphaned => {
-                ops.remove(key);
-                drop(ops);
-                // A socket that nobody waits for any more is closed, not leaked.
-                if let (Op::Accept { .. } | Op::Connect { .. }, Ok(handle)) = (&completion.op, &completion.result) {
-                    self.driver.borrow_mut().close(crate::driver::Handle(*handle));
-                }
-            }
-            OpState::Done(_) => unreachable!("the driver completed operation {key} twice"),
-        }
+        let yielded = mem::take(&mut *self.yielded.borrow_mut());
+        yielded.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Takes a task off the list of the living when it ends.
+/// Takes a task off the list of the living when its future is dropped.
 struct Registered {
     inner: Rc<Inner>,
     key: usize,
@@ -236,65 +223,12 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // While the reactor closes, the list is already taken.
-        if let Ok(mut tasks) = self.inner.tasks.try_borrow_mut() {
-            tasks.try_remove(self.key);
-        }
+        let waker = self.inner.tasks.borrow_mut().remove(self.key);
+        drop(waker);
     }
 }
 
-/// An operation in flight.  Dropped early, the operation is asked to end, and its buffers stay with the driver until
-/// it has.
-pub(crate) struct OpFuture {
-    inner: Rc<Inner>,
-    key: Option<usize>,
-}
-
-impl Future for OpFuture {
-    type Output = Completion;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
-        let key = self.key.expect("polled after it was done");
-        let inner = self.inner.clone();
-        let mut ops = inner.ops.borrow_mut();
-        match &mut ops[key] {
-            OpState::Waiting(waker) => {
-                match waker {
-                    Some(waker) => waker.clone_from(cx.waker()),
-                    None => *waker = Some(cx.waker().clone()),
-                }
-                Poll::Pending
-            }
-            OpState::Done(_) => {
-                let OpState::Done(completion) = ops.remove(key) else { unreachable!() };
-                self.key = None;
-                Poll::Ready(completion)
-            }
-            OpState::Orphaned => unreachable!("a future polled after it was dropped"),
-        }
-    }
-}
-
-impl Drop for OpFuture {
-    fn drop(&mut self) {
-        let Some(key) = self.key else { return };
-        let mut ops = self.inner.ops.borrow_mut();
-        match &ops[key] {
-            OpState::Done(_) => {
-                let OpState::Done(completion) = ops.remove(key) else { unreachable!() };
-                drop(ops);
-                if let (Op::Accept { .. } | Op::Connect { .. }, Ok(handle)) = (&completion.op, &completion.result) {
-                    self.inner.driver.borrow_mut().close(crate::driver::Handle(*handle));
-                }
-            }
-            _ => {
-                ops[key] = OpState::Orphaned;
-                drop(ops);
-                self.inner.driver.borrow_mut().cancel(OpKey(key as u64));
-            }
-        }
-    }
-}
-
+/// Wakes the future of `block_on`.
 struct MainWaker {
     woken: AtomicBool,
     remote: Arc<Remote>,
@@ -304,9 +238,10 @@ impl Wake for MainWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
+
     fn wake_by_ref(self: &Arc<Self>) {
         self.woken.store(true, Ordering::SeqCst);
-        if std::thread::current().id() != self.remote.thread {
+        if !self.remote.is_current() {
             self.remote.notify();
         }
     }
@@ -320,22 +255,16 @@ pub struct Reactor {
 impl Reactor {
     /// A reactor on the given driver, for this thread.
     pub fn new(driver: Box<dyn Driver>) -> Self {
-        let unpark = driver.unparker();
-        let remote = Arc::new(Remote {
-            thread: std::thread::current().id(),
-            queue: SegQueue::new(),
-            notified: AtomicBool::new(true),
-            unpark,
-        });
+        let remote = Remote { queue: SegQueue::new(), notified: AtomicBool::new(true), unpark: driver.unparker() };
         let inner = Inner {
             driver: RefCell::new(driver),
             ready: RefCell::default(),
-            remote,
+            yielded: RefCell::default(),
+            remote: Arc::new(remote),
             tasks: RefCell::default(),
-            ops: RefCell::default(),
+            ops: Ops::default(),
             timers: RefCell::default(),
             next_timer: Cell::new(0),
-            closing: Cell::new(false),
         };
         Self { inner: Rc::new(inner) }
     }
@@ -351,6 +280,10 @@ impl Reactor {
     }
 
     /// Runs until `future` ends.  Tasks that it spawned stay, and go on in the next call.
+    ///
+    /// # Panics
+    /// When `future` or a task panics: a broken invariant ends the reactor, and is not survived by the tasks beside
+    /// it.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _entered = Entered::new(&self.inner);
         let main = Arc::new(MainWaker { woken: AtomicBool::new(true), remote: self.inner.remote.clone() });
@@ -359,44 +292,43 @@ impl Reactor {
         let mut future = std::pin::pin!(future);
         let mut done = Vec::new();
         loop {
-            let mut ran = false;
-            if main.woken.swap(false, Ordering::SeqCst) {
-                ran = true;
-                if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
-                    return value;
-                }
+            if main.woken.swap(false, Ordering::SeqCst)
+                && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
+            {
+                return value;
             }
-            ran |= self.inner.run_ready();
-            let idle = !ran || (self.inner.ready.borrow().is_empty() && self.inner.remote.queue.is_empty());
-            let idle = idle && !main.woken.load(Ordering::SeqCst);
-            self.inner.turn_driver(idle, &main, &mut done);
+            self.inner.run_ready();
+            self.inner.turn_driver(&main, &mut done);
             self.inner.fire_timers();
         }
     }
 }
 
 impl Drop for Reactor {
-    /// Ends every task where it stands, as a crash would: futures are dropped, nothing more is submitted.
+    /// Ends every task where it stands, as a crash would: futures are dropped, and not polled any more.
     fn drop(&mut self) {
         let _entered = Entered::new(&self.inner);
-        self.inner.closing.set(true);
-        // Waking a task queues it; dropping the queued runnable drops its future.  Dropping one may wake others.
+        // Waking a task queues it; dropping the queued runnable drops its future.  Dropping one may wake or spawn
+        // others, and another thread may just be about to queue one, so go on until none is alive.
         loop {
-            let wakers: Vec<Waker> = self.inner.tasks.borrow_mut().drain().collect();
-            let empty = wakers.is_empty();
+            let wakers: Vec<Waker> = self.inner.tasks.borrow().iter().map(|(_, waker)| waker.clone()).collect();
+            if wakers.is_empty() {
+                break;
+            }
             wakers.into_iter().for_each(Waker::wake);
+            self.inner.take_remote();
             let mut dropped = false;
-            loop {
-                let next = self.inner.ready.borrow_mut().pop_front();
-                let Some(runnable) = next.or_else(|| self.inner.remote.queue.pop()) else { break };
+            while let Some(runnable) = self.inner.next_ready() {
                 dropped = true;
                 drop(runnable);
             }
-            if empty && !dropped {
-                break;
+            if !dropped {
+                std::thread::yield_now();
             }
         }
-        self.inner.timers.borrow_mut().clear();
+        let timers = mem::take(&mut *self.inner.timers.borrow_mut());
+        let yielded = mem::take(&mut *self.inner.yielded.borrow_mut());
+        drop((timers, yielded));
     }
 }
 
@@ -414,31 +346,34 @@ impl Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         let before = self.before.take();
-        CURRENT.with(|current| *current.borrow_mut() = before);
+        let this = CURRENT.with(|current| mem::replace(&mut *current.borrow_mut(), before));
+        drop(this);
     }
 }
 
 /// A task's result to wait for.  Dropping it lets the task go on by itself.
 pub struct JoinHandle<T> {
-    task: Option<async_task::Task<T>>,
+    task: Option<async_task::FallibleTask<T>>,
 }
 
 impl<T> JoinHandle<T> {
     /// Ends the task at its next point of waiting, and waits until its future is dropped.
+    /// The result is what it returned, if it had ended before.
     pub async fn cancel(mut self) -> Option<T> {
-        self.task.take().expect("task").cancel().await
+        self.task.take().expect("a handle has its task until it is dropped").cancel().await
     }
 
     /// True when it has ended.
     pub fn is_finished(&self) -> bool {
-        self.task.as_ref().is_none_or(async_task::Task::is_finished)
+        self.task.as_ref().is_none_or(async_task::FallibleTask::is_finished)
     }
 }
 
 impl<T> Future for JoinHandle<T> {
     type Output = T;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        Pin::new(self.task.as_mut().expect("polled after it was done")).poll(cx)
+        let task = self.task.as_mut().expect("a handle has its task until it is dropped");
+        Pin::new(task).poll(cx).map(|value| value.expect("waited for a task that panicked, or whose reactor is gone"))
     }
 }
 
@@ -459,17 +394,17 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    with_current(|inner| JoinHandle { task: Some(inner.spawn(future)) })
+    with_current(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
 }
 
 /// Lets the other ready tasks and the driver have a turn.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
+        if mem::replace(&mut yielded, true) {
             return Poll::Ready(());
         }
-        cx.waker().wake_by_ref();
+        with_current(|inner| inner.yielded.borrow_mut().push(cx.waker().clone()));
         Poll::Pending
     })
     .await;

@@ -21,6 +21,7 @@ pub mod driver;
 mod executor;
 pub mod fs;
 pub mod net;
+mod ops;
 pub mod pool;
 pub mod sync;
 pub mod time;

@@ -4,10 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::ops::{Add, Sub};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::executor::with_current;
+use crate::executor::{Inner, with_current};
 
 /// A point in monotonic time, in nanoseconds since some start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -70,36 +71,37 @@ pub fn sleep(duration: Duration) -> Sleep {
 }
 
 /// Ends at `deadline`.
+///
+/// # Panics
+/// When no reactor runs on this thread.
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    Sleep { deadline, timer: None }
+    Sleep { deadline, reactor: with_current(Rc::clone), timer: None }
 }
 
 /// The future of [`sleep`].
 pub struct Sleep {
     deadline: Instant,
+    reactor: Rc<Inner>,
     timer: Option<u64>,
 }
 
 impl Future for Sleep {
     type Output = ();
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        with_current(|reactor| {
-            if reactor.now() >= self.deadline {
-                return Poll::Ready(());
-            }
-            match self.timer {
-                Some(id) => reactor.rearm_timer(self.deadline, id, cx.waker()),
-                None => self.timer = Some(reactor.arm_timer(self.deadline, cx.waker())),
-            }
-            Poll::Pending
-        })
+        if self.reactor.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        let id = self.timer.unwrap_or_else(|| self.reactor.new_timer());
+        self.timer = Some(id);
+        self.reactor.arm_timer(self.deadline, id, cx.waker());
+        Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(id) = self.timer {
-            crate::executor::try_with_current(|reactor| reactor.disarm_timer(self.deadline, id));
+            self.reactor.disarm_timer(self.deadline, id);
         }
     }
 }

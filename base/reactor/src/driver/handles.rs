@@ -53,16 +53,14 @@ impl Handles {
         self.entries.get(usize::try_from(fd).ok()?).filter(|entry| entry.open && !entry.closing)
     }
 
-    /// Counts an operation that begins; false when the handle is not open.
-    pub(crate) fn begin(&mut self, fd: RawFd) -> bool {
-        let Ok(at) = usize::try_from(fd) else { return false };
-        match self.entries.get_mut(at) {
-            Some(entry) if entry.open && !entry.closing => {
-                entry.in_flight += 1;
-                true
-            }
-            _ => false,
+    /// Counts an operation that begins; `None` when the handle is not open.
+    pub(crate) fn begin(&mut self, fd: RawFd) -> Option<&Entry> {
+        let entry = self.entries.get_mut(usize::try_from(fd).ok()?)?;
+        if !entry.open || entry.closing {
+            return None;
         }
+        entry.in_flight += 1;
+        Some(entry)
     }
 
     /// Counts an operation that has ended, and closes what waited for it.

@@ -18,6 +18,7 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 use super::handles::Handles;
 use super::iov::{self, Piece};
 use super::os::{self, EventFd, RW_MAX, Random, SockAddr};
+use super::threads::{FileThreads, Job};
 use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
@@ -47,6 +48,10 @@ struct Flight {
     /// The descriptor on which it is counted as in flight.
     fd: RawFd,
     cancelled: bool,
+    /// `fd` is a block device.
+    block_device: bool,
+    /// The unit of direct I/O on `fd` in bytes; 1 when any will do.
+    direct_unit: u32,
     /// Asked to run on a kernel thread, after it was told to try again.
     asynchronous: bool,
     iovecs: Vec<libc::iovec>,
@@ -61,6 +66,8 @@ impl Flight {
             done: 0,
             fd: -1,
             cancelled: false,
+            block_device: false,
+            direct_unit: 1,
             asynchronous: false,
             iovecs: Vec::new(),
             // SAFETY: all zeroes is a valid msghdr: no name, no parts.
@@ -83,6 +90,8 @@ enum Next {
     Again,
     /// It has ended.
     End(io::Result<u64>),
+    /// The ring cannot do it; a thread can.
+    Thread,
 }
 
 /// The io_uring driver.
@@ -102,6 +111,8 @@ pub(crate) struct UringDriver {
     wake: Arc<EventFd>,
     wake_count: Box<u64>,
     wake_armed: bool,
+    /// For what this kernel's ring cannot do (discarding on a block device); started at the first need.
+    threads: Option<FileThreads>,
     closing: bool,
     random: Random,
 }
@@ -148,6 +159,7 @@ impl UringDriver {
             wake: Arc::new(EventFd::new(false)?),
             wake_count: Box::new(0),
             wake_armed: false,
+            threads: None,
             closing: false,
             random: Random::new(),
         };
@@ -221,6 +233,9 @@ impl UringDriver {
             self.answer(user_data, result, done);
         }
         self.answers = answers;
+        if self.threads.is_some() {
+            self.reap_threads(done);
+        }
     }
 
     fn answer(&mut self, user_data: u64, result: i32, done: &mut Vec<Completion>) {
@@ -240,6 +255,7 @@ impl UringDriver {
         match next {
             Next::Again => self.issue(index),
             Next::End(result) => self.end(index, result, peer, done),
+            Next::Thread => self.hand_over(index, done),
         }
         if let Some(listener) = nudge {
             self.nudge_accepts(listener);
@@ -258,6 +274,32 @@ impl UringDriver {
                 let user_data = user_data(slot.generation, index);
                 self.push(opcode::AsyncCancel::new(user_data).build().user_data(CANCEL));
             }
+        }
+    }
+
+    /// Gives an operation to a thread.
+    fn hand_over(&mut self, index: usize, done: &mut Vec<Completion>) {
+        let flight = self.slots[index].flight.as_mut().expect("an operation in flight");
+        let job = Job {
+            key: OpKey(index as u64),
+            fd: flight.fd,
+            direct_unit: flight.direct_unit,
+            block_device: flight.block_device,
+            op: flight.op.take().expect("an operation in flight"),
+            result: Ok(0),
+        };
+        let threads = self.threads.get_or_insert_with(|| FileThreads::new(self.wake.clone()));
+        if let Err(job) = threads.submit(job) {
+            flight.op = Some(job.op);
+            self.end(index, job.result, None, done);
+        }
+    }
+
+    fn reap_threads(&mut self, done: &mut Vec<Completion>) {
+        while let Some(job) = self.threads.as_mut().and_then(FileThreads::next_done) {
+            let index = job.key.0 as usize;
+            self.slots[index].flight.as_mut().expect("an operation in flight").op = Some(job.op);
+            self.end(index, job.result, None, done);
         }
     }
 
@@ -304,9 +346,11 @@ impl UringDriver {
             self.handles.add_socket(socket);
             flight.fd = socket;
         }
-        if !self.handles.begin(flight.fd) {
+        let Some(entry) = self.handles.begin(flight.fd) else {
             return Err((Err(io::Error::from_raw_os_error(libc::EBADF)), op));
-        }
+        };
+        flight.block_device = entry.block_device;
+        flight.direct_unit = entry.direct_unit;
         flight.op = Some(op);
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, Slot::default);
@@ -399,6 +443,9 @@ fn advance(flight: &mut Flight, result: i32, handles: &mut Handles) -> (Next, Op
             }
             // A connection that is gone already; or a nudge (if it was cancelled, that is seen to below).
             libc::ECONNABORTED | libc::ECANCELED => matches!(op, Op::Accept { .. }),
+            libc::EOPNOTSUPP if matches!(op, Op::Punch { .. }) && flight.block_device => {
+                return (Next::Thread, None);
+            }
             _ => false,
         };
         if again && !flight.cancelled {
@@ -413,8 +460,7 @@ fn advance(flight: &mut Flight, result: i32, handles: &mut Handles) -> (Next, Op
         Op::Read { offset, buf, .. } => {
             buf.set_len(buf.len() + moved);
             // Direct reads end at the end of the file with an odd length; going on from there would be refused.
-            let unit = u64::from(handles.get(flight.fd).map_or(1, |entry| entry.direct_unit));
-            moved == 0 || buf.spare() == 0 || !(*offset + total).is_multiple_of(unit)
+            moved == 0 || buf.spare() == 0 || !(*offset + total).is_multiple_of(u64::from(flight.direct_unit))
         }
         Op::Recv { buf, all, .. } => {
             buf.set_len(buf.len() + moved);
@@ -615,6 +661,7 @@ impl Drop for UringDriver {
             }
         }
         tracing::error!(operations = self.live, "the kernel holds on to operations; their buffers are leaked");
+        // An operation that is with a thread is not here, and dropping the threads waits for it.
         self.slots.iter_mut().filter_map(|slot| slot.flight.take()).for_each(mem::forget);
         mem::forget(mem::take(&mut self.wake_count));
     }

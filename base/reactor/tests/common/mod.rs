@@ -36,5 +36,11 @@ macro_rules! on_each_driver {
                 reactor.block_on(super::$name());
             })*
         }
+        mod epoll {
+            $(#[test] fn $name() {
+                let reactor = forebay_reactor::Reactor::system(forebay_reactor::DriverChoice::Poll).expect("epoll");
+                reactor.block_on(super::$name());
+            })*
+        }
     };
 }

@@ -1,0 +1,242 @@
+//! A few threads for file operations that can only be done by waiting.
+//!
+//! The epoll driver sends all its file operations here; the io_uring driver only discards on block devices.  An
+//! operation crosses over with its buffers, so nothing is shared while it runs.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use crossbeam_queue::SegQueue;
+
+use super::iov::{self, Piece};
+use super::os::{self, EventFd, RW_MAX, check, check_len};
+use super::{Op, OpKey, Unpark};
+
+/// Threads at most; one more is started when there is work and all others are busy.
+const THREADS_MAX: usize = 4;
+
+/// A file operation on its way to a thread, or back.
+pub(crate) struct Job {
+    pub(crate) key: OpKey,
+    pub(crate) fd: RawFd,
+    /// The unit of direct I/O in bytes; 1 when any will do.
+    pub(crate) direct_unit: u32,
+    pub(crate) block_device: bool,
+    pub(crate) op: Op,
+    pub(crate) result: io::Result<u64>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    stop: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wanted: Condvar,
+    done: SegQueue<Job>,
+    /// The driver knows that `done` has something in it.
+    told: AtomicBool,
+    wake: Arc<EventFd>,
+}
+
+/// The threads of one driver.
+pub(crate) struct FileThreads {
+    shared: Arc<Shared>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl FileThreads {
+    /// Wakes the driver through `wake` when an operation has ended.
+    pub(crate) fn new(wake: Arc<EventFd>) -> Self {
+        let shared = Shared {
+            queue: Mutex::default(),
+            wanted: Condvar::new(),
+            done: SegQueue::new(),
+            told: AtomicBool::new(false),
+            wake,
+        };
+        Self { shared: Arc::new(shared), threads: Vec::new() }
+    }
+
+    /// Gives a thread something to do; comes back at once with an error when there is no thread to be had.
+    pub(crate) fn submit(&mut self, job: Job) -> Result<(), Box<Job>> {
+        let more = {
+            let mut queue = self.shared.lock();
+            queue.jobs.push_back(job);
+            queue.jobs.len() > queue.idle && self.threads.len() < THREADS_MAX
+        };
+        if more {
+            let shared = self.shared.clone();
+            let name = format!("forebay-file-{}", self.threads.len());
+            match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
+                Ok(thread) => self.threads.push(thread),
+                // Those that are there do it all, if later.
+                Err(_) if !self.threads.is_empty() => {}
+                Err(error) => {
+                    let mut job = self.shared.lock().jobs.pop_back().expect("the job that was just queued");
+                    job.result = Err(error);
+                    return Err(Box::new(job));
+                }
+            }
+        }
+        self.shared.wanted.notify_one();
+        Ok(())
+    }
+
+    /// Takes a job back that no thread has begun.
+    pub(crate) fn take_back(&mut self, key: OpKey) -> Option<Job> {
+        let mut queue = self.shared.lock();
+        let at = queue.jobs.iter().position(|job| job.key == key)?;
+        queue.jobs.remove(at)
+    }
+
+    /// The next job that has ended.
+    pub(crate) fn next_done(&mut self) -> Option<Job> {
+        if let Some(job) = self.shared.done.pop() {
+            return Some(job);
+        }
+        // Whoever adds one from here on wakes the driver; one that was added before is found now.
+        self.shared.told.store(false, Ordering::SeqCst);
+        self.shared.done.pop()
+    }
+}
+
+impl Drop for FileThreads {
+    /// What has not begun is dropped; what has begun is waited for, because it works on our buffers.
+    fn drop(&mut self) {
+        let jobs = {
+            let mut queue = self.shared.lock();
+            queue.stop = true;
+            std::mem::take(&mut queue.jobs)
+        };
+        drop(jobs);
+        self.shared.wanted.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a file thread panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing panics under the lock.
+        self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut queue = self.lock();
+        loop {
+            if queue.stop {
+                return;
+            }
+            match queue.jobs.pop_front() {
+                Some(mut job) => {
+                    drop(queue);
+                    job.result = run(&mut job);
+                    self.done.push(job);
+                    if !self.told.swap(true, Ordering::SeqCst) {
+                        self.wake.unpark();
+                    }
+                    queue = self.lock();
+                }
+                None => {
+                    queue.idle += 1;
+                    queue = self.wanted.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    queue.idle -= 1;
+                }
+            }
+        }
+    }
+}
+
+/// Repeats a system call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+fn run(job: &mut Job) -> io::Result<u64> {
+    let fd = job.fd;
+    match &mut job.op {
+        Op::Read { offset, buf, .. } => {
+            let mut at = *offset;
+            loop {
+                let to = buf.spare_mut();
+                if to.is_empty() {
+                    return Ok(at - *offset);
+                }
+                let len = to.len().min(RW_MAX);
+                // SAFETY: `to` has room for `len` bytes and is ours alone.
+                let got = retry(|| check_len(unsafe { libc::pread(fd, to.as_mut_ptr().cast(), len, at as i64) }))?;
+                buf.set_len(buf.len() + got);
+                at += got as u64;
+                // Direct reads end at the end of the file with an odd length; going on would be refused.
+                if got == 0 || !at.is_multiple_of(u64::from(job.direct_unit)) {
+                    return Ok(at - *offset);
+                }
+            }
+        }
+        Op::Write { offset, bufs, durable, .. } => {
+            let mut iovecs = Vec::new();
+            let mut done = 0;
+            while done < bufs.len() {
+                let at = (*offset + done as u64) as i64;
+                let iovecs = match iov::remaining(bufs, done, &mut iovecs) {
+                    Piece::One(..) | Piece::Many => &iovecs,
+                };
+                let put = retry(|| write(fd, iovecs, at, *durable))?;
+                if put == 0 {
+                    return Err(io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write"));
+                }
+                done += put;
+            }
+            Ok(done as u64)
+        }
+        // SAFETY: no pointers.
+        Op::Sync { .. } => retry(|| check(unsafe { libc::fdatasync(fd) })).map(|_| 0),
+        Op::Punch { offset, len, .. } => {
+            let (offset, len) = (*offset, *len);
+            // SAFETY: no pointers.
+            let punch = || check(unsafe { libc::fallocate(fd, os::PUNCH_MODE, offset as i64, len as i64) });
+            match retry(punch) {
+                Err(error) if job.block_device && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    retry(|| os::discard(fd, offset, len)).map(|()| 0)
+                }
+                other => other.map(|_| 0),
+            }
+        }
+        other => unreachable!("no file operation: {other:?}"),
+    }
+}
+
+fn write(fd: RawFd, iovecs: &[libc::iovec], at: i64, durable: bool) -> io::Result<usize> {
+    let (ptr, count) = (iovecs.as_ptr(), iovecs.len() as libc::c_int);
+    if !durable {
+        // SAFETY: the parts are memory that the job keeps alive.
+        return check_len(unsafe { libc::pwritev(fd, ptr, count, at) });
+    }
+    // SAFETY: as above.
+    match check_len(unsafe { libc::pwritev2(fd, ptr, count, at, libc::RWF_DSYNC) }) {
+        // Sandboxes without the flag, or without the call.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            // SAFETY: as above.
+            let put = check_len(unsafe { libc::pwritev(fd, ptr, count, at) })?;
+            // SAFETY: no pointers.
+            check(unsafe { libc::fdatasync(fd) })?;
+            Ok(put)
+        }
+        other => other,
+    }
+}
