@@ -59,7 +59,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
 }
 
 /// CPU time a process has used, all its threads, user and system, in seconds.
-fn cpu_seconds(process: u32) -> Result<f64> {
+pub fn cpu_seconds(process: u32) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The name in parentheses may hold anything; what follows it are numbers from field 3 on.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

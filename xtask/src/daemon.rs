@@ -26,28 +26,34 @@ pub fn program() -> PathBuf {
 /// A daemon on a data folder; it is killed when dropped.
 pub struct Daemon {
     process: Process,
-    data: PathBuf,
     sockets: Scratch,
-    more: Vec<String>,
+    words: Vec<String>,
 }
 
 impl Daemon {
     /// Starts one on `data` (created by the daemon), listening for NBD on a Unix socket, with `more` flags, and waits
     /// until it is ready.
     pub fn start(data: &Path, more: &[&str]) -> Result<Self> {
-        let sockets = Scratch::new("run")?;
-        let more: Vec<String> = more.iter().map(|&word| word.to_owned()).collect();
-        let process = Self::launch(data, &sockets, &more)?;
-        let mut daemon = Self { process, data: data.to_path_buf(), sockets, more };
-        daemon.await_ready()?;
-        Ok(daemon)
+        Self::start_under(&[], data, more)
     }
 
-    fn launch(data: &Path, sockets: &Scratch, more: &[String]) -> Result<Process> {
-        let mut command = shell::command(program());
-        command.arg("serve").arg("--data").arg(data).arg("--control").arg(sockets.path().join("control"));
-        command.arg("--nbd").arg(format!("unix:{}", sockets.path().join("nbd").display())).args(more);
-        Process::start(&mut command, &sockets.path().join("log"))
+    /// Starts one under another program, which must leave it our direct child.
+    pub fn start_under(wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
+        let sockets = Scratch::new("run")?;
+        let path = |name: &str| sockets.path().join(name).display().to_string();
+        let mut words: Vec<String> = wrapper.iter().map(|&word| word.to_owned()).collect();
+        words.push(program().display().to_string());
+        words.extend(["serve".into(), "--data".into(), data.display().to_string()]);
+        words.extend(["--control".into(), path("control"), "--nbd".into(), format!("unix:{}", path("nbd"))]);
+        words.extend(more.iter().map(|&word| word.to_owned()));
+        Self::launch(words, sockets)
+    }
+
+    fn launch(words: Vec<String>, sockets: Scratch) -> Result<Self> {
+        let process = Process::start(shell::command(&words[0]).args(&words[1..]), &sockets.path().join("log"))?;
+        let mut daemon = Self { process, sockets, words };
+        daemon.await_ready()?;
+        Ok(daemon)
     }
 
     fn await_ready(&mut self) -> Result<()> {
@@ -102,10 +108,15 @@ impl Daemon {
         shell::tail(&self.sockets.path().join("log"), 20)
     }
 
+    /// What it logged.
+    pub fn log(&self) -> String {
+        shell::tail(&self.sockets.path().join("log"), usize::MAX)
+    }
+
     /// `kill -9`, and a new one on the same data and sockets.
     pub fn crash(self) -> Result<Crashed> {
         self.process.kill()?;
-        Ok(Crashed { data: self.data, sockets: self.sockets, more: self.more })
+        Ok(Crashed { sockets: self.sockets, words: self.words })
     }
 
     /// SIGTERM, and waits; an error if it does not end cleanly.
@@ -126,17 +137,13 @@ impl Daemon {
 
 /// What is left of a daemon after `kill -9`.
 pub struct Crashed {
-    data: PathBuf,
     sockets: Scratch,
-    more: Vec<String>,
+    words: Vec<String>,
 }
 
 impl Crashed {
     /// Starts it again where it was.
     pub fn restart(self) -> Result<Daemon> {
-        let process = Daemon::launch(&self.data, &self.sockets, &self.more)?;
-        let mut daemon = Daemon { process, data: self.data, sockets: self.sockets, more: self.more };
-        daemon.await_ready()?;
-        Ok(daemon)
+        Daemon::launch(self.words, self.sockets)
     }
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod conduct;
 mod daemon;
 mod demo;
 mod fio;
@@ -32,6 +33,8 @@ enum Chore {
     Bench(bench::BenchArguments),
     /// Formatting, lints, documentation, layering and the other rules of the house
     Check(check::CheckArguments),
+    /// How the daemon conducts itself: idle, without io_uring, under rubbish
+    Conduct,
     /// From nothing to a served volume with real data in it, checked and measured
     Demo(demo::DemoArguments),
     /// One fuzz target, for a while
@@ -93,6 +96,7 @@ fn chore(chore: Chore) -> Result<()> {
     match chore {
         Chore::Bench(arguments) => bench::run(&arguments),
         Chore::Check(arguments) => check::run(&arguments),
+        Chore::Conduct => conduct::run(),
         Chore::Demo(arguments) => demo::run(&arguments),
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
         Chore::GuestNbd => guest::run(),

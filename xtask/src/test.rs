@@ -130,6 +130,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "conduct",
+            title: "the daemon idle, alone, under rubbish",
+            after: &["build"],
+            command: Box::new(|| own(&["conduct"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "build-sim",
             title: "the simulator, in release",
             after: &["build"],
