@@ -1,1 +1,32 @@
-//! The embedded object store: log-structured, checksummed.
+//! The embedded object store: a pool of objects in a sparse file or on a block device, with no cluster at all.
+//!
+//! Everything is appended to a log, in segments; a map says where each 4 KiB block of an object lies and what its
+//! CRC32C is; checkpoints store the map in a copy-on-write tree that lies in the same log; a cleaner empties segments
+//! that are mostly dead.  `docs/design/store.md` explains it, `docs/formats/store.md` has every byte.
+//!
+//! The path of a write: `backend` -> `transact` -> `log`, `apply` -> `object`, `segments`.
+//! The path of a read: `backend` -> `read` -> `object` -> `media`.
+
+mod apply;
+mod backend;
+mod check;
+mod checkpoint;
+mod clean;
+mod core;
+pub mod format;
+#[cfg(any(fuzzing, test, feature = "fuzz"))]
+pub mod fuzz;
+mod log;
+mod media;
+mod object;
+mod read;
+mod recover;
+mod segments;
+mod snaps;
+mod store;
+mod transact;
+mod tree;
+
+pub use check::{CheckOptions, CheckReport, Finding};
+pub use recover::Replay;
+pub use store::{InitOptions, Store, StoreOptions, StoreStats};

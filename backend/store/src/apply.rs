@@ -1,0 +1,246 @@
+//! What each entry of the log does to the state in memory: the same code when it is written and when it is replayed.
+//!
+//! Nothing here waits: the pages that an entry needs have been loaded before ([`needs`]).
+
+use std::rc::Rc;
+
+use crate::core::{Core, keys};
+use crate::format::entry::Entry;
+use crate::format::page::Slot;
+use crate::object::{CloneState, HEAD, Map, Object};
+
+/// The pages that must be in memory before an entry is applied: blocks from, count, of all states.
+pub fn needs(entry: &Entry) -> Option<(u32, u32)> {
+    match entry {
+        Entry::Write { start, crcs, .. } | Entry::Relocate { start, crcs, .. } => Some((*start, crcs.len() as u32)),
+        Entry::Unmap { start, count, .. } => Some((*start, *count)),
+        Entry::Remove { .. } | Entry::Clone { .. } | Entry::CloneSnaps { .. } | Entry::Rollback { .. } => {
+            Some((0, u32::MAX / 2))
+        }
+        _ => None,
+    }
+}
+
+/// The object that an entry is about.
+pub fn subject(entry: &Entry) -> Option<u64> {
+    match entry {
+        Entry::Create { oid, .. }
+        | Entry::Write { oid, .. }
+        | Entry::Unmap { oid, .. }
+        | Entry::Remove { oid, .. }
+        | Entry::Clone { oid, .. }
+        | Entry::CloneSnaps { oid, .. }
+        | Entry::Rollback { oid, .. }
+        | Entry::KvSet { oid, .. }
+        | Entry::KvSetLong { oid, .. }
+        | Entry::KvRemove { oid, .. }
+        | Entry::Relocate { oid, .. } => Some(*oid),
+        Entry::SnapAllocate { .. } | Entry::SnapRemove { .. } => None,
+        // The checkpoint's own, of no account to a replay.
+        Entry::Page { .. } | Entry::Node { .. } | Entry::Segments { .. } => None,
+    }
+}
+
+impl Core {
+    /// Takes in a new object.
+    pub fn apply_create(&self, object: Object) -> Rc<Object> {
+        self.next_oid.set(self.next_oid.get().max(object.oid + 1));
+        self.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
+        let object = self.objects.insert(object);
+        self.mark_dirty(&object);
+        object
+    }
+
+    /// Applies an entry about `object`; `first` is the block number on the device where its blocks lie, `value` the
+    /// value of a `KvSetLong`.
+    pub fn apply(&self, object: &Rc<Object>, entry: &Entry, first: u64, value: Option<Vec<u8>>) {
+        self.mark_dirty(object);
+        match entry {
+            Entry::Write { start, crcs, size, version, .. } => {
+                self.segments.borrow_mut().add_blocks(first, crcs.len() as u32);
+                for (i, &crc) in crcs.iter().enumerate() {
+                    self.remap(object, start + i as u32, Slot { block: first + i as u64, crc });
+                }
+                self.set_shape(object, *size, *version);
+            }
+            Entry::Unmap { start, count, size, version, .. } => {
+                let end = (*start).saturating_add(*count).min(object.state().head.blocks());
+                (*start..end).for_each(|block| self.remap(object, block, Slot::default()));
+                self.set_shape(object, *size, *version);
+                self.freed();
+            }
+            Entry::Remove { version, .. } => self.apply_remove(object, *version),
+            Entry::Clone { seq, snaps, .. } => self.apply_clone(object, *seq, snaps),
+            Entry::CloneSnaps { clone, snaps, .. } => self.apply_clone_snaps(object, *clone, snaps),
+            Entry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
+            Entry::KvSet { key, value, .. } => {
+                object.state_mut().has_kv = true;
+                self.put(keys::kv(object.oid, key), Some(value.clone()));
+            }
+            Entry::KvSetLong { key, .. } => {
+                object.state_mut().has_kv = true;
+                self.put(keys::kv(object.oid, key), Some(value.expect("the value comes with the entry")));
+            }
+            Entry::KvRemove { key, .. } => self.put(keys::kv(object.oid, key), None),
+            Entry::Relocate { start, old, crcs, .. } => {
+                for (i, &crc) in crcs.iter().enumerate() {
+                    let new = Slot { block: first + i as u64, crc };
+                    self.apply_move(object, start + i as u32, old + i as u64, new);
+                }
+            }
+            _ => unreachable!("not about one object: {entry:?}"),
+        }
+        self.objects.reweigh(object);
+    }
+
+    /// An entry that is about no single object.
+    pub fn apply_global(&self, entry: &Entry) {
+        match entry {
+            Entry::SnapAllocate { snap } => self.snap_seq.set(self.snap_seq.get().max(*snap)),
+            Entry::SnapRemove { snap, done } => self.put(keys::snap_going(*snap), (!done).then(Vec::new)),
+            _ => {}
+        }
+    }
+
+    fn set_shape(&self, object: &Object, size: u64, version: u64) {
+        let mut state = object.state_mut();
+        if !state.exists {
+            state.exists = true;
+            self.object_count.set(self.object_count.get() + 1);
+        }
+        state.size = size;
+        state.version = version;
+    }
+
+    /// Space was given up: the cleaner may have something to gain again.
+    fn freed(&self) {
+        if self.stuck.replace(false) {
+            self.wake_cleaner.notify_all();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Gives up a map's page blobs and the blocks that no other state refers to.
+    fn drop_map(&self, object: &Object, of: u64) {
+        let mut state = object.state_mut();
+        let map = match state.map_of_mut(of) {
+            Some(map) => std::mem::take(map),
+            None => return,
+        };
+        let mut segments = self.segments.borrow_mut();
+        for block in 0..map.blocks() {
+            let slot = map.get(block);
+            if slot.block != 0 && !state.is_shared(of, block, slot) {
+                segments.sub_block(slot.block);
+            }
+        }
+        for page in map.pages() {
+            if !page.ptr.is_none() {
+                segments.drop_blob(page.ptr);
+            }
+            if page.dirty {
+                self.dirty_pages.set(self.dirty_pages.get().saturating_sub(1));
+            }
+        }
+    }
+
+    fn apply_remove(&self, object: &Rc<Object>, version: u64) {
+        self.drop_map(object, HEAD);
+        let mut state = object.state_mut();
+        if state.exists {
+            self.object_count.set(self.object_count.get() - 1);
+        }
+        state.exists = false;
+        state.has_kv = false;
+        state.size = 0;
+        state.version = version;
+        drop(state);
+        self.forget_if_gone(object);
+        self.freed();
+    }
+
+    /// Nothing is left of it: its name is free, its number is never used again.
+    fn forget_if_gone(&self, object: &Rc<Object>) {
+        if object.is_gone() {
+            self.put(keys::name(&object.name), None);
+            self.put(keys::object(object.oid), None);
+            self.objects.remove(object);
+        }
+    }
+
+    fn apply_clone(&self, object: &Object, seq: u64, snaps: &[u64]) {
+        let mut guard = object.state_mut();
+        let state = &mut *guard;
+        state.snap_seq = seq;
+        let Some(&id) = snaps.first() else { return };
+        let mut map = Map::default();
+        let mut pages = 0;
+        for block in 0..state.head.blocks() {
+            let slot = state.head.get(block);
+            if slot.block != 0 {
+                map.set(block, slot);
+            }
+        }
+        pages += map.pages().iter().filter(|page| page.dirty).count();
+        state.clones.push(CloneState { id, snaps: snaps.to_vec(), size: state.size, map });
+        drop(guard);
+        self.dirty_pages.set(self.dirty_pages.get() + pages);
+        snaps.iter().for_each(|&snap| self.put(keys::snap_object(snap, object.oid), Some(Vec::new())));
+    }
+
+    fn apply_clone_snaps(&self, object: &Rc<Object>, clone: u64, snaps: &[u64]) {
+        let Some(before) =
+            object.state().clones.iter().find(|there| there.id == clone).map(|there| there.snaps.clone())
+        else {
+            return;
+        };
+        for snap in before.iter().filter(|snap| !snaps.contains(snap)) {
+            self.put(keys::snap_object(*snap, object.oid), None);
+        }
+        if !snaps.is_empty() {
+            let mut state = object.state_mut();
+            if let Some(there) = state.clones.iter_mut().find(|there| there.id == clone) {
+                there.snaps = snaps.to_vec();
+            }
+            return;
+        }
+        self.drop_map(object, clone);
+        object.state_mut().clones.retain(|there| there.id != clone);
+        self.forget_if_gone(object);
+        self.freed();
+    }
+
+    fn apply_rollback(&self, object: &Object, clone: u64, version: u64) {
+        let (size, blocks) = {
+            let state = object.state();
+            let Some(there) = state.clones.iter().find(|there| there.id == clone) else { return };
+            (there.size, there.map.blocks().max(state.head.blocks()))
+        };
+        for block in 0..blocks {
+            let slot = object.state().map_of(clone).map(|map| map.get(block)).unwrap_or_default();
+            self.remap(object, block, slot);
+        }
+        self.set_shape(object, size, version);
+    }
+
+    fn apply_move(&self, object: &Object, block: u32, old: u64, new: Slot) {
+        let mut guard = object.state_mut();
+        let state = &mut *guard;
+        let mut moved = false;
+        let mut dirtied = 0;
+        let maps = std::iter::once(&mut state.head).chain(state.clones.iter_mut().map(|clone| &mut clone.map));
+        for map in maps.filter(|map| map.get(block).block == old) {
+            let page = (block / crate::format::PAGE_BLOCKS) as usize;
+            dirtied += usize::from(!map.pages()[page].dirty);
+            map.set(block, new);
+            moved = true;
+        }
+        drop(guard);
+        self.dirty_pages.set(self.dirty_pages.get() + dirtied);
+        if moved {
+            let mut segments = self.segments.borrow_mut();
+            segments.add_block(new.block);
+            segments.sub_block(old);
+        }
+    }
+}

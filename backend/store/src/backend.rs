@@ -1,0 +1,146 @@
+//! The store as an [`ObjectBackend`].
+
+use std::rc::Rc;
+
+use forebay_block::{
+    BackendInfo, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName, ObjectRead,
+    ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
+};
+
+use crate::core::{Core, keys};
+use crate::store::Store;
+use crate::{read, transact};
+
+async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>> {
+    let object = core.find(&name).await?.filter(|object| object.state().exists);
+    let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
+    let mut out = Vec::with_capacity(wanted.len());
+    for key in wanted {
+        out.push(core.lookup(&keys::kv(object.oid, &key)).await?);
+    }
+    Ok(out)
+}
+
+async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u8>, max: usize) -> Result<KvPage> {
+    let object = core.find(&name).await?.filter(|object| object.state().exists);
+    let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
+    let all = keys::kv(object.oid, &prefix);
+    let mut from = all.clone();
+    if !after.is_empty() {
+        let mut next = keys::kv(object.oid, &after);
+        next.push(0);
+        from = from.max(next);
+    }
+    let to = keys::after(&all);
+    let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
+    let more = found.len() > max;
+    found.truncate(max);
+    let cut = keys::kv(object.oid, &[]).len();
+    Ok(KvPage { pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(), more })
+}
+
+async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>, max: usize) -> Result<ListPage> {
+    let prefix = namespace.map_or_else(|| vec![b'n'], |namespace| keys::name_space(&namespace));
+    let to = keys::after(&prefix);
+    let mut from = match cursor {
+        Some(mut cursor) => {
+            cursor.push(0);
+            cursor
+        }
+        None => prefix,
+    };
+    let mut names = Vec::new();
+    while names.len() < max {
+        let wanted = (max - names.len()).min(1024);
+        let page = core.lookup_range(&from, &to, wanted).await?;
+        let full = page.len() == wanted;
+        let Some((last, _)) = page.last() else { return Ok(ListPage { names, next: None }) };
+        from = last.clone();
+        for (key, value) in page {
+            let oid = value.try_into().map(u64::from_le_bytes).unwrap_or(0);
+            // A removed object that lives on in its clones has a name and no head.
+            if let Some(object) = core.by_oid(oid).await?
+                && object.state().exists
+            {
+                debug_assert_eq!(keys::name(&object.name), key);
+                names.push(object.name.clone());
+            }
+        }
+        if !full {
+            return Ok(ListPage { names, next: None });
+        }
+        if names.len() < max {
+            from.push(0);
+        }
+    }
+    Ok(ListPage { names, next: Some(from) })
+}
+
+impl Store {
+    async fn flush_now(core: Rc<Core>) -> Result<()> {
+        if core.read_only {
+            return Ok(());
+        }
+        let log = core.log();
+        log.sync(log.last_seq()).await
+    }
+}
+
+impl ObjectBackend for Store {
+    fn info(&self) -> BackendInfo {
+        self.info.clone()
+    }
+
+    fn read(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>> {
+        read::read(&self.core, object, read)
+    }
+
+    fn map(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<ExtentMap>> {
+        let (core, object) = (self.core.clone(), object.clone());
+        Box::pin(async move { core.map_extents(&object, read).await })
+    }
+
+    fn stat(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<ObjectStat>> {
+        let (core, object) = (self.core.clone(), object.clone());
+        Box::pin(async move { core.stat(&object, snap).await })
+    }
+
+    fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
+        transact::submit(&self.core, object, transaction)
+    }
+
+    fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>> {
+        Box::pin(kv_get(self.core.clone(), object.clone(), keys))
+    }
+
+    fn kv_list(&self, object: &ObjectName, prefix: &[u8], after: &[u8], max: usize) -> LocalFuture<Result<KvPage>> {
+        Box::pin(kv_list(self.core.clone(), object.clone(), prefix.to_vec(), after.to_vec(), max))
+    }
+
+    fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {
+        let (core, object) = (self.core.clone(), object.clone());
+        Box::pin(async move { core.snap_set(&object).await })
+    }
+
+    fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {
+        let core = self.core.clone();
+        Box::pin(async move { core.snap_allocate().await })
+    }
+
+    fn snap_remove(&self, snap: SnapId) -> LocalFuture<Result<()>> {
+        let core = self.core.clone();
+        Box::pin(async move { core.snap_remove(snap).await })
+    }
+
+    fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>> {
+        Box::pin(list(self.core.clone(), namespace.map(str::to_owned), cursor, max))
+    }
+
+    fn flush(&self) -> LocalFuture<Result<()>> {
+        Box::pin(Store::flush_now(self.core.clone()))
+    }
+
+    fn usage(&self) -> LocalFuture<Result<Usage>> {
+        Box::pin(std::future::ready(Ok(Store::usage(self))))
+    }
+}

@@ -1,0 +1,328 @@
+//! Checking a store: every structure, every reference, and if asked every stored byte.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
+use forebay_reactor::{File, OpenOptions};
+
+use crate::core::{Core, keys};
+use crate::format::anchor::{Anchor, SLOTS};
+use crate::format::node::Node;
+use crate::format::superblock::{COPIES, Superblock};
+use crate::format::{BLOCK, BlobPtr};
+use crate::object::{HEAD, Object};
+use crate::recover::read_superblock;
+use crate::store::{Store, StoreOptions};
+
+/// Names looked up at a time.
+const PAGE: usize = 256;
+
+/// What is checked.
+#[derive(Debug, Clone, Default)]
+pub struct CheckOptions {
+    /// Read every stored block and compare its checksum, not only the metadata's.
+    pub data: bool,
+    /// Renew damaged copies of the superblock from the good one.
+    pub repair: bool,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Where: an object, a segment, a structure.
+    pub place: String,
+    /// What.
+    pub problem: String,
+    /// It was put right.
+    pub repaired: bool,
+}
+
+/// What a check saw.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Objects with a head.
+    pub objects: u64,
+    /// Clones.
+    pub clones: u64,
+    /// Mapped blocks, each counted once.
+    pub blocks: u64,
+    /// Blocks whose content was read and compared.
+    pub blocks_read: u64,
+    /// Tree nodes.
+    pub nodes: u64,
+    /// Batches that had to be replayed.
+    pub replayed: u64,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+impl CheckReport {
+    /// Nothing is wrong that was not put right.
+    pub fn is_clean(&self) -> bool {
+        self.findings.iter().all(|finding| finding.repaired)
+    }
+
+    fn add(&mut self, place: impl Into<String>, problem: impl Into<String>) {
+        self.findings.push(Finding { place: place.into(), problem: problem.into(), repaired: false });
+    }
+}
+
+/// Which blocks are referred to, and what each segment should count as live.
+struct Ledger {
+    seen: Vec<u64>,
+    live: Vec<u64>,
+}
+
+impl Ledger {
+    fn mark(&mut self, block: u64) -> bool {
+        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
+        let new = self.seen[word] & bit == 0;
+        self.seen[word] |= bit;
+        new
+    }
+}
+
+impl Store {
+    /// Checks the store at `path`, which nobody may have open.  `progress` is told (objects done, objects in all).
+    ///
+    /// # Errors
+    /// When it cannot be opened at all; what is wrong inside is in the report.
+    pub async fn check(
+        path: impl AsRef<Path>,
+        options: CheckOptions,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<CheckReport> {
+        let path = path.as_ref();
+        let mut report = CheckReport::default();
+        check_copies(path, &options, &mut report).await?;
+        let store = Store::open(path, StoreOptions { read_only: true, ..StoreOptions::default() }).await?;
+        report.replayed = store.stats().replay.batches;
+        let core = store.core.clone();
+        let geometry = core.segments.borrow().geometry;
+        let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
+        let mut ledger =
+            Ledger { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] };
+        if let Err(error) = core.check_tree(&mut ledger, &mut report).await {
+            report.add("the tree", format!("{error:?}"));
+            return Ok(report);
+        }
+        core.check_objects(&options, &mut ledger, &mut report, &mut progress).await?;
+        core.check_live(&ledger, &mut report);
+        Ok(report)
+    }
+}
+
+/// The copies of superblock and anchor, one by one.
+async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckReport) -> Result<()> {
+    let how = if options.repair { OpenOptions::read_write() } else { OpenOptions::read() };
+    let open = File::open(path, how.direct().lock());
+    let file = open.map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => Error::new(ErrorKind::Busy, format!("{} is in use", path.display())),
+        _ => Error::from_io(error, format!("opening {}", path.display())),
+    })?;
+    let good = read_superblock(&file).await?;
+    for at in COPIES {
+        let block = read_block(&file, at).await?;
+        if Superblock::decode(&block).is_ok() {
+            continue;
+        }
+        let mut finding =
+            Finding { place: format!("superblock at byte {at}"), problem: "damaged".into(), repaired: false };
+        if options.repair {
+            let failed = |error| Error::from_io(error, format!("renewing the superblock at byte {at}"));
+            file.write_at(Buf::copy_of(&good.encode()), at).await.map_err(failed)?;
+            file.sync_data().await.map_err(failed)?;
+            finding.repaired = true;
+        }
+        report.findings.push(finding);
+    }
+    let store = crate::checkpoint::store_id(&good.uuid);
+    for slot in SLOTS {
+        let mut found = Vec::new();
+        for at in slot {
+            found.push(Anchor::decode(&read_block(&file, at).await?, store));
+        }
+        match (&found[0], &found[1]) {
+            (Ok(a), Ok(b)) if a != b => report.add(format!("anchors at bytes {slot:?}"), "the copies differ"),
+            (Ok(_), Ok(_)) => {}
+            (Err(error), _) => report.add(format!("anchor at byte {}", slot[0]), error.to_string()),
+            (_, Err(error)) => report.add(format!("anchor at byte {}", slot[1]), error.to_string()),
+        }
+    }
+    Ok(())
+}
+
+async fn read_block(file: &File, at: u64) -> Result<BufMut> {
+    let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
+    result.map_err(|error| Error::from_io(error, format!("reading byte {at} of {}", file.path().display())))?;
+    Ok(block)
+}
+
+impl Core {
+    fn count_blob(&self, ptr: BlobPtr, place: &str, ledger: &mut Ledger, report: &mut CheckReport) -> bool {
+        let geometry = self.segments.borrow().geometry;
+        match geometry.segment_of_byte(ptr.addr).filter(|_| geometry.contains_blob(ptr)) {
+            Some(segment) => {
+                ledger.live[segment as usize] += u64::from(ptr.len);
+                true
+            }
+            None => {
+                report.add(place, format!("a pointer to byte {}, outside the segments", ptr.addr));
+                false
+            }
+        }
+    }
+
+    async fn check_tree(&self, ledger: &mut Ledger, report: &mut CheckReport) -> Result<()> {
+        let mut places = Vec::new();
+        let mut disorder = 0;
+        let mut last_key: Vec<u8> = Vec::new();
+        self.tree
+            .walk(self.root.get(), |ptr, node| {
+                places.push(ptr);
+                if let Node::Leaf(pairs) = node {
+                    for (key, _) in pairs {
+                        disorder += u32::from(!last_key.is_empty() && key[..] <= last_key[..]);
+                        last_key = key.to_vec();
+                    }
+                }
+            })
+            .await?;
+        if disorder > 0 {
+            report.add("the tree", format!("{disorder} keys are out of order"));
+        }
+        report.nodes = places.len() as u64;
+        for ptr in places {
+            self.count_blob(ptr, "a tree node", ledger, report);
+        }
+        Ok(())
+    }
+
+    async fn check_objects(
+        self: &Rc<Self>,
+        options: &CheckOptions,
+        ledger: &mut Ledger,
+        report: &mut CheckReport,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<()> {
+        let total = self.object_count.get();
+        let mut named = BTreeSet::new();
+        let mut from = vec![b'n'];
+        let to = keys::after(&from);
+        loop {
+            let page = self.lookup_range(&from, &to, PAGE).await?;
+            let Some((last, _)) = page.last() else { break };
+            from = last.clone();
+            from.push(0);
+            for (key, value) in page {
+                let oid = value.try_into().map(u64::from_le_bytes).unwrap_or(0);
+                named.insert(oid);
+                match self.by_oid(oid).await {
+                    Ok(Some(object)) if keys::name(&object.name) == key => {
+                        self.check_object(&object, options, ledger, report).await?;
+                        progress(report.objects, total);
+                    }
+                    Ok(Some(object)) => report.add(object.name.to_string(), "another name leads to it"),
+                    Ok(None) => report.add(String::from_utf8_lossy(&key[3..]), format!("object {oid} is not there")),
+                    Err(error) => report.add(format!("object {oid}"), format!("{error:?}")),
+                }
+            }
+        }
+        self.check_orphans(&named, report).await?;
+        if report.objects != total {
+            report.add("objects", format!("{} found, {total} counted", report.objects));
+        }
+        Ok(())
+    }
+
+    /// Records and keys of objects that no name leads to.
+    async fn check_orphans(&self, named: &BTreeSet<u64>, report: &mut CheckReport) -> Result<()> {
+        for kind in [b'o', b'k'] {
+            let mut from = vec![kind];
+            let to = keys::after(&from);
+            loop {
+                let page = self.lookup_range(&from, &to, PAGE).await?;
+                let Some((last, _)) = page.last() else { break };
+                from = last.clone();
+                from.push(0);
+                for (key, _) in page {
+                    let oid = key.get(1..9).map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("8 bytes")));
+                    if !named.contains(&oid) {
+                        report.add(format!("object {oid}"), "no name leads to it");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn check_object(
+        self: &Rc<Self>,
+        object: &Rc<Object>,
+        options: &CheckOptions,
+        ledger: &mut Ledger,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let name: &ObjectName = &object.name;
+        let states: Vec<u64> = {
+            let state = object.state();
+            report.objects += u64::from(state.exists);
+            report.clones += state.clones.len() as u64;
+            state.clones.iter().map(|clone| clone.id).chain([HEAD]).collect()
+        };
+        let geometry = self.segments.borrow().geometry;
+        // What clones share is counted once.
+        let mut mine: BTreeSet<u64> = BTreeSet::new();
+        let mut to_read = Vec::new();
+        for of in states {
+            if let Err(error) = self.load_pages(object, of, false, 0, u32::MAX / 2).await {
+                report.add(name.to_string(), format!("{error:?}"));
+                continue;
+            }
+            let state = object.state();
+            let Some(map) = state.map_of(of) else { continue };
+            for page in map.pages().iter().filter(|page| !page.ptr.is_none()) {
+                self.count_blob(page.ptr, &name.to_string(), ledger, report);
+            }
+            for block in 0..map.blocks() {
+                let slot = map.get(block);
+                let at = slot.block;
+                if at == 0 || !mine.insert(at) {
+                    continue;
+                }
+                let Some(segment) = geometry.segment_of(at) else {
+                    report.add(name.to_string(), format!("block {block} lies at {at}, outside the segments"));
+                    continue;
+                };
+                if !ledger.mark(at) {
+                    report.add(name.to_string(), format!("block {block} lies at {at}, which another object uses too"));
+                }
+                ledger.live[segment as usize] += BLOCK as u64;
+                report.blocks += 1;
+                to_read.push((block, slot));
+            }
+        }
+        for (block, slot) in to_read.into_iter().filter(|_| options.data) {
+            report.blocks_read += 1;
+            let what = || format!("{name}, block {block}");
+            if let Err(error) = self.media.read_blocks(slot.block, &[slot.crc], what).await {
+                report.add(name.to_string(), format!("{error:?}"));
+            }
+        }
+        // Checking must not fill the memory: what was loaded can go again.
+        self.objects.reweigh(object);
+        self.objects.shrink();
+        Ok(())
+    }
+
+    fn check_live(&self, ledger: &Ledger, report: &mut CheckReport) {
+        let segments = self.segments.borrow();
+        for (segment, (&counted, &found)) in segments.live_table().all().iter().zip(&ledger.live).enumerate() {
+            if u64::from(counted) != found {
+                report.add(format!("segment {segment}"), format!("{counted} live bytes counted, {found} found"));
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The cleaner: moves what is live out of mostly dead segments, so that a checkpoint can free them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use forebay_block::{BufList, Result};
+use forebay_reactor::yield_now;
+
+use crate::core::Core;
+use crate::format::batch::BatchHeader;
+use crate::format::entry::Entry;
+use crate::format::{BLOCK, BLOCK64};
+use crate::object::Object;
+
+/// A run of blocks that may be live: object, first block in it, block number on the device, checksums.
+struct Candidate {
+    oid: u64,
+    start: u32,
+    first: u64,
+    crcs: Vec<u32>,
+}
+
+/// What a batch holds, by the kind of care it needs.
+#[derive(Default)]
+struct Content {
+    data: Vec<Candidate>,
+    /// Object, state, page, byte address.
+    pages: Vec<(u64, u64, u32, u64)>,
+    /// Level, first key, byte address.
+    nodes: Vec<(u8, Vec<u8>, u64)>,
+}
+
+impl Core {
+    /// Free segments below which the cleaner works.
+    fn cleaning_mark(&self) -> u32 {
+        self.gate + (self.segments.borrow().geometry.segment_count / 64).max(2)
+    }
+
+    /// The cleaner should work.
+    pub fn wants_cleaning(&self) -> bool {
+        !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark()
+    }
+
+    /// Free segments that the cleaner leaves for the checkpoint after it.
+    fn floor(&self) -> u32 {
+        let size = self.segments.borrow().geometry.segment_size;
+        2 + (self.dirty_bytes() as u64).div_ceil(size) as u32
+    }
+
+    /// Moves what is live out of the emptiest segments; the checkpoint after it frees them.  Answers the bytes it
+    /// expects to gain.
+    pub async fn clean_round(self: &Rc<Self>) -> Result<u64> {
+        let (victims, live) = {
+            let segments = self.segments.borrow();
+            let count = segments.geometry.segment_count;
+            // What is moved needs room itself, and so does the checkpoint; both come from what users may not take.
+            let room = segments.free_count().saturating_sub(self.floor()).min(count / 20 + 2);
+            let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
+            let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
+            (victims, live)
+        };
+        let size = self.segments.borrow().geometry.segment_size;
+        let gain = (victims.len() as u64 * size).saturating_sub(live);
+        let before = std::mem::take(&mut *self.last_victims.borrow_mut());
+        for segment in victims {
+            if self.closing.get() || self.segments.borrow().free_count() <= self.floor() {
+                break;
+            }
+            if before.contains(&segment) {
+                // A checkpoint since then should have freed it: something in it cannot be found.
+                let path = self.media.file.path().display();
+                tracing::error!(
+                    "segment {segment} of {path} cannot be emptied; left alone, `forebay store check` tells more"
+                );
+                self.segments.borrow_mut().mark_damaged(segment);
+                continue;
+            }
+            self.last_victims.borrow_mut().insert(segment);
+            if self.segments.borrow().live_table().of(segment) > 0 {
+                self.clean_segment(segment).await?;
+            }
+        }
+        Ok(gain)
+    }
+
+    async fn clean_segment(self: &Rc<Self>, segment: u32) -> Result<()> {
+        let geometry = self.segments.borrow().geometry;
+        let end = geometry.first_block(segment) + geometry.segment_blocks();
+        let mut at = geometry.first_block(segment);
+        let mut before: Option<(u64, u64)> = None;
+        let mut found = 0;
+        while at < end {
+            let block = self.media.read_raw(at * BLOCK64, BLOCK).await?;
+            let Ok(header) = BatchHeader::decode(&block) else { break };
+            let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
+            let next = at + 1 + u64::from(header.payload_blocks);
+            if header.store != self.store_id() || header.block != at || !follows || next > end {
+                break;
+            }
+            before = Some((header.epoch, header.seq));
+            found += 1;
+            self.clean_batch(&header).await?;
+            at = next;
+        }
+        let left = self.live_data_left(segment);
+        if found == 0 && left {
+            let path = self.media.file.path().display();
+            tracing::error!("segment {segment} of {path} holds live data but no batch can be read there; left alone");
+            self.segments.borrow_mut().mark_damaged(segment);
+        }
+        Ok(())
+    }
+
+    fn live_data_left(&self, segment: u32) -> bool {
+        self.segments.borrow().live_table().of(segment) > 0
+    }
+
+    async fn clean_batch(self: &Rc<Self>, header: &BatchHeader) -> Result<()> {
+        let Ok(entries) = Entry::decode_all(&header.entries) else { return Ok(()) };
+        let content = sort_out(header, entries);
+        for candidate in content.data {
+            self.move_data(candidate).await?;
+        }
+        for (oid, of, index, addr) in content.pages {
+            let Some(object) = self.by_oid(oid).await? else { continue };
+            let is_there = |object: &Object| {
+                let state = object.state();
+                let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
+                page.is_some_and(|page| page.ptr.addr == addr)
+            };
+            if !is_there(&object) {
+                continue;
+            }
+            self.load_pages(&object, of, false, index * crate::format::PAGE_BLOCKS, 1).await?;
+            if is_there(&object) {
+                self.mark_dirty(&object);
+                // Marking may itself have stored it elsewhere, for a checkpoint in progress.
+                let mut state = object.state_mut();
+                let Some(map) = state.map_of_mut(of) else { continue };
+                let page = &mut map.pages_mut()[index as usize];
+                if page.ptr.addr == addr && !page.dirty {
+                    page.dirty = true;
+                    self.dirty_pages.set(self.dirty_pages.get() + 1);
+                }
+            }
+        }
+        for (level, key, addr) in content.nodes {
+            let place = self.tree.place_of(self.root.get(), &key, level).await?;
+            if place.is_some_and(|ptr| ptr.addr == addr) {
+                self.touched_nodes.borrow_mut().insert(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// Parts of a run that some state still refers to: (index of the first block, blocks).
+    fn live_runs(object: &Object, candidate: &Candidate) -> Vec<(usize, usize)> {
+        let state = object.state();
+        let live = |i: usize| {
+            let (block, at) = (candidate.start + i as u32, candidate.first + i as u64);
+            state.head.get(block).block == at || state.clones.iter().any(|clone| clone.map.get(block).block == at)
+        };
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        for i in (0..candidate.crcs.len()).filter(|&i| live(i)) {
+            match runs.last_mut() {
+                Some((from, count)) if *from + *count == i => *count += 1,
+                _ => runs.push((i, 1)),
+            }
+        }
+        runs
+    }
+
+    async fn move_data(self: &Rc<Self>, candidate: Candidate) -> Result<()> {
+        let Some(object) = self.by_oid(candidate.oid).await? else { return Ok(()) };
+        let count = candidate.crcs.len() as u32;
+        self.load_pages(&object, crate::object::HEAD, true, candidate.start, count).await?;
+        for (from, count) in Self::live_runs(&object, &candidate) {
+            let crcs = &candidate.crcs[from..from + count];
+            let first = candidate.first + from as u64;
+            let name = || format!("{} while cleaning", object.name);
+            let data = match self.media.read_blocks(first, crcs, name).await {
+                Ok(data) => data,
+                // A damaged block stays where it is: who reads it is told, and nothing hides it.
+                Err(error) if error.kind() == forebay_block::ErrorKind::Corrupt => {
+                    let segment = self.segments.borrow().geometry.segment_of(first);
+                    if let Some(segment) = segment {
+                        self.segments.borrow_mut().mark_damaged(segment);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if self.log().is_congested() {
+                self.log().wait_uncongested().await;
+            }
+            // Pages may have gone, blocks may have been overwritten while that was read.
+            self.load_pages(&object, crate::object::HEAD, true, candidate.start, candidate.crcs.len() as u32).await?;
+            let still =
+                Candidate { oid: candidate.oid, start: candidate.start + from as u32, first, crcs: crcs.to_vec() };
+            for (from, count) in Self::live_runs(&object, &still) {
+                self.relocate(&object, &still, from, data.slice(from * BLOCK..(from + count) * BLOCK));
+            }
+        }
+        yield_now().await;
+        Ok(())
+    }
+
+    fn relocate(&self, object: &Rc<Object>, run: &Candidate, from: usize, data: BufList) {
+        let log = self.log();
+        self.cleaned_bytes.set(self.cleaned_bytes.get() + data.len() as u64);
+        log.append_blocks(&data, Entry::write_size, |done, payload, block, stored| {
+            let at = from + done;
+            let count = stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
+            let entry = Entry::Relocate {
+                oid: run.oid,
+                start: run.start + at as u32,
+                payload,
+                old: run.first + at as u64,
+                // The checksums that were verified when it was read: a bit that flips on the way is noticed.
+                crcs: run.crcs[at..at + count].to_vec(),
+            };
+            self.apply(object, &entry, block, None);
+            entry
+        });
+    }
+}
+
+fn sort_out(header: &BatchHeader, entries: Vec<Entry>) -> Content {
+    let base = header.block + 1;
+    let mut content = Content::default();
+    // Runs of one object that follow each other are read together.
+    let mut data: BTreeMap<u64, Candidate> = BTreeMap::new();
+    for entry in entries {
+        match entry {
+            Entry::Write { oid, start, payload, crcs, .. } | Entry::Relocate { oid, start, payload, crcs, .. } => {
+                let first = base + u64::from(payload);
+                data.insert(first, Candidate { oid, start, first, crcs });
+            }
+            Entry::Page { oid, of, index, at, .. } => {
+                content.pages.push((oid, of, index, base * BLOCK64 + u64::from(at)));
+            }
+            Entry::Node { level, at, key, .. } => content.nodes.push((level, key, base * BLOCK64 + u64::from(at))),
+            _ => {}
+        }
+    }
+    content.data = data.into_values().collect();
+    content
+}

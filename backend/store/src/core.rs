@@ -1,0 +1,436 @@
+//! The store's state and the paths that everything shares: finding objects, loading pages, marking what changed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, ObjectName, Result};
+use forebay_reactor::sync::{Notify, oneshot};
+
+use crate::format::entry::Entry;
+use crate::format::onode::Onode;
+use crate::format::page::{self, Slot};
+use crate::format::superblock::Superblock;
+use crate::format::{BlobPtr, PAGE_BLOCKS};
+use crate::log::Log;
+use crate::media::Media;
+use crate::object::{HEAD, Map, Object, ObjectCache};
+use crate::segments::Segments;
+use crate::tree::{Change, Key, Tree};
+
+/// The tree's keys: a letter for the kind, then what sorts.
+pub mod keys {
+    use forebay_block::ObjectName;
+
+    /// Name to object number.
+    pub fn name(name: &ObjectName) -> Vec<u8> {
+        let mut key = name_space(name.namespace());
+        key.extend_from_slice(name.name().as_bytes());
+        key
+    }
+
+    /// Every name of a namespace begins so.
+    pub fn name_space(namespace: &str) -> Vec<u8> {
+        let mut key = vec![b'n'];
+        key.extend_from_slice(&(namespace.len() as u16).to_be_bytes());
+        key.extend_from_slice(namespace.as_bytes());
+        key
+    }
+
+    /// Object number to its record.
+    pub fn object(oid: u64) -> Vec<u8> {
+        with_number(b'o', oid)
+    }
+
+    /// A key of an object's own map.
+    pub fn kv(oid: u64, key: &[u8]) -> Vec<u8> {
+        let mut out = with_number(b'k', oid);
+        out.extend_from_slice(key);
+        out
+    }
+
+    /// Snapshot and object: the object has a clone that stands for the snapshot.
+    pub fn snap_object(snap: u64, oid: u64) -> Vec<u8> {
+        let mut out = with_number(b'm', snap);
+        out.extend_from_slice(&oid.to_be_bytes());
+        out
+    }
+
+    /// A snapshot that is going.
+    pub fn snap_going(snap: u64) -> Vec<u8> {
+        with_number(b's', snap)
+    }
+
+    pub fn with_number(kind: u8, number: u64) -> Vec<u8> {
+        let mut key = Vec::with_capacity(9 + 16);
+        key.push(kind);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    }
+
+    /// The first key after all that begin with `prefix`.
+    pub fn after(prefix: &[u8]) -> Vec<u8> {
+        let mut end = prefix.to_vec();
+        while let Some(last) = end.pop() {
+            if last < 0xFF {
+                end.push(last + 1);
+                return end;
+            }
+        }
+        vec![0xFF; 32]
+    }
+}
+
+/// What is known beyond the tree: changes since the last checkpoint.
+pub type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
+
+/// Everything there is of an open store, but for the tasks that serve it.
+pub struct Core {
+    pub superblock: Superblock,
+    pub media: Rc<Media>,
+    pub segments: Rc<RefCell<Segments>>,
+    pub log: RefCell<Option<Rc<Log>>>,
+    pub objects: ObjectCache,
+    pub tree: Tree,
+    pub root: Cell<BlobPtr>,
+    /// Changes since the checkpoint in progress began (or the last one).
+    pub overlay: RefCell<Overlay>,
+    pub overlay_bytes: Cell<usize>,
+    /// What the checkpoint in progress is putting into the tree.
+    pub frozen: RefCell<Overlay>,
+    /// Objects that changed in this round, to be stored by the next checkpoint.
+    pub dirty: RefCell<Vec<Rc<Object>>>,
+    pub dirty_pages: Cell<usize>,
+    /// Counts checkpoints since the store was opened; objects remember the round they changed in.
+    pub round: Cell<u64>,
+    pub checkpointing: Cell<bool>,
+    pub touched_nodes: RefCell<BTreeSet<Key>>,
+    pub generation: Cell<u64>,
+    pub epoch: Cell<u64>,
+    pub next_oid: Cell<u64>,
+    pub snap_seq: Cell<u64>,
+    pub object_count: Cell<u64>,
+    pub user_bytes: Cell<u64>,
+    pub device_bytes_before: Cell<u64>,
+    /// Holds the segment table of the durable anchor.
+    pub table_at: Cell<BlobPtr>,
+    /// Where the last checkpoint's replay would begin, in bytes appended to the log.
+    pub appended_at_redo: Cell<u64>,
+    /// Transactions that wait for something, by object: later ones on the same object wait for their turn.
+    pub turns: RefCell<HashMap<ObjectName, VecDeque<oneshot::Sender<()>>>>,
+    /// The cleaner found nothing to gain, and nothing has been given up since.
+    pub stuck: Cell<bool>,
+    pub capacity: u64,
+    /// Bytes of log after which a checkpoint is due.
+    pub checkpoint_interval: u64,
+    /// Bytes of changed metadata in memory at which a checkpoint is due.
+    pub dirty_max: usize,
+    /// Segments below which users wait for the cleaner.
+    pub gate: u32,
+    /// What the cleaner emptied in its last round.
+    pub last_victims: RefCell<BTreeSet<u32>>,
+    pub closing: Cell<bool>,
+    /// Space, checkpoints, pressure: something changed that somebody may wait for.
+    pub changed: Notify,
+    pub wake_cleaner: Notify,
+    /// A snapshot was given up, or the store is closing.
+    pub snaps_changed: Notify,
+    pub cleaned_bytes: Cell<u64>,
+    pub checkpoints: Cell<u64>,
+    pub loads: Cell<u64>,
+    pub read_only: bool,
+}
+
+/// A corrupt structure, with its place.
+pub fn corrupt(text: impl AsRef<str>) -> Error {
+    Error::new(ErrorKind::Corrupt, text)
+}
+
+impl Core {
+    pub fn log(&self) -> Rc<Log> {
+        self.log.borrow().clone().expect("the log is attached when the store is open for writing")
+    }
+
+    /// A key of the tree with the changes since; `None` when a node must be read first.
+    pub fn lookup_cached(&self, key: &[u8]) -> Option<Option<Vec<u8>>> {
+        if let Some(value) = self.overlay.borrow().get(key) {
+            return Some(value.clone());
+        }
+        if let Some(value) = self.frozen.borrow().get(key) {
+            return Some(value.clone());
+        }
+        self.tree.get_cached(self.root.get(), key)
+    }
+
+    /// A key of the tree with the changes since.
+    pub async fn lookup(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(value) = self.lookup_cached(key) {
+                return Ok(value);
+            }
+            let root = self.root.get();
+            let found = match self.tree.get(root, key).await {
+                Ok(found) => found,
+                // A checkpoint may have ended meanwhile: the old root's nodes may be gone.
+                Err(_) if root != self.root.get() => continue,
+                Err(error) => return Err(error),
+            };
+            // Nor is the old root's answer the last word then.
+            if root == self.root.get()
+                && !self.overlay.borrow().contains_key(key)
+                && !self.frozen.borrow().contains_key(key)
+            {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Up to `max` pairs with keys in `from..to`, in order, with the changes since.
+    pub async fn lookup_range(&self, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+        if from >= to || max == 0 {
+            return Ok(Vec::new());
+        }
+        loop {
+            let root = self.root.get();
+            let stored = match self.tree.range(root, from, to, max).await {
+                Ok(stored) => stored,
+                Err(_) if root != self.root.get() => continue,
+                Err(error) => return Err(error),
+            };
+            if root != self.root.get() {
+                continue;
+            }
+            // Past the last stored pair of a full page nothing is known of the tree.
+            let full = stored.len() == max;
+            let upto: Key = if full { stored[max - 1].0.clone() } else { to.to_vec() };
+            let mut out = self.with_changes(stored, from, to, |key| !full || *key <= upto);
+            if full && out.len() < max {
+                // Deletions ate part of the page: what is left of it is right, and the rest follows it.
+                let mut after = upto;
+                after.push(0);
+                out.extend(Box::pin(self.lookup_range(&after, to, max - out.len())).await?);
+            }
+            out.truncate(max);
+            return Ok(out);
+        }
+    }
+
+    /// What is stored in `from..to`, with the changes since to the keys that `known` lets pass.
+    fn with_changes(
+        &self,
+        stored: Vec<(Key, Vec<u8>)>,
+        from: &[u8],
+        to: &[u8],
+        known: impl Fn(&Key) -> bool,
+    ) -> Vec<(Key, Vec<u8>)> {
+        let mut merged: Overlay = stored.into_iter().map(|(key, value)| (key, Some(value))).collect();
+        for layer in [&self.frozen, &self.overlay] {
+            let layer = layer.borrow();
+            let range = layer.range(from.to_vec()..to.to_vec()).filter(|(key, _)| known(key));
+            merged.extend(range.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        merged.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// Changes a key; in the tree with the next checkpoint.
+    pub fn put(&self, key: Key, value: Option<Vec<u8>>) {
+        let bytes = key.len() + value.as_ref().map_or(0, Vec::len) + 96;
+        self.overlay_bytes.set(self.overlay_bytes.get() + bytes);
+        self.overlay.borrow_mut().insert(key, value);
+    }
+
+    /// An object by its name; `None` when there is none (a removed one with clones counts as one).
+    pub async fn find(&self, name: &ObjectName) -> Result<Option<Rc<Object>>> {
+        loop {
+            if let Some(object) = self.objects.by_name(name) {
+                return Ok(Some(object));
+            }
+            let Some(value) = self.lookup(&keys::name(name)).await? else {
+                match self.objects.by_name(name) {
+                    Some(object) => return Ok(Some(object)),
+                    None => return Ok(None),
+                }
+            };
+            let oid = value.try_into().map(u64::from_le_bytes).map_err(|_| corrupt(format!("the number of {name}")))?;
+            match self.by_oid(oid).await? {
+                Some(object) if object.name == *name => return Ok(Some(object)),
+                // Removed while it was looked up.
+                _ if self
+                    .lookup_cached(&keys::name(name))
+                    .is_none_or(|found| found != Some(oid.to_le_bytes().into())) => {}
+                _ => return Err(corrupt(format!("{name} is object {oid}, which is not there"))),
+            }
+        }
+    }
+
+    /// As [`find`](Self::find), without waiting; the outer `None` when something must be read first.
+    pub fn find_cached(&self, name: &ObjectName) -> Option<Option<Rc<Object>>> {
+        if let Some(object) = self.objects.by_name(name) {
+            return Some(Some(object));
+        }
+        match self.lookup_cached(&keys::name(name))? {
+            None => Some(None),
+            Some(_) => None,
+        }
+    }
+
+    /// An object by its number.
+    pub async fn by_oid(&self, oid: u64) -> Result<Option<Rc<Object>>> {
+        if let Some(object) = self.objects.by_oid(oid) {
+            return Ok(Some(object));
+        }
+        let Some(bytes) = self.lookup(&keys::object(oid)).await? else { return Ok(self.objects.by_oid(oid)) };
+        if let Some(object) = self.objects.by_oid(oid) {
+            return Ok(Some(object));
+        }
+        let onode = Onode::decode(&bytes).map_err(|error| corrupt(format!("object {oid}: {error}")))?;
+        self.objects.shrink();
+        Ok(Some(self.objects.insert(Object::from_onode(oid, onode))))
+    }
+
+    /// Pages that must be read before blocks `start..start + count` of the head (`of` = [`HEAD`]) or a clone, and, when
+    /// `all` of the states, can be looked at.
+    fn missing_pages(object: &Object, of: u64, all: bool, start: u32, count: u32) -> Vec<(u64, u32, BlobPtr)> {
+        let state = object.state();
+        let mut out = Vec::new();
+        if of == HEAD || all {
+            out.extend(state.head.missing(start, count).map(|(index, ptr)| (HEAD, index, ptr)));
+        }
+        for clone in state.clones.iter().filter(|clone| all || clone.id == of) {
+            out.extend(clone.map.missing(start, count).map(|(index, ptr)| (clone.id, index, ptr)));
+        }
+        out
+    }
+
+    fn is_missing(object: &Object, of: u64, index: u32, ptr: BlobPtr) -> bool {
+        let state = object.state();
+        let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
+        page.is_some_and(|page| page.ptr == ptr && page.slots.is_none())
+    }
+
+    /// True when blocks `start..start + count` can be changed without reading pages first.
+    pub fn is_loaded(object: &Object, start: u32, count: u32) -> bool {
+        let state = object.state();
+        state.head.missing(start, count).next().is_none()
+            && state.clones.iter().all(|clone| clone.map.missing(start, count).next().is_none())
+    }
+
+    /// Reads the pages that map blocks `start..start + count` of one state, or of `all` of them.
+    pub async fn load_pages(&self, object: &Object, of: u64, all: bool, start: u32, count: u32) -> Result<()> {
+        loop {
+            let missing = Self::missing_pages(object, of, all, start, count);
+            if missing.is_empty() {
+                return Ok(());
+            }
+            for (of, index, ptr) in missing {
+                self.loads.set(self.loads.get() + 1);
+                let bytes = match self.media.read_blob(ptr, "a map page").await {
+                    Ok(bytes) => bytes,
+                    // It moved while it was read; the next look finds it where it is now.
+                    Err(_) if !Self::is_missing(object, of, index, ptr) => continue,
+                    Err(error) => return Err(error),
+                };
+                let slots = page::decode(&bytes).map_err(|error| corrupt(format!("{}: {error}", object.name)))?;
+                let mut state = object.state_mut();
+                // Somebody else may have loaded, changed or dropped it meanwhile.
+                let Some(map) = state.map_of_mut(of) else { continue };
+                let Some(page) = map.pages_mut().get_mut(index as usize) else { continue };
+                if page.ptr == ptr && page.slots.is_none() {
+                    page.slots = Some(slots);
+                }
+            }
+            self.objects.reweigh(object);
+            self.objects.shrink();
+        }
+    }
+
+    /// Must be called before an object is changed: the checkpoint in progress gets it as it is, the next one gets it
+    /// anew.
+    pub fn mark_dirty(&self, object: &Rc<Object>) {
+        let round = self.round.get();
+        let before = object.dirty_round.get();
+        if before == round {
+            return;
+        }
+        if before != 0 {
+            self.store_object(object);
+        }
+        object.dirty_round.set(round);
+        self.dirty.borrow_mut().push(object.clone());
+    }
+
+    /// Gives an object's changed pages and record to the checkpoint in progress.
+    pub fn store_object(&self, object: &Rc<Object>) {
+        object.dirty_round.set(0);
+        let key = keys::object(object.oid);
+        if object.is_gone() {
+            self.frozen.borrow_mut().insert(key, None);
+            self.objects.remove(object);
+            return;
+        }
+        let mut state = object.state_mut();
+        self.store_pages(object.oid, HEAD, &mut state.head);
+        for clone in &mut state.clones {
+            self.store_pages(object.oid, clone.id, &mut clone.map);
+        }
+        drop(state);
+        self.frozen.borrow_mut().insert(key, Some(object.to_onode().encode()));
+        object.recorded.set(true);
+    }
+
+    fn store_pages(&self, oid: u64, of: u64, map: &mut Map) {
+        let log = self.log();
+        for (index, page) in map.pages_mut().iter_mut().enumerate().filter(|(_, page)| page.dirty) {
+            page.dirty = false;
+            self.dirty_pages.set(self.dirty_pages.get().saturating_sub(1));
+            let before = std::mem::take(&mut page.ptr);
+            if !before.is_none() {
+                self.segments.borrow_mut().sub_checkpoint_blob(before);
+            }
+            let slots = page.slots.as_deref().unwrap_or_default();
+            if slots.iter().all(|slot| slot.block == 0) {
+                page.slots = None;
+                continue;
+            }
+            let bytes = page::encode(slots);
+            let len = bytes.len() as u32;
+            let entry = |at| Entry::Page { oid, of, index: index as u32, at, len };
+            page.ptr = log.append_blob(&bytes, entry);
+            self.segments.borrow_mut().add_checkpoint_blob(page.ptr);
+        }
+    }
+
+    /// Points a block of an object's head somewhere else (or nowhere) and keeps the live counts.
+    /// The new block has been counted by the caller.
+    pub fn remap(&self, object: &Object, block: u32, slot: Slot) {
+        let mut state = object.state_mut();
+        let page = (block / PAGE_BLOCKS) as usize;
+        let was_dirty = state.head.pages().get(page).is_some_and(|page| page.dirty);
+        let before = state.head.set(block, slot);
+        let is_dirty = state.head.pages().get(page).is_some_and(|page| page.dirty);
+        if is_dirty && !was_dirty {
+            self.dirty_pages.set(self.dirty_pages.get() + 1);
+        }
+        if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {
+            self.segments.borrow_mut().sub_block(before.block);
+        }
+    }
+
+    /// Bytes that can still be stored.
+    pub fn available(&self) -> u64 {
+        let used = self.segments.borrow().live_bytes();
+        self.capacity.saturating_sub(used)
+    }
+
+    /// All the changes of the checkpoint in progress, for the tree.
+    pub fn frozen_changes(&self) -> Vec<(Key, Change)> {
+        let frozen = self.frozen.borrow();
+        let mut changes: BTreeMap<Key, Change> =
+            self.touched_nodes.take().into_iter().map(|key| (key, Change::Touch)).collect();
+        changes.extend(frozen.iter().map(|(key, value)| {
+            let change = value.as_ref().map_or(Change::Delete, |value| Change::Put(value.clone()));
+            (key.clone(), change)
+        }));
+        changes.into_iter().collect()
+    }
+}

@@ -1,0 +1,139 @@
+//! The anchor: where the newest checkpoint is.  Two slots written in turn, each in two copies, so that a torn write
+//! leaves the one before, and a single damaged block leaves its twin.
+
+use super::{BLOCK, BlobPtr, Malformed, Put, Reader, is_sealed, malformed, seal};
+
+const MAGIC: &[u8; 8] = b"FBANCHOR";
+const CRC_AT: usize = 8;
+
+/// Byte addresses of the copies of each slot.
+pub const SLOTS: [[u64; 2]; 2] = [[128 * 1024, 192 * 1024], [256 * 1024, 320 * 1024]];
+
+/// A place in the log: the batch that goes there has this sequence number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogPosition {
+    /// Block number on the device.
+    pub block: u64,
+    /// Sequence number of the batch there.
+    pub seq: u64,
+}
+
+/// A checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Anchor {
+    /// First eight bytes of the store's identity.
+    pub store: u64,
+    /// Grows by one a checkpoint; its lowest bit names the slot.
+    pub generation: u64,
+    /// Grows by one each time the store is opened for writing; batches carry it, so that those of an earlier life
+    /// are never taken for a later one's.
+    pub epoch: u64,
+    /// Replay goes on here.
+    pub redo: LogPosition,
+    /// Where the log goes on when the redo point's segment is full.
+    pub redo_next_segment: u32,
+    /// The root of the tree; none when it is empty.
+    pub root: BlobPtr,
+    /// The segment table.
+    pub segments: BlobPtr,
+    /// The next object number.
+    pub next_oid: u64,
+    /// The newest snapshot number taken.
+    pub snap_seq: u64,
+    /// Objects (heads).
+    pub objects: u64,
+    /// Bytes ever written by users of the store, and by the store to its device.
+    pub user_bytes: u64,
+    /// Bytes ever written to the device.
+    pub device_bytes: u64,
+    /// The store was closed in order, nothing is to be replayed.
+    pub clean: bool,
+}
+
+impl Anchor {
+    /// One block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BLOCK);
+        out.put(MAGIC);
+        out.put_u32(0);
+        out.put_u32(u32::from(self.clean));
+        for field in [self.store, self.generation, self.epoch, self.redo.block, self.redo.seq] {
+            out.put_u64(field);
+        }
+        out.put_ptr(self.root);
+        out.put_ptr(self.segments);
+        out.put_u32(self.redo_next_segment);
+        out.put_u32(0);
+        for field in [self.next_oid, self.snap_seq, self.objects, self.user_bytes, self.device_bytes] {
+            out.put_u64(field);
+        }
+        out.resize(BLOCK, 0);
+        seal(&mut out, CRC_AT);
+        out
+    }
+
+    /// Of one block, of the store whose identity begins with `store`.
+    pub fn decode(block: &[u8], store: u64) -> Result<Self, Malformed> {
+        if block.len() != BLOCK || !block.starts_with(MAGIC) {
+            return malformed("anchor: not one");
+        }
+        if !is_sealed(block, CRC_AT) {
+            return malformed("anchor: the checksum is wrong");
+        }
+        let mut reader = Reader::new(&block[12..], "anchor");
+        let flags = reader.u32()?;
+        let anchor = Self {
+            clean: flags & 1 != 0,
+            store: reader.u64()?,
+            generation: reader.u64()?,
+            epoch: reader.u64()?,
+            redo: LogPosition { block: reader.u64()?, seq: reader.u64()? },
+            root: reader.ptr()?,
+            segments: reader.ptr()?,
+            redo_next_segment: {
+                let next = reader.u32()?;
+                reader.u32()?;
+                next
+            },
+            next_oid: reader.u64()?,
+            snap_seq: reader.u64()?,
+            objects: reader.u64()?,
+            user_bytes: reader.u64()?,
+            device_bytes: reader.u64()?,
+        };
+        if anchor.store != store {
+            return malformed("anchor: of another store");
+        }
+        if flags > 1 {
+            return malformed(format!("anchor: flags {flags:#x}"));
+        }
+        Ok(anchor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip_and_damage() {
+        let anchor = Anchor {
+            store: 77,
+            generation: 9,
+            epoch: 3,
+            redo: LogPosition { block: 300, seq: 12 },
+            root: BlobPtr { addr: 5 << 20, len: 4000, crc: 1 },
+            next_oid: 44,
+            clean: true,
+            ..Anchor::default()
+        };
+        let block = anchor.encode();
+        assert_eq!(Anchor::decode(&block, 77), Ok(anchor));
+        assert!(Anchor::decode(&block, 78).is_err());
+        for at in [0, 9, 13, 40, 4095] {
+            let mut bad = block.clone();
+            bad[at] ^= 0x10;
+            assert!(Anchor::decode(&bad, 77).is_err());
+        }
+    }
+}

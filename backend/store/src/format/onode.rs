@@ -1,0 +1,154 @@
+//! An object's record in the tree: size, version, where its map pages are, its clones.
+
+use super::entry::NAME_MAX;
+use super::{BLOCK64, BlobPtr, Malformed, PAGE_BLOCKS, Put, Reader, malformed};
+
+/// Largest object in bytes.
+pub const OBJECT_SIZE_MAX: u64 = 128 << 20;
+/// Map pages of the largest object.
+pub const PAGES_MAX: usize = (OBJECT_SIZE_MAX / BLOCK64 / PAGE_BLOCKS as u64) as usize;
+
+/// The map of a head or a clone: its pages, by index.
+pub type PagePtrs = Vec<BlobPtr>;
+
+/// A kept state.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CloneRecord {
+    /// The snapshots it stands for, newest first.
+    pub snaps: Vec<u64>,
+    /// Its number: the newest snapshot that it stood for when it was made.
+    pub id: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Its map.
+    pub pages: PagePtrs,
+}
+
+/// An object's record.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Onode {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// The head exists.
+    pub exists: bool,
+    /// It has, or had, keys.
+    pub has_kv: bool,
+    /// Bytes.
+    pub size: u64,
+    /// Grows with each change.
+    pub version: u64,
+    /// The newest snapshot number seen.
+    pub snap_seq: u64,
+    /// The head's map.
+    pub pages: PagePtrs,
+    /// Oldest first.
+    pub clones: Vec<CloneRecord>,
+}
+
+impl Onode {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + self.name.len() + BlobPtr::SIZE * self.pages.len());
+        out.put_u8(1);
+        out.put_u8(u8::from(self.exists) | u8::from(self.has_kv) << 1);
+        out.put_u16(self.namespace.len() as u16);
+        out.put_u16(self.name.len() as u16);
+        out.put_u16(self.pages.len() as u16);
+        out.put_u32(self.clones.len() as u32);
+        out.put_u64(self.size);
+        out.put_u64(self.version);
+        out.put_u64(self.snap_seq);
+        out.put(self.namespace.as_bytes());
+        out.put(self.name.as_bytes());
+        self.pages.iter().for_each(|&ptr| out.put_ptr(ptr));
+        for clone in &self.clones {
+            out.put_u64(clone.id);
+            out.put_u64(clone.size);
+            out.put_u16(clone.snaps.len() as u16);
+            out.put_u16(clone.pages.len() as u16);
+            clone.snaps.iter().for_each(|&snap| out.put_u64(snap));
+            clone.pages.iter().for_each(|&ptr| out.put_ptr(ptr));
+        }
+        out
+    }
+
+    /// Of its bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader::new(bytes, "object record");
+        let version = r.u8()?;
+        if version != 1 {
+            return malformed(format!("object record: version {version}"));
+        }
+        let flags = r.u8()?;
+        let (space, name) = (usize::from(r.u16()?), usize::from(r.u16()?));
+        if space > NAME_MAX || name > NAME_MAX || name == 0 || flags > 3 {
+            return malformed("object record: a name's length or the flags are wrong");
+        }
+        let pages = usize::from(r.u16()?);
+        let clones = r.u32()? as usize;
+        let (size, object_version, snap_seq) = (r.u64()?, r.u64()?, r.u64()?);
+        let (namespace, name) = (r.text(space)?.to_owned(), r.text(name)?.to_owned());
+        let pages = ptrs(&mut r, pages)?;
+        if clones > r.left() / 20 {
+            return malformed(format!("object record: {clones} clones"));
+        }
+        let clones = (0..clones)
+            .map(|_| {
+                let (id, size) = (r.u64()?, r.u64()?);
+                let (snaps, pages) = (r.u16()?, usize::from(r.u16()?));
+                check_size(size)?;
+                let snaps = (0..snaps).map(|_| r.u64()).collect::<Result<_, _>>()?;
+                Ok(CloneRecord { id, size, snaps, pages: ptrs(&mut r, pages)? })
+            })
+            .collect::<Result<Vec<_>, Malformed>>()?;
+        if clones.windows(2).any(|pair| pair[0].id >= pair[1].id) {
+            return malformed("object record: clones out of order");
+        }
+        check_size(size)?;
+        r.end()?;
+        let (exists, has_kv) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Self { namespace, name, exists, has_kv, size, version: object_version, snap_seq, pages, clones })
+    }
+}
+
+fn check_size(size: u64) -> Result<(), Malformed> {
+    if size > OBJECT_SIZE_MAX { malformed(format!("object record: {size} bytes")) } else { Ok(()) }
+}
+
+fn ptrs(r: &mut Reader<'_>, count: usize) -> Result<PagePtrs, Malformed> {
+    if count > PAGES_MAX {
+        return malformed(format!("object record: {count} map pages"));
+    }
+    (0..count).map(|_| r.ptr()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let ptr = BlobPtr { addr: 4096, len: 9, crc: 2 };
+        let onode = Onode {
+            namespace: "n".into(),
+            name: "rbd_header.1".into(),
+            exists: true,
+            has_kv: true,
+            size: 4 << 20,
+            version: 7,
+            snap_seq: 4,
+            pages: vec![BlobPtr::default(), ptr],
+            clones: vec![
+                CloneRecord { id: 2, snaps: vec![2, 1], size: 5, pages: vec![ptr] },
+                CloneRecord { id: 4, snaps: vec![4], size: 5, pages: vec![] },
+            ],
+        };
+        let bytes = onode.encode();
+        assert_eq!(Onode::decode(&bytes), Ok(onode));
+        for len in 0..bytes.len() {
+            assert!(Onode::decode(&bytes[..len]).is_err());
+        }
+    }
+}

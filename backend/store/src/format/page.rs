@@ -1,0 +1,92 @@
+//! A map page: where the blocks of one part of an object lie, and their checksums.
+//!
+//! Runs of consecutive blocks: first block within the page (u8), blocks less one (u8), block number on the device
+//! (u48), then a CRC32C for each block.  The device address's place is where a later version puts compressed and
+//! encrypted blobs: a run's kind has its own byte.
+
+use super::{Malformed, PAGE_BLOCKS, Put, Reader, malformed};
+
+const KIND_PLAIN: u8 = 0;
+
+/// One mapped block.  Packed, as there are very many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(Rust, packed(4))]
+pub struct Slot {
+    /// Block number on the device; 0: nothing is stored.
+    pub block: u64,
+    /// CRC32C of the block.
+    pub crc: u32,
+}
+
+/// Encodes the slots of a page, at most [`PAGE_BLOCKS`].
+pub fn encode(slots: &[Slot]) -> Vec<u8> {
+    assert!(slots.len() <= PAGE_BLOCKS as usize);
+    let mut out = Vec::with_capacity(4 * slots.len() + 64);
+    out.put_u16(0);
+    let mut runs = 0u16;
+    let mut at = 0;
+    while at < slots.len() {
+        let first = slots[at];
+        if first.block == 0 {
+            at += 1;
+            continue;
+        }
+        let len = (at..slots.len()).take_while(|&i| slots[i].block == first.block + (i - at) as u64).count();
+        out.put_u8(KIND_PLAIN);
+        out.put_u8(at as u8);
+        out.put_u8((len - 1) as u8);
+        out.put_u48(first.block);
+        slots[at..at + len].iter().for_each(|slot| out.put_u32(slot.crc));
+        runs += 1;
+        at += len;
+    }
+    out[..2].copy_from_slice(&runs.to_le_bytes());
+    out
+}
+
+/// Decodes a page; slots past the last mapped one are left out.
+pub fn decode(bytes: &[u8]) -> Result<Vec<Slot>, Malformed> {
+    let mut reader = Reader::new(bytes, "map page");
+    let mut slots = Vec::new();
+    for _ in 0..reader.u16()? {
+        let kind = reader.u8()?;
+        if kind != KIND_PLAIN {
+            return malformed(format!("map page: a run of kind {kind}, which this program does not know"));
+        }
+        let first = usize::from(reader.u8()?);
+        let len = usize::from(reader.u8()?) + 1;
+        let block = reader.u48()?;
+        if first < slots.len() || first + len > PAGE_BLOCKS as usize || block == 0 {
+            return malformed(format!("map page: a run of {len} at {first} to block {block}"));
+        }
+        slots.resize(first, Slot::default());
+        for i in 0..len as u64 {
+            slots.push(Slot { block: block + i, crc: reader.u32()? });
+        }
+    }
+    reader.end()?;
+    Ok(slots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trip(blocks in proptest::collection::vec(prop_oneof![Just(0u64), 1u64..20, any::<u64>().prop_map(|b| b >> 17)], 0..=128)) {
+            let mut slots: Vec<Slot> = blocks.iter().map(|&block| Slot { block, crc: if block == 0 { 0 } else { block as u32 } }).collect();
+            let bytes = encode(&slots);
+            while slots.last().is_some_and(|slot| slot.block == 0) {
+                slots.pop();
+            }
+            prop_assert_eq!(decode(&bytes), Ok(slots));
+        }
+
+        #[test]
+        fn junk_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The superblock: what the store is and how it is cut up.  Written once, in two copies, when the store is made.
+
+use super::{BLOCK, BLOCK64, Malformed, Put, Reader, is_sealed, malformed, seal};
+
+/// First eight bytes of a store.
+pub const MAGIC: &[u8; 8] = b"FOREBAY\x01";
+/// The format's version; a newer one is refused.
+pub const VERSION: u32 = 1;
+/// Byte addresses of the two copies.
+pub const COPIES: [u64; 2] = [0, 64 * 1024];
+/// Feature bits that this version can read and write; an unknown one is refused.
+pub const FEATURES_KNOWN: u64 = 0;
+/// Feature bits that do not matter to readers who do not know them.
+pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
+/// First segment's byte address.
+pub const SEGMENTS_START: u64 = 1 << 20;
+
+const CRC_AT: usize = 12;
+
+/// The store's identity and geometry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Bits that a reader must know.
+    pub features: u64,
+    /// Bits that a reader need not know.
+    pub features_compatible: u64,
+    /// The store's identity.
+    pub uuid: [u8; 16],
+    /// When it was made: seconds since 1970.
+    pub created_s: u64,
+    /// Bytes a segment: a power of two.
+    pub segment_size: u32,
+    /// Segments.
+    pub segment_count: u32,
+    /// Data devices in a row (k); 1.
+    pub data_devices: u16,
+    /// Parity devices in a row (m); 0.
+    pub parity_devices: u16,
+}
+
+/// Why a superblock was not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Not one of ours at all.
+    NotAStore,
+    /// Ours, but newer than this program; what it has.
+    Newer(String),
+    /// Ours, but its bytes are damaged.
+    Damaged(Malformed),
+}
+
+impl Superblock {
+    /// Bytes of the device that are in use.
+    pub fn device_size(&self) -> u64 {
+        SEGMENTS_START + u64::from(self.segment_size) * u64::from(self.segment_count)
+    }
+
+    /// One block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BLOCK);
+        out.put(MAGIC);
+        out.put_u32(VERSION);
+        out.put_u32(0);
+        out.put_u64(self.features);
+        out.put_u64(self.features_compatible);
+        out.put(&self.uuid);
+        out.put_u64(self.created_s);
+        out.put_u32(BLOCK as u32);
+        out.put_u32(self.segment_size);
+        out.put_u32(self.segment_count);
+        out.put_u16(self.data_devices);
+        out.put_u16(self.parity_devices);
+        out.resize(BLOCK, 0);
+        seal(&mut out, CRC_AT);
+        out
+    }
+
+    /// Of one block.
+    pub fn decode(block: &[u8]) -> Result<Self, Refused> {
+        let mut reader = Reader::new(block, "superblock");
+        let magic = reader.bytes(8).map_err(Refused::Damaged)?;
+        if magic != MAGIC {
+            return Err(Refused::NotAStore);
+        }
+        Self::decode_fields(block, reader)
+    }
+
+    fn decode_fields(block: &[u8], mut reader: Reader<'_>) -> Result<Self, Refused> {
+        let damaged = Refused::Damaged;
+        let version = reader.u32().map_err(damaged)?;
+        if block.len() != BLOCK || !is_sealed(block, CRC_AT) {
+            return Err(damaged(Malformed("superblock: the checksum is wrong".into())));
+        }
+        // Only now that the bytes are known to be what was written is a strange version a newer one.
+        if version != VERSION {
+            return Err(Refused::Newer(format!("format version {version}, this program knows {VERSION}")));
+        }
+        let fields = |reader: &mut Reader<'_>| {
+            reader.u32()?;
+            let features = reader.u64()?;
+            let features_compatible = reader.u64()?;
+            let uuid = reader.bytes(16)?.try_into().expect("16 bytes");
+            let created_s = reader.u64()?;
+            let block_size = reader.u32()?;
+            let superblock = Self {
+                features,
+                features_compatible,
+                uuid,
+                created_s,
+                segment_size: reader.u32()?,
+                segment_count: reader.u32()?,
+                data_devices: reader.u16()?,
+                parity_devices: reader.u16()?,
+            };
+            Ok((superblock, block_size))
+        };
+        let (superblock, block_size) = fields(&mut reader).map_err(damaged)?;
+        let unknown = superblock.features & !FEATURES_KNOWN;
+        if unknown != 0 {
+            return Err(Refused::Newer(format!("feature bits {unknown:#x}, which this program does not know")));
+        }
+        superblock.check(block_size).map_err(damaged)?;
+        Ok(superblock)
+    }
+
+    fn check(&self, block_size: u32) -> Result<(), Malformed> {
+        if block_size != BLOCK as u32 {
+            return malformed(format!("superblock: blocks of {block_size} bytes"));
+        }
+        if !self.segment_size.is_power_of_two() || !(64 * 1024..=1 << 30).contains(&self.segment_size) {
+            return malformed(format!("superblock: segments of {} bytes", self.segment_size));
+        }
+        if !(8..=1 << 20).contains(&self.segment_count) {
+            return malformed(format!("superblock: {} segments", self.segment_count));
+        }
+        if self.device_size() / BLOCK64 >= 1 << 48 {
+            return malformed("superblock: more blocks than 48 bits can number");
+        }
+        if (self.data_devices, self.parity_devices) != (1, 0) {
+            return malformed(format!("superblock: rows of {}+{}", self.data_devices, self.parity_devices));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            features: 0,
+            features_compatible: 0,
+            uuid: *b"0123456789abcdef",
+            created_s: 1_700_000_000,
+            segment_size: 4 << 20,
+            segment_count: 256,
+            data_devices: 1,
+            parity_devices: 0,
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        assert_eq!(Superblock::decode(&sample().encode()), Ok(sample()));
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_stay() {
+        let block = sample().encode();
+        let golden = [
+            &b"FOREBAY\x01\x01\0\0\0"[..],
+            &block[12..16],
+            &[0; 16],
+            b"0123456789abcdef",
+            &1_700_000_000u64.to_le_bytes(),
+            &[0, 0x10, 0, 0, 0, 0, 0x40, 0, 0, 1, 0, 0, 1, 0, 0, 0],
+        ]
+        .concat();
+        assert_eq!(block[..golden.len()], golden);
+        assert!(block[golden.len()..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let block = sample().encode();
+        for bit in 0..BLOCK * 8 {
+            let mut bad = block.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn newer_ones_are_told_from_damaged_ones() {
+        let mut newer = sample().encode();
+        newer[8] = 2;
+        seal(&mut newer, CRC_AT);
+        assert!(matches!(Superblock::decode(&newer), Err(Refused::Newer(_))));
+        let featured = Superblock { features: 4, ..sample() }.encode();
+        assert!(matches!(Superblock::decode(&featured), Err(Refused::Newer(_))));
+        assert_eq!(Superblock::decode(&[0; BLOCK]), Err(Refused::NotAStore));
+        assert!(matches!(Superblock::decode(b"FOR"), Err(Refused::Damaged(_))));
+    }
+}

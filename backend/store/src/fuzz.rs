@@ -1,0 +1,73 @@
+//! Entry points for fuzzing: whatever the bytes are, decoding ends in a value or an error, and a value encodes to what
+//! decodes to it again.
+
+use crate::format::anchor::Anchor;
+use crate::format::batch::BatchHeader;
+use crate::format::entry::Entry;
+use crate::format::node::Node;
+use crate::format::onode::Onode;
+use crate::format::page;
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK, seal};
+
+/// A block of `data`, padded, once as it is and once with the checksum made right, so that the fields are reached.
+fn blocks(data: &[u8], crc_at: usize) -> [Vec<u8>; 2] {
+    let mut block = data.to_vec();
+    block.resize(BLOCK, 0);
+    let mut sealed = block.clone();
+    seal(&mut sealed, crc_at);
+    [block, sealed]
+}
+
+/// Superblocks.
+pub fn superblock(data: &[u8]) {
+    let _ = Superblock::decode(data);
+    for block in blocks(data, 12) {
+        if let Ok(superblock) = Superblock::decode(&block) {
+            assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        }
+    }
+}
+
+/// Batch headers and their entries.
+pub fn record(data: &[u8]) {
+    let _ = BatchHeader::decode(data);
+    for block in blocks(data, 8) {
+        if let Ok(header) = BatchHeader::decode(&block) {
+            let mut again = vec![0; BLOCK];
+            header.encode(&mut again);
+            assert_eq!(BatchHeader::decode(&again), Ok(header.clone()));
+            entries(&header.entries);
+        }
+    }
+    entries(data);
+}
+
+fn entries(data: &[u8]) {
+    if let Ok(entries) = Entry::decode_all(data) {
+        let mut bytes = Vec::new();
+        entries.iter().for_each(|entry| entry.encode(&mut bytes));
+        assert_eq!(Entry::decode_all(&bytes), Ok(entries));
+    }
+}
+
+/// Anchors, tree nodes, object records, map pages.
+pub fn checkpoint(data: &[u8]) {
+    let store = data.get(16..24).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    for block in blocks(data, 8) {
+        if let Ok(anchor) = Anchor::decode(&block, store) {
+            assert_eq!(Anchor::decode(&anchor.encode(), store), Ok(anchor));
+        }
+    }
+    if let Ok(node) = Node::decode(data) {
+        assert_eq!(Node::decode(&node.encode()), Ok(node));
+    }
+    if let Ok(onode) = Onode::decode(data) {
+        assert_eq!(Onode::decode(&onode.encode()), Ok(onode));
+    }
+    if let Ok(slots) = page::decode(data) {
+        let mut again = page::decode(&page::encode(&slots)).expect("what was encoded decodes");
+        again.resize(slots.len(), page::Slot::default());
+        assert_eq!(again, slots);
+    }
+}

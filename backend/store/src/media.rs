@@ -1,0 +1,137 @@
+//! Reads from the device, or from the log's memory what is not there yet; every byte is checked against its CRC32C.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
+use forebay_reactor::{File, Pool};
+
+use crate::format::{BLOCK, BLOCK64, BlobPtr};
+use crate::log::Log;
+use crate::segments::Segments;
+
+/// Blocks of the largest pooled read buffer.
+const POOLED_BLOCKS: usize = 32;
+
+/// The device, and what of it is still in memory.
+pub struct Media {
+    pub file: File,
+    pub segments: Rc<RefCell<Segments>>,
+    log: RefCell<Option<Rc<Log>>>,
+    single: Pool,
+    multi: Pool,
+    pub checksum_errors: Cell<u64>,
+    pub read_bytes: Cell<u64>,
+}
+
+/// Keeps a segment from being reused while it is read.
+struct Pin<'a> {
+    segments: &'a RefCell<Segments>,
+    segment: u32,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.segments.borrow_mut().unpin(self.segment);
+    }
+}
+
+impl Media {
+    pub fn new(file: File, segments: Rc<RefCell<Segments>>) -> Self {
+        Self {
+            file,
+            segments,
+            log: RefCell::default(),
+            single: Pool::new(BLOCK, 256),
+            multi: Pool::new(POOLED_BLOCKS * BLOCK, 32),
+            checksum_errors: Cell::new(0),
+            read_bytes: Cell::new(0),
+        }
+    }
+
+    /// From now on the log's memory is looked at first.
+    pub fn attach_log(&self, log: Rc<Log>) {
+        *self.log.borrow_mut() = Some(log);
+    }
+
+    fn pending(&self, addr: u64, len: usize) -> Option<BufList> {
+        self.log.borrow().as_ref()?.pending_bytes_at(addr, len)
+    }
+
+    fn buffer(&self, blocks: usize) -> BufMut {
+        match blocks {
+            1 => self.single.get(),
+            _ if blocks <= POOLED_BLOCKS => self.multi.get(),
+            _ => BufMut::with_capacity(blocks * BLOCK),
+        }
+    }
+
+    /// Bytes of the device, unchecked; `addr` and `len` in whole blocks.
+    pub async fn read_raw(&self, addr: u64, len: usize) -> Result<BufMut> {
+        // A pooled buffer may be larger than the read.
+        let (result, part) = self.file.read_at(self.buffer(len / BLOCK).limited(len), addr).await;
+        let what = || format!("reading {len} bytes at byte {addr} of {}", self.file.path().display());
+        let got = result.map_err(|error| Error::from_io(error, what()))?;
+        if got < len {
+            return Err(Error::new(ErrorKind::Corrupt, format!("{}: the device ends after {got}", what())));
+        }
+        self.read_bytes.set(self.read_bytes.get() + len as u64);
+        Ok(part)
+    }
+
+    /// Data blocks from `block` on, one for each of `crcs`; `what` names them for people.
+    pub async fn read_blocks(&self, block: u64, crcs: &[u32], what: impl Fn() -> String) -> Result<BufList> {
+        if let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK) {
+            return Ok(found);
+        }
+        let _pin = self.pin(block * BLOCK64);
+        let buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
+        for (i, crc) in crcs.iter().enumerate() {
+            if crc32c(&buf[i * BLOCK..(i + 1) * BLOCK]) != *crc {
+                self.checksum_errors.set(self.checksum_errors.get() + 1);
+                let at = (block + i as u64) * BLOCK64;
+                let text = format!(
+                    "{}, block {i} of {}, stored at byte {at} of {}",
+                    what(),
+                    crcs.len(),
+                    self.file.path().display()
+                );
+                tracing::error!("{text}: checksum mismatch");
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            }
+        }
+        Ok(buf.into())
+    }
+
+    /// A metadata blob.
+    pub async fn read_blob(&self, ptr: BlobPtr, what: &str) -> Result<Vec<u8>> {
+        if let Some(found) = self.pending(ptr.addr, ptr.len as usize) {
+            return Ok(found.to_vec());
+        }
+        let corrupt = |text: String| Error::new(ErrorKind::Corrupt, text);
+        let place = || format!("{what} of {} bytes at byte {} of {}", ptr.len, ptr.addr, self.file.path().display());
+        if !self.segments.borrow().geometry.contains_blob(ptr) {
+            return Err(corrupt(format!("{}: outside the segments", place())));
+        }
+        let _pin = self.pin(ptr.addr);
+        let start = ptr.addr / BLOCK64 * BLOCK64;
+        let end = (ptr.addr + u64::from(ptr.len)).next_multiple_of(BLOCK64);
+        let buf = self.read_raw(start, (end - start) as usize).await?;
+        let at = (ptr.addr - start) as usize;
+        let bytes = buf[at..at + ptr.len as usize].to_vec();
+        if crc32c(&bytes) != ptr.crc {
+            self.checksum_errors.set(self.checksum_errors.get() + 1);
+            return Err(corrupt(place()));
+        }
+        Ok(bytes)
+    }
+
+    fn pin(&self, addr: u64) -> Option<Pin<'_>> {
+        let mut segments = self.segments.borrow_mut();
+        let segment = segments.geometry.segment_of_byte(addr)?;
+        segments.pin(segment);
+        drop(segments);
+        Some(Pin { segments: &self.segments, segment })
+    }
+}

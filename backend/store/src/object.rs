@@ -1,0 +1,378 @@
+//! Objects in memory: their maps page by page, their clones, and which of it the next checkpoint must store.
+
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use forebay_block::ObjectName;
+
+use crate::format::onode::{CloneRecord, Onode};
+use crate::format::page::Slot;
+use crate::format::{BLOCK64, BlobPtr, PAGE_BLOCKS};
+
+/// Stands for the head where a clone's number is expected.
+pub const HEAD: u64 = u64::MAX;
+
+/// One map page: where it is stored, and its slots if they are in memory.
+#[derive(Debug, Default)]
+pub struct Page {
+    /// As stored last; none: never.
+    pub ptr: BlobPtr,
+    /// In memory: as many slots as there are up to the last mapped one.
+    pub slots: Option<Vec<Slot>>,
+    /// Differs from what is stored.
+    pub dirty: bool,
+}
+
+impl Page {
+    /// Nothing is stored and nothing is in memory: all holes.
+    fn is_blank(&self) -> bool {
+        self.ptr.is_none() && self.slots.is_none()
+    }
+
+    fn weight(&self) -> usize {
+        self.slots.as_ref().map_or(0, |slots| slots.capacity() * size_of::<Slot>()) + size_of::<Self>()
+    }
+}
+
+/// The map of a head or a clone.
+#[derive(Debug, Default)]
+pub struct Map {
+    pages: Vec<Page>,
+}
+
+impl Map {
+    pub fn from_ptrs(ptrs: &[BlobPtr]) -> Self {
+        Self { pages: ptrs.iter().map(|&ptr| Page { ptr, slots: None, dirty: false }).collect() }
+    }
+
+    pub fn ptrs(&self) -> Vec<BlobPtr> {
+        self.pages.iter().map(|page| page.ptr).collect()
+    }
+
+    pub fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+
+    pub fn pages_mut(&mut self) -> &mut [Page] {
+        &mut self.pages
+    }
+
+    /// Blocks that the pages could map.
+    pub fn blocks(&self) -> u32 {
+        self.pages.len() as u32 * PAGE_BLOCKS
+    }
+
+    /// Pages touched by `start..start + count` that are stored but not in memory.
+    pub fn missing(&self, start: u32, count: u32) -> impl Iterator<Item = (u32, BlobPtr)> + '_ {
+        let first = (start / PAGE_BLOCKS) as usize;
+        let last = (start + count.max(1) - 1) / PAGE_BLOCKS;
+        let end = self.pages.len().min(last as usize + 1);
+        let pages = if first < end { &self.pages[first..end] } else { &[] };
+        pages
+            .iter()
+            .enumerate()
+            .filter(|(_, page)| page.slots.is_none() && !page.ptr.is_none())
+            .map(move |(i, page)| ((first + i) as u32, page.ptr))
+    }
+
+    /// Where a block lies.  Its page must be in memory.
+    pub fn get(&self, block: u32) -> Slot {
+        let Some(page) = self.pages.get((block / PAGE_BLOCKS) as usize) else { return Slot::default() };
+        match &page.slots {
+            Some(slots) => slots.get((block % PAGE_BLOCKS) as usize).copied().unwrap_or_default(),
+            None => {
+                assert!(page.is_blank(), "a map page was not loaded before it was needed");
+                Slot::default()
+            }
+        }
+    }
+
+    /// Sets where a block lies; answers where it lay before.  Its page must be in memory.
+    pub fn set(&mut self, block: u32, slot: Slot) -> Slot {
+        let (index, at) = ((block / PAGE_BLOCKS) as usize, (block % PAGE_BLOCKS) as usize);
+        if index >= self.pages.len() {
+            if slot.block == 0 {
+                return Slot::default();
+            }
+            self.pages.resize_with(index + 1, Page::default);
+        }
+        let page = &mut self.pages[index];
+        assert!(page.slots.is_some() || page.is_blank(), "a map page was not loaded before it was changed");
+        let slots = page.slots.get_or_insert_with(Vec::new);
+        if at >= slots.len() {
+            if slot.block == 0 {
+                return Slot::default();
+            }
+            slots.resize(at + 1, Slot::default());
+        }
+        page.dirty = true;
+        std::mem::replace(&mut slots[at], slot)
+    }
+
+    fn weight(&self) -> usize {
+        self.pages.iter().map(Page::weight).sum()
+    }
+}
+
+/// A kept state of an object.
+#[derive(Debug)]
+pub struct CloneState {
+    /// Its number.
+    pub id: u64,
+    /// The snapshots it stands for, newest first.
+    pub snaps: Vec<u64>,
+    /// Bytes.
+    pub size: u64,
+    pub map: Map,
+}
+
+/// An object's state.
+#[derive(Debug)]
+pub struct State {
+    pub exists: bool,
+    pub has_kv: bool,
+    pub size: u64,
+    pub version: u64,
+    pub snap_seq: u64,
+    pub head: Map,
+    /// Oldest first.
+    pub clones: Vec<CloneState>,
+}
+
+impl State {
+    /// The map of the head or of a clone.
+    pub fn map_of(&self, of: u64) -> Option<&Map> {
+        if of == HEAD {
+            return Some(&self.head);
+        }
+        self.clones.iter().find(|clone| clone.id == of).map(|clone| &clone.map)
+    }
+
+    /// As [`map_of`](Self::map_of), to be changed.
+    pub fn map_of_mut(&mut self, of: u64) -> Option<&mut Map> {
+        if of == HEAD {
+            return Some(&mut self.head);
+        }
+        self.clones.iter_mut().find(|clone| clone.id == of).map(|clone| &mut clone.map)
+    }
+
+    /// Whether a state other than `of` refers to `slot` at `block`.  All pages there must be in memory.
+    pub fn is_shared(&self, of: u64, block: u32, slot: Slot) -> bool {
+        let same = |map: &Map| map.get(block).block == slot.block;
+        (of != HEAD && same(&self.head)) || self.clones.iter().any(|clone| clone.id != of && same(&clone.map))
+    }
+
+    /// Bytes of memory, about.
+    pub fn weight(&self) -> usize {
+        let clones: usize = self.clones.iter().map(|clone| clone.map.weight() + 96).sum();
+        self.head.weight() + clones
+    }
+}
+
+/// An object that is in memory.
+pub struct Object {
+    /// Its number; never used again.
+    pub oid: u64,
+    pub name: ObjectName,
+    state: RefCell<State>,
+    /// The checkpoint round that must store it; 0: it is as stored.
+    pub dirty_round: Cell<u64>,
+    /// Its record is in the tree (or in the checkpoint in progress), and must be removed there when it goes.
+    pub recorded: Cell<bool>,
+    weight: Cell<usize>,
+    used: Cell<bool>,
+}
+
+impl Object {
+    /// A new object without anything.
+    pub fn new(oid: u64, name: ObjectName) -> Self {
+        let state = State {
+            exists: false,
+            has_kv: false,
+            size: 0,
+            version: 0,
+            snap_seq: 0,
+            head: Map::default(),
+            clones: Vec::new(),
+        };
+        Self::with_state(oid, name, state)
+    }
+
+    fn with_state(oid: u64, name: ObjectName, state: State) -> Self {
+        Self {
+            oid,
+            name,
+            state: RefCell::new(state),
+            dirty_round: Cell::new(0),
+            recorded: Cell::new(false),
+            weight: Cell::new(0),
+            used: Cell::new(true),
+        }
+    }
+
+    /// As its record says.
+    pub fn from_onode(oid: u64, onode: Onode) -> Self {
+        let name = ObjectName::in_namespace(onode.namespace.into(), onode.name);
+        let state = State {
+            exists: onode.exists,
+            has_kv: onode.has_kv,
+            size: onode.size,
+            version: onode.version,
+            snap_seq: onode.snap_seq,
+            head: Map::from_ptrs(&onode.pages),
+            clones: onode
+                .clones
+                .into_iter()
+                .map(|clone| CloneState {
+                    id: clone.id,
+                    snaps: clone.snaps,
+                    size: clone.size,
+                    map: Map::from_ptrs(&clone.pages),
+                })
+                .collect(),
+        };
+        let object = Self::with_state(oid, name, state);
+        object.recorded.set(true);
+        object
+    }
+
+    /// Its record; every page must have been stored.
+    pub fn to_onode(&self) -> Onode {
+        let state = self.state.borrow();
+        Onode {
+            namespace: self.name.namespace().into(),
+            name: self.name.name().into(),
+            exists: state.exists,
+            has_kv: state.has_kv,
+            size: state.size,
+            version: state.version,
+            snap_seq: state.snap_seq,
+            pages: state.head.ptrs(),
+            clones: state
+                .clones
+                .iter()
+                .map(|clone| CloneRecord {
+                    id: clone.id,
+                    snaps: clone.snaps.clone(),
+                    size: clone.size,
+                    pages: clone.map.ptrs(),
+                })
+                .collect(),
+        }
+    }
+
+    pub fn state(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    pub fn state_mut(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
+    }
+
+    /// Neither head nor clones: nothing to be stored.
+    pub fn is_gone(&self) -> bool {
+        let state = self.state.borrow();
+        !state.exists && state.clones.is_empty()
+    }
+}
+
+/// Blocks of an object of `size` bytes.
+pub fn blocks_of(size: u64) -> u32 {
+    size.div_ceil(BLOCK64) as u32
+}
+
+/// The objects in memory: all that the next checkpoint must store, and others up to a bound.
+pub struct ObjectCache {
+    by_oid: RefCell<HashMap<u64, Rc<Object>>>,
+    by_name: RefCell<HashMap<ObjectName, Rc<Object>>>,
+    order: RefCell<VecDeque<u64>>,
+    weight: Cell<usize>,
+    limit: usize,
+}
+
+/// Objects looked at for one that can go, at a time.
+const LOOKED_AT_MAX: usize = 64;
+/// Bytes an object takes beside its maps, about.
+const OBJECT_WEIGHT: usize = 512;
+
+impl ObjectCache {
+    pub fn new(limit: usize) -> Self {
+        Self {
+            by_oid: RefCell::default(),
+            by_name: RefCell::default(),
+            order: RefCell::default(),
+            weight: Cell::new(0),
+            limit,
+        }
+    }
+
+    /// Bytes of memory in use, about.
+    pub fn weight(&self) -> usize {
+        self.weight.get()
+    }
+
+    pub fn by_name(&self, name: &ObjectName) -> Option<Rc<Object>> {
+        let by_name = self.by_name.borrow();
+        let object = by_name.get(name)?;
+        object.used.set(true);
+        Some(object.clone())
+    }
+
+    pub fn by_oid(&self, oid: u64) -> Option<Rc<Object>> {
+        let by_oid = self.by_oid.borrow();
+        let object = by_oid.get(&oid)?;
+        object.used.set(true);
+        Some(object.clone())
+    }
+
+    /// Adds an object, or answers the one that somebody else has added meanwhile.
+    pub fn insert(&self, object: Object) -> Rc<Object> {
+        if let Some(there) = self.by_oid(object.oid) {
+            return there;
+        }
+        let object = Rc::new(object);
+        self.by_oid.borrow_mut().insert(object.oid, object.clone());
+        self.by_name.borrow_mut().insert(object.name.clone(), object.clone());
+        self.order.borrow_mut().push_back(object.oid);
+        object.weight.set(OBJECT_WEIGHT);
+        self.weight.set(self.weight.get() + OBJECT_WEIGHT);
+        self.reweigh(&object);
+        object
+    }
+
+    /// Counts an object's memory again after its pages have changed.
+    pub fn reweigh(&self, object: &Object) {
+        let now = OBJECT_WEIGHT + object.state().weight();
+        self.weight.set(self.weight.get() + now - object.weight.replace(now));
+    }
+
+    /// Forgets an object that does not exist any more.
+    pub fn remove(&self, object: &Rc<Object>) {
+        if self.by_oid.borrow_mut().remove(&object.oid).is_some() {
+            self.weight.set(self.weight.get() - object.weight.get());
+            let mut by_name = self.by_name.borrow_mut();
+            if by_name.get(&object.name).is_some_and(|there| Rc::ptr_eq(there, object)) {
+                by_name.remove(&object.name);
+            }
+        }
+    }
+
+    /// Makes room: drops objects that are as stored and that nobody uses, those not used for long first.
+    pub fn shrink(&self) {
+        let mut order = self.order.borrow_mut();
+        let mut looked_at = 0;
+        while self.weight.get() > self.limit && looked_at < order.len().min(LOOKED_AT_MAX) {
+            let Some(oid) = order.pop_front() else { break };
+            let Some(object) = self.by_oid.borrow().get(&oid).cloned() else { continue };
+            // Held here, in both maps, and nowhere else.
+            let idle = Rc::strong_count(&object) == 3;
+            if !idle || object.dirty_round.get() != 0 || object.used.replace(false) {
+                order.push_back(oid);
+                looked_at += 1;
+                continue;
+            }
+            self.remove(&object);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Reads: the map says where the blocks lie, the device (or the log's memory) has them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use forebay_block::{
+    BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectName, ObjectRead, ObjectStat, Result,
+    SnapClone, SnapId, SnapSet, SparseData,
+};
+
+use crate::core::Core;
+use crate::format::BLOCK64;
+use crate::object::{HEAD, Object, State};
+
+/// Longest run read in one go, in blocks.
+const RUN_BLOCKS_MAX: usize = 256;
+
+struct Run {
+    /// First block within the object.
+    start: u32,
+    /// Block number on the device.
+    block: u64,
+    crcs: Vec<u32>,
+}
+
+/// The state that a snapshot number stands for: head or clone, and its size.
+fn resolve(state: &State, snap: SnapId) -> Option<(u64, u64)> {
+    if snap == SnapId::HEAD || snap.0 > state.snap_seq {
+        return state.exists.then_some((HEAD, state.size));
+    }
+    state.clones.iter().find(|clone| clone.snaps.contains(&snap.0)).map(|clone| (clone.id, clone.size))
+}
+
+fn not_found(name: &ObjectName) -> Error {
+    Error::new(ErrorKind::NotFound, format!("object {name}"))
+}
+
+/// Reads stored runs of an object.
+pub fn read(core: &Rc<Core>, name: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>> {
+    // What is in memory is looked up at once, so that the read sees what was written before it was submitted.
+    let planned = match core.find_cached(name) {
+        Some(None) => return Box::pin(std::future::ready(Err(not_found(name)))),
+        Some(Some(object)) => match core.plan_cached(&object, read) {
+            Some(Err(error)) => return Box::pin(std::future::ready(Err(error))),
+            Some(Ok(plan)) => Some((object, plan)),
+            None => None,
+        },
+        None => None,
+    };
+    let (core, name) = (core.clone(), name.clone());
+    Box::pin(async move {
+        let (object, (extent, runs)) = match planned {
+            Some(planned) => planned,
+            None => {
+                let object = core.find(&name).await?.ok_or_else(|| not_found(&name))?;
+                let plan = core.plan(&object, read).await?;
+                (object, plan)
+            }
+        };
+        core.read_runs(&object, extent, runs).await
+    })
+}
+
+struct Pins {
+    core: Rc<Core>,
+    segments: Vec<u32>,
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let mut table = self.core.segments.borrow_mut();
+        self.segments.iter().for_each(|&segment| table.unpin(segment));
+    }
+}
+
+type Plan = (Extent, (Vec<Run>, Pins));
+
+impl Core {
+    /// Where the bytes of a read lie; none when a page must be read first.
+    fn plan_cached(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Option<Result<Plan>> {
+        let state = object.state();
+        let Some((of, size)) = resolve(&state, read.snap) else { return Some(Err(not_found(&object.name))) };
+        let Some(end) = read.extent.checked_end() else {
+            return Some(Err(Error::new(ErrorKind::OutOfRange, format!("a read of {}", object.name))));
+        };
+        let end = end.min(size);
+        let mut runs: Vec<Run> = Vec::new();
+        let pins = Pins { core: self.clone(), segments: Vec::new() };
+        if read.extent.offset >= end {
+            return Some(Ok((Extent::new(read.extent.offset, 0), (runs, pins))));
+        }
+        let extent = Extent::new(read.extent.offset, end - read.extent.offset);
+        let (first, last) = ((extent.offset / BLOCK64) as u32, ((end - 1) / BLOCK64) as u32);
+        let map = state.map_of(of)?;
+        if map.missing(first, last - first + 1).next().is_some() {
+            return None;
+        }
+        for block in first..=last.min(map.blocks().saturating_sub(1)) {
+            let slot = map.get(block);
+            if slot.block == 0 {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run)
+                    if run.block + run.crcs.len() as u64 == slot.block
+                        && run.start + run.crcs.len() as u32 == block
+                        && run.crcs.len() < RUN_BLOCKS_MAX =>
+                {
+                    run.crcs.push(slot.crc);
+                }
+                _ => runs.push(Run { start: block, block: slot.block, crcs: vec![slot.crc] }),
+            }
+        }
+        let mut pins = pins;
+        let mut table = self.segments.borrow_mut();
+        for run in &runs {
+            let segment = table.geometry.segment_of(run.block).expect("a mapped block lies in a segment");
+            table.pin(segment);
+            pins.segments.push(segment);
+        }
+        drop(table);
+        Some(Ok((extent, (runs, pins))))
+    }
+
+    async fn plan(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Result<Plan> {
+        loop {
+            if let Some(plan) = self.plan_cached(object, read) {
+                return plan;
+            }
+            let (of, first, count) = {
+                let state = object.state();
+                let (of, size) = resolve(&state, read.snap).ok_or_else(|| not_found(&object.name))?;
+                let end = read.extent.offset.saturating_add(read.extent.len).min(size);
+                let first = (read.extent.offset / BLOCK64) as u32;
+                (of, first, (end.saturating_sub(1) / BLOCK64) as u32 - first + 1)
+            };
+            self.load_pages(object, of, false, first, count).await?;
+        }
+    }
+
+    async fn read_runs(&self, object: &Object, extent: Extent, plan: (Vec<Run>, Pins)) -> Result<SparseData> {
+        let (runs, _pins) = plan;
+        let whole = |run: &Run, data: BufList| {
+            // Cut off what the first and last block have beyond what was asked for.
+            let offset = u64::from(run.start) * BLOCK64;
+            let from = extent.offset.max(offset);
+            let to = extent.end().min(offset + data.len() as u64);
+            (from, data.slice((from - offset) as usize..(to - offset) as usize))
+        };
+        let what = |run: &Run| {
+            let at = u64::from(run.start) * BLOCK64;
+            move || format!("{} at byte {at}", object.name)
+        };
+        if let [run] = &runs[..] {
+            let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
+            return Ok(SparseData { runs: vec![whole(run, data)] });
+        }
+        let reads = runs.iter().map(|run| async move {
+            let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
+            Ok::<_, Error>(whole(run, data))
+        });
+        let mut done = Vec::with_capacity(runs.len());
+        for result in join_all(reads).await {
+            done.push(result?);
+        }
+        Ok(SparseData { runs: done })
+    }
+
+    /// What is stored where.
+    pub async fn map_extents(self: &Rc<Self>, name: &ObjectName, read: ObjectRead) -> Result<ExtentMap> {
+        let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
+        let end = read.extent.checked_end().ok_or_else(|| Error::new(ErrorKind::OutOfRange, name.to_string()))?;
+        let (_, (runs, _pins)) = self.plan(&object, read).await?;
+        let mut out = ExtentMap::new();
+        let mut at = read.extent.offset;
+        for run in &runs {
+            let from = (u64::from(run.start) * BLOCK64).max(at);
+            let to = ((u64::from(run.start) + run.crcs.len() as u64) * BLOCK64).min(end);
+            out.push(at, from - at, ExtentState::Hole);
+            out.push(from, to - from, ExtentState::Data);
+            at = to;
+        }
+        out.push(at, end - at, ExtentState::Hole);
+        Ok(out)
+    }
+
+    /// Size and version.
+    pub async fn stat(&self, name: &ObjectName, snap: SnapId) -> Result<ObjectStat> {
+        let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
+        let state = object.state();
+        let (_, size) = resolve(&state, snap).ok_or_else(|| not_found(name))?;
+        Ok(ObjectStat { size, version: state.version })
+    }
+
+    /// Clones.
+    pub async fn snap_set(&self, name: &ObjectName) -> Result<SnapSet> {
+        let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
+        let state = object.state();
+        let clones = state.clones.iter().map(|clone| SnapClone {
+            id: SnapId(clone.id),
+            snaps: clone.snaps.iter().map(|&snap| SnapId(snap)).collect(),
+            size: clone.size,
+        });
+        Ok(SnapSet { seq: state.snap_seq, head_exists: state.exists, clones: clones.collect() })
+    }
+}
+
+/// Drives futures together; their results in order.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut waiting: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut done: Vec<Option<F::Output>> = waiting.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        let mut pending = false;
+        for (future, slot) in waiting.iter_mut().zip(&mut done) {
+            if slot.is_none() {
+                match future.as_mut().poll(cx) {
+                    Poll::Ready(value) => *slot = Some(value),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    done.into_iter().map(|value| value.expect("every future is done")).collect()
+}

@@ -1,0 +1,310 @@
+//! Recovery: the newest anchor's state, and the log since replayed over it, up to the first batch that is not there
+//! whole.
+
+use std::rc::Rc;
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::{BufMut, Error, ErrorKind, Result};
+
+use crate::apply::{needs, subject};
+use crate::core::{Core, corrupt};
+use crate::format::anchor::{Anchor, SLOTS};
+use crate::format::batch::BatchHeader;
+use crate::format::entry::Entry;
+use crate::format::superblock::{COPIES, Refused, Superblock};
+use crate::format::{BLOCK, BLOCK64};
+use crate::media::Media;
+use crate::object::{HEAD, Object};
+use crate::segments::{Geometry, LiveTable};
+
+/// Blocks read at a time.
+const WINDOW_BLOCKS: u64 = 512;
+
+/// What a replay found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Replay {
+    /// Batches replayed.
+    pub batches: u64,
+    /// Bytes of log replayed.
+    pub bytes: u64,
+    /// The next batch's number.
+    pub next_seq: u64,
+}
+
+/// Reads the superblock; one good copy is enough, two that differ are not.
+pub async fn read_superblock(file: &forebay_reactor::File) -> Result<Superblock> {
+    let path = file.path().display();
+    let mut found: Vec<std::result::Result<Superblock, Refused>> = Vec::new();
+    for at in COPIES {
+        let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
+        result.map_err(|error| Error::from_io(error, format!("reading the superblock at byte {at} of {path}")))?;
+        found.push(Superblock::decode(&block));
+    }
+    let good: Vec<&Superblock> = found.iter().flatten().collect();
+    match good[..] {
+        [one] => {
+            tracing::warn!("one copy of the superblock of {path} is damaged; `forebay store check --repair` renews it");
+            Ok(one.clone())
+        }
+        [a, b] if a == b => Ok(a.clone()),
+        [_, _] => Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
+        _ => {
+            let newer = found.iter().find_map(|copy| match copy {
+                Err(Refused::Newer(what)) => Some(what.clone()),
+                _ => None,
+            });
+            if let Some(what) = newer {
+                let text = format!("{path} is a store made by a newer Forebay ({what}); upgrade to open it");
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            if found.iter().all(|copy| matches!(copy, Err(Refused::NotAStore))) {
+                let text = format!("{path} is not a Forebay store (no superblock); `forebay store init` makes one");
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+            Err(corrupt(format!("{path}: both copies of the superblock are damaged")))
+        }
+    }
+}
+
+/// Reads the newest anchor.
+pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<Anchor> {
+    let path = file.path().display();
+    let mut newest: Option<Anchor> = None;
+    for at in SLOTS.into_iter().flatten() {
+        let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
+        result.map_err(|error| Error::from_io(error, format!("reading an anchor at byte {at} of {path}")))?;
+        if let Ok(anchor) = Anchor::decode(&block, store)
+            && newest.as_ref().is_none_or(|newest| anchor.generation > newest.generation)
+        {
+            newest = Some(anchor);
+        }
+    }
+    newest.ok_or_else(|| corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost")))
+}
+
+/// Reads the segment table of an anchor.
+pub async fn read_table(media: &Media, anchor: &Anchor, geometry: &Geometry) -> Result<LiveTable> {
+    if anchor.segments.is_none() {
+        return Ok(LiveTable::new(geometry.segment_count));
+    }
+    let bytes = media.read_blob(anchor.segments, "the segment table").await?;
+    LiveTable::decode(&bytes, geometry).map_err(|error| corrupt(error.to_string()))
+}
+
+/// Reads along the log, a window at a time.
+struct Window<'a> {
+    media: &'a Media,
+    start: u64,
+    buf: BufMut,
+}
+
+impl Window<'_> {
+    async fn blocks(&mut self, geometry: &Geometry, block: u64, count: u64) -> Result<&[u8]> {
+        let have = (self.buf.len() / BLOCK) as u64;
+        if block < self.start || block + count > self.start + have {
+            let segment = geometry.segment_of(block).expect("within the segments");
+            let end = geometry.first_block(segment) + geometry.segment_blocks();
+            let len = count.max(WINDOW_BLOCKS).min(end - block);
+            self.buf = self.media.read_raw(block * BLOCK64, len as usize * BLOCK).await?;
+            self.start = block;
+        }
+        let at = (block - self.start) as usize * BLOCK;
+        Ok(&self.buf[at..at + count as usize * BLOCK])
+    }
+}
+
+/// An entry of the log, with where its blocks lie and the value it brings along.
+type Placed = (Entry, u64, Option<Vec<u8>>);
+
+impl Core {
+    /// Replays the log since the anchor.
+    pub async fn replay(self: &Rc<Self>, anchor: &Anchor) -> Result<Replay> {
+        let geometry = self.segments.borrow().geometry;
+        let mut replay = Replay { next_seq: anchor.redo.seq, ..Replay::default() };
+        if anchor.clean || anchor.generation == 0 {
+            return Ok(replay);
+        }
+        let mut window = Window { media: &self.media, start: 0, buf: BufMut::with_capacity(0) };
+        let mut at = anchor.redo.block;
+        let mut next_segment = anchor.redo_next_segment;
+        let mut open: Vec<Placed> = Vec::new();
+        if let Some(segment) = geometry.segment_of(at) {
+            self.segments.borrow_mut().claim(segment);
+        }
+        loop {
+            let here = self.header_at(&mut window, &geometry, anchor, at, replay.next_seq).await?;
+            let header = match here {
+                Some(header) => header,
+                None if next_segment < geometry.segment_count => {
+                    let first = geometry.first_block(next_segment);
+                    let there = self.header_at(&mut window, &geometry, anchor, first, replay.next_seq).await?;
+                    match there {
+                        Some(header) => header,
+                        None => {
+                            self.refuse_gap(&mut window, &geometry, anchor, at, next_segment, replay.next_seq).await?;
+                            break;
+                        }
+                    }
+                }
+                None => break,
+            };
+            let count = u64::from(header.payload_blocks);
+            let payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
+            let entries = Entry::decode_all(&header.entries)
+                .map_err(|error| corrupt(format!("batch {} at block {}: {error}", header.seq, header.block)))?;
+            let whole = entries.iter().all(|entry| is_whole(entry, &payload));
+            if !whole && !self.is_followed(&mut window, &geometry, anchor, &header).await? {
+                break;
+            }
+            if let Some(segment) = geometry.segment_of(header.block) {
+                self.segments.borrow_mut().claim(segment);
+            }
+            replay.batches += 1;
+            replay.bytes += (count + 1) * BLOCK64;
+            replay.next_seq = header.seq + 1;
+            next_segment = header.next_segment;
+            at = header.block + 1 + count;
+            for entry in entries {
+                let (first, value) = place(&entry, header.block + 1, &payload)?;
+                open.push((entry, first, value));
+            }
+            if !header.continues {
+                for placed in open.drain(..) {
+                    self.replay_entry(placed).await?;
+                }
+            }
+        }
+        Ok(replay)
+    }
+
+    /// The batch `seq` at `block`, if that is what is there.
+    async fn header_at(
+        &self,
+        window: &mut Window<'_>,
+        geometry: &Geometry,
+        anchor: &Anchor,
+        block: u64,
+        seq: u64,
+    ) -> Result<Option<BatchHeader>> {
+        if geometry.segment_of(block).is_none() {
+            return Ok(None);
+        }
+        let Ok(header) = BatchHeader::decode(window.blocks(geometry, block, 1).await?) else { return Ok(None) };
+        let ours = header.store == anchor.store && header.epoch == anchor.epoch && header.block == block;
+        let fits = geometry.contains(block, u64::from(header.payload_blocks) + 1);
+        Ok((ours && fits && header.seq == seq).then_some(header))
+    }
+
+    /// The log ends here - unless a later batch says that more of it was durable: then a header is damaged, and going
+    /// on without what follows would lose what was promised.
+    async fn refuse_gap(
+        &self,
+        window: &mut Window<'_>,
+        geometry: &Geometry,
+        anchor: &Anchor,
+        at: u64,
+        next_segment: u32,
+        seq: u64,
+    ) -> Result<()> {
+        let rest_end =
+            geometry.segment_of(at).map_or(at, |segment| geometry.first_block(segment) + geometry.segment_blocks());
+        let first = geometry.first_block(next_segment);
+        for block in (at..rest_end).chain(first..first + geometry.segment_blocks()) {
+            let Ok(header) = BatchHeader::decode(window.blocks(geometry, block, 1).await?) else { continue };
+            let later = header.store == anchor.store && header.epoch == anchor.epoch && header.block == block;
+            if later && header.seq > seq && header.durable_seq >= seq {
+                return Err(corrupt(format!(
+                    "{}: batch {seq} of the log is damaged (its header should be at byte {} or {}), and batch {} says \
+                     that it was durable",
+                    self.media.file.path().display(),
+                    at * BLOCK64,
+                    first * BLOCK64,
+                    header.seq
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A later batch says that this one was durable: its entries count, and its damaged blocks are told to who reads
+    /// them.
+    async fn is_followed(
+        &self,
+        window: &mut Window<'_>,
+        geometry: &Geometry,
+        anchor: &Anchor,
+        header: &BatchHeader,
+    ) -> Result<bool> {
+        let (mut seq, mut at) = (header.seq, header.block + 1 + u64::from(header.payload_blocks));
+        let mut next_segment = header.next_segment;
+        loop {
+            let mut found = self.header_at(window, geometry, anchor, at, seq + 1).await?;
+            if found.is_none() && next_segment < geometry.segment_count {
+                let first = geometry.first_block(next_segment);
+                found = self.header_at(window, geometry, anchor, first, seq + 1).await?;
+            }
+            let Some(later) = found else { return Ok(false) };
+            if later.durable_seq >= header.seq {
+                return Ok(true);
+            }
+            (seq, at, next_segment) =
+                (later.seq, later.block + 1 + u64::from(later.payload_blocks), later.next_segment);
+        }
+    }
+
+    async fn replay_entry(self: &Rc<Self>, (entry, first, value): Placed) -> Result<()> {
+        if let Entry::Create { oid, namespace, name } = &entry {
+            let name = forebay_block::ObjectName::in_namespace(namespace.as_str().into(), name);
+            self.apply_create(Object::new(*oid, name));
+            return Ok(());
+        }
+        let Some(oid) = subject(&entry) else {
+            self.apply_global(&entry);
+            return Ok(());
+        };
+        let missing = || corrupt(format!("the log speaks of object {oid}, which is not there"));
+        let object = self.by_oid(oid).await?.ok_or_else(missing)?;
+        if let Some((start, count)) = needs(&entry) {
+            self.load_pages(&object, HEAD, true, start, count).await?;
+        }
+        self.apply(&object, &entry, first, value);
+        Ok(())
+    }
+}
+
+/// All that the entry has in the payload is there as it was written.
+fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
+    match entry {
+        Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
+            crcs.iter().enumerate().all(|(i, &crc)| {
+                let at = (*at as usize + i) * BLOCK;
+                payload.get(at..at + BLOCK).is_some_and(|block| crc32c(block) == crc)
+            })
+        }
+        Entry::KvSetLong { at, len, crc, .. } => {
+            let end = (*at as usize).saturating_add(*len as usize);
+            payload.get(*at as usize..end).is_some_and(|value| crc32c(value) == *crc)
+        }
+        // Metadata of a checkpoint that came to nothing, or whose own anchor vouches for it.
+        _ => true,
+    }
+}
+
+/// Where an entry's blocks lie on the device, and its value.
+fn place(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
+    match entry {
+        Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
+            if (*at as usize + crcs.len()) * BLOCK > payload.len() {
+                return Err(corrupt("an entry of the log points past its batch"));
+            }
+            Ok((base + u64::from(*at), None))
+        }
+        Entry::KvSetLong { at, len, crc, key, .. } => {
+            let end = (*at as usize).saturating_add(*len as usize);
+            let value = payload.get(*at as usize..end).filter(|value| crc32c(value) == *crc);
+            let text = || corrupt(format!("the value of key {:?} in the log", String::from_utf8_lossy(key)));
+            Ok((0, Some(value.ok_or_else(text)?.to_vec())))
+        }
+        _ => Ok((0, None)),
+    }
+}

@@ -1,0 +1,358 @@
+//! Segments: how much of each is live, which are free, which must not be reused yet.
+//!
+//! A segment that holds nothing live is reused only after a checkpoint that says so is durable, so whatever a
+//! recovery can refer to is still there.  `docs/design/store.md` has the argument.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use crate::format::superblock::{SEGMENTS_START, Superblock};
+use crate::format::{BLOCK, BLOCK64, BlobPtr, Malformed, Put, Reader, malformed};
+
+/// Where things are on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Geometry {
+    /// Bytes a segment.
+    pub segment_size: u64,
+    /// Segments.
+    pub segment_count: u32,
+}
+
+impl Geometry {
+    pub fn of(superblock: &Superblock) -> Self {
+        Self { segment_size: u64::from(superblock.segment_size), segment_count: superblock.segment_count }
+    }
+
+    /// Blocks a segment.
+    pub fn segment_blocks(&self) -> u64 {
+        self.segment_size / BLOCK64
+    }
+
+    /// Block number of a segment's first block.
+    pub fn first_block(&self, segment: u32) -> u64 {
+        (SEGMENTS_START + u64::from(segment) * self.segment_size) / BLOCK64
+    }
+
+    /// The segment in which a byte lies; `None` outside all of them.
+    pub fn segment_of_byte(&self, addr: u64) -> Option<u32> {
+        let index = addr.checked_sub(SEGMENTS_START)? / self.segment_size;
+        (index < u64::from(self.segment_count)).then_some(index as u32)
+    }
+
+    /// The segment in which a block lies.
+    pub fn segment_of(&self, block: u64) -> Option<u32> {
+        self.segment_of_byte(block.checked_mul(BLOCK64)?)
+    }
+
+    /// `blocks` blocks from `block` lie in one segment.
+    pub fn contains(&self, block: u64, blocks: u64) -> bool {
+        match (self.segment_of(block), block.checked_add(blocks.max(1) - 1).and_then(|last| self.segment_of(last))) {
+            (Some(first), Some(last)) => first == last,
+            _ => false,
+        }
+    }
+
+    /// The blob lies in one segment.
+    pub fn contains_blob(&self, ptr: BlobPtr) -> bool {
+        let last = ptr.addr.checked_add(u64::from(ptr.len).max(1) - 1);
+        match (self.segment_of_byte(ptr.addr), last.and_then(|last| self.segment_of_byte(last))) {
+            (Some(first), Some(last)) => first == last,
+            _ => false,
+        }
+    }
+}
+
+/// Live bytes a segment: what a checkpoint keeps of the segments.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LiveTable {
+    live: Vec<u32>,
+    total: u64,
+}
+
+impl LiveTable {
+    pub fn new(segments: u32) -> Self {
+        Self { live: vec![0; segments as usize], total: 0 }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub fn of(&self, segment: u32) -> u32 {
+        self.live[segment as usize]
+    }
+
+    pub fn all(&self) -> &[u32] {
+        &self.live
+    }
+
+    fn add(&mut self, segment: u32, bytes: u32) {
+        let live = &mut self.live[segment as usize];
+        *live = live.checked_add(bytes).expect("more live bytes than a segment has");
+        self.total += u64::from(bytes);
+    }
+
+    fn sub(&mut self, segment: u32, bytes: u32) {
+        let live = &mut self.live[segment as usize];
+        *live = live.checked_sub(bytes).expect("fewer live bytes than none in a segment");
+        self.total -= u64::from(bytes);
+    }
+
+    pub fn add_blob(&mut self, geometry: &Geometry, ptr: BlobPtr) {
+        self.add(geometry.segment_of_byte(ptr.addr).expect("a blob within the segments"), ptr.len);
+    }
+
+    pub fn sub_blob(&mut self, geometry: &Geometry, ptr: BlobPtr) {
+        self.sub(geometry.segment_of_byte(ptr.addr).expect("a blob within the segments"), ptr.len);
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(4 * self.live.len());
+        self.live.iter().for_each(|&live| out.put_u32(live));
+        out
+    }
+
+    pub fn decode(bytes: &[u8], geometry: &Geometry) -> Result<Self, Malformed> {
+        if bytes.len() != 4 * geometry.segment_count as usize {
+            return malformed(format!("segment table: {} bytes for {} segments", bytes.len(), geometry.segment_count));
+        }
+        let mut reader = Reader::new(bytes, "segment table");
+        let mut table = Self::new(geometry.segment_count);
+        for live in &mut table.live {
+            *live = reader.u32()?;
+            if u64::from(*live) > geometry.segment_size {
+                return malformed(format!("segment table: {live} live bytes in a segment"));
+            }
+            table.total += u64::from(*live);
+        }
+        Ok(table)
+    }
+}
+
+/// What a segment is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Nothing that anybody could refer to.
+    Free,
+    /// Where the log goes on, or will next.
+    Open,
+    /// Written.
+    Used,
+    /// Its batches cannot be read back; the cleaner leaves it alone.
+    Damaged,
+}
+
+/// All segments of a store.
+#[derive(Debug)]
+pub struct Segments {
+    pub geometry: Geometry,
+    live: LiveTable,
+    state: Vec<SegmentState>,
+    free: VecDeque<u32>,
+    /// Reads in flight, by segment.
+    pins: HashMap<u32, u32>,
+    /// Segments that the log has entered since the redo point of the durable anchor, in order.
+    replay: VecDeque<u32>,
+    /// Live counts as of the checkpoint in progress.
+    checkpoint: Option<LiveTable>,
+    /// Freed and not yet given back to the file system.
+    to_punch: BTreeSet<u32>,
+}
+
+impl Segments {
+    /// As a checkpoint left them; what is not live is free.
+    pub fn new(geometry: Geometry, live: LiveTable) -> Self {
+        let state: Vec<_> =
+            live.live.iter().map(|&live| if live == 0 { SegmentState::Free } else { SegmentState::Used }).collect();
+        let free = (0..geometry.segment_count).filter(|&i| state[i as usize] == SegmentState::Free).collect();
+        let pins = HashMap::new();
+        let (replay, to_punch) = (VecDeque::new(), BTreeSet::new());
+        Self { geometry, live, state, free, pins, replay, checkpoint: None, to_punch }
+    }
+
+    /// Takes a segment out of the free ones, as replay finds that the log went there.
+    pub fn claim(&mut self, segment: u32) {
+        self.free.retain(|&free| free != segment);
+        self.state[segment as usize] = SegmentState::Used;
+        if self.replay.back() != Some(&segment) {
+            self.replay.push_back(segment);
+        }
+    }
+
+    /// Takes a free segment for the log.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let segment = self.free.pop_front()?;
+        self.state[segment as usize] = SegmentState::Open;
+        self.to_punch.remove(&segment);
+        Some(segment)
+    }
+
+    /// The log has entered a segment that was allocated for it.
+    pub fn entered(&mut self, segment: u32) {
+        self.replay.push_back(segment);
+    }
+
+    /// The log has left a segment.
+    pub fn leave(&mut self, segment: u32) {
+        self.state[segment as usize] = SegmentState::Used;
+    }
+
+    /// A segment's batches cannot be read.
+    pub fn mark_damaged(&mut self, segment: u32) {
+        if self.state[segment as usize] == SegmentState::Used {
+            self.state[segment as usize] = SegmentState::Damaged;
+        }
+    }
+
+    pub fn free_count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    pub fn live_bytes(&self) -> u64 {
+        self.live.total()
+    }
+
+    pub fn live_table(&self) -> &LiveTable {
+        &self.live
+    }
+
+    pub fn state(&self, segment: u32) -> SegmentState {
+        self.state[segment as usize]
+    }
+
+    /// A data block is referred to.
+    pub fn add_block(&mut self, block: u64) {
+        let segment = self.geometry.segment_of(block).expect("a block within the segments");
+        self.live.add(segment, BLOCK as u32);
+    }
+
+    /// `count` consecutive data blocks of one segment are referred to.
+    pub fn add_blocks(&mut self, block: u64, count: u32) {
+        let segment = self.geometry.segment_of(block).expect("a block within the segments");
+        self.live.add(segment, BLOCK as u32 * count);
+    }
+
+    /// A data block is not referred to any more.
+    pub fn sub_block(&mut self, block: u64) {
+        let segment = self.geometry.segment_of(block).expect("a block within the segments");
+        self.live.sub(segment, BLOCK as u32);
+    }
+
+    /// A metadata blob is not referred to any more, by something that came after the checkpoint in progress.
+    pub fn drop_blob(&mut self, ptr: BlobPtr) {
+        let geometry = self.geometry;
+        self.live.sub_blob(&geometry, ptr);
+    }
+
+    /// The checkpoint in progress (or recovery) has written a blob.
+    pub fn add_checkpoint_blob(&mut self, ptr: BlobPtr) {
+        let geometry = self.geometry;
+        self.live.add_blob(&geometry, ptr);
+        if let Some(table) = &mut self.checkpoint {
+            table.add_blob(&geometry, ptr);
+        }
+    }
+
+    /// The checkpoint in progress has replaced a blob.
+    pub fn sub_checkpoint_blob(&mut self, ptr: BlobPtr) {
+        let geometry = self.geometry;
+        self.live.sub_blob(&geometry, ptr);
+        if let Some(table) = &mut self.checkpoint {
+            table.sub_blob(&geometry, ptr);
+        }
+    }
+
+    /// A checkpoint begins: its counts are those of now, and of its own blobs.
+    pub fn begin_checkpoint(&mut self) {
+        self.checkpoint = Some(self.live.clone());
+    }
+
+    /// The counts of the checkpoint in progress.
+    pub fn checkpoint_table(&self) -> &LiveTable {
+        self.checkpoint.as_ref().expect("a checkpoint in progress")
+    }
+
+    /// The checkpoint came to nothing.
+    pub fn abandon_checkpoint(&mut self) {
+        self.checkpoint = None;
+    }
+
+    /// The checkpoint is durable: what it does not refer to is free, but for the log since its redo point (in
+    /// segment `redo_segment`), `keep`, and what is being read.  Answers how many segments became free.
+    pub fn commit_checkpoint(&mut self, redo_segment: u32, keep: Option<u32>) -> u32 {
+        let table = self.checkpoint.take().expect("a checkpoint in progress");
+        while self.replay.front().is_some_and(|&first| first != redo_segment) {
+            self.replay.pop_front();
+        }
+        let mut freed = 0;
+        for segment in 0..self.geometry.segment_count {
+            let unused = table.of(segment) == 0 && self.live.of(segment) == 0;
+            let used = matches!(self.state[segment as usize], SegmentState::Used | SegmentState::Damaged);
+            if unused
+                && used
+                && Some(segment) != keep
+                && !self.pins.contains_key(&segment)
+                && !self.replay.contains(&segment)
+            {
+                self.state[segment as usize] = SegmentState::Free;
+                self.free.push_back(segment);
+                self.to_punch.insert(segment);
+                freed += 1;
+            }
+        }
+        freed
+    }
+
+    /// Free segments whose space the file system could have back, all but the `keep` that are used next.
+    pub fn take_punchable(&mut self, keep: usize) -> Vec<u32> {
+        let next: BTreeSet<u32> = self.free.iter().take(keep).copied().collect();
+        let out: Vec<u32> = self.to_punch.iter().filter(|segment| !next.contains(segment)).copied().collect();
+        out.iter().for_each(|segment| {
+            self.to_punch.remove(segment);
+        });
+        out
+    }
+
+    /// Keeps a free segment from being taken while its space is given back.
+    pub fn hold(&mut self, segment: u32) {
+        self.free.retain(|&free| free != segment);
+    }
+
+    /// It can be taken again; last of all, as its space is gone.
+    pub fn release(&mut self, segment: u32) {
+        self.free.push_back(segment);
+    }
+
+    /// A read of that segment is in flight.
+    pub fn pin(&mut self, segment: u32) {
+        *self.pins.entry(segment).or_default() += 1;
+    }
+
+    /// It is done.
+    pub fn unpin(&mut self, segment: u32) {
+        if let Some(count) = self.pins.get_mut(&segment) {
+            *count -= 1;
+            if *count == 0 {
+                self.pins.remove(&segment);
+            }
+        }
+    }
+
+    /// Used segments with the least live bytes, which together hold at most `live_max` live bytes, and are each
+    /// less than full.
+    pub fn victims(&self, live_max: u64) -> Vec<u32> {
+        let mut used: Vec<(u32, u32)> = (0..self.geometry.segment_count)
+            .filter(|&segment| self.state[segment as usize] == SegmentState::Used)
+            .map(|segment| (self.live.of(segment), segment))
+            .filter(|&(live, _)| u64::from(live) < self.geometry.segment_size * 31 / 32)
+            .collect();
+        used.sort_unstable();
+        let mut sum = 0;
+        used.into_iter()
+            .take_while(|&(live, _)| {
+                sum += u64::from(live);
+                sum <= live_max
+            })
+            .map(|(_, segment)| segment)
+            .collect()
+    }
+}

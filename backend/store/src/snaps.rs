@@ -1,0 +1,124 @@
+//! Snapshot numbers, and taking away what only a removed snapshot needed.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind, Result, SnapId};
+use forebay_reactor::sleep;
+
+use crate::core::{Core, keys};
+use crate::format::entry::Entry;
+use crate::object::HEAD;
+use crate::transact::Place;
+
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Objects looked at a time.
+const PAGE: usize = 64;
+
+impl Core {
+    fn append_global(&self, entry: &Entry) -> u64 {
+        let log = self.log();
+        log.begin_transaction();
+        log.append(entry);
+        self.apply_global(entry);
+        log.end_transaction()
+    }
+
+    /// Takes a new snapshot number, durably.
+    pub async fn snap_allocate(&self) -> Result<SnapId> {
+        self.refuse_writes()?;
+        let snap = self.snap_seq.get() + 1;
+        let seq = self.append_global(&Entry::SnapAllocate { snap });
+        self.log().sync(seq).await?;
+        Ok(SnapId(snap))
+    }
+
+    /// Gives up a snapshot number, durably; its clones go in the background.
+    pub async fn snap_remove(&self, snap: SnapId) -> Result<()> {
+        self.refuse_writes()?;
+        if snap.0 == 0 || snap.0 > self.snap_seq.get() {
+            return Err(Error::new(ErrorKind::NotFound, format!("snapshot {}", snap.0)));
+        }
+        let seq = self.append_global(&Entry::SnapRemove { snap: snap.0, done: false });
+        self.log().sync(seq).await?;
+        self.snaps_changed.notify_all();
+        Ok(())
+    }
+
+    async fn next_going(&self) -> Result<Option<u64>> {
+        let prefix = [b's'];
+        let found = self.lookup_range(&prefix, &keys::after(&prefix), 1).await?;
+        Ok(found.first().and_then(|(key, _)| Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))))
+    }
+
+    async fn trim_one(self: &Rc<Self>, snap: u64) -> Result<()> {
+        let prefix = keys::with_number(b'm', snap);
+        loop {
+            let page = self.lookup_range(&prefix, &keys::after(&prefix), PAGE).await?;
+            if page.is_empty() {
+                self.append_global(&Entry::SnapRemove { snap, done: true });
+                return Ok(());
+            }
+            for (key, _) in page {
+                let Some(oid) = key.get(9..17).and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
+                else {
+                    continue;
+                };
+                let Some(object) = self.by_oid(oid).await? else {
+                    self.put(key, None);
+                    continue;
+                };
+                let turn = Place::take(self, &object.name).turn().await;
+                self.load_pages(&object, HEAD, true, 0, u32::MAX / 2).await?;
+                self.refuse_writes()?;
+                let left = {
+                    let state = object.state();
+                    state.clones.iter().find(|clone| clone.snaps.contains(&snap)).map(|clone| {
+                        (clone.id, clone.snaps.iter().copied().filter(|&other| other != snap).collect::<Vec<_>>())
+                    })
+                };
+                match left {
+                    Some((clone, snaps)) => {
+                        let entry = Entry::CloneSnaps { oid, clone, snaps };
+                        let log = self.log();
+                        log.begin_transaction();
+                        log.append(&entry);
+                        self.apply(&object, &entry, 0, None);
+                        log.end_transaction();
+                        self.after_write();
+                    }
+                    None => self.put(key, None),
+                }
+                drop(turn);
+                if self.log().is_congested() {
+                    self.log().wait_uncongested().await;
+                }
+            }
+        }
+    }
+}
+
+/// Takes away the clones of removed snapshots, until the store closes.
+pub async fn trim(core: Rc<Core>) {
+    loop {
+        if core.closing.get() {
+            return;
+        }
+        let changed = core.snaps_changed.wait();
+        let result = match core.next_going().await {
+            Ok(None) => {
+                changed.await;
+                continue;
+            }
+            Ok(Some(snap)) => core.trim_one(snap).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            if core.closing.get() {
+                return;
+            }
+            tracing::warn!(?error, "taking away a removed snapshot; trying again");
+            sleep(RETRY_AFTER).await;
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Opening, making and closing a store, and the task that keeps it in shape.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{BackendInfo, Buf, Error, ErrorKind, Result, Usage};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{File, JoinHandle, OpenOptions, fs, random, sleep, spawn, wall_clock};
+
+use crate::checkpoint::store_id;
+use crate::core::Core;
+use crate::format::anchor::{Anchor, LogPosition, SLOTS};
+use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
+use crate::format::{BLOCK, BLOCK64};
+use crate::log::Log;
+use crate::media::Media;
+use crate::object::ObjectCache;
+use crate::recover::{Replay, read_anchor, read_superblock, read_table};
+use crate::segments::{Geometry, LiveTable, Segments};
+use crate::tree::Tree;
+
+/// After a checkpoint or a round of cleaning failed, the next try is this much later.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Free segments that are used next and keep their space in the file system.
+const SEGMENTS_KEPT: usize = 64;
+
+/// How a store is opened.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// The pool's name.
+    pub pool: String,
+    /// Bytes of memory for metadata: map pages, tree nodes, changes not yet stored.
+    pub metadata_cache: usize,
+    /// Give the space of free segments back to the file system or device.
+    pub punch_free: bool,
+    /// Change nothing: for checking, and for looking into a store.
+    pub read_only: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self { pool: "local".into(), metadata_cache: 60 << 20, punch_free: true, read_only: false }
+    }
+}
+
+/// How a store is made.
+#[derive(Debug, Clone, Default)]
+pub struct InitOptions {
+    /// Bytes of the device to use; 0: all of a block device or of the file as it is.
+    pub size: u64,
+    /// Bytes a segment, a power of two from 64 KiB to 1 GiB; 0: by size.
+    pub segment_size: u32,
+    /// Overwrite a store that is there.
+    pub force: bool,
+}
+
+/// What a store has done and has, for people and metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StoreStats {
+    /// Bytes that can be stored.
+    pub capacity: u64,
+    /// Bytes stored, metadata included.
+    pub used: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Bytes of the device that the segments take.
+    pub device_size: u64,
+    /// Bytes a segment.
+    pub segment_size: u64,
+    /// Segments.
+    pub segments: u32,
+    /// Free ones.
+    pub segments_free: u32,
+    /// Bytes of memory that metadata takes, about.
+    pub metadata_bytes: u64,
+    /// Bytes users wrote, since the store was made.
+    pub user_bytes: u64,
+    /// Bytes the store wrote to its device, since it was made.
+    pub device_bytes: u64,
+    /// Bytes the cleaner moved, since it was opened.
+    pub cleaned_bytes: u64,
+    /// Checkpoints since it was opened.
+    pub checkpoints: u64,
+    /// Map pages read since it was opened.
+    pub page_loads: u64,
+    /// Checksum errors found since it was opened.
+    pub checksum_errors: u64,
+    /// What the replay found when it was opened.
+    pub replay: Replay,
+}
+
+/// An open store: a pool of objects in a file or on a block device.  See [`ObjectBackend`](forebay_block::ObjectBackend).
+pub struct Store {
+    pub(crate) core: Rc<Core>,
+    pub(crate) info: BackendInfo,
+    replay: Replay,
+    tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+impl Store {
+    /// Makes a store: on a file (created if it is not there, `size` bytes, sparse) or a block device.
+    ///
+    /// # Errors
+    /// `Exists` when there is a store already, `Busy` when somebody has it open, `Invalid` for a size too small.
+    pub async fn init(path: impl AsRef<Path>, options: InitOptions) -> Result<()> {
+        let path = path.as_ref();
+        let shown = path.display();
+        let file = open_file(path, OpenOptions::read_write().create().direct().lock())?;
+        let failed = |error| Error::from_io(error, format!("making a store on {shown}"));
+        if !options.force && file.info().size >= SEGMENTS_START {
+            let there = read_superblock(&file).await;
+            let kept = match there {
+                Ok(_) => true,
+                Err(error) => error.kind() != ErrorKind::Invalid,
+            };
+            if kept {
+                let text = format!("{shown} holds a store already; `--force` makes a new one over it");
+                return Err(Error::new(ErrorKind::Exists, text));
+            }
+        }
+        let size = if options.size == 0 { file.info().size } else { options.size };
+        if file.info().block_device && size > file.info().size {
+            let text = format!("{shown} has {} bytes, not {size}", file.info().size);
+            return Err(Error::new(ErrorKind::OutOfRange, text));
+        }
+        let segment_size = if options.segment_size == 0 { segment_size_for(size) } else { options.segment_size };
+        let segment_count = size.saturating_sub(SEGMENTS_START) / u64::from(segment_size.max(1));
+        let superblock = Superblock {
+            features: FEATURES_KNOWN,
+            features_compatible: FEATURES_COMPATIBLE_KNOWN,
+            uuid: [random().to_le_bytes(), random().to_le_bytes()].concat().try_into().expect("16 bytes"),
+            created_s: wall_clock().as_secs(),
+            segment_size,
+            segment_count: u32::try_from(segment_count).unwrap_or(u32::MAX),
+            data_devices: 1,
+            parity_devices: 0,
+        };
+        if segment_count < u64::from(SEGMENTS_MIN) || Superblock::decode(&superblock.encode()).is_err() {
+            let least = SEGMENTS_START + u64::from(SEGMENTS_MIN) * u64::from(segment_size);
+            let text = format!(
+                "a store of {size} bytes on {shown}: with segments of {segment_size} bytes it takes {least} to 2^20 segments"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if !file.info().block_device {
+            // Cut first, so that nothing of an older store is taken for this one's.
+            file.set_size(0).map_err(failed)?;
+            file.set_size(superblock.device_size()).map_err(failed)?;
+        }
+        let anchor = Anchor {
+            store: store_id(&superblock.uuid),
+            redo: LogPosition { block: SEGMENTS_START / BLOCK64, seq: 1 },
+            next_oid: 1,
+            clean: true,
+            ..Anchor::default()
+        };
+        for at in SLOTS.into_iter().flatten() {
+            file.write_at(Buf::copy_of(&anchor.encode()), at).await.map_err(failed)?;
+        }
+        file.sync_data().await.map_err(failed)?;
+        for at in COPIES {
+            file.write_at(Buf::copy_of(&superblock.encode()), at).await.map_err(failed)?;
+        }
+        file.sync_data().await.map_err(failed)?;
+        if let Some(parent) = path.parent().filter(|_| !file.info().block_device) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            fs::sync_dir(parent).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a store and recovers it.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no file, `Busy` when somebody else has it open, `Invalid` when it is no store,
+    /// `Unsupported` when it was made by a newer version, `Corrupt` when what it needs to open is damaged.
+    pub async fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Rc<Self>> {
+        let path = path.as_ref();
+        let how = if options.read_only { OpenOptions::read() } else { OpenOptions::read_write() };
+        let file = open_file(path, how.direct().lock())?;
+        let superblock = read_superblock(&file).await?;
+        if file.info().size < superblock.device_size() {
+            let text = format!(
+                "{}: {} bytes, but its superblock says {}; it was cut short",
+                path.display(),
+                file.info().size,
+                superblock.device_size()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        let anchor = read_anchor(&file, store_id(&superblock.uuid)).await?;
+        let core = open_core(file, superblock, &anchor, &options).await?;
+        let replay = core.replay(&anchor).await?;
+        if replay.batches > 0 {
+            let path = path.display();
+            tracing::info!("recovered {path}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
+        }
+        let store = Rc::new(Self {
+            info: BackendInfo {
+                pool: options.pool.clone(),
+                kind: "store",
+                object_size_max: crate::format::onode::OBJECT_SIZE_MAX,
+                preferred_io: BLOCK as u32,
+                durable_at_once: false,
+            },
+            core,
+            replay,
+            tasks: RefCell::default(),
+        });
+        if !options.read_only {
+            store.start(&anchor, &options).await?;
+        }
+        Ok(store)
+    }
+
+    /// Begins a new life of the log, and the tasks.
+    async fn start(&self, anchor: &Anchor, options: &StoreOptions) -> Result<()> {
+        let core = &self.core;
+        // Unlike any before, also that of an opening that a crash cut short.
+        let epoch = random() | 1;
+        core.epoch.set(if epoch == anchor.epoch { epoch ^ 2 } else { epoch });
+        let log = Log::new(
+            core.media.file.clone(),
+            core.store_id(),
+            core.epoch.get(),
+            core.segments.clone(),
+            self.replay.next_seq.max(1),
+        )?;
+        core.media.attach_log(log.clone());
+        *core.log.borrow_mut() = Some(log.clone());
+        core.checkpoint(false).await?;
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.push(spawn(Log::tick(Rc::downgrade(&log))));
+        let punch = options.punch_free;
+        tasks.push(spawn(maintain(core.clone(), punch)));
+        tasks.push(spawn(crate::snaps::trim(core.clone())));
+        Ok(())
+    }
+
+    /// Stores everything and closes the store.  Later requests are answered with `ShuttingDown`.
+    pub async fn close(&self) -> Result<()> {
+        let core = &self.core;
+        if core.read_only || core.closing.replace(true) {
+            return Ok(());
+        }
+        core.wake_cleaner.notify_all();
+        core.changed.notify_all();
+        core.snaps_changed.notify_all();
+        let tasks = self.tasks.take();
+        for (i, task) in tasks.into_iter().enumerate() {
+            // The ticker (the first) ends by itself with the log; the others see that the store is closing.
+            if i > 0 {
+                task.await;
+            }
+        }
+        let idle = || core.turns.borrow().is_empty();
+        while !idle() {
+            let changed = core.changed.wait();
+            if idle() {
+                break;
+            }
+            forebay_reactor::timeout(Duration::from_millis(1), changed).await.ok();
+        }
+        core.checkpoint(true).await
+    }
+
+    /// What it has and has done.
+    pub fn stats(&self) -> StoreStats {
+        let core = &self.core;
+        let segments = core.segments.borrow();
+        let appended = core.log.borrow().as_ref().map_or(0, |log| log.bytes_appended());
+        StoreStats {
+            capacity: core.capacity,
+            used: segments.live_bytes(),
+            objects: core.object_count.get(),
+            device_size: core.superblock.device_size(),
+            segment_size: segments.geometry.segment_size,
+            segments: segments.geometry.segment_count,
+            segments_free: segments.free_count(),
+            metadata_bytes: (core.objects.weight() + core.tree.weight() + core.overlay_bytes.get()) as u64,
+            user_bytes: core.user_bytes.get(),
+            device_bytes: core.device_bytes_before.get() + appended,
+            cleaned_bytes: core.cleaned_bytes.get(),
+            checkpoints: core.checkpoints.get(),
+            page_loads: core.loads.get(),
+            checksum_errors: core.media.checksum_errors.get(),
+            replay: self.replay,
+        }
+    }
+
+    /// The store's identity.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.core.superblock.uuid
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let core = &self.core;
+        let used = core.segments.borrow().live_bytes();
+        Usage { capacity: core.capacity, used, available: core.available(), objects: core.object_count.get() }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Not closed in order: as a crash would leave it, but without tasks that go on.
+        self.core.closing.set(true);
+        self.core.wake_cleaner.notify_all();
+        self.core.changed.notify_all();
+        self.core.snaps_changed.notify_all();
+    }
+}
+
+/// Fewest segments a store works with.
+const SEGMENTS_MIN: u32 = 24;
+
+fn segment_size_for(size: u64) -> u32 {
+    (size / 2048).next_power_of_two().clamp(256 << 10, 32 << 20) as u32
+}
+
+fn open_file(path: &Path, options: OpenOptions) -> Result<File> {
+    let shown = path.display();
+    File::open(path, options).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            Error::new(ErrorKind::Busy, format!("{shown} is in use by another process (or this one)"))
+        }
+        std::io::ErrorKind::NotFound => {
+            Error::new(ErrorKind::NotFound, format!("{shown} is not there; `forebay store init` makes a store"))
+        }
+        _ => Error::from_io(error, format!("opening {shown}")),
+    })
+}
+
+async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options: &StoreOptions) -> Result<Rc<Core>> {
+    let geometry = Geometry::of(&superblock);
+    let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
+    let segments = Rc::new(RefCell::new(empty));
+    let media = Rc::new(Media::new(file, segments.clone()));
+    let table = read_table(&media, anchor, &geometry).await?;
+    *segments.borrow_mut() = Segments::new(geometry, table);
+    if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {
+        segments.borrow_mut().claim(holder);
+    }
+    let count = geometry.segment_count;
+    // Kept back from users: what the cleaner needs to work with when the store is full, and the gate below.
+    let reserve = (count / 10).max(14);
+    let capacity = u64::from(count - reserve) * geometry.segment_size;
+    let limit = options.metadata_cache;
+    Ok(Rc::new(Core {
+        tree: Tree::new(media.clone(), limit / 6),
+        objects: ObjectCache::new(limit / 2),
+        media,
+        segments,
+        log: RefCell::default(),
+        root: Cell::new(anchor.root),
+        overlay: RefCell::default(),
+        overlay_bytes: Cell::new(0),
+        frozen: RefCell::default(),
+        dirty: RefCell::default(),
+        dirty_pages: Cell::new(0),
+        round: Cell::new(1),
+        checkpointing: Cell::new(false),
+        touched_nodes: RefCell::default(),
+        generation: Cell::new(anchor.generation),
+        epoch: Cell::new(anchor.epoch),
+        next_oid: Cell::new(anchor.next_oid.max(1)),
+        snap_seq: Cell::new(anchor.snap_seq),
+        object_count: Cell::new(anchor.objects),
+        user_bytes: Cell::new(anchor.user_bytes),
+        device_bytes_before: Cell::new(anchor.device_bytes),
+        table_at: Cell::new(anchor.segments),
+        appended_at_redo: Cell::new(0),
+        turns: RefCell::new(HashMap::new()),
+        stuck: Cell::new(false),
+        capacity,
+        checkpoint_interval: (geometry.segment_size * u64::from(count) / 16).clamp(geometry.segment_size, 512 << 20),
+        dirty_max: limit * 2 / 5,
+        gate: (count / 40).max(6),
+        last_victims: RefCell::new(BTreeSet::new()),
+        closing: Cell::new(false),
+        changed: Notify::new(),
+        wake_cleaner: Notify::new(),
+        snaps_changed: Notify::new(),
+        cleaned_bytes: Cell::new(0),
+        checkpoints: Cell::new(0),
+        loads: Cell::new(0),
+        read_only: options.read_only,
+        superblock,
+    }))
+}
+
+/// Takes checkpoints and cleans when that is due, until the store closes.
+async fn maintain(core: Rc<Core>, punch: bool) {
+    loop {
+        let due = || core.closing.get() || core.wants_checkpoint() || core.wants_cleaning();
+        core.wake_cleaner.wait_until(due).await;
+        if core.closing.get() {
+            return;
+        }
+        if let Err(error) = maintain_once(&core).await {
+            tracing::error!(?error, "keeping the store in shape failed; trying again");
+            core.last_victims.borrow_mut().clear();
+            sleep(RETRY_AFTER).await;
+            continue;
+        }
+        if punch && !core.closing.get() {
+            punch_free(&core).await;
+        }
+    }
+}
+
+async fn maintain_once(core: &Rc<Core>) -> Result<()> {
+    if !core.wants_cleaning() {
+        return core.checkpoint(false).await;
+    }
+    let free_before = core.segments.borrow().free_count();
+    let live_before = core.segments.borrow().live_bytes();
+    let appended_before = core.log().bytes_appended();
+    let gain = core.clean_round().await?;
+    core.checkpoint(false).await?;
+    let free = core.segments.borrow().free_count();
+    let quiet = core.segments.borrow().live_bytes() >= live_before;
+    // Two ways to be stuck: nothing worth moving, or moving it won nothing although hardly anybody wrote meanwhile.
+    let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
+    if free <= free_before && free <= core.gate && (gain == 0 || (quiet && moved_only)) {
+        core.stuck.set(true);
+    }
+    core.changed.notify_all();
+    Ok(())
+}
+
+async fn punch_free(core: &Rc<Core>) {
+    let geometry = core.segments.borrow().geometry;
+    let segments = core.segments.borrow_mut().take_punchable(SEGMENTS_KEPT);
+    for segment in segments {
+        // Somebody may have taken it into use while the others were punched.
+        if core.segments.borrow().state(segment) != crate::segments::SegmentState::Free {
+            continue;
+        }
+        core.segments.borrow_mut().hold(segment);
+        let at = geometry.first_block(segment) * BLOCK64;
+        let done = core.media.file.punch_hole(at, geometry.segment_size).await;
+        core.segments.borrow_mut().release(segment);
+        if let Err(error) = done {
+            tracing::debug!(%error, "giving space back to the file system");
+            return;
+        }
+    }
+}

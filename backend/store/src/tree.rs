@@ -1,0 +1,385 @@
+//! The index: a copy-on-write B+tree of byte strings whose nodes lie in the log.
+//!
+//! Nodes never change.  A checkpoint hands over all its changes at once and gets a new root; until that checkpoint is
+//! durable, readers stay with the old one.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Result};
+
+use crate::format::BlobPtr;
+use crate::format::node::{LEVEL_MAX, Node};
+use crate::media::Media;
+
+/// Bytes at which a node is split.
+const NODE_BYTES: usize = 4000;
+
+/// A key.
+pub type Key = Vec<u8>;
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// What happens to a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Set.
+    Put(Vec<u8>),
+    /// Removed.
+    Delete,
+    /// Nothing, but the nodes on the way to it are written anew (the cleaner wants their old place).
+    Touch,
+}
+
+/// Where new nodes go.
+pub trait NodeSink {
+    /// Stores a node.
+    fn write(&self, node: &Node, bytes: &[u8]) -> BlobPtr;
+    /// A node is not part of the tree any more.
+    fn release(&self, ptr: BlobPtr);
+    /// A good moment to let others run.
+    fn pause(&self) -> BoxFuture<'_, ()>;
+}
+
+struct Cached {
+    node: Rc<Node>,
+    weight: usize,
+    used: Cell<bool>,
+}
+
+/// Nodes in memory, up to a bound.
+pub struct NodeCache {
+    nodes: RefCell<HashMap<u64, Cached>>,
+    order: RefCell<VecDeque<u64>>,
+    weight: Cell<usize>,
+    limit: usize,
+}
+
+impl NodeCache {
+    pub fn new(limit: usize) -> Self {
+        Self { nodes: RefCell::default(), order: RefCell::default(), weight: Cell::new(0), limit }
+    }
+
+    /// Bytes of memory in use, about.
+    pub fn weight(&self) -> usize {
+        self.weight.get()
+    }
+
+    fn get(&self, ptr: BlobPtr) -> Option<Rc<Node>> {
+        let nodes = self.nodes.borrow();
+        let cached = nodes.get(&ptr.addr)?;
+        cached.used.set(true);
+        Some(cached.node.clone())
+    }
+
+    fn insert(&self, ptr: BlobPtr, node: Rc<Node>) {
+        let weight = node.weight() + 128;
+        let mut nodes = self.nodes.borrow_mut();
+        let cached = Cached { node, weight, used: Cell::new(false) };
+        match nodes.insert(ptr.addr, cached) {
+            Some(before) => self.weight.set(self.weight.get() - before.weight),
+            None => self.order.borrow_mut().push_back(ptr.addr),
+        }
+        self.weight.set(self.weight.get() + weight);
+        let mut order = self.order.borrow_mut();
+        // Second chance: what was used since the hand last passed stays once more.
+        while self.weight.get() > self.limit && order.len() > 1 {
+            let Some(oldest) = order.pop_front() else { break };
+            match nodes.get(&oldest) {
+                Some(cached) if cached.used.replace(false) => order.push_back(oldest),
+                Some(cached) => {
+                    self.weight.set(self.weight.get() - cached.weight);
+                    nodes.remove(&oldest);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn forget(&self, ptr: BlobPtr) {
+        if let Some(cached) = self.nodes.borrow_mut().remove(&ptr.addr) {
+            self.weight.set(self.weight.get() - cached.weight);
+            self.order.borrow_mut().retain(|&addr| addr != ptr.addr);
+        }
+    }
+}
+
+/// The tree's nodes; the root is the caller's, as there are two during a checkpoint.
+pub struct Tree {
+    media: Rc<Media>,
+    cache: NodeCache,
+}
+
+impl Tree {
+    pub fn new(media: Rc<Media>, cache_limit: usize) -> Self {
+        Self { media, cache: NodeCache::new(cache_limit) }
+    }
+
+    /// Bytes of memory in use, about.
+    pub fn weight(&self) -> usize {
+        self.cache.weight()
+    }
+
+    /// Looks a key up without waiting; `None` when a node is not in memory.
+    pub fn get_cached(&self, root: BlobPtr, key: &[u8]) -> Option<Option<Vec<u8>>> {
+        let mut at = root;
+        if at.is_none() {
+            return Some(None);
+        }
+        loop {
+            let node = self.cache.get(at)?;
+            match &*node {
+                Node::Leaf(pairs) => return Some(find(pairs, key)),
+                Node::Inner { children, .. } => at = children[child_of(children, key)].1,
+            }
+        }
+    }
+
+    /// Looks a key up.
+    pub async fn get(&self, root: BlobPtr, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut at = root;
+        let mut level = None;
+        if at.is_none() {
+            return Ok(None);
+        }
+        loop {
+            let node = self.load(at, level).await?;
+            match &*node {
+                Node::Leaf(pairs) => return Ok(find(pairs, key)),
+                Node::Inner { level: here, children } => {
+                    level = Some(here - 1);
+                    at = children[child_of(children, key)].1;
+                }
+            }
+        }
+    }
+
+    /// Up to `max` pairs with keys in `from..to`, in order, and where to go on.
+    pub async fn range(&self, root: BlobPtr, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+        let mut out = Vec::new();
+        if root.is_none() {
+            return Ok(out);
+        }
+        let mut stack = vec![(root, None)];
+        while let Some((ptr, level)) = stack.pop() {
+            let node = self.load(ptr, level).await?;
+            match &*node {
+                Node::Leaf(pairs) => {
+                    let start = pairs.partition_point(|(key, _)| &key[..] < from);
+                    for (key, value) in &pairs[start..] {
+                        if &key[..] >= to || out.len() >= max {
+                            return Ok(out);
+                        }
+                        out.push((key.to_vec(), value.to_vec()));
+                    }
+                }
+                Node::Inner { level, children } => {
+                    let first = child_of(children, from);
+                    let in_range = children[first..].iter().take_while(|(key, _)| &key[..] < to || key.is_empty());
+                    let mut next: Vec<_> = in_range.map(|(_, ptr)| (*ptr, Some(level - 1))).collect();
+                    next.reverse();
+                    stack.extend(next);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Every node's place, parents before children; for checking.
+    pub async fn walk(&self, root: BlobPtr, mut visit: impl FnMut(BlobPtr, &Node)) -> Result<()> {
+        let mut stack = if root.is_none() { vec![] } else { vec![(root, None)] };
+        while let Some((ptr, level)) = stack.pop() {
+            let node = self.load(ptr, level).await?;
+            visit(ptr, &node);
+            if let Node::Inner { level, children } = &*node {
+                stack.extend(children.iter().rev().map(|(_, ptr)| (*ptr, Some(level - 1))));
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of the node on the way to `key` at `level`; `None` when there is none.
+    pub async fn place_of(&self, root: BlobPtr, key: &[u8], level: u8) -> Result<Option<BlobPtr>> {
+        let mut at = root;
+        let mut expected = None;
+        while !at.is_none() {
+            let node = self.load(at, expected).await?;
+            if node.level() <= level {
+                return Ok((node.level() == level).then_some(at));
+            }
+            let Node::Inner { level: here, children } = &*node else { return Ok(None) };
+            expected = Some(here - 1);
+            at = children[child_of(children, key)].1;
+        }
+        Ok(None)
+    }
+
+    async fn load(&self, ptr: BlobPtr, level: Option<u8>) -> Result<Rc<Node>> {
+        if let Some(node) = self.cache.get(ptr) {
+            return Ok(node);
+        }
+        let bytes = self.media.read_blob(ptr, "a tree node").await?;
+        let corrupt =
+            |what: String| Error::new(ErrorKind::Corrupt, format!("a tree node at byte {}: {what}", ptr.addr));
+        let node = Rc::new(Node::decode(&bytes).map_err(|error| corrupt(error.to_string()))?);
+        if level.is_some_and(|level| level != node.level()) {
+            return Err(corrupt(format!("level {} where {level:?} was expected", node.level())));
+        }
+        self.cache.insert(ptr, node.clone());
+        Ok(node)
+    }
+
+    /// The tree with `changes` (sorted by key) made: its new root.
+    pub async fn apply(&self, root: BlobPtr, changes: &[(Key, Change)], sink: &dyn NodeSink) -> Result<BlobPtr> {
+        if changes.is_empty() {
+            return Ok(root);
+        }
+        debug_assert!(changes.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let mut level = 0;
+        let mut nodes = if root.is_none() {
+            self.emit_leaf(merge(&[], changes), sink)
+        } else {
+            let node = self.load(root, None).await?;
+            level = node.level();
+            self.rewrite(root, node, changes, sink).await?
+        };
+        while nodes.len() > 1 {
+            level += 1;
+            assert!(level <= LEVEL_MAX, "a tree higher than any store can need");
+            nodes = self.emit_inner(level, nodes, sink);
+        }
+        let Some((_, mut top)) = nodes.pop() else { return Ok(BlobPtr::default()) };
+        // A root with one child is no use.
+        loop {
+            let node = self.load(top, None).await?;
+            match &*node {
+                Node::Inner { children, .. } if children.len() == 1 => {
+                    sink.release(top);
+                    self.cache.forget(top);
+                    top = children[0].1;
+                }
+                _ => return Ok(top),
+            }
+        }
+    }
+
+    /// What takes the place of the node at `ptr`.
+    fn rewrite<'a>(
+        &'a self,
+        ptr: BlobPtr,
+        node: Rc<Node>,
+        changes: &'a [(Key, Change)],
+        sink: &'a dyn NodeSink,
+    ) -> BoxFuture<'a, Result<Vec<(Box<[u8]>, BlobPtr)>>> {
+        Box::pin(async move {
+            let out = match &*node {
+                Node::Leaf(pairs) => self.emit_leaf(merge(pairs, changes), sink),
+                Node::Inner { level, children } => {
+                    let mut kept = Vec::with_capacity(children.len() + 1);
+                    let mut rest = changes;
+                    for (i, (key, child)) in children.iter().enumerate() {
+                        let upto = match children.get(i + 1) {
+                            Some((next, _)) => rest.partition_point(|(key, _)| key[..] < next[..]),
+                            None => rest.len(),
+                        };
+                        let (mine, later) = rest.split_at(upto);
+                        rest = later;
+                        if mine.is_empty() {
+                            kept.push((key.clone(), *child));
+                            continue;
+                        }
+                        let node = self.load(*child, Some(level - 1)).await?;
+                        kept.extend(self.rewrite(*child, node, mine, sink).await?);
+                    }
+                    if let Some(first) = kept.first_mut() {
+                        // Smaller keys than any there come here too.
+                        first.0 = children[0].0.clone().min(first.0.clone());
+                    }
+                    sink.pause().await;
+                    self.emit_inner(*level, kept, sink)
+                }
+            };
+            sink.release(ptr);
+            self.cache.forget(ptr);
+            Ok(out)
+        })
+    }
+
+    fn emit_leaf(&self, pairs: Vec<(Box<[u8]>, Box<[u8]>)>, sink: &dyn NodeSink) -> Vec<(Box<[u8]>, BlobPtr)> {
+        let sizes: Vec<usize> = pairs.iter().map(|(key, value)| key.len() + value.len() + 6).collect();
+        let mut pairs = pairs.into_iter();
+        let groups = split(&sizes);
+        groups.into_iter().map(|count| self.emit(Node::Leaf(pairs.by_ref().take(count).collect()), sink)).collect()
+    }
+
+    fn emit_inner(
+        &self,
+        level: u8,
+        children: Vec<(Box<[u8]>, BlobPtr)>,
+        sink: &dyn NodeSink,
+    ) -> Vec<(Box<[u8]>, BlobPtr)> {
+        let sizes: Vec<usize> = children.iter().map(|(key, _)| key.len() + 18).collect();
+        let mut children = children.into_iter();
+        let groups = split(&sizes);
+        let node = |children| Node::Inner { level, children };
+        groups.into_iter().map(|count| self.emit(node(children.by_ref().take(count).collect()), sink)).collect()
+    }
+
+    fn emit(&self, node: Node, sink: &dyn NodeSink) -> (Box<[u8]>, BlobPtr) {
+        let ptr = sink.write(&node, &node.encode());
+        let key = node.first_key().into();
+        self.cache.insert(ptr, Rc::new(node));
+        (key, ptr)
+    }
+}
+
+/// How many items go into each node: as few nodes as hold them, about equally full.
+fn split(sizes: &[usize]) -> Vec<usize> {
+    let total: usize = sizes.iter().sum();
+    let nodes = total.div_ceil(NODE_BYTES).max(1);
+    let share = total.div_ceil(nodes);
+    let mut out = Vec::with_capacity(nodes);
+    let (mut count, mut bytes) = (0, 0);
+    for &size in sizes {
+        // The count of a node is 16 bits wide on disk.
+        if count > 0 && (bytes + size > share.max(NODE_BYTES / 2) || count == u16::MAX as usize) {
+            out.push(count);
+            (count, bytes) = (0, 0);
+        }
+        count += 1;
+        bytes += size;
+    }
+    if count > 0 {
+        out.push(count);
+    }
+    out
+}
+
+fn find(pairs: &[(Box<[u8]>, Box<[u8]>)], key: &[u8]) -> Option<Vec<u8>> {
+    pairs.binary_search_by(|(at, _)| at[..].cmp(key)).ok().map(|i| pairs[i].1.to_vec())
+}
+
+/// The child in which `key` is, if it is anywhere.
+fn child_of(children: &[(Box<[u8]>, BlobPtr)], key: &[u8]) -> usize {
+    children.partition_point(|(first, _)| &first[..] <= key).saturating_sub(1)
+}
+
+fn merge(pairs: &[(Box<[u8]>, Box<[u8]>)], changes: &[(Key, Change)]) -> Vec<(Box<[u8]>, Box<[u8]>)> {
+    let mut out = Vec::with_capacity(pairs.len() + changes.len());
+    let mut old = pairs.iter().peekable();
+    for (key, change) in changes {
+        while let Some(pair) = old.next_if(|(at, _)| at[..] < key[..]) {
+            out.push(pair.clone());
+        }
+        let before = old.next_if(|(at, _)| at[..] == key[..]);
+        match change {
+            Change::Put(value) => out.push((key[..].into(), value[..].into())),
+            Change::Touch => out.extend(before.cloned()),
+            Change::Delete => {}
+        }
+    }
+    out.extend(old.cloned());
+    out
+}
