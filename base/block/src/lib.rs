@@ -8,6 +8,7 @@ mod device;
 mod error;
 mod extent;
 mod object;
+mod remote;
 mod request;
 
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
@@ -18,4 +19,5 @@ pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
     SnapId, SnapSet, SparseData, Transaction, Usage,
 };
+pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{Reply, Request};

@@ -19,6 +19,7 @@ use async_task::Runnable;
 use crossbeam_queue::SegQueue;
 use slab::Slab;
 
+use crate::cores::CoreHandle;
 use crate::driver::{Completion, Driver, Op, Unpark, Wait};
 use crate::ops::{OpFuture, Ops};
 use crate::time::Instant;
@@ -43,9 +44,19 @@ fn try_with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> Option<R> {
     Some(f(&inner))
 }
 
+/// What comes from other threads.
+pub(crate) enum Work {
+    /// A task that was woken.
+    Resume(Runnable),
+    /// Something to be begun on this core.
+    Begin(Box<dyn FnOnce() + Send>),
+}
+
 /// What other threads can reach of a reactor.
 pub(crate) struct Remote {
-    queue: SegQueue<Runnable>,
+    queue: SegQueue<Work>,
+    /// The reactor is gone, with all its tasks.
+    pub(crate) closed: AtomicBool,
     /// False only while the reactor sleeps or is about to; who sets it wakes the driver, so that many wake-ups cost
     /// one system call, and none at all while the reactor is busy.
     notified: AtomicBool,
@@ -60,7 +71,7 @@ impl Remote {
     }
 
     /// True on the thread that runs this reactor, while it runs.
-    fn is_current(self: &Arc<Self>) -> bool {
+    pub(crate) fn is_current(self: &Arc<Self>) -> bool {
         let same = |current: &RefCell<Option<Rc<Inner>>>| {
             current.borrow().as_ref().is_some_and(|inner| Arc::ptr_eq(&inner.remote, self))
         };
@@ -71,8 +82,27 @@ impl Remote {
         if self.is_current() {
             with_current(|inner| inner.ready.borrow_mut().push_back(runnable));
         } else {
-            self.queue.push(runnable);
+            self.queue.push(Work::Resume(runnable));
             self.notify();
+        }
+    }
+
+    /// Hands something to the reactor; it is dropped when the reactor is gone.
+    pub(crate) fn push(&self, work: Work) {
+        self.queue.push(work);
+        // Closed before it is emptied for the last time, so one of the two sees what was pushed.
+        if self.closed.load(Ordering::SeqCst) {
+            self.discard();
+        } else {
+            self.notify();
+        }
+    }
+
+    /// Drops what nobody will do any more.  No task is alive when this is called, so nothing in the queue belongs to
+    /// the reactor's thread.
+    fn discard(&self) {
+        while let Some(work) = self.queue.pop() {
+            drop(work);
         }
     }
 }
@@ -83,7 +113,7 @@ pub(crate) struct Inner {
     ready: RefCell<VecDeque<Runnable>>,
     /// Those who let the others and the driver go first, this turn.
     yielded: RefCell<Vec<Waker>>,
-    remote: Arc<Remote>,
+    pub(crate) remote: Arc<Remote>,
     /// A waker of every task alive, to end them all when the reactor goes.
     tasks: RefCell<Slab<Waker>>,
     pub(crate) ops: Ops,
@@ -153,17 +183,21 @@ impl Inner {
     }
 
     /// Takes over what other threads have woken.
-    fn take_remote(&self) {
+    fn take_remote(&self, begin: bool) {
         // Only what is there now: others may add without end.
         for _ in 0..self.remote.queue.len() {
-            let Some(runnable) = self.remote.queue.pop() else { break };
-            self.ready.borrow_mut().push_back(runnable);
+            match self.remote.queue.pop() {
+                Some(Work::Resume(runnable)) => self.ready.borrow_mut().push_back(runnable),
+                Some(Work::Begin(start)) if begin => start(),
+                Some(Work::Begin(start)) => drop(start),
+                None => break,
+            }
         }
     }
 
     fn run_ready(&self) {
         if !self.remote.queue.is_empty() {
-            self.take_remote();
+            self.take_remote(true);
         }
         for _ in 0..TASKS_PER_TURN_MAX {
             let Some(runnable) = self.next_ready() else { break };
@@ -255,7 +289,12 @@ pub struct Reactor {
 impl Reactor {
     /// A reactor on the given driver, for this thread.
     pub fn new(driver: Box<dyn Driver>) -> Self {
-        let remote = Remote { queue: SegQueue::new(), notified: AtomicBool::new(true), unpark: driver.unparker() };
+        let remote = Remote {
+            queue: SegQueue::new(),
+            closed: AtomicBool::new(false),
+            notified: AtomicBool::new(true),
+            unpark: driver.unparker(),
+        };
         let inner = Inner {
             driver: RefCell::new(driver),
             ready: RefCell::default(),
@@ -272,6 +311,11 @@ impl Reactor {
     /// A reactor on the operating system, by [`DriverChoice`](crate::DriverChoice).
     pub fn system(choice: crate::driver::DriverChoice) -> io::Result<Self> {
         Ok(Self::new(crate::driver::system_driver(choice)?))
+    }
+
+    /// Reaches this reactor from any thread.
+    pub fn handle(&self) -> CoreHandle {
+        CoreHandle::new(self.inner.remote.clone())
     }
 
     /// The driver's name.
@@ -316,7 +360,7 @@ impl Drop for Reactor {
                 break;
             }
             wakers.into_iter().for_each(Waker::wake);
-            self.inner.take_remote();
+            self.inner.take_remote(false);
             let mut dropped = false;
             while let Some(runnable) = self.inner.next_ready() {
                 dropped = true;
@@ -329,6 +373,8 @@ impl Drop for Reactor {
         let timers = mem::take(&mut *self.inner.timers.borrow_mut());
         let yielded = mem::take(&mut *self.inner.yielded.borrow_mut());
         drop((timers, yielded));
+        self.inner.remote.closed.store(true, Ordering::SeqCst);
+        self.inner.remote.discard();
     }
 }
 
@@ -361,6 +407,12 @@ impl<T> JoinHandle<T> {
     /// The result is what it returned, if it had ended before.
     pub async fn cancel(mut self) -> Option<T> {
         self.task.take().expect("a handle has its task until it is dropped").cancel().await
+    }
+
+    /// Ends the task at its next point of waiting, without waiting for that.
+    pub fn abort(mut self) {
+        // Unlike a handle, an async task ends when it is dropped.
+        drop(self.task.take());
     }
 
     /// True when it has ended.

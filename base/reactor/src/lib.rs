@@ -17,6 +17,8 @@
 //! ```
 
 pub mod buf;
+pub mod cores;
+pub mod cross;
 pub mod driver;
 mod executor;
 pub mod fs;
@@ -27,6 +29,7 @@ pub mod sync;
 pub mod time;
 
 pub use buf::{BUF_ALIGN, Buf, BufList, BufMut};
+pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
 pub use driver::{DriverChoice, OpenOptions};
 pub use executor::{JoinHandle, Reactor, spawn, yield_now};
 pub use fs::File;

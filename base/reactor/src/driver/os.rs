@@ -478,3 +478,29 @@ pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &mut len) })?;
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
+
+/// The processors that this process may run on.
+pub(crate) fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: all zeroes is the empty set, which the call fills.
+    unsafe {
+        let mut set: libc::cpu_set_t = mem::zeroed();
+        if libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) != 0 {
+            return Vec::new();
+        }
+        (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect()
+    }
+}
+
+/// Keeps this thread on one processor.
+pub(crate) fn pin_to(cpu: usize) {
+    // SAFETY: all zeroes is the empty set; `cpu` is below its size, because it came out of such a set.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        check(libc::sched_setaffinity(0, mem::size_of_val(&set), &set))
+    };
+    // A sandbox may forbid it; that costs speed only.
+    if let Err(error) = result {
+        tracing::debug!(%error, cpu, "a core is not pinned to its processor");
+    }
+}

@@ -1,0 +1,257 @@
+//! Many reactors, a thread each, and how one has something done by another.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::thread;
+
+use crate::cross::{self, Answer, Answered};
+use crate::driver::{DriverChoice, os};
+use crate::executor::{Reactor, Remote, Work, spawn, with_current};
+
+/// The core is gone: it was stopped, or it panicked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoreGone;
+
+impl fmt::Display for CoreGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the core has stopped")
+    }
+}
+
+impl std::error::Error for CoreGone {}
+
+/// Reaches a reactor from any thread.
+#[derive(Clone)]
+pub struct CoreHandle {
+    remote: Arc<Remote>,
+}
+
+impl CoreHandle {
+    /// Of the reactor that runs on this thread.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn current() -> Self {
+        with_current(|inner| Self { remote: inner.remote.clone() })
+    }
+
+    pub(crate) fn new(remote: Arc<Remote>) -> Self {
+        Self { remote }
+    }
+
+    /// True when the reactor is the one that runs on this thread.
+    pub fn is_current(&self) -> bool {
+        self.remote.is_current()
+    }
+
+    /// True when the reactor has stopped.
+    pub fn is_gone(&self) -> bool {
+        self.remote.closed.load(Ordering::Acquire)
+    }
+
+    /// Runs `start` on the core, and there the future that it returns, as a task of its own.  It begins at once; the
+    /// result can be waited for on any core, or the future that is returned here be dropped: the task goes on.
+    pub fn run<F, R>(&self, start: F) -> Running<R::Output>
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Future + 'static,
+        R::Output: Send + 'static,
+    {
+        let (answer, answered) = cross::oneshot();
+        let begin = move || {
+            let future = start();
+            drop(spawn(async move { answer.send(future.await) }));
+        };
+        self.remote.push(Work::Begin(Box::new(begin)));
+        Running { answered }
+    }
+}
+
+impl fmt::Debug for CoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CoreHandle({:p})", Arc::as_ptr(&self.remote))
+    }
+}
+
+/// What runs on another core, to be waited for.  Dropping it does not end it.
+pub struct Running<T> {
+    answered: Answered<T>,
+}
+
+impl<T: Send> Future for Running<T> {
+    type Output = Result<T, CoreGone>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.answered).poll(cx).map(|value| value.ok_or(CoreGone))
+    }
+}
+
+/// How cores are started.
+#[derive(Debug, Clone)]
+pub struct CoresOptions {
+    /// Reactors, a thread each; at least one.
+    pub count: usize,
+    /// On which driver.
+    pub driver: DriverChoice,
+    /// The threads' names: this, a dash and a number.  The system keeps 15 bytes of it.
+    pub name: String,
+    /// Keep each thread on a processor of its own; left out when there are not enough processors.
+    pub pin: bool,
+}
+
+impl Default for CoresOptions {
+    fn default() -> Self {
+        Self { count: 1, driver: DriverChoice::Auto, name: "core".into(), pin: true }
+    }
+}
+
+/// A core that panicked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorePanic {
+    /// Which.
+    pub core: usize,
+    /// What it said.
+    pub message: String,
+}
+
+impl fmt::Display for CorePanic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "core {} panicked: {}", self.core, self.message)
+    }
+}
+
+impl std::error::Error for CorePanic {}
+
+struct Core {
+    handle: CoreHandle,
+    stop: Option<Answer<()>>,
+    thread: Option<thread::JoinHandle<Result<(), CorePanic>>>,
+}
+
+/// Reactors on threads of their own.  Dropping it stops them.
+pub struct Cores {
+    cores: Vec<Core>,
+    panics: cross::Receiver<CorePanic>,
+}
+
+impl Cores {
+    /// Starts the threads; comes back when all reactors run.
+    pub fn start(options: &CoresOptions) -> io::Result<Self> {
+        assert!(options.count > 0, "no cores to start");
+        let cpus = if options.pin { os::allowed_cpus() } else { Vec::new() };
+        let (report, panics) = cross::channel();
+        let mut cores = Self { cores: Vec::with_capacity(options.count), panics };
+        for index in 0..options.count {
+            let cpu = (options.count <= cpus.len()).then(|| cpus[index]);
+            let (stop, stopped) = cross::oneshot();
+            let (ready, started) = std::sync::mpsc::sync_channel(1);
+            let (driver, report) = (options.driver, report.clone());
+            let run = move || {
+                let body = || {
+                    if let Some(cpu) = cpu {
+                        os::pin_to(cpu);
+                    }
+                    let reactor = match Reactor::system(driver) {
+                        Ok(reactor) => reactor,
+                        Err(error) => {
+                            // Nobody listens when starting was given up already.
+                            let _ = ready.send(Err(error));
+                            return;
+                        }
+                    };
+                    if ready.send(Ok(reactor.handle())).is_ok() {
+                        reactor.block_on(stopped);
+                    }
+                };
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).map_err(|payload| {
+                    let panic = CorePanic { core: index, message: panic_message(&*payload) };
+                    tracing::error!(core = index, message = panic.message, "a core panicked");
+                    // Nobody listens when the cores are being stopped; it is in the thread's result too.
+                    let _ = report.send(panic.clone());
+                    panic
+                })
+            };
+            let thread = thread::Builder::new().name(format!("{}-{index}", options.name)).spawn(run)?;
+            let handle = match started.recv() {
+                Ok(handle) => handle?,
+                Err(_) => {
+                    let _ = thread.join();
+                    return Err(io::Error::other("a core panicked while it was starting"));
+                }
+            };
+            cores.cores.push(Core { handle, stop: Some(stop), thread: Some(thread) });
+        }
+        Ok(cores)
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.cores.len()
+    }
+
+    /// Never: there is at least one.
+    pub fn is_empty(&self) -> bool {
+        self.cores.is_empty()
+    }
+
+    /// The handle of one core.
+    pub fn handle(&self, core: usize) -> &CoreHandle {
+        &self.cores[core].handle
+    }
+
+    /// The handles of all, in order.
+    pub fn handles(&self) -> Vec<CoreHandle> {
+        self.cores.iter().map(|core| core.handle.clone()).collect()
+    }
+
+    /// Waits until a core panics.
+    pub async fn panicked(&mut self) -> CorePanic {
+        match self.panics.recv().await {
+            Some(panic) => panic,
+            // All have ended without one.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends all tasks where they stand, and the threads.  Whoever must be closed in order is closed before.
+    pub fn stop(mut self) -> Result<(), CorePanic> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), CorePanic> {
+        for core in &mut self.cores {
+            if let Some(stop) = core.stop.take() {
+                stop.send(());
+            }
+        }
+        let mut result = Ok(());
+        for core in &mut self.cores {
+            let ended = core.thread.take().map(thread::JoinHandle::join);
+            if let Some(ended) = ended {
+                let ended = ended.unwrap_or_else(|payload| {
+                    let message = panic_message(&*payload);
+                    Err(CorePanic { core: usize::MAX, message })
+                });
+                result = result.and(ended);
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        // A panic has been logged already.
+        let _ = self.end();
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

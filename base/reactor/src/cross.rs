@@ -1,0 +1,177 @@
+//! Between cores: a queue and a single answer, without locks.
+//!
+//! A value is pushed onto a lock-free queue and the receiving task is woken.  Waking a task on another core costs a
+//! system call only when that core sleeps.
+
+use std::cell::UnsafeCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+use crossbeam_queue::SegQueue;
+
+struct Queue<T> {
+    items: SegQueue<T>,
+    waker: AtomicWaker,
+    senders: AtomicUsize,
+    receiver_gone: AtomicBool,
+}
+
+/// The sending half of [`channel`], for any core; the queue ends when the last one is dropped.
+pub struct Sender<T>(Arc<Queue<T>>);
+
+/// The receiving half of [`channel`]; used by one task at a time, on any core.
+pub struct Receiver<T>(Arc<Queue<T>>);
+
+/// An unbounded queue between cores.  Items of one sender arrive in the order in which they were sent.
+pub fn channel<T: Send>() -> (Sender<T>, Receiver<T>) {
+    let queue = Queue {
+        items: SegQueue::new(),
+        waker: AtomicWaker::new(),
+        senders: AtomicUsize::new(1),
+        receiver_gone: AtomicBool::new(false),
+    };
+    let queue = Arc::new(queue);
+    (Sender(queue.clone()), Receiver(queue))
+}
+
+impl<T: Send> Sender<T> {
+    /// Appends an item.  When nobody receives any more, it comes back; one that is sent just while the receiver goes
+    /// may be dropped with the queue instead.
+    pub fn send(&self, item: T) -> Result<(), T> {
+        if self.0.receiver_gone.load(Ordering::Acquire) {
+            return Err(item);
+        }
+        self.0.items.push(item);
+        // The receiver may have gone between the two, and have emptied the queue before the item was in it.
+        if self.0.receiver_gone.load(Ordering::SeqCst) {
+            while self.0.items.pop().is_some() {}
+            return Ok(());
+        }
+        self.0.waker.wake();
+        Ok(())
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        self.0.senders.fetch_add(1, Ordering::Relaxed);
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        if self.0.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.waker.wake();
+        }
+    }
+}
+
+impl<T: Send> Receiver<T> {
+    /// The next item; `None` when all senders are gone and the queue is empty.
+    pub async fn recv(&mut self) -> Option<T> {
+        poll_fn(|cx| {
+            if let Some(item) = self.0.items.pop() {
+                return Poll::Ready(Some(item));
+            }
+            self.0.waker.register(cx.waker());
+            // Look again: what came before the waker was in place has woken nobody.  The senders first, because the
+            // last one may leave an item behind.
+            let last = self.0.senders.load(Ordering::Acquire) == 0;
+            match self.0.items.pop() {
+                Some(item) => Poll::Ready(Some(item)),
+                None if last => Poll::Ready(None),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// The next item if there is one now.
+    pub fn try_recv(&mut self) -> Option<T> {
+        self.0.items.pop()
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        self.0.receiver_gone.store(true, Ordering::SeqCst);
+        self.0.waker.take();
+        while self.0.items.pop().is_some() {}
+    }
+}
+
+const EMPTY: u8 = 0;
+const FULL: u8 = 1;
+const CLOSED: u8 = 2;
+
+struct Slot<T> {
+    state: AtomicU8,
+    value: UnsafeCell<Option<T>>,
+    waker: AtomicWaker,
+}
+
+// SAFETY: the value is written by the only sender while the state is EMPTY and read by the only receiver after it
+// has seen FULL, which the sender sets after writing (release, acquire); so nobody shares it, it only moves.
+unsafe impl<T: Send> Sync for Slot<T> {}
+
+/// The sending half of [`oneshot`].
+pub struct Answer<T>(Arc<Slot<T>>);
+
+/// The receiving half of [`oneshot`]: a future of the value, or of `None` when the other half is dropped without it.
+pub struct Answered<T>(Arc<Slot<T>>);
+
+/// One value from one core to another.
+pub fn oneshot<T: Send>() -> (Answer<T>, Answered<T>) {
+    let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
+    (Answer(slot.clone()), Answered(slot))
+}
+
+impl<T: Send> Answer<T> {
+    /// Hands over the value.
+    pub fn send(self, value: T) {
+        // SAFETY: this is the only sender, it sends once, and the receiver does not look while the state is EMPTY.
+        unsafe { *self.0.value.get() = Some(value) };
+        self.0.state.store(FULL, Ordering::Release);
+        // Dropping `self` wakes the receiver.
+    }
+
+    /// True when nobody waits for the value any more.
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        let _ = self.0.state.compare_exchange(EMPTY, CLOSED, Ordering::Release, Ordering::Relaxed);
+        self.0.waker.wake();
+    }
+}
+
+impl<T: Send> Answered<T> {
+    fn take(&mut self) -> Poll<Option<T>> {
+        match self.0.state.load(Ordering::Acquire) {
+            EMPTY => Poll::Pending,
+            // SAFETY: the sender has set FULL after writing and touches the value no more; this is the only receiver,
+            // and `&mut self` keeps it to one caller.
+            FULL => Poll::Ready(unsafe { (*self.0.value.get()).take() }),
+            _ => Poll::Ready(None),
+        }
+    }
+}
+
+impl<T: Send> Future for Answered<T> {
+    type Output = Option<T>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        if let Poll::Ready(value) = self.take() {
+            return Poll::Ready(value);
+        }
+        self.0.waker.register(cx.waker());
+        self.take()
+    }
+}
