@@ -449,6 +449,14 @@ where
     with_current(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
 }
 
+/// The name of this reactor's driver.
+///
+/// # Panics
+/// When no reactor runs on this thread.
+pub fn driver_name() -> &'static str {
+    with_current(|inner| inner.driver.borrow().name())
+}
+
 /// Lets the other ready tasks and the driver have a turn.
 pub async fn yield_now() {
     let mut yielded = false;

@@ -31,7 +31,7 @@ pub mod time;
 pub use buf::{BUF_ALIGN, Buf, BufList, BufMut};
 pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
 pub use driver::{DriverChoice, OpenOptions};
-pub use executor::{JoinHandle, Reactor, spawn, yield_now};
+pub use executor::{JoinHandle, Reactor, driver_name, spawn, yield_now};
 pub use fs::File;
 pub use net::{Addr, Listener, Stream};
 pub use pool::Pool;
