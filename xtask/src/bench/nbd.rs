@@ -108,11 +108,12 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
     let mut all = speed;
     all.extend(per_cpu);
     println!("{}", report::table(&all));
-    for line in report::ratio_lines("nbd", &all) {
+    let lines = report::ratio_lines("nbd", &all);
+    for line in &lines {
         println!("{line}");
     }
     if !dry_run && !peers_only && effort.case.is_none() {
-        report::write("nbd", "Forebay, qemu-nbd and nbdkit over NBD", &method(effort), &all)?;
+        report::write("nbd", "Forebay, qemu-nbd and nbdkit over NBD", &method(effort), &all, &lines)?;
     }
     Ok(())
 }

@@ -80,15 +80,15 @@ pub fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
 }
 
 /// Writes `docs/benchmarks/NAME.md` and `.svg`.
-pub fn write(bench: &str, title: &str, method: &str, cases: &[Case]) -> Result<()> {
+pub fn write(bench: &str, title: &str, method: &str, cases: &[Case], lines: &[String]) -> Result<()> {
     let folder = shell::root().join("docs/benchmarks");
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join(format!("{bench}.svg")), picture(title, cases))?;
     let mut text = format!("# {title}\n\n{method}\n\n![{title}]({bench}.svg)\n\n");
     text.push_str(&table(cases));
     text.push_str("\n```\n");
-    for line in ratio_lines(bench, cases) {
-        text.push_str(&line);
+    for line in lines {
+        text.push_str(line);
         text.push('\n');
     }
     text.push_str("```\n");
