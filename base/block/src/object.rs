@@ -94,9 +94,10 @@ impl SnapContext {
 pub enum ObjectOp {
     /// Guard: the object exists ([`ErrorKind::NotFound`](crate::ErrorKind) otherwise).
     AssertExists,
-    /// Guard: the object's version is this one.
+    /// Guard: the object's version is this one ([`ErrorKind::Guard`](crate::ErrorKind) otherwise, and when there is
+    /// no such object).
     AssertVersion(u64),
-    /// Guard: these bytes are stored at `offset` (past the end reads as zeroes);
+    /// Guard: these bytes are stored at `offset` (past the end reads as zeroes, as does an object that is not there);
     /// [`ErrorKind::Mismatch`](crate::ErrorKind) otherwise.
     Compare {
         /// First byte.
@@ -104,7 +105,8 @@ pub enum ObjectOp {
         /// What must be there.
         data: BufList,
     },
-    /// Guard: the key has this value (`None`: is not there).
+    /// Guard: the key has this value (`None`: the key, or the object, is not there);
+    /// [`ErrorKind::Guard`](crate::ErrorKind) otherwise.
     KvCompare {
         /// Key.
         key: Vec<u8>,
@@ -124,7 +126,7 @@ pub enum ObjectOp {
         /// What is written.
         data: BufList,
     },
-    /// Replaces the whole content.
+    /// Replaces all bytes, and the size with them; the keys stay.
     WriteFull {
         /// The new content.
         data: BufList,
@@ -135,24 +137,26 @@ pub enum ObjectOp {
         /// Where.
         extent: Extent,
     },
-    /// Sets the size; a grown part reads as zeroes.
+    /// Sets the size; a grown part reads as zeroes.  On an object that is not there it does nothing.
     Truncate {
         /// Bytes.
         size: u64,
     },
-    /// Removes the object (its clones stay until their snapshots go).
+    /// Removes the object and its keys (its clones stay until their snapshots go);
+    /// [`ErrorKind::NotFound`](crate::ErrorKind) if it is not there.
     Remove,
     /// Sets keys.
     KvSet {
         /// Keys and their values.
         pairs: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    /// Removes keys; those that are not there do not matter.
+    /// Removes keys; those that are not there do not matter, but the object must be there
+    /// ([`ErrorKind::NotFound`](crate::ErrorKind)).
     KvRemove {
         /// Keys.
         keys: Vec<Vec<u8>>,
     },
-    /// Makes the head what it was at the snapshot.
+    /// Makes the head what it was at the snapshot, keys included; removes it if it was not there then.
     Rollback {
         /// The snapshot.
         snap: SnapId,
@@ -242,14 +246,14 @@ impl SparseData {
 pub struct ObjectStat {
     /// Bytes.
     pub size: u64,
-    /// Grows with each change.
+    /// Grows with each change, and goes on growing when the object is removed and created again.
     pub version: u64,
 }
 
 /// One kept state of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapClone {
-    /// The newest snapshot it stands for, which is its number.
+    /// Its number: the context's `seq` when it was made, not older than any snapshot it stands for.
     pub id: SnapId,
     /// All the snapshots it stands for, newest first.
     pub snaps: Vec<SnapId>,

@@ -1,0 +1,260 @@
+//! One object: its head, the clones kept for snapshots, and how a transaction changes them.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, SnapClone, SnapContext, SnapId, SnapSet, Transaction};
+
+use crate::content::{Content, Space};
+
+/// Largest object in bytes.  Pages are sparse, so this is a matter of sanity, not of memory.
+pub(crate) const OBJECT_SIZE_MAX: u64 = 1 << 40;
+
+/// What all objects of a backend share.
+pub(crate) struct Pool {
+    pub(crate) space: Rc<Space>,
+    /// Pages that may exist at most.
+    pub(crate) pages_max: u64,
+    /// Snapshots given up; a context that still names one keeps nothing for it.
+    pub(crate) removed: BTreeSet<SnapId>,
+    /// The newest snapshot number taken.
+    pub(crate) snap_last: u64,
+    /// Grows with each change of any object, so that a removed and re-created object never repeats a version.
+    pub(crate) version_last: u64,
+}
+
+/// A state kept for snapshots.
+struct Kept {
+    id: SnapId,
+    /// Newest first.
+    snaps: Vec<SnapId>,
+    content: Content,
+    version: u64,
+}
+
+/// An object; exists while it has a head or a clone.
+#[derive(Default)]
+pub(crate) struct Object {
+    head: Option<Content>,
+    version: u64,
+    /// The newest snapshot that a write to the head has seen.
+    seq: u64,
+    /// Oldest first.
+    clones: Vec<Kept>,
+}
+
+impl Object {
+    pub(crate) fn head(&self) -> Option<&Content> {
+        self.head.as_ref()
+    }
+
+    /// Nothing is left of it.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.head.is_none() && self.clones.is_empty()
+    }
+
+    /// Its content and version at `snap`; `None` when it did not exist then.
+    pub(crate) fn at(&self, snap: SnapId) -> Option<(&Content, u64)> {
+        match find(&self.clones, self.seq, snap) {
+            Found::Head => self.head.as_ref().map(|head| (head, self.version)),
+            Found::Clone(kept) => Some((&kept.content, kept.version)),
+            Found::Nothing => None,
+        }
+    }
+
+    pub(crate) fn snap_set(&self) -> SnapSet {
+        let clones = self.clones.iter().map(|kept| SnapClone {
+            id: kept.id,
+            snaps: kept.snaps.clone(),
+            size: kept.content.size(),
+        });
+        SnapSet { seq: self.seq, head_exists: self.head.is_some(), clones: clones.collect() }
+    }
+
+    /// Forgets a snapshot; a clone that stands for no other goes.
+    pub(crate) fn forget_snap(&mut self, snap: SnapId) {
+        self.clones.retain_mut(|kept| {
+            kept.snaps.retain(|&other| other != snap);
+            !kept.snaps.is_empty()
+        });
+    }
+
+    /// Does a transaction wholly or not at all; answers the version after it.
+    pub(crate) fn submit(&mut self, transaction: &Transaction, pool: &mut Pool) -> Result<u64> {
+        let ops = &transaction.ops[..];
+        let changes = ops.iter().any(|op| !is_guard(op));
+        let kept = if changes { self.keep(transaction.snapc.as_deref(), pool) } else { None };
+        // A step that fails changes nothing, so a transaction whose only change comes last is done in place; any
+        // other is done on a copy, which shares its pages with the original.
+        if ops.split_last().is_none_or(|(_, before)| before.iter().all(is_guard)) {
+            let then = Then { head: None, clones: &self.clones, seq: self.seq, version: self.version };
+            apply(&mut self.head, ops, &then, pool)?;
+        } else {
+            let mut draft = self.head.clone();
+            let then = Then { head: Some(&self.head), clones: &self.clones, seq: self.seq, version: self.version };
+            apply(&mut draft, ops, &then, pool)?;
+            self.head = draft;
+        }
+        if changes {
+            self.clones.extend(kept);
+            self.seq = self.seq.max(transaction.snapc.as_ref().map_or(0, |snapc| snapc.seq));
+            pool.version_last += 1;
+            self.version = pool.version_last;
+        }
+        Ok(self.version)
+    }
+
+    /// The clone that a change with this context must leave behind, as RADOS does it: when there is a snapshot newer
+    /// than the last one that a write has seen, the clone stands for all of those.
+    fn keep(&self, snapc: Option<&SnapContext>, pool: &Pool) -> Option<Kept> {
+        let (head, snapc) = (self.head.as_ref()?, snapc?);
+        let is_new = |snap: &&SnapId| snap.0 > self.seq && !pool.removed.contains(snap);
+        let snaps: Vec<SnapId> = snapc.snaps.iter().filter(is_new).copied().collect();
+        if snaps.is_empty() {
+            return None;
+        }
+        Some(Kept { id: SnapId(snapc.seq), snaps, content: head.clone(), version: self.version })
+    }
+}
+
+enum Found<'a> {
+    Head,
+    Clone(&'a Kept),
+    Nothing,
+}
+
+/// Where the state at `snap` is: in the head if no write has seen the snapshot, else in the first clone that is no
+/// older, if that clone stands for it.
+fn find(clones: &[Kept], seq: u64, snap: SnapId) -> Found<'_> {
+    if snap == SnapId::HEAD || snap.0 > seq {
+        return Found::Head;
+    }
+    match clones.iter().find(|kept| kept.id >= snap) {
+        Some(kept) if kept.snaps.contains(&snap) => Found::Clone(kept),
+        _ => Found::Nothing,
+    }
+}
+
+fn is_guard(op: &ObjectOp) -> bool {
+    matches!(
+        op,
+        ObjectOp::AssertExists | ObjectOp::AssertVersion(_) | ObjectOp::Compare { .. } | ObjectOp::KvCompare { .. }
+    )
+}
+
+/// The object as it was before a transaction.
+struct Then<'a> {
+    /// `None`: the steps work on the head in place, and none before the one change touches it.
+    head: Option<&'a Option<Content>>,
+    clones: &'a [Kept],
+    seq: u64,
+    version: u64,
+}
+
+fn apply(head: &mut Option<Content>, ops: &[ObjectOp], then: &Then<'_>, pool: &Pool) -> Result<()> {
+    for op in ops {
+        match op {
+            ObjectOp::AssertExists => drop(existing(head)?),
+            ObjectOp::AssertVersion(wanted) => {
+                if head.is_none() || then.version != *wanted {
+                    return Err(ErrorKind::Guard.into());
+                }
+            }
+            ObjectOp::Compare { offset, data } => {
+                check_range(*offset, data.len() as u64)?;
+                // An object that is not there compares as zeroes, as in RADOS.
+                let difference = match head {
+                    Some(head) => head.first_difference(*offset, data),
+                    None => Content::default().first_difference(*offset, data),
+                };
+                if let Some(at) = difference {
+                    return Err(ErrorKind::Mismatch(at).into());
+                }
+            }
+            ObjectOp::KvCompare { key, value } => {
+                if head.as_ref().and_then(|head| head.kv.get(key)) != value.as_ref() {
+                    return Err(ErrorKind::Guard.into());
+                }
+            }
+            ObjectOp::Create { exclusive } => {
+                if *exclusive && head.is_some() {
+                    return Err(ErrorKind::Exists.into());
+                }
+                head.get_or_insert_default();
+            }
+            ObjectOp::Write { offset, data } => {
+                let extent = check_range(*offset, data.len() as u64)?;
+                check_space(head.as_ref().map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent)), pool)?;
+                head.get_or_insert_default().write(*offset, data, &pool.space);
+            }
+            ObjectOp::WriteFull { data } => {
+                let extent = check_range(0, data.len() as u64)?;
+                // The pages it replaces are counted as free only if no clone keeps them.
+                let freed = head.as_ref().map_or(0, |head| pages_of(extent).saturating_sub(head.pages_to_add(extent)));
+                check_space(pages_of(extent) - freed, pool)?;
+                head.get_or_insert_default().replace(data, &pool.space);
+            }
+            ObjectOp::Zero { extent } => {
+                check_overflow(*extent)?;
+                if let Some(head) = head {
+                    head.zero(*extent);
+                }
+            }
+            ObjectOp::Truncate { size } => {
+                check_range(0, *size)?;
+                if let Some(head) = head {
+                    head.truncate(*size);
+                }
+            }
+            ObjectOp::Remove => {
+                existing(head)?;
+                *head = None;
+            }
+            ObjectOp::KvSet { pairs } => head.get_or_insert_default().kv.extend(pairs.iter().cloned()),
+            ObjectOp::KvRemove { keys } => {
+                let head = existing(head)?;
+                keys.iter().for_each(|key| drop(head.kv.remove(key)));
+            }
+            ObjectOp::Rollback { snap } => match find(then.clones, then.seq, *snap) {
+                // No write has seen the snapshot, so it shows what the head was before this transaction.
+                Found::Head => {
+                    if let Some(before) = then.head {
+                        head.clone_from(before);
+                    }
+                }
+                Found::Clone(kept) => *head = Some(kept.content.clone()),
+                Found::Nothing => *head = None,
+            },
+        }
+    }
+    Ok(())
+}
+
+fn existing(head: &mut Option<Content>) -> Result<&mut Content> {
+    head.as_mut().ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+fn pages_of(extent: Extent) -> u64 {
+    Content::default().pages_to_add(extent)
+}
+
+fn check_space(pages: u64, pool: &Pool) -> Result<()> {
+    if pages > 0 && pool.space.pages().saturating_add(pages) > pool.pages_max {
+        return Err(ErrorKind::NoSpace.into());
+    }
+    Ok(())
+}
+
+fn check_range(offset: u64, len: u64) -> Result<Extent> {
+    match offset.checked_add(len) {
+        Some(end) if end <= OBJECT_SIZE_MAX => Ok(Extent::new(offset, len)),
+        _ => Err(Error::new(ErrorKind::OutOfRange, format!("{len} bytes at {offset} of an object"))),
+    }
+}
+
+pub(crate) fn check_overflow(extent: Extent) -> Result<()> {
+    match extent.checked_end() {
+        Some(_) => Ok(()),
+        None => Err(Error::new(ErrorKind::OutOfRange, format!("{} bytes at {}", extent.len, extent.offset))),
+    }
+}

@@ -1,0 +1,88 @@
+//! The memory backend against the rules for all backends, and against a model that is plainer still.
+
+mod plain;
+
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use forebay_block::{Buf, BufList, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, SnapContext, Transaction};
+use forebay_ram::{RamBackend, conformance};
+use proptest::prelude::*;
+
+/// Runs a future that never has to wait, as all of the memory backend's.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("the memory backend never waits"),
+    }
+}
+
+#[test]
+fn every_case_on_a_pool_of_its_own() {
+    for (name, case) in conformance::CASES {
+        println!("{name}");
+        at_once(case(RamBackend::new("ram")));
+    }
+}
+
+#[test]
+fn all_cases_on_one_pool() {
+    let backend = RamBackend::new("ram");
+    for (name, case) in conformance::CASES {
+        println!("{name}");
+        at_once(case(backend.clone()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn agrees_with_the_plain_model(steps in conformance::steps(40)) {
+        at_once(conformance::compare(RamBackend::new("ram"), Rc::new(plain::Plain::default()), &steps));
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_steps_each_time() {
+    let text = |seed| format!("{:?}", conformance::steps_from_seed(seed, 30));
+    assert_eq!(text(7), text(7));
+    assert_ne!(text(7), text(8));
+}
+
+#[test]
+fn a_full_pool_refuses_writes_and_frees_space() {
+    let backend = RamBackend::with_capacity("ram", 10 * 4096);
+    let object = ObjectName::new("o");
+    let submit = |op| at_once(backend.submit(&object, Transaction::of(op))).map_err(|error| error.kind());
+    let write = |offset, len| ObjectOp::Write { offset, data: BufList::zeroes(len) };
+    assert!(submit(write(0, 10 * 4096)).is_ok());
+    assert_eq!(submit(write(10 * 4096, 1)), Err(ErrorKind::NoSpace));
+    assert!(submit(write(5, 9 * 4096)).is_ok(), "overwriting needs no space");
+    let usage = at_once(backend.usage()).expect("usage");
+    assert_eq!((usage.capacity, usage.used, usage.available, usage.objects), (40960, 40960, 0, 1));
+    assert!(submit(ObjectOp::Zero { extent: Extent::new(100, 3 * 4096) }).is_ok());
+    assert_eq!(at_once(backend.usage()).expect("usage").available, 2 * 4096);
+    assert_eq!(submit(write(0, 11 * 4096)), Err(ErrorKind::NoSpace));
+    assert!(submit(write(10 * 4096, 2 * 4096)).is_ok());
+    assert!(submit(ObjectOp::Remove).is_ok());
+    assert_eq!(at_once(backend.usage()).expect("usage").used, 0);
+}
+
+#[test]
+fn snapshots_share_what_is_not_rewritten() {
+    let backend = RamBackend::new("ram");
+    let object = ObjectName::new("o");
+    let used = || at_once(backend.usage()).expect("usage").used / 4096;
+    let data = Buf::copy_of(&[1; 8 * 4096]);
+    at_once(backend.submit(&object, Transaction::of(ObjectOp::Write { offset: 0, data: data.clone().into() })))
+        .expect("a write");
+    let snap = at_once(backend.snap_allocate()).expect("a number");
+    let snapc = Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] });
+    let rewrite = ObjectOp::Write { offset: 4096, data: data.slice(0..2 * 4096).into() };
+    at_once(backend.submit(&object, Transaction::of(rewrite).with_snapc(snapc))).expect("a write");
+    assert_eq!(used(), 10);
+    at_once(backend.snap_remove(snap)).expect("removed");
+    assert_eq!(used(), 8);
+}
