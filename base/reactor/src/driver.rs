@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -232,6 +233,16 @@ pub trait Driver {
 
     /// Opens a listening socket; returns the address as bound (port 0 filled in).
     fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)>;
+
+    /// A listening socket again, for another core's driver of the same kind.  Both accept from one queue.
+    fn share_listener(&mut self, _listener: Handle) -> io::Result<OwnedFd> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
+    }
+
+    /// Takes in what [`share_listener`](Self::share_listener) of another core has given.
+    fn adopt_listener(&mut self, _listener: OwnedFd) -> io::Result<Handle> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
+    }
 
     /// Ends both directions of a connection; operations in flight on it complete.
     fn shutdown(&mut self, sock: Handle);

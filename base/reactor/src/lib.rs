@@ -33,6 +33,6 @@ pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
 pub use driver::{DriverChoice, OpenOptions};
 pub use executor::{JoinHandle, Reactor, driver_name, spawn, yield_now};
 pub use fs::File;
-pub use net::{Addr, Listener, Stream};
+pub use net::{Addr, Listener, SharedListener, Stream};
 pub use pool::Pool;
 pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};

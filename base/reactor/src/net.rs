@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
@@ -100,11 +101,37 @@ impl Listener {
         &self.addr
     }
 
+    /// The same socket for another core.  Closing one of them while it accepts ends the others too.
+    pub fn share(&self) -> io::Result<SharedListener> {
+        let socket = self.socket.inner.with_driver(|driver| driver.share_listener(self.socket.handle))?;
+        Ok(SharedListener { socket, addr: self.addr.clone() })
+    }
+
     /// The next connection and its peer's address.
     pub async fn accept(&self) -> io::Result<(Stream, Addr)> {
         let done = self.socket.inner.start_op(Op::Accept { listener: self.socket.handle }).await;
         let stream = Stream::from_handle(self.socket.inner.clone(), Handle(done.result?));
         Ok((stream, done.peer.unwrap_or_else(|| Addr::Unix(PathBuf::new()))))
+    }
+}
+
+/// A listening socket on its way to other cores, which accept from the same queue: whichever is idle takes the next
+/// connection, and keeps it.
+#[derive(Debug)]
+pub struct SharedListener {
+    socket: OwnedFd,
+    addr: Addr,
+}
+
+impl SharedListener {
+    /// The listening socket on this core, whose driver must be of the same kind.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn attach(self) -> io::Result<Listener> {
+        let inner = with_current(Rc::clone);
+        let handle = inner.with_driver(|driver| driver.adopt_listener(self.socket))?;
+        Ok(Listener { socket: Rc::new(Socket { inner, handle }), addr: self.addr })
     }
 }
 

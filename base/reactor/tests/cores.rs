@@ -1,12 +1,18 @@
 //! Many reactors: work sent across, queues between them, stopping, panics.
 
+mod common;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::TempDir;
 use forebay_reactor::cores::{CoreGone, CorePanic};
-use forebay_reactor::{BufMut, CoreHandle, Cores, CoresOptions, DriverChoice, Reactor, cross, sleep, spawn, yield_now};
+use forebay_reactor::{
+    Addr, Buf, BufMut, CoreHandle, Cores, CoresOptions, DriverChoice, Listener, Reactor, Stream, cross, sleep, spawn,
+    yield_now,
+};
 
 fn on_each(test: impl AsyncFn(&mut Cores)) {
     for driver in [DriverChoice::Uring, DriverChoice::Poll] {
@@ -172,6 +178,38 @@ fn stopping_ends_what_runs_and_refuses_what_comes() {
         });
         assert_eq!(Arc::strong_count(&alive), 1);
     }
+}
+
+#[test]
+fn cores_accept_from_one_queue() {
+    on_each(async |cores| {
+        let dir = TempDir::new();
+        for addr in [Addr::Tcp(([127, 0, 0, 1], 0).into()), Addr::Unix(dir.join("socket"))] {
+            let listener = Listener::bind(&addr).expect("a listening socket");
+            let addr = listener.local_addr().clone();
+            let accepting: Vec<_> = (0..cores.len())
+                .map(|index| {
+                    let shared = listener.share().expect("shared");
+                    cores.handle(index).run(move || async move {
+                        let (stream, _) = shared.attach().expect("attached").accept().await.expect("a connection");
+                        stream.send(Buf::copy_of(&[index as u8])).await.expect("sent");
+                    })
+                })
+                .collect();
+            let mut served = Vec::new();
+            for _ in 0..cores.len() {
+                let stream = Stream::connect(&addr).await.expect("connected");
+                let (received, byte) = stream.recv_exact(BufMut::with_capacity(1)).await;
+                received.expect("a byte");
+                served.push(byte[0]);
+            }
+            served.sort_unstable();
+            assert_eq!(served, [0, 1, 2], "each core takes one connection and stops");
+            for ended in accepting {
+                ended.await.expect("the core lives");
+            }
+        }
+    });
 }
 
 #[test]

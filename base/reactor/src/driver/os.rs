@@ -4,7 +4,7 @@ use std::ffi::{CString, OsString};
 use std::io;
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -442,6 +442,12 @@ pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Add
         Addr::Unix(_) => addr.clone(),
     };
     Ok((fd, bound))
+}
+
+/// The same open socket under another descriptor.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's table says that the descriptor is open, and nothing closes it in between.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
 }
 
 fn bind(fd: &OwnedFd, addr: &SockAddr) -> io::Result<()> {

@@ -461,6 +461,18 @@ impl Driver for PollDriver {
         Ok((os::handle_of(self.add_socket(socket)?), bound))
     }
 
+    fn share_listener(&mut self, listener: Handle) -> io::Result<OwnedFd> {
+        let fd = os::fd_of(listener);
+        match self.handles.get(fd) {
+            Some(_) => os::duplicate(fd),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
+        Ok(os::handle_of(self.add_socket(listener)?))
+    }
+
     fn shutdown(&mut self, sock: Handle) {
         let fd = os::fd_of(sock);
         if self.handles.get(fd).is_some() {

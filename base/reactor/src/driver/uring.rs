@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::os::fd::{IntoRawFd, RawFd};
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -622,6 +622,20 @@ impl Driver for UringDriver {
         let fd = fd.into_raw_fd();
         self.handles.add_socket(fd);
         Ok((os::handle_of(fd), bound))
+    }
+
+    fn share_listener(&mut self, listener: Handle) -> io::Result<OwnedFd> {
+        let fd = os::fd_of(listener);
+        match self.handles.get(fd) {
+            Some(_) => os::duplicate(fd),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
+        let fd = listener.into_raw_fd();
+        self.handles.add_socket(fd);
+        Ok(os::handle_of(fd))
     }
 
     fn shutdown(&mut self, sock: Handle) {
