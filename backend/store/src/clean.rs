@@ -10,7 +10,8 @@ use crate::core::Core;
 use crate::format::batch::BatchHeader;
 use crate::format::entry::Entry;
 use crate::format::{BLOCK, BLOCK64};
-use crate::object::Object;
+use crate::object::{HEAD, Object};
+use crate::transact::block_crcs;
 
 /// A run of blocks that may be live: object, first block in it, block number on the device, checksums.
 struct Candidate {
@@ -18,6 +19,17 @@ struct Candidate {
     start: u32,
     first: u64,
     crcs: Vec<u32>,
+}
+
+impl Candidate {
+    fn part(&self, from: usize, count: usize) -> Self {
+        Self {
+            oid: self.oid,
+            start: self.start + from as u32,
+            first: self.first + from as u64,
+            crcs: self.crcs[from..from + count].to_vec(),
+        }
+    }
 }
 
 /// What a batch holds, by the kind of care it needs.
@@ -33,7 +45,7 @@ struct Content {
 impl Core {
     /// Free segments below which the cleaner works.
     fn cleaning_mark(&self) -> u32 {
-        self.gate + (self.segments.borrow().geometry.segment_count / 64).max(2)
+        self.gate + (self.segments.borrow().geometry.segment_count / 24).max(2)
     }
 
     /// The cleaner should work.
@@ -50,11 +62,13 @@ impl Core {
     /// Moves what is live out of the emptiest segments; the checkpoint after it frees them.  Answers the bytes it
     /// expects to gain.
     pub async fn clean_round(self: &Rc<Self>) -> Result<u64> {
+        // What the log has left may still be on its way to the device.
+        self.log().wait_written().await?;
         let (victims, live) = {
             let segments = self.segments.borrow();
             let count = segments.geometry.segment_count;
             // What is moved needs room itself, and so does the checkpoint; both come from what users may not take.
-            let room = segments.free_count().saturating_sub(self.floor()).min(count / 20 + 2);
+            let room = segments.free_count().saturating_sub(self.floor()).min(count / 32 + 2);
             let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
@@ -118,9 +132,7 @@ impl Core {
     async fn clean_batch(self: &Rc<Self>, header: &BatchHeader) -> Result<()> {
         let Ok(entries) = Entry::decode_all(&header.entries) else { return Ok(()) };
         let content = sort_out(header, entries);
-        for candidate in content.data {
-            self.move_data(candidate).await?;
-        }
+        self.move_data(content.data).await?;
         for (oid, of, index, addr) in content.pages {
             let Some(object) = self.by_oid(oid).await? else { continue };
             let is_there = |object: &Object| {
@@ -170,46 +182,62 @@ impl Core {
         runs
     }
 
-    async fn move_data(self: &Rc<Self>, candidate: Candidate) -> Result<()> {
-        let Some(object) = self.by_oid(candidate.oid).await? else { return Ok(()) };
-        let count = candidate.crcs.len() as u32;
-        self.load_pages(&object, crate::object::HEAD, true, candidate.start, count).await?;
-        for (from, count) in Self::live_runs(&object, &candidate) {
-            let crcs = &candidate.crcs[from..from + count];
-            let first = candidate.first + from as u64;
-            let name = || format!("{} while cleaning", object.name);
-            let data = match self.media.read_blocks(first, crcs, name).await {
-                Ok(data) => data,
-                // A damaged block stays where it is: who reads it is told, and nothing hides it.
-                Err(error) if error.kind() == forebay_block::ErrorKind::Corrupt => {
-                    let segment = self.segments.borrow().geometry.segment_of(first);
-                    if let Some(segment) = segment {
-                        self.segments.borrow_mut().mark_damaged(segment);
-                    }
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            if self.log().is_congested() {
-                self.log().wait_uncongested().await;
+    /// Moves what is live of one batch's blocks: looks them up, reads them together, appends them anew.
+    async fn move_data(self: &Rc<Self>, candidates: Vec<Candidate>) -> Result<()> {
+        let mut live: Vec<(Rc<Object>, Candidate)> = Vec::new();
+        for candidate in candidates {
+            let Some(object) = self.by_oid(candidate.oid).await? else { continue };
+            self.load_pages(&object, HEAD, true, candidate.start, candidate.crcs.len() as u32).await?;
+            for (from, count) in Self::live_runs(&object, &candidate) {
+                live.push((object.clone(), candidate.part(from, count)));
             }
+        }
+        let (Some((_, first)), Some((_, last))) = (live.first(), live.last()) else { return Ok(()) };
+        let start = first.first;
+        let blocks = last.first + last.crcs.len() as u64 - start;
+        // One long read costs less than many short ones, dead blocks in between included.
+        let data: BufList = self.media.read_unchecked(start, blocks).await?;
+        if self.log().is_congested() {
+            self.log().wait_uncongested().await;
+        }
+        for (object, run) in live {
+            let at = (run.first - start) as usize * BLOCK;
+            let data = data.slice(at..at + run.crcs.len() * BLOCK);
             // Pages may have gone, blocks may have been overwritten while that was read.
-            self.load_pages(&object, crate::object::HEAD, true, candidate.start, candidate.crcs.len() as u32).await?;
-            let still =
-                Candidate { oid: candidate.oid, start: candidate.start + from as u32, first, crcs: crcs.to_vec() };
-            for (from, count) in Self::live_runs(&object, &still) {
-                self.relocate(&object, &still, from, data.slice(from * BLOCK..(from + count) * BLOCK));
+            self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
+            for (from, count) in Self::live_runs(&object, &run) {
+                self.move_run(&object, &run.part(from, count), data.slice(from * BLOCK..(from + count) * BLOCK));
             }
         }
         yield_now().await;
         Ok(())
     }
 
-    fn relocate(&self, object: &Rc<Object>, run: &Candidate, from: usize, data: BufList) {
+    fn move_run(&self, object: &Rc<Object>, run: &Candidate, data: BufList) {
+        let found = block_crcs(data.parts());
+        let damaged = found.iter().zip(&run.crcs).any(|(found, stored)| found != stored);
+        if !damaged {
+            return self.relocate(object, run, data);
+        }
+        // A damaged block stays where it is: who reads it is told, and nothing hides it.
+        tracing::error!("{} holds a damaged block near byte {} of the device", object.name, run.first * BLOCK64);
+        self.media.checksum_errors.set(self.media.checksum_errors.get() + 1);
+        let segment = self.segments.borrow().geometry.segment_of(run.first);
+        if let Some(segment) = segment {
+            self.segments.borrow_mut().mark_damaged(segment);
+        }
+        for i in 0..run.crcs.len() {
+            if found[i] == run.crcs[i] {
+                self.relocate(object, &run.part(i, 1), data.slice(i * BLOCK..(i + 1) * BLOCK));
+            }
+        }
+    }
+
+    fn relocate(&self, object: &Rc<Object>, run: &Candidate, data: BufList) {
+        self.mark_dirty(object);
         let log = self.log();
         self.cleaned_bytes.set(self.cleaned_bytes.get() + data.len() as u64);
-        log.append_blocks(&data, Entry::write_size, |done, payload, block, stored| {
-            let at = from + done;
+        log.append_blocks(&data, Entry::write_size, |at, payload, block, stored| {
             let count = stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
             let entry = Entry::Relocate {
                 oid: run.oid,

@@ -278,7 +278,12 @@ impl Log {
             let block = batch.block + 1 + u64::from(at);
             self.pending_bytes.set(self.pending_bytes.get() + piece.len());
             let stored = self.stage(piece);
+            // Whatever the caller does with the place must not append: the place would not be this one.
             let made = entry(done, at, block, &stored);
+            assert!(
+                batch.payload_blocks() == at && self.blobs.borrow().is_empty(),
+                "something was appended while a place was given out"
+            );
             made.encode(&mut batch.entries.borrow_mut());
             debug_assert!(batch.entries.borrow().len() <= ENTRY_ROOM);
             let mut payload = batch.payload.borrow_mut();
@@ -432,6 +437,13 @@ impl Log {
         }
         drop(failure);
         self.progress.notify_all();
+    }
+
+    /// Waits until every batch that is closed is on the device (not yet durable).
+    pub async fn wait_written(&self) -> Result<()> {
+        let seq = self.closed.borrow().back().map_or(0, |batch| batch.seq);
+        self.progress.wait_until(|| self.written_seq.get() >= seq || self.failure.borrow().is_some()).await;
+        if self.written_seq.get() >= seq { Ok(()) } else { Err(self.failure().expect("it has failed")) }
     }
 
     /// Waits until everything up to batch `seq` is durable.

@@ -104,6 +104,12 @@ impl Media {
         Ok(buf.into())
     }
 
+    /// Data blocks of one segment, their checksums not compared.
+    pub async fn read_unchecked(&self, block: u64, count: u64) -> Result<BufList> {
+        let _pin = self.pin(block * BLOCK64);
+        Ok(self.read_raw(block * BLOCK64, count as usize * BLOCK).await?.into())
+    }
+
     /// A metadata blob.
     pub async fn read_blob(&self, ptr: BlobPtr, what: &str) -> Result<Vec<u8>> {
         if let Some(found) = self.pending(ptr.addr, ptr.len as usize) {

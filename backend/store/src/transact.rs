@@ -187,6 +187,8 @@ impl Core {
     }
 
     fn write_blocks(&self, object: &Rc<Object>, start: u32, data: &BufList, size: u64, version: u64) {
+        // Marking may itself append to the log, so it comes first.
+        self.mark_dirty(object);
         let log = self.log();
         let oid = object.oid;
         log.append_blocks(data, Entry::write_size, |done, payload, block, stored| {
@@ -199,6 +201,7 @@ impl Core {
 
     /// Appends an entry and applies it.
     fn perform(&self, object: &Rc<Object>, entry: Entry) {
+        self.mark_dirty(object);
         self.log().append(&entry);
         self.apply(object, &entry, 0, None);
     }
