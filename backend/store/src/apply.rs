@@ -73,15 +73,15 @@ impl Core {
             Entry::Clone { seq, snaps, .. } => self.apply_clone(object, *seq, snaps),
             Entry::CloneSnaps { clone, snaps, .. } => self.apply_clone_snaps(object, *clone, snaps),
             Entry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
-            Entry::KvSet { key, value, .. } => {
-                object.state_mut().has_kv = true;
-                self.put(keys::kv(object.oid, key), Some(value.clone()));
+            Entry::KvSet { of, key, value, .. } => {
+                object.state_mut().has_kv |= *of == HEAD;
+                self.put(keys::kv(object.oid, *of, key), Some(value.clone()));
             }
-            Entry::KvSetLong { key, .. } => {
-                object.state_mut().has_kv = true;
-                self.put(keys::kv(object.oid, key), Some(value.expect("the value comes with the entry")));
+            Entry::KvSetLong { of, key, .. } => {
+                object.state_mut().has_kv |= *of == HEAD;
+                self.put(keys::kv(object.oid, *of, key), Some(value.expect("the value comes with the entry")));
             }
-            Entry::KvRemove { key, .. } => self.put(keys::kv(object.oid, key), None),
+            Entry::KvRemove { of, key, .. } => self.put(keys::kv(object.oid, *of, key), None),
             Entry::Relocate { start, old, crcs, .. } => {
                 for (i, &crc) in crcs.iter().enumerate() {
                     let new = Slot { block: first + i as u64, crc };
@@ -90,14 +90,19 @@ impl Core {
             }
             _ => unreachable!("not about one object: {entry:?}"),
         }
-        self.objects.reweigh(object);
+        if !object.is_gone() {
+            self.objects.reweigh(object);
+        }
     }
 
     /// An entry that is about no single object.
     pub fn apply_global(&self, entry: &Entry) {
         match entry {
             Entry::SnapAllocate { snap } => self.snap_seq.set(self.snap_seq.get().max(*snap)),
-            Entry::SnapRemove { snap, done } => self.put(keys::snap_going(*snap), (!done).then(Vec::new)),
+            Entry::SnapRemove { snap, done } => {
+                self.put(keys::snap_going(*snap), (!done).then(Vec::new));
+                self.put(keys::snap_removed(*snap), Some(Vec::new()));
+            }
             _ => {}
         }
     }
@@ -110,6 +115,7 @@ impl Core {
         }
         state.size = size;
         state.version = version;
+        self.version.set(self.version.get().max(version));
     }
 
     /// Space was given up: the cleaner may have something to gain again.
@@ -154,6 +160,7 @@ impl Core {
         state.has_kv = false;
         state.size = 0;
         state.version = version;
+        self.version.set(self.version.get().max(version));
         drop(state);
         self.forget_if_gone(object);
         self.freed();
@@ -172,7 +179,9 @@ impl Core {
         let mut guard = object.state_mut();
         let state = &mut *guard;
         state.snap_seq = seq;
-        let Some(&id) = snaps.first() else { return };
+        if snaps.is_empty() {
+            return;
+        }
         let mut map = Map::default();
         let mut pages = 0;
         for block in 0..state.head.blocks() {
@@ -182,7 +191,7 @@ impl Core {
             }
         }
         pages += map.pages().iter().filter(|page| page.dirty).count();
-        state.clones.push(CloneState { id, snaps: snaps.to_vec(), size: state.size, map });
+        state.clones.push(CloneState { id: seq, snaps: snaps.to_vec(), size: state.size, map });
         drop(guard);
         self.dirty_pages.set(self.dirty_pages.get() + pages);
         snaps.iter().for_each(|&snap| self.put(keys::snap_object(snap, object.oid), Some(Vec::new())));

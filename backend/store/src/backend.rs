@@ -8,6 +8,7 @@ use forebay_block::{
 };
 
 use crate::core::{Core, keys};
+use crate::object::HEAD;
 use crate::store::Store;
 use crate::{read, transact};
 
@@ -16,7 +17,7 @@ async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Resul
     let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
     let mut out = Vec::with_capacity(wanted.len());
     for key in wanted {
-        out.push(core.lookup(&keys::kv(object.oid, &key)).await?);
+        out.push(core.lookup(&keys::kv(object.oid, HEAD, &key)).await?);
     }
     Ok(out)
 }
@@ -24,10 +25,10 @@ async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Resul
 async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u8>, max: usize) -> Result<KvPage> {
     let object = core.find(&name).await?.filter(|object| object.state().exists);
     let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
-    let all = keys::kv(object.oid, &prefix);
+    let all = keys::kv(object.oid, HEAD, &prefix);
     let mut from = all.clone();
     if !after.is_empty() {
-        let mut next = keys::kv(object.oid, &after);
+        let mut next = keys::kv(object.oid, HEAD, &after);
         next.push(0);
         from = from.max(next);
     }
@@ -35,7 +36,7 @@ async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u
     let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
     let more = found.len() > max;
     found.truncate(max);
-    let cut = keys::kv(object.oid, &[]).len();
+    let cut = keys::kv(object.oid, HEAD, &[]).len();
     Ok(KvPage { pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(), more })
 }
 

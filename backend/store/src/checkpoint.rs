@@ -99,6 +99,7 @@ impl Core {
             redo_next_segment,
             next_oid: self.next_oid.get(),
             snap_seq: self.snap_seq.get(),
+            version: self.version.get(),
             objects: self.object_count.get(),
             user_bytes: self.user_bytes.get(),
             device_bytes: self.device_bytes_before.get() + appended,

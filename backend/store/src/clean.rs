@@ -226,8 +226,8 @@ impl Core {
         if let Some(segment) = segment {
             self.segments.borrow_mut().mark_damaged(segment);
         }
-        for i in 0..run.crcs.len() {
-            if found[i] == run.crcs[i] {
+        for (i, (found, stored)) in found.iter().zip(&run.crcs).enumerate() {
+            if found == stored {
                 self.relocate(object, &run.part(i, 1), data.slice(i * BLOCK..(i + 1) * BLOCK));
             }
         }

@@ -42,9 +42,10 @@ pub mod keys {
         with_number(b'o', oid)
     }
 
-    /// A key of an object's own map.
-    pub fn kv(oid: u64, key: &[u8]) -> Vec<u8> {
+    /// A key of the map of an object's head or clone.
+    pub fn kv(oid: u64, of: u64, key: &[u8]) -> Vec<u8> {
         let mut out = with_number(b'k', oid);
+        out.extend_from_slice(&of.to_be_bytes());
         out.extend_from_slice(key);
         out
     }
@@ -59,6 +60,11 @@ pub mod keys {
     /// A snapshot that is going.
     pub fn snap_going(snap: u64) -> Vec<u8> {
         with_number(b's', snap)
+    }
+
+    /// A snapshot that is going or gone.
+    pub fn snap_removed(snap: u64) -> Vec<u8> {
+        with_number(b'r', snap)
     }
 
     pub fn with_number(kind: u8, number: u64) -> Vec<u8> {
@@ -80,6 +86,9 @@ pub mod keys {
         vec![0xFF; 32]
     }
 }
+
+/// Keys looked up at a time.
+const KV_PAGE: usize = 512;
 
 /// What is known beyond the tree: changes since the last checkpoint.
 pub type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
@@ -109,6 +118,8 @@ pub struct Core {
     pub epoch: Cell<u64>,
     pub next_oid: Cell<u64>,
     pub snap_seq: Cell<u64>,
+    /// The newest object version given out; versions of one name never repeat.
+    pub version: Cell<u64>,
     pub object_count: Cell<u64>,
     pub user_bytes: Cell<u64>,
     pub device_bytes_before: Cell<u64>,
@@ -230,6 +241,20 @@ impl Core {
             merged.extend(range.map(|(key, value)| (key.clone(), value.clone())));
         }
         merged.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// All the keys and values of an object's head or clone.
+    pub async fn all_kv(&self, oid: u64, of: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let prefix = keys::kv(oid, of, &[]);
+        let (mut from, to) = (prefix.clone(), keys::after(&prefix));
+        let mut out = Vec::new();
+        loop {
+            let page = self.lookup_range(&from, &to, KV_PAGE).await?;
+            let Some((last, _)) = page.last() else { return Ok(out) };
+            from = last.clone();
+            from.push(0);
+            out.extend(page.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)));
+        }
     }
 
     /// Changes a key; in the tree with the next checkpoint.

@@ -172,12 +172,12 @@ impl Core {
     pub async fn map_extents(self: &Rc<Self>, name: &ObjectName, read: ObjectRead) -> Result<ExtentMap> {
         let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
         let end = read.extent.checked_end().ok_or_else(|| Error::new(ErrorKind::OutOfRange, name.to_string()))?;
-        let (_, (runs, _pins)) = self.plan(&object, read).await?;
+        let (stored, (runs, _pins)) = self.plan(&object, read).await?;
         let mut out = ExtentMap::new();
         let mut at = read.extent.offset;
         for run in &runs {
             let from = (u64::from(run.start) * BLOCK64).max(at);
-            let to = ((u64::from(run.start) + run.crcs.len() as u64) * BLOCK64).min(end);
+            let to = ((u64::from(run.start) + run.crcs.len() as u64) * BLOCK64).min(stored.end());
             out.push(at, from - at, ExtentState::Hole);
             out.push(from, to - from, ExtentState::Data);
             at = to;

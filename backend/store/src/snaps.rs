@@ -79,13 +79,9 @@ impl Core {
                 };
                 match left {
                     Some((clone, snaps)) => {
-                        let entry = Entry::CloneSnaps { oid, clone, snaps };
-                        let log = self.log();
-                        log.begin_transaction();
-                        log.append(&entry);
-                        self.apply(&object, &entry, 0, None);
-                        log.end_transaction();
-                        self.after_write();
+                        let goes = snaps.is_empty();
+                        let kv = if goes { self.all_kv(oid, clone).await? } else { Vec::new() };
+                        self.trim_clone(&object, clone, snaps, kv.into_iter().map(|(key, _)| key).collect());
                     }
                     None => self.put(key, None),
                 }

@@ -367,6 +367,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         epoch: Cell::new(anchor.epoch),
         next_oid: Cell::new(anchor.next_oid.max(1)),
         snap_seq: Cell::new(anchor.snap_seq),
+        version: Cell::new(anchor.version),
         object_count: Cell::new(anchor.objects),
         user_bytes: Cell::new(anchor.user_bytes),
         device_bytes_before: Cell::new(anchor.device_bytes),

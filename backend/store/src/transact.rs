@@ -86,7 +86,10 @@ struct Work {
     /// Changed blocks; none: not stored.
     blocks: BTreeMap<u32, Option<BufList>>,
     kv: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    changed: bool,
+    /// The head's keys as they were before, for the clone that is about to be made.
+    kept_kv: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The snapshots that the clone which is about to be made stands for.
+    kept_snaps: Vec<u64>,
 }
 
 /// Submits a transaction.
@@ -170,7 +173,7 @@ impl Core {
         let object = object.unwrap_or_else(|| self.create(name));
         let (size, version) = {
             let state = object.state();
-            (state.size.max(offset + len), state.version + 1)
+            (state.size.max(offset + len), self.version.get() + 1)
         };
         self.write_blocks(&object, start, data, size, version);
         self.user_bytes.set(self.user_bytes.get() + len);
@@ -218,13 +221,15 @@ impl Core {
             object,
             blocks: BTreeMap::new(),
             kv: BTreeMap::new(),
-            changed: false,
+            kept_kv: Vec::new(),
+            kept_snaps: Vec::new(),
         };
+        let changes = transaction.ops.iter().any(|op| !is_guard(op));
         for op in transaction.ops {
             self.prepare(name, &mut work, op).await?;
         }
-        let version = work.object.as_ref().map_or(0, |object| object.state().version);
-        if !work.changed {
+        let version = work.object.as_ref().filter(|_| work.exists).map_or(0, |object| object.state().version);
+        if !changes {
             return Ok((version, self.log().last_seq()));
         }
         let grows = work.blocks.values().any(Option::is_some) || !work.kv.is_empty();
@@ -232,16 +237,29 @@ impl Core {
         if snapc.is_some_and(|snapc| !snapc.is_valid() || snapc.snaps.len() > CLONE_SNAPS_MAX) {
             return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
         }
-        self.load_for(&work, snapc).await?;
+        self.load_for(&mut work, snapc).await?;
         self.wait_for_room(grows).await?;
         // Nothing waits from here on.
         self.commit(name, work, snapc)
     }
 
     /// Loads what [`commit`](Self::commit) will look at.
-    async fn load_for(&self, work: &Work, snapc: Option<&SnapContext>) -> Result<()> {
-        let Some(object) = &work.object else { return Ok(()) };
-        let clones = snapc.is_some_and(|snapc| snapc.seq > object.state().snap_seq);
+    async fn load_for(&self, work: &mut Work, snapc: Option<&SnapContext>) -> Result<()> {
+        let Some(object) = work.object.clone() else { return Ok(()) };
+        let object = &object;
+        let seen = object.state().snap_seq;
+        if let Some(snapc) = snapc.filter(|snapc| snapc.seq > seen && object.state().exists) {
+            for snap in snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen) {
+                // A writer may not have heard yet that a snapshot is gone.
+                if self.lookup(&keys::snap_removed(snap)).await?.is_none() {
+                    work.kept_snaps.push(snap);
+                }
+            }
+        }
+        let clones = !work.kept_snaps.is_empty();
+        if clones && object.state().has_kv {
+            work.kept_kv = self.all_kv(object.oid, HEAD).await?;
+        }
         if clones || work.base != Some(HEAD) || !work.exists {
             return self.load_pages(object, HEAD, true, 0, u32::MAX / 2).await;
         }
@@ -286,7 +304,7 @@ impl Core {
             ObjectOp::AssertExists => Err(at(ErrorKind::NotFound, "no such object")),
             ObjectOp::AssertVersion(version) => {
                 let now = work.object.as_ref().filter(|_| work.exists).map_or(0, |object| object.state().version);
-                if now == version {
+                if work.exists && now == version {
                     Ok(())
                 } else {
                     Err(at(ErrorKind::Guard, &format!("version {now}, not {version}")))
@@ -304,7 +322,6 @@ impl Core {
                 if work.exists && exclusive {
                     return Err(at(ErrorKind::Exists, "the object"));
                 }
-                work.changed |= !work.exists;
                 work.exists = true;
                 Ok(())
             }
@@ -318,7 +335,6 @@ impl Core {
                 let end = extent.checked_end().ok_or_else(|| at(ErrorKind::OutOfRange, "zero"))?.min(work.size);
                 if work.exists && extent.offset < end {
                     self.prepare_zero(work, extent.offset, end).await?;
-                    work.changed = true;
                 }
                 Ok(())
             }
@@ -326,12 +342,13 @@ impl Core {
                 if size > OBJECT_SIZE_MAX {
                     return Err(at(ErrorKind::OutOfRange, &format!("a size of {size} bytes")));
                 }
+                if !work.exists {
+                    return Ok(());
+                }
                 if size < work.size {
                     let upto = u64::from(blocks_of(work.size)) * BLOCK64;
                     self.prepare_zero(work, size, upto).await?;
                 }
-                work.changed = true;
-                work.exists = true;
                 work.size = size;
                 Ok(())
             }
@@ -342,7 +359,7 @@ impl Core {
                 work.blocks.clear();
                 work.base = None;
                 self.clear_kv(work).await?;
-                (work.exists, work.size, work.changed) = (false, 0, true);
+                (work.exists, work.size) = (false, 0);
                 Ok(())
             }
             ObjectOp::KvSet { pairs } => {
@@ -352,14 +369,13 @@ impl Core {
                     return Err(at(ErrorKind::Invalid, &text));
                 }
                 work.kv.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
-                (work.exists, work.changed) = (true, true);
+                work.exists = true;
                 Ok(())
             }
             ObjectOp::KvRemove { keys } => {
                 if !work.exists {
                     return Err(at(ErrorKind::NotFound, "no such object"));
                 }
-                work.changed = true;
                 work.kv.extend(keys.into_iter().map(|key| (key, None)));
                 Ok(())
             }
@@ -372,7 +388,10 @@ impl Core {
         let end = offset.checked_add(len).filter(|&end| end <= OBJECT_SIZE_MAX);
         let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: a write of {len} bytes at {offset}"));
         let end = end.ok_or_else(out)?;
-        (work.exists, work.changed) = (true, true);
+        work.exists = true;
+        if len == 0 {
+            return Ok(());
+        }
         self.user_bytes.set(self.user_bytes.get() + len);
         let mut at = offset;
         while at < end {
@@ -453,7 +472,8 @@ impl Core {
     }
 
     async fn compare(&self, name: &ObjectName, work: &Work, offset: u64, data: &BufList) -> Result<()> {
-        let end = offset + data.len() as u64;
+        let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: compare at {offset}"));
+        let end = offset.checked_add(data.len() as u64).ok_or_else(out)?;
         let mut at = offset;
         while at < end {
             let block = (at / BLOCK64) as u32;
@@ -477,7 +497,7 @@ impl Core {
         }
         match &work.object {
             Some(object) if work.base.is_some() && object.state().has_kv => {
-                self.lookup(&keys::kv(object.oid, key)).await
+                self.lookup(&keys::kv(object.oid, HEAD, key)).await
             }
             _ => Ok(None),
         }
@@ -497,35 +517,36 @@ impl Core {
     async fn clear_kv(&self, work: &mut Work) -> Result<()> {
         work.kv.values_mut().for_each(|value| *value = None);
         let Some(object) = work.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
-        let prefix = keys::kv(object.oid, &[]);
-        let mut from = prefix.clone();
-        let to = keys::after(&prefix);
-        loop {
-            let page = self.lookup_range(&from, &to, 512).await?;
-            let Some((last, _)) = page.last() else { return Ok(()) };
-            from = last.clone();
-            from.push(0);
-            work.kv.extend(page.into_iter().map(|(key, _)| (key[prefix.len()..].to_vec(), None)));
-        }
+        work.kv.extend(self.all_kv(object.oid, HEAD).await?.into_iter().map(|(key, _)| (key, None)));
+        Ok(())
+    }
+
+    /// The object did not exist at the time that is wanted back.
+    async fn prepare_absence(&self, name: &ObjectName, work: &mut Work) -> Result<()> {
+        if work.exists { Box::pin(self.prepare(name, work, ObjectOp::Remove)).await } else { Ok(()) }
     }
 
     async fn prepare_rollback(&self, name: &ObjectName, work: &mut Work, snap: u64) -> Result<()> {
-        let gone = || Error::new(ErrorKind::NotFound, format!("{name}: no such object at snapshot {snap}"));
-        let object = work.object.clone().ok_or_else(gone)?;
+        // Of what is not there nothing can come back.
+        let Some(object) = work.object.clone() else { return self.prepare_absence(name, work).await };
         let seen = object.state().snap_seq;
         if snap > seen {
-            // No write since the snapshot: the head is what it was.
-            return if work.exists { Ok(()) } else { Err(gone()) };
+            // No write since the snapshot: it shows what the head was before this transaction.
+            let (exists, size) = (object.state().exists, object.state().size);
+            work.blocks.clear();
+            work.kv.clear();
+            work.base = Some(HEAD);
+            (work.exists, work.size) = (exists, size);
+            return Ok(());
         }
         let find = |clone: &&crate::object::CloneState| clone.snaps.contains(&snap);
         let found = object.state().clones.iter().find(find).map(|clone| (clone.id, clone.size));
-        let Some((clone, size)) = found else {
-            // It did not exist then.
-            return if work.exists { Box::pin(self.prepare(name, work, ObjectOp::Remove)).await } else { Ok(()) };
-        };
+        let Some((clone, size)) = found else { return self.prepare_absence(name, work).await };
+        self.clear_kv(work).await?;
+        work.kv.extend(self.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
         work.blocks.clear();
         work.base = Some(clone);
-        (work.exists, work.size, work.changed) = (true, size, true);
+        (work.exists, work.size) = (true, size);
         Ok(())
     }
 
@@ -535,20 +556,21 @@ impl Core {
         if added > self.available() {
             return Err(self.full());
         }
+        let version = self.version.get() + 1;
         let log = self.log();
         log.begin_transaction();
         let object = match work.object {
             Some(object) => object,
             None if work.exists => self.create(name),
             None => {
-                // It was made and removed again.
-                return Ok((0, log.end_transaction()));
+                // Nothing came of it: it never was, or it was made and removed again.
+                self.version.set(version);
+                return Ok((version, log.end_transaction()));
             }
         };
         if let Some(snapc) = snapc {
-            self.keep_for_snapshots(&object, snapc);
+            self.keep_for_snapshots(&object, snapc.seq, work.kept_snaps, work.kept_kv);
         }
-        let version = object.state().version + 1;
         let oid = object.oid;
         match work.base {
             Some(HEAD) => {}
@@ -560,7 +582,7 @@ impl Core {
             None => {}
         }
         for (key, value) in work.kv {
-            self.commit_kv(&object, key, value);
+            self.commit_kv(&object, HEAD, key, value);
         }
         if work.exists {
             let size = work.size;
@@ -574,6 +596,7 @@ impl Core {
         } else if object.state().exists {
             self.perform(&object, Entry::Remove { oid, version });
         }
+        self.version.set(version);
         let seq = log.end_transaction();
         self.after_write();
         Ok((version, seq))
@@ -594,31 +617,42 @@ impl Core {
     }
 
     /// Keeps the head as a clone if there are snapshots that it has not seen.
-    fn keep_for_snapshots(&self, object: &Rc<Object>, snapc: &SnapContext) {
-        let (seen, exists) = {
-            let state = object.state();
-            (state.snap_seq, state.exists)
-        };
-        if snapc.seq <= seen {
+    fn keep_for_snapshots(&self, object: &Rc<Object>, seq: u64, snaps: Vec<u64>, kv: Vec<(Vec<u8>, Vec<u8>)>) {
+        if seq <= object.state().snap_seq {
             return;
         }
-        let newer = snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen);
-        let snaps: Vec<u64> = if exists { newer.collect() } else { Vec::new() };
-        self.perform(object, Entry::Clone { oid: object.oid, seq: snapc.seq, snaps });
+        let made = !snaps.is_empty();
+        self.perform(object, Entry::Clone { oid: object.oid, seq, snaps });
+        if made {
+            kv.into_iter().for_each(|(key, value)| self.commit_kv(object, seq, key, Some(value)));
+        }
     }
 
-    fn commit_kv(&self, object: &Rc<Object>, key: Vec<u8>, value: Option<Vec<u8>>) {
+    fn commit_kv(&self, object: &Rc<Object>, of: u64, key: Vec<u8>, value: Option<Vec<u8>>) {
         let oid = object.oid;
         match value {
-            None => self.perform(object, Entry::KvRemove { oid, key }),
-            Some(value) if value.len() <= VALUE_INLINE_MAX => self.perform(object, Entry::KvSet { oid, key, value }),
+            None => self.perform(object, Entry::KvRemove { oid, of, key }),
+            Some(value) if value.len() <= VALUE_INLINE_MAX => {
+                self.perform(object, Entry::KvSet { oid, of, key, value })
+            }
             Some(value) => {
+                self.mark_dirty(object);
                 let (len, crc) = (value.len() as u32, crc32c(&value));
                 let log = self.log();
-                log.append_blob(&value, |at| Entry::KvSetLong { oid, key: key.clone(), at, len, crc });
-                self.apply(object, &Entry::KvSetLong { oid, key, at: 0, len, crc }, 0, Some(value));
+                log.append_blob(&value, |at| Entry::KvSetLong { oid, of, key: key.clone(), at, len, crc });
+                self.apply(object, &Entry::KvSetLong { oid, of, key, at: 0, len, crc }, 0, Some(value));
             }
         }
+    }
+
+    /// Takes keys and then snapshots away from a clone, as one.
+    pub fn trim_clone(&self, object: &Rc<Object>, clone: u64, snaps: Vec<u64>, kv: Vec<Vec<u8>>) {
+        let log = self.log();
+        log.begin_transaction();
+        kv.into_iter().for_each(|key| self.commit_kv(object, clone, key, None));
+        self.perform(object, Entry::CloneSnaps { oid: object.oid, clone, snaps });
+        log.end_transaction();
+        self.after_write();
     }
 
     fn commit_blocks(&self, object: &Rc<Object>, blocks: BTreeMap<u32, Option<BufList>>, size: u64, version: u64) {
@@ -667,6 +701,11 @@ pub fn block_crcs(bufs: &[Buf]) -> Vec<u32> {
         out.push(forebay_accel::crc32c::crc32c_parts(block.parts().iter().map(|part| &part[..])));
     }
     out
+}
+
+fn is_guard(op: &ObjectOp) -> bool {
+    use ObjectOp::{AssertExists, AssertVersion, Compare, KvCompare};
+    matches!(op, AssertExists | AssertVersion(_) | Compare { .. } | KvCompare { .. })
 }
 
 fn check_name(name: &ObjectName) -> Result<()> {

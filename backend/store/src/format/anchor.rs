@@ -40,6 +40,8 @@ pub struct Anchor {
     pub next_oid: u64,
     /// The newest snapshot number taken.
     pub snap_seq: u64,
+    /// The newest object version given out.
+    pub version: u64,
     /// Objects (heads).
     pub objects: u64,
     /// Bytes ever written by users of the store, and by the store to its device.
@@ -64,7 +66,7 @@ impl Anchor {
         out.put_ptr(self.segments);
         out.put_u32(self.redo_next_segment);
         out.put_u32(0);
-        for field in [self.next_oid, self.snap_seq, self.objects, self.user_bytes, self.device_bytes] {
+        for field in [self.next_oid, self.snap_seq, self.version, self.objects, self.user_bytes, self.device_bytes] {
             out.put_u64(field);
         }
         out.resize(BLOCK, 0);
@@ -97,6 +99,7 @@ impl Anchor {
             },
             next_oid: reader.u64()?,
             snap_seq: reader.u64()?,
+            version: reader.u64()?,
             objects: reader.u64()?,
             user_bytes: reader.u64()?,
             device_bytes: reader.u64()?,

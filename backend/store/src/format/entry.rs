@@ -65,7 +65,7 @@ pub enum Entry {
         /// The object's version after it.
         version: u64,
     },
-    /// The head's state was kept as a clone; the first snapshot is the clone's number.
+    /// The head's state was kept as a clone, whose number is `seq`.
     Clone {
         /// Object.
         oid: u64,
@@ -96,6 +96,8 @@ pub enum Entry {
     KvSet {
         /// Object.
         oid: u64,
+        /// The clone's number, or `u64::MAX` for the head.
+        of: u64,
         /// Key.
         key: Vec<u8>,
         /// Value.
@@ -105,6 +107,8 @@ pub enum Entry {
     KvSetLong {
         /// Object.
         oid: u64,
+        /// The clone's number, or `u64::MAX` for the head.
+        of: u64,
         /// Key.
         key: Vec<u8>,
         /// Place in the payload, in bytes.
@@ -118,6 +122,8 @@ pub enum Entry {
     KvRemove {
         /// Object.
         oid: u64,
+        /// The clone's number, or `u64::MAX` for the head.
+        of: u64,
         /// Key.
         key: Vec<u8>,
     },
@@ -249,21 +255,24 @@ impl Entry {
                 out.put_u64(*clone);
                 out.put_u64(*version);
             }
-            Entry::KvSet { oid, key, value } => {
+            Entry::KvSet { oid, of, key, value } => {
                 out.put_u64(*oid);
+                out.put_u64(*of);
                 out.put_u16(key.len() as u16);
                 out.put(key);
                 out.put(value);
             }
-            Entry::KvSetLong { oid, key, at, len, crc } => {
+            Entry::KvSetLong { oid, of, key, at, len, crc } => {
                 out.put_u64(*oid);
+                out.put_u64(*of);
                 out.put_u32(*at);
                 out.put_u32(*len);
                 out.put_u32(*crc);
                 out.put(key);
             }
-            Entry::KvRemove { oid, key } => {
+            Entry::KvRemove { oid, of, key } => {
                 out.put_u64(*oid);
+                out.put_u64(*of);
                 out.put(key);
             }
             Entry::Relocate { oid, start, payload, old, crcs } => {
@@ -343,18 +352,18 @@ impl Entry {
             6 => Entry::CloneSnaps { oid: r.u64()?, clone: r.u64()?, snaps: rest_u64(&mut r)? },
             7 => Entry::Rollback { oid: r.u64()?, clone: r.u64()?, version: r.u64()? },
             8 => {
-                let oid = r.u64()?;
+                let (oid, of) = (r.u64()?, r.u64()?);
                 let key = usize::from(r.u16()?);
-                Entry::KvSet { oid, key: key_of(r.bytes(key)?)?, value: rest(&mut r)? }
+                Entry::KvSet { oid, of, key: key_of(r.bytes(key)?)?, value: rest(&mut r)? }
             }
             9 => {
-                let (oid, at, len, crc) = (r.u64()?, r.u32()?, r.u32()?, r.u32()?);
+                let (oid, of, at, len, crc) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?, r.u32()?);
                 if len as usize > VALUE_MAX {
                     return malformed(format!("entry: a value of {len} bytes"));
                 }
-                Entry::KvSetLong { oid, at, len, crc, key: key_of(&rest(&mut r)?)? }
+                Entry::KvSetLong { oid, of, at, len, crc, key: key_of(&rest(&mut r)?)? }
             }
-            10 => Entry::KvRemove { oid: r.u64()?, key: key_of(&rest(&mut r)?)? },
+            10 => Entry::KvRemove { oid: r.u64()?, of: r.u64()?, key: key_of(&rest(&mut r)?)? },
             11 => {
                 let (oid, start, payload, old) = (r.u64()?, r.u32()?, r.u32()?, r.u64()?);
                 r.u64()?;
@@ -403,9 +412,9 @@ mod tests {
             Entry::Clone { oid: 1, seq: 8, snaps: vec![8, 7] },
             Entry::CloneSnaps { oid: 1, clone: 8, snaps: vec![] },
             Entry::Rollback { oid: 1, clone: 8, version: 3 },
-            Entry::KvSet { oid: 1, key: b"k".to_vec(), value: b"v".to_vec() },
-            Entry::KvSetLong { oid: 1, key: b"k".to_vec(), at: 2, len: 5000, crc: 1 },
-            Entry::KvRemove { oid: 1, key: b"k".to_vec() },
+            Entry::KvSet { oid: 1, of: u64::MAX, key: b"k".to_vec(), value: b"v".to_vec() },
+            Entry::KvSetLong { oid: 1, of: u64::MAX, key: b"k".to_vec(), at: 2, len: 5000, crc: 1 },
+            Entry::KvRemove { oid: 1, of: u64::MAX, key: b"k".to_vec() },
             Entry::Relocate { oid: 1, start: 2, payload: 3, old: 4, crcs: vec![5] },
             Entry::SnapAllocate { snap: 3 },
             Entry::SnapRemove { snap: 3, done: true },

@@ -16,7 +16,7 @@ pub type PagePtrs = Vec<BlobPtr>;
 pub struct CloneRecord {
     /// The snapshots it stands for, newest first.
     pub snaps: Vec<u64>,
-    /// Its number: the newest snapshot that it stood for when it was made.
+    /// Its number: the newest snapshot number when it was made.
     pub id: u64,
     /// Bytes.
     pub size: u64,

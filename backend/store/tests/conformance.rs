@@ -1,0 +1,66 @@
+//! The store does what every object backend must, and what objects in memory do, on a simulated disk.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::ObjectBackend;
+use forebay_ram::RamBackend;
+use forebay_ram::conformance::{CASES, compare, steps_from_seed};
+use forebay_sim::{Faults, World};
+use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
+
+const DISK: &str = "/disk";
+
+fn world(seed: u64, size: u64) -> World {
+    let world = World::new(seed, Faults::none());
+    world.add_file(DISK, size, 4096);
+    world
+}
+
+async fn fresh(size: u64) -> Rc<Store> {
+    let options = InitOptions { size, segment_size: 128 << 10, force: false };
+    Store::init(Path::new(DISK), options).await.expect("init");
+    Store::open(Path::new(DISK), StoreOptions::default()).await.expect("open")
+}
+
+async fn check() {
+    let options = CheckOptions { data: true, repair: false };
+    let report = Store::check(Path::new(DISK), options, |_, _| {}).await.expect("check");
+    assert!(report.is_clean(), "{report:#?}");
+}
+
+#[test]
+fn every_case() {
+    for (name, case) in CASES {
+        eprintln!("{name}");
+        let world = world(1, 64 << 20);
+        let reactor = world.reactor();
+        let run = world.run(&reactor, async {
+            let store = fresh(64 << 20).await;
+            case(store.clone()).await;
+            store.close().await.expect("close");
+            drop(store);
+            check().await;
+        });
+        run.unwrap_or_else(|stop| panic!("{name}: {stop:?}"));
+    }
+}
+
+#[test]
+fn random_steps_as_in_memory() {
+    for seed in 0..30 {
+        let world = world(seed, 64 << 20);
+        let reactor = world.reactor();
+        let run = world.run(&reactor, async {
+            let store = fresh(64 << 20).await;
+            let model: Rc<dyn ObjectBackend> = RamBackend::new("model");
+            for round in 0..4 {
+                compare(store.clone(), model.clone(), &steps_from_seed(seed * 4 + round, 40)).await;
+            }
+            store.close().await.expect("close");
+            drop(store);
+            check().await;
+        });
+        run.unwrap_or_else(|stop| panic!("seed {seed}: {stop:?}"));
+    }
+}
