@@ -4,60 +4,19 @@
 //! slice and can cross cores.  A [`BufList`] is scatter-gather: many `Buf`s read as one run of bytes.
 //! All memory is zeroed when it is first allocated, so no byte that is read was never written.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::pool::PoolHome;
+use crate::memory::{BlockRef, Region};
 
 /// Alignment of every buffer, in bytes: the largest logical sector size a device here asks for O_DIRECT.
+/// Buffers that are shorter than that are aligned to their length, rounded up to a power of two.
 pub const BUF_ALIGN: usize = 4096;
-
-/// One allocation.  Returned to its pool, or freed, when the last buffer that refers to it goes.
-pub(crate) struct Block {
-    ptr: NonNull<u8>,
-    cap: usize,
-    home: Option<Arc<dyn PoolHome>>,
-}
-
-// SAFETY: a Block is only a piece of memory; who may read or write which part of it is decided by Buf and BufMut,
-// which hold disjoint writable parts (BufMut) or only readable ones (Buf).
-unsafe impl Send for Block {}
-// SAFETY: as above; shared access through Buf only reads.
-unsafe impl Sync for Block {}
-
-impl Block {
-    pub(crate) fn layout(cap: usize) -> Layout {
-        Layout::from_size_align(cap.max(1), BUF_ALIGN).expect("buffer capacity overflows the address space")
-    }
-
-    fn allocate(cap: usize) -> NonNull<u8> {
-        let layout = Self::layout(cap);
-        // SAFETY: the layout is never of size zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
-    }
-
-    pub(crate) fn from_pool(ptr: NonNull<u8>, cap: usize, home: Arc<dyn PoolHome>) -> Self {
-        Self { ptr, cap, home: Some(home) }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        match self.home.take() {
-            Some(home) => home.give_back(self.ptr, self.cap),
-            // SAFETY: allocated by `allocate` with the same layout, and nothing refers to it any more.
-            None => unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.cap)) },
-        }
-    }
-}
 
 /// A buffer with one owner: `len` bytes filled, room up to `capacity`.
 pub struct BufMut {
-    block: Arc<Block>,
+    block: BlockRef,
     start: usize,
     len: usize,
     cap: usize,
@@ -66,8 +25,7 @@ pub struct BufMut {
 impl BufMut {
     /// An empty buffer from the heap with room for `capacity` bytes, aligned to [`BUF_ALIGN`].
     pub fn with_capacity(capacity: usize) -> Self {
-        let block = Block { ptr: Block::allocate(capacity), cap: capacity.max(1), home: None };
-        Self { block: Arc::new(block), start: 0, len: 0, cap: capacity }
+        Self { block: BlockRef::heap(capacity), start: 0, len: 0, cap: capacity }
     }
 
     /// A buffer of `len` zero bytes.
@@ -84,9 +42,14 @@ impl BufMut {
         buf
     }
 
-    pub(crate) fn from_block(block: Block) -> Self {
-        let cap = block.cap;
-        Self { block: Arc::new(block), start: 0, len: 0, cap }
+    pub(crate) fn from_block(block: BlockRef) -> Self {
+        let cap = block.cap();
+        Self { block, start: 0, len: 0, cap }
+    }
+
+    /// The pool's region that the buffer lies in.
+    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+        self.block.region()
     }
 
     /// Bytes this buffer can hold.
@@ -128,15 +91,13 @@ impl BufMut {
     /// The unfilled rest of the buffer.
     pub fn spare_mut(&mut self) -> &mut [u8] {
         // SAFETY: this BufMut alone refers to start..start+cap of the block, all of it initialised memory.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.block.ptr.as_ptr().add(self.start + self.len), self.cap - self.len)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.block.ptr().add(self.start + self.len), self.cap - self.len) }
     }
 
     /// Address of the first byte, for the drivers.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: start is within the block.
-        unsafe { self.block.ptr.as_ptr().add(self.start) }
+        unsafe { self.block.ptr().add(self.start) }
     }
 
     /// Cuts off the first `len` filled bytes as a shared buffer; this one keeps the rest.
@@ -160,10 +121,10 @@ impl BufMut {
     /// Takes back all room of the allocation that was given up or cut off, if no other buffer refers to it any more
     /// and this one is empty; true if so.
     pub fn reclaim(&mut self) -> bool {
-        let alone = self.len == 0 && Arc::get_mut(&mut self.block).is_some();
+        let alone = self.len == 0 && self.block.is_unique();
         if alone {
             self.start = 0;
-            self.cap = self.block.cap;
+            self.cap = self.block.cap();
         }
         alone
     }
@@ -198,7 +159,7 @@ impl fmt::Debug for BufMut {
 /// Shared, read-only bytes; cloning and slicing copy nothing.
 #[derive(Clone)]
 pub struct Buf {
-    block: Arc<Block>,
+    block: BlockRef,
     start: usize,
     len: usize,
 }
@@ -235,7 +196,12 @@ impl Buf {
 
     /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
     pub fn retained(&self) -> usize {
-        self.block.cap
+        self.block.cap()
+    }
+
+    /// The pool's region that the buffer lies in.
+    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+        self.block.region()
     }
 }
 
@@ -244,7 +210,7 @@ impl Deref for Buf {
     fn deref(&self) -> &[u8] {
         // SAFETY: the part was given up by its BufMut when it was frozen or split off, so nobody writes to it, and
         // the Arc keeps the memory.
-        unsafe { std::slice::from_raw_parts(self.block.ptr.as_ptr().add(self.start), self.len) }
+        unsafe { std::slice::from_raw_parts(self.block.ptr().add(self.start), self.len) }
     }
 }
 
@@ -291,7 +257,7 @@ impl BufList {
         }
         self.len += buf.len();
         match self.parts.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.block, &buf.block) && last.start + last.len == buf.start => {
+            Some(last) if last.block.same(&buf.block) && last.start + last.len == buf.start => {
                 last.len += buf.len;
             }
             _ => self.parts.push(buf),

@@ -16,6 +16,7 @@ use crate::buf::{BufList, BufMut};
 use crate::net::Addr;
 use crate::time::Instant;
 
+pub(crate) mod fixed;
 pub(crate) mod handles;
 pub(crate) mod iov;
 pub(crate) mod os;

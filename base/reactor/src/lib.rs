@@ -22,6 +22,7 @@ pub mod cross;
 pub mod driver;
 mod executor;
 pub mod fs;
+mod memory;
 pub mod net;
 mod ops;
 pub mod pool;

@@ -101,7 +101,7 @@ impl Listener {
         &self.addr
     }
 
-    /// The same socket for another core.  Closing one of them while it accepts ends the others too.
+    /// The same socket for another core.
     pub fn share(&self) -> io::Result<SharedListener> {
         let socket = self.socket.inner.with_driver(|driver| driver.share_listener(self.socket.handle))?;
         Ok(SharedListener { socket, addr: self.addr.clone() })

@@ -1,51 +1,55 @@
 //! Pools of aligned buffers of one size, registered with the ring where the driver can.
 
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::buf::{BUF_ALIGN, Block, BufMut};
+use crate::buf::{BUF_ALIGN, BufMut};
+use crate::memory::{BlockRef, FreeBlock, Region};
 
-/// Where a pooled block goes when its last buffer is dropped, on whichever core that happens.
-pub(crate) trait PoolHome: Send + Sync {
-    /// Takes the memory back.
-    fn give_back(&self, ptr: NonNull<u8>, cap: usize);
-}
+/// Bytes that a pool allocates, and a ring registers, at a time (or one buffer, if that is more).
+const REGION_BYTES: usize = 1 << 20;
 
-struct FreeBlock(NonNull<u8>);
-// SAFETY: a free block belongs to nobody but the pool.
-unsafe impl Send for FreeBlock {}
-
-struct Shared {
+pub(crate) struct Shared {
     free: ArrayQueue<FreeBlock>,
     size: usize,
+    keep: usize,
+    /// Buffers in regions, in use or free.
+    made: AtomicUsize,
     outstanding: AtomicUsize,
 }
 
-impl PoolHome for Shared {
-    fn give_back(&self, ptr: NonNull<u8>, cap: usize) {
-        debug_assert_eq!(cap, self.size);
+impl Shared {
+    /// Takes a block back whose last buffer was dropped, on whichever core that happened.
+    pub(crate) fn give_back(&self, block: FreeBlock) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
-        if self.free.push(FreeBlock(ptr)).is_err() {
-            // SAFETY: allocated in `Pool::get` with this layout; the pool keeps no reference to it.
-            unsafe { std::alloc::dealloc(ptr.as_ptr(), Block::layout(self.size)) };
+        // No more blocks are made than the queue has room for.
+        let full = self.free.push(block).is_err();
+        debug_assert!(!full, "more blocks came back than were made");
+    }
+
+    fn grow(self: &Arc<Self>) -> Option<FreeBlock> {
+        let wanted = (REGION_BYTES / self.size).max(1);
+        let made = self.made.load(Ordering::Relaxed);
+        let count = wanted.min(self.keep - made.min(self.keep));
+        if count == 0 {
+            return None;
         }
+        // When two cores want to at once, one of them does; the other takes from the heap this time.
+        self.made.compare_exchange(made, made + count, Ordering::Relaxed, Ordering::Relaxed).ok()?;
+        let mut blocks = Region::blocks(self.size, count);
+        let first = blocks.next();
+        for block in blocks {
+            let full = self.free.push(block).is_err();
+            debug_assert!(!full, "more blocks were made than the pool keeps");
+        }
+        first
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        while let Some(block) = self.free.pop() {
-            // SAFETY: as in `give_back`.
-            unsafe { std::alloc::dealloc(block.0.as_ptr(), Block::layout(self.size)) };
-        }
-    }
-}
-
-/// A pool of buffers of `buf_size` bytes; keeps up to `keep` free ones for reuse.
+/// A pool of buffers of `buf_size` bytes; keeps up to `keep` of them for reuse.
 ///
 /// The pool never refuses: past `keep` it allocates and frees.  Who must be bounded counts its own buffers.
 #[derive(Clone)]
@@ -54,26 +58,30 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).
+    /// A pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).  Memory is allocated as it is used.
     pub fn new(buf_size: usize, keep: usize) -> Self {
         assert!(buf_size > 0 && buf_size.is_multiple_of(BUF_ALIGN), "pool buffers come in multiples of {BUF_ALIGN}");
-        let shared = Shared { free: ArrayQueue::new(keep.max(1)), size: buf_size, outstanding: AtomicUsize::new(0) };
+        let keep = keep.max(1);
+        let shared = Shared {
+            free: ArrayQueue::new(keep),
+            size: buf_size,
+            keep,
+            made: AtomicUsize::new(0),
+            outstanding: AtomicUsize::new(0),
+        };
         Self { shared: Arc::new(shared) }
     }
 
     /// An empty buffer.  Its memory may hold old content past its length.
     pub fn get(&self) -> BufMut {
-        self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
-        let ptr = match self.shared.free.pop() {
-            Some(block) => block.0,
-            None => {
-                let layout = Block::layout(self.shared.size);
-                // SAFETY: the size is not zero.
-                let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
-                NonNull::new(ptr).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
+        let block = match self.shared.free.pop().or_else(|| self.shared.grow()) {
+            Some(block) => {
+                self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
+                block.lend(self.shared.clone())
             }
+            None => BlockRef::heap(self.shared.size),
         };
-        BufMut::from_block(Block::from_pool(ptr, self.shared.size, self.shared.clone()))
+        BufMut::from_block(block)
     }
 
     /// Bytes a buffer.
@@ -81,7 +89,7 @@ impl Pool {
         self.shared.size
     }
 
-    /// Buffers in use now.
+    /// Kept buffers in use now; those past `keep` are not counted.
     pub fn outstanding(&self) -> usize {
         self.shared.outstanding.load(Ordering::Relaxed)
     }
@@ -99,13 +107,56 @@ mod tests {
 
     #[test]
     fn memory_comes_back_from_other_threads() {
-        let pool = Pool::new(8192, 2);
+        let pool = Pool::new(8192, 1);
         let mut buf = pool.get();
         buf.extend_from_slice(b"x");
         let first = buf.as_ptr();
         let shared = buf.freeze();
+        assert_eq!(pool.outstanding(), 1);
         std::thread::spawn(move || drop(shared)).join().expect("the thread drops the buffer");
         assert_eq!(pool.outstanding(), 0);
         assert_eq!(pool.get().as_ptr(), first);
+    }
+
+    #[test]
+    fn past_what_it_keeps_it_allocates() {
+        let pool = Pool::new(4096, 3);
+        let bufs: Vec<BufMut> = (0..10).map(|_| pool.get()).collect();
+        let mut places: Vec<usize> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
+        places.sort_unstable();
+        assert!(places.iter().all(|place| place.is_multiple_of(BUF_ALIGN)));
+        assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 4096), "buffers overlap");
+        assert_eq!(pool.outstanding(), 3);
+        drop(bufs);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn buffers_outlive_their_pool() {
+        let pool = Pool::new(4096, 300);
+        let mut bufs: Vec<BufMut> = (0..300).map(|_| pool.get()).collect();
+        drop(pool);
+        for (at, buf) in bufs.iter_mut().enumerate() {
+            buf.extend_from_slice(&[at as u8; 4096]);
+        }
+        assert!(bufs.iter().enumerate().all(|(at, buf)| buf.iter().all(|&byte| byte == at as u8)));
+    }
+
+    #[test]
+    fn threads_share_a_pool() {
+        let pool = Pool::new(4096, 64);
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        let mut bufs: Vec<BufMut> = (0..round % 40).map(|_| pool.get()).collect();
+                        bufs.iter_mut().for_each(|buf| buf.extend_from_slice(&[thread; 100]));
+                        assert!(bufs.iter().all(|buf| buf.iter().all(|&byte| byte == thread)));
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.outstanding(), 0);
     }
 }

@@ -18,6 +18,7 @@ on_each_driver!(
     opening_says_what_is_wrong,
     a_read_dropped_halfway_leaves_memory_alone,
     a_file_closed_under_its_operations,
+    more_pools_than_a_ring_registers,
 );
 
 const DIRECT: OpenOptions = OpenOptions::read_write().create().direct();
@@ -193,5 +194,28 @@ async fn a_file_closed_under_its_operations() {
         let reader = File::open(dir.join("f"), DIRECT.lock()).expect("opens");
         reader.sync_data().await.expect("syncs");
         assert_eq!(other.size().expect("size"), 0);
+    }
+}
+
+/// Pools come and go, and some stay: all of their memory can be written from and read into, registered or not.
+async fn more_pools_than_a_ring_registers() {
+    let dir = TempDir::new();
+    let file = File::open(dir.join("f"), DIRECT).expect("opens");
+    let mut stay = Vec::new();
+    for round in 0..600u32 {
+        let pool = forebay_reactor::Pool::new(4096, 2);
+        let mut buf = pool.get();
+        buf.extend_from_slice(&[round as u8; 4096]);
+        let at = u64::from(round % 7) * 4096;
+        file.write_at(buf, at).await.expect("writes");
+        let (result, back) = file.read_at(pool.get(), at).await;
+        assert_eq!(result.expect("reads"), 4096);
+        assert!(back.iter().all(|&byte| byte == round as u8));
+        if round % 2 == 0 {
+            stay.push((pool, back));
+        }
+    }
+    for (round, (_, buf)) in stay.iter().enumerate() {
+        assert!(buf.iter().all(|&byte| byte == (2 * round) as u8), "somebody else's read landed here");
     }
 }

@@ -13,8 +13,6 @@ pub(crate) struct Entry {
     open: bool,
     closing: bool,
     in_flight: u32,
-    /// A socket, which is shut down when it is closed with operations in flight.
-    pub(crate) socket: bool,
     /// A block device.
     pub(crate) block_device: bool,
     /// The unit of direct I/O in bytes, when direct I/O is on; 1 otherwise.
@@ -30,7 +28,7 @@ pub(crate) struct Handles {
 impl Handles {
     /// Takes a socket in.
     pub(crate) fn add_socket(&mut self, fd: RawFd) {
-        self.add(fd, Entry { socket: true, direct_unit: 1, ..Entry::default() });
+        self.add(fd, Entry { direct_unit: 1, ..Entry::default() });
     }
 
     /// Takes a file in.
@@ -81,9 +79,6 @@ impl Handles {
         }
         if entry.in_flight > 0 {
             entry.closing = true;
-            if entry.socket {
-                os::shutdown(fd);
-            }
             return true;
         }
         *entry = Entry::default();

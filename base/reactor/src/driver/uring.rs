@@ -15,6 +15,7 @@ use std::time::Duration;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 
+use super::fixed::FixedBuffers;
 use super::handles::Handles;
 use super::iov::{self, Piece};
 use super::os::{self, EventFd, RW_MAX, Random, SockAddr};
@@ -52,6 +53,8 @@ struct Flight {
     block_device: bool,
     /// The unit of direct I/O on `fd` in bytes; 1 when any will do.
     direct_unit: u32,
+    /// The buffer's index, when it is one and its memory is registered.
+    fixed: Option<u16>,
     /// Asked to run on a kernel thread, after it was told to try again.
     asynchronous: bool,
     iovecs: Vec<libc::iovec>,
@@ -68,6 +71,7 @@ impl Flight {
             cancelled: false,
             block_device: false,
             direct_unit: 1,
+            fixed: None,
             asynchronous: false,
             iovecs: Vec::new(),
             // SAFETY: all zeroes is a valid msghdr: no name, no parts.
@@ -98,6 +102,7 @@ enum Next {
 pub(crate) struct UringDriver {
     ring: IoUring,
     handles: Handles,
+    buffers: FixedBuffers,
     slots: Vec<Slot>,
     /// Boxed, because the kernel holds their address.
     #[allow(clippy::vec_box)]
@@ -147,8 +152,10 @@ impl UringDriver {
             let text = format!("this kernel's io_uring lacks operation {code}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
+        let buffers = FixedBuffers::new(&ring);
         let mut driver = Self {
             ring,
+            buffers,
             handles: Handles::default(),
             slots: Vec::new(),
             spare: Vec::new(),
@@ -251,7 +258,7 @@ impl UringDriver {
         let flight = slot.flight.as_mut().expect("an answer to an operation in flight");
         let nudge =
             (flight.cancelled && result < 0 && matches!(flight.op, Some(Op::Accept { .. }))).then_some(flight.fd);
-        let (next, peer) = advance(flight, result, &mut self.handles);
+        let (next, peer) = advance(flight, result);
         match next {
             Next::Again => self.issue(index),
             Next::End(result) => self.end(index, result, peer, done),
@@ -310,8 +317,12 @@ impl UringDriver {
         self.live -= 1;
         self.handles.end(flight.fd);
         let op = flight.op.take().expect("an operation in flight");
-        if matches!(op, Op::Connect { .. }) && result.is_err() {
-            self.handles.close(flight.fd);
+        match (&op, &result) {
+            (Op::Connect { .. }, Err(_)) => {
+                self.handles.close(flight.fd);
+            }
+            (Op::Accept { .. }, Ok(fd)) => self.handles.add_socket(*fd as RawFd),
+            _ => {}
         }
         self.spare.push(flight);
         done.push(Completion { key: OpKey(index as u64), result, op, peer });
@@ -351,6 +362,15 @@ impl UringDriver {
         };
         flight.block_device = entry.block_device;
         flight.direct_unit = entry.direct_unit;
+        let region = match &op {
+            Op::Read { buf, .. } => buf.region(),
+            Op::Write { bufs, .. } => match bufs.parts() {
+                [only] => only.region(),
+                _ => None,
+            },
+            _ => None,
+        };
+        flight.fixed = region.and_then(|region| self.buffers.index(&self.ring, region));
         flight.op = Some(op);
         if index >= self.slots.len() {
             self.slots.resize_with(index + 1, Slot::default);
@@ -387,15 +407,23 @@ fn entry(flight: &mut Flight) -> squeue::Entry {
     let entry = match flight.op.as_mut().expect("an operation in flight") {
         Op::Read { offset, buf, .. } => {
             let to = buf.spare_mut();
-            opcode::Read::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).offset(*offset + done as u64).build()
+            let (to, len) = (to.as_mut_ptr(), to.len().min(RW_MAX) as u32);
+            let offset = *offset + done as u64;
+            match flight.fixed {
+                Some(index) => opcode::ReadFixed::new(fd, to, len, index).offset(offset).build(),
+                None => opcode::Read::new(fd, to, len).offset(offset).build(),
+            }
         }
         Op::Write { offset, bufs, durable, .. } => {
             let rw_flags = if *durable { libc::RWF_DSYNC } else { 0 };
             let offset = *offset + done as u64;
             match iov::remaining(bufs, done, &mut flight.iovecs) {
-                Piece::One(from, len) => {
-                    opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(rw_flags).build()
-                }
+                Piece::One(from, len) => match flight.fixed {
+                    Some(index) => {
+                        opcode::WriteFixed::new(fd, from, len as u32, index).offset(offset).rw_flags(rw_flags).build()
+                    }
+                    None => opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(rw_flags).build(),
+                },
                 Piece::Many => opcode::Writev::new(fd, flight.iovecs.as_ptr(), flight.iovecs.len() as u32)
                     .offset(offset)
                     .rw_flags(rw_flags)
@@ -431,7 +459,7 @@ fn entry(flight: &mut Flight) -> squeue::Entry {
 }
 
 /// Takes the kernel's answer into account.
-fn advance(flight: &mut Flight, result: i32, handles: &mut Handles) -> (Next, Option<Addr>) {
+fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) {
     let op = flight.op.as_mut().expect("an operation in flight");
     if result < 0 {
         let again = match -result {
@@ -475,7 +503,6 @@ fn advance(flight: &mut Flight, result: i32, handles: &mut Handles) -> (Next, Op
             whole
         }
         Op::Accept { .. } => {
-            handles.add_socket(result);
             let peer = flight.addr.addr();
             if matches!(peer, Some(Addr::Tcp(_))) {
                 os::set_nodelay(result);
@@ -646,7 +673,15 @@ impl Driver for UringDriver {
     }
 
     fn close(&mut self, handle: Handle) {
-        self.handles.close(os::fd_of(handle));
+        let fd = os::fd_of(handle);
+        if self.handles.close(fd) {
+            // It closes when they have ended.
+            for index in 0..self.slots.len() {
+                if self.slots[index].flight.as_ref().is_some_and(|flight| flight.fd == fd && !flight.cancelled) {
+                    self.cancel(OpKey(index as u64));
+                }
+            }
+        }
     }
 }
 

@@ -1,0 +1,86 @@
+//! Memory registered with a ring: the kernel pins it once, and not for each operation on it.
+//!
+//! A pool's region is registered when the first operation uses it.  Where the kernel refuses (it is older than 5.19,
+//! or RLIMIT_MEMLOCK is reached), operations go without.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use io_uring::IoUring;
+
+use crate::memory::Region;
+
+/// Regions that a ring knows at most.
+const REGIONS_MAX: u16 = 256;
+
+/// The regions registered with one ring.
+pub(crate) struct FixedBuffers {
+    /// Distinguishes this ring in the regions' notes.
+    ring: u64,
+    /// The kernel takes no more.
+    refused: bool,
+    regions: Vec<Option<Arc<Region>>>,
+}
+
+impl FixedBuffers {
+    pub(crate) fn new(ring: &IoUring) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let offered = ring.submitter().register_buffers_sparse(REGIONS_MAX.into()).is_ok();
+        Self { ring: NEXT.fetch_add(1, Ordering::Relaxed), refused: !offered, regions: Vec::new() }
+    }
+
+    /// The index under which the ring knows a region; `None` when it does not.
+    pub(crate) fn index(&mut self, ring: &IoUring, region: &Arc<Region>) -> Option<u16> {
+        // The ring that used the region last has left its number and the index there.  A pool is mostly used by one
+        // core, so that is mostly this ring.
+        let note = region.note.load(Ordering::Relaxed);
+        if note >> 16 == self.ring {
+            return Some(note as u16);
+        }
+        let known =
+            self.regions.iter().position(|known| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, region)));
+        let index = match known {
+            Some(index) => index as u16,
+            None => self.register(ring, region)?,
+        };
+        region.note.store(self.ring << 16 | u64::from(index), Ordering::Relaxed);
+        Some(index)
+    }
+
+    fn register(&mut self, ring: &IoUring, region: &Arc<Region>) -> Option<u16> {
+        if self.refused {
+            return None;
+        }
+        self.sweep(ring);
+        let index = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
+        if index >= usize::from(REGIONS_MAX) {
+            return None;
+        }
+        // SAFETY: the region is kept until it is unregistered, or the ring is gone.
+        let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[region.iovec()], None) };
+        if let Err(error) = result {
+            tracing::debug!(%error, "no more memory can be registered with io_uring; going without");
+            self.refused = true;
+            return None;
+        }
+        if index == self.regions.len() {
+            self.regions.push(None);
+        }
+        self.regions[index] = Some(region.clone());
+        Some(index as u16)
+    }
+
+    /// Lets go of regions whose pools are gone.
+    fn sweep(&mut self, ring: &IoUring) {
+        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        for (index, region) in self.regions.iter_mut().enumerate() {
+            if region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1) {
+                // SAFETY: an empty entry takes the old one out; operations that still use it keep it in the kernel.
+                let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[empty], None) };
+                if result.is_ok() {
+                    *region = None;
+                }
+            }
+        }
+    }
+}
