@@ -70,7 +70,9 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 case.series[which].values.push(iops.context("no IOPS")?);
             }
         }
-        println!("round {} of {}", round + 1, effort.rounds);
+        if !jobs.is_empty() {
+            println!("round {} of {}", round + 1, effort.rounds);
+        }
     }
     println!("{}", report::table(&cases));
     let mut lines = report::ratio_lines("store", &cases);
