@@ -1,0 +1,184 @@
+//! The pool's list of images, and the objects that lead from a name to an id.
+//!
+//! The list (`rbd_directory`) is what counts: an `rbd_id.NAME` object of which the list does not say the same is what
+//! a crash left, and is overwritten when it is in the way.
+
+use std::rc::Rc;
+
+use forebay_block::{
+    BufList, Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapId, Transaction,
+};
+use forebay_reactor::Buf;
+
+use crate::format::{
+    DIRECTORY, ID_LEN_MAX, decode_string, encode_string, id_key, id_object, is_valid_id, name_key, name_keys,
+    name_of_key,
+};
+
+/// What became of an attempt to add an entry.
+pub(crate) enum Added {
+    /// It is there now.
+    New,
+    /// The name has an entry already, with this id.
+    NameTaken(String),
+    /// Another image has that id.
+    IdTaken,
+}
+
+/// The directory of a backend.
+pub(crate) struct Directory<'a> {
+    backend: &'a Rc<dyn ObjectBackend>,
+}
+
+impl<'a> Directory<'a> {
+    pub(crate) fn of(backend: &'a Rc<dyn ObjectBackend>) -> Self {
+        Self { backend }
+    }
+
+    fn object() -> ObjectName {
+        ObjectName::new(DIRECTORY)
+    }
+
+    /// The id of the image of that name.
+    pub(crate) async fn id_of(&self, name: &str) -> Result<Option<String>> {
+        let Some(value) = self.get(name_key(name)).await? else { return Ok(None) };
+        match decode_string(&value) {
+            Some(id) if is_valid_id(&id) => Ok(Some(id)),
+            _ => Err(Error::new(ErrorKind::Corrupt, format!("directory entry of image {name}"))),
+        }
+    }
+
+    /// The name of the image of that id.
+    pub(crate) async fn name_of(&self, id: &str) -> Result<Option<String>> {
+        let Some(value) = self.get(id_key(id)).await? else { return Ok(None) };
+        let malformed = || Error::new(ErrorKind::Corrupt, format!("directory entry of image id {id}"));
+        decode_string(&value).map(Some).ok_or_else(malformed)
+    }
+
+    async fn get(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>> {
+        match self.backend.kv_get(&Self::object(), vec![key]).await {
+            Ok(mut values) => Ok(values.pop().flatten()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Names after `cursor`, in their order, `max` at most; and where to go on.
+    pub(crate) async fn names(&self, cursor: Option<Vec<u8>>, max: usize) -> Result<(Vec<String>, Option<Vec<u8>>)> {
+        let after = cursor.unwrap_or_default();
+        match self.backend.kv_list(&Self::object(), name_keys(), &after, max).await {
+            Ok(page) => {
+                let names = page.pairs.iter().filter_map(|(key, _)| name_of_key(key)).collect();
+                let next = page.more.then(|| page.pairs.last().map(|(key, _)| key.clone())).flatten();
+                Ok((names, next))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok((Vec::new(), None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds an image; neither its name nor its id may be there.
+    pub(crate) async fn add(&self, name: &str, id: &str) -> Result<Added> {
+        let ops = vec![
+            ObjectOp::Create { exclusive: false },
+            ObjectOp::KvCompare { key: name_key(name), value: None },
+            ObjectOp::KvCompare { key: id_key(id), value: None },
+            ObjectOp::KvSet { pairs: entries(name, id) },
+        ];
+        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+            Ok(_) => Ok(Added::New),
+            Err(error) if error.kind() == ErrorKind::Guard => {
+                Ok(self.id_of(name).await?.map_or(Added::IdTaken, Added::NameTaken))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes an image; done already is done.  `Busy` if name and id belong to different images by now.
+    pub(crate) async fn remove(&self, name: &str, id: &str) -> Result<()> {
+        let mut ops = holds(name, id);
+        ops.push(ObjectOp::KvRemove { keys: vec![name_key(name), id_key(id)] });
+        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+            Ok(_) => Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::NotFound) => {
+                if self.id_of(name).await?.is_none() && self.name_of(id).await?.is_none() {
+                    return Ok(());
+                }
+                Err(Error::new(ErrorKind::Busy, format!("image {name} was renamed meanwhile")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives an image another name; `Exists` if that is taken, `NotFound` if the image is not there by its old one.
+    pub(crate) async fn rename(&self, id: &str, from: &str, to: &str) -> Result<()> {
+        let mut ops = holds(from, id);
+        ops.push(ObjectOp::KvCompare { key: name_key(to), value: None });
+        ops.push(ObjectOp::KvRemove { keys: vec![name_key(from)] });
+        ops.push(ObjectOp::KvSet { pairs: entries(to, id) });
+        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Guard => {
+                let kind = if self.id_of(to).await?.is_some() { ErrorKind::Exists } else { ErrorKind::NotFound };
+                let name = if kind == ErrorKind::Exists { to } else { from };
+                Err(Error::new(kind, format!("image {name}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes `rbd_id.NAME` lead to `id`.  `Exists` if it leads to another image that has that name.
+    pub(crate) async fn write_id(&self, name: &str, id: &str) -> Result<()> {
+        let object = id_object(name);
+        let content: BufList = Buf::copy_of(&encode_string(id)).into();
+        let create = vec![ObjectOp::Create { exclusive: true }, ObjectOp::Write { offset: 0, data: content.clone() }];
+        match self.backend.submit(&object, Transaction::new(create).durable()).await {
+            Err(error) if error.kind() == ErrorKind::Exists => {}
+            other => return other.map(drop),
+        }
+        match self.read_id(name).await? {
+            Some(found) if found == id => Ok(()),
+            Some(found) if self.name_of(&found).await?.as_deref() == Some(name) => {
+                Err(Error::new(ErrorKind::Exists, format!("image {name}")))
+            }
+            // What a crash left, as the directory tells.
+            _ => {
+                let replace = Transaction::of(ObjectOp::WriteFull { data: content }).durable();
+                self.backend.submit(&object, replace).await.map(drop)
+            }
+        }
+    }
+
+    /// What `rbd_id.NAME` says; `None` if it is not there or says nothing that could be an id.
+    async fn read_id(&self, name: &str) -> Result<Option<String>> {
+        let read = ObjectRead { snap: SnapId::HEAD, extent: forebay_block::Extent::new(0, 4 + ID_LEN_MAX as u64) };
+        match self.backend.read(&id_object(name), read).await {
+            Ok(data) => {
+                let bytes = data.fill(read.extent).to_vec();
+                Ok(decode_string(&bytes).filter(|id| is_valid_id(id)))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes `rbd_id.NAME` if it leads to `id`; not being there is no error.
+    pub(crate) async fn remove_id(&self, name: &str, id: &str) -> Result<()> {
+        let content = Buf::copy_of(&encode_string(id)).into();
+        let ops = vec![ObjectOp::AssertExists, ObjectOp::Compare { offset: 0, data: content }, ObjectOp::Remove];
+        match self.backend.submit(&id_object(name), Transaction::new(ops).durable()).await {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Mismatch(_)) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+}
+
+fn entries(name: &str, id: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
+    vec![(name_key(name), encode_string(id)), (id_key(id), encode_string(name))]
+}
+
+/// Guards: name and id lead to one another.
+fn holds(name: &str, id: &str) -> Vec<ObjectOp> {
+    let guard = |(key, value)| ObjectOp::KvCompare { key, value: Some(value) };
+    entries(name, id).into_iter().map(guard).collect()
+}

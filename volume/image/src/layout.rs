@@ -1,0 +1,131 @@
+//! Which object holds which bytes of an image.
+
+use std::cell::RefCell;
+
+use forebay_block::{Extent, ObjectName};
+
+/// Object names kept ready.  A power of two, so that a run of that many objects in a row fits.
+const NAMES: usize = 256;
+
+/// A part of a request that lies in one object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Which object.
+    pub(crate) object: u64,
+    /// Where in the object.
+    pub(crate) extent: Extent,
+    /// Where in the request, in bytes from its start.
+    pub(crate) at: u64,
+}
+
+/// An image's cut into objects.
+pub(crate) struct Layout {
+    order: u8,
+    /// `PREFIX.`, to which 16 hexadecimal digits are added.
+    prefix: String,
+    names: RefCell<Vec<Option<(u64, ObjectName)>>>,
+}
+
+impl Layout {
+    pub(crate) fn new(order: u8, object_prefix: &str) -> Self {
+        Self { order, prefix: format!("{object_prefix}."), names: RefCell::default() }
+    }
+
+    pub(crate) fn object_size(&self) -> u64 {
+        1 << self.order
+    }
+
+    /// Objects of an image of `size` bytes.
+    pub(crate) fn objects(&self, size: u64) -> u64 {
+        size.div_ceil(self.object_size())
+    }
+
+    /// The piece that is all of `extent`, if it lies in one object.
+    pub(crate) fn single(&self, extent: Extent) -> Option<Piece> {
+        let object = extent.offset >> self.order;
+        let offset = extent.offset & (self.object_size() - 1);
+        (offset + extent.len <= self.object_size()).then(|| Piece {
+            object,
+            extent: Extent::new(offset, extent.len),
+            at: 0,
+        })
+    }
+
+    /// The pieces of `extent`, in order.
+    pub(crate) fn pieces(&self, extent: Extent) -> impl Iterator<Item = Piece> + use<> {
+        let (order, object_size) = (self.order, self.object_size());
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let rest = extent.len - at;
+            if rest == 0 {
+                return None;
+            }
+            let from = extent.offset + at;
+            let offset = from & (object_size - 1);
+            let len = rest.min(object_size - offset);
+            let piece = Piece { object: from >> order, extent: Extent::new(offset, len), at };
+            at += len;
+            Some(piece)
+        })
+    }
+
+    /// The name of a data object.
+    pub(crate) fn name(&self, object: u64) -> ObjectName {
+        let mut names = self.names.borrow_mut();
+        if names.is_empty() {
+            names.resize(NAMES, None);
+        }
+        let slot = &mut names[object as usize % NAMES];
+        match slot {
+            Some((number, name)) if *number == object => name.clone(),
+            _ => {
+                let name = ObjectName::new(format!("{}{object:016x}", self.prefix));
+                *slot = Some((object, name.clone()));
+                name
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_request_without_gap() {
+        let layout = Layout::new(16, "rbd_data.a1");
+        let unit = 1u64 << 16;
+        for extent in
+            [(0, 1), (0, unit), (0, unit + 1), (unit - 1, 2), (100, 5 * unit), (3 * unit, 0), (u64::MAX - 9, 9)]
+        {
+            let extent = Extent::new(extent.0, extent.1);
+            let pieces: Vec<Piece> = layout.pieces(extent).collect();
+            let mut at = 0;
+            for piece in &pieces {
+                assert_eq!(piece.at, at);
+                assert_eq!(piece.object * unit + piece.extent.offset, extent.offset + at);
+                assert!(piece.extent.len > 0 && piece.extent.end() <= unit);
+                at += piece.extent.len;
+            }
+            assert_eq!(at, extent.len);
+            match layout.single(extent) {
+                Some(single) => assert!(extent.len == 0 || pieces == [single]),
+                None => assert!(pieces.len() > 1),
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_hexadecimal_and_remembered_rightly() {
+        let layout = Layout::new(22, "rbd_data.10226b8b4567");
+        for object in [0, 10, 256, 0, 512 + 10, 10, u64::MAX] {
+            assert_eq!(layout.name(object).name(), format!("rbd_data.10226b8b4567.{object:016x}"));
+        }
+    }
+
+    #[test]
+    fn objects_are_counted_up() {
+        let layout = Layout::new(16, "p");
+        assert_eq!([0, 1, 65536, 65537].map(|size| layout.objects(size)), [0, 1, 1, 2]);
+    }
+}
