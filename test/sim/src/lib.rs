@@ -9,9 +9,12 @@ mod driver;
 pub mod faults;
 mod fs;
 mod net;
+pub mod oracle;
 mod pages;
 mod rng;
+pub mod stamp;
 mod trace;
+pub mod workload;
 mod world;
 
 pub use faults::{CrashPolicy, DiskFaults, Faults, NetFaults};

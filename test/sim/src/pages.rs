@@ -72,7 +72,7 @@ impl Piece {
 }
 
 /// Pages by number; those that are not there read as zeroes.  Cloning shares all pages.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PageMap {
     pages: BTreeMap<u64, Bytes>,
 }

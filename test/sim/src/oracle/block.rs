@@ -1,0 +1,558 @@
+//! The oracle for block devices.
+//!
+//! For every 4 KiB block it keeps two sets of contents: what a read may see now (`live`) and what may be there after
+//! a crash (`crash`).  Each state carries a mask of the requests in flight that it includes.  A request that is
+//! submitted may take effect on a block at any time until it is answered; once it is answered every live state
+//! includes it; once it is durable - by FUA, or by a flush that was submitted after its answer - every crash state
+//! does.  Blocks are independent: a request may have reached some of its blocks and not others.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+use forebay_block::{
+    BlockDevice, BufList, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+};
+
+use super::Expected;
+use super::content::{BLOCK, Content};
+use crate::stamp;
+use crate::world::CrashKind;
+
+/// States of one block that count as too many to follow; workloads flush before it comes to that.
+const STATES_MAX: usize = 20_000;
+/// States of one block from which on a workload should flush.
+const STATES_CROWDED: usize = 24;
+
+#[derive(Clone)]
+struct Possible {
+    content: Content,
+    /// Requests in flight, by slot, that this state includes.
+    mask: u64,
+}
+
+impl Possible {
+    fn key(&self) -> (u64, u64) {
+        (self.content.hash(), self.mask)
+    }
+}
+
+#[derive(Clone, Default)]
+struct States(Vec<Possible>);
+
+impl States {
+    fn only(content: Content) -> Self {
+        Self(vec![Possible { content, mask: 0 }])
+    }
+
+    /// Adds every state that applying requests in flight can lead to.
+    fn close(&mut self, block: u64, in_flight: &[InFlight]) {
+        let mut known: HashSet<(u64, u64)> = self.0.iter().map(Possible::key).collect();
+        let mut index = 0;
+        while index < self.0.len() {
+            for flight in in_flight {
+                let state = &self.0[index];
+                if state.mask >> flight.slot & 1 == 1 {
+                    continue;
+                }
+                let content = match &flight.whole {
+                    Some(whole) => Some(whole.clone()),
+                    None => flight.change.apply(block, &state.content),
+                };
+                if let Some(content) = content {
+                    let possible = Possible { content, mask: state.mask | 1 << flight.slot };
+                    if known.insert(possible.key()) {
+                        self.0.push(possible);
+                    }
+                }
+            }
+            index += 1;
+            assert!(self.0.len() < STATES_MAX, "block {block}: too many states to follow; flush more often");
+        }
+    }
+
+    /// The request in `slot` has been answered: done, not done, or who knows.
+    fn settle(&mut self, slot: u32, done: Option<bool>) {
+        if let Some(done) = done {
+            self.0.retain(|state| (state.mask >> slot & 1 == 1) == done);
+        }
+        self.clear_masks(1 << slot);
+    }
+
+    fn clear_masks(&mut self, bits: u64) {
+        let mut known = HashSet::with_capacity(self.0.len());
+        self.0.retain_mut(|state| {
+            state.mask &= !bits;
+            known.insert(state.key())
+        });
+    }
+
+    fn contents(&self) -> impl Iterator<Item = &Content> {
+        self.0.iter().map(|state| &state.content)
+    }
+}
+
+/// A change that has not been answered.
+struct InFlight {
+    slot: u32,
+    change: Rc<Change>,
+    /// What the block holds after it, when that does not depend on what it held before.
+    whole: Option<Content>,
+}
+
+/// What a request does to the blocks it touches.
+enum Change {
+    Write { offset: u64, data: BufList },
+    Zero(Extent),
+    Compare { offset: u64, expect: BufList, data: BufList },
+}
+
+impl Change {
+    fn of(request: &Request) -> Option<Self> {
+        match request {
+            Request::Write { offset, data, .. } => Some(Change::Write { offset: *offset, data: data.clone() }),
+            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => Some(Change::Zero(*extent)),
+            Request::CompareAndWrite { offset, expect, data, .. } => {
+                Some(Change::Compare { offset: *offset, expect: expect.clone(), data: data.clone() })
+            }
+            Request::Read(_) | Request::Flush => None,
+        }
+    }
+
+    /// What a block holds after it, if it replaces the whole.
+    fn whole(&self, block: u64) -> Option<Content> {
+        let extent = match self {
+            Change::Write { offset, data } => Extent::new(*offset, data.len() as u64),
+            Change::Zero(extent) => *extent,
+            Change::Compare { .. } => return None,
+        };
+        (within(block, extent) == (0, BLOCK as usize)).then(|| self.apply(block, &Content::ZERO)).flatten()
+    }
+
+    fn apply(&self, block: u64, content: &Content) -> Option<Content> {
+        match self {
+            Change::Write { offset, data } => {
+                let (at, part) = part(block, *offset, data);
+                Some(content.overlaid(at, &part))
+            }
+            Change::Zero(extent) => {
+                let (from, to) = within(block, *extent);
+                Some(content.zeroed(from, to - from))
+            }
+            Change::Compare { offset, expect, data } => {
+                let (at, expected) = part(block, *offset, expect);
+                content.has(at, &expected).then(|| content.overlaid(at, &part(block, *offset, data).1))
+            }
+        }
+    }
+}
+
+/// The bytes of `extent` that lie in `block`, counted from the block's start.
+fn within(block: u64, extent: Extent) -> (usize, usize) {
+    let from = extent.offset.max(block * BLOCK) - block * BLOCK;
+    let to = extent.end().min((block + 1) * BLOCK) - block * BLOCK;
+    (from as usize, to as usize)
+}
+
+/// The part of `data`, which is at `offset`, that lies in `block`, and where in it.
+fn part(block: u64, offset: u64, data: &BufList) -> (usize, Vec<u8>) {
+    let (from, to) = within(block, Extent::new(offset, data.len() as u64));
+    let start = (block * BLOCK + from as u64 - offset) as usize;
+    (from, data.slice(start..start + to - from).to_vec())
+}
+
+fn blocks_of(extent: Extent) -> std::ops::Range<u64> {
+    extent.offset / BLOCK..extent.end().div_ceil(BLOCK)
+}
+
+struct Block {
+    live: States,
+    crash: States,
+    in_flight: Vec<InFlight>,
+}
+
+impl Block {
+    fn new() -> Self {
+        Self { live: States::only(Content::ZERO), crash: States::only(Content::ZERO), in_flight: Vec::new() }
+    }
+}
+
+/// What a read (or a comparison) may have seen of a block.
+struct Window {
+    seen: Vec<Content>,
+    /// Something was answered meanwhile, so that what is live now need not have been when it was read.
+    settled: bool,
+}
+
+enum Open {
+    Read {
+        extent: Extent,
+        windows: BTreeMap<u64, Window>,
+    },
+    /// The slot in each block, and what a comparison may have seen.
+    Change {
+        change: Rc<Change>,
+        extent: Extent,
+        durable: bool,
+        slots: BTreeMap<u64, u32>,
+        windows: BTreeMap<u64, Window>,
+    },
+    /// The crash states of blocks that changed since it was submitted, if it succeeds.
+    Flush {
+        blocks: BTreeMap<u64, States>,
+    },
+}
+
+/// Names a request that the oracle was told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Token(u64);
+
+/// Knows what each block of a device may hold.
+pub struct BlockOracle {
+    blocks: BTreeMap<u64, Block>,
+    open: BTreeMap<Token, Open>,
+    next: u64,
+    expected: Expected,
+    violation: Option<String>,
+}
+
+impl BlockOracle {
+    /// For a device that reads as zeroes everywhere, and durably so.
+    pub fn new(expected: Expected) -> Self {
+        Self { blocks: BTreeMap::new(), open: BTreeMap::new(), next: 0, expected, violation: None }
+    }
+
+    /// Changes what the environment may cause.
+    pub fn expect(&mut self, expected: Expected) {
+        self.expected = expected;
+    }
+
+    /// The first thing that was not allowed.
+    pub fn violation(&self) -> Option<&str> {
+        self.violation.as_deref()
+    }
+
+    /// Some block has so many possible states that the workload should flush.
+    pub fn is_crowded(&self) -> bool {
+        self.blocks.values().any(|block| block.crash.0.len() > STATES_CROWDED)
+    }
+
+    /// What a block may hold now, one of several perhaps; `None` when it was never touched.
+    pub fn guess(&self, number: u64) -> Option<Vec<u8>> {
+        self.blocks.get(&number)?.live.contents().last().map(Content::to_vec)
+    }
+
+    fn violated(&mut self, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(text());
+        }
+    }
+
+    /// Prepares a block for an event: flushes in progress remember what it was when they were submitted.
+    fn touch(&mut self, number: u64) {
+        let block = self.blocks.entry(number).or_insert_with(Block::new);
+        for open in self.open.values_mut() {
+            if let Open::Flush { blocks } = open {
+                blocks.entry(number).or_insert_with(|| block.live.clone());
+            }
+        }
+    }
+
+    /// A request is submitted.
+    pub fn submit(&mut self, request: &Request) -> Token {
+        let token = Token(self.next);
+        self.next += 1;
+        let open = match (request, Change::of(request)) {
+            (Request::Flush, _) => Open::Flush { blocks: BTreeMap::new() },
+            (_, Some(change)) => {
+                let extent = request.extent().unwrap_or(Extent::new(0, 0));
+                let durable = matches!(
+                    request,
+                    Request::Write { fua: true, .. }
+                        | Request::WriteZeroes { fua: true, .. }
+                        | Request::CompareAndWrite { fua: true, .. }
+                );
+                let change = Rc::new(change);
+                let slots = blocks_of(extent).map(|block| (block, self.begin(block, &change))).collect();
+                let windows =
+                    if matches!(*change, Change::Compare { .. }) { self.windows(extent) } else { BTreeMap::new() };
+                Open::Change { change, extent, durable, slots, windows }
+            }
+            _ => {
+                let extent = request.extent().unwrap_or(Extent::new(0, 0));
+                Open::Read { extent, windows: self.windows(extent) }
+            }
+        };
+        self.open.insert(token, open);
+        token
+    }
+
+    fn windows(&mut self, extent: Extent) -> BTreeMap<u64, Window> {
+        let window = |number| {
+            let block = self.blocks.entry(number).or_insert_with(Block::new);
+            let mut window = Window { seen: Vec::new(), settled: false };
+            window.see(&block.live);
+            (number, window)
+        };
+        blocks_of(extent).map(window).collect()
+    }
+
+    /// A change begins on one block.
+    fn begin(&mut self, number: u64, change: &Rc<Change>) -> u32 {
+        self.touch(number);
+        let Self { blocks, open, .. } = self;
+        let block = blocks.entry(number).or_insert_with(Block::new);
+        let used = block.in_flight.iter().fold(0_u64, |used, flight| used | 1 << flight.slot);
+        let slot = used.trailing_ones();
+        assert!(slot < 64, "more than 64 requests at once on block {number}");
+        block.in_flight.push(InFlight { slot, change: change.clone(), whole: change.whole(number) });
+        block.live.close(number, &block.in_flight);
+        block.crash.close(number, &block.in_flight);
+        for open in open.values_mut() {
+            match open {
+                Open::Flush { blocks } => {
+                    if let Some(states) = blocks.get_mut(&number) {
+                        states.close(number, &block.in_flight);
+                    }
+                }
+                Open::Read { windows, .. } | Open::Change { windows, .. } => {
+                    if let Some(window) = windows.get_mut(&number) {
+                        window.see(&block.live);
+                    }
+                }
+            }
+        }
+        slot
+    }
+
+    /// A change ends on one block.
+    fn end(&mut self, number: u64, slot: u32, done: Option<bool>, durable: bool) {
+        self.touch(number);
+        let Self { blocks, open, .. } = self;
+        let block = blocks.entry(number).or_insert_with(Block::new);
+        block.in_flight.retain(|flight| flight.slot != slot);
+        block.live.settle(slot, done);
+        // A change that is known not to have happened will not be there after a crash either.
+        let after_crash = if durable || done == Some(false) { done } else { None };
+        block.crash.settle(slot, after_crash);
+        for open in open.values_mut() {
+            match open {
+                Open::Flush { blocks } => {
+                    if let Some(states) = blocks.get_mut(&number) {
+                        states.settle(slot, after_crash);
+                    }
+                }
+                Open::Read { windows, .. } | Open::Change { windows, .. } => {
+                    if let Some(window) = windows.get_mut(&number) {
+                        window.settled = true;
+                    }
+                }
+            }
+        }
+        if block.live.0.is_empty() {
+            block.live = block.crash.clone();
+            self.violated(|| format!("block {number}: a compare-and-write succeeded that cannot have"));
+        }
+    }
+
+    /// A request is answered.
+    pub fn complete(&mut self, token: Token, result: &Result<Reply>) {
+        let Some(open) = self.open.remove(&token) else { return };
+        let kind = result.as_ref().err().map(forebay_block::Error::kind);
+        let allowed = kind.is_none_or(|kind| self.expected.allows(kind));
+        match open {
+            Open::Read { extent, windows } => match result {
+                Ok(reply) => {
+                    let Reply::Data(data) = reply else {
+                        return self.violated(|| format!("a read of {extent:?} was answered without data"));
+                    };
+                    if data.len() as u64 != extent.len {
+                        let len = data.len();
+                        return self.violated(|| format!("a read of {extent:?} was answered with {len} bytes"));
+                    }
+                    for (number, window) in windows {
+                        self.check_read(number, extent.offset, data, &window);
+                    }
+                }
+                Err(error) if !allowed => self.violated(|| format!("a read of {extent:?} failed: {error:?}")),
+                Err(_) => {}
+            },
+            Open::Change { change, extent, durable, slots, windows } => {
+                let (done, text) = match (result, &*change) {
+                    (Ok(_), _) => (Some(true), None),
+                    (Err(error), Change::Compare { offset, expect, .. })
+                        if matches!(error.kind(), ErrorKind::Mismatch(_)) =>
+                    {
+                        let equal = windows.iter().all(|(number, window)| {
+                            let (at, expected) = part(*number, *offset, expect);
+                            window.seen.iter().all(|content| content.has(at, &expected))
+                        });
+                        (Some(false), equal.then(|| format!("a compare of equal data at {extent:?} said {error:?}")))
+                    }
+                    // Refused for want of space means that nothing was written, block by block; but a request of
+                    // several blocks may have been stopped in the middle.
+                    (Err(error), _) => (None, (!allowed).then(|| format!("a change of {extent:?} failed: {error:?}"))),
+                };
+                for (number, slot) in slots {
+                    self.end(number, slot, done, durable && done == Some(true));
+                }
+                if let Some(text) = text {
+                    self.violated(|| text);
+                }
+            }
+            Open::Flush { blocks } => match result {
+                Ok(_) => self.flushed(blocks),
+                Err(error) if !allowed => self.violated(|| format!("a flush failed: {error:?}")),
+                Err(_) => {}
+            },
+        }
+    }
+
+    fn flushed(&mut self, mut changed: BTreeMap<u64, States>) {
+        for (number, block) in &mut self.blocks {
+            let settled = changed.remove(number).unwrap_or_else(|| block.live.clone());
+            if block.crash.0.len() == 1 && settled.0.len() == 1 {
+                block.crash = settled;
+                continue;
+            }
+            // Another flush may already have ruled out some of them.
+            block.crash.0.retain(|state| {
+                settled.0.iter().any(|other| other.mask == state.mask && other.content == state.content)
+            });
+            debug_assert!(!block.crash.0.is_empty(), "block {number}: a flush left nothing possible");
+        }
+    }
+
+    fn check_read(&mut self, number: u64, offset: u64, data: &BufList, window: &Window) {
+        let (at, bytes) = part(number, offset, data);
+        if !window.seen.iter().any(|content| content.has(at, &bytes)) {
+            let text = self.explain(number, at, &bytes, window.seen.iter());
+            return self.violated(|| format!("a read saw what it may not: {text}"));
+        }
+        if !window.settled {
+            self.touch(number);
+            let Some(block) = self.blocks.get_mut(&number) else { return };
+            // What has been seen once does not go away again.
+            let mut live = block.live.clone();
+            live.0.retain(|state| state.content.has(at, &bytes));
+            live.close(number, &block.in_flight);
+            if !live.0.is_empty() {
+                block.live = live;
+            }
+        }
+    }
+
+    fn explain<'a>(&self, number: u64, at: usize, bytes: &[u8], allowed: impl Iterator<Item = &'a Content>) -> String {
+        const SHOWN_MAX: usize = 12;
+        let offset = number * BLOCK + at as u64;
+        let mut texts: Vec<String> =
+            allowed.map(|content| stamp::describe(offset, &content.to_vec()[at..at + bytes.len()])).collect();
+        texts.sort();
+        texts.dedup();
+        let more = texts.len().saturating_sub(SHOWN_MAX);
+        texts.truncate(SHOWN_MAX);
+        format!(
+            "block {number}, bytes {at}..{}: found [{}]; allowed are [{}]{}",
+            at + bytes.len(),
+            stamp::describe(offset, bytes),
+            texts.join("] ["),
+            if more > 0 { format!(" and {more} more") } else { String::new() }
+        )
+    }
+
+    /// The machine has crashed: nothing is in flight any more, and each block holds one of its crash states (or,
+    /// when only the process was killed, one of its live ones too, which are among them).
+    pub fn crash(&mut self) {
+        self.open.clear();
+        for block in self.blocks.values_mut() {
+            block.in_flight.clear();
+            block.crash.clear_masks(u64::MAX);
+            block.live = block.crash.clone();
+        }
+    }
+
+    /// What a block holds after the recovery from a crash; it stays so, after another crash too - unless only the
+    /// process was killed, for then it may not be durable yet.
+    pub fn recovered(&mut self, number: u64, bytes: &[u8], kind: CrashKind) {
+        let Some(block) = self.blocks.get_mut(&number) else {
+            if !super::content::is_zero(bytes) {
+                let text = self.explain(number, 0, bytes, std::iter::once(&Content::ZERO));
+                self.violated(|| format!("a block that was never written: {text}"));
+            }
+            return;
+        };
+        let found = Content::of(bytes);
+        if !block.crash.contents().any(|content| *content == found) {
+            let allowed: Vec<Content> = block.crash.contents().cloned().collect();
+            let text = self.explain(number, 0, bytes, allowed.iter());
+            return self.violated(|| format!("after the crash: {text}"));
+        }
+        block.live = States::only(found.clone());
+        if kind == CrashKind::Power {
+            block.crash = States::only(found);
+        }
+    }
+
+    /// What a map says, while nothing is in flight.
+    pub fn check_map(&mut self, map: &ExtentMap) {
+        for run in map.runs().iter().filter(|run| run.state != forebay_block::ExtentState::Data) {
+            for number in blocks_of(run.extent) {
+                let (from, to) = within(number, run.extent);
+                let zeroes = vec![0; to - from];
+                let fits =
+                    self.blocks.get(&number).is_none_or(|block| block.live.contents().any(|c| c.has(from, &zeroes)));
+                if !fits {
+                    self.violated(|| format!("block {number} holds data where the map says {:?}", run.state));
+                }
+            }
+        }
+    }
+}
+
+impl Window {
+    fn see(&mut self, live: &States) {
+        for content in live.contents() {
+            if !self.seen.contains(content) {
+                self.seen.push(content.clone());
+            }
+        }
+    }
+}
+
+/// A device whose every request and answer the oracle hears of.
+pub struct CheckedDevice {
+    inner: Rc<dyn BlockDevice>,
+    oracle: Rc<RefCell<BlockOracle>>,
+}
+
+impl CheckedDevice {
+    /// Puts the oracle in front of a device.
+    pub fn new(inner: Rc<dyn BlockDevice>, oracle: Rc<RefCell<BlockOracle>>) -> Rc<Self> {
+        Rc::new(Self { inner, oracle })
+    }
+}
+
+impl BlockDevice for CheckedDevice {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        // It counts from the call on, not from the first look at the future: a device may do either.
+        let token = self.oracle.borrow_mut().submit(&request);
+        let (answer, oracle) = (self.inner.submit(request), self.oracle.clone());
+        Box::pin(async move {
+            let result = answer.await;
+            oracle.borrow_mut().complete(token, &result);
+            result
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.inner.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.inner.size_watch()
+    }
+}

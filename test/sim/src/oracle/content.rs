@@ -1,0 +1,118 @@
+//! The content of one 4 KiB block, cheap to copy and to compare.
+
+use std::rc::Rc;
+
+use crate::rng::mix64;
+
+/// The unit that is written wholly or not at all, in bytes.
+pub const BLOCK: u64 = 4096;
+
+/// What a block holds.  Equal contents have equal hashes, and that is how they are compared.
+#[derive(Clone)]
+pub struct Content {
+    hash: u64,
+    /// `None`: zeroes.
+    bytes: Option<Rc<[u8]>>,
+}
+
+impl Content {
+    /// Zeroes.
+    pub const ZERO: Content = Content { hash: 0, bytes: None };
+
+    /// These bytes, one block of them.
+    pub fn of(bytes: &[u8]) -> Self {
+        debug_assert_eq!(bytes.len() as u64, BLOCK);
+        if is_zero(bytes) { Self::ZERO } else { Self { hash: hash(bytes), bytes: Some(bytes.into()) } }
+    }
+
+    /// The same with `data` laid over it from byte `at` on.
+    pub fn overlaid(&self, at: usize, data: &[u8]) -> Self {
+        if data.len() as u64 == BLOCK {
+            return Self::of(data);
+        }
+        let mut bytes = self.to_vec();
+        bytes[at..at + data.len()].copy_from_slice(data);
+        Self::of(&bytes)
+    }
+
+    /// The same with `len` bytes from byte `at` on made zero.
+    pub fn zeroed(&self, at: usize, len: usize) -> Self {
+        if self.bytes.is_none() || len as u64 == BLOCK {
+            return Self::ZERO;
+        }
+        let mut bytes = self.to_vec();
+        bytes[at..at + len].fill(0);
+        Self::of(&bytes)
+    }
+
+    /// From byte `at` on it holds `data`.
+    pub fn has(&self, at: usize, data: &[u8]) -> bool {
+        match &self.bytes {
+            Some(bytes) => bytes[at..at + data.len()] == *data,
+            None => is_zero(data),
+        }
+    }
+
+    /// Nothing but zeroes.
+    pub fn is_zero(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    /// A number that is the same for the same content.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        match &self.bytes {
+            Some(bytes) => bytes.to_vec(),
+            None => vec![0; BLOCK as usize],
+        }
+    }
+}
+
+impl PartialEq for Content {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash
+    }
+}
+
+impl Eq for Content {}
+
+/// Nothing but zeroes.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    // Four lanes, so that the multiplications overlap.
+    let mut lanes = [1_u64, 2, 3, 4];
+    for chunk in bytes.chunks_exact(32) {
+        for (lane, word) in lanes.iter_mut().zip(chunk.chunks_exact(8)) {
+            let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+            *lane = (lane.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+    }
+    let mixed = lanes.into_iter().fold(0, |all: u64, lane| mix64(all.rotate_left(17) ^ lane));
+    mixed | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_compare_by_what_they_hold() {
+        let ones = Content::of(&[1; 4096]);
+        assert!(ones == Content::ZERO.overlaid(0, &[1; 4096]));
+        assert!(ones != Content::ZERO && Content::of(&[0; 4096]) == Content::ZERO);
+        let mixed = ones.overlaid(100, &[2; 50]);
+        assert!(mixed.has(99, &[1, 2]) && mixed.has(149, &[2, 1]) && mixed != ones);
+        assert!(mixed.overlaid(100, &[1; 50]) == ones);
+        assert!(ones.zeroed(0, 4000).zeroed(4000, 96) == Content::ZERO);
+        let mut one_bit = [1; 4096];
+        one_bit[4095] = 3;
+        assert!(Content::of(&one_bit) != ones);
+    }
+}

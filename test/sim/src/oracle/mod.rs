@@ -1,0 +1,44 @@
+//! What may be read: oracles that are told of every request and every answer, and know what is allowed.
+
+mod block;
+mod content;
+mod object;
+mod object_state;
+
+pub use block::{BlockOracle, CheckedDevice, Token};
+pub use content::{BLOCK, Content};
+pub use object::{CheckedBackend, ObjectOracle, ReadToken, observe};
+pub use object_state::{Body, ObjectState, Observed};
+
+use forebay_block::ErrorKind;
+
+/// Errors that the environment may cause, and that a run therefore accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Expected {
+    /// The medium may fail.
+    pub io: bool,
+    /// The medium may be full.
+    pub no_space: bool,
+    /// Stored bytes may be damaged.
+    pub corrupt: bool,
+    /// It may be closing down, or fenced off after a failure.
+    pub shut_down: bool,
+}
+
+impl Expected {
+    /// Nothing goes wrong.
+    pub const fn nothing() -> Self {
+        Self { io: false, no_space: false, corrupt: false, shut_down: false }
+    }
+
+    /// This error may come from the environment.
+    pub fn allows(self, kind: ErrorKind) -> bool {
+        match kind {
+            ErrorKind::Io => self.io,
+            ErrorKind::NoSpace => self.no_space,
+            ErrorKind::Corrupt => self.corrupt,
+            ErrorKind::ShuttingDown | ErrorKind::Fenced => self.shut_down,
+            _ => false,
+        }
+    }
+}
