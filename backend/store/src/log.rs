@@ -533,8 +533,11 @@ impl Log {
                     return Some(payload.slice(at..at + len));
                 }
                 let blobs = self.blobs.borrow();
-                let at = at.checked_sub(payload.len())?;
-                return blobs.get(at..at + len).map(|bytes| Buf::copy_of(bytes).into());
+                let bytes = at.checked_sub(payload.len()).and_then(|at| blobs.get(at..at + len));
+                if let Some(bytes) = bytes {
+                    return Some(Buf::copy_of(bytes).into());
+                }
+                // The log may have gone on at a lower place than where closed batches still wait to be written.
             }
         }
         let closed = self.closed.borrow();
