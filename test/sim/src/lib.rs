@@ -8,6 +8,7 @@ mod core;
 mod driver;
 pub mod faults;
 mod fs;
+pub mod harness;
 mod net;
 pub mod oracle;
 mod pages;
@@ -18,5 +19,6 @@ pub mod workload;
 mod world;
 
 pub use faults::{CrashPolicy, DiskFaults, Faults, NetFaults};
+pub use harness::soak;
 pub use rng::{Rng, mix64};
 pub use world::{CrashKind, Stop, World};

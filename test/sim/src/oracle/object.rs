@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use forebay_block::{
-    BackendInfo, Error, ErrorKind, ExtentMap, ExtentState, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName,
-    ObjectRead, ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
+    BackendInfo, BufList, Error, ErrorKind, ExtentMap, ExtentState, KvPage, ListPage, LocalFuture, ObjectBackend,
+    ObjectName, ObjectRead, ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
 };
 
 use super::Expected;
@@ -246,15 +246,20 @@ impl ObjectOracle {
     }
 
     /// A read is answered; `fits` says whether a state could have answered so.
-    pub fn read_done(&mut self, token: ReadToken, what: &str, fits: impl Fn(&ObjectState) -> bool) {
+    pub fn read_done(&mut self, token: ReadToken, what: impl FnOnce() -> String, fits: impl Fn(&ObjectState) -> bool) {
         self.event += 1;
         let Some(history) = self.objects.get_mut(&token.object) else { return };
         history.reads = history.reads.saturating_sub(1);
         let Some(from) = token.from.checked_sub(history.folded) else { return };
         let seen = (from..=history.entries.len()).flat_map(|count| history.position(count)).any(|state| fits(state));
         if !seen {
-            let count = history.entries.len() + 1 - from.min(history.entries.len());
-            self.violated(|| format!("{}: {what} fits none of {count} positions", token.object));
+            let allowed: Vec<String> = (from..=history.entries.len())
+                .flat_map(|count| history.position(count))
+                .map(|state| state.describe())
+                .collect();
+            self.violated(|| {
+                format!("{}: {} fits none of the {} states allowed: {allowed:#?}", token.object, what(), allowed.len())
+            });
         }
     }
 
@@ -268,8 +273,11 @@ impl ObjectOracle {
             return;
         }
         let kind = error.kind();
-        let what = format!("{what}: {error:?}");
-        self.read_done(token, &what, |state| kind == ErrorKind::NotFound && state.at(snap).is_none());
+        self.read_done(
+            token,
+            || format!("{what}: {error:?}"),
+            |state| kind == ErrorKind::NotFound && state.at(snap).is_none(),
+        );
     }
 
     /// A flush begins; answers what to tell [`flushed`](Self::flushed).
@@ -311,13 +319,17 @@ impl ObjectOracle {
         }
     }
 
-    /// A snapshot number was given out.
-    pub fn snap_allocated(&mut self, snap: SnapId) {
-        if snap.0 <= self.snap_last {
-            let last = self.snap_last;
-            self.violated(|| format!("snapshot number {} after {last}", snap.0));
+    /// A snapshot number is asked for; answers what to tell [`snap_allocated`](Self::snap_allocated).
+    pub fn snap_allocation(&self) -> u64 {
+        self.snap_last
+    }
+
+    /// A snapshot number was given out: greater than all that were known when it was asked for.
+    pub fn snap_allocated(&mut self, before: u64, snap: SnapId) {
+        if snap.0 <= before {
+            self.violated(|| format!("snapshot number {} after {before}", snap.0));
         }
-        self.snap_last = snap.0;
+        self.snap_last = self.snap_last.max(snap.0);
     }
 
     /// The machine has crashed: nothing is in flight any more.
@@ -412,7 +424,7 @@ impl CheckedBackend {
         &self,
         object: &ObjectName,
         snap: SnapId,
-        what: String,
+        what: impl Fn(Option<&T>) -> String + 'static,
         answer: LocalFuture<Result<T>>,
         fits: impl Fn(&Body, &T) -> bool + 'static,
     ) -> LocalFuture<Result<T>> {
@@ -423,9 +435,9 @@ impl CheckedBackend {
             match &result {
                 Ok(value) => {
                     let fits = |state: &ObjectState| state.at(snap).is_some_and(|body| fits(body, value));
-                    oracle.borrow_mut().read_done(token, &what, fits);
+                    oracle.borrow_mut().read_done(token, || what(Some(value)), fits);
                 }
-                Err(error) => oracle.borrow_mut().read_failed(token, &what, error, snap),
+                Err(error) => oracle.borrow_mut().read_failed(token, &what(None), error, snap),
             }
             result
         })
@@ -439,25 +451,47 @@ impl ObjectBackend for CheckedBackend {
 
     fn read(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>> {
         let answer = self.inner.read(object, read);
-        self.watch(object, read.snap, format!("{read:?}"), answer, move |body, data| body.answers(read.extent, data))
+        let what = move |data: Option<&SparseData>| {
+            let runs = data.map_or(&[][..], |data| &data.runs);
+            let text = |(at, run): &(u64, BufList)| {
+                // Sectors are recognised from their beginning only.
+                let skip = (at.next_multiple_of(512) - at).min(run.len() as u64);
+                let found = crate::stamp::describe(at + skip, &run.to_vec()[skip as usize..]);
+                format!("{} bytes at {at}: {found}", run.len())
+            };
+            format!("{read:?} answered with {:#?}", runs.iter().map(text).collect::<Vec<_>>())
+        };
+        self.watch(object, read.snap, what, answer, move |body, data| body.answers(read.extent, data))
     }
 
     fn map(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<ExtentMap>> {
         let answer = self.inner.map(object, read);
-        self.watch(object, read.snap, format!("map {read:?}"), answer, move |body, map| {
-            let mut at = read.extent.offset;
-            let fits = map.runs().iter().all(|run| {
-                let follows = run.extent.offset == at;
-                at = run.extent.end();
-                follows && (run.state == ExtentState::Data || super::content::is_zero(&body.bytes(run.extent)))
-            });
-            fits && at == read.extent.end()
-        })
+        self.watch(
+            object,
+            read.snap,
+            move |map| format!("map {read:?}: {map:?}"),
+            answer,
+            move |body, map| {
+                let mut at = read.extent.offset;
+                let fits = map.runs().iter().all(|run| {
+                    let follows = run.extent.offset == at;
+                    at = run.extent.end();
+                    follows && (run.state == ExtentState::Data || super::content::is_zero(&body.bytes(run.extent)))
+                });
+                fits && at == read.extent.end()
+            },
+        )
     }
 
     fn stat(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<ObjectStat>> {
         let answer = self.inner.stat(object, snap);
-        self.watch(object, snap, format!("stat at {snap:?}"), answer, |body, stat| body.size() == stat.size)
+        self.watch(
+            object,
+            snap,
+            move |stat| format!("stat at {snap:?}: {stat:?}"),
+            answer,
+            |body, stat| body.size() == stat.size,
+        )
     }
 
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
@@ -472,8 +506,9 @@ impl ObjectBackend for CheckedBackend {
     }
 
     fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>> {
-        let answer = self.inner.kv_get(object, keys.clone());
-        self.watch(object, SnapId::HEAD, format!("kv_get {keys:?}"), answer, move |body, values| {
+        let (answer, asked) = (self.inner.kv_get(object, keys.clone()), keys.clone());
+        let what = move |values: Option<&_>| format!("kv_get {asked:?}: {values:?}");
+        self.watch(object, SnapId::HEAD, what, answer, move |body, values| {
             let right: Vec<Option<&Vec<u8>>> = keys.iter().map(|key| body.keys().get(key)).collect();
             values.iter().map(Option::as_ref).collect::<Vec<_>>() == right
         })
@@ -482,7 +517,8 @@ impl ObjectBackend for CheckedBackend {
     fn kv_list(&self, object: &ObjectName, prefix: &[u8], after: &[u8], max: usize) -> LocalFuture<Result<KvPage>> {
         let answer = self.inner.kv_list(object, prefix, after, max);
         let (prefix, after) = (prefix.to_vec(), after.to_vec());
-        let what = format!("kv_list {prefix:?} after {after:?}, {max} at most");
+        let asked = format!("kv_list {prefix:?} after {after:?}, {max} at most");
+        let what = move |page: Option<&KvPage>| format!("{asked}: {page:?}");
         self.watch(object, SnapId::HEAD, what, answer, move |body, page| {
             let mut right = body.keys().iter().filter(|(key, _)| key.starts_with(&prefix) && **key > after);
             let count = page.pairs.len();
@@ -497,11 +533,12 @@ impl ObjectBackend for CheckedBackend {
     }
 
     fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {
+        let before = self.oracle.borrow().snap_allocation();
         let (oracle, answer) = (self.oracle.clone(), self.inner.snap_allocate());
         Box::pin(async move {
             let result = answer.await;
             if let Ok(snap) = &result {
-                oracle.borrow_mut().snap_allocated(*snap);
+                oracle.borrow_mut().snap_allocated(before, *snap);
             }
             result
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, Error, ErrorKind, Extent, Reply, Request, Result};
 use forebay_reactor::{sleep, spawn};
 
-use super::Odds;
+use super::{Odds, Seen};
 use crate::oracle::{BLOCK, BlockOracle, CheckedDevice};
 use crate::rng::Rng;
 use crate::stamp::stamp;
@@ -34,6 +34,8 @@ pub struct BlockLoad {
     pub requests: usize,
     /// Longest request in blocks of 4 KiB.
     pub blocks_max: u64,
+    /// What the answers were.
+    pub seen: Rc<Seen>,
 }
 
 /// Requests that fail one after the other before a task gives up: the device is gone for good.
@@ -51,7 +53,7 @@ impl BlockLoad {
             4..16 => *rng.pick(&[1, 2, 4]),
             _ => *rng.pick(&[1, 2, 4, 8]),
         };
-        Self { span: blocks * BLOCK, tasks, requests: rng.range(20..200) as usize, blocks_max }
+        Self { span: blocks * BLOCK, tasks, requests: rng.range(20..200) as usize, blocks_max, seen: Rc::default() }
     }
 
     /// Runs it on `device`, which the oracle watches, until it is done, the oracle objects, or the device is gone.
@@ -89,7 +91,9 @@ impl BlockLoad {
                         left.set(left.get() - 1);
                         let request = load.request(&odds, fua_ppm, &oracle, &version, &mut rng);
                         let failed = |error: &Error| !matches!(error.kind(), ErrorKind::Mismatch(_));
-                        match device.submit(request).await {
+                        let result = device.submit(request).await;
+                        load.seen.note(&result);
+                        match result {
                             Err(error) if failed(&error) => failures += 1,
                             _ => failures = 0,
                         }

@@ -6,7 +6,37 @@ mod object;
 pub use block::{BlockLoad, verify_blocks};
 pub use object::{ObjectLoad, verify_objects};
 
+use std::cell::Cell;
+
+use forebay_block::{ErrorKind, Result};
+
 use crate::rng::Rng;
+
+/// What the answers to a load's requests were.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// All.
+    pub answered: Cell<u64>,
+    /// `NoSpace`.
+    pub no_space: Cell<u64>,
+    /// `Corrupt`.
+    pub corrupt: Cell<u64>,
+    /// `Io`.
+    pub io: Cell<u64>,
+}
+
+impl Seen {
+    fn note<T>(&self, result: &Result<T>) {
+        let add = |count: &Cell<u64>| count.set(count.get() + 1);
+        add(&self.answered);
+        match result.as_ref().err().map(forebay_block::Error::kind) {
+            Some(ErrorKind::NoSpace) => add(&self.no_space),
+            Some(ErrorKind::Corrupt) => add(&self.corrupt),
+            Some(ErrorKind::Io) => add(&self.io),
+            _ => {}
+        }
+    }
+}
 
 /// Odds of several things, each run having odds of its own: a run that hardly ever flushes finds what one that
 /// always flushes does not.

@@ -9,7 +9,7 @@ use forebay_block::{
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{sleep, spawn};
 
-use super::Odds;
+use super::{Odds, Seen};
 use crate::oracle::{CheckedBackend, ObjectOracle, observe};
 use crate::rng::Rng;
 use crate::stamp::stamp;
@@ -44,6 +44,8 @@ pub struct ObjectLoad {
     pub snaps: Rc<RefCell<SnapContext>>,
     /// Numbers every write.
     pub version: Rc<Cell<u64>>,
+    /// What the answers were.
+    pub seen: Rc<Seen>,
 }
 
 const FAILURES_MAX: usize = 8;
@@ -59,6 +61,7 @@ impl ObjectLoad {
             snaps_max: *rng.pick(&[0, 1, 3]),
             snaps: Rc::default(),
             version: Rc::default(),
+            seen: Rc::default(),
         }
     }
 
@@ -100,6 +103,7 @@ impl ObjectLoad {
                         let permit = quiet.acquire(if alone { load.tasks } else { 1 }).await;
                         let result = load.step(kind, &backend, &oracle, durable_ppm, &mut rng).await;
                         drop(permit);
+                        load.seen.note(&result);
                         match result {
                             Err(error) if is_failure(&error) => failures += 1,
                             _ => failures = 0,
@@ -128,7 +132,15 @@ impl ObjectLoad {
         match kind {
             Kind::Write | Kind::Change => {
                 let count = if matches!(kind, Kind::Write) { 1 } else { rng.range(1..5) };
-                let ops = (0..count).map(|_| self.op(matches!(kind, Kind::Write), rng)).collect();
+                let mut ops = Vec::new();
+                for _ in 0..count {
+                    let op = self.op(matches!(kind, Kind::Write), rng);
+                    // The contract leaves open whether a length alone makes an object.
+                    if matches!(op, ObjectOp::Truncate { .. }) {
+                        ops.push(ObjectOp::Create { exclusive: false });
+                    }
+                    ops.push(op);
+                }
                 let snapc = Rc::new(self.snaps.borrow().clone());
                 let snapc = if snapc.seq == 0 { None } else { Some(snapc) };
                 let transaction = Transaction { snapc, ops, durable: rng.ppm(durable_ppm) };

@@ -1,0 +1,53 @@
+//! Soaks the store and the image in simulation: `sim --seed N --steps M --runs R`.
+//!
+//! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` replays it.
+
+use std::process::ExitCode;
+
+struct Args {
+    seed: u64,
+    steps: u64,
+    runs: u64,
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1 };
+    while let Some(word) = words.next() {
+        let mut number = || {
+            let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
+            text.parse::<u64>().map_err(|error| format!("{word} {text}: {error}"))
+        };
+        match word.as_str() {
+            "--seed" => args.seed = number()?,
+            "--steps" => args.steps = number()?,
+            "--runs" => args.runs = number()?,
+            _ => return Err(format!("{word}: unknown; usage: sim [--seed N] [--steps M] [--runs R]")),
+        }
+    }
+    Ok(args)
+}
+
+fn main() -> ExitCode {
+    let args = match parse(std::env::args().skip(1)) {
+        Ok(args) => args,
+        Err(text) => {
+            eprintln!("{text}");
+            return ExitCode::from(2);
+        }
+    };
+    // A panic is caught and reported with its trace; its own message would only come before its time.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut total = forebay_sim::harness::Tally::default();
+    for run in 0..args.runs {
+        match forebay_sim::soak(args.seed.wrapping_add(run), args.steps) {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                println!("replay: sim --seed {} --steps 1", failure.seed);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{total:#?}");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,101 @@
+//! What a run is made of.
+
+use crate::faults::{CrashPolicy, DiskFaults, Faults};
+use crate::rng::Rng;
+
+/// What is under load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// The store's objects.
+    Objects,
+    /// An image on the store.
+    Image,
+}
+
+/// Damage that is done to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    /// None.
+    None,
+    /// Bits flip while the store is closed.
+    Closed,
+    /// Bits flip while the store is open.
+    Open,
+    /// The disk fails operations, and works again after the next crash.
+    Errors,
+    /// The disk dies under load, and is as good as new after the next crash.
+    Dies,
+}
+
+/// A run, drawn from a seed.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// The seed.
+    pub seed: u64,
+    /// What is under load.
+    pub subject: Subject,
+    /// A block device; otherwise a file.
+    pub device: bool,
+    /// Bytes a sector.
+    pub sector: u32,
+    /// Bytes a segment.
+    pub segment_size: u32,
+    /// Segments.
+    pub segments: u32,
+    /// Bytes of memory for metadata.
+    pub metadata_cache: usize,
+    /// Free segments are punched.
+    pub punch_free: bool,
+    /// Times that the store is opened, loaded and crashed or closed.
+    pub lives: u32,
+    /// Damage.
+    pub damage: Damage,
+    /// Faults of the world.
+    pub faults: Faults,
+    /// Persistence points, at most, between the opening and the crash.
+    pub points_max: u64,
+    /// Chances of a million that a life ends in order instead.
+    pub close_ppm: u32,
+    /// Chances of a million that only the process dies.
+    pub kill_ppm: u32,
+    /// Objects or images are large for the store, so that it is full soon.
+    pub crowded: bool,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5ce0_a210);
+        let damage = match rng.below(20) {
+            0 | 1 => Damage::Closed,
+            2 => Damage::Open,
+            3 | 4 => Damage::Errors,
+            5 => Damage::Dies,
+            _ => Damage::None,
+        };
+        let disk = if rng.one_in(5) { DiskFaults::stalling() } else { DiskFaults::none() };
+        let crash = match rng.below(6) {
+            0 => CrashPolicy::LoseAll,
+            1 => CrashPolicy::Mixed { keep_ppm: 500_000, tear_ppm: 500_000 },
+            _ => CrashPolicy::Seeded,
+        };
+        let segment_size = *rng.pick(&[64 << 10, 64 << 10, 64 << 10, 128 << 10, 256 << 10]);
+        Self {
+            seed,
+            subject: Subject::Objects,
+            device: rng.coin(),
+            sector: *rng.pick(&[512, 4096]),
+            segment_size,
+            segments: *rng.pick(&[24, 24, 25, 32, 64, 200]),
+            metadata_cache: *rng.pick(&[16 << 10, 64 << 10, 1 << 20, 60 << 20]),
+            punch_free: rng.coin(),
+            lives: rng.range(1..5) as u32,
+            damage,
+            faults: Faults { disk, crash, events_max: 3_000_000, ..Faults::none() },
+            points_max: 4 << rng.below(9),
+            close_ppm: *rng.pick(&[0, 100_000, 300_000]),
+            kill_ppm: *rng.pick(&[0, 0, 200_000, 1_000_000]),
+            crowded: rng.one_in(3),
+        }
+    }
+}
