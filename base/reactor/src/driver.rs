@@ -17,6 +17,7 @@ use crate::net::Addr;
 use crate::time::Instant;
 
 pub(crate) mod fixed;
+pub(crate) mod flight;
 pub(crate) mod handles;
 pub(crate) mod iov;
 pub(crate) mod os;

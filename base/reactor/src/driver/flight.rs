@@ -1,0 +1,183 @@
+//! An operation in the hands of io_uring: what the kernel is asked, and what its answer means.
+
+use std::io;
+use std::mem;
+use std::os::fd::RawFd;
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+use super::Op;
+use super::iov::{self, Piece};
+use super::os::{self, RW_MAX, SockAddr};
+use crate::net::Addr;
+
+/// An operation in flight, with all the memory that the kernel may look at; its address does not change.
+pub(super) struct Flight {
+    pub(super) op: Option<Op>,
+    /// Bytes moved so far.
+    pub(super) done: usize,
+    /// The descriptor on which it is counted as in flight.
+    pub(super) fd: RawFd,
+    pub(super) cancelled: bool,
+    /// `fd` is a block device.
+    pub(super) block_device: bool,
+    /// The unit of direct I/O on `fd` in bytes; 1 when any will do.
+    pub(super) direct_unit: u32,
+    /// The buffer's index, when it is one and its memory is registered.
+    pub(super) fixed: Option<u16>,
+    /// Asked to run on a kernel thread, after it was told to try again.
+    pub(super) asynchronous: bool,
+    iovecs: Vec<libc::iovec>,
+    msg: libc::msghdr,
+    pub(super) addr: SockAddr,
+}
+
+impl Flight {
+    pub(super) fn new() -> Box<Self> {
+        Box::new(Self {
+            op: None,
+            done: 0,
+            fd: -1,
+            cancelled: false,
+            block_device: false,
+            direct_unit: 1,
+            fixed: None,
+            asynchronous: false,
+            iovecs: Vec::new(),
+            // SAFETY: all zeroes is a valid msghdr: no name, no parts.
+            msg: unsafe { mem::zeroed() },
+            addr: SockAddr::empty(),
+        })
+    }
+}
+
+/// What to do after the kernel has answered.
+pub(super) enum Next {
+    /// Ask again for the rest.
+    Again,
+    /// It has ended.
+    End(io::Result<u64>),
+    /// The ring cannot do it; a thread can.
+    Thread,
+}
+
+/// The submission entry for what is left of an operation.
+pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
+    let fd = Fd(flight.fd);
+    let done = flight.done;
+    let entry = match flight.op.as_mut().expect("an operation in flight") {
+        Op::Read { offset, buf, .. } => {
+            let to = buf.spare_mut();
+            let (to, len) = (to.as_mut_ptr(), to.len().min(RW_MAX) as u32);
+            let offset = *offset + done as u64;
+            match flight.fixed {
+                Some(index) => opcode::ReadFixed::new(fd, to, len, index).offset(offset).build(),
+                None => opcode::Read::new(fd, to, len).offset(offset).build(),
+            }
+        }
+        Op::Write { offset, bufs, durable, .. } => {
+            let rw_flags = if *durable { libc::RWF_DSYNC } else { 0 };
+            let offset = *offset + done as u64;
+            match iov::remaining(bufs, done, &mut flight.iovecs) {
+                Piece::One(from, len) => match flight.fixed {
+                    Some(index) => {
+                        opcode::WriteFixed::new(fd, from, len as u32, index).offset(offset).rw_flags(rw_flags).build()
+                    }
+                    None => opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(rw_flags).build(),
+                },
+                Piece::Many => opcode::Writev::new(fd, flight.iovecs.as_ptr(), flight.iovecs.len() as u32)
+                    .offset(offset)
+                    .rw_flags(rw_flags)
+                    .build(),
+            }
+        }
+        Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        Op::Punch { offset, len, .. } => opcode::Fallocate::new(fd, *len).offset(*offset).mode(os::PUNCH_MODE).build(),
+        Op::Accept { .. } => {
+            flight.addr = SockAddr::empty();
+            let (addr, len) = (flight.addr.ptr_mut(), &raw mut flight.addr.len);
+            opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
+        }
+        Op::Connect { .. } => opcode::Connect::new(fd, flight.addr.ptr(), flight.addr.len).build(),
+        Op::Recv { buf, all, .. } => {
+            let to = buf.spare_mut();
+            let flags = if *all { libc::MSG_WAITALL } else { 0 };
+            opcode::Recv::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).flags(flags).build()
+        }
+        Op::Send { bufs, .. } => {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+            match iov::remaining(bufs, done, &mut flight.iovecs) {
+                Piece::One(from, len) => opcode::Send::new(fd, from, len as u32).flags(flags).build(),
+                Piece::Many => {
+                    flight.msg.msg_iov = flight.iovecs.as_mut_ptr();
+                    flight.msg.msg_iovlen = flight.iovecs.len() as _;
+                    opcode::SendMsg::new(fd, &raw const flight.msg).flags(flags as u32).build()
+                }
+            }
+        }
+    };
+    if flight.asynchronous { entry.flags(squeue::Flags::ASYNC) } else { entry }
+}
+
+/// Takes the kernel's answer into account.
+pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) {
+    let op = flight.op.as_mut().expect("an operation in flight");
+    if result < 0 {
+        let again = match -result {
+            // A connection attempt goes on by itself after an interruption, and cannot be begun twice.
+            libc::EINTR => !matches!(op, Op::Connect { .. }),
+            libc::EAGAIN => {
+                flight.asynchronous = true;
+                true
+            }
+            // A connection that is gone already; or a nudge (if it was cancelled, that is seen to below).
+            libc::ECONNABORTED | libc::ECANCELED => matches!(op, Op::Accept { .. }),
+            libc::EOPNOTSUPP if matches!(op, Op::Punch { .. }) && flight.block_device => {
+                return (Next::Thread, None);
+            }
+            _ => false,
+        };
+        if again && !flight.cancelled {
+            return (Next::Again, None);
+        }
+        return (Next::End(Err(io::Error::from_raw_os_error(-result))), None);
+    }
+    let moved = result as usize;
+    flight.done += moved;
+    let total = flight.done as u64;
+    let whole = match op {
+        Op::Read { offset, buf, .. } => {
+            buf.set_len(buf.len() + moved);
+            // Direct reads end at the end of the file with an odd length; going on from there would be refused.
+            moved == 0 || buf.spare() == 0 || !(*offset + total).is_multiple_of(u64::from(flight.direct_unit))
+        }
+        Op::Recv { buf, all, .. } => {
+            buf.set_len(buf.len() + moved);
+            moved == 0 || buf.spare() == 0 || !*all
+        }
+        Op::Write { bufs, .. } | Op::Send { bufs, .. } => {
+            let whole = flight.done == bufs.len();
+            if moved == 0 && !whole {
+                let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write");
+                return (Next::End(Err(error)), None);
+            }
+            whole
+        }
+        Op::Accept { .. } => {
+            let peer = flight.addr.addr();
+            if matches!(peer, Some(Addr::Tcp(_))) {
+                os::set_nodelay(result);
+            }
+            return (Next::End(Ok(result as u64)), peer);
+        }
+        Op::Connect { .. } => return (Next::End(Ok(os::handle_of(flight.fd).0)), None),
+        Op::Sync { .. } | Op::Punch { .. } => return (Next::End(Ok(0)), None),
+    };
+    let next = match (whole, flight.cancelled) {
+        (true, _) => Next::End(Ok(total)),
+        (false, false) => Next::Again,
+        (false, true) => Next::End(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
+    };
+    (next, None)
+}
