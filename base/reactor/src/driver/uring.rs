@@ -74,7 +74,11 @@ pub(crate) struct UringDriver {
 
 impl UringDriver {
     pub(crate) fn new() -> io::Result<Self> {
-        let ring = build_ring()?;
+        Self::set_up(&SET_UPS)
+    }
+
+    fn set_up(set_ups: &[SetUp]) -> io::Result<Self> {
+        let ring = build_ring(set_ups)?;
         let params = ring.params();
         if !(params.is_feature_nodrop()
             && params.is_feature_submit_stable()
@@ -350,24 +354,25 @@ fn next_generation(generation: u32) -> u32 {
     if generation >= u32::MAX - 1 { 0 } else { generation + 1 }
 }
 
-/// A ring with the best flags that this kernel knows.
-fn build_ring() -> io::Result<IoUring> {
-    // Newest first: 6.1 runs completions only when this thread asks for them; 5.19 does not interrupt it for them;
-    // 5.18 goes on submitting after an entry that fails.
-    type Builder = io_uring::Builder;
-    let attempts: [fn(&mut Builder) -> &mut Builder; 5] = [
-        |b| b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all(),
-        |b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
-        |b| b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
-        |b| b.setup_submit_all(),
-        |b| b,
-    ];
+type SetUp = fn(&mut io_uring::Builder) -> &mut io_uring::Builder;
+
+/// Ways to set a ring up, newest first: 6.1 runs completions only when this thread asks for them; 5.19 does not
+/// interrupt it for them; 5.18 goes on submitting after an entry that fails.
+const SET_UPS: [SetUp; 5] = [
+    |b| b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all(),
+    |b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
+    |b| b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
+    |b| b.setup_submit_all(),
+    |b| b,
+];
+
+/// A ring with the first of these flags that this kernel knows.
+fn build_ring(set_ups: &[SetUp]) -> io::Result<IoUring> {
     let mut last = io::Error::from(io::ErrorKind::Unsupported);
-    for flags in attempts {
+    for set_up in set_ups {
         let mut builder = IoUring::builder();
         builder.dontfork().setup_clamp().setup_cqsize(CQ_ENTRIES);
-        flags(&mut builder);
-        match builder.build(SQ_ENTRIES) {
+        match set_up(&mut builder).build(SQ_ENTRIES) {
             Ok(ring) => return Ok(ring),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
             Err(error) => return Err(error),
@@ -543,5 +548,66 @@ impl Drop for UringDriver {
         // An operation that is with a thread is not here, and dropping the threads waits for it.
         self.slots.iter_mut().filter_map(|slot| slot.flight.take()).for_each(mem::forget);
         mem::forget(mem::take(&mut self.wake_count));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::{Buf, BufMut};
+    use crate::{File, Listener, Reactor, Stream, cross, sleep, spawn, yield_now};
+
+    /// Files, sockets, timers and wake-ups, waiting and not.
+    async fn exercise() {
+        let path = std::env::temp_dir().join(format!("forebay-uring-{}-{}", std::process::id(), crate::random()));
+        let file = File::open(&path, OpenOptions::read_write().create_new().direct()).expect("opens");
+        std::fs::remove_file(&path).expect("removes");
+        let busy = spawn(async {
+            loop {
+                yield_now().await;
+            }
+        });
+        for busy in [Some(busy), None] {
+            let writes: Vec<_> = (0..600u64)
+                .map(|at| {
+                    let file = file.clone();
+                    spawn(async move { file.write_at(BufMut::zeroed(4096), 4096 * at).await })
+                })
+                .collect();
+            for write in writes {
+                write.await.expect("writes");
+            }
+            file.sync_data().await.expect("syncs");
+            let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("listens");
+            let addr = listener.local_addr().clone();
+            let client = spawn(async move { Stream::connect(&addr).await.expect("connects") });
+            let (server, _) = listener.accept().await.expect("accepts");
+            let client = client.await;
+            for _ in 0..100 {
+                client.send(Buf::copy_of(b"ping")).await.expect("sends");
+                server.recv_exact(BufMut::with_capacity(4)).await.0.expect("receives");
+            }
+            let waiting = server.recv(BufMut::with_capacity(4));
+            assert!(crate::timeout(Duration::from_millis(1), waiting).await.is_err());
+            let (answer, answered) = cross::oneshot();
+            let thread = std::thread::spawn(move || answer.send(7));
+            assert_eq!(answered.await, Some(7));
+            thread.join().expect("the thread ends");
+            sleep(Duration::from_millis(1)).await;
+            // In the second round there is nothing else to do, so the driver waits.
+            if let Some(busy) = busy {
+                busy.abort();
+            }
+        }
+        file.read_exact_at(0, 1 << 20).await.expect("reads");
+    }
+
+    /// This kernel knows newer flags, but older kernels must do without them.
+    #[test]
+    fn every_way_to_set_up_works() {
+        for first in 0..SET_UPS.len() {
+            let driver = UringDriver::set_up(&SET_UPS[first..]).expect("a ring");
+            Reactor::new(Box::new(driver)).block_on(exercise());
+        }
     }
 }
