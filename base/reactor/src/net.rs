@@ -107,7 +107,8 @@ impl Listener {
         Ok(SharedListener { socket, addr: self.addr.clone() })
     }
 
-    /// The next connection and its peer's address.
+    /// The next connection and its peer's address.  An error need not be the listener's end: without a free descriptor
+    /// (`EMFILE`) the next attempt fails at once too, so wait a moment before it.
     pub async fn accept(&self) -> io::Result<(Stream, Addr)> {
         let done = self.socket.inner.start_op(Op::Accept { listener: self.socket.handle }).await;
         let stream = Stream::from_handle(self.socket.inner.clone(), Handle(done.result?));
@@ -154,6 +155,8 @@ impl Stream {
     }
 
     /// Receives what there is into the buffer's spare room, at least one byte; 0 at the end of the stream.
+    ///
+    /// Dropping the future may lose bytes that have arrived, so do that only when the connection is given up.
     pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         self.recv_op(buf, false).await
     }
@@ -182,6 +185,8 @@ impl Stream {
     }
 
     /// Sends everything.  One send at a time a connection: two at once would interleave.
+    ///
+    /// Dropping the future may leave the peer with a part, so do that only when the connection is given up.
     pub async fn send(&self, bufs: impl Into<BufList>) -> io::Result<()> {
         let bufs = bufs.into();
         if bufs.is_empty() {

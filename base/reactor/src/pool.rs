@@ -9,8 +9,10 @@ use crossbeam_queue::ArrayQueue;
 use crate::buf::{BUF_ALIGN, BufMut};
 use crate::memory::{BlockRef, FreeBlock, Region};
 
-/// Bytes that a pool allocates, and a ring registers, at a time (or one buffer, if that is more).
-const REGION_BYTES: usize = 1 << 20;
+/// Bytes that a pool allocates, and a ring registers, at first (or one buffer, if that is more), ...
+const REGION_BYTES_MIN: usize = 64 << 10;
+/// ... and, as the pool doubles, at most at a time.
+const REGION_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) struct Shared {
     free: ArrayQueue<FreeBlock>,
@@ -31,8 +33,8 @@ impl Shared {
     }
 
     fn grow(self: &Arc<Self>) -> Option<FreeBlock> {
-        let wanted = (REGION_BYTES / self.size).max(1);
         let made = self.made.load(Ordering::Relaxed);
+        let wanted = made.clamp(REGION_BYTES_MIN / self.size, REGION_BYTES_MAX / self.size).max(1);
         let count = wanted.min(self.keep - made.min(self.keep));
         if count == 0 {
             return None;
