@@ -6,6 +6,8 @@
 pub mod anchor;
 pub mod batch;
 pub mod entry;
+#[cfg(test)]
+mod golden;
 pub mod node;
 pub mod onode;
 pub mod page;

@@ -25,8 +25,8 @@ pub struct Anchor {
     pub store: u64,
     /// Grows by one a checkpoint; its lowest bit names the slot.
     pub generation: u64,
-    /// Grows by one each time the store is opened for writing; batches carry it, so that those of an earlier life
-    /// are never taken for a later one's.
+    /// Random, another one each time the store is opened for writing; batches carry it, so that those of an earlier
+    /// life are never taken for a later one's.
     pub epoch: u64,
     /// Replay goes on here.
     pub redo: LogPosition,
@@ -44,7 +44,7 @@ pub struct Anchor {
     pub version: u64,
     /// Objects (heads).
     pub objects: u64,
-    /// Bytes ever written by users of the store, and by the store to its device.
+    /// Bytes ever written by users of the store.
     pub user_bytes: u64,
     /// Bytes ever written to the device.
     pub device_bytes: u64,

@@ -1,0 +1,217 @@
+//! One encoded example of each structure, byte for byte as `docs/formats/store.md` says.  A change here is a change of
+//! the format: it takes a feature bit or a version, not another expectation.
+
+use super::anchor::{Anchor, LogPosition, SLOTS};
+use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
+use super::entry::Entry;
+use super::node::Node;
+use super::onode::{CloneRecord, Onode};
+use super::page::{self, Slot};
+use super::superblock::{COPIES, SEGMENTS_START};
+use super::{BLOCK, BlobPtr};
+
+/// Hexadecimal digits, with blanks between fields.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
+    assert!(digits.len().is_multiple_of(2), "half a byte");
+    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}
+
+/// A block that begins so; all else is zero.
+fn block(begin: &str) -> Vec<u8> {
+    let mut out = hex(begin);
+    out.resize(BLOCK, 0);
+    out
+}
+
+#[test]
+fn places() {
+    assert_eq!(COPIES, [0, 65536]);
+    assert_eq!(SLOTS, [[131072, 196608], [262144, 327680]]);
+    assert_eq!(SEGMENTS_START, 1048576);
+    assert_eq!((FIXED, ENTRY_ROOM), (72, 4024));
+}
+
+#[test]
+fn anchor() {
+    let anchor = Anchor {
+        store: 0x0102_0304_0506_0708,
+        generation: 0x11,
+        epoch: 0x1213,
+        redo: LogPosition { block: 0x2122, seq: 0x23 },
+        redo_next_segment: 0x24,
+        root: BlobPtr { addr: 0x31_0000, len: 0x32, crc: 0x3334_3536 },
+        segments: BlobPtr { addr: 0x41_0000, len: 0x42, crc: 0x4344_4546 },
+        next_oid: 0x51,
+        snap_seq: 0x52,
+        version: 0x53,
+        objects: 0x54,
+        user_bytes: 0x55,
+        device_bytes: 0x56,
+        clean: true,
+    };
+    let expected = block(
+        "4642414e43484f52 62167581 01000000 0807060504030201 1100000000000000 1312000000000000 2221000000000000 \
+         2300000000000000 0000310000000000 32000000 36353433 0000410000000000 42000000 46454443 24000000 00000000 \
+         5100000000000000 5200000000000000 5300000000000000 5400000000000000 5500000000000000 5600000000000000",
+    );
+    assert_eq!(anchor.encode(), expected);
+    assert_eq!(Anchor::decode(&expected, 0x0102_0304_0506_0708), Ok(anchor));
+}
+
+#[test]
+fn batch_header() {
+    let header = BatchHeader {
+        store: 0x0102_0304_0506_0708,
+        epoch: 0x11,
+        seq: 0x12,
+        block: 0x1314,
+        durable_seq: 0x15,
+        next_segment: 0x16,
+        payload_blocks: 0x17,
+        continues: true,
+        entries: hex("0c000c00 0900000000000000"),
+    };
+    let expected = block(
+        "46424c4f47424154 3497d754 01000000 0807060504030201 1100000000000000 1200000000000000 1413000000000000 \
+         1500000000000000 16000000 17000000 0c000000 00000000 0c000c00 0900000000000000",
+    );
+    let mut encoded = vec![0xEE; BLOCK];
+    header.encode(&mut encoded);
+    assert_eq!(encoded, expected);
+    assert_eq!(BatchHeader::decode(&expected), Ok(header));
+}
+
+#[test]
+fn entries() {
+    let head = u64::MAX;
+    let cases = [
+        (
+            Entry::Create { oid: 0x21, namespace: "ns".into(), name: "abc".into() },
+            "01 00 1500 2100000000000000 0200 0300 6e73 616263",
+        ),
+        (
+            Entry::Write { oid: 0x21, start: 0x22, payload: 0x23, size: 0x24, version: 0x25, crcs: vec![0x26, 0x27] },
+            "02 00 2c00 2100000000000000 22000000 23000000 2400000000000000 2500000000000000 26000000 27000000",
+        ),
+        (
+            Entry::Unmap { oid: 0x21, start: 0x22, count: 0x23, size: 0x24, version: 0x25 },
+            "03 00 2400 2100000000000000 22000000 23000000 2400000000000000 2500000000000000",
+        ),
+        (Entry::Remove { oid: 0x21, version: 0x22 }, "04 00 1400 2100000000000000 2200000000000000"),
+        (
+            Entry::Clone { oid: 0x21, seq: 9, snaps: vec![9, 7] },
+            "05 00 2400 2100000000000000 0900000000000000 0900000000000000 0700000000000000",
+        ),
+        (
+            Entry::CloneSnaps { oid: 0x21, clone: 9, snaps: vec![7] },
+            "06 00 1c00 2100000000000000 0900000000000000 0700000000000000",
+        ),
+        (
+            Entry::Rollback { oid: 0x21, clone: 9, version: 0x22 },
+            "07 00 1c00 2100000000000000 0900000000000000 2200000000000000",
+        ),
+        (
+            Entry::KvSet { oid: 0x21, of: head, key: b"key".to_vec(), value: b"value".to_vec() },
+            "08 00 1e00 2100000000000000 ffffffffffffffff 0300 6b6579 76616c7565",
+        ),
+        (
+            Entry::KvSetLong { oid: 0x21, of: 9, key: b"key".to_vec(), at: 0x22, len: 0x23, crc: 0x24 },
+            "09 00 2300 2100000000000000 0900000000000000 22000000 23000000 24000000 6b6579",
+        ),
+        (
+            Entry::KvRemove { oid: 0x21, of: head, key: b"key".to_vec() },
+            "0a 00 1700 2100000000000000 ffffffffffffffff 6b6579",
+        ),
+        (
+            Entry::Relocate { oid: 0x21, start: 0x22, payload: 0x23, old: 0x24, crcs: vec![0x25] },
+            "0b 00 2800 2100000000000000 22000000 23000000 2400000000000000 0000000000000000 25000000",
+        ),
+        (Entry::SnapAllocate { snap: 9 }, "0c 00 0c00 0900000000000000"),
+        (Entry::SnapRemove { snap: 9, done: true }, "0d 00 0d00 0900000000000000 01"),
+        (
+            Entry::Page { oid: 0x21, of: head, index: 0x22, at: 0x23, len: 0x24 },
+            "0e 00 2000 2100000000000000 ffffffffffffffff 22000000 23000000 24000000",
+        ),
+        (Entry::Node { level: 1, at: 0x22, len: 0x23, key: b"key".to_vec() }, "0f 00 1000 01 22000000 23000000 6b6579"),
+        (Entry::Segments { at: 0x22, len: 0x23 }, "10 00 0c00 22000000 23000000"),
+    ];
+    for (entry, expected) in cases {
+        let expected = hex(expected);
+        let mut encoded = Vec::new();
+        entry.encode(&mut encoded);
+        assert_eq!(encoded, expected, "{entry:?}");
+        assert_eq!(Entry::decode_all(&expected), Ok(vec![entry]));
+    }
+}
+
+#[test]
+fn onode() {
+    let onode = Onode {
+        namespace: "ns".into(),
+        name: "abc".into(),
+        exists: true,
+        has_kv: true,
+        size: 0x21,
+        version: 0x22,
+        snap_seq: 0x23,
+        pages: vec![BlobPtr { addr: 0x31_0000, len: 0x32, crc: 0x33 }, BlobPtr::default()],
+        clones: vec![CloneRecord {
+            id: 9,
+            snaps: vec![9, 7],
+            size: 0x24,
+            pages: vec![BlobPtr { addr: 0x41_0000, len: 0x42, crc: 0x43 }],
+        }],
+    };
+    let expected = hex("01 03 0200 0300 0200 01000000 2100000000000000 2200000000000000 2300000000000000 6e73 616263 \
+         0000310000000000 32000000 33000000 0000000000000000 00000000 00000000 \
+         0900000000000000 2400000000000000 0200 0100 0900000000000000 0700000000000000 \
+         0000410000000000 42000000 43000000");
+    assert_eq!(onode.encode(), expected);
+    assert_eq!(Onode::decode(&expected), Ok(onode));
+}
+
+#[test]
+fn map_page() {
+    let slot = |block, crc| Slot { block, crc };
+    let slots = [Slot::default(), slot(0x0102_0304_0506, 0x21), slot(0x0102_0304_0507, 0x22), slot(0x31, 0x23)];
+    let expected = hex("0200 00 01 01 060504030201 21000000 22000000 00 03 00 310000000000 23000000");
+    assert_eq!(page::encode(&slots), expected);
+    assert_eq!(page::decode(&expected), Ok(slots.to_vec()));
+}
+
+#[test]
+fn tree_nodes() {
+    let leaf = Node::Leaf(vec![(b"a"[..].into(), b"value"[..].into()), (b"bc"[..].into(), b""[..].into())]);
+    let ptr = BlobPtr { addr: 0x31_0000, len: 0x32, crc: 0x33 };
+    let inner = Node::Inner { level: 2, children: vec![(b""[..].into(), ptr), (b"key"[..].into(), ptr)] };
+    let cases = [
+        (leaf, "01 00 0200 0100 05000000 61 76616c7565 0200 00000000 6263"),
+        (inner, "01 02 0200 0000 0000310000000000 32000000 33000000 0300 6b6579 0000310000000000 32000000 33000000"),
+    ];
+    for (node, expected) in cases {
+        assert_eq!(node.encode(), hex(expected));
+        assert_eq!(Node::decode(&hex(expected)), Ok(node));
+    }
+}
+
+#[test]
+fn segment_table() {
+    let geometry = crate::segments::Geometry { segment_size: 64 << 10, segment_count: 3 };
+    let bytes = hex("00100000 00000000 00000100");
+    let table = crate::segments::LiveTable::decode(&bytes, &geometry).expect("a segment table");
+    assert_eq!(table.all(), [4096, 0, 65536]);
+    assert_eq!(table.encode(), bytes);
+}
+
+#[test]
+fn tree_keys() {
+    use crate::core::keys;
+    let name = forebay_block::ObjectName::in_namespace("ns".into(), "abc");
+    assert_eq!(keys::name(&name), hex("6e 0002 6e73 616263"));
+    assert_eq!(keys::object(0x21), hex("6f 0000000000000021"));
+    assert_eq!(keys::kv(0x21, u64::MAX, b"key"), hex("6b 0000000000000021 ffffffffffffffff 6b6579"));
+    assert_eq!(keys::snap_object(9, 0x21), hex("6d 0000000000000009 0000000000000021"));
+    assert_eq!(keys::snap_going(9), hex("73 0000000000000009"));
+    assert_eq!(keys::snap_removed(9), hex("72 0000000000000009"));
+}
