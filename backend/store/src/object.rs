@@ -343,6 +343,10 @@ impl ObjectCache {
 
     /// Counts an object's memory again after its pages have changed.
     pub fn reweigh(&self, object: &Object) {
+        // Whoever was at work on an object that is forgotten by now still ends here.
+        if object.weight.get() == 0 {
+            return;
+        }
         let now = OBJECT_WEIGHT + object.state().weight();
         self.weight.set(self.weight.get() + now - object.weight.replace(now));
     }
@@ -350,7 +354,8 @@ impl ObjectCache {
     /// Forgets an object that does not exist any more.
     pub fn remove(&self, object: &Rc<Object>) {
         if self.by_oid.borrow_mut().remove(&object.oid).is_some() {
-            self.weight.set(self.weight.get() - object.weight.get());
+            // What is here weighs something; nothing says that it is not here any more.
+            self.weight.set(self.weight.get() - object.weight.replace(0));
             let mut by_name = self.by_name.borrow_mut();
             if by_name.get(&object.name).is_some_and(|there| Rc::ptr_eq(there, object)) {
                 by_name.remove(&object.name);
