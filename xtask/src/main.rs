@@ -13,6 +13,7 @@ mod layers;
 mod nbd;
 mod policy;
 mod shell;
+mod sim;
 mod test;
 
 use std::process::ExitCode;
@@ -46,7 +47,7 @@ enum Chore {
     /// A real cluster, or a guest with its own kernel, on this machine
     Lab(LabArguments),
     /// The simulator: one seed, or many
-    Sim(SimArguments),
+    Sim(sim::SimArguments),
     /// Every test, in stages
     Test(test::TestArguments),
 }
@@ -75,13 +76,6 @@ enum LabPart {
     },
 }
 
-#[derive(clap::Args)]
-struct SimArguments {
-    /// Passed on to the simulator: --seed N --steps M, and what else it knows
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    words: Vec<String>,
-}
-
 fn main() -> ExitCode {
     match chore(Arguments::parse().chore) {
         Ok(()) => ExitCode::SUCCESS,
@@ -108,10 +102,6 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::Lab(LabArguments { part: LabPart::Guest { words } }) => {
             shell::run(shell::command(shell::root().join("test/lab/guest")).args(words))
         }
-        Chore::Sim(arguments) => {
-            let mut simulator = shell::cargo();
-            simulator.args(["run", "--quiet", "--release", "-p", "forebay-sim", "--bin", "sim", "--"]);
-            shell::run(simulator.args(arguments.words))
-        }
+        Chore::Sim(arguments) => sim::run(&arguments),
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::shell::{self, bold, paint};
-use crate::{daemon, fuzz};
+use crate::{daemon, fuzz, sim};
 
 /// What `test` takes.
 #[derive(clap::Args)]
@@ -141,11 +141,7 @@ fn stages(quick: bool) -> Vec<Stage> {
             name: "build-sim",
             title: "the simulator, in release",
             after: &["build"],
-            command: Box::new(|| {
-                let mut build = shell::cargo();
-                build.args(["build", "--quiet", "--release", "-p", "forebay-sim", "--bin", "sim"]);
-                Ok(build)
-            }),
+            command: Box::new(|| Ok(sim::build_command())),
             counted: false,
             weight: 1,
         },
@@ -173,13 +169,9 @@ fn stages(quick: bool) -> Vec<Stage> {
             name: "sim",
             title: "simulated crashes of store and image",
             after: &["build-sim"],
-            command: Box::new(move || {
-                let mut simulator = shell::command(shell::target().join("release/sim"));
-                simulator.args(["--seeds", seeds]);
-                Ok(simulator)
-            }),
+            command: Box::new(move || own(&["sim", "--runs", seeds, "--steps", "1"])),
             counted: true,
-            weight: 1,
+            weight: 2,
         },
         Stage {
             name: "fuzz",

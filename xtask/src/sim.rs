@@ -1,0 +1,79 @@
+//! `cargo xtask sim`: the simulator, on every core.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell;
+
+/// What `sim` takes.
+#[derive(clap::Args)]
+pub struct SimArguments {
+    /// The first seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Requests a seed, at least; a seed goes on with further scenarios until it has had so many
+    #[arg(long, default_value_t = 100_000)]
+    steps: u64,
+    /// Seeds, from the first one on
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Processes side by side (default: one a core)
+    #[arg(long)]
+    jobs: Option<u64>,
+}
+
+/// The command that builds the simulator.
+pub fn build_command() -> Command {
+    let mut build = shell::cargo();
+    build.args(["build", "--quiet", "--release", "-p", "forebay-sim", "--bin", "sim"]);
+    build
+}
+
+/// Runs the seeds; the first failure of each process is printed with its trace.
+pub fn run(arguments: &SimArguments) -> Result<()> {
+    shell::run(&mut build_command())?;
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let jobs = arguments.jobs.unwrap_or(cores).clamp(1, arguments.runs.max(1));
+    let mut processes = Vec::new();
+    for job in 0..jobs {
+        let first = arguments.runs * job / jobs;
+        let count = arguments.runs * (job + 1) / jobs - first;
+        let mut simulator = shell::command(shell::target().join("release/sim"));
+        simulator.args(["--seed", &arguments.seed.wrapping_add(first).to_string()]);
+        simulator.args(["--steps", &arguments.steps.to_string(), "--runs", &count.to_string()]);
+        let child = simulator.stdout(Stdio::piped()).spawn().context("cannot start the simulator")?;
+        processes.push((count, child));
+    }
+    let mut failed = 0;
+    for (count, child) in processes {
+        let output = child.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if output.status.success() {
+            println!("ok sim: {count} seeds, {}", one_line(&text));
+        } else {
+            failed += 1;
+            println!("{text}");
+            let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
+            println!("not ok sim: replay it with: cargo xtask sim --seed {seed} --steps 1");
+        }
+    }
+    if failed > 0 {
+        bail!("the simulator found something");
+    }
+    Ok(())
+}
+
+/// The simulator's tally, a field a line, on one line.
+fn one_line(tally: &str) -> String {
+    let fields = tally.lines().map(str::trim).filter(|line| line.contains(": "));
+    fields.map(|line| line.trim_end_matches(',')).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn tallies_are_shortened() {
+        assert_eq!(super::one_line("Tally {\n    runs: 2,\n    crashes: 1,\n}\n"), "runs: 2, crashes: 1");
+    }
+}
