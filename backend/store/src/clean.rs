@@ -11,7 +11,11 @@ use crate::format::batch::BatchHeader;
 use crate::format::entry::Entry;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object};
+use crate::read::join_all;
 use crate::transact::block_crcs;
+
+/// Segments that are emptied side by side, so that the device is not idle while one is worked on.
+const SEGMENTS_AT_ONCE: usize = 4;
 
 /// A run of blocks that may be live: object, first block in it, block number on the device, checksums.
 struct Candidate {
@@ -48,6 +52,11 @@ impl Core {
         self.gate + (self.segments.borrow().geometry.segment_count / 24).max(2)
     }
 
+    /// Free segments below which writers are slowed down: half of what the cleaner has to work in.
+    pub fn slow_mark(&self) -> u32 {
+        (self.gate + self.cleaning_mark()) / 2
+    }
+
     /// The cleaner should work.
     pub fn wants_cleaning(&self) -> bool {
         !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark()
@@ -76,23 +85,25 @@ impl Core {
         let size = self.segments.borrow().geometry.segment_size;
         let gain = (victims.len() as u64 * size).saturating_sub(live);
         let before = std::mem::take(&mut *self.last_victims.borrow_mut());
-        for segment in victims {
+        for group in victims.chunks(SEGMENTS_AT_ONCE) {
             if self.closing.get() || self.segments.borrow().free_count() <= self.floor() {
                 break;
             }
-            if before.contains(&segment) {
-                // A checkpoint since then should have freed it: something in it cannot be found.
-                let path = self.media.file.path().display();
-                tracing::error!(
-                    "segment {segment} of {path} cannot be emptied; left alone, `forebay store check` tells more"
-                );
-                self.segments.borrow_mut().mark_damaged(segment);
-                continue;
+            let mut work = Vec::new();
+            for &segment in group {
+                if before.contains(&segment) {
+                    // A checkpoint since then should have freed it: something in it cannot be found.
+                    let path = self.media.file.path().display();
+                    tracing::error!("segment {segment} of {path} cannot be emptied; `forebay store check` tells more");
+                    self.segments.borrow_mut().mark_damaged(segment);
+                    continue;
+                }
+                self.last_victims.borrow_mut().insert(segment);
+                if self.segments.borrow().live_table().of(segment) > 0 {
+                    work.push(self.clean_segment(segment));
+                }
             }
-            self.last_victims.borrow_mut().insert(segment);
-            if self.segments.borrow().live_table().of(segment) > 0 {
-                self.clean_segment(segment).await?;
-            }
+            join_all(work.into_iter()).await.into_iter().collect::<Result<()>>()?;
         }
         Ok(gain)
     }

@@ -6,19 +6,23 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{
     Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, SnapContext, Transaction,
 };
-use forebay_reactor::spawn;
 use forebay_reactor::sync::oneshot;
+use forebay_reactor::{sleep, spawn};
 
 use crate::core::{Core, keys};
 use crate::format::entry::{CLONE_SNAPS_MAX, Entry, KEY_MAX, VALUE_INLINE_MAX, VALUE_MAX};
 use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object, blocks_of};
+
+/// How long a write is held up at the gate's edge.
+const DELAY_MAX: Duration = Duration::from_millis(4);
 
 /// Holds an object's turn; the next one gets it when this is dropped.
 pub struct Turn {
@@ -137,9 +141,11 @@ impl Core {
         }
     }
 
-    /// Users may take segments: more are free than the cleaner and the next checkpoint may need.
+    /// Users may take segments without a thought: far more are free than the cleaner and the next checkpoint may need.
     fn gate_is_open(&self) -> bool {
-        self.segments.borrow().free_count() > self.gate && !self.log().is_congested() && !self.is_dirty_beyond_bounds()
+        self.segments.borrow().free_count() > self.slow_mark()
+            && !self.log().is_congested()
+            && !self.is_dirty_beyond_bounds()
     }
 
     /// Does a write of whole blocks if nothing has to be waited for.
@@ -282,6 +288,12 @@ impl Core {
             let free = self.segments.borrow().free_count();
             let floor = if grows { self.gate } else { self.gate / 2 };
             if free > floor && !self.is_dirty_beyond_bounds() {
+                // Nearer the gate everybody is slowed down more, so that nobody is stopped for long.
+                let pressure = f64::from(self.slow_mark().saturating_sub(free)) / f64::from(self.slow_mark() - floor);
+                if grows && pressure > 0.0 && !self.stuck.get() {
+                    self.wake_cleaner.notify_all();
+                    sleep(DELAY_MAX.mul_f64(pressure * pressure)).await;
+                }
                 return Ok(());
             }
             if free <= floor && self.stuck.get() {
