@@ -26,6 +26,7 @@ on_each_driver!(
     cancelling_drops_the_future_first,
     a_busy_task_does_not_starve_sockets,
     permits_are_fair,
+    notifications_reach_all_who_wait,
     random_numbers_differ,
 );
 
@@ -213,6 +214,40 @@ async fn permits_are_fair() {
     }
     assert_eq!(*order.borrow(), [0, 1, 2]);
     assert_eq!(semaphore.available(), 2);
+}
+
+async fn notifications_reach_all_who_wait() {
+    let notify = Rc::new(Notify::new());
+    let heard = Rc::new(Cell::new(0));
+    let wait = |rounds: usize| {
+        let (notify, heard) = (notify.clone(), heard.clone());
+        spawn(async move {
+            for _ in 0..rounds {
+                notify.wait().await;
+                heard.set(heard.get() + 1);
+            }
+        })
+    };
+    let tasks: Vec<_> = (0..1000).map(|at| wait(1 + at % 3)).collect();
+    let given_up: Vec<_> = (0..100).map(|_| wait(1)).collect();
+    // All of them wait before anybody is notified.
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    given_up.into_iter().for_each(forebay_reactor::JoinHandle::abort);
+    // A wait counts from when it was asked for, not from its first poll.
+    let early = notify.wait();
+    notify.notify_all();
+    early.await;
+    for expect in [1000, 1666, 1999] {
+        until(|| heard.get() == expect).await;
+        // One turn more for the last of them to wait again.
+        yield_now().await;
+        notify.notify_all();
+    }
+    for task in tasks {
+        task.await;
+    }
 }
 
 async fn random_numbers_differ() {

@@ -1,12 +1,23 @@
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
 
 /// Wakes everybody who waits; a wake-up that nobody waits for is lost, so waiters look at their condition first.
 #[derive(Default)]
 pub struct Notify {
-    wakers: RefCell<Vec<Waker>>,
+    /// Of those who wait for the end of this generation.
+    wakers: RefCell<Slab<Waker>>,
     generation: Cell<u64>,
+}
+
+/// The future of [`Notify::wait`].
+struct Wait<'a> {
+    notify: &'a Notify,
+    seen: u64,
+    place: Option<usize>,
 }
 
 impl Notify {
@@ -18,23 +29,16 @@ impl Notify {
     /// Wakes everybody who waits now.
     pub fn notify_all(&self) {
         self.generation.set(self.generation.get() + 1);
+        if self.wakers.borrow().is_empty() {
+            return;
+        }
         let wakers = std::mem::take(&mut *self.wakers.borrow_mut());
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Waits for the next [`notify_all`](Self::notify_all) after this call (not after its first poll).
     pub fn wait(&self) -> impl Future<Output = ()> + '_ {
-        let seen = self.generation.get();
-        poll_fn(move |cx| {
-            if self.generation.get() != seen {
-                return Poll::Ready(());
-            }
-            let mut wakers = self.wakers.borrow_mut();
-            if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-                wakers.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
+        Wait { notify: self, seen: self.generation.get(), place: None }
     }
 
     /// Waits until `condition` holds, looking again at each notification.
@@ -45,6 +49,42 @@ impl Notify {
                 return;
             }
             next.await;
+        }
+    }
+}
+
+impl Future for Wait<'_> {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.notify.generation.get() != self.seen {
+            return Poll::Ready(());
+        }
+        let mut wakers = self.notify.wakers.borrow_mut();
+        let before = match self.place {
+            Some(place) if wakers[place].will_wake(cx.waker()) => None,
+            Some(place) => Some(std::mem::replace(&mut wakers[place], cx.waker().clone())),
+            None => {
+                let place = wakers.insert(cx.waker().clone());
+                drop(wakers);
+                self.place = Some(place);
+                return Poll::Pending;
+            }
+        };
+        // A waker may do anything when it is dropped, so not under the borrow.
+        drop(wakers);
+        drop(before);
+        Poll::Pending
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        // The places of an earlier generation are gone already.
+        if let Some(place) = self.place
+            && self.notify.generation.get() == self.seen
+        {
+            let waker = self.notify.wakers.borrow_mut().remove(place);
+            drop(waker);
         }
     }
 }

@@ -53,7 +53,10 @@ impl<T> Future for Receiver<T> {
         if shared.closed {
             return Poll::Ready(None);
         }
-        shared.waker = Some(cx.waker().clone());
+        let before = shared.waker.replace(cx.waker().clone());
+        // A waker may do anything when it is dropped, so not under the borrow.
+        drop(shared);
+        drop(before);
         Poll::Pending
     }
 }

@@ -74,7 +74,10 @@ impl<T> Receiver<T> {
             if shared.senders == 0 {
                 return Poll::Ready(None);
             }
-            shared.waker = Some(cx.waker().clone());
+            let before = shared.waker.replace(cx.waker().clone());
+            // A waker may do anything when it is dropped, so not under the borrow.
+            drop(shared);
+            drop(before);
             Poll::Pending
         })
         .await

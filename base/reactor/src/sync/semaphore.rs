@@ -61,7 +61,8 @@ impl Semaphore {
             if waiter.granted.get() {
                 return Poll::Ready(());
             }
-            *waiter.waker.borrow_mut() = Some(cx.waker().clone());
+            let before = waiter.waker.borrow_mut().replace(cx.waker().clone());
+            drop(before);
             Poll::Pending
         })
         .await;
@@ -106,7 +107,8 @@ impl Shared {
             };
             self.free.set(self.free.get() - next.want);
             next.granted.set(true);
-            if let Some(waker) = next.waker.borrow_mut().take() {
+            let waker = next.waker.borrow_mut().take();
+            if let Some(waker) = waker {
                 waker.wake();
             }
         }
