@@ -75,6 +75,8 @@ pub struct Log {
     syncing: Cell<bool>,
     in_transaction: Cell<bool>,
     transaction_began: Cell<bool>,
+    /// Where the transaction's entries begin: batch, and bytes of entries there before them.
+    transaction_from: Cell<(u64, u32)>,
     /// Why writes are refused: the device failed and has not recovered.
     failure: RefCell<Option<Error>>,
     /// It will not recover before the store is opened again.
@@ -119,6 +121,7 @@ impl Log {
             syncing: Cell::new(false),
             in_transaction: Cell::new(false),
             transaction_began: Cell::new(false),
+            transaction_from: Cell::new((0, 0)),
             failure: RefCell::default(),
             dead: Cell::new(false),
             progress: Notify::new(),
@@ -244,13 +247,14 @@ impl Log {
         let mut bytes = Vec::with_capacity(64);
         entry.encode(&mut bytes);
         let batch = self.batch_with(bytes.len(), 0);
+        self.note_entry(&batch);
         batch.entries.borrow_mut().extend_from_slice(&bytes);
-        self.note_entry();
     }
 
-    fn note_entry(&self) {
-        if self.in_transaction.get() {
-            self.transaction_began.set(true);
+    /// Called before each entry.
+    fn note_entry(&self, batch: &Batch) {
+        if self.in_transaction.get() && !self.transaction_began.replace(true) {
+            self.transaction_from.set((batch.seq, batch.entries.borrow().len() as u32));
         }
     }
 
@@ -284,11 +288,11 @@ impl Log {
                 batch.payload_blocks() == at && self.blobs.borrow().is_empty(),
                 "something was appended while a place was given out"
             );
+            self.note_entry(&batch);
             made.encode(&mut batch.entries.borrow_mut());
             debug_assert!(batch.entries.borrow().len() <= ENTRY_ROOM);
             let mut payload = batch.payload.borrow_mut();
             stored.into_iter().for_each(|buf| payload.push(buf));
-            self.note_entry();
             done += count;
         }
     }
@@ -338,8 +342,8 @@ impl Log {
         blobs.extend_from_slice(bytes);
         let full = blobs.len() >= BATCH_BLOCKS as usize * BLOCK;
         drop(blobs);
+        self.note_entry(&batch);
         entry(at as u32).encode(&mut batch.entries.borrow_mut());
-        self.note_entry();
         if full {
             self.pad_blobs(&batch);
         }
@@ -364,6 +368,12 @@ impl Log {
         let Some(batch) = self.open.borrow_mut().take() else { return };
         self.pad_blobs(&batch);
         let payload_blocks = batch.payload_blocks();
+        let continues = self.in_transaction.get() && self.transaction_began.get();
+        // Transactions that are complete here may be answered as durable before the one that goes on is.
+        let settled = match self.transaction_from.get() {
+            (seq, bytes) if continues && seq == batch.seq => bytes,
+            _ => 0,
+        };
         let header = BatchHeader {
             store: self.store,
             epoch: self.epoch.get(),
@@ -372,7 +382,8 @@ impl Log {
             durable_seq: self.durable_seq.get(),
             next_segment: self.next_segment.get(),
             payload_blocks,
-            continues: self.in_transaction.get() && self.transaction_began.get(),
+            continues,
+            settled,
             entries: batch.entries.take(),
         };
         let mut block = self.header_pool.get();

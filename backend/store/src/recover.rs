@@ -164,13 +164,19 @@ impl Core {
             replay.next_seq = header.seq + 1;
             next_segment = header.next_segment;
             at = header.block + 1 + count;
-            for entry in entries {
+            let settled = if header.continues {
+                let settled = header.entries.get(..header.settled as usize).unwrap_or_default();
+                Entry::decode_all(settled).map_err(|error| corrupt(format!("batch {}: {error}", header.seq)))?.len()
+            } else {
+                entries.len()
+            };
+            for (i, entry) in entries.into_iter().enumerate() {
                 let (first, value) = place(&entry, header.block + 1, &payload)?;
                 open.push((entry, first, value));
-            }
-            if !header.continues {
-                for placed in open.drain(..) {
-                    self.replay_entry(placed).await?;
+                if i + 1 == settled {
+                    for placed in open.drain(..) {
+                        self.replay_entry(placed).await?;
+                    }
                 }
             }
         }

@@ -30,6 +30,8 @@ pub struct BatchHeader {
     pub payload_blocks: u32,
     /// The last transaction goes on in the next batch, and counts only when that is there too.
     pub continues: bool,
+    /// When it continues: bytes of entries before those of that transaction, which count by themselves.
+    pub settled: u32,
     /// The entries, encoded.
     pub entries: Vec<u8>,
 }
@@ -48,7 +50,7 @@ impl BatchHeader {
         head.put_u32(self.next_segment);
         head.put_u32(self.payload_blocks);
         head.put_u32(self.entries.len() as u32);
-        head.put_u32(0);
+        head.put_u32(self.settled);
         out[..FIXED].copy_from_slice(&head);
         out[FIXED..FIXED + self.entries.len()].copy_from_slice(&self.entries);
         out[FIXED + self.entries.len()..].fill(0);
@@ -73,13 +75,27 @@ impl BatchHeader {
         let next_segment = reader.u32()?;
         let payload_blocks = reader.u32()?;
         let entry_bytes = reader.u32()? as usize;
-        reader.u32()?;
+        let settled = reader.u32()?;
+        if settled as usize > entry_bytes {
+            return malformed(format!("batch: {settled} of {entry_bytes} bytes of entries settled"));
+        }
         if flags & !FLAG_CONTINUES != 0 {
             return malformed(format!("batch: flags {flags:#x}"));
         }
         let entries = reader.bytes(entry_bytes)?.to_vec();
         let continues = flags & FLAG_CONTINUES != 0;
-        Ok(Self { store, epoch, seq, block: number, durable_seq, next_segment, payload_blocks, continues, entries })
+        Ok(Self {
+            store,
+            epoch,
+            seq,
+            block: number,
+            durable_seq,
+            next_segment,
+            payload_blocks,
+            continues,
+            settled,
+            entries,
+        })
     }
 }
 
@@ -98,6 +114,7 @@ mod tests {
             next_segment: 9,
             payload_blocks: 7,
             continues: true,
+            settled: 40,
             entries: vec![5; ENTRY_ROOM],
         };
         let mut block = vec![0xEE; BLOCK];

@@ -1,0 +1,69 @@
+//! What must hold when the device, the power or the space fails at a bad moment.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::*;
+use forebay_sim::{CrashKind, CrashPolicy, Faults, World};
+use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
+
+const DISK: &str = "/disk";
+const MIB: u64 = 1 << 20;
+
+fn world(size: u64) -> World {
+    let world = World::new(1, Faults { crash: CrashPolicy::LoseAll, ..Faults::none() });
+    world.add_file(DISK, size, 4096);
+    world
+}
+
+fn run<F: Future>(world: &World, future: F) -> F::Output {
+    let reactor = world.reactor();
+    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
+    world.crash(reactor, CrashKind::Power);
+    out
+}
+
+async fn fresh(size: u64, segment_size: u32) -> Rc<Store> {
+    Store::init(Path::new(DISK), InitOptions { size, segment_size, force: false }).await.expect("init");
+    open().await
+}
+
+async fn open() -> Rc<Store> {
+    Store::open(Path::new(DISK), StoreOptions::default()).await.expect("open")
+}
+
+async fn check() {
+    let options = CheckOptions { data: true, repair: false };
+    let report = Store::check(Path::new(DISK), options, |_, _| {}).await.expect("check");
+    assert!(report.is_clean(), "{report:#?}");
+}
+
+fn write(offset: u64, byte: u8, len: usize) -> Transaction {
+    Transaction::of(ObjectOp::Write { offset, data: Buf::copy_of(&vec![byte; len]).into() })
+}
+
+async fn read(store: &Store, name: &str, offset: u64, len: u64) -> Result<Vec<u8>> {
+    let read = ObjectRead::head(offset, len);
+    Ok(store.read(&ObjectName::new(name), read).await?.fill(read.extent).to_vec())
+}
+
+#[test]
+fn a_durable_write_does_not_hang_on_the_one_after_it() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 128 << 10).await;
+        let durable = store.submit(&ObjectName::new("a"), write(0, 7, 4096).durable());
+        // Begins in the same batch, and ends in one that is never written.
+        let other = store.submit(&ObjectName::new("b"), write(0, 8, 300 << 10));
+        durable.await.expect("durable");
+        other.await.expect("write");
+    });
+    run(&world, async {
+        let store = open().await;
+        assert_eq!(read(&store, "a", 0, 4096).await.expect("what was durable is there"), [7; 4096]);
+        assert_eq!(read(&store, "b", 0, 4096).await.map_err(|error| error.kind()), Err(ErrorKind::NotFound));
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
