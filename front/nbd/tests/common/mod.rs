@@ -1,0 +1,564 @@
+//! A client that speaks the protocol from the document, and a device that is a vector of bytes.
+//!
+//! The client builds and reads its messages byte by byte, apart from the crate's own wire structs on purpose.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, Buf, BufMut, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
+    Result, SizeWatch,
+};
+use forebay_nbd::{Export, ExportSummary, Exports};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Addr, Stream, random, sleep};
+
+/// How replies look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Simple,
+    Structured,
+    Extended,
+}
+
+/// One reply to an option.
+pub type OptionReply = (u32, Vec<u8>);
+
+/// What a request was answered with, all chunks together.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub cookie: u64,
+    pub error: u32,
+    pub text: String,
+    pub error_offset: Option<u64>,
+    /// Offset and bytes; for a hole its length in zeroes.
+    pub data: Vec<(u64, Vec<u8>)>,
+    pub holes: usize,
+    /// Length and flags.
+    pub status: Vec<(u64, u64)>,
+}
+
+impl Answer {
+    /// The bytes of a read of `extent`, which must be covered without overlap.
+    pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut pieces = self.data.clone();
+        pieces.sort();
+        let mut out = Vec::new();
+        for (at, bytes) in pieces {
+            assert_eq!(at, offset + out.len() as u64, "pieces leave a gap or overlap");
+            out.extend(bytes);
+        }
+        assert_eq!(out.len(), len);
+        out
+    }
+}
+
+/// What the client knows of an export.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Facts {
+    pub size: u64,
+    pub flags: u16,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub block_sizes: Option<(u32, u32, u32)>,
+}
+
+pub const INFO_ALL: [u16; 3] = [1, 2, 3];
+
+/// A connection.
+pub struct Client {
+    pub stream: Stream,
+    input: Vec<u8>,
+    style: Style,
+    /// Lengths of reads, which a simple reply does not state.
+    reads: BTreeMap<u64, (u64, usize)>,
+    partial: BTreeMap<u64, Answer>,
+    offsets: BTreeMap<u64, u64>,
+}
+
+impl Client {
+    /// Connects and reads the greeting.
+    pub async fn connect(addr: &Addr) -> Self {
+        let stream = Stream::connect(addr).await.expect("connects");
+        let mut client = Self {
+            stream,
+            input: Vec::new(),
+            style: Style::Simple,
+            reads: BTreeMap::new(),
+            partial: BTreeMap::new(),
+            offsets: BTreeMap::new(),
+        };
+        assert_eq!(client.take(18).await.expect("a greeting"), b"NBDMAGICIHAVEOPT\0\x03");
+        client
+    }
+
+    /// Connects, and agrees on fixed newstyle without padding.
+    pub async fn fixed(addr: &Addr) -> Self {
+        let client = Self::connect(addr).await;
+        client.send(&3_u32.to_be_bytes()).await;
+        client
+    }
+
+    /// Connects and chooses an export; with `base:allocation` unless replies are simple.
+    pub async fn open(addr: &Addr, name: &str, style: Style) -> (Self, Facts) {
+        let mut client = Self::fixed(addr).await;
+        match style {
+            Style::Simple => {}
+            Style::Structured => assert_eq!(client.option(8, &[]).await, [(1, vec![])]),
+            Style::Extended => assert_eq!(client.option(11, &[]).await, [(1, vec![])]),
+        }
+        if style != Style::Simple {
+            let contexts = client.option(10, &context_data(name, &["base:allocation"])).await;
+            assert_eq!(contexts, [(4, b"\0\0\0\x01base:allocation".to_vec()), (1, vec![])]);
+        }
+        client.style = style;
+        let facts = client.go(name).await.expect("the export is there");
+        (client, facts)
+    }
+
+    /// `NBD_OPT_GO`, asking for everything; the error reply if it is refused.
+    pub async fn go(&mut self, name: &str) -> std::result::Result<Facts, OptionReply> {
+        let replies = self.option(7, &info_data(name, &INFO_ALL)).await;
+        facts(&replies)
+    }
+
+    pub async fn send(&self, bytes: &[u8]) {
+        // The peer may have closed already; who sends then sees it when receiving.
+        let _ = self.stream.send(Buf::copy_of(bytes)).await;
+    }
+
+    /// The next `len` bytes; what there was before the end of the stream otherwise.
+    pub async fn take(&mut self, len: usize) -> std::result::Result<Vec<u8>, Vec<u8>> {
+        while self.input.len() < len {
+            let (result, buf) = self.stream.recv(BufMut::with_capacity(64 * 1024)).await;
+            match result {
+                Ok(got) if got > 0 => self.input.extend_from_slice(&buf),
+                _ => return Err(std::mem::take(&mut self.input)),
+            }
+        }
+        Ok(self.input.drain(..len).collect())
+    }
+
+    /// Sends an option and reads its replies up to the last.
+    pub async fn option(&mut self, option: u32, data: &[u8]) -> Vec<OptionReply> {
+        self.send(&option_bytes(option, data)).await;
+        self.option_replies(option).await.expect("the connection stays")
+    }
+
+    /// The replies to an option up to the last; `None` when the connection is closed.
+    pub async fn option_replies(&mut self, option: u32) -> Option<Vec<OptionReply>> {
+        let mut replies = Vec::new();
+        loop {
+            let head = self.take(20).await.ok()?;
+            assert_eq!(be(&head[..8]), 0x3e889045565a9);
+            assert_eq!(be(&head[8..12]), u64::from(option));
+            let kind = be(&head[12..16]) as u32;
+            let data = self.take(be(&head[16..20]) as usize).await.ok()?;
+            replies.push((kind, data));
+            if kind == 1 || kind >> 31 == 1 {
+                return Some(replies);
+            }
+        }
+    }
+
+    /// The bytes of a request.
+    pub fn request_bytes(
+        &mut self,
+        cookie: u64,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        len: u64,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        if kind == 0 {
+            self.reads.insert(cookie, (offset, len as usize));
+        }
+        self.offsets.insert(cookie, offset);
+        let mut bytes = Vec::new();
+        if self.style == Style::Extended {
+            let flags = if kind == 1 { flags | 1 << 5 } else { flags };
+            bytes.extend(0x21e41c71_u32.to_be_bytes());
+            bytes.extend(flags.to_be_bytes());
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend(cookie.to_be_bytes());
+            bytes.extend(offset.to_be_bytes());
+            bytes.extend(len.to_be_bytes());
+        } else {
+            bytes.extend(0x25609513_u32.to_be_bytes());
+            bytes.extend(flags.to_be_bytes());
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend(cookie.to_be_bytes());
+            bytes.extend(offset.to_be_bytes());
+            bytes.extend((len as u32).to_be_bytes());
+        }
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// Sends a request.
+    pub async fn request(&mut self, cookie: u64, kind: u16, flags: u16, offset: u64, len: u64, payload: &[u8]) {
+        let bytes = self.request_bytes(cookie, kind, flags, offset, len, payload);
+        self.send(&bytes).await;
+    }
+
+    /// Sends a request and waits for its answer, the only one outstanding.
+    pub async fn ask(&mut self, kind: u16, flags: u16, offset: u64, len: u64, payload: &[u8]) -> Answer {
+        let cookie = random();
+        self.request(cookie, kind, flags, offset, len, payload).await;
+        let answer = self.answer().await.expect("the connection stays");
+        assert_eq!(answer.cookie, cookie);
+        answer
+    }
+
+    /// Reads and checks that it worked.
+    pub async fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let answer = self.ask(0, 0, offset, len as u64, &[]).await;
+        assert_eq!(answer.error, 0, "{}", answer.text);
+        answer.bytes(offset, len)
+    }
+
+    /// Writes and checks that it worked.
+    pub async fn write(&mut self, offset: u64, data: &[u8]) {
+        let answer = self.ask(1, 0, offset, data.len() as u64, data).await;
+        assert_eq!(answer.error, 0, "{}", answer.text);
+    }
+
+    /// The next answer that is complete; `None` when the connection is closed.
+    pub async fn answer(&mut self) -> Option<Answer> {
+        loop {
+            let magic = be(&self.take(4).await.ok()?);
+            let answer = match (magic, self.style) {
+                (0x67446698, Style::Simple | Style::Structured) => self.simple().await,
+                (0x668e33ef, Style::Structured) => self.chunk(16).await,
+                (0x6e8a278c, Style::Extended) => self.chunk(28).await,
+                _ => panic!("a reply starts with {magic:#x} in style {:?}", self.style),
+            };
+            if let Some(answer) = answer? {
+                self.reads.remove(&answer.cookie);
+                self.offsets.remove(&answer.cookie);
+                return Some(answer);
+            }
+        }
+    }
+
+    async fn simple(&mut self) -> Option<Option<Answer>> {
+        let head = self.take(12).await.ok()?;
+        let (error, cookie) = (be(&head[..4]) as u32, be(&head[4..]));
+        let mut answer = Answer { cookie, error, ..Answer::default() };
+        if let Some(&(offset, len)) = self.reads.get(&cookie) {
+            assert_eq!(self.style, Style::Simple, "a read is answered in chunks");
+            if error == 0 && len > 0 {
+                answer.data.push((offset, self.take(len).await.ok()?));
+            }
+        }
+        Some(Some(answer))
+    }
+
+    async fn chunk(&mut self, rest: usize) -> Option<Option<Answer>> {
+        let head = self.take(rest).await.ok()?;
+        let (flags, kind, cookie) = (be(&head[..2]), be(&head[2..4]), be(&head[4..12]));
+        if self.style == Style::Extended {
+            assert_eq!(Some(&be(&head[12..20])), self.offsets.get(&cookie), "the request's offset comes back");
+        }
+        let len = be(&head[rest - if rest == 28 { 8 } else { 4 }..]) as usize;
+        let payload = self.take(len).await.ok()?;
+        let answer = self.partial.entry(cookie).or_insert_with(|| Answer { cookie, ..Answer::default() });
+        match kind {
+            0 => assert!(len == 0 && flags == 1),
+            1 => {
+                assert!(len > 8);
+                answer.data.push((be(&payload[..8]), payload[8..].to_vec()));
+            }
+            2 => {
+                assert_eq!(len, 12);
+                answer.data.push((be(&payload[..8]), vec![0; be(&payload[8..]) as usize]));
+                answer.holes += 1;
+            }
+            5 => {
+                assert_eq!((be(&payload[..4]), self.style), (1, Style::Structured));
+                answer.status = payload[4..].chunks_exact(8).map(|run| (be(&run[..4]), be(&run[4..]))).collect();
+            }
+            6 => {
+                assert_eq!((be(&payload[..4]), self.style), (1, Style::Extended));
+                answer.status = payload[8..].chunks_exact(16).map(|run| (be(&run[..8]), be(&run[8..]))).collect();
+                assert_eq!(be(&payload[4..8]) as usize, answer.status.len());
+            }
+            0x8001 | 0x8002 => {
+                let text_end = 6 + be(&payload[4..6]) as usize;
+                answer.error = be(&payload[..4]) as u32;
+                answer.text = String::from_utf8(payload[6..text_end].to_vec()).expect("UTF-8");
+                if kind == 0x8002 {
+                    answer.error_offset = Some(be(&payload[text_end..]));
+                }
+            }
+            _ => panic!("chunk type {kind:#x}"),
+        }
+        Some((flags & 1 == 1).then(|| self.partial.remove(&cookie).expect("just entered")))
+    }
+
+    /// Says goodbye, and expects the server to close.
+    pub async fn disconnect(mut self) {
+        self.request(0, 2, 0, 0, 0, &[]).await;
+        assert_eq!(self.take(1).await, Err(vec![]), "nothing more comes");
+    }
+}
+
+pub fn be(bytes: &[u8]) -> u64 {
+    assert!(bytes.len() <= 8);
+    bytes.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+}
+
+pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+    [b"IHAVEOPT", &option.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
+}
+
+pub fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend((wanted.len() as u16).to_be_bytes());
+    wanted.iter().for_each(|info| data.extend(info.to_be_bytes()));
+    data
+}
+
+pub fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend((queries.len() as u32).to_be_bytes());
+    for query in queries {
+        data.extend((query.len() as u32).to_be_bytes());
+        data.extend(query.as_bytes());
+    }
+    data
+}
+
+/// What the replies to `NBD_OPT_INFO` or `NBD_OPT_GO` say.
+pub fn facts(replies: &[OptionReply]) -> std::result::Result<Facts, OptionReply> {
+    let (last, infos) = replies.split_last().expect("a reply");
+    if last.0 != 1 {
+        return Err(last.clone());
+    }
+    let mut facts = Facts::default();
+    for (kind, data) in infos {
+        assert_eq!(*kind, 3);
+        let (info, data) = data.split_at(2);
+        match be(info) {
+            0 => (facts.size, facts.flags) = (be(&data[..8]), be(&data[8..]) as u16),
+            1 => facts.name = Some(String::from_utf8(data.to_vec()).expect("UTF-8")),
+            2 => facts.description = Some(String::from_utf8(data.to_vec()).expect("UTF-8")),
+            3 => {
+                let number = |at: usize| be(&data[at..at + 4]) as u32;
+                facts.block_sizes = Some((number(0), number(4), number(8)));
+            }
+            other => panic!("information {other}"),
+        }
+    }
+    Ok(facts)
+}
+
+/// A device that is a vector of bytes, takes its time, and can be told to fail.
+pub struct Model {
+    pub bytes: RefCell<Vec<u8>>,
+    /// Blocks of 4 KiB that hold something.
+    pub stored: RefCell<Vec<bool>>,
+    pub geometry: Cell<Geometry>,
+    /// Longest time a request takes, in nanoseconds; 0 answers at once.
+    pub delay: Cell<u64>,
+    /// The next requests fail so, or succeed.
+    pub failures: RefCell<VecDeque<Option<ErrorKind>>>,
+    /// Requests wait while this is set.
+    pub held: Cell<bool>,
+    pub released: Notify,
+    pub in_flight: Cell<usize>,
+    pub in_flight_most: Cell<usize>,
+    /// What was asked, in short.
+    pub log: RefCell<Vec<String>>,
+}
+
+const BLOCK: usize = 4096;
+
+impl Model {
+    pub fn new(size: usize) -> Rc<Self> {
+        let geometry =
+            Geometry { size: size as u64, block_size: 1, preferred_io: 4096, transfer_max: 32 << 20, read_only: false };
+        Rc::new(Self {
+            bytes: RefCell::new(vec![0; size]),
+            stored: RefCell::new(vec![false; size.div_ceil(BLOCK)]),
+            geometry: Cell::new(geometry),
+            delay: Cell::new(0),
+            failures: RefCell::default(),
+            held: Cell::new(false),
+            released: Notify::new(),
+            in_flight: Cell::new(0),
+            in_flight_most: Cell::new(0),
+            log: RefCell::default(),
+        })
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Geometry)) {
+        let mut geometry = self.geometry.get();
+        change(&mut geometry);
+        self.geometry.set(geometry);
+    }
+
+    pub fn release(&self) {
+        self.held.set(false);
+        self.released.notify_all();
+    }
+
+    pub fn fail(&self, kinds: &[ErrorKind]) {
+        self.failures.borrow_mut().extend(kinds.iter().copied().map(Some));
+    }
+
+    /// Takes what was asked since the last time.
+    pub fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.borrow_mut())
+    }
+
+    fn apply(&self, request: &Request) -> Result<Reply> {
+        if let Some(Some(kind)) = self.failures.borrow_mut().pop_front() {
+            return Err(Error::new(kind, "as the test wants it"));
+        }
+        let mut bytes = self.bytes.borrow_mut();
+        let range = |extent: Extent| extent.offset as usize..extent.end() as usize;
+        let mark = |range: std::ops::Range<usize>, whole: bool, to: bool| {
+            let (first, last) = if whole {
+                (range.start.div_ceil(BLOCK), range.end / BLOCK)
+            } else {
+                (range.start / BLOCK, range.end.div_ceil(BLOCK))
+            };
+            (first..last).for_each(|block| self.stored.borrow_mut()[block] = to);
+        };
+        match request {
+            Request::Read(extent) => return Ok(Reply::Data(Buf::copy_of(&bytes[range(*extent)]).into())),
+            Request::Write { offset, data, .. } => {
+                let range = range(Extent::new(*offset, data.len() as u64));
+                data.copy_to(&mut bytes[range.clone()]);
+                mark(range, false, true);
+            }
+            Request::Discard(extent) | Request::WriteZeroes { extent, no_unmap: false, .. } => {
+                bytes[range(*extent)].fill(0);
+                mark(range(*extent), true, false);
+            }
+            Request::WriteZeroes { extent, .. } => {
+                bytes[range(*extent)].fill(0);
+                mark(range(*extent), false, true);
+            }
+            Request::Flush => {}
+            Request::CompareAndWrite { .. } => return Err(ErrorKind::Unsupported.into()),
+        }
+        Ok(Reply::Done)
+    }
+}
+
+/// A device that holds a [`Model`], for its futures to share it.
+pub struct ModelDevice(pub Rc<Model>);
+
+struct Counted(Rc<Model>);
+
+impl Counted {
+    fn new(model: &Rc<Model>) -> Self {
+        model.in_flight.set(model.in_flight.get() + 1);
+        model.in_flight_most.set(model.in_flight_most.get().max(model.in_flight.get()));
+        Self(model.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+impl BlockDevice for ModelDevice {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry.get()
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let model = self.0.clone();
+        let text = match &request {
+            Request::Read(extent) => format!("read {}+{}", extent.offset, extent.len),
+            Request::Write { offset, data, fua } => format!("write {offset}+{} fua={fua}", data.len()),
+            Request::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
+            Request::WriteZeroes { extent, no_unmap, fua } => {
+                format!("zero {}+{} no_unmap={no_unmap} fua={fua}", extent.offset, extent.len)
+            }
+            Request::Flush => "flush".into(),
+            other => format!("{other:?}"),
+        };
+        model.log.borrow_mut().push(text);
+        Box::pin(async move {
+            let _counted = Counted::new(&model);
+            model.released.wait_until(|| !model.held.get()).await;
+            let delay = model.delay.get();
+            if delay > 0 && !random().is_multiple_of(4) {
+                sleep(Duration::from_nanos(random() % delay)).await;
+            }
+            model.apply(&request)
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let mut map = ExtentMap::new();
+        let mut at = extent.offset;
+        while at < extent.end() {
+            let len = (BLOCK as u64 - at % BLOCK as u64).min(extent.end() - at);
+            let stored = self.0.stored.borrow()[at as usize / BLOCK];
+            map.push(at, len, if stored { ExtentState::Data } else { ExtentState::Hole });
+            at += len;
+        }
+        self.0.log.borrow_mut().push(format!("map {}+{}", extent.offset, extent.len));
+        Box::pin(std::future::ready(Ok(map)))
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
+
+/// Exports by name; the first is the default one.
+#[derive(Default)]
+pub struct Shelf {
+    pub exports: RefCell<Vec<(ExportSummary, Export)>>,
+    pub opened: Cell<usize>,
+}
+
+impl Shelf {
+    pub fn with(name: &str, model: &Rc<Model>) -> Rc<Self> {
+        let shelf = Rc::new(Self::default());
+        shelf.add(Export::new(name, Rc::new(ModelDevice(model.clone()))), name, "");
+        shelf
+    }
+
+    pub fn add(&self, export: Export, name: &str, description: &str) {
+        let summary = ExportSummary { name: name.into(), description: description.into() };
+        self.exports.borrow_mut().push((summary, export.description(description)));
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.exports.borrow_mut().retain(|(summary, _)| summary.name != name);
+    }
+}
+
+impl Exports for Shelf {
+    fn list(&self) -> Vec<ExportSummary> {
+        self.exports.borrow().iter().map(|(summary, _)| summary.clone()).collect()
+    }
+
+    fn open(&self, name: &str) -> LocalFuture<Result<Export>> {
+        self.opened.set(self.opened.get() + 1);
+        let exports = self.exports.borrow();
+        let found = exports.iter().find(|(summary, _)| name.is_empty() || summary.name == name);
+        let found = found.map(|(_, export)| export.clone());
+        let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("export '{name}'")));
+        Box::pin(async move {
+            sleep(Duration::from_micros(random() % 50)).await;
+            found
+        })
+    }
+}
