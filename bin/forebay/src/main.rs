@@ -1,2 +1,36 @@
-//! The daemon and the command line.
-fn main() {}
+//! The daemon and the command line of Forebay: configuration and wiring, nothing else.
+
+mod api;
+mod cli;
+mod client;
+mod commands;
+mod config;
+mod daemon;
+mod engine;
+mod failure;
+mod logging;
+mod ops;
+mod output;
+mod spec;
+mod transfer;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::Cli;
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    let mut cli = Cli::parse();
+    cli.global = cli.global.with_environment();
+    let output = Output::new(&cli.global);
+    match commands::run(cli, output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output.complain(&failure);
+            ExitCode::from(failure.kind.exit_code())
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What the control API says and is asked: plain data, shared by the daemon, the command line and OpenAPI.
+//!
+//! Field names are `rbd`'s where `rbd` has the same thing, and stable.  Sizes are bytes.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::failure::Failure;
+
+/// What `status` shows.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// It serves.
+    pub ready: bool,
+    /// The daemon's version.
+    pub version: String,
+    /// Its process number.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Reactors.
+    pub cores: u16,
+    /// How they reach disks and sockets: `io_uring` or `epoll`.
+    pub driver: String,
+    /// The data directory.
+    #[schema(value_type = String)]
+    pub data: PathBuf,
+    /// The control socket.
+    #[schema(value_type = String)]
+    pub control: PathBuf,
+    /// Where HTTP is served besides.
+    pub http: Option<String>,
+    /// Where NBD is served.
+    pub nbd: Vec<String>,
+    /// The pools.
+    pub pools: Vec<Pool>,
+    /// How many images are exported.
+    pub targets: usize,
+    /// How many connections hosts hold.
+    pub connections: usize,
+}
+
+/// A pool and its space.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// `store` or `ram`.
+    pub kind: String,
+    /// What can be stored in all.
+    pub capacity: u64,
+    /// What is stored.
+    pub used: u64,
+    /// What can still be stored.
+    pub available: u64,
+    /// Objects.
+    pub objects: u64,
+}
+
+/// An image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageInfo {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+    /// Its id within the pool.
+    pub id: String,
+    /// Its size.
+    pub size: u64,
+    /// How many objects it has at most.
+    pub objects: u64,
+    /// The power of two of `object_size`.
+    pub order: u8,
+    /// Bytes an object.
+    pub object_size: u64,
+    /// What the names of its data objects begin with.
+    pub block_name_prefix: String,
+    /// The image format; always 2.
+    pub format: u8,
+    /// Its features, as `rbd` names them.
+    pub features: Vec<String>,
+    /// Snapshots.
+    pub snapshot_count: usize,
+    /// When it was created (RFC 3339, UTC), if that is known.
+    pub create_timestamp: Option<String>,
+}
+
+/// An image's name and size.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImageSummary {
+    /// Its name.
+    pub image: String,
+    /// Its size.
+    pub size: u64,
+    /// The image format; always 2.
+    pub format: u8,
+}
+
+/// What `du` shows.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct DiskUsage {
+    /// Each image.
+    pub images: Vec<ImageUsage>,
+    /// The sizes together.
+    pub total_provisioned_size: u64,
+    /// What is stored of them together.
+    pub total_used_size: u64,
+}
+
+/// What one image takes up.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImageUsage {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub provisioned_size: u64,
+    /// What is stored of it.
+    pub used_size: u64,
+}
+
+/// How an image is exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Front {
+    /// Over NBD.
+    Nbd,
+}
+
+impl Front {
+    /// Its name in URIs and listings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Front::Nbd => "nbd",
+        }
+    }
+}
+
+/// An export.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Target {
+    /// The image's pool.
+    pub pool: String,
+    /// The image's name.
+    pub image: String,
+    /// How it is exported.
+    pub front: Front,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What a client uses; nothing while no daemon serves it.
+    pub uri: Option<String>,
+    /// The same through each of the daemon's addresses.
+    pub uris: Vec<String>,
+    /// Connections that hosts hold.
+    pub connections: usize,
+    /// Why it is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+}
+
+/// Asks for a new image.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateImage {
+    /// The pool.
+    pub pool: String,
+    /// The new image's name.
+    pub image: String,
+    /// Its size.
+    pub size: u64,
+    /// Bytes an object, a power of two from 64 KiB to 32 MiB; 4 MiB if left out.
+    #[serde(default = "default_object_size")]
+    pub object_size: u64,
+}
+
+/// Bytes an object when nothing is said, as in `rbd`.
+pub fn default_object_size() -> u64 {
+    4 << 20
+}
+
+/// Asks for a change of an image: another size or another name.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateImage {
+    /// The new size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// The size may shrink, which loses the data past the new end.
+    #[serde(default)]
+    pub allow_shrink: bool,
+    /// The new name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// Asks for an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// The pool.
+    pub pool: String,
+    /// The image.
+    pub image: String,
+    /// How.
+    pub front: Front,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What an import has made.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Imported {
+    /// The new image.
+    pub image: ImageInfo,
+    /// Bytes that were written; the rest is holes.
+    pub written: u64,
+}
+
+/// What an export has written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Exported {
+    /// The image's size.
+    pub size: u64,
+    /// Bytes that were data; the rest reads as zeroes.
+    pub data: u64,
+}
+
+/// The embedded store's space.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct StoreSpace {
+    /// Its file or device.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// What can be stored in all.
+    pub capacity: u64,
+    /// What is stored.
+    pub used: u64,
+    /// What can still be stored.
+    pub available: u64,
+    /// Objects.
+    pub objects: u64,
+}
+
+/// Done of what there is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// So much is done.
+    pub done: u64,
+    /// Of so much.
+    pub total: u64,
+}
+
+/// A line of a streamed answer: any number of progress lines, then a result or an error.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line<T> {
+    /// It goes on.
+    Progress(Progress),
+    /// It is done.
+    Result(T),
+    /// It has failed.
+    Error(Failure),
+}
+
+/// The body of an answer that is an error.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// Why.
+    pub error: Failure,
+}

@@ -1,0 +1,225 @@
+//! Where a command's work is done: in the running daemon, or in this process on the store itself.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::direct::Direct;
+use super::http::{Request, Response};
+use crate::api::{ErrorBody, Line, Progress};
+use crate::cli::Global;
+use crate::config::{absolute, default_data_dir, default_store};
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::Operation;
+
+/// Longest line of a streamed answer, in bytes: a listing of a very full pool.
+const LINE_LEN_MAX: u64 = 1 << 30;
+
+/// How long `status` waits for the daemon to say anything.
+pub const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where a command's work is done.
+pub enum Session {
+    /// The running daemon, through its control socket.
+    Daemon(DaemonClient),
+    /// This process, with the store open.
+    Direct(Direct),
+}
+
+/// What the daemon says of itself in `DIR/daemon.json`, for commands that know only the data directory.
+#[derive(Debug, serde::Serialize, Deserialize)]
+pub struct DaemonFile {
+    /// Its process.
+    pub pid: u32,
+    /// Its control socket.
+    pub control: PathBuf,
+}
+
+impl DaemonFile {
+    /// Where it is.
+    pub fn path(data: &Path) -> PathBuf {
+        data.join("daemon.json")
+    }
+
+    fn read(data: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(Self::path(data)).ok()?).ok()
+    }
+}
+
+/// The directories and sockets that a command looks at.
+struct Places {
+    /// Sockets at which a daemon may answer, the likeliest first.
+    controls: Vec<PathBuf>,
+    /// The data directory.
+    data: PathBuf,
+    /// The store may be opened when no daemon answers.
+    may_open: bool,
+}
+
+impl Places {
+    fn find(global: &Global) -> Result<Self> {
+        let data = absolute(&global.data.clone().unwrap_or_else(default_data_dir))?;
+        let mut controls = Vec::new();
+        match &global.control {
+            Some(path) => controls.push(absolute(path)?),
+            None => {
+                controls.push(data.join("control.sock"));
+                if let Some(file) = DaemonFile::read(&data).filter(|file| !controls.contains(&file.control)) {
+                    controls.push(file.control);
+                }
+            }
+        }
+        // A control socket that is named, with no directory beside it, means: that daemon, nothing else.
+        let may_open = global.control.is_none() || global.data.is_some();
+        Ok(Self { controls, data, may_open })
+    }
+
+    fn daemon(&self) -> Result<Option<DaemonClient>> {
+        for path in &self.controls {
+            match UnixStream::connect(path) {
+                Ok(_) => return Ok(Some(DaemonClient { socket: path.clone() })),
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
+                Err(error) if error.kind() == ErrorKind::NotADirectory => {}
+                Err(error) => {
+                    let failure = Failure::io(error, format_args!("the control socket {}", path.display()));
+                    return Err(failure.hint("the socket belongs to the user who runs the daemon; become that user"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn unreachable(&self) -> Failure {
+        let tried = self.controls.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ");
+        Failure::new(FailureKind::Unreachable, format!("no daemon answers at {tried}"))
+            .hint("start one with 'forebay serve', or name its socket with --control or FOREBAY_CONTROL")
+    }
+}
+
+impl Session {
+    /// The running daemon, or the store when none runs.
+    pub fn open(global: &Global) -> Result<Self> {
+        let places = Places::find(global)?;
+        if let Some(client) = places.daemon()? {
+            return Ok(Session::Daemon(client));
+        }
+        if !places.may_open {
+            return Err(places.unreachable());
+        }
+        let store = default_store(&places.data);
+        if !store.exists() {
+            let what = format!("no daemon answers, and there is no store at {}", store.display());
+            return Err(Failure::new(FailureKind::Unreachable, what).hint(
+                "start 'forebay serve' or make a store with 'forebay store init'; \
+                 --data names the directory, --control the daemon's socket",
+            ));
+        }
+        Ok(Session::Direct(Direct::open(&places.data, &store)?))
+    }
+
+    /// The running daemon.
+    pub fn daemon(global: &Global) -> Result<DaemonClient> {
+        let places = Places::find(global)?;
+        places.daemon()?.ok_or_else(|| places.unreachable())
+    }
+
+    /// Does an operation; `progress` hears how far it has come.
+    pub fn call<O: Operation>(&self, operation: O, progress: impl FnMut(Progress)) -> Result<O::Reply> {
+        match self {
+            Session::Daemon(client) => client.call(&operation, None, progress),
+            Session::Direct(direct) => direct.call(operation, progress),
+        }
+    }
+
+    /// Ends the work in this process cleanly.
+    pub fn close(self) -> Result<()> {
+        match self {
+            Session::Daemon(_) => Ok(()),
+            Session::Direct(direct) => direct.close(),
+        }
+    }
+}
+
+/// The running daemon, through its control socket.
+pub struct DaemonClient {
+    /// The socket.
+    pub socket: PathBuf,
+}
+
+impl DaemonClient {
+    /// Does an operation; `timeout` bounds each wait for something of the answer.
+    pub fn call<O: Operation>(
+        &self,
+        operation: &O,
+        timeout: Option<Duration>,
+        progress: impl FnMut(Progress),
+    ) -> Result<O::Reply> {
+        let route = operation.route();
+        let body = route.body.as_deref().map(str::as_bytes);
+        let response = Request::send(&self.socket, route.method, &route.target, body)
+            .and_then(|request| request.response(timeout))
+            .map_err(|error| self.lost(error))?;
+        self.read_lines(response, progress)
+    }
+
+    /// Reads a streamed answer to its result.
+    pub fn read_lines<T: DeserializeOwned>(&self, response: Response, mut progress: impl FnMut(Progress)) -> Result<T> {
+        if response.status >= 300 {
+            return Err(self.read_error(response));
+        }
+        let mut reader = BufReader::new(response);
+        loop {
+            let mut line = Vec::new();
+            reader.by_ref().take(LINE_LEN_MAX).read_until(b'\n', &mut line).map_err(|error| self.lost(error))?;
+            if line.is_empty() {
+                return Err(self.lost(ErrorKind::UnexpectedEof.into()));
+            }
+            match serde_json::from_slice::<Line<T>>(&line) {
+                Ok(Line::Progress(now)) => progress(now),
+                Ok(Line::Result(result)) => return Ok(result),
+                Ok(Line::Error(failure)) => return Err(failure),
+                Err(error) => {
+                    let what = format!(
+                        "the daemon at {} answers what this version does not understand: {error}",
+                        self.socket.display()
+                    );
+                    return Err(Failure::failed(what).hint("run the same version of forebay on both sides"));
+                }
+            }
+        }
+    }
+
+    /// The failure that an answer stands for.
+    pub fn read_error(&self, mut response: Response) -> Failure {
+        let status = response.status;
+        let mut body = Vec::new();
+        if let Err(error) = response.by_ref().take(LINE_LEN_MAX).read_to_end(&mut body) {
+            return self.lost(error);
+        }
+        match serde_json::from_slice::<ErrorBody>(&body) {
+            Ok(body) => body.error,
+            Err(_) => {
+                let text = String::from_utf8_lossy(&body);
+                let text = text.trim();
+                Failure::failed(format!("the daemon at {} answers {status}: {text}", self.socket.display()))
+            }
+        }
+    }
+
+    /// The connection has failed.
+    pub fn lost(&self, error: std::io::Error) -> Failure {
+        let what = match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer in time".to_owned(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                "it has closed the connection".to_owned()
+            }
+            _ => error.to_string(),
+        };
+        Failure::new(FailureKind::Unreachable, format!("the daemon at {}: {what}", self.socket.display()))
+            .hint("look at its log; it may be stopping")
+    }
+}

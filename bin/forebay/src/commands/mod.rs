@@ -1,0 +1,50 @@
+//! What each command does.
+
+mod images;
+mod pages;
+mod status;
+mod store;
+mod targets;
+mod transfer;
+
+use crate::cli::{Cli, Command, Global};
+use crate::client::session::Session;
+use crate::daemon;
+use crate::failure::Result;
+use crate::output::Output;
+
+/// Does what the command line says.
+pub fn run(cli: Cli, output: Output) -> Result<()> {
+    let global = &cli.global;
+    if !matches!(cli.command, Command::Serve(_)) {
+        crate::logging::start(global.log_level.as_deref(), "warn")?;
+    }
+    match cli.command {
+        Command::Serve(options) => daemon::serve(global, &options),
+        Command::Status => status::status(global, output),
+        Command::Create(options) => images::create(global, output, options),
+        Command::Ls(options) => images::ls(global, output, options),
+        Command::Info(options) => images::info(global, output, options),
+        Command::Resize(options) => images::resize(global, output, options),
+        Command::Rm(options) => images::rm(global, output, options),
+        Command::Mv(options) => images::mv(global, output, options),
+        Command::Du(options) => images::du(global, output, options),
+        Command::Import(options) => transfer::import(global, output, options),
+        Command::Export(options) => transfer::export(global, output, options),
+        Command::Attach(options) => targets::attach(global, output, options),
+        Command::Detach(options) => targets::detach(global, output, options),
+        Command::Targets => targets::list(global, output),
+        Command::Store(command) => store::run(global, output, command),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { dir } => pages::man(dir.as_deref()),
+    }
+}
+
+/// Opens a session, does the work, and closes it cleanly even if the work failed.
+fn with_session<T>(global: &Global, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
+    let session = Session::open(global)?;
+    let result = work(&session);
+    let closed = session.close();
+    let value = result?;
+    closed.map(|()| value)
+}

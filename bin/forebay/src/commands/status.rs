@@ -1,0 +1,71 @@
+//! `status`.
+
+use crate::api::Status;
+use crate::cli::Global;
+use crate::client::session::{STATUS_TIMEOUT, Session};
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::GetStatus;
+use crate::output::{Output, fields, table};
+use crate::units::{Size, percent};
+
+/// Asks the daemon how it is.
+pub fn status(global: &Global, output: Output) -> Result<()> {
+    let status = Session::daemon(global)?.call(&GetStatus, Some(STATUS_TIMEOUT), |_| {})?;
+    output.print(&status, render)?;
+    if !status.ready {
+        return Err(Failure::new(FailureKind::Unreachable, "the daemon is not ready"));
+    }
+    Ok(())
+}
+
+fn render(status: &Status) -> String {
+    let mut rows = vec![
+        ("state", if status.ready { "ready".into() } else { "not ready".into() }),
+        ("version", status.version.clone()),
+        ("process", status.pid.to_string()),
+        ("up", duration(status.uptime_s)),
+        ("cores", format!("{} ({})", status.cores, status.driver)),
+        ("data", status.data.display().to_string()),
+        ("control", status.control.display().to_string()),
+        ("nbd", status.nbd.join(", ")),
+    ];
+    if let Some(http) = &status.http {
+        rows.push(("http", http.clone()));
+    }
+    rows.push(("exports", status.targets.to_string()));
+    rows.push(("connections", status.connections.to_string()));
+    let pools = status.pools.iter().map(|pool| {
+        vec![
+            pool.name.clone(),
+            pool.kind.clone(),
+            Size(pool.capacity).to_string(),
+            Size(pool.used).to_string(),
+            percent(pool.used, pool.capacity),
+            Size(pool.available).to_string(),
+            pool.objects.to_string(),
+        ]
+    });
+    let header = ["POOL", "KIND", "CAPACITY", "USED", "USED%", "AVAILABLE", "OBJECTS"];
+    format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools))
+}
+
+fn duration(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let shown = [59, 60, 3_661, 90_000].map(duration);
+        assert_eq!(shown, ["59 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]);
+    }
+}

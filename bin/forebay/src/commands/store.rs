@@ -1,0 +1,117 @@
+//! `store init`, `store check`, `store df`.
+
+use std::path::{Path, PathBuf};
+
+use forebay_reactor::{DriverChoice, Reactor};
+use forebay_store::CheckOptions;
+
+use super::with_session;
+use crate::api::StoreSpace;
+use crate::cli::{Global, StoreCheck, StoreCommand, StoreInit};
+use crate::client::progress::{Bar, Counts};
+use crate::client::session::Session;
+use crate::config::{absolute, default_data_dir, default_store, size_from_free_space};
+use crate::daemon::{link_store, prepare_dir};
+use crate::engine::store;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::{GetStoreSpace, ProgressSink};
+use crate::output::{Output, fields};
+use crate::units::{Size, percent};
+
+/// Does what is asked with the store.
+pub fn run(global: &Global, output: Output, command: StoreCommand) -> Result<()> {
+    match command {
+        StoreCommand::Init(options) => init(global, output, options),
+        StoreCommand::Check(options) => check(global, output, options),
+        StoreCommand::Df => {
+            let space = with_session(global, |session| session.call(GetStoreSpace, |_| {}))?;
+            output.print(&space, show_space)
+        }
+    }
+}
+
+/// The data directory, and the store in it or elsewhere.
+fn places(global: &Global, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    let data = absolute(&global.data.clone().unwrap_or_else(default_data_dir))?;
+    let store = match store {
+        Some(path) => absolute(path)?,
+        None => default_store(&data),
+    };
+    Ok((data, store))
+}
+
+fn refuse_beside_daemon(global: &Global, what: &str) -> Result<()> {
+    match Session::daemon(global) {
+        Ok(client) => {
+            let message =
+                format!("{what} needs the store for itself, and the daemon at {} has it", client.socket.display());
+            Err(Failure::new(FailureKind::Busy, message).hint("stop the daemon first"))
+        }
+        Err(failure) if failure.kind == FailureKind::Unreachable => Ok(()),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn on_reactor<F: Future>(work: F) -> Result<F::Output> {
+    let reactor = Reactor::system(DriverChoice::Auto).map_err(|error| Failure::io(error, "starting the reactor"))?;
+    Ok(reactor.block_on(work))
+}
+
+fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
+    let (data, path) = places(global, options.store.as_deref())?;
+    refuse_beside_daemon(global, "making a store")?;
+    prepare_dir(&data)?;
+    link_store(&data, &path)?;
+    let size = match options.size {
+        Some(size) => Some(size.0),
+        None if store::is_device(&path) => None,
+        None => Some(size_from_free_space(&data)?),
+    };
+    let space = on_reactor(async {
+        store::init(&path, size, options.force).await?;
+        store::space(&path).await
+    })??;
+    output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
+}
+
+fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
+    let (_, path) = places(global, options.store.as_deref())?;
+    refuse_beside_daemon(global, "checking")?;
+    let bar = Bar::new(global, "Checking", Counts::Steps);
+    let checking = CheckOptions { data: !options.quick, repair: options.repair };
+    let (sink, mut seen) = ProgressSink::channel();
+    let report = on_reactor(async {
+        let mut work = std::pin::pin!(store::check(&path, checking, sink));
+        loop {
+            tokio::select! {
+                biased;
+                report = &mut work => break report,
+                Ok(()) = seen.changed() => {
+                    if let Some(now) = *seen.borrow_and_update() {
+                        bar.show(now);
+                    }
+                }
+            }
+        }
+    })??;
+    drop(bar);
+    output.print(&report, store::Report::show)?;
+    match report.damage_count() {
+        0 => Ok(()),
+        count => {
+            let what = format!("the store {} is damaged in {count} place(s)", path.display());
+            Err(Failure::new(FailureKind::Corrupt, what)
+                .hint("export what can still be read, make a new store, and import that"))
+        }
+    }
+}
+
+fn show_space(space: &StoreSpace) -> String {
+    fields(&[
+        ("store", space.path.display().to_string()),
+        ("capacity", Size(space.capacity).to_string()),
+        ("used", format!("{} ({})", Size(space.used), percent(space.used, space.capacity))),
+        ("available", Size(space.available).to_string()),
+        ("objects", space.objects.to_string()),
+    ])
+}

@@ -1,0 +1,51 @@
+//! `attach`, `detach`, `targets`.
+
+use super::with_session;
+use crate::api::{self, Front, Target};
+use crate::cli;
+use crate::cli::Global;
+use crate::client::session::Session;
+use crate::failure::Result;
+use crate::ops::{Attach, Detach, ListTargets};
+use crate::output::{Output, table};
+use crate::spec::ImageSpec;
+
+/// Exports an image and prints its URI.
+pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
+    let ImageSpec { pool, image } = options.image;
+    let request = api::Attach { pool, image, front: Front::Nbd, read_only: options.read_only };
+    let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
+    output.print(&target, |target| target.uri.clone().unwrap_or_default())
+}
+
+/// Ends an export.
+pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
+    let ended = options.image.clone();
+    let operation = Detach { spec: options.image, front: Front::Nbd, force: options.force };
+    with_session(global, |session| session.call(operation, |_| {}))?;
+    output.print(&ended, |_| String::new())
+}
+
+/// Lists what is exported.
+pub fn list(global: &Global, output: Output) -> Result<()> {
+    let targets = with_session(global, |session| session.call(ListTargets, |_| {}))?;
+    output.print(&targets, |targets| show(targets))
+}
+
+fn show(targets: &[Target]) -> String {
+    let rows = targets.iter().map(|target| {
+        let state = match (&target.error, &target.uri) {
+            (Some(failure), _) => failure.message.clone(),
+            (None, Some(uri)) => uri.clone(),
+            (None, None) => "not served".into(),
+        };
+        vec![
+            format!("{}/{}", target.pool, target.image),
+            target.front.name().into(),
+            if target.read_only { "ro".into() } else { "rw".into() },
+            target.connections.to_string(),
+            state,
+        ]
+    });
+    table(&["IMAGE", "FRONT", "ACCESS", "CONNECTIONS", "URI"], &[3], rows)
+}

@@ -1,0 +1,248 @@
+//! `import` and `export`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::with_session;
+use crate::api::{Exported, Imported, Progress};
+use crate::cli::{self, Global};
+use crate::client::direct::Direct;
+use crate::client::http::{Begun, Request, Response, Upload};
+use crate::client::progress::{Bar, Counts};
+use crate::client::session::{DaemonClient, Session};
+use crate::engine::transfer::{Import, PIECE_LEN_MAX, PIECES_QUEUED, Piece};
+use crate::failure::{Failure, Result};
+use crate::ops::image_path;
+use crate::output::Output;
+use crate::spec::{ImageSpec, LOCAL_POOL};
+use crate::transfer::diff::{self, Decoder, Event};
+use crate::transfer::sink::Sink;
+use crate::transfer::source::{Source, nonzero_runs};
+
+/// Makes an image of a file or stream.
+pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<()> {
+    let spec = match options.image {
+        Some(spec) => spec,
+        None => default_image(&options.path)?,
+    };
+    let source = Source::open(&options.path)?;
+    let import = Import { spec, object_size: options.object_size.0, size: source.len() };
+    let bar = Bar::new(global, "Importing", Counts::Bytes);
+    let imported = with_session(global, |session| match session {
+        Session::Daemon(client) => import_through(client, import, source, &options.path, &bar),
+        Session::Direct(direct) => import_here(direct, import, source, &options.path, &bar),
+    })?;
+    drop(bar);
+    output.print(&imported, |_| String::new())
+}
+
+fn default_image(path: &Path) -> Result<ImageSpec> {
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|_| path.as_os_str() != "-");
+    let Some(name) = name else {
+        return Err(Failure::invalid("say what the image shall be called")
+            .hint(format!("for example: forebay import {} {LOCAL_POOL}/disk1", path.display())));
+    };
+    ImageSpec::new(LOCAL_POOL, name).map_err(Failure::invalid)
+}
+
+fn reading(error: std::io::Error, path: &Path) -> Failure {
+    Failure::io(error, format_args!("reading {}", path.display()))
+}
+
+fn import_through(
+    client: &DaemonClient,
+    import: Import,
+    mut source: Source,
+    path: &Path,
+    bar: &Bar,
+) -> Result<Imported> {
+    let mut target = format!("{}/data?object_size={}", image_path(&import.spec), import.object_size);
+    if let Some(size) = import.size {
+        target.push_str(&format!("&size={size}"));
+    }
+    let begun = Upload::begin(&client.socket, "PUT", &target).map_err(|error| client.lost(error))?;
+    let mut upload = match begun {
+        Begun::Upload(upload) => upload,
+        Begun::Answered(response) => return client.read_lines(response, |_| {}),
+    };
+    let mut head = diff::MAGIC.to_vec();
+    if let Some(size) = import.size {
+        diff::put_size(&mut head, size);
+    }
+    let mut buf = vec![0; PIECE_LEN_MAX];
+    let total = import.size.unwrap_or(0);
+    // A daemon that stops reading has said why, or is about to.
+    let sent = loop {
+        let piece = source.next(&mut buf).map_err(|error| reading(error, path))?;
+        bar.show(Progress { done: source.position(), total });
+        let Some((offset, len)) = piece else { break Ok(()) };
+        let mut sent = Ok(());
+        for run in nonzero_runs(offset, &buf[..len]) {
+            diff::put_data_head(&mut head, offset + run.start as u64, run.len() as u64);
+            sent = sent.and_then(|()| upload.write(&[&head, &buf[run]]));
+            head.clear();
+        }
+        if let Err(error) = sent {
+            break Err(error);
+        }
+    };
+    if import.size.is_none() {
+        diff::put_size(&mut head, source.position());
+    }
+    diff::put_end(&mut head);
+    let response = match sent.and_then(|()| upload.write(&[&head])) {
+        Ok(()) => upload.finish(),
+        Err(_) => upload.answer(),
+    };
+    client.read_lines(response.map_err(|error| client.lost(error))?, |_| {})
+}
+
+fn import_here(direct: &Direct, import: Import, mut source: Source, path: &Path, bar: &Bar) -> Result<Imported> {
+    let total = import.size.unwrap_or(0);
+    let (pieces, receiver) = mpsc::channel(PIECES_QUEUED);
+    let (begun, _) = oneshot::channel();
+    let engine = direct.engine().clone();
+    let work = thread::spawn(move || engine.call_blocking(move |engine| engine.import(import, receiver, begun)));
+    // Ends early, without an end piece, when the source fails or nobody wants more; the import then removes its image.
+    let fed = (|| {
+        let mut buf = vec![0; PIECE_LEN_MAX];
+        loop {
+            let piece = source.next(&mut buf).map_err(|error| reading(error, path))?;
+            bar.show(Progress { done: source.position(), total });
+            let Some((offset, len)) = piece else { break };
+            for run in nonzero_runs(offset, &buf[..len]) {
+                let data = forebay_reactor::Buf::copy_of(&buf[run.clone()]);
+                if pieces.blocking_send(Piece::Data(offset + run.start as u64, data)).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        for piece in [Piece::Size(source.position()), Piece::End] {
+            if pieces.blocking_send(piece).is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    })();
+    drop(pieces);
+    let result = work.join().unwrap_or_else(|_| Err(Failure::failed("the import ended with a panic")));
+    fed.and(result)
+}
+
+/// Writes an image to a file or stream.
+pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<()> {
+    let path = options.path.unwrap_or_else(|| PathBuf::from(&options.image.image));
+    let to_stdout = path.as_os_str() == "-";
+    if to_stdout && output.is_json() {
+        return Err(Failure::invalid("--format json and an export to standard output would mix"));
+    }
+    let bar = Bar::new(global, "Exporting", Counts::Bytes);
+    let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
+    let exported = with_session(global, |session| match session {
+        Session::Daemon(client) => export_through(client, &options.image, writer),
+        Session::Direct(direct) => export_here(direct, options.image, writer),
+    })?;
+    drop(bar);
+    if to_stdout {
+        return Ok(());
+    }
+    output.print(&exported, |_| String::new())
+}
+
+/// Takes an image's content in; opens what it is written to only when the image is known to be there.
+struct Writer<'a> {
+    sink: Option<Sink>,
+    path: &'a Path,
+    force: bool,
+    size: u64,
+    data: u64,
+    bar: &'a Bar,
+}
+
+impl Writer<'_> {
+    fn size(&mut self, size: u64) -> Result<()> {
+        let mut sink = Sink::open(self.path, self.force)?;
+        sink.size(size)?;
+        self.size = size;
+        self.sink = Some(sink);
+        Ok(())
+    }
+
+    fn sink(&mut self) -> Result<&mut Sink> {
+        self.sink.as_mut().ok_or_else(|| Failure::failed("the image's content came before its size"))
+    }
+
+    fn data(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        self.bar.show(Progress { done: offset, total: self.size });
+        self.data += data.len() as u64;
+        let path = self.path;
+        self.sink()?.data(offset, data).map_err(|error| writing(error, path))
+    }
+
+    fn end(mut self) -> Result<Exported> {
+        let (path, size) = (self.path, self.size);
+        self.sink()?.finish(size).map_err(|error| writing(error, path))?;
+        Ok(Exported { size, data: self.data })
+    }
+}
+
+fn writing(error: std::io::Error, path: &Path) -> Failure {
+    Failure::io(error, format_args!("writing {}", path.display()))
+}
+
+fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_>) -> Result<Exported> {
+    let target = format!("{}/data", image_path(spec));
+    let mut response: Response = Request::send(&client.socket, "GET", &target, None)
+        .and_then(|request| request.response(None))
+        .map_err(|error| client.lost(error))?;
+    if response.status >= 300 {
+        return Err(client.read_error(response));
+    }
+    let wrong = |error: diff::DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
+    let mut decoder = Decoder::new();
+    let mut buf = vec![0; PIECE_LEN_MAX];
+    loop {
+        let got = response.read(&mut buf).map_err(|error| client.lost(error))?;
+        if got == 0 {
+            decoder.finish().map_err(wrong)?;
+            return writer.end();
+        }
+        let mut input = &buf[..got];
+        while let Some(event) = decoder.next(&mut input).map_err(wrong)? {
+            match event {
+                Event::Size(size) => writer.size(size)?,
+                Event::Data(offset, data) => writer.data(offset, data)?,
+                Event::Zero(..) | Event::End => {}
+                Event::Failure(why) => {
+                    return Err(serde_json::from_slice(&why)
+                        .unwrap_or_else(|_| Failure::failed("the daemon gave up without saying why")));
+                }
+            }
+        }
+    }
+}
+
+fn export_here(direct: &Direct, spec: ImageSpec, mut writer: Writer<'_>) -> Result<Exported> {
+    let (sender, mut pieces) = mpsc::channel(PIECES_QUEUED);
+    let engine = direct.engine().clone();
+    let work = thread::spawn(move || engine.call_blocking(move |engine| engine.export(spec, sender)));
+    let mut written = Ok(());
+    while let Some(piece) = pieces.blocking_recv() {
+        written = match piece {
+            Piece::Size(size) => writer.size(size),
+            Piece::Data(offset, data) => writer.data(offset, &data),
+            Piece::Zero(..) | Piece::End => Ok(()),
+        };
+        if written.is_err() {
+            break;
+        }
+    }
+    drop(pieces);
+    let result = work.join().unwrap_or_else(|_| Err(Failure::failed("the export ended with a panic")));
+    written?;
+    result?;
+    writer.end()
+}

@@ -1,0 +1,250 @@
+//! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_reactor::{Addr, DriverChoice};
+use serde::Deserialize;
+
+use crate::cli::{Driver, Global, Serve};
+use crate::failure::{Failure, Result};
+use crate::units::Size;
+
+/// Most reactors: more than any machine this runs on has cores to give.
+const CORES_MAX: u16 = 256;
+
+/// The configuration file of `serve`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ConfigFile {
+    data: Option<PathBuf>,
+    control: Option<PathBuf>,
+    nbd: Option<Vec<String>>,
+    http: Option<String>,
+    cores: Option<u16>,
+    driver: Option<Driver>,
+    log_level: Option<String>,
+    #[serde(default)]
+    store: StoreSection,
+    #[serde(default)]
+    ram: RamSection,
+}
+
+/// The `[store]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct StoreSection {
+    path: Option<PathBuf>,
+    size: Option<Size>,
+}
+
+/// The `[ram]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RamSection {
+    size: Option<Size>,
+}
+
+/// Everything the daemon needs to know, resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The data directory.
+    pub data: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// Where NBD is served; never empty.
+    pub nbd: Vec<Addr>,
+    /// Where HTTP is served besides the control socket.
+    pub http: Option<std::net::SocketAddr>,
+    /// Reactors.
+    pub cores: u16,
+    /// How they reach disks and sockets.
+    pub driver: DriverChoice,
+    /// The embedded store's file or device.
+    pub store: PathBuf,
+    /// Its size when it is created.
+    pub store_size: Option<Size>,
+    /// Most bytes that the pool in memory holds.
+    pub ram_size: u64,
+    /// What is logged.
+    pub log_level: Option<String>,
+}
+
+impl Config {
+    /// Flags over the configuration file over defaults.
+    pub fn resolve(global: &Global, serve: &Serve) -> Result<Self> {
+        let file = match &serve.config {
+            None => ConfigFile::default(),
+            Some(path) => {
+                let text = fs::read_to_string(path).map_err(|error| {
+                    Failure::io(error, format_args!("reading the configuration {}", path.display()))
+                })?;
+                toml::from_str(&text).map_err(|error| {
+                    Failure::invalid(format!("the configuration {} is wrong: {error}", path.display()))
+                        .hint("docs/operations.md lists every setting")
+                })?
+            }
+        };
+        let data = absolute(&global.data.clone().or(file.data).unwrap_or_else(default_data_dir))?;
+        let control = match global.control.clone().or(file.control) {
+            Some(path) => absolute(&path)?,
+            None => data.join("control.sock"),
+        };
+        let nbd = if !serve.nbd.is_empty() { Some(serve.nbd.clone()) } else { file.nbd };
+        let nbd = match nbd {
+            Some(addrs) if addrs.is_empty() => {
+                return Err(Failure::invalid("the configuration's list 'nbd' is empty; leave it out for the default"));
+            }
+            Some(addrs) => addrs.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?,
+            None => vec![Addr::Unix(data.join("nbd.sock"))],
+        };
+        let http = match serve.http.clone().or(file.http) {
+            None => None,
+            Some(text) => match parse_addr(&text)? {
+                Addr::Tcp(addr) => Some(addr),
+                Addr::Unix(_) => {
+                    return Err(Failure::invalid(format!("--http {text}: HTTP on a Unix socket is --control")));
+                }
+            },
+        };
+        let cores = serve.cores.or(file.cores).unwrap_or(1);
+        if cores == 0 || cores > CORES_MAX {
+            return Err(Failure::invalid(format!("--cores {cores}: run from 1 to {CORES_MAX}")));
+        }
+        let driver = match serve.driver.or(file.driver).unwrap_or_default() {
+            Driver::Auto => DriverChoice::Auto,
+            Driver::IoUring => DriverChoice::Uring,
+            Driver::Epoll => DriverChoice::Poll,
+        };
+        let store = match serve.store.clone().or(file.store.path) {
+            Some(path) => absolute(&path)?,
+            None => default_store(&data),
+        };
+        Ok(Self {
+            control,
+            nbd,
+            http,
+            cores,
+            driver,
+            store,
+            store_size: serve.store_size.or(file.store.size),
+            ram_size: file.ram.size.map_or_else(half_of_memory, |size| size.0),
+            log_level: global.log_level.clone().or(file.log_level),
+            data,
+        })
+    }
+}
+
+/// An address, made absolute where it is a path, so that what is printed works from any directory.
+fn parse_addr(text: &str) -> Result<Addr> {
+    match text.parse::<Addr>().map_err(|error| Failure::invalid(error.to_string()))? {
+        Addr::Unix(path) => Ok(Addr::Unix(absolute(&path)?)),
+        addr => Ok(addr),
+    }
+}
+
+/// A path that does not depend on the working directory.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Failure::io(error, format_args!("the path '{}'", path.display())))
+}
+
+/// Where the store is when nothing else is said.
+pub fn default_store(data: &Path) -> PathBuf {
+    data.join("store.img")
+}
+
+/// The data directory when none is named.
+pub fn default_data_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return "/var/lib/forebay".into();
+    }
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
+    let base = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home);
+    base.map_or_else(|| "/var/lib/forebay".into(), |base| base.join("forebay"))
+}
+
+/// Half of the machine's memory in bytes, for the pool in memory.
+fn half_of_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
+    // Where the kernel does not say, an amount that any machine has.
+    total.map_or(256 << 20, |kib: u64| kib.saturating_mul(1024) / 2)
+}
+
+/// The store's size when nothing is said: four fifths of what the file system has free, in whole GiB if that is many.
+pub fn size_from_free_space(dir: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(dir)
+        .map_err(|error| Failure::io(error.into(), format_args!("asking for the free space of {}", dir.display())))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let size = free / 5 * 4;
+    let unit = if size >= 10 << 30 { 1 << 30 } else { 1 << 20 };
+    Ok(size / unit * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Format;
+
+    fn global(data: &str) -> Global {
+        Global {
+            data: Some(data.into()),
+            control: None,
+            format: Format::Plain,
+            pretty_format: false,
+            no_progress: false,
+            log_level: None,
+        }
+    }
+
+    fn with_file(text: &str, serve: Serve) -> Result<Config> {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        fs::write(file.path(), text).expect("the configuration");
+        Config::resolve(&global("/d"), &Serve { config: Some(file.path().into()), ..serve })
+    }
+
+    #[test]
+    fn defaults() {
+        let config = Config::resolve(&global("/d"), &Serve::default()).expect("defaults");
+        assert_eq!(config.control, Path::new("/d/control.sock"));
+        assert_eq!(config.nbd, vec![Addr::Unix("/d/nbd.sock".into())]);
+        assert_eq!(config.store, Path::new("/d/store.img"));
+        assert_eq!((config.cores, config.http), (1, None));
+    }
+
+    #[test]
+    fn the_file_fills_in_and_flags_win() {
+        let text = "data = '/other'\ncores = 3\nnbd = ['127.0.0.1:1', 'unix:/n']\ndriver = 'epoll'\n\
+            [store]\npath = '/dev/x'\nsize = '5G'\n\
+            [ram]\nsize = '1G'\n";
+        let config = with_file(text, Serve { cores: Some(2), ..Serve::default() }).expect("a configuration");
+        assert_eq!(config.data, Path::new("/d"));
+        assert_eq!(config.cores, 2);
+        assert_eq!(config.nbd.len(), 2);
+        assert_eq!(config.driver, DriverChoice::Poll);
+        assert_eq!((config.store.as_path(), config.store_size), (Path::new("/dev/x"), Some(Size(5 << 30))));
+        assert_eq!(config.ram_size, 1 << 30);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, says) in [
+            ("coers = 2", "coers"),
+            ("cores = 0", "from 1"),
+            ("nbd = []", "empty"),
+            ("nbd = ['nowhere']", "nowhere"),
+            ("http = 'unix:/x'", "--control"),
+            ("[store]\nsize = '5GB'", "GiB"),
+        ] {
+            let failure = with_file(text, Serve::default()).expect_err(text);
+            assert!(failure.message.contains(says), "{text}: {failure}");
+            assert_eq!(failure.kind.exit_code(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_store_fits_into_the_free_space() {
+        let size = size_from_free_space(Path::new("/tmp")).expect("free space");
+        assert!(size.is_multiple_of(1 << 20));
+    }
+}

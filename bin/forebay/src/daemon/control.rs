@@ -1,0 +1,317 @@
+//! The control plane: HTTP with JSON, on a thread of its own, never on a reactor.
+//!
+//! Handlers turn requests into operations (see `ops`), which run on the engine's reactor.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Json, Path, Query, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Router, middleware};
+use futures_core::Stream;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use utoipa::OpenApi;
+
+use super::{metrics, page, streams};
+use crate::api::{self, ErrorBody, Front, Line};
+use crate::engine::handle::EngineHandle;
+use crate::failure::{Failure, FailureKind};
+use crate::ops::{self, Operation, ProgressSink};
+use crate::spec::{ImageSpec, image_spec};
+
+/// Largest JSON body of a request, in bytes.
+const JSON_LEN_MAX: usize = 64 * 1024;
+
+/// What handlers share.
+#[derive(Clone)]
+pub struct App {
+    /// The way to the engine.
+    pub engine: EngineHandle,
+}
+
+/// The answer is wanted as lines of JSON, progress first.
+pub struct Streamed(bool);
+
+impl<S: Sync> FromRequestParts<S> for Streamed {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        Ok(Self(accept.is_some_and(|accept| accept.contains("application/x-ndjson"))))
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(ErrorBody { error: self })).into_response()
+    }
+}
+
+/// A body that comes through a channel.
+pub struct ChannelBody(pub mpsc::Receiver<Result<Bytes, std::io::Error>>);
+
+impl Stream for ChannelBody {
+    type Item = Result<Bytes, std::io::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+impl App {
+    /// Runs an operation and answers in the form that is wanted.
+    async fn run<O: Operation>(&self, streamed: Streamed, operation: O) -> Response {
+        let (sink, mut seen) = ProgressSink::channel();
+        let mut work = Box::pin(self.engine.call(move |engine| operation.run(engine, sink)));
+        if !streamed.0 {
+            return match work.await {
+                Ok(reply) => Json(reply).into_response(),
+                Err(failure) => failure.into_response(),
+            };
+        }
+        let (lines, body) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let line = tokio::select! {
+                    biased;
+                    result = &mut work => {
+                        let last = match result {
+                            Ok(reply) => Line::Result(reply),
+                            Err(failure) => Line::Error(failure),
+                        };
+                        // A client that has gone does not hear the end of it.
+                        let _ = lines.send(Ok(json_line(&last))).await;
+                        return;
+                    }
+                    Ok(()) = seen.changed() => seen.borrow_and_update().map(Line::<()>::Progress),
+                };
+                if let Some(line) = line
+                    && lines.send(Ok(json_line(&line))).await.is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+        (kind, Body::from_stream(ChannelBody(body))).into_response()
+    }
+}
+
+fn json_line(value: &impl serde::Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(value).expect("plain data becomes JSON");
+    line.push(b'\n');
+    line.into()
+}
+
+/// Everything the control plane answers; with a token, what reads or changes images asks for it.
+pub fn router(app: App, token: Option<Arc<str>>) -> Router {
+    let api = Router::new()
+        .route("/v1/images", post(create_image))
+        .route("/v1/images/{pool}", get(list_images))
+        .route("/v1/images/{pool}/{image}", get(get_image).patch(update_image).delete(remove_image))
+        .route("/v1/images/{pool}/{image}/data", get(streams::export).put(streams::import))
+        .route("/v1/usage/{pool}", get(pool_usage))
+        .route("/v1/usage/{pool}/{image}", get(image_usage))
+        .route("/v1/targets", get(list_targets).post(attach))
+        .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
+        .route("/v1/store", get(store_space))
+        .layer(DefaultBodyLimit::max(JSON_LEN_MAX));
+    let api = match token {
+        None => api,
+        Some(token) => api.layer(middleware::from_fn_with_state(token, require_token)),
+    };
+    let open = Router::new()
+        .route("/", get(page::page))
+        .route("/metrics", get(metrics::metrics))
+        .route("/openapi.json", get(openapi))
+        .route("/v1/status", get(status));
+    open.merge(api).fallback(no_such_path).with_state(app)
+}
+
+async fn require_token(State(token): State<Arc<str>>, headers: HeaderMap, request: Request, next: Next) -> Response {
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    if given.and_then(|given| given.strip_prefix("Bearer ")).is_some_and(|given| same(given, &token)) {
+        return next.run(request).await;
+    }
+    let failure = Failure::new(FailureKind::Denied, "this needs the header 'Authorization: Bearer TOKEN'")
+        .hint("the token is in http.token in the daemon's data directory");
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(ErrorBody { error: failure }))
+        .into_response()
+}
+
+/// Compares in a time that does not tell where they differ.
+fn same(given: &str, token: &str) -> bool {
+    given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+}
+
+async fn no_such_path(request: Request) -> Failure {
+    let what = format!("there is no {} {}", request.method(), request.uri().path());
+    Failure::new(FailureKind::NotFound, what).hint("/openapi.json lists what there is")
+}
+
+/// The document that describes the API.
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Forebay control API", description = "What the forebay command line asks of the daemon."),
+    paths(
+        status,
+        create_image,
+        list_images,
+        get_image,
+        update_image,
+        remove_image,
+        pool_usage,
+        image_usage,
+        list_targets,
+        attach,
+        detach,
+        store_space,
+        streams::export,
+        streams::import
+    ),
+    components(schemas(Front))
+)]
+struct Description;
+
+async fn openapi() -> Response {
+    Json(Description::openapi()).into_response()
+}
+
+/// What the daemon is and does
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = api::Status)))]
+async fn status(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::GetStatus).await
+}
+
+/// A new image
+#[utoipa::path(post, path = "/v1/images", request_body = api::CreateImage, responses(
+    (status = 200, body = api::ImageInfo), (status = 409, body = ErrorBody)
+))]
+async fn create_image(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::CreateImage(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// The images of a pool
+#[utoipa::path(get, path = "/v1/images/{pool}", params(("pool" = String, Path)), responses(
+    (status = 200, body = Vec<api::ImageSummary>), (status = 404, body = ErrorBody)
+))]
+async fn list_images(State(app): State<App>, streamed: Streamed, Path(pool): Path<String>) -> Response {
+    app.run(streamed, ops::ListImages { pool }).await
+}
+
+/// An image's size and layout
+#[utoipa::path(get, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
+async fn get_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetImage(spec))).await
+}
+
+/// Another size or another name
+#[utoipa::path(patch, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+    request_body = api::UpdateImage,
+    responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
+async fn update_image(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    match parse(&body) {
+        Ok(update) => on_image(names, |spec| app.run(streamed, ops::UpdateImage { spec, update })).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// An image and its data go
+#[utoipa::path(delete, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn remove_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::RemoveImage(spec))).await
+}
+
+/// What each image of a pool takes up
+#[utoipa::path(get, path = "/v1/usage/{pool}", params(("pool" = String, Path)), responses(
+    (status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)
+))]
+async fn pool_usage(State(app): State<App>, streamed: Streamed, Path(pool): Path<String>) -> Response {
+    app.run(streamed, ops::GetUsage { pool, image: None }).await
+}
+
+/// What an image takes up
+#[utoipa::path(get, path = "/v1/usage/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
+async fn image_usage(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetUsage { pool: spec.pool, image: Some(spec.image) })).await
+}
+
+/// What is exported
+#[utoipa::path(get, path = "/v1/targets", responses((status = 200, body = Vec<api::Target>)))]
+async fn list_targets(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::ListTargets).await
+}
+
+/// A new export
+#[utoipa::path(post, path = "/v1/targets", request_body = api::Attach, responses(
+    (status = 200, body = api::Target), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)
+))]
+async fn attach(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::Attach(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// How an export ends.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DetachQuery {
+    /// Disconnect the hosts that have it open.
+    #[serde(default)]
+    force: bool,
+}
+
+/// An export ends
+#[utoipa::path(delete, path = "/v1/targets/{front}/{pool}/{image}",
+    params(("front" = Front, Path), ("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query)),
+    responses((status = 200), (status = 404, body = ErrorBody)))]
+async fn detach(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path((front, pool, image)): Path<(Front, String, String)>,
+    Query(DetachQuery { force }): Query<DetachQuery>,
+) -> Response {
+    on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force })).await
+}
+
+/// The embedded store's space
+#[utoipa::path(get, path = "/v1/store", responses((status = 200, body = api::StoreSpace)))]
+async fn store_space(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::GetStoreSpace).await
+}
+
+async fn on_image<Fut>(names: (String, String), then: impl FnOnce(ImageSpec) -> Fut) -> Response
+where
+    Fut: Future<Output = Response>,
+{
+    match image_spec(&names.0, &names.1) {
+        Ok(spec) => then(spec).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| Failure::invalid(format!("the request's body is wrong: {error}")))
+}

@@ -1,0 +1,182 @@
+//! The control plane's sockets, the signals, and the order of stopping.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_reactor::cores::CorePanic;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::control::{App, router};
+use super::is_socket;
+use super::notify::Notifier;
+use crate::config::Config;
+use crate::engine::handle::EngineHandle;
+use crate::failure::{Failure, FailureKind, Result};
+
+/// How long requests in flight may take to end once the daemon stops.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Bytes of chance in the token for HTTP over TCP.
+const TOKEN_LEN: usize = 32;
+
+/// The control plane's sockets and signals.
+pub struct Listeners {
+    unix: UnixListener,
+    tcp: Option<(TcpListener, Arc<str>)>,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    control: PathBuf,
+}
+
+impl Listeners {
+    /// Binds the sockets; nothing is answered yet.
+    pub async fn bind(config: &Config) -> Result<Self> {
+        let catch = |kind| signal(kind).map_err(|error| Failure::io(error, "catching signals"));
+        let unix = bind_control(&config.control)?;
+        let tcp = match config.http {
+            None => None,
+            Some(addr) => Some((bind_tcp(addr).await?, token(&config.data.join("http.token"))?)),
+        };
+        let (terminate, interrupt) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
+        Ok(Self { unix, tcp, terminate, interrupt, control: config.control.clone() })
+    }
+
+    /// Answers until a signal comes or a core panics, then lets requests in flight end, and lets go of the engine.
+    pub async fn serve(
+        self,
+        engine: EngineHandle,
+        panicked: impl Future<Output = CorePanic>,
+        notifier: &Notifier,
+    ) -> Result<()> {
+        let Self { unix, tcp, mut terminate, mut interrupt, control } = self;
+        let (stop, stopping) = watch::channel(false);
+        let wait = |mut stopping: watch::Receiver<bool>| async move {
+            // The sender lives until the servers have ended.
+            let _ = stopping.wait_for(|&stop| stop).await;
+        };
+        let app = App { engine: engine.clone() };
+        let unix = axum::serve(unix, router(app.clone(), None)).with_graceful_shutdown(wait(stopping.clone()));
+        let unix = tokio::spawn(unix.into_future());
+        let tcp = tcp.map(|(listener, token)| {
+            let server = axum::serve(listener, router(app.clone(), Some(token)));
+            tokio::spawn(server.with_graceful_shutdown(wait(stopping.clone())).into_future())
+        });
+        drop(app);
+
+        let result = tokio::select! {
+            _ = terminate.recv() => {
+                tracing::info!("SIGTERM: stopping; a second signal ends at once");
+                Ok(())
+            }
+            _ = interrupt.recv() => {
+                tracing::info!("SIGINT: stopping; a second signal ends at once");
+                Ok(())
+            }
+            panic = panicked => Err(Failure::failed(panic.to_string())),
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::warn!("a second signal: ending at once");
+            std::process::exit(1);
+        });
+        notifier.stopping();
+        // From here on no command finds the daemon.
+        let _ = fs::remove_file(&control);
+        stop.send_replace(true);
+        let fronts = engine.call(async |engine| {
+            engine.stop_fronts().await;
+            Ok(())
+        });
+        let drained = tokio::time::timeout(DRAIN, async move {
+            // A server's own end tells nothing more.
+            let _ = unix.await;
+            if let Some(tcp) = tcp {
+                let _ = tcp.await;
+            }
+            fronts.await
+        });
+        if drained.await.is_err() {
+            tracing::warn!(after_s = DRAIN.as_secs(), "requests that are still running are cut off");
+        }
+        engine.stop();
+        result
+    }
+}
+
+/// Binds the control socket for its owner alone.  What a dead daemon left is replaced; a live one's is not.
+fn bind_control(path: &Path) -> Result<UnixListener> {
+    let fail = |error| Failure::io(error, format_args!("the control socket {}", path.display()));
+    if path.exists() {
+        if UnixStream::connect(path).is_ok() {
+            let what = format!("another daemon answers at {}", path.display());
+            return Err(Failure::new(FailureKind::Busy, what).hint("stop it, or name another socket with --control"));
+        }
+        if !is_socket(path) {
+            let what = format!("{} is there and is no socket", path.display());
+            return Err(Failure::new(FailureKind::Exists, what).hint("remove it, or name another with --control"));
+        }
+    }
+    // Bound beside and renamed, so that it is never there with other permissions than these.
+    let beside = path.with_extension(format!("{}", std::process::id()));
+    let _ = fs::remove_file(&beside);
+    let listener = StdUnixListener::bind(&beside).map_err(fail)?;
+    fs::set_permissions(&beside, Permissions::from_mode(0o600)).map_err(fail)?;
+    fs::rename(&beside, path).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    UnixListener::from_std(listener).map_err(fail)
+}
+
+async fn bind_tcp(addr: SocketAddr) -> Result<TcpListener> {
+    if !addr.ip().is_loopback() {
+        tracing::warn!(%addr, "HTTP is not encrypted, and is served beyond this machine");
+    }
+    TcpListener::bind(addr).await.map_err(|error| {
+        Failure::io(error, format_args!("listening for HTTP on {addr}")).hint("choose another address with --http")
+    })
+}
+
+/// The token for HTTP over TCP; made at the first start.
+fn token(path: &Path) -> Result<Arc<str>> {
+    let fail = |error| Failure::io(error, format_args!("the token {}", path.display()));
+    match fs::read_to_string(path) {
+        Ok(text) if text.trim().len() >= TOKEN_LEN => return Ok(text.trim().into()),
+        Ok(_) => {
+            return Err(Failure::invalid(format!("the token in {} is too short", path.display()))
+                .hint("remove the file to have a new one made"));
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(fail(error)),
+    }
+    let mut chance = [0; TOKEN_LEN];
+    fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut chance)).map_err(fail)?;
+    let token: String = chance.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
+    file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
+    Ok(token.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_made_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("http.token");
+        let first = token(&path).expect("made");
+        assert_eq!(first.len(), 2 * TOKEN_LEN);
+        assert_eq!(token(&path).expect("read"), first);
+        assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,192 @@
+//! `/metrics`, in the text format of Prometheus and OpenMetrics.
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::control::App;
+use crate::engine::volumes::{Kind, LATENCY_BUCKETS, bucket_end_us};
+use crate::engine::{KindSnapshot, Snapshot};
+use crate::failure::{Failure, Result};
+
+/// The scrape.
+pub async fn metrics(State(app): State<App>) -> Response {
+    match render(&app).await {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+async fn render(app: &App) -> Result<String> {
+    let snapshot = app.engine.call(async move |engine| engine.snapshot().await).await?;
+    let mut registry = Registry::with_prefix("forebay");
+    registry.register_collector(Box::new(Scrape { snapshot, process: Process::look() }));
+    let mut out = String::new();
+    text::encode(&mut out, &registry).map_err(|error| Failure::failed(format!("encoding metrics: {error}")))?;
+    Ok(out)
+}
+
+/// What the process takes of the machine.
+#[derive(Debug)]
+struct Process {
+    resident_bytes: u64,
+    cpu_seconds: f64,
+    open_files: u64,
+}
+
+impl Process {
+    fn look() -> Self {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let open_files = std::fs::read_dir("/proc/self/fd").map_or(0, |dir| dir.count() as u64);
+        Self { open_files, ..Self::parse(&stat) }
+    }
+
+    /// Fields 14, 15 (ticks in user and kernel mode) and 24 (resident pages) of proc(5)'s stat, counted from the
+    /// closing parenthesis, because the program's name may hold anything.
+    fn parse(stat: &str) -> Self {
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+        Self {
+            resident_bytes: field(24) * rustix::param::page_size() as u64,
+            cpu_seconds: (field(14) + field(15)) as f64 / ticks_per_second as f64,
+            open_files: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Scrape {
+    snapshot: Snapshot,
+    process: Process,
+}
+
+type Encoded = std::result::Result<(), std::fmt::Error>;
+
+impl Collector for Scrape {
+    fn encode(&self, mut out: DescriptorEncoder) -> Encoded {
+        let gauge = |out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit>, value: f64| {
+            let metric = ConstGauge::new(value);
+            metric.encode(out.encode_descriptor(name, help, unit, MetricType::Gauge)?)
+        };
+        let status = &self.snapshot.status;
+        gauge(&mut out, "uptime", "Time since the daemon started", Some(&Unit::Seconds), status.uptime_s as f64)?;
+        gauge(&mut out, "cores", "Reactors", None, f64::from(status.cores))?;
+        gauge(&mut out, "targets", "Exports", None, status.targets as f64)?;
+        gauge(&mut out, "connections", "Connections that hosts hold", None, status.connections as f64)?;
+        let resident = self.process.resident_bytes as f64;
+        gauge(&mut out, "process_resident", "Memory in use", Some(&Unit::Bytes), resident)?;
+        gauge(&mut out, "process_open_files", "Open files and sockets", None, self.process.open_files as f64)?;
+        let cpu = ConstCounter::new(self.process.cpu_seconds);
+        let help = "Processor time used";
+        cpu.encode(out.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?)?;
+        let nbd = &self.snapshot.nbd;
+        for (name, help, value) in [
+            ("nbd_accepted", "Connections accepted over NBD", nbd.accepted),
+            ("nbd_turned_away", "Connections turned away over NBD, because there were too many", nbd.turned_away),
+            ("nbd_ended_for_cause", "Connections over NBD ended for breaking the protocol", nbd.ended_for_cause),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        self.encode_pools(&mut out)?;
+        self.encode_volumes(&mut out)?;
+        self.encode_store(&mut out)
+    }
+}
+
+impl Scrape {
+    fn encode_pools(&self, out: &mut DescriptorEncoder) -> Encoded {
+        let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::Pool) -> u64); 4] = [
+            ("pool_capacity", "What the pool can store in all", Some(&Unit::Bytes), |pool| pool.capacity),
+            ("pool_used", "What the pool stores", Some(&Unit::Bytes), |pool| pool.used),
+            ("pool_available", "What the pool can still store", Some(&Unit::Bytes), |pool| pool.available),
+            ("pool_objects", "Objects in the pool", None, |pool| pool.objects),
+        ];
+        for (name, help, unit, value) in parts {
+            let mut metric = out.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+            for pool in &self.snapshot.status.pools {
+                let labels = [("pool", pool.name.as_str())];
+                ConstGauge::new(value(pool) as f64).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_volumes(&self, out: &mut DescriptorEncoder) -> Encoded {
+        let parts: [(&str, &str, Option<&Unit>, fn(&KindSnapshot) -> u64); 3] = [
+            ("volume_requests", "Requests from hosts that have ended", None, |kind| kind.requests),
+            ("volume_errors", "Requests from hosts that failed", None, |kind| kind.errors),
+            ("volume_transferred", "What requests from hosts were about", Some(&Unit::Bytes), |kind| kind.bytes),
+        ];
+        for (name, help, unit, value) in parts {
+            let mut metric = out.encode_descriptor(name, help, unit, MetricType::Counter)?;
+            for volume in &self.snapshot.volumes {
+                for kind in Kind::ALL {
+                    let labels = [("pool", &*volume.pool), ("image", &*volume.image), ("request", kind.name())];
+                    ConstCounter::new(value(&volume.kinds[kind as usize])).encode(metric.encode_family(&labels)?)?;
+                }
+            }
+        }
+        let help = "How long requests from hosts took";
+        let mut metric = out.encode_descriptor("volume_latency", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for volume in &self.snapshot.volumes {
+            for kind in Kind::ALL {
+                let seen = &volume.kinds[kind as usize];
+                let labels = [("pool", &*volume.pool), ("image", &*volume.image), ("request", kind.name())];
+                let end = |bucket| {
+                    if bucket == LATENCY_BUCKETS { f64::INFINITY } else { bucket_end_us(bucket) as f64 / 1e6 }
+                };
+                let buckets: Vec<(f64, u64)> =
+                    seen.latency.iter().enumerate().map(|(bucket, &count)| (end(bucket), count)).collect();
+                metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                    seen.nanos as f64 / 1e9,
+                    seen.requests,
+                    &buckets,
+                    None,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_store(&self, out: &mut DescriptorEncoder) -> Encoded {
+        for counter in &self.snapshot.store {
+            let kind = if counter.grows { MetricType::Counter } else { MetricType::Gauge };
+            let unit = counter.bytes.then_some(&Unit::Bytes);
+            let metric = out.encode_descriptor(counter.name, counter.help, unit, kind)?;
+            match counter.grows {
+                true => ConstCounter::new(counter.value).encode(metric)?,
+                false => ConstGauge::new(counter.value as f64).encode(metric)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_is_found_behind_any_name() {
+        let mut stat = String::from("42 (a ) b) S 1 1 1 0 -1 0 0 0 0 0 200 100");
+        stat.push_str(" 0 0 20 0 1 0 5 9999 3 18446744073709551615");
+        let process = Process::parse(&stat);
+        assert_eq!(process.resident_bytes, 3 * rustix::param::page_size() as u64);
+        assert_eq!(process.cpu_seconds, 300.0 / rustix::param::clock_ticks_per_second() as f64);
+    }
+
+    #[test]
+    fn this_process_takes_something() {
+        let process = Process::look();
+        assert!(process.resident_bytes > 0 && process.open_files > 0);
+    }
+}

@@ -1,0 +1,186 @@
+//! `forebay serve`: starts everything, tells that it is ready, and stops it in order.
+
+pub mod control;
+mod listen;
+mod metrics;
+mod notify;
+mod page;
+mod streams;
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::Path;
+
+use forebay_reactor::{Cores, CoresOptions};
+use tokio::sync::oneshot;
+
+use crate::api::Status;
+use crate::cli::{Global, Serve};
+use crate::client::session::DaemonFile;
+use crate::config::{Config, default_store, size_from_free_space};
+use crate::engine::handle::{Jobs, jobs};
+use crate::engine::targets::replace_file;
+use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
+use crate::failure::{Failure, Result};
+use crate::units::Size;
+use listen::Listeners;
+use notify::Notifier;
+
+/// Runs the daemon until it is told to stop.  The control plane has this thread, reactors have theirs.
+pub fn serve(global: &Global, options: &Serve) -> Result<()> {
+    let config = Config::resolve(global, options)?;
+    crate::logging::start(config.log_level.as_deref(), "info")?;
+    let notifier = Notifier::from_environment();
+    prepare_dir(&config.data)?;
+    link_store(&config.data, &config.store)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;
+    // Not pinned: other programs, and other daemons, have the same processors.
+    let cores = CoresOptions { count: config.cores.into(), driver: config.driver, name: "core".into(), pin: false };
+    let mut cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
+    let result = runtime.block_on(run(&config, &mut cores, &notifier));
+    let stopped = cores.stop().map_err(|panic| Failure::failed(panic.to_string()));
+    result.and(stopped)?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn run(config: &Config, cores: &mut Cores, notifier: &Notifier) -> Result<()> {
+    let (engine, jobs) = jobs();
+    let (started, wait) = oneshot::channel();
+    let daemon = DaemonOptions { config: config.clone(), cores: cores.handles() };
+    let running = cores.handle(0).run(move || run_engine(daemon, jobs, started));
+    let running = async move { running.await.unwrap_or_else(|gone| Err(Failure::failed(gone.to_string()))) };
+    let Ok(status) = wait.await else {
+        // It has not come up, and says why.
+        return running.await;
+    };
+    let listeners = match Listeners::bind(config).await {
+        Ok(listeners) => listeners,
+        Err(failure) => {
+            drop(engine);
+            running.await?;
+            return Err(failure);
+        }
+    };
+    let file_path = DaemonFile::path(&config.data);
+    let file = DaemonFile { pid: std::process::id(), control: config.control.clone() };
+    let text = serde_json::to_vec(&file).map_err(|error| Failure::failed(error.to_string()))?;
+    replace_file(&file_path, &text)
+        .map_err(|error| Failure::io(error, format_args!("writing {}", file_path.display())))?;
+    let nbd = status.nbd.join(", ");
+    tracing::info!(
+        version = status.version,
+        data = %config.data.display(),
+        control = %config.control.display(),
+        %nbd,
+        http = status.http.as_deref().unwrap_or("-"),
+        cores = config.cores,
+        driver = status.driver,
+        targets = status.targets,
+        "ready"
+    );
+    notifier.ready(&format!("Serving NBD on {nbd}"));
+    // Lets go of the engine when it ends; the engine then closes what is open.
+    let served = listeners.serve(engine, cores.panicked(), notifier).await;
+    let closed = running.await;
+    // It only helps commands to find a daemon that runs.
+    let _ = fs::remove_file(&file_path);
+    served.and(closed)
+}
+
+/// The engine's life on its reactor.
+async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<Status>) -> Result<()> {
+    let config = daemon.config.clone();
+    if store::is_absent(&config.store)? {
+        let size = match config.store_size {
+            Some(Size(size)) => size,
+            None => size_from_free_space(&config.data)?,
+        };
+        tracing::info!(store = %config.store.display(), size = %Size(size), "first start: creating the store");
+        store::init(&config.store, Some(size), false).await?;
+    }
+    let options = EngineOptions { data: config.data.clone(), store: config.store.clone(), daemon: Some(daemon) };
+    let engine = Engine::open(options).await?;
+    let up = match engine.start_fronts().await {
+        Ok(()) => engine.status().await,
+        Err(failure) => Err(failure),
+    };
+    let result = match up {
+        Ok(status) => {
+            // With nobody waiting the queue ends at once.
+            let _ = started.send(status);
+            jobs.serve(&engine).await;
+            Ok(())
+        }
+        Err(failure) => Err(failure),
+    };
+    engine.stop_fronts().await;
+    let closed = engine.close().await;
+    result.and(closed)
+}
+
+/// Makes the data directory, for its owner alone.
+pub fn prepare_dir(data: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data)
+        .map_err(|error| Failure::io(error, format_args!("making the data directory {}", data.display())))
+}
+
+/// A store elsewhere is linked from the data directory, so that commands find it with no daemon running.
+pub fn link_store(data: &Path, store: &Path) -> Result<()> {
+    let default = default_store(data);
+    if store == default {
+        return Ok(());
+    }
+    match fs::read_link(&default) {
+        Ok(there) if there == store => return Ok(()),
+        Ok(there) => {
+            return Err(Failure::invalid(format!(
+                "the data directory {} belongs to the store {}, not {}",
+                data.display(),
+                there.display(),
+                store.display()
+            ))
+            .hint(format!("name another data directory, or remove the link {}", default.display())));
+        }
+        Err(_) if default.exists() => {
+            return Err(Failure::invalid(format!("the data directory {} has a store already", data.display()))
+                .hint("name another data directory, or leave out --store"));
+        }
+        Err(_) => {}
+    }
+    std::os::unix::fs::symlink(store, &default)
+        .map_err(|error| Failure::io(error, format_args!("linking the store from {}", default.display())))
+}
+
+/// It is a socket that may be replaced when nobody answers there.
+pub fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_elsewhere_is_linked_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let elsewhere = dir.path().join("elsewhere.img");
+        link_store(dir.path(), &elsewhere).expect("linked");
+        link_store(dir.path(), &elsewhere).expect("linked already");
+        assert_eq!(fs::read_link(default_store(dir.path())).expect("a link"), elsewhere);
+        let failure = link_store(dir.path(), Path::new("/dev/other")).expect_err("another store");
+        assert!(failure.message.contains("elsewhere.img"), "{failure}");
+    }
+
+    #[test]
+    fn a_store_in_the_directory_is_not_shadowed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(default_store(dir.path()), b"a store").expect("written");
+        assert!(link_store(dir.path(), Path::new("/dev/other")).is_err());
+        link_store(dir.path(), &default_store(dir.path())).expect("its own");
+    }
+}

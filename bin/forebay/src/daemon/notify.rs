@@ -1,0 +1,80 @@
+//! systemd's readiness protocol: a datagram to the socket that NOTIFY_SOCKET names.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Tells whoever started the daemon how it is; does nothing if nobody asked.
+#[derive(Debug)]
+pub struct Notifier {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+}
+
+impl Notifier {
+    /// By the environment.
+    pub fn from_environment() -> Self {
+        let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Self { socket: None } };
+        match open(&name) {
+            Ok(socket) => Self { socket: Some(socket) },
+            Err(error) => {
+                tracing::warn!(%error, socket = ?name, "the service manager's socket cannot be used");
+                Self { socket: None }
+            }
+        }
+    }
+
+    /// Ready to serve.
+    pub fn ready(&self, status: &str) {
+        self.send(&format!("READY=1\nSTATUS={status}\n"));
+    }
+
+    /// Stopping.
+    pub fn stopping(&self) {
+        self.send("STOPPING=1\nSTATUS=Stopping\n");
+    }
+
+    fn send(&self, state: &str) {
+        let Some((socket, to)) = &self.socket else { return };
+        if let Err(error) = socket.send_to_addr(state.as_bytes(), to) {
+            tracing::warn!(%error, "the service manager does not hear");
+        }
+    }
+}
+
+fn open(name: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
+    // A leading @ stands for the zero byte of an abstract name.
+    let addr = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    Ok((UnixDatagram::unbound()?, addr))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_names_are_reached() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("notify");
+        let abstract_name = format!("forebay-test-{}", std::process::id());
+        let listeners = [
+            (path.as_os_str().to_owned(), UnixDatagram::bind(&path)),
+            (
+                format!("@{abstract_name}").into(),
+                SocketAddr::from_abstract_name(&abstract_name).and_then(|addr| UnixDatagram::bind_addr(&addr)),
+            ),
+        ];
+        for (name, listener) in listeners {
+            let listener = listener.expect("a listening socket");
+            let notifier = Notifier { socket: Some(open(&name).expect("an address")) };
+            notifier.ready("Serving");
+            let mut buf = [0; 64];
+            let len = listener.recv(&mut buf).expect("a datagram");
+            assert_eq!(&buf[..len], b"READY=1\nSTATUS=Serving\n");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Import and export over HTTP, in the framing of `transfer::diff`.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Json, Response};
+use forebay_reactor::Buf;
+use futures_core::Stream;
+use serde::Deserialize;
+use tokio::sync::{mpsc, oneshot};
+
+use super::control::{App, ChannelBody};
+use crate::api::{self, ErrorBody, Line, default_object_size};
+use crate::engine::transfer::{Import, PIECES_QUEUED, Piece};
+use crate::failure::{Failure, Result};
+use crate::spec::image_spec;
+use crate::transfer::diff::{self, Decoder, Event};
+
+/// What a stream calls itself.
+pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";
+
+/// An image's content as an `rbd diff v1` stream
+#[utoipa::path(get, path = "/v1/images/{pool}/{image}/data",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, content_type = "application/vnd.forebay.diff"), (status = 404, body = ErrorBody)))]
+pub async fn export(State(app): State<App>, Path((pool, image)): Path<(String, String)>) -> Response {
+    let spec = match image_spec(&pool, &image) {
+        Ok(spec) => spec,
+        Err(failure) => return failure.into_response(),
+    };
+    let (sender, mut pieces) = mpsc::channel(PIECES_QUEUED);
+    let work = app.engine.call(move |engine| engine.export(spec, sender));
+    // Until the first piece is there, a failure is still an answer of its own.
+    let Some(first) = pieces.recv().await else {
+        return match work.await {
+            Ok(()) => Failure::failed("the export ended before it began").into_response(),
+            Err(failure) => failure.into_response(),
+        };
+    };
+    let (out, body) = mpsc::channel(PIECES_QUEUED);
+    tokio::spawn(async move {
+        let mut next = Some(first);
+        let mut head = diff::MAGIC.to_vec();
+        while let Some(piece) = next {
+            for bytes in encode(std::mem::take(&mut head), piece) {
+                if out.send(Ok(bytes)).await.is_err() {
+                    return;
+                }
+            }
+            next = pieces.recv().await;
+        }
+        if let Err(failure) = work.await {
+            let mut record = Vec::new();
+            diff::put_failure(&mut record, &serde_json::to_vec(&failure).expect("plain data becomes JSON"));
+            // A client that has gone does not hear of it.
+            let _ = out.send(Ok(record.into())).await;
+        }
+    });
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(ChannelBody(body))).into_response()
+}
+
+/// A buffer whose memory an answer's body can refer to.
+struct Owned(Buf);
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A piece's records after what `head` holds already.
+fn encode(mut head: Vec<u8>, piece: Piece) -> Vec<Bytes> {
+    match piece {
+        Piece::Size(size) => diff::put_size(&mut head, size),
+        Piece::Zero(offset, len) => diff::put_zero(&mut head, offset, len),
+        Piece::End => diff::put_end(&mut head),
+        Piece::Data(offset, data) => {
+            diff::put_data_head(&mut head, offset, data.len() as u64);
+            return vec![head.into(), Bytes::from_owner(Owned(data))];
+        }
+    }
+    vec![head.into()]
+}
+
+/// How an import is asked for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportQuery {
+    /// The new image's size in bytes, if it is known.
+    size: Option<u64>,
+    /// Bytes an object.
+    #[serde(default = "default_object_size")]
+    object_size: u64,
+}
+
+/// A new image with the content of an `rbd diff v1` stream
+#[utoipa::path(put, path = "/v1/images/{pool}/{image}/data",
+    params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
+        ("object_size" = Option<u64>, Query)),
+    request_body(content_type = "application/vnd.forebay.diff"),
+    responses((status = 200, body = api::Imported), (status = 409, body = ErrorBody)))]
+pub async fn import(
+    State(app): State<App>,
+    Path((pool, image)): Path<(String, String)>,
+    Query(query): Query<ImportQuery>,
+    request: Request,
+) -> Response {
+    let spec = match image_spec(&pool, &image) {
+        Ok(spec) => spec,
+        Err(failure) => return failure.into_response(),
+    };
+    let lines = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/x-ndjson");
+    let (pieces, receiver) = mpsc::channel(PIECES_QUEUED);
+    let (begun, mut wait_begun) = oneshot::channel();
+    let import = Import { spec, object_size: query.object_size, size: query.size };
+    let mut work = Box::pin(app.engine.call(move |engine| engine.import(import, receiver, begun)));
+    tokio::select! {
+        biased;
+        result = &mut work => return answer(result, lines),
+        begun = &mut wait_begun => {
+            if begun.is_err() {
+                // It has ended without beginning.
+                return answer(work.await, lines);
+            }
+        }
+    }
+    // Only now is the body looked at, so that a client that waits for "100 Continue" sends none in vain.
+    let fed = tokio::select! {
+        biased;
+        result = &mut work => return answer(result, lines),
+        fed = feed(request.into_body(), pieces) => fed,
+    };
+    let result = work.await;
+    // A stream that is wrong is the cause; that the import then failed is what follows from it.
+    answer(fed.and(result), lines)
+}
+
+fn answer(result: Result<api::Imported>, lines: bool) -> Response {
+    match result {
+        Ok(imported) if lines => Json(Line::Result(imported)).into_response(),
+        Ok(imported) => Json(imported).into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Decodes a body into pieces.  Dropping `pieces` without an end makes the import fail.
+async fn feed(body: Body, pieces: mpsc::Sender<Piece>) -> Result<()> {
+    let mut body = body.into_data_stream();
+    let mut decoder = Decoder::new();
+    while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
+        let part = part.map_err(|error| Failure::failed(format!("the data stopped coming: {error}")))?;
+        let mut input = &part[..];
+        while let Some(event) = decoder.next(&mut input).map_err(|error| Failure::invalid(error.to_string()))? {
+            let piece = match event {
+                Event::Size(size) => Piece::Size(size),
+                Event::Data(offset, data) => Piece::Data(offset, Buf::copy_of(data)),
+                Event::Zero(offset, len) => Piece::Zero(offset, len),
+                Event::End => Piece::End,
+                Event::Failure(text) => {
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    return Err(Failure::failed(format!("the sender gave up: {text}")));
+                }
+            };
+            if pieces.send(piece).await.is_err() {
+                // The import has ended; its result says why.
+                return Ok(());
+            }
+        }
+    }
+    decoder.finish().map_err(|error| Failure::invalid(error.to_string()))
+}

@@ -1,0 +1,207 @@
+//! What is exported, kept over restarts in a file.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use forebay_block::BlockDevice;
+use forebay_reactor::sync::Semaphore;
+use tokio::sync::oneshot;
+
+use super::volumes::Volume;
+use super::{Engine, targets};
+use crate::api::{self, Front, Target};
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{ImageSpec, RAM_POOL, image_spec};
+
+/// An export.
+struct Export {
+    request: api::Attach,
+    state: State,
+}
+
+/// Whether hosts can reach it.
+enum State {
+    /// They can; the volume is open.
+    Serving { _volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
+    /// They could not, because of this.
+    Broken(Failure),
+    /// No daemon runs.
+    Idle,
+}
+
+/// The exports, by way and image.
+pub struct Exports {
+    exports: RefCell<BTreeMap<(Front, ImageSpec), Export>>,
+    data: PathBuf,
+    /// One change at a time, so that the file is written in the order of the changes.
+    changing: Semaphore,
+}
+
+impl Exports {
+    /// What the data directory remembers; nothing is open yet.
+    pub fn load(data: &Path) -> Result<Self> {
+        let mut exports = BTreeMap::new();
+        for request in targets::load(data)? {
+            let spec = image_spec(&request.pool, &request.image)?;
+            exports.insert((request.front, spec), Export { request, state: State::Idle });
+        }
+        Ok(Self { exports: RefCell::new(exports), data: data.into(), changing: Semaphore::new(1) })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.exports.borrow().len()
+    }
+
+    /// Closes every volume.
+    pub fn let_go(&self) {
+        let mut exports = self.exports.borrow_mut();
+        exports.values_mut().for_each(|export| export.state = State::Idle);
+    }
+
+    /// The device behind an export name.
+    pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
+        let spec: ImageSpec = name.parse().ok()?;
+        match &self.exports.borrow().get(&(front, spec))?.state {
+            State::Serving { device, .. } => Some(device.clone()),
+            State::Broken(_) | State::Idle => None,
+        }
+    }
+
+    /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports.
+    async fn save(&self) -> Result<()> {
+        let list: Vec<api::Attach> = {
+            let exports = self.exports.borrow();
+            let lasting = exports.values().filter(|export| export.request.pool != RAM_POOL);
+            lasting.map(|export| export.request.clone()).collect()
+        };
+        let data = self.data.clone();
+        offload(move || targets::store(&data, list)).await
+    }
+}
+
+/// Runs what blocks on a thread of its own, so that the reactor goes on.
+async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (sender, receiver) = oneshot::channel();
+    let run = move || {
+        // The one who waits may have gone.
+        let _ = sender.send(work());
+    };
+    let spawned = std::thread::Builder::new().name("offload".into()).spawn(run);
+    spawned.map_err(|error| Failure::io(error, "starting a thread"))?;
+    receiver.await.unwrap_or_else(|_| Err(Failure::failed("a helper thread ended with a panic")))
+}
+
+impl Engine {
+    /// The image is exported in some way.
+    pub fn is_exported(&self, spec: &ImageSpec) -> bool {
+        self.exports.exports.borrow().keys().any(|(_, exported)| exported == spec)
+    }
+
+    /// What is exported.
+    pub fn list_targets(&self) -> Vec<Target> {
+        let exports = self.exports.exports.borrow();
+        exports.iter().map(|((_, spec), export)| self.describe_target(spec, export)).collect()
+    }
+
+    fn describe_target(&self, spec: &ImageSpec, export: &Export) -> Target {
+        let serving = matches!(export.state, State::Serving { .. });
+        let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
+        Target {
+            pool: spec.pool.clone(),
+            image: spec.image.clone(),
+            front: export.request.front,
+            read_only: export.request.read_only,
+            uri: uris.first().cloned(),
+            uris,
+            connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
+            error: match &export.state {
+                State::Broken(failure) => Some(failure.clone()),
+                State::Serving { .. } | State::Idle => None,
+            },
+        }
+    }
+
+    /// Exports an image; the same export again is no error.
+    pub async fn attach(self: Rc<Self>, request: api::Attach) -> Result<Target> {
+        let spec = image_spec(&request.pool, &request.image)?;
+        let _turn = self.exports.changing.acquire(1).await;
+        let key = (request.front, spec.clone());
+        let before = self.exports.exports.borrow().get(&key).map(|export| export.request.clone());
+        if let Some(before) = before.filter(|before| *before != request) {
+            let how = if before.read_only { "read-only" } else { "for reading and writing" };
+            return Err(Failure::new(FailureKind::Exists, format!("the image {spec} is exported already, {how}"))
+                .hint(format!("end that first: forebay detach {spec}")));
+        }
+        let serving = self.exports.device(request.front, &spec.to_string()).is_some();
+        if !serving {
+            let volume = self.open_volume(&spec).await?;
+            let device = volume.device(request.read_only);
+            let state = State::Serving { _volume: volume, device: device.clone() };
+            let before = self.exports.exports.borrow_mut().insert(key.clone(), Export { request, state });
+            if let Err(failure) = self.exports.save().await {
+                let mut exports = self.exports.exports.borrow_mut();
+                match before {
+                    Some(before) => exports.insert(key, before),
+                    None => exports.remove(&key),
+                };
+                return Err(failure);
+            }
+            self.publish(key.0, &spec, &device);
+        }
+        let exports = self.exports.exports.borrow();
+        let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
+        Ok(self.describe_target(&spec, export))
+    }
+
+    /// Ends an export.  While hosts are connected that is refused, unless it is forced, which disconnects them.
+    pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool) -> Result<()> {
+        let _turn = self.exports.changing.acquire(1).await;
+        let key = (front, spec.clone());
+        if !self.exports.exports.borrow().contains_key(&key) {
+            let what = format!("the image {spec} is not exported over {}", front.name());
+            return Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"));
+        }
+        let connections = self.fronts.connections_of(front, spec);
+        if connections > 0 && !force {
+            let what = format!("{connections} connection(s) to {spec} are open");
+            let hint = "disconnect the hosts first, or say --force to do it from here";
+            return Err(Failure::new(FailureKind::Busy, what).hint(hint));
+        }
+        let Some(removed) = self.exports.exports.borrow_mut().remove(&key) else { return Ok(()) };
+        if let Err(failure) = self.exports.save().await {
+            self.exports.exports.borrow_mut().insert(key, removed);
+            return Err(failure);
+        }
+        self.unpublish(front, spec);
+        // Those who were just connecting, too.
+        self.disconnect(front, spec).await;
+        Ok(())
+    }
+
+    /// Opens what was exported before the daemon was started.  What cannot be opened is kept, and says why.
+    pub async fn restore_exports(&self) {
+        let wanted: Vec<((Front, ImageSpec), bool)> = {
+            let exports = self.exports.exports.borrow();
+            exports.iter().map(|(key, export)| (key.clone(), export.request.read_only)).collect()
+        };
+        for (key, read_only) in wanted {
+            let state = match self.open_volume(&key.1).await {
+                Ok(volume) => {
+                    let device = volume.device(read_only);
+                    self.publish(key.0, &key.1, &device);
+                    State::Serving { device, _volume: volume }
+                }
+                Err(failure) => {
+                    tracing::warn!(image = %key.1, error = %failure.message, "an export cannot be served");
+                    State::Broken(failure)
+                }
+            };
+            if let Some(export) = self.exports.exports.borrow_mut().get_mut(&key) {
+                export.state = state;
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Pools, images, exports: everything the daemon does besides talking, on one reactor.
+//!
+//! The command line runs the same engine in its own process when no daemon runs.
+
+mod exports;
+pub mod fronts;
+pub mod handle;
+mod images;
+pub mod store;
+pub mod targets;
+pub mod transfer;
+pub mod volumes;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use forebay_block::ObjectBackend;
+use forebay_nbd::stats::ServerCounts;
+use forebay_ram::RamBackend;
+use forebay_reactor::{CoreHandle, Instant, now};
+use forebay_store::Store;
+
+use crate::api::{Pool, Status, StoreSpace};
+use crate::config::Config;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{LOCAL_POOL, RAM_POOL};
+use exports::Exports;
+use fronts::Fronts;
+use store::StoreCounter;
+use volumes::{Kind, LATENCY_BUCKETS, Volumes};
+
+/// What an engine is started with.
+pub struct EngineOptions {
+    /// The data directory.
+    pub data: PathBuf,
+    /// The embedded store's file or device.
+    pub store: PathBuf,
+    /// It is the daemon's engine, not a command's.
+    pub daemon: Option<DaemonOptions>,
+}
+
+/// What only the daemon's engine has.
+pub struct DaemonOptions {
+    /// The daemon's configuration.
+    pub config: Config,
+    /// The reactors; the engine runs on the first.
+    pub cores: Vec<CoreHandle>,
+}
+
+/// Pools, images and exports.
+pub struct Engine {
+    options: EngineOptions,
+    started: Instant,
+    store: Rc<Store>,
+    pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>>,
+    volumes: Volumes,
+    exports: Exports,
+    fronts: Fronts,
+    closing: Cell<bool>,
+}
+
+/// What was asked of a volume, of one kind, at one moment.
+#[derive(Debug)]
+pub struct KindSnapshot {
+    /// Requests that have ended.
+    pub requests: u64,
+    /// Of these, those that failed.
+    pub errors: u64,
+    /// Bytes they were about.
+    pub bytes: u64,
+    /// Time they took together, in nanoseconds.
+    pub nanos: u64,
+    /// How many took how long, by bucket.
+    pub latency: [u64; LATENCY_BUCKETS + 1],
+}
+
+/// A volume's counters at one moment.
+#[derive(Debug)]
+pub struct VolumeSnapshot {
+    /// Its pool.
+    pub pool: String,
+    /// Its image.
+    pub image: String,
+    /// By kind, in the order of [`Kind::ALL`].
+    pub kinds: Vec<KindSnapshot>,
+}
+
+/// Everything that is counted, at one moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The daemon and its pools.
+    pub status: Status,
+    /// The volumes that were open since the start.
+    pub volumes: Vec<VolumeSnapshot>,
+    /// The store's own counters.
+    pub store: Vec<StoreCounter>,
+    /// What the NBD servers count besides requests.
+    pub nbd: ServerCounts,
+}
+
+impl Engine {
+    /// Opens the store, and what the data directory remembers.
+    pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
+        let store = store::open(&options.store).await?;
+        let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
+        pools.insert(LOCAL_POOL, store.clone());
+        if let Some(daemon) = &options.daemon {
+            pools.insert(RAM_POOL, RamBackend::with_capacity(RAM_POOL, daemon.config.ram_size));
+        }
+        let exports = match Exports::load(&options.data) {
+            Ok(exports) => exports,
+            Err(failure) => {
+                store.close().await.map_err(Failure::from)?;
+                return Err(failure);
+            }
+        };
+        let engine = Self {
+            options,
+            started: now(),
+            store,
+            pools,
+            volumes: Volumes::new(),
+            exports,
+            fronts: Fronts::new(),
+            closing: Cell::new(false),
+        };
+        Ok(Rc::new(engine))
+    }
+
+    /// A pool by name.
+    pub fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
+        if let Some(pool) = self.pools.get(name) {
+            return Ok(pool.clone());
+        }
+        let unknown = Failure::new(FailureKind::NotFound, format!("there is no pool '{name}'"));
+        Err(match name {
+            RAM_POOL => unknown.hint("the pool 'ram' lives in the daemon; start it with 'forebay serve'"),
+            _ => unknown.hint(format!(
+                "this build has the pools '{LOCAL_POOL}' (the embedded store) and '{RAM_POOL}'; \
+                 it cannot reach the pools of a Ceph cluster yet"
+            )),
+        })
+    }
+
+    /// Makes everything durable and closes the store.  Nothing may be asked of the engine after.
+    pub async fn close(&self) -> Result<()> {
+        if self.closing.replace(true) {
+            return Ok(());
+        }
+        self.exports.let_go();
+        self.store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
+    }
+
+    /// What the daemon is and does.
+    pub async fn status(&self) -> Result<Status> {
+        let Some(daemon) = &self.options.daemon else {
+            return Err(Failure::new(FailureKind::Unreachable, "no daemon runs"));
+        };
+        let mut pools = Vec::new();
+        for (name, backend) in &self.pools {
+            let usage = backend.usage().await.map_err(|error| self.pool_failure(error, name))?;
+            pools.push(Pool {
+                name: (*name).into(),
+                kind: backend.info().kind.into(),
+                capacity: usage.capacity,
+                used: usage.used,
+                available: usage.available,
+                objects: usage.objects,
+            });
+        }
+        Ok(Status {
+            ready: !self.closing.get() && self.fronts.is_serving(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            cores: daemon.config.cores,
+            driver: forebay_reactor::driver_name().into(),
+            data: self.options.data.clone(),
+            control: daemon.config.control.clone(),
+            http: daemon.config.http.map(|addr| format!("http://{addr}/")),
+            nbd: self.fronts.nbd_addrs().iter().map(ToString::to_string).collect(),
+            pools,
+            targets: self.exports.count(),
+            connections: self.fronts.connections(),
+        })
+    }
+
+    /// The embedded store's space.
+    pub async fn store_space(&self) -> Result<StoreSpace> {
+        let usage = self.store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
+        Ok(store::describe(&self.options.store, usage))
+    }
+
+    /// Everything that is counted.
+    pub async fn snapshot(&self) -> Result<Snapshot> {
+        let volumes = self.volumes.stats().into_iter().map(|(spec, stats)| {
+            let kinds = Kind::ALL.iter().map(|&kind| {
+                let counters = stats.kind(kind);
+                KindSnapshot {
+                    requests: counters.requests.get(),
+                    errors: counters.errors.get(),
+                    bytes: counters.bytes.get(),
+                    nanos: counters.nanos.get(),
+                    latency: std::array::from_fn(|bucket| counters.latency[bucket].get()),
+                }
+            });
+            VolumeSnapshot { pool: spec.pool, image: spec.image, kinds: kinds.collect() }
+        });
+        Ok(Snapshot {
+            volumes: volumes.collect(),
+            store: store::counters(&self.store),
+            nbd: self.fronts.nbd_stats().server(),
+            status: self.status().await?,
+        })
+    }
+}

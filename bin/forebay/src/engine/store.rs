@@ -1,0 +1,175 @@
+//! The embedded store as the engine and `forebay store` use it.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::{ErrorKind, ObjectBackend, Usage};
+use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
+use serde::Serialize;
+
+use crate::api::StoreSpace;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::ProgressSink;
+use crate::output::fields;
+use crate::spec::LOCAL_POOL;
+
+/// One of the store's own counters, for metrics.
+#[derive(Debug)]
+pub struct StoreCounter {
+    /// Its name without the prefix.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    /// It counts bytes.
+    pub bytes: bool,
+    /// It only grows.
+    pub grows: bool,
+    /// How many.
+    pub value: u64,
+}
+
+/// A block device, which brings its own size.
+pub fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+/// An error about a store, in the words of a user.
+fn failure(error: forebay_block::Error, path: &Path) -> Failure {
+    let kind = error.kind();
+    let failure = Failure::from(error).context(format_args!("the store {}", path.display()));
+    match kind {
+        ErrorKind::Busy => {
+            Failure::new(FailureKind::Busy, format!("the store {} is in use by another process", path.display()))
+                .hint("a daemon whose control socket is elsewhere? name that with --control or FOREBAY_CONTROL")
+        }
+        ErrorKind::NotFound => failure.hint("make one with 'forebay store init', or start 'forebay serve'"),
+        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged"),
+        ErrorKind::Unsupported => failure.hint("run the version of forebay that made it, or a newer one"),
+        ErrorKind::Exists => Failure::new(FailureKind::Exists, format!("{} holds a store already", path.display()))
+            .hint("--force overwrites it, and all that it holds"),
+        _ => failure,
+    }
+}
+
+/// There is nothing yet where the store shall be: no file, or an empty one.
+pub fn is_absent(path: &Path) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(meta) => Ok(meta.is_file() && meta.len() == 0),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(Failure::io(error, format_args!("the store {}", path.display()))),
+    }
+}
+
+/// Makes a store of `size` bytes; without, as large as the device is.
+pub async fn init(path: &Path, size: Option<u64>, force: bool) -> Result<()> {
+    let options = InitOptions { size: size.unwrap_or(0), force, ..InitOptions::default() };
+    Store::init(path, options).await.map_err(|error| failure(error, path))
+}
+
+/// Opens a store for the engine.
+pub async fn open(path: &Path) -> Result<Rc<Store>> {
+    let options = StoreOptions { pool: LOCAL_POOL.into(), ..StoreOptions::default() };
+    Store::open(path, options).await.map_err(|error| failure(error, path))
+}
+
+/// The space of a store that nobody has open.
+pub async fn space(path: &Path) -> Result<StoreSpace> {
+    let store = open(path).await?;
+    let usage = store.usage().await.map_err(|error| failure(error, path));
+    store.close().await.map_err(|error| failure(error, path))?;
+    Ok(describe(path, usage?))
+}
+
+/// A store's space, for people and scripts.
+pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
+    StoreSpace {
+        path: path.into(),
+        capacity: usage.capacity,
+        used: usage.used,
+        available: usage.available,
+        objects: usage.objects,
+    }
+}
+
+/// Something that is wrong in a store.
+#[derive(Debug, Serialize)]
+pub struct Damage {
+    /// Where.
+    place: String,
+    /// What.
+    problem: String,
+    /// It was put right.
+    repaired: bool,
+}
+
+/// What a check has seen.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    objects: u64,
+    blocks: u64,
+    blocks_read: u64,
+    nodes: u64,
+    replayed: u64,
+    damage: Vec<Damage>,
+}
+
+impl Report {
+    /// What is wrong and was not put right.
+    pub fn damage_count(&self) -> usize {
+        self.damage.iter().filter(|damage| !damage.repaired).count()
+    }
+
+    /// For people.
+    pub fn show(&self) -> String {
+        let mut text = fields(&[
+            ("objects", self.objects.to_string()),
+            ("blocks", format!("{} ({} read and compared)", self.blocks, self.blocks_read)),
+            ("map nodes", self.nodes.to_string()),
+            ("replayed batches", self.replayed.to_string()),
+            ("damage", self.damage_count().to_string()),
+        ]);
+        for damage in &self.damage {
+            let repaired = if damage.repaired { " (repaired)" } else { "" };
+            text.push_str(&format!("  {}: {}{repaired}\n", damage.place, damage.problem));
+        }
+        text
+    }
+}
+
+/// Verifies a store that nobody has open: its structure and, with `data`, every stored block.
+pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -> Result<Report> {
+    let found = Store::check(path, options, |done, total| progress.report(done, total)).await;
+    let found = found.map_err(|error| failure(error, path))?;
+    let damage = found.findings.into_iter().map(|finding| Damage {
+        place: finding.place,
+        problem: finding.problem,
+        repaired: finding.repaired,
+    });
+    Ok(Report {
+        objects: found.objects,
+        blocks: found.blocks,
+        blocks_read: found.blocks_read,
+        nodes: found.nodes,
+        replayed: found.replayed,
+        damage: damage.collect(),
+    })
+}
+
+/// The store's own counters.
+pub fn counters(store: &Store) -> Vec<StoreCounter> {
+    let stats = store.stats();
+    let gauge = |name, help, bytes, value| StoreCounter { name, help, bytes, grows: false, value };
+    let counter = |name, help, bytes, value| StoreCounter { name, help, bytes, grows: true, value };
+    vec![
+        gauge("store_segments", "Segments of the store", false, stats.segments.into()),
+        gauge("store_segments_free", "Free segments of the store", false, stats.segments_free.into()),
+        gauge("store_metadata", "Memory that the store's metadata takes, about", true, stats.metadata_bytes),
+        counter("store_user", "Written by users since the store was made", true, stats.user_bytes),
+        counter("store_device", "Written to the device since the store was made", true, stats.device_bytes),
+        counter("store_cleaned", "Moved by the cleaner since the start", true, stats.cleaned_bytes),
+        counter("store_checkpoints", "Checkpoints since the start", false, stats.checkpoints),
+        counter("store_page_loads", "Map pages read since the start", false, stats.page_loads),
+        counter("store_checksum_errors", "Checksum errors found since the start", false, stats.checksum_errors),
+    ]
+}

@@ -1,0 +1,98 @@
+//! What is exported, and the file that remembers it over restarts.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::Attach;
+use crate::failure::{Failure, FailureKind, Result};
+
+/// The version of the file that this build writes and reads.
+const FILE_VERSION: u32 = 1;
+
+/// The file's content.
+#[derive(Debug, Serialize, Deserialize)]
+struct TargetsFile {
+    version: u32,
+    targets: Vec<Attach>,
+}
+
+/// Where the file is.
+pub fn path(data: &Path) -> PathBuf {
+    data.join("targets.json")
+}
+
+/// Reads the file; no file means no exports.
+pub fn load(data: &Path) -> Result<Vec<Attach>> {
+    let path = path(data);
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failure::io(error, format_args!("reading the exports from {}", path.display()))),
+    };
+    let damaged = |why: String| {
+        Failure::new(FailureKind::Corrupt, format!("the list of exports {} is damaged: {why}", path.display()))
+            .hint("mend it, or remove it and attach the images again")
+    };
+    let version = serde_json::from_slice::<serde_json::Value>(&bytes)
+        .map_err(|error| damaged(error.to_string()))?
+        .get("version")
+        .and_then(serde_json::Value::as_u64);
+    if let Some(version) = version.filter(|&version| version > u64::from(FILE_VERSION)) {
+        return Err(Failure::new(
+            FailureKind::Unsupported,
+            format!("the list of exports {} has version {version}, this build knows {FILE_VERSION}", path.display()),
+        )
+        .hint("run the newer forebay that wrote it"));
+    }
+    let file: TargetsFile = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    Ok(file.targets)
+}
+
+/// Replaces the file in one step: after a crash it is wholly the old or wholly the new one.
+pub fn store(data: &Path, targets: Vec<Attach>) -> Result<()> {
+    let path = path(data);
+    let text = serde_json::to_vec_pretty(&TargetsFile { version: FILE_VERSION, targets })
+        .map_err(|error| Failure::failed(format!("writing the exports: {error}")))?;
+    replace_file(&path, &text).map_err(|error| Failure::io(error, format_args!("writing {}", path.display())))
+}
+
+/// Writes a file beside, makes it durable, and puts it in the place of the old one.
+pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let dir = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
+    let beside = path.with_extension("new");
+    let mut file = File::create(&beside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Front;
+
+    #[test]
+    fn the_list_survives() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(load(dir.path()), Ok(Vec::new()));
+        let targets = vec![Attach { pool: "local".into(), image: "x".into(), front: Front::Nbd, read_only: true }];
+        store(dir.path(), targets.clone()).expect("stored");
+        assert_eq!(load(dir.path()), Ok(targets));
+        store(dir.path(), Vec::new()).expect("stored again");
+        assert_eq!(load(dir.path()), Ok(Vec::new()));
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "nothing is left beside the file");
+    }
+
+    #[test]
+    fn damage_and_newer_versions_are_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(path(dir.path()), b"{\"version\":1,").expect("written");
+        assert_eq!(load(dir.path()).expect_err("damaged").kind, FailureKind::Corrupt);
+        fs::write(path(dir.path()), b"{\"version\":2,\"targets\":{}}").expect("written");
+        assert_eq!(load(dir.path()).expect_err("newer").kind, FailureKind::Unsupported);
+    }
+}

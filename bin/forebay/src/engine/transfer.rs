@@ -1,0 +1,255 @@
+//! An image's content, in and out, as pieces that flow through a bounded channel to and from other threads.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use forebay_block::{BlockDevice, BufList, Extent, ExtentState, Request};
+use forebay_image as image;
+use forebay_reactor::sync::Semaphore;
+use forebay_reactor::{Buf, JoinHandle, spawn};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Engine;
+use super::volumes::Volume;
+use crate::api::Imported;
+use crate::failure::{Failure, Result};
+use crate::ops::ProgressSink;
+use crate::spec::ImageSpec;
+
+/// Pieces in a channel; with [`PIECE_LEN_MAX`] that bounds what waits between disk and wire.
+pub const PIECES_QUEUED: usize = 8;
+
+/// Longest piece of data, in bytes.
+pub const PIECE_LEN_MAX: usize = 1 << 20;
+
+/// Requests in flight to an image.
+const IN_FLIGHT: usize = 8;
+
+/// How much of an image is mapped at a time on the way out, in bytes.
+const MAP_LEN: u64 = 1 << 30;
+
+/// The least by which an image of unknown size grows.
+const GROW_MIN: u64 = 64 << 20;
+
+/// A piece of an image's content.
+#[derive(Debug)]
+pub enum Piece {
+    /// The image's size; comes first on the way out.
+    Size(u64),
+    /// Bytes at an offset.
+    Data(u64, Buf),
+    /// A run (offset, length) that reads as zeroes.
+    Zero(u64, u64),
+    /// Nothing follows.
+    End,
+}
+
+/// A new image that is to be filled.
+#[derive(Debug, Clone)]
+pub struct Import {
+    /// The new image.
+    pub spec: ImageSpec,
+    /// Bytes an object.
+    pub object_size: u64,
+    /// Its size if that is known at the start.
+    pub size: Option<u64>,
+}
+
+impl Engine {
+    /// Makes an image of what comes through `pieces`.  `begun` is told when the image is there, and the pieces are
+    /// wanted.  A failure, or an end without [`Piece::End`], removes the image again.
+    pub async fn import(
+        self: Rc<Self>,
+        import: Import,
+        mut pieces: mpsc::Receiver<Piece>,
+        begun: oneshot::Sender<()>,
+    ) -> Result<Imported> {
+        let spec = import.spec.clone();
+        let backend = self.pool(&spec.pool)?;
+        let reserved = self.reserve_unexported(&spec)?;
+        let options = image::CreateOptions {
+            size: import.size.unwrap_or(0),
+            object_size: import.object_size,
+            ..Default::default()
+        };
+        let created = image::create(&backend, &spec.image, options).await;
+        created.map_err(|error| self.image_failure(error, &spec))?;
+        let _ = begun.send(());
+        let filled = match self.open_reserved(&reserved).await {
+            Ok(volume) => self.fill(&volume, &spec, import.size, &mut pieces).await,
+            Err(failure) => Err(failure),
+        };
+        match filled {
+            Ok(written) => Ok(Imported { image: self.image_info(&spec).await?, written }),
+            Err(failure) => {
+                let (sink, _) = ProgressSink::channel();
+                if let Err(left) = self.remove_reserved(&spec, sink).await {
+                    tracing::warn!(image = %spec, error = %left, "an image whose import failed could not be removed");
+                }
+                Err(failure.context(format_args!("importing into {spec}")))
+            }
+        }
+    }
+
+    /// Writes pieces into an image and makes them durable; answers how many bytes were written.  Nothing is in flight
+    /// any more when this has ended, in whichever way.
+    async fn fill(
+        &self,
+        volume: &Rc<Volume>,
+        spec: &ImageSpec,
+        size: Option<u64>,
+        pieces: &mut mpsc::Receiver<Piece>,
+    ) -> Result<u64> {
+        let mut filler = Filler {
+            volume: volume.clone(),
+            room: size.unwrap_or(0),
+            exact: size,
+            end: 0,
+            written: 0,
+            slots: Semaphore::new(IN_FLIGHT),
+            failed: Rc::default(),
+        };
+        let mut result = Ok(());
+        while result.is_ok() {
+            result = match pieces.recv().await {
+                Some(Piece::End) => break,
+                Some(piece) => filler.take(piece).await,
+                None => Err(Failure::failed("the data ended before it was complete")),
+            };
+        }
+        drop(filler.slots.acquire(IN_FLIGHT).await);
+        if let Some(error) = filler.failed.borrow_mut().take() {
+            return Err(self.image_failure(error, spec));
+        }
+        result?;
+        let size = filler.exact.unwrap_or(filler.end);
+        if size != filler.room {
+            volume.image.resize(size, true, |_| {}).await.map_err(|error| self.image_failure(error, spec))?;
+        }
+        volume.image.submit(Request::Flush).await.map_err(|error| self.image_failure(error, spec))?;
+        Ok(filler.written)
+    }
+
+    /// Sends an image's content into `pieces`: its size, then what is stored in order, then the end.
+    pub async fn export(self: Rc<Self>, spec: ImageSpec, pieces: mpsc::Sender<Piece>) -> Result<()> {
+        let volume = self.open_volume(&spec).await?;
+        let size = volume.image.geometry().size;
+        let gone = || Failure::failed("whoever wanted the image's content has gone");
+        pieces.send(Piece::Size(size)).await.map_err(|_| gone())?;
+        let mut reads: VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)> = VecDeque::new();
+        let mut at = 0;
+        while at < size {
+            let window = Extent::new(at, MAP_LEN.min(size - at));
+            at = window.end();
+            let map = volume.image.map(window).await.map_err(|error| self.image_failure(error, &spec))?;
+            for run in map.runs() {
+                if run.state != ExtentState::Data {
+                    continue;
+                }
+                let mut from = run.extent.offset;
+                while from < run.extent.end() {
+                    let len = (run.extent.end() - from).min(PIECE_LEN_MAX as u64);
+                    if reads.len() == IN_FLIGHT {
+                        self.send_oldest(&mut reads, &pieces, &spec).await?;
+                    }
+                    let work = volume.image.submit(Request::Read(Extent::new(from, len)));
+                    reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
+                    from += len;
+                }
+            }
+        }
+        while !reads.is_empty() {
+            self.send_oldest(&mut reads, &pieces, &spec).await?;
+        }
+        pieces.send(Piece::End).await.map_err(|_| gone())
+    }
+
+    async fn send_oldest(
+        &self,
+        reads: &mut VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)>,
+        pieces: &mpsc::Sender<Piece>,
+        spec: &ImageSpec,
+    ) -> Result<()> {
+        let Some((offset, read)) = reads.pop_front() else { return Ok(()) };
+        let data = read.await.map_err(|error| self.image_failure(error, spec))?;
+        let sent = pieces.send(Piece::Data(offset, data)).await;
+        sent.map_err(|_| Failure::failed("whoever wanted the image's content has gone"))
+    }
+}
+
+/// An image while pieces are written into it, several at once.
+struct Filler {
+    volume: Rc<Volume>,
+    /// The image's size now.
+    room: u64,
+    /// The size it shall have, as far as that is known.
+    exact: Option<u64>,
+    /// The furthest end of a piece so far.
+    end: u64,
+    written: u64,
+    slots: Semaphore,
+    /// The first write that failed.
+    failed: Rc<RefCell<Option<forebay_block::Error>>>,
+}
+
+impl Filler {
+    async fn take(&mut self, piece: Piece) -> Result<()> {
+        match piece {
+            Piece::Size(said) if self.exact.is_some_and(|exact| exact != said) => {
+                Err(Failure::invalid(format!("the stream is of {said} bytes, the image of {}", self.room)))
+            }
+            Piece::Size(said) if said < self.end => {
+                Err(Failure::invalid(format!("the stream is of {said} bytes, and had some at {}", self.end)))
+            }
+            Piece::Size(said) => {
+                self.exact = Some(said);
+                if said > self.room { self.grow(said).await } else { Ok(()) }
+            }
+            Piece::Zero(offset, len) => {
+                self.end = self.end.max(self.checked_end(offset, len)?);
+                Ok(())
+            }
+            Piece::Data(offset, data) => {
+                self.end = self.end.max(self.checked_end(offset, data.len() as u64)?);
+                self.written += data.len() as u64;
+                if self.end > self.room {
+                    let step = GROW_MIN.max(self.room / 8);
+                    self.grow(self.end.max(self.room.saturating_add(step))).await?;
+                }
+                self.write(offset, data).await
+            }
+            Piece::End => Ok(()),
+        }
+    }
+
+    /// Starts a write when there is a slot for it; fails with an earlier one.
+    async fn write(&mut self, offset: u64, data: Buf) -> Result<()> {
+        let permit = self.slots.acquire(1).await;
+        if let Some(error) = &*self.failed.borrow() {
+            return Err(error.clone().into());
+        }
+        let work = self.volume.image.submit(Request::Write { offset, data: BufList::from(data), fua: false });
+        let failed = self.failed.clone();
+        spawn(async move {
+            if let Err(error) = work.await {
+                failed.borrow_mut().get_or_insert(error);
+            }
+            drop(permit);
+        });
+        Ok(())
+    }
+
+    async fn grow(&mut self, size: u64) -> Result<()> {
+        self.volume.image.resize(size, true, |_| {}).await?;
+        self.room = size;
+        Ok(())
+    }
+
+    fn checked_end(&self, offset: u64, len: u64) -> Result<u64> {
+        match offset.checked_add(len) {
+            Some(end) if self.exact.is_none_or(|exact| end <= exact) => Ok(end),
+            _ => Err(Failure::invalid(format!("the stream has {len} bytes at {offset}, past the image's end"))),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Images that are open, each once, with counters of what hosts ask of them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
+use forebay_image::Image;
+use forebay_reactor::now;
+use forebay_reactor::sync::Semaphore;
+
+use super::Engine;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::ImageSpec;
+
+/// What is counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes, compare-and-write too.
+    Write,
+    /// Discards.
+    Discard,
+    /// Writes of zeroes.
+    WriteZeroes,
+    /// Flushes.
+    Flush,
+}
+
+impl Kind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Discard, Kind::WriteZeroes, Kind::Flush];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Discard => "discard",
+            Kind::WriteZeroes => "write_zeroes",
+            Kind::Flush => "flush",
+        }
+    }
+
+    fn of(request: &Request) -> Self {
+        match request {
+            Request::Read(_) => Kind::Read,
+            Request::Write { .. } | Request::CompareAndWrite { .. } => Kind::Write,
+            Request::Discard(_) => Kind::Discard,
+            Request::WriteZeroes { .. } => Kind::WriteZeroes,
+            Request::Flush => Kind::Flush,
+        }
+    }
+}
+
+/// Upper ends of the latency buckets in microseconds: powers of two from 16 us to 8.4 s; one more bucket is open.
+pub const LATENCY_BUCKETS: usize = 20;
+
+/// The upper end of a latency bucket in microseconds.
+pub fn bucket_end_us(bucket: usize) -> u64 {
+    16 << bucket
+}
+
+/// What was asked of one volume, of one kind.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests that have ended.
+    pub requests: Cell<u64>,
+    /// Of these, those that failed.
+    pub errors: Cell<u64>,
+    /// Bytes they were about.
+    pub bytes: Cell<u64>,
+    /// Time they took together, in nanoseconds.
+    pub nanos: Cell<u64>,
+    /// How many took how long; the last is for those longer than every end.
+    pub latency: [Cell<u64>; LATENCY_BUCKETS + 1],
+}
+
+impl Counters {
+    fn count(&self, bytes: u64, took: Duration, failed: bool) {
+        let add = |cell: &Cell<u64>, more: u64| cell.set(cell.get().saturating_add(more));
+        add(&self.requests, 1);
+        add(&self.errors, u64::from(failed));
+        add(&self.bytes, bytes);
+        add(&self.nanos, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        add(&self.latency[bucket_of(took)], 1);
+    }
+}
+
+fn bucket_of(took: Duration) -> usize {
+    let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    (0..LATENCY_BUCKETS).find(|&bucket| us <= bucket_end_us(bucket)).unwrap_or(LATENCY_BUCKETS)
+}
+
+/// What was asked of one volume.
+#[derive(Debug, Default)]
+pub struct VolumeStats {
+    kinds: [Counters; Kind::ALL.len()],
+}
+
+impl VolumeStats {
+    /// The counters of a kind.
+    pub fn kind(&self, kind: Kind) -> &Counters {
+        &self.kinds[kind as usize]
+    }
+}
+
+/// An open image.
+pub struct Volume {
+    /// The image.
+    pub image: Rc<Image>,
+    /// What hosts asked of it.
+    pub stats: Rc<VolumeStats>,
+}
+
+impl Volume {
+    /// What a front serves.
+    pub fn device(self: &Rc<Self>, read_only: bool) -> Rc<dyn BlockDevice> {
+        Rc::new(Metered { volume: self.clone(), read_only })
+    }
+}
+
+/// A volume with its requests counted.
+struct Metered {
+    volume: Rc<Volume>,
+    read_only: bool,
+}
+
+impl BlockDevice for Metered {
+    fn geometry(&self) -> Geometry {
+        let geometry = self.volume.image.geometry();
+        Geometry { read_only: geometry.read_only || self.read_only, ..geometry }
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<forebay_block::Result<Reply>> {
+        if self.read_only && request.is_write() {
+            let error = forebay_block::Error::new(forebay_block::ErrorKind::ReadOnly, "a write to a read-only export");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let kind = Kind::of(&request);
+        let bytes = request.extent().map_or(0, |extent| extent.len);
+        let started = now();
+        let work = self.volume.image.submit(request);
+        let stats = self.volume.stats.clone();
+        Box::pin(async move {
+            let result = work.await;
+            stats.kind(kind).count(bytes, started.elapsed(), result.is_err());
+            result
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<forebay_block::Result<ExtentMap>> {
+        self.volume.image.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.volume.image.size_watch()
+    }
+}
+
+/// The open volumes, and who has an image to itself.
+pub struct Volumes {
+    open: RefCell<BTreeMap<ImageSpec, Weak<Volume>>>,
+    /// Images that somebody has to itself: being made, removed, or given another name.
+    reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
+    /// Counters outlive their volume, so that they only grow.
+    stats: RefCell<BTreeMap<ImageSpec, Rc<VolumeStats>>>,
+    /// One image is opened at a time, so that none is opened twice.
+    opening: Semaphore,
+}
+
+/// An image that nobody else may open; given back when dropped.
+pub struct Reserved {
+    spec: ImageSpec,
+    reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.reserved.borrow_mut().remove(&self.spec);
+    }
+}
+
+impl Volumes {
+    /// None is open.
+    pub fn new() -> Self {
+        Self {
+            open: RefCell::default(),
+            reserved: Rc::default(),
+            stats: RefCell::default(),
+            opening: Semaphore::new(1),
+        }
+    }
+
+    /// An image to oneself; refused while it is open or somebody else has it.
+    pub fn reserve(&self, spec: &ImageSpec) -> Result<Reserved> {
+        if self.is_open(spec) {
+            return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is in use"))
+                .hint(format!("end its export with 'forebay detach {spec}', or wait for the transfer that runs")));
+        }
+        if !self.reserved.borrow_mut().insert(spec.clone()) {
+            return Err(being_changed(spec));
+        }
+        Ok(Reserved { spec: spec.clone(), reserved: self.reserved.clone() })
+    }
+
+    /// Somebody holds it open.
+    pub fn is_open(&self, spec: &ImageSpec) -> bool {
+        self.open.borrow().get(spec).is_some_and(|volume| volume.strong_count() > 0)
+    }
+
+    /// Forgets the counters of an image that is gone.
+    pub fn forget(&self, spec: &ImageSpec) {
+        self.stats.borrow_mut().remove(spec);
+        self.open.borrow_mut().remove(spec);
+    }
+
+    /// The counters of every volume that was open since the start.
+    pub fn stats(&self) -> Vec<(ImageSpec, Rc<VolumeStats>)> {
+        self.stats.borrow().iter().map(|(spec, stats)| (spec.clone(), stats.clone())).collect()
+    }
+
+    fn find(&self, spec: &ImageSpec) -> Option<Rc<Volume>> {
+        self.open.borrow().get(spec).and_then(Weak::upgrade)
+    }
+}
+
+fn being_changed(spec: &ImageSpec) -> Failure {
+    Failure::new(FailureKind::Busy, format!("the image {spec} is being made, removed or renamed"))
+        .hint("try again when that is done")
+}
+
+impl Engine {
+    /// Opens an image, or shares it with those who have it open.
+    pub async fn open_volume(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
+        let _turn = self.volumes.opening.acquire(1).await;
+        if self.volumes.reserved.borrow().contains(spec) {
+            return Err(being_changed(spec));
+        }
+        self.open_shared(spec).await
+    }
+
+    /// Opens an image that one has to oneself.
+    pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
+        let _turn = self.volumes.opening.acquire(1).await;
+        self.open_shared(&reserved.spec).await
+    }
+
+    async fn open_shared(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
+        let backend = self.pool(&spec.pool)?;
+        if let Some(volume) = self.volumes.find(spec) {
+            return Ok(volume);
+        }
+        let image = Image::open(backend, &spec.image, Default::default())
+            .await
+            .map_err(|error| self.image_failure(error, spec))?;
+        let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
+        let volume = Rc::new(Volume { image, stats });
+        let mut open = self.volumes.open.borrow_mut();
+        open.retain(|_, volume| volume.strong_count() > 0);
+        open.insert(spec.clone(), Rc::downgrade(&volume));
+        Ok(volume)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_fall_into_their_buckets() {
+        assert_eq!(bucket_of(Duration::ZERO), 0);
+        assert_eq!(bucket_of(Duration::from_micros(16)), 0);
+        assert_eq!(bucket_of(Duration::from_micros(17)), 1);
+        assert_eq!(bucket_of(Duration::from_micros(bucket_end_us(LATENCY_BUCKETS - 1))), LATENCY_BUCKETS - 1);
+        assert_eq!(bucket_of(Duration::from_secs(3600)), LATENCY_BUCKETS);
+    }
+
+    #[test]
+    fn a_reserved_image_is_reserved_once() {
+        let volumes = Volumes::new();
+        let spec: ImageSpec = "ram/x".parse().expect("a spec");
+        let held = volumes.reserve(&spec).expect("free");
+        assert_eq!(volumes.reserve(&spec).err().expect("held").kind, FailureKind::Busy);
+        drop(held);
+        volumes.reserve(&spec).expect("free again");
+    }
+}

@@ -1,0 +1,263 @@
+//! Each thing that can be asked of the engine, once: how it travels over HTTP, and what does it.
+//!
+//! The command line sends an operation to the daemon or runs it on an engine of its own; the daemon's HTTP handlers
+//! build the same operations from requests.  So both ways do the same.
+
+use std::future::Future;
+use std::rc::Rc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use crate::api;
+use crate::engine::Engine;
+use crate::failure::Result;
+use crate::spec::{ImageSpec, uri_encode};
+
+/// A request over HTTP.
+pub struct Route {
+    /// `GET` and so on.
+    pub method: &'static str,
+    /// Path and query.
+    pub target: String,
+    /// A JSON body.
+    pub body: Option<String>,
+}
+
+impl Route {
+    fn new(method: &'static str, target: impl Into<String>) -> Self {
+        Self { method, target: target.into(), body: None }
+    }
+
+    fn json(mut self, body: &impl Serialize) -> Self {
+        self.body = Some(serde_json::to_string(body).expect("plain data becomes JSON"));
+        self
+    }
+}
+
+/// Tells how far an operation has come; only the newest state is kept for whoever looks.
+#[derive(Clone)]
+pub struct ProgressSink(watch::Sender<Option<api::Progress>>);
+
+impl ProgressSink {
+    /// A sink, and where to look.
+    pub fn channel() -> (Self, watch::Receiver<Option<api::Progress>>) {
+        let (sender, receiver) = watch::channel(None);
+        (Self(sender), receiver)
+    }
+
+    /// So much is done of so much.
+    pub fn report(&self, done: u64, total: u64) {
+        self.0.send_replace(Some(api::Progress { done, total }));
+    }
+}
+
+/// Something that can be asked of the engine.
+pub trait Operation: Send + 'static {
+    /// What comes back.
+    type Reply: Serialize + DeserializeOwned + Send + 'static;
+
+    /// How it is asked over HTTP.
+    fn route(&self) -> Route;
+
+    /// Does it.
+    fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> impl Future<Output = Result<Self::Reply>>;
+}
+
+/// Path of an image.
+pub fn image_path(spec: &ImageSpec) -> String {
+    format!("/v1/images/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
+}
+
+/// What the daemon is and does.
+pub struct GetStatus;
+
+impl Operation for GetStatus {
+    type Reply = api::Status;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/status")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::Status> {
+        engine.status().await
+    }
+}
+
+/// The images of a pool.
+pub struct ListImages {
+    /// The pool.
+    pub pool: String,
+}
+
+impl Operation for ListImages {
+    type Reply = Vec<api::ImageSummary>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", format!("/v1/images/{}", uri_encode(&self.pool, false)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.list_images(&self.pool).await
+    }
+}
+
+/// A new image.
+pub struct CreateImage(pub api::CreateImage);
+
+impl Operation for CreateImage {
+    type Reply = api::ImageInfo;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/images").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageInfo> {
+        engine.create_image(self.0).await
+    }
+}
+
+/// An image's size and layout.
+pub struct GetImage(pub ImageSpec);
+
+impl Operation for GetImage {
+    type Reply = api::ImageInfo;
+
+    fn route(&self) -> Route {
+        Route::new("GET", image_path(&self.0))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageInfo> {
+        engine.image_info(&self.0).await
+    }
+}
+
+/// Another size or name.
+pub struct UpdateImage {
+    /// Which.
+    pub spec: ImageSpec,
+    /// What changes.
+    pub update: api::UpdateImage,
+}
+
+impl Operation for UpdateImage {
+    type Reply = api::ImageInfo;
+
+    fn route(&self) -> Route {
+        Route::new("PATCH", image_path(&self.spec)).json(&self.update)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::ImageInfo> {
+        engine.update_image(&self.spec, self.update, progress).await
+    }
+}
+
+/// An image goes.
+pub struct RemoveImage(pub ImageSpec);
+
+impl Operation for RemoveImage {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        Route::new("DELETE", image_path(&self.0))
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<()> {
+        engine.remove_image(&self.0, progress).await
+    }
+}
+
+/// What an image, or each image of a pool, takes up.
+pub struct GetUsage {
+    /// The pool.
+    pub pool: String,
+    /// Only this image.
+    pub image: Option<String>,
+}
+
+impl Operation for GetUsage {
+    type Reply = api::DiskUsage;
+
+    fn route(&self) -> Route {
+        let mut target = format!("/v1/usage/{}", uri_encode(&self.pool, false));
+        if let Some(image) = &self.image {
+            target.push('/');
+            target.push_str(&uri_encode(image, false));
+        }
+        Route::new("GET", target)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::DiskUsage> {
+        engine.disk_usage(&self.pool, self.image.as_deref(), progress).await
+    }
+}
+
+/// What is exported.
+pub struct ListTargets;
+
+impl Operation for ListTargets {
+    type Reply = Vec<api::Target>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/targets")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        Ok(engine.list_targets())
+    }
+}
+
+/// A new export.
+pub struct Attach(pub api::Attach);
+
+impl Operation for Attach {
+    type Reply = api::Target;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/targets").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::Target> {
+        engine.attach(self.0).await
+    }
+}
+
+/// An export ends.
+pub struct Detach {
+    /// Which image's.
+    pub spec: ImageSpec,
+    /// How it is exported.
+    pub front: api::Front,
+    /// Disconnect the hosts that have it open.
+    pub force: bool,
+}
+
+impl Operation for Detach {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        let (pool, image) = (uri_encode(&self.spec.pool, false), uri_encode(&self.spec.image, false));
+        let force = if self.force { "?force=true" } else { "" };
+        Route::new("DELETE", format!("/v1/targets/{}/{pool}/{image}{force}", self.front.name()))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.detach(&self.spec, self.front, self.force).await
+    }
+}
+
+/// The embedded store's space.
+pub struct GetStoreSpace;
+
+impl Operation for GetStoreSpace {
+    type Reply = api::StoreSpace;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/store")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::StoreSpace> {
+        engine.store_space().await
+    }
+}

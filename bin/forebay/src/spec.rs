@@ -1,0 +1,154 @@
+//! Image specs as `rbd` writes them: `[pool/]image[@snap]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::failure::Failure;
+
+/// The pool that is meant when none is named: the embedded store.
+pub const LOCAL_POOL: &str = "local";
+
+/// The pool in memory, lost when the daemon stops.
+pub const RAM_POOL: &str = "ram";
+
+/// Longest pool or image name in bytes.
+const NAME_LEN_MAX: usize = forebay_image::NAME_LEN_MAX;
+
+/// An image in a pool.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+pub struct ImageSpec {
+    /// The pool's name.
+    pub pool: String,
+    /// The image's name.
+    pub image: String,
+}
+
+impl ImageSpec {
+    /// Of a pool's and an image's name, each checked.
+    pub fn new(pool: &str, image: &str) -> Result<Self, String> {
+        check_name("pool", pool)?;
+        check_name("image", image)?;
+        Ok(Self { pool: pool.into(), image: image.into() })
+    }
+}
+
+impl fmt::Display for ImageSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.image)
+    }
+}
+
+impl FromStr for ImageSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, snap)) = text.split_once('@') {
+            return Err(format!(
+                "'{text}' names the snapshot '{snap}'; this build has no snapshots yet, name the image alone"
+            ));
+        }
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [image] => Self::new(LOCAL_POOL, image),
+            [pool, image] => Self::new(pool, image),
+            [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/IMAGE")),
+            _ => Err(format!("'{text}' is no image spec; write POOL/IMAGE, for example {LOCAL_POOL}/disk1")),
+        }
+    }
+}
+
+/// A pool, or an image in it: `POOL/IMAGE`, `POOL/`, or a bare name, which is a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolSpec(pub String);
+
+impl FromStr for PoolSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let name = text.strip_suffix('/').unwrap_or(text);
+        check_name("pool", name)?;
+        Ok(Self(name.into()))
+    }
+}
+
+/// What a name may be: it must survive a path, a URI, an NBD export name and a shell without surprises.
+fn check_name(what: &str, name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err(format!("the {what}'s name is empty; write POOL/IMAGE, for example {LOCAL_POOL}/disk1"));
+    }
+    if name.len() > NAME_LEN_MAX {
+        return Err(format!("the {what}'s name has {} bytes; {NAME_LEN_MAX} is the most", name.len()));
+    }
+    if let Some(bad) = name.chars().find(|&c| c.is_control() || c.is_whitespace() || c == '/' || c == '@') {
+        return Err(format!("the {what}'s name '{}' contains {bad:?}, which no name may", name.escape_debug()));
+    }
+    if name.starts_with('-') || name == "." || name == ".." {
+        return Err(format!("'{name}' cannot be the {what}'s name: it would be taken for an option or a directory"));
+    }
+    Ok(())
+}
+
+impl From<ImageSpec> for String {
+    fn from(spec: ImageSpec) -> Self {
+        spec.to_string()
+    }
+}
+
+/// Turns a spec's complaint into a failure, for specs that come over the control socket.
+pub fn image_spec(pool: &str, image: &str) -> Result<ImageSpec, Failure> {
+    ImageSpec::new(pool, image).map_err(Failure::invalid)
+}
+
+/// Percent-encodes what a URI's path segment or query value may not carry as it is.
+pub fn uri_encode(text: &str, keep_slash: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
+            b'/' if keep_slash => out.push('/'),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs() {
+        let spec: ImageSpec = "disk1".parse().expect("a bare image");
+        assert_eq!(spec.to_string(), "local/disk1");
+        let spec: ImageSpec = "ram/disk1".parse().expect("pool and image");
+        assert_eq!((spec.pool.as_str(), spec.image.as_str()), ("ram", "disk1"));
+    }
+
+    #[test]
+    fn specs_that_are_none() {
+        for (text, says) in [
+            ("", "empty"),
+            ("local/", "empty"),
+            ("/x", "empty"),
+            ("a/b/c", "namespace"),
+            ("a/b/c/d", "no image spec"),
+            ("local/x@snap", "snapshot"),
+            ("local/a b", "' '"),
+            ("local/-x", "option"),
+            ("local/..", "directory"),
+            ("local/\u{7}", "contains"),
+        ] {
+            let error = text.parse::<ImageSpec>().expect_err(text);
+            assert!(error.contains(says), "{text}: {error}");
+        }
+        assert!(format!("local/{}", "x".repeat(NAME_LEN_MAX + 1)).parse::<ImageSpec>().is_err());
+    }
+
+    #[test]
+    fn uris() {
+        assert_eq!(uri_encode("a b/ö?", false), "a%20b%2F%C3%B6%3F");
+        assert_eq!(uri_encode("/run/x y", true), "/run/x%20y");
+    }
+}

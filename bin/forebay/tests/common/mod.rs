@@ -1,0 +1,357 @@
+//! The real binary in directories of its own: a daemon, commands beside it, and a small NBD client.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command of the binary under test, with nothing of the caller's environment that it looks at.
+pub fn forebay() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    for name in ["FOREBAY_DATA", "FOREBAY_CONTROL", "FOREBAY_LOG", "NOTIFY_SOCKET", "JOURNAL_STREAM"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// What a command has done.
+pub struct Done(pub Output);
+
+impl Done {
+    /// It has succeeded; what it printed.
+    pub fn ok(&self) -> String {
+        assert!(self.0.status.success(), "{}: {}{}", self.0.status, self.stdout(), self.stderr());
+        self.stdout()
+    }
+
+    /// It has succeeded; the JSON that it printed.
+    pub fn json(&self) -> Value {
+        let text = self.ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    /// It has failed with this exit code; what it said.
+    pub fn fails(&self, code: i32) -> String {
+        assert_eq!(self.0.status.code(), Some(code), "{}{}", self.stdout(), self.stderr());
+        assert!(self.stdout().is_empty(), "a failure printed to standard output: {}", self.stdout());
+        self.stderr()
+    }
+
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.0.stdout).into_owned()
+    }
+
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.0.stderr).into_owned()
+    }
+}
+
+/// A data directory with a small store, and maybe a daemon on it.
+pub struct Site {
+    pub dir: TempDir,
+    daemon: Option<Running>,
+    /// Flags of `serve`.
+    flags: Vec<String>,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log());
+        }
+    }
+}
+
+struct Running {
+    child: Child,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // What has ended cannot be killed; it is waited for all the same.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Site {
+    /// A directory; the store is made by the first daemon.
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a directory"), daemon: None, flags: Vec::new() }
+    }
+
+    /// With a daemon.
+    pub fn serving(flags: &[&str]) -> Self {
+        let mut site = Self::new();
+        site.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        site.start();
+        site
+    }
+
+    /// With a store and no daemon.
+    pub fn with_store() -> Self {
+        let site = Self::new();
+        site.run(&["store", "init", "--size", "256M"]).ok();
+        site
+    }
+
+    /// In both ways, for what must work in both.
+    pub fn each() -> [(&'static str, Self); 2] {
+        [("daemon", Self::serving(&[])), ("direct", Self::with_store())]
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The log of the daemon that runs, or ran last.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Starts a daemon and waits until it says that it is ready.
+    pub fn start(&mut self) {
+        let notify = self.path("notify");
+        let _ = std::fs::remove_file(&notify);
+        let listener = UnixDatagram::bind(&notify).expect("a socket");
+        listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        let log = std::fs::File::create(self.path("log")).expect("a log");
+        let mut command = forebay();
+        command.args(["serve", "--store-size", "256M", "--data"]).arg(self.data()).args(&self.flags);
+        command.env("NOTIFY_SOCKET", &notify).stderr(log).stdout(Stdio::null());
+        let mut running = Running { child: command.spawn().expect("the daemon") };
+        let started = Instant::now();
+        let mut buf = [0; 256];
+        loop {
+            match listener.recv(&mut buf) {
+                Ok(len) if buf[..len].starts_with(b"READY=1\n") => break,
+                Ok(_) => {}
+                Err(_) => {
+                    let ended = running.child.try_wait().expect("the daemon's state");
+                    assert!(ended.is_none(), "the daemon ended with {ended:?}:\n{}", self.log());
+                    assert!(started.elapsed() < PATIENCE, "the daemon is not ready:\n{}", self.log());
+                }
+            }
+        }
+        self.daemon = Some(running);
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("a daemon").child.id()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status();
+        assert!(sent.expect("kill").success());
+    }
+
+    /// Waits until the daemon has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut running = self.daemon.take().expect("a daemon");
+        let started = Instant::now();
+        loop {
+            if let Some(status) = running.child.try_wait().expect("the daemon's state") {
+                return status;
+            }
+            assert!(started.elapsed() < PATIENCE, "the daemon does not end:\n{}", self.log());
+            std::thread::yield_now();
+        }
+    }
+
+    /// Stops the daemon in order.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        let status = self.wait();
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+    }
+
+    /// Ends the daemon as a power failure of its process would.
+    pub fn kill(&mut self) {
+        self.signal("KILL");
+        assert_eq!(self.wait().signal(), Some(9));
+    }
+
+    /// A command on this data directory.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = forebay();
+        command.args(args).arg("--data").arg(self.data()).current_dir(self.dir.path());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, args: &[&str]) -> Done {
+        Done(self.command(args).output().expect("the command"))
+    }
+
+    /// Runs a command with JSON as its output.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let args: Vec<&str> = args.iter().copied().chain(["--format", "json"]).collect();
+        self.run(&args).json()
+    }
+
+    /// Runs a command with bytes at its standard input.
+    pub fn run_with_input(&self, args: &[&str], input: &[u8]) -> Done {
+        let mut command = self.command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the command");
+        let mut stdin = child.stdin.take().expect("its input");
+        std::thread::scope(|scope| {
+            // A command that fails early does not read everything.
+            scope.spawn(move || drop(stdin.write_all(input)));
+            Done(child.wait_with_output().expect("the command"))
+        })
+    }
+
+    /// An image's content.
+    pub fn export(&self, image: &str) -> Vec<u8> {
+        let done = self.run(&["export", image, "-"]);
+        assert!(done.0.status.success(), "{}", done.stderr());
+        done.0.stdout
+    }
+
+    /// A request to the control socket; status and body.
+    pub fn http(&self, request: &str) -> (u16, String) {
+        let stream = UnixStream::connect(self.data().join("control.sock")).expect("the control socket");
+        http(stream, request)
+    }
+}
+
+/// Sends a request (`GET /path`, then more head lines) and reads the answer to its end.
+pub fn http(mut stream: impl Read + Write, request: &str) -> (u16, String) {
+    let (first, more) = request.split_once('\n').unwrap_or((request, ""));
+    let more: String = more.lines().map(|line| format!("{line}\r\n")).collect();
+    let head = format!("{first} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
+    (status, body)
+}
+
+/// Bytes that no two places share, with runs of zeroes: `seed` tells them apart.
+pub fn content(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = vec![0; len];
+    for (at, block) in out.chunks_mut(4096).enumerate() {
+        // Every third block stays zero, and so do long runs.
+        if at % 3 == 2 || (at / 512) % 4 == 3 {
+            continue;
+        }
+        for word in block.chunks_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+        }
+    }
+    out
+}
+
+/// The types of a JSON value, to compare its shape: objects by key, arrays by their first element.
+pub fn shape(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => Value::Object(map.iter().map(|(key, value)| (key.clone(), shape(value))).collect()),
+        Value::Array(list) => Value::Array(list.first().map(shape).into_iter().collect()),
+        Value::String(_) => "string".into(),
+        Value::Number(_) => "number".into(),
+        Value::Bool(_) => "bool".into(),
+        Value::Null => "null".into(),
+    }
+}
+
+/// A client of the NBD protocol, as much of it as tests need.
+pub struct Nbd {
+    stream: UnixStream,
+    cookie: u64,
+    /// Bytes of the export.
+    pub size: u64,
+}
+
+impl Nbd {
+    /// Connects to an export at a Unix socket; the server's error number if it refuses.
+    pub fn connect(socket: &Path, export: &str) -> Result<Self, u32> {
+        let mut stream = UnixStream::connect(socket).expect("the NBD socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).expect("a greeting");
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        // Fixed newstyle, no zeroes; then NBD_OPT_GO for the name, with no information requests.
+        let mut hello = 3u32.to_be_bytes().to_vec();
+        hello.extend_from_slice(b"IHAVEOPT");
+        hello.extend_from_slice(&7u32.to_be_bytes());
+        hello.extend_from_slice(&(export.len() as u32 + 6).to_be_bytes());
+        hello.extend_from_slice(&(export.len() as u32).to_be_bytes());
+        hello.extend_from_slice(export.as_bytes());
+        hello.extend_from_slice(&[0, 0]);
+        stream.write_all(&hello).expect("sent");
+        let mut size = 0;
+        loop {
+            let mut head = [0; 20];
+            stream.read_exact(&mut head).expect("a reply");
+            let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("four bytes"));
+            let mut data = vec![0; number(16) as usize];
+            stream.read_exact(&mut data).expect("its data");
+            match number(12) {
+                1 => return Ok(Self { stream, cookie: 0, size }),
+                3 if data[..2] == [0, 0] => size = u64::from_be_bytes(data[2..10].try_into().expect("a size")),
+                3 => {}
+                error => return Err(error),
+            }
+        }
+    }
+
+    /// One request; the error number, and what was read.
+    fn request(&mut self, kind: u16, offset: u64, len: u32, payload: &[u8], answer: usize) -> (u32, Vec<u8>) {
+        self.cookie += 1;
+        let mut request = 0x2560_9513u32.to_be_bytes().to_vec();
+        request.extend_from_slice(&0u16.to_be_bytes());
+        request.extend_from_slice(&kind.to_be_bytes());
+        request.extend_from_slice(&self.cookie.to_be_bytes());
+        request.extend_from_slice(&offset.to_be_bytes());
+        request.extend_from_slice(&len.to_be_bytes());
+        request.extend_from_slice(payload);
+        self.stream.write_all(&request).expect("sent");
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head).expect("a reply");
+        assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes());
+        assert_eq!(head[8..], self.cookie.to_be_bytes());
+        let error = u32::from_be_bytes(head[4..8].try_into().expect("four bytes"));
+        let mut data = vec![0; if error == 0 { answer } else { 0 }];
+        self.stream.read_exact(&mut data).expect("its data");
+        (error, data)
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let (error, data) = self.request(0, offset, len as u32, &[], len);
+        assert_eq!(error, 0, "a read of {len} at {offset}");
+        data
+    }
+
+    pub fn try_write(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.request(1, offset, data.len() as u32, data, 0).0
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        assert_eq!(self.try_write(offset, data), 0, "a write of {} at {offset}", data.len());
+    }
+
+    pub fn flush(&mut self) {
+        assert_eq!(self.request(3, 0, 0, &[], 0).0, 0, "a flush");
+    }
+}

@@ -1,0 +1,339 @@
+//! The daemon's life: start, stop, kill, exports that last, the control plane.
+
+mod common;
+
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+use common::{Nbd, PATIENCE, Site, content, http, shape};
+use serde_json::{Value, json};
+
+fn nbd_socket(site: &Site) -> std::path::PathBuf {
+    site.data().join("nbd.sock")
+}
+
+#[test]
+fn status_has_its_shape() {
+    let site = Site::serving(&["--cores", "2", "--http", "127.0.0.1:0"]);
+    let status = site.json(&["status"]);
+    assert_eq!((&status["ready"], &status["cores"]), (&json!(true), &json!(2)));
+    assert_eq!(status["pid"], json!(site.pid()));
+    let pool = json!({
+        "name": "string", "kind": "string", "capacity": "number", "used": "number", "available": "number",
+        "objects": "number",
+    });
+    let want = json!({
+        "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
+        "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
+        "pools": [pool], "targets": "number", "connections": "number",
+    });
+    assert_eq!(shape(&status), want);
+    let pools: Vec<&Value> = status["pools"].as_array().expect("a list").iter().map(|pool| &pool["name"]).collect();
+    assert_eq!(pools, [&json!("local"), &json!("ram")]);
+    assert!(site.run(&["status"]).ok().starts_with("state:       ready\n"));
+}
+
+#[test]
+fn what_the_daemon_makes_belongs_to_its_owner() {
+    let site = Site::serving(&["--http", "127.0.0.1:0"]);
+    for (name, mode) in [("", 0o700), ("control.sock", 0o600), ("http.token", 0o600)] {
+        let meta = std::fs::metadata(site.data().join(name)).expect("there");
+        assert_eq!(meta.permissions().mode() & 0o777, mode, "{name}");
+    }
+}
+
+#[test]
+fn sigterm_stops_in_order_and_cleans_up() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    // An idle connection does not hold it up.
+    let idle = UnixStream::connect(site.data().join("control.sock")).expect("connected");
+    let host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
+    site.stop();
+    drop((idle, host));
+    for left in ["control.sock", "nbd.sock", "daemon.json"] {
+        assert!(!site.data().join(left).exists(), "{left} is left");
+    }
+    assert!(site.log().contains("stopped"), "{}", site.log());
+    site.start();
+    site.signal("INT");
+    assert!(site.wait().success());
+}
+
+#[test]
+fn attach_prints_a_uri_and_lasts() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.run(&["create", "y", "--size", "2G"]).ok();
+    let socket = nbd_socket(&site);
+    let uri = format!("nbd+unix:///local/x?socket={}", socket.display());
+    assert_eq!(site.run(&["attach", "x", "--nbd"]).ok(), format!("{uri}\n"));
+    // Again is the same; otherwise is refused.
+    assert_eq!(site.run(&["attach", "x", "--nbd"]).ok(), format!("{uri}\n"));
+    site.run(&["attach", "x", "--nbd", "--read-only"]).fails(5);
+    site.run(&["attach", "nope", "--nbd"]).fails(3);
+    let target = site.json(&["attach", "y", "--nbd", "--read-only"]);
+    let want = json!({
+        "pool": "string", "image": "string", "front": "string", "read_only": "bool", "uri": "string",
+        "uris": ["string"], "connections": "number",
+    });
+    assert_eq!(shape(&target), want);
+    let before = site.json(&["targets"]);
+    assert_eq!(before.as_array().map(Vec::len), Some(2));
+
+    site.kill();
+    site.start();
+    assert_eq!(site.json(&["targets"]), before);
+    let mut host = Nbd::connect(&socket, "local/x").expect("connected");
+    assert_eq!(host.size, 1 << 30);
+    host.write(0, b"hello");
+    let mut reader = Nbd::connect(&socket, "local/y").expect("connected");
+    assert_eq!(reader.size, 2 << 30);
+    assert_eq!(reader.try_write(0, b"hello"), 1, "EPERM on a read-only export");
+    assert_eq!(site.json(&["targets"])[0]["connections"], json!(1));
+    site.stop();
+    site.start();
+    assert_eq!(site.json(&["targets"]), before);
+}
+
+#[test]
+fn what_is_exported_stays_and_what_is_detached_goes() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    for args in [&["rm", "x"][..], &["mv", "x", "y"]] {
+        let said = site.run(args).fails(6);
+        assert!(said.contains("forebay detach local/x"), "{args:?}: {said}");
+    }
+    let host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
+    let said = site.run(&["detach", "x"]).fails(6);
+    assert!(said.contains("1 connection"), "{said}");
+    drop(host);
+    let started = std::time::Instant::now();
+    while site.json(&["targets"])[0]["connections"] != json!(0) {
+        assert!(started.elapsed() < PATIENCE, "the connection does not end");
+    }
+    // Without a daemon it is still exported: the next daemon would serve it.
+    site.stop();
+    let target = site.json(&["targets"]);
+    assert_eq!((&target[0]["image"], &target[0]["uri"]), (&json!("x"), &Value::Null));
+    site.run(&["rm", "x"]).fails(6);
+    site.run(&["attach", "x", "--nbd"]).fails(4);
+    site.start();
+    site.run(&["detach", "x"]).ok();
+    site.run(&["detach", "x"]).fails(3);
+    assert!(Nbd::connect(&nbd_socket(&site), "local/x").is_err());
+    assert_eq!(site.json(&["targets"]), json!([]));
+    site.run(&["rm", "x"]).ok();
+}
+
+#[test]
+fn exports_of_the_ram_pool_end_with_it() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "ram/x", "--size", "1G"]).ok();
+    site.run(&["attach", "ram/x", "--nbd"]).ok();
+    let mut host = Nbd::connect(&nbd_socket(&site), "ram/x").expect("connected");
+    host.write(12345, b"volatile");
+    assert_eq!(host.read(12345, 8), b"volatile");
+    drop(host);
+    site.stop();
+    site.start();
+    assert_eq!(site.json(&["targets"]), json!([]));
+}
+
+#[test]
+fn a_host_is_served_by_every_core() {
+    let site = Site::serving(&["--cores", "3"]);
+    site.run(&["create", "x", "--size", "64M"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    // More connections than cores, all open at once: some live on other cores than the volume.
+    let mut hosts: Vec<Nbd> =
+        (0..12).map(|_| Nbd::connect(&nbd_socket(&site), "local/x").expect("connected")).collect();
+    for (at, host) in hosts.iter_mut().enumerate() {
+        host.write(at as u64 * 8192, &content(8192, at as u64 + 1));
+    }
+    for host in &mut hosts {
+        for at in 0..12 {
+            assert!(host.read(at * 8192, 8192) == content(8192, at + 1));
+        }
+        host.flush();
+    }
+    assert_eq!(site.json(&["status"])["connections"], json!(12));
+    site.run(&["resize", "x", "--size", "128M"]).ok();
+    hosts.iter_mut().for_each(|host| host.write(100 << 20, b"past the old end"));
+}
+
+#[test]
+fn kill_9_loses_nothing_that_was_flushed() {
+    let mut site = Site::serving(&["--cores", "2"]);
+    site.run(&["create", "x", "--size", "64M"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    let mut want = vec![0; 64 << 20];
+    for round in 1..=5u64 {
+        let mut host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
+        for step in 0..40u64 {
+            let offset = ((round * 7919 + step * 104_729) % (63 << 20)) as usize;
+            let data = content(10_000, round * 1000 + step);
+            host.write(offset as u64, &data);
+            want[offset..offset + data.len()].copy_from_slice(&data);
+        }
+        host.flush();
+        // These were not flushed, and may be there or not.
+        host.write(63 << 20, &[round as u8; 4096]);
+        site.kill();
+        if round % 2 == 0 {
+            let got = site.export("x");
+            assert!(got[..63 << 20] == want[..63 << 20], "round {round}: a command finds other data");
+        }
+        site.start();
+        assert!(site.export("x")[..63 << 20] == want[..63 << 20], "round {round}: data is lost");
+    }
+    site.stop();
+    site.run(&["store", "check"]).ok();
+}
+
+#[test]
+fn two_daemons_do_not_share() {
+    let site = Site::serving(&[]);
+    // The same directory: the store is locked.
+    let other = site.path("other.sock");
+    let other = other.to_str().expect("a path");
+    let said = site.run(&["serve", "--control", other]).fails(6);
+    assert!(said.contains("in use by another process"), "{said}");
+    // Another directory, the same control socket.
+    let second = Site::new();
+    let control = site.data().join("control.sock");
+    let args = ["serve", "--store-size", "64M", "--control", control.to_str().expect("a path")];
+    let said = second.run(&args).fails(6);
+    assert!(said.contains("another daemon answers"), "{said}");
+    assert!(site.run(&["status"]).0.status.success(), "the first one goes on");
+}
+
+#[test]
+fn a_daemon_elsewhere_is_found_by_its_directory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let control = dir.path().join("elsewhere.sock");
+    let site = Site::serving(&["--control", control.to_str().expect("a path")]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    assert_eq!(site.json(&["status"])["control"], json!(control));
+    assert!(control.exists() && !site.data().join("control.sock").exists());
+}
+
+#[test]
+fn sockets_left_by_a_dead_daemon_are_replaced() {
+    let mut site = Site::serving(&[]);
+    site.kill();
+    assert!(site.data().join("control.sock").exists());
+    // A command is not misled either.
+    assert_eq!(site.run(&["ls"]).ok(), "");
+    site.start();
+    site.run(&["status"]).ok();
+}
+
+#[test]
+fn an_export_that_is_broken_does_not_stop_the_others() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    site.stop();
+    let file = site.data().join("targets.json");
+    let text = std::fs::read_to_string(&file).expect("the file");
+    let mut list: Value = serde_json::from_str(&text).expect("JSON");
+    let gone = json!({"pool": "local", "image": "gone", "front": "nbd", "read_only": false});
+    list["targets"].as_array_mut().expect("a list").push(gone);
+    std::fs::write(&file, list.to_string()).expect("written");
+    site.start();
+    let targets = site.json(&["targets"]);
+    assert_eq!(targets[0]["error"]["kind"], json!("not_found"), "{targets}");
+    Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
+    site.stop();
+    std::fs::write(&file, "{").expect("written");
+    let said = site.run(&["serve"]).fails(8);
+    assert!(said.contains("targets.json"), "{said}");
+}
+
+#[test]
+fn the_api_over_the_control_socket() {
+    let site = Site::serving(&[]);
+    let (status, body) = site.http("GET /v1/status");
+    assert_eq!(status, 200);
+    assert_eq!(serde_json::from_str::<Value>(&body).expect("JSON")["ready"], json!(true));
+    let (status, body) = site.http("GET /v1/images/local/nope");
+    assert_eq!(status, 404);
+    assert_eq!(serde_json::from_str::<Value>(&body).expect("JSON")["error"]["kind"], json!("not_found"));
+    assert_eq!(site.http("GET /v1/nope").0, 404);
+    assert_eq!(site.http("GET /v1/images/local/a%2Fb").0, 400);
+    assert_eq!(site.http("POST /v1/images\ncontent-length: 2\n\n{}").0, 400);
+    let (status, body) = site.http("GET /openapi.json");
+    assert_eq!(status, 200);
+    let document: Value = serde_json::from_str(&body).expect("JSON");
+    for path in ["/v1/images", "/v1/images/{pool}/{image}/data", "/v1/targets", "/v1/status"] {
+        assert!(document["paths"].get(path).is_some(), "{path}");
+    }
+    let (status, body) = site.http("GET /");
+    assert!(status == 200 && body.contains("<h1>Forebay</h1>"), "{body}");
+}
+
+#[test]
+fn metrics_count_what_hosts_ask() {
+    let site = Site::serving(&[]);
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.run(&["attach", "x", "--nbd"]).ok();
+    let mut host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
+    for at in 0..10 {
+        host.write(at * 4096, &[1; 4096]);
+    }
+    host.read(0, 40960);
+    host.flush();
+    let (status, body) = site.http("GET /metrics");
+    assert_eq!(status, 200);
+    let labels = |kind| format!("{{pool=\"local\",image=\"x\",request=\"{kind}\"}}");
+    for line in [
+        format!("forebay_volume_requests_total{} 10", labels("write")),
+        format!("forebay_volume_transferred_bytes_total{} 40960", labels("write")),
+        format!("forebay_volume_requests_total{} 1", labels("read")),
+        format!("forebay_volume_requests_total{} 1", labels("flush")),
+        format!("forebay_volume_latency_seconds_count{} 10", labels("write")),
+        "forebay_volume_latency_seconds_bucket{le=\"+Inf\",pool=\"local\",image=\"x\",request=\"write\"} 10".into(),
+        "forebay_connections 1".into(),
+        "forebay_targets 1".into(),
+    ] {
+        assert!(body.lines().any(|have| have == line || have == format!("{line}.0")), "{line} in\n{body}");
+    }
+    for name in ["forebay_pool_used_bytes", "forebay_process_resident_bytes", "forebay_store_device_bytes_total"] {
+        assert!(body.contains(name), "{name}");
+    }
+    assert!(body.ends_with("# EOF\n"));
+}
+
+#[test]
+fn http_over_tcp_asks_for_the_token() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let addr = listener.local_addr().expect("an address");
+    drop(listener);
+    let site = Site::serving(&["--http", &addr.to_string()]);
+    let ask = |request: &str| http(TcpStream::connect(addr).expect("connected"), request);
+    assert_eq!(ask("GET /v1/status").0, 200);
+    assert_eq!(ask("GET /metrics").0, 200);
+    assert_eq!(ask("GET /v1/images/local").0, 401);
+    assert_eq!(ask("GET /v1/images/local\nauthorization: Bearer wrong").0, 401);
+    assert_eq!(ask("DELETE /v1/images/local/x").0, 401);
+    let token = std::fs::read_to_string(site.data().join("http.token")).expect("the token");
+    assert_eq!(ask(&format!("GET /v1/images/local\nauthorization: Bearer {token}")), (200, "[]".into()));
+}
+
+#[test]
+fn a_configuration_file_is_obeyed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (config, nbd) = (dir.path().join("config.toml"), dir.path().join("host.sock"));
+    let text = format!("cores = 2\nnbd = ['unix:{}']\n[ram]\nsize = '8M'\n", nbd.display());
+    std::fs::write(&config, text).expect("a configuration");
+    let site = Site::serving(&["--config", config.to_str().expect("a path")]);
+    let status = site.json(&["status"]);
+    assert_eq!((&status["cores"], &status["nbd"]), (&json!(2), &json!([format!("unix:{}", nbd.display())])));
+    assert_eq!(status["pools"][1]["capacity"], json!(8 << 20));
+    let said = site.run_with_input(&["import", "-", "ram/x"], &vec![1; 9 << 20]).fails(7);
+    assert!(said.contains("the pool ram is full"), "{said}");
+}

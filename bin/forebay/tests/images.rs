@@ -1,0 +1,142 @@
+//! Every command on images, through a daemon and without one.
+
+mod common;
+
+use common::{Site, shape};
+use serde_json::json;
+
+#[test]
+fn create_list_and_look() {
+    for (mode, site) in Site::each() {
+        assert_eq!(site.run(&["create", "local/one", "--size", "10G"]).ok(), "", "{mode}");
+        site.run(&["create", "two", "-s", "1536K", "--object-size", "64K"]).ok();
+        assert_eq!(site.run(&["ls"]).ok(), "one\ntwo\n", "{mode}");
+        assert_eq!(site.json(&["ls", "local"]), json!(["one", "two"]), "{mode}");
+        let long = site.json(&["ls", "-l"]);
+        let want = json!([
+            {"image": "one", "size": 10u64 << 30, "format": 2},
+            {"image": "two", "size": 1536 << 10, "format": 2},
+        ]);
+        assert_eq!(long, want, "{mode}");
+        let table = site.run(&["ls", "--long"]).ok();
+        assert_eq!(table.lines().next(), Some("NAME     SIZE"), "{mode}: {table}");
+
+        let info = site.json(&["info", "two"]);
+        assert_eq!((&info["size"], &info["objects"], &info["order"]), (&json!(1572864), &json!(24), &json!(16)));
+        let want = json!({
+            "pool": "string", "name": "string", "id": "string", "size": "number", "objects": "number",
+            "order": "number", "object_size": "number", "block_name_prefix": "string", "format": "number",
+            "features": ["string"], "snapshot_count": "number", "create_timestamp": "string",
+        });
+        assert_eq!(shape(&info), want, "{mode}");
+        let text = site.run(&["info", "local/one"]).ok();
+        assert!(text.contains("10 GiB in 2560 objects"), "{mode}: {text}");
+        let pretty = site.run(&["info", "one", "--format", "json", "--pretty-format"]).ok();
+        assert!(pretty.starts_with("{\n  \"pool\""), "{mode}: {pretty}");
+    }
+}
+
+#[test]
+fn create_says_what_is_wrong() {
+    for (mode, site) in Site::each() {
+        site.run(&["create", "x", "--size", "1G"]).ok();
+        let said = site.run(&["create", "x", "--size", "1G"]).fails(5);
+        assert!(said.contains("local/x already"), "{mode}: {said}");
+        for object_size in ["5M", "4K", "64M", "0B"] {
+            site.run(&["create", "y", "--size", "1G", "--object-size", object_size]).fails(2);
+        }
+        let said = site.run(&["create", "rbd/y", "--size", "1G"]).fails(3);
+        assert!(said.contains("no pool 'rbd'") && said.contains("'local'"), "{mode}: {said}");
+        assert_eq!(site.run(&["ls"]).ok(), "x\n", "{mode}");
+        for args in [&["info", "nope"][..], &["rm", "nope"], &["resize", "nope", "--size", "1G"], &["du", "nope"]] {
+            let said = site.run(args).fails(3);
+            assert!(said.contains("no image local/nope"), "{mode} {args:?}: {said}");
+        }
+        site.run(&["ls", "rbd"]).fails(3);
+        site.run(&["du", "rbd/"]).fails(3);
+    }
+}
+
+#[test]
+fn resize_rename_and_remove() {
+    for (mode, site) in Site::each() {
+        site.run(&["create", "x", "--size", "1G"]).ok();
+        site.run(&["create", "other", "--size", "1G"]).ok();
+        site.run(&["resize", "x", "--size", "2G"]).ok();
+        assert_eq!(site.json(&["info", "x"])["size"], json!(2u64 << 30), "{mode}");
+        let said = site.run(&["resize", "x", "--size", "1G"]).fails(2);
+        assert!(said.contains("--allow-shrink"), "{mode}: {said}");
+        let info = site.json(&["resize", "x", "--size", "1G", "--allow-shrink"]);
+        assert_eq!(info["size"], json!(1u64 << 30), "{mode}");
+
+        site.run(&["mv", "x", "y"]).ok();
+        assert_eq!(site.json(&["ls"]), json!(["other", "y"]), "{mode}");
+        site.run(&["mv", "y", "other"]).fails(5);
+        site.run(&["mv", "y", "y"]).fails(5);
+        site.run(&["mv", "x", "z"]).fails(3);
+        let said = site.run(&["mv", "local/y", "ram/y"]).fails(2);
+        assert!(said.contains("different pools"), "{mode}: {said}");
+
+        assert_eq!(site.json(&["rm", "y"]), json!({"pool": "local", "image": "y"}), "{mode}");
+        assert_eq!(site.run(&["rm", "other"]).ok(), "", "{mode}");
+        assert_eq!(site.run(&["ls"]).ok(), "", "{mode}");
+        assert_eq!(site.json(&["ls"]), json!([]), "{mode}");
+    }
+}
+
+#[test]
+fn what_images_take_up() {
+    for (mode, site) in Site::each() {
+        let file = site.path("file");
+        std::fs::write(&file, vec![7; 3 << 20]).expect("a file");
+        site.run(&["import", file.to_str().expect("a path"), "full"]).ok();
+        site.run(&["create", "empty", "--size", "1G"]).ok();
+        let usage = site.json(&["du"]);
+        assert_eq!(usage["images"][0], json!({"name": "empty", "provisioned_size": 1 << 30, "used_size": 0}), "{mode}");
+        assert_eq!(usage["images"][1]["provisioned_size"], json!(3 << 20), "{mode}");
+        let used = usage["images"][1]["used_size"].as_u64().expect("a number");
+        assert!((3 << 20..4 << 20).contains(&used), "{mode}: {used}");
+        assert_eq!(usage["total_provisioned_size"], json!((1 << 30) + (3 << 20)), "{mode}");
+        assert_eq!(usage["total_used_size"], json!(used), "{mode}");
+        let table = site.run(&["du", "local/"]).ok();
+        assert!(table.contains("<TOTAL>") && table.contains("PROVISIONED"), "{mode}: {table}");
+        let one = site.json(&["du", "local/full"]);
+        assert_eq!(one["images"].as_array().map(Vec::len), Some(1), "{mode}");
+    }
+}
+
+#[test]
+fn the_ram_pool_lives_in_the_daemon() {
+    let mut site = Site::serving(&[]);
+    site.run(&["create", "ram/x", "--size", "1G"]).ok();
+    assert_eq!(site.run(&["ls", "ram"]).ok(), "x\n");
+    site.stop();
+    let said = site.run(&["ls", "ram"]).fails(3);
+    assert!(said.contains("forebay serve"), "{said}");
+    site.start();
+    assert_eq!(site.run(&["ls", "ram"]).ok(), "");
+}
+
+#[test]
+fn what_a_command_does_the_daemon_finds_and_the_other_way_round() {
+    let mut site = Site::with_store();
+    site.run(&["create", "direct", "--size", "1G"]).ok();
+    site.start();
+    site.run(&["create", "served", "--size", "2G"]).ok();
+    assert_eq!(site.json(&["ls"]), json!(["direct", "served"]));
+    site.stop();
+    assert_eq!(site.json(&["info", "served"])["size"], json!(2u64 << 30));
+    assert_eq!(site.run(&["ls"]).ok(), "direct\nserved\n");
+}
+
+#[test]
+fn a_reader_that_goes_is_no_failure() {
+    let site = Site::with_store();
+    for index in 0..20 {
+        site.run(&["create", &format!("image{index}"), "--size", "1G"]).ok();
+    }
+    let mut command = site.command(&["ls"]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().expect("the command");
+    drop(child.stdout.take());
+    assert!(child.wait().expect("the command").success());
+}

@@ -1,0 +1,101 @@
+//! What is typed wrongly, and what needs neither daemon nor store.
+
+mod common;
+
+use common::{Done, Site, forebay};
+
+fn run(args: &[&str]) -> Done {
+    Done(forebay().args(args).output().expect("the command"))
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_why() {
+    for (args, says) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["create", "local/x"], "--size"),
+        (&["create", "local/x", "--size", "10GB"], "GiB"),
+        (&["create", "local/x", "--size", "-5"], "unexpected argument"),
+        (&["create", "a/b/c/d", "--size", "1G"], "POOL/IMAGE"),
+        (&["create", "local/x@snap", "--size", "1G"], "snapshot"),
+        (&["info", "local/x y"], "no name may"),
+        (&["attach", "local/x"], "--nbd"),
+        (&["attach", "local/x", "--iscsi"], "--iscsi"),
+        (&["attach", "local/x", "--nbd", "--replica", "x"], "--replica"),
+        (&["serve", "--iscsi", "127.0.0.1:3260"], "--iscsi"),
+        (&["serve", "--nvme", "127.0.0.1:4420"], "--nvme"),
+        (&["serve", "--peer", "127.0.0.1:1"], "--peer"),
+        (&["ls", "--format", "xml"], "xml"),
+        (&["ls", "--log-level", "a=b=c"], "log level"),
+        (&["import", "-"], "called"),
+    ] {
+        let said = run(args).fails(2);
+        assert!(said.contains(says), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn serve_refuses_what_makes_no_sense() {
+    let site = Site::new();
+    let config = site.path("config.toml");
+    std::fs::write(&config, "coers = 2\n").expect("a configuration");
+    let config = config.to_str().expect("a path");
+    for (flags, says) in [
+        (&["--cores", "0"][..], "from 1"),
+        (&["--nbd", "nowhere"], "host:port"),
+        (&["--nbd", "unix:"], "socket's path"),
+        (&["--http", "unix:/x"], "--control"),
+        (&["--config", config], "coers"),
+    ] {
+        let args: Vec<&str> = ["serve"].iter().chain(flags).copied().collect();
+        let said = site.run(&args).fails(2);
+        assert!(said.contains(says), "{flags:?}: {said}");
+    }
+    let said = site.run(&["serve", "--config", "missing.toml"]).fails(3);
+    assert!(said.contains("missing.toml"), "{said}");
+    assert!(!site.data().exists(), "nothing was made");
+}
+
+#[test]
+fn with_no_daemon_commands_say_so_with_4() {
+    let site = Site::new();
+    for args in [&["status"][..], &["ls"], &["info", "x"], &["attach", "x", "--nbd"], &["store", "df"]] {
+        let said = site.run(args).fails(4);
+        assert!(said.contains("forebay serve"), "{args:?}: {said}");
+    }
+    // A control socket that is named means that daemon, not the store.
+    let site = Site::with_store();
+    let control = site.path("nobody.sock");
+    let done = Done(forebay().arg("ls").env("FOREBAY_CONTROL", &control).output().expect("the command"));
+    assert!(done.fails(4).contains("nobody.sock"));
+}
+
+#[test]
+fn an_error_is_json_if_that_is_wanted() {
+    let site = Site::with_store();
+    let said = site.run(&["info", "nope", "--format", "json"]).fails(3);
+    let error: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(error["error"]["kind"], "not_found");
+    assert!(error["error"]["message"].as_str().expect("a text").contains("local/nope"));
+}
+
+#[test]
+fn help_completions_and_manual() {
+    let help = run(&["--help"]).ok();
+    for command in ["serve", "status", "create", "import", "export", "attach", "store", "completions"] {
+        assert!(help.contains(command), "{command} in {help}");
+    }
+    assert!(help.contains("Exit codes") && help.contains("FOREBAY_CONTROL"));
+    assert!(run(&["create", "--help"]).ok().contains("forebay create local/disk1 --size 10G"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(run(&["completions", shell]).ok().contains("forebay"), "{shell}");
+    }
+    let manual = run(&["man"]).ok();
+    assert!(manual.starts_with(".ie") && manual.contains("no daemon answers"), "{manual}");
+    let site = Site::new();
+    let dir = site.path("man");
+    run(&["man", "--dir", dir.to_str().expect("a path")]).ok();
+    for page in ["forebay.1", "forebay-create.1", "forebay-store-check.1"] {
+        assert!(dir.join(page).exists(), "{page}");
+    }
+    assert_eq!(run(&["--version"]).ok().trim(), concat!("forebay ", env!("CARGO_PKG_VERSION")));
+}
