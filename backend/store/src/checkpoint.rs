@@ -130,9 +130,16 @@ impl Core {
         let stored = self.tree.apply(self.root.get(), &changes, &sink).await;
         let finished = match stored {
             Ok(root) => {
-                sink.released.take().into_iter().for_each(|ptr| self.segments.borrow_mut().sub_checkpoint_blob(ptr));
+                let released = sink.released.take();
+                released.iter().for_each(|&ptr| self.segments.borrow_mut().sub_checkpoint_blob(ptr));
                 anchor.root = root;
-                self.finish(&log, &mut anchor).await
+                let finished = self.finish(&log, &mut anchor).await;
+                if finished.is_err() {
+                    // The next one begins with the old root again.
+                    released.into_iter().for_each(|ptr| self.segments.borrow_mut().add_checkpoint_blob(ptr));
+                    sink.added.take().into_iter().for_each(|ptr| self.segments.borrow_mut().sub_checkpoint_blob(ptr));
+                }
+                finished
             }
             Err(error) => {
                 // The tree stays as it was; the new nodes are nobody's.

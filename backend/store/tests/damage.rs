@@ -2,9 +2,11 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::*;
-use forebay_sim::{CrashKind, CrashPolicy, Faults, World};
+use forebay_reactor::sleep;
+use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 const DISK: &str = "/disk";
@@ -62,6 +64,35 @@ fn a_durable_write_does_not_hang_on_the_one_after_it() {
         let store = open().await;
         assert_eq!(read(&store, "a", 0, 4096).await.expect("what was durable is there"), [7; 4096]);
         assert_eq!(read(&store, "b", 0, 4096).await.map_err(|error| error.kind()), Err(ErrorKind::NotFound));
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
+
+#[test]
+fn a_checkpoint_that_fails_leaves_the_counts_right() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 128 << 10).await;
+        for i in 0..200 {
+            store.submit(&ObjectName::new(format!("o{i}")), write(0, 1, 4096)).await.expect("write");
+        }
+        store.close().await.expect("close");
+        drop(store);
+        let store = open().await;
+        for round in 0..3 {
+            for i in 0..200 {
+                store.submit(&ObjectName::new(format!("o{i}")), write(0, round, 32 << 10)).await.expect("write");
+            }
+            let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+            world.set_faults(failing);
+            sleep(Duration::from_secs(3)).await;
+            store.flush().await.expect_err("the device fails");
+            world.set_faults(Faults::none());
+            sleep(Duration::from_secs(3)).await;
+            store.flush().await.expect("the device works again");
+        }
         store.close().await.expect("close");
         drop(store);
         check().await;
