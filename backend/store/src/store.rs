@@ -400,6 +400,12 @@ async fn maintain(core: Rc<Core>, punch: bool) {
         if core.closing.get() {
             return;
         }
+        if core.log().failure().is_some() {
+            // Each try would append to the log what cannot be written; who waits for room is told why there is none.
+            core.changed.notify_all();
+            sleep(RETRY_AFTER).await;
+            continue;
+        }
         if let Err(error) = maintain_once(&core).await {
             tracing::error!(?error, "keeping the store in shape failed; trying again");
             core.last_victims.borrow_mut().clear();

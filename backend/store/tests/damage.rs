@@ -98,3 +98,26 @@ fn a_checkpoint_that_fails_leaves_the_counts_right() {
         check().await;
     });
 }
+
+#[test]
+fn a_device_that_fails_for_long_costs_neither_memory_nor_log() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 128 << 10).await;
+        for i in 0..3000 {
+            store.submit(&ObjectName::new(format!("o{i}")), write(0, 1, 4096)).await.expect("write");
+        }
+        let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+        world.set_faults(failing);
+        sleep(Duration::from_secs(5)).await;
+        let before = store.stats().device_bytes;
+        sleep(Duration::from_secs(600)).await;
+        assert!(store.stats().device_bytes - before < MIB, "{} bytes", store.stats().device_bytes - before);
+        world.set_faults(Faults::none());
+        sleep(Duration::from_secs(3)).await;
+        store.flush().await.expect("the device works again");
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
