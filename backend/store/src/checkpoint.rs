@@ -180,7 +180,11 @@ impl Core {
         for at in SLOTS[(anchor.generation % 2) as usize] {
             self.media.file.write_at(block.clone(), at).await.map_err(failed)?;
         }
-        self.media.file.sync_data().await.map_err(failed)
+        self.media.file.sync_data().await.map_err(|error| {
+            let error = failed(error);
+            self.log().flush_failed(error.clone());
+            error
+        })
     }
 
     /// What batches and anchors carry of the store's identity.

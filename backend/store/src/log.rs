@@ -440,6 +440,13 @@ impl Log {
         self.start_writes();
     }
 
+    /// A flush has failed, this one's or an anchor's: what the device has kept of its cache is anybody's guess, and
+    /// a later flush that succeeds says nothing about it.
+    pub fn flush_failed(&self, error: Error) {
+        self.dead.set(true);
+        self.fail(error);
+    }
+
     fn fail(&self, error: Error) {
         let mut failure = self.failure.borrow_mut();
         if failure.is_none() {
@@ -485,11 +492,7 @@ impl Log {
         if target >= seq {
             match self.file.sync_data().await {
                 Ok(()) => self.durable_seq.set(target.max(self.durable_seq.get())),
-                Err(error) => {
-                    // What the device has kept of its cache after a failed flush is anybody's guess.
-                    self.dead.set(true);
-                    self.fail(Error::from_io(error, "flushing the store's device"));
-                }
+                Err(error) => self.flush_failed(Error::from_io(error, "flushing the store's device")),
             }
         }
         self.syncing.set(false);
