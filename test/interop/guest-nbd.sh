@@ -32,8 +32,9 @@ ok "the kernel sends discards"
 mkfs.ext4 -q -F "$DEVICE" || fail "mkfs"
 ok "mkfs.ext4"
 mount -o discard "$DEVICE" "$MOUNT" || fail "mount"
-cp -a "$(find /usr/share/perl /usr/share/doc -mindepth 1 -maxdepth 1 -type d | head -n 1)" "$MOUNT/" || fail "copy"
-dd if=/dev/urandom of="$MOUNT/large" bs=1M count=48 conv=fsync status=none || fail "large file"
+mkdir "$MOUNT/small"
+find /usr/share/perl /usr/share/doc -type f -size -64k | head -n 300 | xargs cp -t "$MOUNT/small" --backup=numbered || fail "copy"
+dd if=/dev/urandom of="$MOUNT/large" bs=1M count=16 conv=fsync status=none || fail "large file"
 before=$(sums)
 ok "wrote $(find "$MOUNT" -type f | wc -l) files"
 dd if=/dev/urandom of="$MOUNT/passing" bs=1M count=16 conv=fsync status=none

@@ -61,8 +61,9 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
         Ok(format!("target/release/forebay, {} MiB", size >> 20))
     })?;
     let mut scratch = Scratch::within(&shell::target(), "demo")?;
+    let http = format!("127.0.0.1:{}", shell::free_port()?);
     let daemon = step_with("serve", || {
-        let daemon = Daemon::start(&scratch.path().join("store"), &[])?;
+        let daemon = Daemon::start(&scratch.path().join("store"), &["--http", &http])?;
         let text = format!("process {}, {} MiB resident", daemon.id(), resident_mib(daemon.id())?);
         Ok((daemon, text))
     })?;
@@ -116,6 +117,7 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
     if arguments.keep {
         println!("\nIt stays up:");
         println!("  volume   {disk}");
+        println!("  page     http://{http}/ (token in {})", scratch.path().join("store/http.token").display());
         println!("  control  export FOREBAY_CONTROL={}", daemon.control().display());
         println!("  data     {}", scratch.path().display());
         println!("  try      {} ls", daemon::program().display());

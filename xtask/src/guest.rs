@@ -1,7 +1,5 @@
 //! The kernel's NBD client, in a guest with its own kernel, against a daemon on this machine.
 
-use std::net::TcpListener;
-
 use anyhow::Result;
 
 use crate::daemon::{self, Daemon};
@@ -11,16 +9,11 @@ use crate::shell::{self, Scratch};
 pub fn run() -> Result<()> {
     shell::run(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
-    let port = free_port()?;
+    let port = shell::free_port()?;
     let daemon = Daemon::start(&scratch.path().join("store"), &["--nbd", &format!("127.0.0.1:{port}")])?;
     daemon.volume("local/guest", "256M")?;
     let mut guest = shell::command(shell::root().join("test/lab/guest"));
     guest.arg(shell::root().join("test/interop/guest-nbd.sh")).args([&port.to_string(), "local/guest"]);
     shell::run(&mut guest)?;
     daemon.stop()
-}
-
-/// A port that nobody listens on now.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

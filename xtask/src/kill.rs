@@ -55,7 +55,7 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
     let begin = Instant::now();
     let mut random = Random(seed | 1);
     let mut daemon = Daemon::start(&folder.join("store"), &[])?;
-    daemon.volume("local/numbered", &format!("{}", BLOCKS * BLOCK as u64))?;
+    daemon.volume("local/numbered", &format!("{}K", BLOCKS * BLOCK as u64 / 1024))?;
     let fio_uri = daemon.volume("local/fio", &format!("{FIO_MIB}M"))?;
     shell::output(fio_command(&fio_uri, "write").args(["--iodepth=32", "--do_verify=0", "--end_fsync=1"]))?;
     let per_connection = BLOCKS / CONNECTIONS;
