@@ -174,6 +174,7 @@ impl Core {
                 let (first, value) = place(&entry, header.block + 1, &payload)?;
                 open.push((entry, first, value));
                 if i + 1 == settled {
+                    self.load_ahead(&open).await;
                     for placed in open.drain(..) {
                         self.replay_entry(placed).await?;
                     }
@@ -256,6 +257,17 @@ impl Core {
             (seq, at, next_segment) =
                 (later.seq, later.block + 1 + u64::from(later.payload_blocks), later.next_segment);
         }
+    }
+
+    /// Loads side by side what the entries will need; what fails here fails again, and is told, where it is needed.
+    async fn load_ahead(self: &Rc<Self>, placed: &[Placed]) {
+        let loads = placed.iter().map(|(entry, _, _)| async move {
+            let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
+            if let Ok(Some(object)) = self.by_oid(oid).await {
+                let _ = self.load_pages(&object, HEAD, true, start, count).await;
+            }
+        });
+        crate::read::join_all(loads).await;
     }
 
     async fn replay_entry(self: &Rc<Self>, (entry, first, value): Placed) -> Result<()> {
