@@ -1,7 +1,7 @@
 //! What the reactor itself costs, without anything on top: `reactor-bench MODE [DEPTH] [SECONDS] [uring|epoll]`.
 //!
 //! Modes: `read` and `write` (4 KiB at random places of a 256 MiB file, O_DIRECT), `echo` (28 bytes in, 4 KiB out,
-//! DEPTH requests in flight on one connection), `cross` (calls to another core), `task` (spawn and join), `yield`.
+//! DEPTH requests in flight on one connection), `plain` (the same on a thread that blocks), `cross` (calls to another core), `task` (spawn and join), `yield`.
 //! Prints operations a second and the processor time of the reactor's thread an operation.
 
 use std::path::PathBuf;
@@ -106,6 +106,32 @@ async fn echo(depth: usize, end: Instant) -> u64 {
     ops
 }
 
+/// The same on a thread that blocks, for comparison: what the kernel alone costs.
+fn plain(depth: usize, end: Instant) -> u64 {
+    use std::io::{Read, Write};
+    let path = std::env::temp_dir().join(format!("reactor-bench-{}", std::process::id()));
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("listens");
+    let addr = Addr::Unix(path.clone());
+    let client = std::thread::spawn(move || echo_client(addr, depth));
+    let (mut stream, _) = listener.accept().expect("accepts");
+    let payload = vec![0; BLOCK * depth];
+    let mut buf = vec![0; 64 << 10];
+    let (mut ops, mut held) = (0, 0);
+    while now() < end {
+        let got = stream.read(&mut buf).expect("receives");
+        assert!(got > 0);
+        held += got;
+        let requests = held / 28;
+        held %= 28;
+        stream.write_all(&payload[..BLOCK * requests]).expect("sends");
+        ops += requests as u64;
+    }
+    stream.shutdown(std::net::Shutdown::Both).expect("shuts down");
+    client.join().expect("the client ends");
+    let _ = std::fs::remove_file(path);
+    ops
+}
+
 async fn calls(depth: usize, end: Instant, driver: DriverChoice) -> u64 {
     let options = CoresOptions { count: 1, driver, pin: false, ..CoresOptions::default() };
     let cores = Cores::start(&options).expect("cores");
@@ -146,6 +172,7 @@ fn main() {
             "read" => file_ops(depth, end, false).await,
             "write" => file_ops(depth, end, true).await,
             "echo" => echo(depth, end).await,
+            "plain" => plain(depth, end),
             "cross" => calls(depth, end, driver).await,
             "task" => {
                 let body = || async move {
