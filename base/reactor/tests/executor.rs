@@ -334,6 +334,32 @@ fn dropping_a_reactor_ends_everything() {
     }
 }
 
+/// After a crash in the same process, files and ports must be free at once for those who come after.
+#[test]
+fn dropping_a_reactor_frees_locks_and_ports() {
+    for choice in [DriverChoice::Uring, DriverChoice::Poll] {
+        let dir = TempDir::new();
+        let mut addr: Addr = "127.0.0.1:0".parse().expect("an address");
+        for _ in 0..10 {
+            let reactor = Reactor::system(choice).expect("a driver");
+            addr = reactor.block_on(async {
+                let options = OpenOptions::read_write().create().direct().lock();
+                let file = File::open(dir.join("f"), options).expect("nobody holds it any more");
+                let listener = Listener::bind(&addr).expect("nobody listens there any more");
+                let addr = listener.local_addr().clone();
+                for at in 0..20 {
+                    let file = file.clone();
+                    drop(spawn(async move { file.write_at(BufMut::zeroed(1 << 18), at << 18).await }));
+                }
+                drop(spawn(async move { listener.accept().await.map(drop) }));
+                yield_now().await;
+                addr
+            });
+            drop(reactor);
+        }
+    }
+}
+
 /// A thread that wakes a task just when its reactor goes.
 #[test]
 fn wakers_may_outlive_their_reactor() {

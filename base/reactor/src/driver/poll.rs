@@ -345,6 +345,18 @@ impl PollDriver {
     }
 }
 
+impl Drop for PollDriver {
+    /// Waits for the threads, so that files are closed (and unlocked) when this is done.
+    fn drop(&mut self) {
+        for job in self.threads.stop() {
+            self.handles.end(job.fd);
+        }
+        for pending in std::mem::take(&mut self.pending).into_iter().flatten() {
+            self.handles.end(pending.fd);
+        }
+    }
+}
+
 fn failed(error: io::Error) -> Tried {
     match error.kind() {
         io::ErrorKind::WouldBlock => Tried::NotReady,

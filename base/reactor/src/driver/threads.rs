@@ -105,23 +105,29 @@ impl FileThreads {
         self.shared.told.store(false, Ordering::SeqCst);
         self.shared.done.pop()
     }
-}
 
-impl Drop for FileThreads {
-    /// What has not begun is dropped; what has begun is waited for, because it works on our buffers.
-    fn drop(&mut self) {
-        let jobs = {
+    /// Ends the threads.  What has begun is waited for, because it works on our buffers; it comes back with what has
+    /// not begun and now never will.
+    pub(crate) fn stop(&mut self) -> Vec<Job> {
+        let mut jobs: Vec<Job> = {
             let mut queue = self.shared.lock();
             queue.stop = true;
-            std::mem::take(&mut queue.jobs)
+            queue.jobs.drain(..).collect()
         };
-        drop(jobs);
         self.shared.wanted.notify_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a file thread panicked");
             }
         }
+        jobs.extend(std::iter::from_fn(|| self.shared.done.pop()));
+        jobs
+    }
+}
+
+impl Drop for FileThreads {
+    fn drop(&mut self) {
+        drop(self.stop());
     }
 }
 
