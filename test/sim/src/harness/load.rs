@@ -11,7 +11,7 @@ use super::scenario::Scenario;
 use crate::oracle::{CheckedBackend, Expected, ObjectOracle};
 use crate::rng::Rng;
 use crate::workload::{ObjectLoad, Seen, verify_objects};
-use crate::world::CrashKind;
+use crate::world::{CrashKind, World};
 
 /// A load with its oracle; it outlives crashes.
 pub(super) struct Load {
@@ -21,7 +21,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn draw(rng: &mut Rng, scenario: &Scenario, size: u64) -> Self {
+    pub(super) fn draw(rng: &mut Rng, scenario: &Scenario, size: u64, world: &World) -> Self {
         let mut objects = ObjectLoad::draw(rng);
         if scenario.crowded {
             // Together they may want twice what there is.
@@ -29,7 +29,10 @@ impl Load {
             objects.size_max = (2 * size / objects.objects).next_multiple_of(4096).min(1 << 20);
             objects.requests *= 2;
         }
-        let oracle = Rc::new(RefCell::new(ObjectOracle::new(Expected::nothing())));
+        objects.write_max = *rng.pick(&[4096, 16 << 10, 64 << 10]);
+        let mut oracle = ObjectOracle::new(Expected::nothing());
+        oracle.note_in(world.clone());
+        let oracle = Rc::new(RefCell::new(oracle));
         Self { objects, oracle, rooms: 0 }
     }
 

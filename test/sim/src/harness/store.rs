@@ -25,9 +25,16 @@ const SEGMENTS_START: u64 = 1 << 20;
 /// # Errors
 /// When the oracle objects, the store's own check finds something, or anything panics.
 pub fn run(scenario: Scenario) -> Result<Tally, Failure> {
-    let world = World::new(scenario.seed, scenario.faults.clone());
-    let about = format!("{scenario:#?}");
-    guarded(&world, &about, || Run::new(world.clone(), scenario).all())
+    let go = |verbose: bool| {
+        let world = World::new(scenario.seed, scenario.faults.clone());
+        if verbose {
+            world.set_verbose();
+        }
+        let about = format!("{scenario:#?}");
+        guarded(&world, &about, || Run::new(world.clone(), scenario.clone()).all())
+    };
+    // The same again for people to read: notes cost more than all the rest.
+    go(false).or_else(|failure| Err(go(true).err().unwrap_or(failure)))
 }
 
 /// Runs one short scenario again and again, with a crash at every persistence point of its first life in turn.  The
@@ -88,7 +95,7 @@ impl Run {
     fn new(world: World, scenario: Scenario) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let size = u64::from(scenario.segment_size) * u64::from(scenario.segments);
-        let load = Load::draw(&mut rng, &scenario, size);
+        let load = Load::draw(&mut rng, &scenario, size, &world);
         Self {
             world,
             scenario,

@@ -31,6 +31,11 @@ impl Expected {
         Self { io: false, no_space: false, corrupt: false, shut_down: false }
     }
 
+    /// A request may be answered with an error by no fault of its own.
+    pub fn may_fail(self) -> bool {
+        self != Self::nothing()
+    }
+
     /// This error may come from the environment.
     pub fn allows(self, kind: ErrorKind) -> bool {
         match kind {

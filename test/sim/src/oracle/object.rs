@@ -17,7 +17,7 @@ use forebay_block::{
 
 use super::Expected;
 use super::object_state::{Body, ObjectState, Observed};
-use crate::world::CrashKind;
+use crate::world::{CrashKind, World};
 
 type States = Vec<Rc<ObjectState>>;
 
@@ -25,6 +25,8 @@ type States = Vec<Rc<ObjectState>>;
 enum Outcome {
     Done(u64),
     Refused(ErrorKind),
+    /// The environment prevented it: nothing was done.
+    Undone,
     /// The environment failed it: it was done or not.
     Unknown,
 }
@@ -80,7 +82,7 @@ impl History {
                     after.push(state);
                 }
             };
-            let may_fail = expected != Expected::nothing();
+            let may_fail = expected.may_fail();
             for state in before {
                 match (state.apply(&entry.transaction), entry.answer.map(|(_, outcome)| outcome)) {
                     (Ok(next), Some(Outcome::Done(_))) => add(Rc::new(next)),
@@ -94,6 +96,7 @@ impl History {
                         add(state);
                         add(Rc::new(next));
                     }
+                    (_, Some(Outcome::Undone)) => add(state),
                     (Err(kind), Some(Outcome::Refused(told))) if kind == told => add(state),
                     (Err(_), None | Some(Outcome::Unknown)) => add(state),
                     // It must have been another state.
@@ -140,6 +143,7 @@ pub struct ObjectOracle {
     snap_last: u64,
     snap_durable: u64,
     violation: Option<String>,
+    notes: Option<World>,
 }
 
 /// A read in progress.
@@ -153,7 +157,15 @@ pub struct ReadToken {
 impl ObjectOracle {
     /// For a backend without objects, and durably so.
     pub fn new(expected: Expected) -> Self {
-        Self { objects: BTreeMap::new(), event: 0, expected, snap_last: 0, snap_durable: 0, violation: None }
+        Self {
+            objects: BTreeMap::new(),
+            event: 0,
+            expected,
+            snap_last: 0,
+            snap_durable: 0,
+            violation: None,
+            notes: None,
+        }
     }
 
     /// Changes what the environment may cause.
@@ -182,6 +194,24 @@ impl ObjectOracle {
         }
     }
 
+    /// An object may be in so many states, after failures of which nobody knows how much they did, that a workload
+    /// should leave it alone until they are settled.
+    pub fn is_vague(&self, object: &ObjectName) -> bool {
+        const STATES_VAGUE: usize = 16;
+        self.objects.get(object).is_some_and(|history| history.last().len() > STATES_VAGUE)
+    }
+
+    /// Notes every request and answer in a world's trace.
+    pub fn note_in(&mut self, world: World) {
+        self.notes = Some(world);
+    }
+
+    fn note(&self, text: impl FnOnce() -> String) {
+        if let Some(world) = &self.notes {
+            world.note(text);
+        }
+    }
+
     /// A transaction is submitted; answers its place, to be told to [`submitted_done`](Self::submitted_done).
     pub fn submit(&mut self, object: &ObjectName, transaction: &Transaction) -> usize {
         self.event += 1;
@@ -190,11 +220,14 @@ impl ObjectOracle {
         history.entries.push(Entry { transaction: transaction.clone(), answer: None, after: Vec::new() });
         let index = history.entries.len() - 1;
         history.walk(index, self.expected);
-        history.folded + index
+        let place = history.folded + index;
+        self.note(|| format!("{object} #{place}: {}", describe(&transaction.ops)));
+        place
     }
 
     /// A transaction is answered.
     pub fn submitted_done(&mut self, object: &ObjectName, place: usize, result: &Result<u64>) {
+        self.note(|| format!("{object} #{place}: {result:?}"));
         self.event += 1;
         let event = self.event;
         let expected = self.expected;
@@ -206,21 +239,14 @@ impl ObjectOracle {
         let outcome = match result {
             Ok(version) => Outcome::Done(*version),
             Err(error) if expected.allows(error.kind()) => match error.kind() {
-                // Refused for want of space: nothing was done.
-                ErrorKind::NoSpace => Outcome::Refused(ErrorKind::NoSpace),
+                // Refused for want of space, or because what it needed to read is damaged: nothing was done.
+                ErrorKind::NoSpace | ErrorKind::Corrupt => Outcome::Undone,
                 _ => Outcome::Unknown,
             },
             Err(error) => Outcome::Refused(error.kind()),
         };
         let durable = history.entries[index].transaction.durable;
-        if outcome == Outcome::Refused(ErrorKind::NoSpace) {
-            // As if it had never been submitted, but for its place.
-            history.entries[index].transaction.ops.clear();
-            history.entries[index].transaction.snapc = None;
-            history.entries[index].answer = Some((event, Outcome::Done(0)));
-        } else {
-            history.entries[index].answer = Some((event, outcome));
-        }
+        history.entries[index].answer = Some((event, outcome));
         let possible = history.walk(index, expected);
         if durable && matches!(outcome, Outcome::Done(_)) {
             history.durable = history.durable.max(index + 1);
