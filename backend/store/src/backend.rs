@@ -8,36 +8,52 @@ use forebay_block::{
 };
 
 use crate::core::{Core, keys};
-use crate::object::HEAD;
+use crate::object::{HEAD, Object};
 use crate::store::Store;
 use crate::{read, transact};
 
+/// The object, if it is there.
+async fn existing(core: &Core, name: &ObjectName) -> Result<Rc<Object>> {
+    let object = core.find(name).await?.filter(|object| object.state().exists);
+    object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))
+}
+
 async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>> {
-    let object = core.find(&name).await?.filter(|object| object.state().exists);
-    let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
-    let mut out = Vec::with_capacity(wanted.len());
-    for key in wanted {
-        out.push(core.lookup(&keys::kv(object.oid, HEAD, &key)).await?);
+    loop {
+        let object = existing(&core, &name).await?;
+        let version = object.state().version;
+        let mut out = Vec::with_capacity(wanted.len());
+        for key in &wanted {
+            out.push(core.lookup(&keys::kv(object.oid, HEAD, key)).await?);
+        }
+        // A transaction may have come between two lookups; no read sees a part of one.
+        if object.state().version == version {
+            return Ok(out);
+        }
     }
-    Ok(out)
 }
 
 async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u8>, max: usize) -> Result<KvPage> {
-    let object = core.find(&name).await?.filter(|object| object.state().exists);
-    let object = object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))?;
-    let all = keys::kv(object.oid, HEAD, &prefix);
-    let mut from = all.clone();
-    if !after.is_empty() {
-        let mut next = keys::kv(object.oid, HEAD, &after);
-        next.push(0);
-        from = from.max(next);
+    loop {
+        let object = existing(&core, &name).await?;
+        let version = object.state().version;
+        let all = keys::kv(object.oid, HEAD, &prefix);
+        let mut from = all.clone();
+        if !after.is_empty() {
+            let mut next = keys::kv(object.oid, HEAD, &after);
+            next.push(0);
+            from = from.max(next);
+        }
+        let to = keys::after(&all);
+        let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
+        if object.state().version != version {
+            continue;
+        }
+        let more = found.len() > max;
+        found.truncate(max);
+        let cut = keys::kv(object.oid, HEAD, &[]).len();
+        return Ok(KvPage { pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(), more });
     }
-    let to = keys::after(&all);
-    let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
-    let more = found.len() > max;
-    found.truncate(max);
-    let cut = keys::kv(object.oid, HEAD, &[]).len();
-    Ok(KvPage { pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(), more })
 }
 
 async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>, max: usize) -> Result<ListPage> {
