@@ -34,7 +34,7 @@ pub fn run(scenario: Scenario) -> Result<Tally, Failure> {
         guarded(&world, &about, || Run::new(world.clone(), scenario.clone()).all())
     };
     // The same again for people to read: notes cost more than all the rest.
-    go(false).or_else(|failure| Err(go(true).err().unwrap_or(failure)))
+    go(false).map_err(|failure| go(true).err().unwrap_or(failure))
 }
 
 /// Runs one short scenario again and again, with a crash at every persistence point of its first life in turn.  The
