@@ -238,6 +238,25 @@ fn long_requests_are_cut_for_the_device_and_errors_say_where() {
 }
 
 #[test]
+fn a_long_payload_is_received_in_pieces() {
+    for seed in [0, 7] {
+        simulate_seed(seed, || async {
+            let model = Model::new(6 << 20);
+            let server = serve(&Shelf::with("disk", &model), Options::default());
+            let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
+            for len in [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (5 << 20) + 12_345] {
+                let data = pattern(len, len as u64);
+                client.write(4321, &data).await;
+                assert!(model.bytes.borrow()[4321..][..len] == data);
+                client.write(0, b"in step").await;
+            }
+            client.disconnect().await;
+            server.stop().await;
+        });
+    }
+}
+
+#[test]
 fn too_long_requests_are_refused_and_their_payload_is_read_past() {
     simulate_seed(0, || async {
         let model = Model::new(1 << 20);

@@ -13,11 +13,18 @@ const STAGING_LARGE: usize = 256 * 1024;
 const PAYLOAD_OWN: usize = 64 * 1024;
 /// Receives with little in them after which staging is small again.
 const QUIET_RECEIVES: u32 = 32;
-/// Large staging buffers in use over all connections of a core (besides one each), past which small payloads are copied out instead of
-/// keeping their whole neighbourhood in memory.
-const STAGING_OUT_MAX: usize = 128;
-/// Free memory kept a size class, in bytes.
+/// Longer payloads are received piece by piece, so that nobody has more memory set aside than a piece beyond what it
+/// has sent.
+const PIECE: usize = 1024 * 1024;
+/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
+const STAGING_LARGE_MAX: usize = 128;
+/// Large staging buffers in use past which small payloads are copied out, instead of keeping their whole
+/// neighbourhood in memory for as long as the device holds them.
+const STAGING_CROWDED: usize = 64;
+/// Free memory kept a size class of payloads, in bytes.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
+/// Free pieces kept.
+const KEPT_PIECES: usize = 32;
 
 /// Where receive buffers come from: shared by the connections of a core.
 #[derive(Debug)]
@@ -37,20 +44,29 @@ impl Default for Pools {
 impl Pools {
     /// Pools with nothing in them yet.
     pub fn new() -> Self {
-        let classes = (PAYLOAD_OWN.ilog2()..=KEPT_BYTES.ilog2()).map(|bits| 1 << bits);
+        let keep = |size| if size == PIECE { KEPT_PIECES } else { KEPT_BYTES / size };
+        let classes = (PAYLOAD_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
         Self {
             small: Pool::new(STAGING_SMALL, 256),
-            large: Pool::new(STAGING_LARGE, KEPT_BYTES / STAGING_LARGE),
-            payload: classes.map(|size| Pool::new(size, KEPT_BYTES / size)).collect(),
+            large: Pool::new(STAGING_LARGE, STAGING_LARGE_MAX),
+            payload: classes.map(|size| Pool::new(size, keep(size))).collect(),
         }
     }
 
-    /// An empty buffer with room for exactly `len` bytes.
+    /// An empty buffer with room for exactly `len` bytes, at most a piece.
     fn payload(&self, len: usize) -> BufMut {
-        let Some(pool) = self.payload.iter().find(|pool| pool.buf_size() >= len) else {
-            return BufMut::with_capacity(len);
-        };
+        let pool = self.payload.iter().find(|pool| pool.buf_size() >= len).expect("no longer than a piece");
         pool.get().limited(len)
+    }
+
+    /// A copy that keeps nothing else in memory.
+    fn copy(&self, data: &[u8]) -> BufMut {
+        if data.len() > STAGING_SMALL {
+            return BufMut::copy_of(data);
+        }
+        let mut buf = self.small.get();
+        buf.extend_from_slice(data);
+        buf
     }
 
     /// Small buffers for the headers of replies.
@@ -75,8 +91,27 @@ pub struct Want {
 #[derive(Debug)]
 struct Own {
     command: Command,
-    /// `None` while it is being received into.
+    /// Pieces that are full.
+    full: BufList,
+    /// The piece that is being filled; `None` while it is being received into.
     buf: Option<BufMut>,
+    /// Bytes past that piece.
+    left: usize,
+}
+
+impl Own {
+    /// Goes on to the next piece when one is full; true when all are.
+    fn filled(&mut self, pools: &Pools) -> bool {
+        let Some(buf) = self.buf.take_if(|buf| buf.spare() == 0) else { return false };
+        self.full.push(buf.freeze());
+        if self.left == 0 {
+            return true;
+        }
+        let len = self.left.min(PIECE);
+        self.left -= len;
+        self.buf = Some(pools.payload(len));
+        false
+    }
 }
 
 /// Cuts the received stream into commands and their payloads.
@@ -112,12 +147,11 @@ impl Receiver {
     pub fn next(&mut self, rules: &Rules) -> Result<Option<(Command, Payload)>, Violation> {
         let Some(staging) = &mut self.staging else { return Ok(None) };
         if let Some(own) = &mut self.own {
-            let full = own.buf.as_ref().is_some_and(|buf| buf.spare() == 0);
-            if !full {
+            if !own.filled(&self.pools) {
                 return Ok(None);
             }
             let own = self.own.take().expect("own");
-            return Ok(Some((own.command, own.buf.expect("full").into())));
+            return Ok(Some((own.command, own.full)));
         }
         if self.skip > 0 {
             let now = self.skip.min(staging.len());
@@ -138,13 +172,14 @@ impl Receiver {
         let payload = command.payload as usize;
         match command.action {
             Action::Write { .. } if payload > staging.len() && payload >= PAYLOAD_OWN => {
-                let mut buf = self.pools.payload(payload);
+                let len = payload.min(PIECE);
+                let mut buf = self.pools.payload(len);
                 buf.extend_from_slice(staging);
                 let here = staging.len();
                 staging.advance(here);
                 // The next header is then received on its own, and its payload straight to its place.
                 self.large = false;
-                self.own = Some(Own { command, buf: Some(buf) });
+                self.own = Some(Own { command, full: BufList::new(), buf: Some(buf), left: payload - len });
                 return Ok(None);
             }
             Action::Write { .. } if payload > staging.len() => {
@@ -152,9 +187,9 @@ impl Receiver {
                 return Ok(None);
             }
             Action::Write { .. } => {
-                let crowded = self.pools.large.outstanding() > STAGING_OUT_MAX + Rc::strong_count(&self.pools);
+                let crowded = self.pools.large.outstanding() > STAGING_CROWDED;
                 let data: Payload = if crowded && staging.capacity() > STAGING_SMALL {
-                    let data = BufMut::copy_of(&staging[..payload]);
+                    let data = self.pools.copy(&staging[..payload]);
                     staging.advance(payload);
                     data.into()
                 } else {
@@ -186,13 +221,19 @@ impl Receiver {
         }
         // A payload that goes on past what is staged has to lie in one piece.
         let missing = self.partial.map_or(0, |command| command.payload as usize - staging.len());
-        let small = !self.large && staging.len() + missing <= STAGING_SMALL;
+        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
+        let small = (!self.large || none_left) && staging.len() + missing <= STAGING_SMALL;
         let size = if small { STAGING_SMALL } else { STAGING_LARGE };
         let fits = staging.spare() >= missing.max(size / 4) && staging.capacity() <= size;
         if fits {
             return Want { buf: staging, all: false };
         }
-        let mut next = if small { self.pools.small.get() } else { self.pools.large.get() };
+        let mut next = match (small, none_left) {
+            (true, _) => self.pools.small.get(),
+            (false, false) => self.pools.large.get(),
+            // What does not fit into a small one is a payload shorter than those that get a buffer of their own.
+            (false, true) => self.pools.payload(PAYLOAD_OWN),
+        };
         next.extend_from_slice(&staging);
         Want { buf: next, all: false }
     }
