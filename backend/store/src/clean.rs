@@ -59,7 +59,7 @@ impl Core {
 
     /// The cleaner should work.
     pub fn wants_cleaning(&self) -> bool {
-        !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark()
+        !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark() + self.room_wanted.get()
     }
 
     /// Free segments that the cleaner leaves for the checkpoint after it.

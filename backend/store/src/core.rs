@@ -131,6 +131,10 @@ pub struct Core {
     pub turns: RefCell<HashMap<ObjectName, VecDeque<oneshot::Sender<()>>>>,
     /// The cleaner found nothing to gain, and nothing has been given up since.
     pub stuck: Cell<bool>,
+    /// Bytes appended to the log when that was found.
+    pub stuck_at: Cell<u64>,
+    /// Segments beyond the gate that somebody waits for.
+    pub room_wanted: Cell<u32>,
     pub capacity: u64,
     /// Bytes of log after which a checkpoint is due.
     pub checkpoint_interval: u64,

@@ -375,6 +375,8 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         appended_at_redo: Cell::new(0),
         turns: RefCell::new(HashMap::new()),
         stuck: Cell::new(false),
+        stuck_at: Cell::new(0),
+        room_wanted: Cell::new(0),
         capacity,
         checkpoint_interval: (geometry.segment_size * u64::from(count) / 16).clamp(geometry.segment_size, 512 << 20),
         dirty_max: limit * 2 / 5,
@@ -425,14 +427,18 @@ async fn maintain_once(core: &Rc<Core>) -> Result<()> {
     let free_before = core.segments.borrow().free_count();
     let live_before = core.segments.borrow().live_bytes();
     let appended_before = core.log().bytes_appended();
+    // With much to be stored by the checkpoint, the cleaner had no room to work in: that says nothing yet.
+    let cramped = core.dirty_bytes() as u64 > 2 * core.segments.borrow().geometry.segment_size;
     let gain = core.clean_round().await?;
     core.checkpoint(false).await?;
     let free = core.segments.borrow().free_count();
     let quiet = core.segments.borrow().live_bytes() >= live_before;
     // Two ways to be stuck: nothing worth moving, or moving it won nothing although hardly anybody wrote meanwhile.
     let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
-    if free <= free_before && free <= core.gate && (gain == 0 || (quiet && moved_only)) {
+    let scarce = free <= core.gate + core.room_wanted.replace(0);
+    if free <= free_before && scarce && !cramped && (gain == 0 || (quiet && moved_only)) {
         core.stuck.set(true);
+        core.stuck_at.set(core.log().bytes_appended());
     }
     core.changed.notify_all();
     Ok(())

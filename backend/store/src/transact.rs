@@ -141,11 +141,18 @@ impl Core {
         }
     }
 
-    /// Users may take segments without a thought: far more are free than the cleaner and the next checkpoint may need.
-    fn gate_is_open(&self) -> bool {
-        self.segments.borrow().free_count() > self.slow_mark()
+    /// Users may take segments for that many bytes without a thought: far more are free than the cleaner and the next
+    /// checkpoint may need.
+    fn gate_is_open(&self, bytes: u64) -> bool {
+        self.segments.borrow().free_count() > self.slow_mark() + self.segments_for(bytes)
             && !self.log().is_congested()
             && !self.is_dirty_beyond_bounds()
+    }
+
+    /// Whole segments that so many bytes take, with their headers; less than one is what the gate has to spare.
+    fn segments_for(&self, bytes: u64) -> u32 {
+        let blocks = self.segments.borrow().geometry.segment_blocks();
+        (bytes / ((blocks - blocks / 64 - 2) * BLOCK64)) as u32
     }
 
     /// Does a write of whole blocks if nothing has to be waited for.
@@ -156,7 +163,7 @@ impl Core {
         if len == 0 || !whole || offset.checked_add(len)? > OBJECT_SIZE_MAX {
             return None;
         }
-        if self.turns.borrow().contains_key(name) || self.refuse_writes().is_err() || !self.gate_is_open() {
+        if self.turns.borrow().contains_key(name) || self.refuse_writes().is_err() || !self.gate_is_open(len) {
             return None;
         }
         let (start, count) = ((offset / BLOCK64) as u32, (len / BLOCK64) as u32);
@@ -244,7 +251,7 @@ impl Core {
             return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
         }
         self.load_for(&mut work, snapc).await?;
-        self.wait_for_room(grows).await?;
+        self.wait_for_room(grows, bytes_appended(&work)).await?;
         // Nothing waits from here on.
         self.commit(name, work, snapc)
     }
@@ -277,7 +284,9 @@ impl Core {
     }
 
     /// Waits until there is room for a transaction: for users' data more than for what only gives up space.
-    async fn wait_for_room(&self, grows: bool) -> Result<()> {
+    async fn wait_for_room(&self, grows: bool, bytes: u64) -> Result<()> {
+        let need = self.segments_for(bytes);
+        let mut slowed = false;
         loop {
             self.refuse_writes()?;
             let changed = self.changed.wait();
@@ -285,20 +294,24 @@ impl Core {
                 self.log().wait_uncongested().await;
                 continue;
             }
-            let free = self.segments.borrow().free_count();
+            let free = self.segments.borrow().free_count().saturating_sub(need);
             let floor = if grows { self.gate } else { self.gate / 2 };
             if free > floor && !self.is_dirty_beyond_bounds() {
                 // Nearer the gate everybody is slowed down more, so that nobody is stopped for long.
                 let pressure = f64::from(self.slow_mark().saturating_sub(free)) / f64::from(self.slow_mark() - floor);
-                if grows && pressure > 0.0 && !self.stuck.get() {
+                if grows && pressure > 0.0 && !self.stuck.get() && !slowed {
+                    slowed = true;
                     self.wake_cleaner.notify_all();
                     sleep(DELAY_MAX.mul_f64(pressure * pressure)).await;
+                    // Others have taken their share meanwhile.
+                    continue;
                 }
                 return Ok(());
             }
             if free <= floor && self.stuck.get() {
                 return Err(self.full());
             }
+            self.room_wanted.set(self.room_wanted.get().max(need));
             self.wake_cleaner.notify_all();
             changed.await;
         }
@@ -694,6 +707,11 @@ impl Core {
 
     /// Wakes who keeps the store in shape, if there is reason.
     pub fn after_write(&self) {
+        // What was overwritten since the cleaner gave up may be worth its while.
+        let patience = 2 * self.segments.borrow().geometry.segment_size;
+        if self.stuck.get() && self.log().bytes_appended() - self.stuck_at.get() >= patience {
+            self.stuck.set(false);
+        }
         if self.wants_checkpoint() || self.wants_cleaning() {
             self.wake_cleaner.notify_all();
         }
@@ -713,6 +731,15 @@ pub fn block_crcs(bufs: &[Buf]) -> Vec<u32> {
         out.push(forebay_accel::crc32c::crc32c_parts(block.parts().iter().map(|part| &part[..])));
     }
     out
+}
+
+/// Bytes that a transaction will append to the log, about.
+fn bytes_appended(work: &Work) -> u64 {
+    let blocks = work.blocks.values().flatten().count() as u64 * BLOCK64;
+    let kept = work.kept_kv.iter().map(|(key, value)| key.len() + value.len() + 64);
+    let kv = work.kv.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len) + 64);
+    // Values fill the ends of segments badly.
+    blocks + 2 * kept.chain(kv).sum::<usize>() as u64
 }
 
 fn is_guard(op: &ObjectOp) -> bool {

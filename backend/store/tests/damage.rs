@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::*;
-use forebay_reactor::sleep;
+use forebay_reactor::{sleep, spawn};
 use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
@@ -116,6 +116,31 @@ fn a_device_that_fails_for_long_costs_neither_memory_nor_log() {
         world.set_faults(Faults::none());
         sleep(Duration::from_secs(3)).await;
         store.flush().await.expect("the device works again");
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
+
+#[test]
+fn long_writes_at_once_do_not_use_up_the_log() {
+    let world = world(16 * MIB);
+    run(&world, async {
+        let store = fresh(16 * MIB, 64 << 10).await;
+        for round in 0..12u8 {
+            let writers = (0..4).map(|i| {
+                let name = ObjectName::new(format!("o{i}"));
+                let store = store.clone();
+                spawn(async move { store.submit(&name, write(0, round, 2 << 20)).await })
+            });
+            for writer in writers.collect::<Vec<_>>() {
+                writer.await.expect("write");
+            }
+        }
+        store.flush().await.expect("flush");
+        for i in 0..4 {
+            assert_eq!(read(&store, &format!("o{i}"), MIB, 4096).await.expect("read"), [11; 4096]);
+        }
         store.close().await.expect("close");
         drop(store);
         check().await;
