@@ -9,6 +9,7 @@ use forebay_reactor::yield_now;
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
 use crate::format::entry::Entry;
+use crate::format::page::Slot;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object};
 use crate::read::join_all;
@@ -71,8 +72,6 @@ impl Core {
     /// Moves what is live out of the emptiest segments; the checkpoint after it frees them.  Answers the bytes it
     /// expects to gain.
     pub async fn clean_round(self: &Rc<Self>) -> Result<u64> {
-        // What the log has left may still be on its way to the device.
-        self.log().wait_written().await?;
         let (victims, live) = {
             let segments = self.segments.borrow();
             let count = segments.geometry.segment_count;
@@ -82,6 +81,8 @@ impl Core {
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
         };
+        // What the log has left may still be on its way to the device; only then all of it can be walked.
+        self.log().wait_written().await?;
         let size = self.segments.borrow().geometry.segment_size;
         let gain = (victims.len() as u64 * size).saturating_sub(live);
         let before = std::mem::take(&mut *self.last_victims.borrow_mut());
@@ -181,7 +182,9 @@ impl Core {
         let state = object.state();
         let live = |i: usize| {
             let (block, at) = (candidate.start + i as u32, candidate.first + i as u64);
-            state.head.get(block).block == at || state.clones.iter().any(|clone| clone.map.get(block).block == at)
+            // A header of an earlier use of the segment would speak of other content: the map has the last word.
+            let there = Slot { block: at, crc: candidate.crcs[i] };
+            state.head.get(block) == there || state.clones.iter().any(|clone| clone.map.get(block) == there)
         };
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for i in (0..candidate.crcs.len()).filter(|&i| live(i)) {
