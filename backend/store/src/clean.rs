@@ -101,10 +101,18 @@ impl Core {
                 }
                 self.last_victims.borrow_mut().insert(segment);
                 if self.segments.borrow().live_table().of(segment) > 0 {
-                    work.push(self.clean_segment(segment));
+                    work.push(async move { (segment, self.clean_segment(segment).await) });
                 }
             }
-            join_all(work.into_iter()).await.into_iter().collect::<Result<()>>()?;
+            for (segment, done) in join_all(work.into_iter()).await {
+                let Err(error) = done else { continue };
+                if self.log().failure().is_some() {
+                    return Err(error);
+                }
+                // Something that cannot be read stands in the way here; the other segments are as good as ever.
+                tracing::error!(?error, "segment {segment} of {} cannot be emptied", self.media.file.path().display());
+                self.segments.borrow_mut().mark_damaged(segment);
+            }
         }
         Ok(gain)
     }

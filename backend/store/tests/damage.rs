@@ -146,3 +146,40 @@ fn long_writes_at_once_do_not_use_up_the_log() {
         check().await;
     });
 }
+
+#[test]
+fn a_damaged_map_page_does_not_stop_the_cleaner() {
+    use forebay_store::format::batch::BatchHeader;
+    use forebay_store::format::entry::Entry;
+    let world = world(16 * MIB);
+    run(&world, async {
+        let store = fresh(16 * MIB, 64 << 10).await;
+        // In disorder, so that its pages are long, and the first one shares no block with a node of the tree.
+        for block in (0..1024).rev() {
+            store.submit(&ObjectName::new("victim"), write(block * 4096, 1, 4096)).await.expect("write");
+        }
+        store.close().await.expect("close");
+    });
+    let mut pages = Vec::new();
+    for block in (256..4096).map(|block| block * 4096) {
+        let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
+        for entry in Entry::decode_all(&header.entries).expect("entries") {
+            if let Entry::Page { oid: 1, index: 0, at, .. } = entry {
+                pages.push((block + 4096 + u64::from(at)) / 4096 * 4096);
+            }
+        }
+    }
+    assert!(!pages.is_empty());
+    run(&world, async {
+        let store = open().await;
+        pages.iter().for_each(|&page| assert!(world.set_bad_sector(DISK, page)));
+        read(&store, "victim", 0, 4096).await.expect_err("the page cannot be read");
+        for i in 0..20_000u64 {
+            let write = write(i % 512 * 4096, i as u8, 4096);
+            store.submit(&ObjectName::new("new"), write).await.expect("write");
+        }
+        store.flush().await.expect("flush");
+        read(&store, "victim", 0, 4096).await.expect_err("the page cannot be read");
+        store.close().await.expect("close");
+    });
+}
