@@ -346,7 +346,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     let count = geometry.segment_count;
     // Kept back from users: what the cleaner needs to work with when the store is full, and the gate below.
     let reserve = (count / 10).max(14);
-    let capacity = u64::from(count - reserve) * geometry.segment_size;
+    let capacity = u64::from(count.saturating_sub(reserve)) * geometry.segment_size;
     let limit = options.metadata_cache;
     Ok(Rc::new(Core {
         tree: Tree::new(media.clone(), limit / 6),

@@ -18,7 +18,7 @@ use forebay_reactor::{sleep, spawn};
 use crate::core::{Core, keys};
 use crate::format::entry::{CLONE_SNAPS_MAX, Entry, KEY_MAX, VALUE_INLINE_MAX, VALUE_MAX};
 use crate::format::onode::OBJECT_SIZE_MAX;
-use crate::format::{BLOCK, BLOCK64};
+use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::object::{HEAD, Object, blocks_of};
 
 /// How long a write is held up at the gate's edge.
@@ -245,7 +245,7 @@ impl Core {
         if !changes {
             return Ok((version, self.log().last_seq()));
         }
-        let grows = work.blocks.values().any(Option::is_some) || !work.kv.is_empty();
+        let grows = work.blocks.values().any(Option::is_some) || work.kv.values().any(Option::is_some);
         let snapc = transaction.snapc.as_deref();
         if snapc.is_some_and(|snapc| !snapc.is_valid() || snapc.snaps.len() > CLONE_SNAPS_MAX) {
             return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
@@ -580,6 +580,18 @@ impl Core {
         let added = self.bytes_added(&work);
         if added > self.available() {
             return Err(self.full());
+        }
+        if let Some(object) = work.object.as_ref().filter(|_| !work.kept_snaps.is_empty()) {
+            // The record with all its clones is one blob, and a blob lies in one segment.
+            let clones = object.state().clones.len() + 1;
+            let snaps: usize = object.state().clones.iter().map(|clone| clone.snaps.len()).sum();
+            let pages: usize = object.state().clones.iter().map(|clone| clone.map.pages().len()).sum();
+            let kept = object.state().head.pages().len();
+            let bytes = 20 * clones + 8 * (snaps + work.kept_snaps.len()) + BlobPtr::SIZE * (pages + kept);
+            if bytes > self.superblock.segment_size as usize / 4 {
+                let text = format!("{name}: {clones} snapshots of it are more than its record can hold");
+                return Err(Error::new(ErrorKind::NoSpace, text));
+            }
         }
         let version = self.version.get() + 1;
         let log = self.log();

@@ -85,7 +85,8 @@ fn a_checkpoint_that_fails_leaves_the_counts_right() {
             for i in 0..200 {
                 store.submit(&ObjectName::new(format!("o{i}")), write(0, round, 32 << 10)).await.expect("write");
             }
-            let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+            let failing =
+                Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
             world.set_faults(failing);
             sleep(Duration::from_secs(3)).await;
             store.flush().await.expect_err("the device fails");
@@ -107,7 +108,8 @@ fn a_device_that_fails_for_long_costs_neither_memory_nor_log() {
         for i in 0..3000 {
             store.submit(&ObjectName::new(format!("o{i}")), write(0, 1, 4096)).await.expect("write");
         }
-        let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+        let failing =
+            Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
         world.set_faults(failing);
         sleep(Duration::from_secs(5)).await;
         let before = store.stats().device_bytes;
@@ -181,5 +183,37 @@ fn a_damaged_map_page_does_not_stop_the_cleaner() {
         store.flush().await.expect("flush");
         read(&store, "victim", 0, 4096).await.expect_err("the page cannot be read");
         store.close().await.expect("close");
+    });
+}
+
+#[test]
+fn an_object_has_no_more_snapshots_than_its_record_can_hold() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 64 << 10).await;
+        let name = ObjectName::new("o");
+        let mut kept = 0;
+        for i in 0..2000u64 {
+            let snap = store.snap_allocate().await.expect("snapshot");
+            let snapc = Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] });
+            match store.submit(&name, write(0, i as u8, 4096).with_snapc(snapc)).await {
+                Ok(_) => kept += 1,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace),
+            }
+        }
+        assert!((300..1900).contains(&kept), "{kept}");
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
+
+#[test]
+fn segments_are_not_more_than_their_table_can_hold() {
+    let world = world(2048 * MIB);
+    run(&world, async {
+        let options = InitOptions { size: 2048 * MIB, segment_size: 64 << 10, force: false };
+        let error = Store::init(Path::new(DISK), options).await.expect_err("too many segments");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
     });
 }

@@ -133,6 +133,13 @@ impl Superblock {
         if !(8..=1 << 20).contains(&self.segment_count) {
             return malformed(format!("superblock: {} segments", self.segment_count));
         }
+        // The table has four bytes a segment, and lies in one of them with a header before it.
+        if u64::from(self.segment_count) * 4 > u64::from(self.segment_size) - 2 * BLOCK64 {
+            return malformed(format!(
+                "superblock: {} segments of {} bytes, too many for their table",
+                self.segment_count, self.segment_size
+            ));
+        }
         if self.device_size() / BLOCK64 >= 1 << 48 {
             return malformed("superblock: more blocks than 48 bits can number");
         }
