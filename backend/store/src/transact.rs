@@ -645,12 +645,16 @@ impl Core {
             work.kv.iter().map(|(key, value)| value.as_ref().map_or(0, |value| key.len() + value.len())).sum();
         let blocks = work.blocks.iter().filter(|(block, data)| {
             let stored = || {
-                let Some(object) = &work.object else { return false };
-                work.base == Some(HEAD) && object.state().head.get(**block).block != 0
+                let Some(object) = work.object.as_ref().filter(|_| work.base == Some(HEAD)) else { return false };
+                let state = object.state();
+                let slot = state.head.get(**block);
+                // What a snapshot keeps is not given up when it is overwritten.
+                slot.block != 0 && work.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
             };
             data.is_some() && !stored()
         });
-        kv as u64 + blocks.count() as u64 * BLOCK64
+        let kept: usize = work.kept_kv.iter().map(|(key, value)| key.len() + value.len()).sum();
+        (kv + kept) as u64 + blocks.count() as u64 * BLOCK64
     }
 
     /// Keeps the head as a clone if there are snapshots that it has not seen.

@@ -85,8 +85,7 @@ fn a_checkpoint_that_fails_leaves_the_counts_right() {
             for i in 0..200 {
                 store.submit(&ObjectName::new(format!("o{i}")), write(0, round, 32 << 10)).await.expect("write");
             }
-            let failing =
-                Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+            let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
             world.set_faults(failing);
             sleep(Duration::from_secs(3)).await;
             store.flush().await.expect_err("the device fails");
@@ -108,8 +107,7 @@ fn a_device_that_fails_for_long_costs_neither_memory_nor_log() {
         for i in 0..3000 {
             store.submit(&ObjectName::new(format!("o{i}")), write(0, 1, 4096)).await.expect("write");
         }
-        let failing =
-            Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+        let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
         world.set_faults(failing);
         sleep(Duration::from_secs(5)).await;
         let before = store.stats().device_bytes;
@@ -142,6 +140,46 @@ fn long_writes_at_once_do_not_use_up_the_log() {
         store.flush().await.expect("flush");
         for i in 0..4 {
             assert_eq!(read(&store, &format!("o{i}"), MIB, 4096).await.expect("read"), [11; 4096]);
+        }
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
+    });
+}
+
+#[test]
+fn what_snapshots_keep_is_counted_as_growth() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 256 << 10).await;
+        let blocks = store.stats().capacity * 6 / 10 / 65536;
+        let name = |i: u64| ObjectName::new(format!("o{}", i / 16));
+        for i in 0..blocks {
+            store.submit(&name(i), write(i % 16 * 65536, 1, 65536)).await.expect("write");
+        }
+        let snap = store.snap_allocate().await.expect("snapshot");
+        let snapc = Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] });
+        let mut refused = 0;
+        for i in 0..blocks {
+            let write = write(i % 16 * 65536, 2, 65536).with_snapc(snapc.clone());
+            match store.submit(&name(i), write).await {
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::NoSpace);
+                    refused += 1;
+                }
+            }
+        }
+        let stats = store.stats();
+        assert!(refused > 0);
+        assert!(stats.used <= stats.capacity * 102 / 100, "{stats:?}");
+        store.flush().await.expect("flush");
+        store.snap_remove(snap).await.expect("remove the snapshot");
+        while store.stats().used > stats.capacity * 7 / 10 {
+            sleep(Duration::from_millis(100)).await;
+        }
+        for i in 0..blocks {
+            store.submit(&name(i), write(i % 16 * 65536, 3, 65536)).await.expect("write");
         }
         store.close().await.expect("close");
         drop(store);
