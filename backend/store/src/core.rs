@@ -89,6 +89,8 @@ pub mod keys {
 
 /// Keys looked up at a time.
 const KV_PAGE: usize = 512;
+/// Fewest keys read off the tree at a time.
+const KV_PAGE_MIN: usize = 64;
 
 /// What is known beyond the tree: changes since the last checkpoint.
 pub type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
@@ -202,12 +204,12 @@ impl Core {
 
     /// Up to `max` pairs with keys in `from..to`, in order, with the changes since.
     pub async fn lookup_range(&self, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
-        if from >= to || max == 0 {
-            return Ok(Vec::new());
-        }
-        loop {
+        let (mut from, mut out) = (from.to_vec(), Vec::new());
+        while out.len() < max && &from[..] < to {
+            // Some more than wanted: what has been deleted since is passed over in few steps.
+            let max = (max - out.len()).max(KV_PAGE_MIN);
             let root = self.root.get();
-            let stored = match self.tree.range(root, from, to, max).await {
+            let stored = match self.tree.range(root, &from, to, max).await {
                 Ok(stored) => stored,
                 Err(_) if root != self.root.get() => continue,
                 Err(error) => return Err(error),
@@ -218,16 +220,16 @@ impl Core {
             // Past the last stored pair of a full page nothing is known of the tree.
             let full = stored.len() == max;
             let upto: Key = if full { stored[max - 1].0.clone() } else { to.to_vec() };
-            let mut out = self.with_changes(stored, from, to, |key| !full || *key <= upto);
-            if full && out.len() < max {
-                // Deletions ate part of the page: what is left of it is right, and the rest follows it.
-                let mut after = upto;
-                after.push(0);
-                out.extend(Box::pin(self.lookup_range(&after, to, max - out.len())).await?);
+            out.extend(self.with_changes(stored, &from, to, |key| !full || *key <= upto));
+            if !full {
+                break;
             }
-            out.truncate(max);
-            return Ok(out);
+            // Deletions may have eaten part of the page: what is left of it is right, and the rest follows it.
+            from = upto;
+            from.push(0);
         }
+        out.truncate(max);
+        Ok(out)
     }
 
     /// What is stored in `from..to`, with the changes since to the keys that `known` lets pass.

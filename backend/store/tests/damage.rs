@@ -85,7 +85,8 @@ fn a_checkpoint_that_fails_leaves_the_counts_right() {
             for i in 0..200 {
                 store.submit(&ObjectName::new(format!("o{i}")), write(0, round, 32 << 10)).await.expect("write");
             }
-            let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+            let failing =
+                Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
             world.set_faults(failing);
             sleep(Duration::from_secs(3)).await;
             store.flush().await.expect_err("the device fails");
@@ -107,7 +108,8 @@ fn a_device_that_fails_for_long_costs_neither_memory_nor_log() {
         for i in 0..3000 {
             store.submit(&ObjectName::new(format!("o{i}")), write(0, 1, 4096)).await.expect("write");
         }
-        let failing = Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
+        let failing =
+            Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
         world.set_faults(failing);
         sleep(Duration::from_secs(5)).await;
         let before = store.stats().device_bytes;
@@ -253,5 +255,27 @@ fn segments_are_not_more_than_their_table_can_hold() {
         let options = InitOptions { size: 2048 * MIB, segment_size: 64 << 10, force: false };
         let error = Store::init(Path::new(DISK), options).await.expect_err("too many segments");
         assert_eq!(error.kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn many_removed_keys_are_passed_over() {
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB, 128 << 10).await;
+        let name = ObjectName::new("o");
+        let keys: Vec<Vec<u8>> = (0..30_000).map(|i| format!("key {i:06}").into_bytes()).collect();
+        let pairs = keys.iter().map(|key| (key.clone(), vec![1])).collect();
+        store.submit(&name, Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");
+        store.close().await.expect("close");
+        drop(store);
+        let store = open().await;
+        let keys = keys[..29_999].to_vec();
+        store.submit(&name, Transaction::of(ObjectOp::KvRemove { keys })).await.expect("remove");
+        let page = store.kv_list(&name, b"", b"", 1).await.expect("list");
+        assert_eq!(page.pairs, [(b"key 029999".to_vec(), vec![1])]);
+        store.close().await.expect("close");
+        drop(store);
+        check().await;
     });
 }
