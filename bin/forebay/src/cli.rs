@@ -438,6 +438,9 @@ mod tests {
         for kind in FailureKind::ALL {
             let line = format!("  {:<4}{}", kind.exit_code(), kind.describe());
             assert!(EXIT_CODES.contains(&line), "the help lacks '{line}'");
+            let name = serde_json::to_value(kind).expect("a name");
+            let line = format!("| {} | `{}` | {} |", kind.exit_code(), name.as_str().expect("a text"), kind.describe());
+            assert!(include_str!("../../../docs/operations.md").contains(&line), "docs/operations.md lacks '{line}'");
         }
     }
 

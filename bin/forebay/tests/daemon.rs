@@ -306,6 +306,12 @@ fn metrics_count_what_hosts_ask() {
         assert!(body.contains(name), "{name}");
     }
     assert!(body.ends_with("# EOF\n"));
+    // What is there is documented.
+    let manual = include_str!("../../../docs/operations.md");
+    for name in body.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next()) {
+        let listed = manual.contains(name) || manual.contains(&format!("`{}`", name.replace("forebay_pool", "")));
+        assert!(listed, "docs/operations.md lacks {name}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A small blocking HTTP/1.1 client over a Unix socket: one request a connection, chunked bodies both ways.
 //!
-//! Why not a crate: docs/decisions/control-client.md.
+//! Why not a crate: docs/decisions/0006-control-plane.md.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -101,7 +101,7 @@ impl Site {
     /// With a store and no daemon.
     pub fn with_store() -> Self {
         let site = Self::new();
-        site.run(&["store", "init", "--size", "256M"]).ok();
+        site.run(&["store", "init", "--size", "160M"]).ok();
         site
     }
 
@@ -131,7 +131,7 @@ impl Site {
         listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
         let log = std::fs::File::create(self.path("log")).expect("a log");
         let mut command = forebay();
-        command.args(["serve", "--store-size", "256M", "--data"]).arg(self.data()).args(&self.flags);
+        command.args(["serve", "--store-size", "160M", "--data"]).arg(self.data()).args(&self.flags);
         command.env("NOTIFY_SOCKET", &notify).stderr(log).stdout(Stdio::null());
         let mut running = Running { child: command.spawn().expect("the daemon") };
         let started = Instant::now();
