@@ -1,4 +1,4 @@
-//! Where io_uring is forbidden, epoll takes over and says so once.
+//! Where io_uring is forbidden, epoll takes over and says so once; where little memory may be locked, that does.
 //!
 //! Each case is this program again with a seccomp filter, as a container's runtime would set one; a filter cannot be
 //! taken off, so it needs a process of its own.
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::TempDir;
-use forebay_reactor::{BufMut, DriverChoice, File, Listener, OpenOptions, Reactor, Stream, spawn};
+use forebay_reactor::{BufMut, DriverChoice, File, Listener, OpenOptions, Pool, Reactor, Stream, spawn};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -20,6 +20,8 @@ const CASES: [(&str, libc::c_long, i32); 3] = [
     ("setup-enosys", libc::SYS_io_uring_setup, libc::ENOSYS),
     ("enter-eperm", libc::SYS_io_uring_enter, libc::EPERM),
 ];
+
+const MEMORY: &str = "little-locked-memory";
 
 const CASE: &str = "FOREBAY_TEST_FORBIDDEN";
 
@@ -99,12 +101,44 @@ fn case(name: &str) {
     assert_eq!(WARNINGS.load(Ordering::SeqCst), 1, "said once");
 }
 
+/// With hardly any memory that may be locked, a ring is small and most of a pool is not registered with it; everything
+/// works all the same, and there is room for another ring.
+fn little_locked_memory() {
+    let little = libc::rlimit { rlim_cur: 384 << 10, rlim_max: 384 << 10 };
+    // SAFETY: a valid limit to read from; the second call has no pointers.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &little), 0);
+        // The limit does not bind root; to become nobody fails for all others, whom it binds already.
+        libc::setuid(65_534);
+    }
+    Reactor::system(DriverChoice::Uring).expect("io_uring").block_on(async {
+        let dir = TempDir::new();
+        let file = File::open(dir.join("f"), OpenOptions::read_write().create().direct()).expect("opens");
+        let pool = Pool::new(4096, 1024);
+        // Held, so that the pool grows past what may be registered.
+        let mut held = Vec::new();
+        for at in 0..256 {
+            let mut buf = pool.get();
+            buf.extend_from_slice(&[at as u8; 4096]);
+            file.write_at(buf, 4096 * at).await.expect("writes");
+            let (result, buf) = file.read_at(pool.get(), 4096 * at).await;
+            assert_eq!(result.expect("reads"), 4096);
+            assert!(buf.iter().all(|&byte| byte == at as u8));
+            held.push(buf);
+        }
+        Reactor::system(DriverChoice::Uring).expect("another io_uring").block_on(everything_works());
+    });
+}
+
 fn main() {
     if let Ok(name) = std::env::var(CASE) {
+        if name == MEMORY {
+            return little_locked_memory();
+        }
         return case(&name);
     }
     let program = std::env::current_exe().expect("this program");
-    for (name, ..) in CASES {
+    for name in CASES.map(|case| case.0).into_iter().chain([MEMORY]) {
         let output = Command::new(&program).env(CASE, name).output().expect("runs");
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {}\n{text}", output.status);

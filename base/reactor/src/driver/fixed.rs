@@ -1,17 +1,31 @@
 //! Memory registered with a ring: the kernel pins it once, and not for each operation on it.
 //!
 //! A pool's region is registered when the first operation uses it.  Where the kernel refuses (it is older than 5.19,
-//! or RLIMIT_MEMLOCK is reached), operations go without.
+//! or RLIMIT_MEMLOCK is reached), operations go without.  That limit is shared by all processes of a user, and new
+//! kernels count rings themselves against it; so a process takes no more than a quarter of it for buffers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use io_uring::IoUring;
 
+use crate::driver::os;
 use crate::memory::Region;
 
 /// Regions that a ring knows at most.
 const REGIONS_MAX: u16 = 256;
+
+/// Bytes that this process has registered, with any ring.
+static REGISTERED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that this process registers at most.
+fn budget() -> u64 {
+    static BUDGET: OnceLock<u64> = OnceLock::new();
+    *BUDGET.get_or_init(|| match os::lockable_bytes() {
+        u64::MAX => u64::MAX,
+        limit => limit / 4,
+    })
+}
 
 /// The regions registered with one ring.
 pub(crate) struct FixedBuffers {
@@ -56,10 +70,16 @@ impl FixedBuffers {
         if index >= usize::from(REGIONS_MAX) {
             return None;
         }
+        let bytes = region.iovec().iov_len as u64;
+        if REGISTERED.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > budget() {
+            REGISTERED.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
         // SAFETY: the region is kept until it is unregistered, or the ring is gone.
         let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[region.iovec()], None) };
         if let Err(error) = result {
             tracing::debug!(%error, "no more memory can be registered with io_uring; going without");
+            REGISTERED.fetch_sub(bytes, Ordering::Relaxed);
             self.refused = true;
             return None;
         }
@@ -73,14 +93,21 @@ impl FixedBuffers {
     /// Lets go of regions whose pools are gone.
     fn sweep(&mut self, ring: &IoUring) {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        for (index, region) in self.regions.iter_mut().enumerate() {
-            if region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1) {
-                // SAFETY: an empty entry takes the old one out; operations that still use it keep it in the kernel.
-                let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[empty], None) };
-                if result.is_ok() {
-                    *region = None;
-                }
+        for (index, entry) in self.regions.iter_mut().enumerate() {
+            let Some(region) = entry.take_if(|region| Arc::strong_count(region) == 1) else { continue };
+            // SAFETY: an empty entry takes the old one out; operations that still use it keep it in the kernel.
+            match unsafe { ring.submitter().register_buffers_update(index as u32, &[empty], None) } {
+                Ok(()) => drop(REGISTERED.fetch_sub(region.iovec().iov_len as u64, Ordering::Relaxed)),
+                Err(_) => *entry = Some(region),
             }
         }
+    }
+}
+
+impl Drop for FixedBuffers {
+    fn drop(&mut self) {
+        // The ring goes at the same time, and its registrations with it.
+        let bytes: usize = self.regions.iter().flatten().map(|region| region.iovec().iov_len).sum();
+        REGISTERED.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 }

@@ -60,6 +60,23 @@ pub(crate) fn close(fd: RawFd) {
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
+/// Bytes of memory that this process may lock; the whole user shares the limit.
+pub(crate) fn lockable_bytes() -> u64 {
+    // Bit 14 of the effective capabilities is CAP_IPC_LOCK, for which there is no limit.
+    let capable = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    });
+    if capable.is_some_and(|bits| bits & 1 << 14 != 0) {
+        return u64::MAX;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid rlimit to write to; when it fails, that is a limit of 0.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    // Without a limit it is the highest number.
+    limit.rlim_cur
+}
+
 /// Nanoseconds of the system's monotonic clock, which all cores share.
 pub(crate) fn now() -> Instant {
     let time = clock(libc::CLOCK_MONOTONIC);

@@ -24,10 +24,10 @@ use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark
 use crate::net::Addr;
 use crate::time::Instant;
 
-/// Submission entries of the ring: what one system call submits at most.
-const SQ_ENTRIES: u32 = 256;
-/// Completion entries of the ring; more than that at once the kernel keeps in a list.
-const CQ_ENTRIES: u32 = 4096;
+/// Submission and completion entries of the ring: what one system call submits at most, and how many completions fit
+/// before the kernel keeps them in a list.  New kernels count a ring's memory against RLIMIT_MEMLOCK; when that is
+/// short, less does too.
+const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 
 /// In the upper half of the user data: not an operation, but ...
 const INTERNAL: u64 = (u32::MAX as u64) << 32;
@@ -366,16 +366,22 @@ const SET_UPS: [SetUp; 5] = [
     |b| b,
 ];
 
-/// A ring with the first of these flags that this kernel knows.
+/// A ring with the first of these flags that this kernel knows, as large as it lets us.
 fn build_ring(set_ups: &[SetUp]) -> io::Result<IoUring> {
     let mut last = io::Error::from(io::ErrorKind::Unsupported);
-    for set_up in set_ups {
-        let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(CQ_ENTRIES);
-        match set_up(&mut builder).build(SQ_ENTRIES) {
-            Ok(ring) => return Ok(ring),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-            Err(error) => return Err(error),
+    for (submissions, completions) in ENTRIES {
+        for set_up in set_ups {
+            let mut builder = IoUring::builder();
+            builder.dontfork().setup_clamp().setup_cqsize(completions);
+            match set_up(&mut builder).build(submissions) {
+                Ok(ring) => return Ok(ring),
+                Err(error) => last = error,
+            }
+            match last.raw_os_error() {
+                Some(libc::EINVAL) => {}
+                Some(libc::ENOMEM) => break,
+                _ => return Err(last),
+            }
         }
     }
     Err(last)
