@@ -182,8 +182,12 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 
-    /// Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock]
-    #[arg(long, value_name = "ADDR")]
+    /// Where NBD is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock]"
+    )]
     pub nbd: Vec<String>,
 
     /// Serve the HTTP API, /metrics and the status page here, besides on the control socket

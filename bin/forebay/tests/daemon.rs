@@ -5,6 +5,7 @@ mod common;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 
 use common::{Nbd, PATIENCE, Site, content, http, shape};
 use serde_json::{Value, json};
@@ -63,6 +64,31 @@ fn sigterm_stops_in_order_and_cleans_up() {
 }
 
 #[test]
+fn a_second_signal_ends_at_once() {
+    let mut site = Site::serving(&[]);
+    // An import that stalls is waited for, but not by everybody.
+    let mut command = site.command(&["import", "-", "stalled"]);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the command");
+    let wait_for = |what: &dyn Fn() -> bool| {
+        let started = std::time::Instant::now();
+        while !what() {
+            assert!(started.elapsed() < PATIENCE, "waited in vain:\n{}", site.log());
+        }
+    };
+    wait_for(&|| site.json(&["ls"]) == json!(["stalled"]));
+    site.signal("TERM");
+    wait_for(&|| site.log().contains("stopping"));
+    site.signal("TERM");
+    assert_eq!(site.wait().code(), Some(1));
+    assert!(site.log().contains("ending at once"), "{}", site.log());
+    drop(child.stdin.take());
+    assert_eq!(child.wait().expect("the command").code(), Some(4));
+    // It is as after a crash: the next daemon finds everything, half an image too.
+    site.start();
+    site.run(&["rm", "stalled"]).ok();
+}
+
+#[test]
 fn attach_prints_a_uri_and_lasts() {
     let mut site = Site::serving(&[]);
     site.run(&["create", "x", "--size", "1G"]).ok();
@@ -110,6 +136,13 @@ fn what_is_exported_stays_and_what_is_detached_goes() {
     let host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
     let said = site.run(&["detach", "x"]).fails(6);
     assert!(said.contains("1 connection"), "{said}");
+    // Forced, whoever is connected is disconnected; the export is gone at once.
+    site.run(&["create", "z", "--size", "1G"]).ok();
+    site.run(&["attach", "z", "--nbd"]).ok();
+    let forced = Nbd::connect(&nbd_socket(&site), "local/z").expect("connected");
+    site.run(&["detach", "z", "--force"]).ok();
+    assert!(forced.ends());
+    site.run(&["rm", "z"]).ok();
     drop(host);
     let started = std::time::Instant::now();
     while site.json(&["targets"])[0]["connections"] != json!(0) {

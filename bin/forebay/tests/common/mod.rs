@@ -337,6 +337,14 @@ impl Nbd {
         (error, data)
     }
 
+    /// The server has ended the connection, with nothing more to say.
+    pub fn ends(mut self) -> bool {
+        match self.stream.read(&mut [0; 1]) {
+            Ok(len) => len == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+
     pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         let (error, data) = self.request(0, offset, len as u32, &[], len);
         assert_eq!(error, 0, "a read of {len} at {offset}");
