@@ -161,7 +161,7 @@ fios() {
 
 rudeness() {
   # A client that is killed at work, one that talks rubbish, one that says nothing and goes.
-  { timeout -s KILL 0.5 fio --name=killed --ioengine=nbd --uri="$URI" --size=48M --rw=randwrite --bs=64k --iodepth=64 \
+  { timeout -s KILL 0.5 fio --thread --name=killed --ioengine=nbd --uri="$URI" --size=48M --rw=randwrite --bs=64k --iodepth=64 \
     --time_based --runtime=30 --aux-path="$WORK" >"$WORK/out" 2>&1; } 2>/dev/null
   check "a client killed at work" nbdinfo --size "$URI"
   local python='
