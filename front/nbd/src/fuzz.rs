@@ -283,9 +283,9 @@ mod tests {
                 let mut bytes = Vec::new();
                 let payload;
                 if style % 3 == 2 {
-                    let flags = if kind == command::WRITE { flags | flag::PAYLOAD_LEN } else { flags };
-                    let len = if flags & flag::PAYLOAD_LEN != 0 { len % 300_000 } else { len };
-                    payload = if flags & flag::PAYLOAD_LEN != 0 { len } else { 0 };
+                    let has_payload = kind == command::WRITE || flags & flag::PAYLOAD_LEN != 0;
+                    let len = if has_payload { len % 300_000 } else { len };
+                    payload = if has_payload { len } else { 0 };
                     bytes.extend(wire::EXTENDED_REQUEST_MAGIC.to_be_bytes());
                     bytes.extend([flags.to_be_bytes(), kind.to_be_bytes()].concat());
                     bytes.extend([cookie.to_be_bytes(), offset.to_be_bytes(), len.to_be_bytes()].concat());

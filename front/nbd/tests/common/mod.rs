@@ -181,7 +181,8 @@ impl Client {
         self.offsets.insert(cookie, offset);
         let mut bytes = Vec::new();
         if self.style == Style::Extended {
-            let flags = if kind == 1 { flags | 1 << 5 } else { flags };
+            // A write has a payload with and without the flag that says so.
+            let flags = if kind == 1 && !cookie.is_multiple_of(2) { flags | 1 << 5 } else { flags };
             bytes.extend(0x21e41c71_u32.to_be_bytes());
             bytes.extend(flags.to_be_bytes());
             bytes.extend(kind.to_be_bytes());
