@@ -52,7 +52,10 @@ async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u
         let more = found.len() > max;
         found.truncate(max);
         let cut = keys::kv(object.oid, HEAD, &[]).len();
-        return Ok(KvPage { pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(), more });
+        return Ok(KvPage {
+            pairs: found.into_iter().map(|(key, value)| (key[cut..].to_vec(), value)).collect(),
+            more,
+        });
     }
 }
 

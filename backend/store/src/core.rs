@@ -315,6 +315,7 @@ impl Core {
             return Ok(Some(object));
         }
         let onode = Onode::decode(&bytes).map_err(|error| corrupt(format!("object {oid}: {error}")))?;
+        self.check_onode(oid, &onode)?;
         self.objects.shrink();
         Ok(Some(self.objects.insert(Object::from_onode(oid, onode))))
     }
@@ -331,6 +332,25 @@ impl Core {
             out.extend(clone.map.missing(start, count).map(|(index, ptr)| (clone.id, index, ptr)));
         }
         out
+    }
+
+    /// Nothing that is read may point outside the segments.
+    fn check_slots(&self, object: &Object, slots: &[Slot]) -> Result<()> {
+        let geometry = self.segments.borrow().geometry;
+        let stray = slots.iter().find(|slot| slot.block != 0 && geometry.segment_of(slot.block).is_none());
+        stray.map_or(Ok(()), |slot| {
+            let block = slot.block;
+            Err(corrupt(format!("{}: a map page points to block {block}, outside the segments", object.name)))
+        })
+    }
+
+    fn check_onode(&self, oid: u64, onode: &Onode) -> Result<()> {
+        let geometry = self.segments.borrow().geometry;
+        let mut ptrs = onode.pages.iter().chain(onode.clones.iter().flat_map(|clone| &clone.pages));
+        let stray = ptrs.find(|ptr| !ptr.is_none() && !geometry.contains_blob(**ptr));
+        stray.map_or(Ok(()), |ptr| {
+            Err(corrupt(format!("object {oid}: a map page at byte {}, outside the segments", ptr.addr)))
+        })
     }
 
     fn is_missing(object: &Object, of: u64, index: u32, ptr: BlobPtr) -> bool {
@@ -362,6 +382,7 @@ impl Core {
                     Err(error) => return Err(error),
                 };
                 let slots = page::decode(&bytes).map_err(|error| corrupt(format!("{}: {error}", object.name)))?;
+                self.check_slots(object, &slots)?;
                 let mut state = object.state_mut();
                 // Somebody else may have loaded, changed or dropped it meanwhile.
                 let Some(map) = state.map_of_mut(of) else { continue };

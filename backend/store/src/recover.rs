@@ -11,6 +11,7 @@ use crate::core::{Core, corrupt};
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
 use crate::format::entry::Entry;
+use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::superblock::{COPIES, Refused, Superblock};
 use crate::format::{BLOCK, BLOCK64};
 use crate::media::Media;
@@ -263,6 +264,9 @@ impl Core {
     async fn load_ahead(self: &Rc<Self>, placed: &[Placed]) {
         let loads = placed.iter().map(|(entry, _, _)| async move {
             let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
+            if check_bounds(entry).is_err() {
+                return;
+            }
             if let Ok(Some(object)) = self.by_oid(oid).await {
                 let _ = self.load_pages(&object, HEAD, true, start, count).await;
             }
@@ -271,6 +275,7 @@ impl Core {
     }
 
     async fn replay_entry(self: &Rc<Self>, (entry, first, value): Placed) -> Result<()> {
+        check_bounds(&entry)?;
         if let Entry::Create { oid, namespace, name } = &entry {
             let name = forebay_block::ObjectName::in_namespace(namespace.as_str().into(), name);
             self.apply_create(Object::new(*oid, name));
@@ -288,6 +293,21 @@ impl Core {
         self.apply(&object, &entry, first, value);
         Ok(())
     }
+}
+
+/// What an entry says is within what an object can be.
+fn check_bounds(entry: &Entry) -> Result<()> {
+    let blocks_max = OBJECT_SIZE_MAX / BLOCK64;
+    let fits = match entry {
+        Entry::Create { oid, .. } => *oid < u64::MAX / 2,
+        Entry::Write { start, crcs, size, .. } => {
+            u64::from(*start) + crcs.len() as u64 <= blocks_max && *size <= OBJECT_SIZE_MAX
+        }
+        Entry::Relocate { start, crcs, .. } => u64::from(*start) + crcs.len() as u64 <= blocks_max,
+        Entry::Unmap { size, .. } => *size <= OBJECT_SIZE_MAX,
+        _ => true,
+    };
+    if fits { Ok(()) } else { Err(corrupt(format!("an entry of the log is out of bounds: {entry:?}"))) }
 }
 
 /// All that the entry has in the payload is there as it was written.

@@ -576,7 +576,9 @@ impl Core {
     }
 
     /// Applies what was worked out, and puts it into the log as one.
-    fn commit(&self, name: &ObjectName, work: Work, snapc: Option<&SnapContext>) -> Result<(u64, u64)> {
+    fn commit(&self, name: &ObjectName, mut work: Work, snapc: Option<&SnapContext>) -> Result<(u64, u64)> {
+        // A snapshot that was given up while this waited is in memory still, and gets no clone that nobody would trim.
+        work.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
         let added = self.bytes_added(&work);
         if added > self.available() {
             return Err(self.full());
