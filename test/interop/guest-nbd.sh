@@ -33,7 +33,9 @@ mkfs.ext4 -q -F "$DEVICE" || fail "mkfs"
 ok "mkfs.ext4"
 mount -o discard "$DEVICE" "$MOUNT" || fail "mount"
 mkdir "$MOUNT/small"
-find /usr/share/perl /usr/share/doc -type f -size -64k | head -n 300 | xargs cp -t "$MOUNT/small" --backup=numbered || fail "copy"
+# Listed first: with pipefail, a find that head leaves behind would fail the whole.
+find /usr/share/perl /usr/share/doc -type f -size -64k >/run/files || fail "list files"
+head -n 300 /run/files | xargs cp -t "$MOUNT/small" --backup=numbered || fail "copy"
 dd if=/dev/urandom of="$MOUNT/large" bs=1M count=16 conv=fsync status=none || fail "large file"
 before=$(sums)
 ok "wrote $(find "$MOUNT" -type f | wc -l) files"

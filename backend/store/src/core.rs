@@ -147,6 +147,8 @@ pub struct Core {
     /// What the cleaner emptied in its last round.
     pub last_victims: RefCell<BTreeSet<u32>>,
     pub closing: Cell<bool>,
+    /// Why the last checkpoint or round of cleaning failed; none when it succeeded.
+    pub upkeep_failure: RefCell<Option<Error>>,
     /// Space, checkpoints, pressure: something changed that somebody may wait for.
     pub changed: Notify,
     pub wake_cleaner: Notify,

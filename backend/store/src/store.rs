@@ -383,6 +383,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         gate: (count / 40).max(6),
         last_victims: RefCell::new(BTreeSet::new()),
         closing: Cell::new(false),
+        upkeep_failure: RefCell::default(),
         changed: Notify::new(),
         wake_cleaner: Notify::new(),
         snaps_changed: Notify::new(),
@@ -411,9 +412,13 @@ async fn maintain(core: Rc<Core>, punch: bool) {
         if let Err(error) = maintain_once(&core).await {
             tracing::error!(?error, "keeping the store in shape failed; trying again");
             core.last_victims.borrow_mut().clear();
+            // Who would wait for it to succeed is told why it does not.
+            *core.upkeep_failure.borrow_mut() = Some(error);
+            core.changed.notify_all();
             sleep(RETRY_AFTER).await;
             continue;
         }
+        core.upkeep_failure.take();
         if punch && !core.closing.get() {
             punch_free(&core).await;
         }

@@ -311,6 +311,9 @@ impl Core {
             if free <= floor && self.stuck.get() {
                 return Err(self.full());
             }
+            if let Some(error) = &*self.upkeep_failure.borrow() {
+                return Err(error.clone());
+            }
             self.room_wanted.set(self.room_wanted.get().max(need));
             self.wake_cleaner.notify_all();
             changed.await;
