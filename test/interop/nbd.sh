@@ -192,7 +192,12 @@ for talk in [os.urandom(4096), b"\0\0\0\3" + os.urandom(4096), b"GET / HTTP/1.0\
 }
 
 shell() {
-  if ! python3 -c 'import nbd' 2>/dev/null; then
+  local interpreter
+  # The distribution's bindings belong to the distribution's Python, which need not be the first one in PATH.
+  for interpreter in python3 /usr/bin/python3 ''; do
+    [[ -n $interpreter ]] && "$interpreter" -c 'import nbd' 2>/dev/null && break
+  done
+  if [[ -z $interpreter ]]; then
     echo "skip $LABEL: nbdsh is not installed"
     return
   fi
@@ -227,7 +232,7 @@ for structured, flags in [(True, None), (False, None), (False, 0), (False, 1)]:
     h.zero(65536, 0, nbd.CMD_FLAG_NO_HOLE)
     h.shutdown()
 '
-  check "nbdsh, with and without structured replies" python3 -c "$python" "$URI"
+  check "nbdsh, with and without structured replies" "$interpreter" -c "$python" "$URI"
 }
 
 exercise() { # URI LABEL
