@@ -60,7 +60,7 @@ struct LabArguments {
 
 #[derive(Subcommand)]
 enum LabPart {
-    /// A Ceph cluster: up [OSDS], down, kill-osd N, start-osd N, env
+    /// A Ceph cluster: `up [OSDS]`, `down`, `kill-osd N`, `start-osd N`, `env`
     #[command(disable_help_flag = true)]
     Ceph {
         /// Passed on

@@ -4,6 +4,8 @@
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 
+use crate::perf::{Kernel, Variant};
+
 /// The CRC32C of `data`.
 #[inline]
 pub fn crc32c(data: &[u8]) -> u32 {
@@ -32,6 +34,20 @@ pub fn crc32c_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
         digest.update(part);
     }
     digest.finalize() as u32
+}
+
+/// For `forebay perf accel`.
+pub(crate) fn perf() -> Vec<Kernel> {
+    let data = vec![0x5Au8; 4096];
+    let work = move || {
+        std::hint::black_box(crc32c(std::hint::black_box(&data)));
+        data.len()
+    };
+    vec![Kernel {
+        name: "crc32c 4 KiB".into(),
+        chosen: "crc-fast".into(),
+        variants: vec![Variant::new("crc-fast", work)],
+    }]
 }
 
 #[cfg(test)]

@@ -1,6 +1,19 @@
-//! Kernels that run at the machine's limit, behind one call each.
+//! Kernels that run at the machine's limit, behind one call each, picked at run time for the processor at hand.
 //!
-//! Today this is CRC32C only (Castagnoli, RFC 3720 appendix B.4), which every stored block and every frame
-//! carries.  Erasure coding, compression and encryption join it here; no other crate holds SIMD code.
+//! | room | what it does |
+//! |---|---|
+//! | [`crc32c`] | checksums (RFC 3720), which every stored block and every frame carries |
+//! | [`compress`] | codecs, and the engines that run them |
+//! | [`crypto`] | encryption |
+//! | [`mod@tier`] | which instructions may be used; `FOREBAY_ACCEL` |
+//! | [`perf`] | the list of kernels, for `forebay perf accel` |
+//!
+//! No other crate of the project holds SIMD code.
 
+pub mod compress;
 pub mod crc32c;
+pub mod crypto;
+pub mod perf;
+pub mod tier;
+
+pub use tier::Tier;

@@ -159,6 +159,10 @@ pub enum Command {
     #[command(subcommand)]
     Store(StoreCommand),
 
+    /// Measure how fast the parts are on this machine
+    #[command(subcommand)]
+    Perf(PerfCommand),
+
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  forebay completions bash > /usr/share/bash-completion/completions/forebay")]
     Completions {
@@ -404,6 +408,30 @@ pub struct StoreCheck {
     /// Renew a damaged copy of the superblock from the good one
     #[arg(long)]
     pub repair: bool,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum PerfCommand {
+    /// Time the kernels (checksums, erasure coding, ...): every variant, and which one is in use
+    ///
+    /// FOREBAY_ACCEL=TIER (portable, sse, avx2, avx512, gfni, neon) holds every command and the daemon on one tier.
+    #[command(
+        after_help = "Examples:\n  forebay perf accel\n  FOREBAY_ACCEL=avx2 forebay perf accel --only crc32c --format json"
+    )]
+    Accel(PerfAccel),
+}
+
+/// Options of `perf accel`.
+#[derive(Debug, Args)]
+pub struct PerfAccel {
+    /// Only the kernels whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+
+    /// How long each variant is measured
+    #[arg(long, value_name = "MS", default_value = "50")]
+    pub milliseconds: u64,
 }
 
 const EXIT_CODES: &str = "\

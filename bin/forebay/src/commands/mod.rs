@@ -2,20 +2,25 @@
 
 mod images;
 mod pages;
+mod perf;
 mod status;
 mod store;
 mod targets;
 mod transfer;
 
+use forebay_accel::tier;
+
 use crate::cli::{Cli, Command, Global};
 use crate::client::session::Session;
 use crate::daemon;
-use crate::failure::Result;
+use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 
 /// Does what the command line says.
 pub fn run(cli: Cli, output: Output) -> Result<()> {
     let global = &cli.global;
+    // A tier that cannot be had would otherwise go unnoticed: the kernels fall back to the best there is.
+    tier::Tier::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", tier::VARIABLE)))?;
     if !matches!(cli.command, Command::Serve(_)) {
         crate::logging::start(global.log_level.as_deref(), "warn")?;
     }
@@ -35,6 +40,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
         Command::Store(command) => store::run(global, output, command),
+        Command::Perf(command) => perf::run(output, command),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { dir } => pages::man(dir.as_deref()),
     }

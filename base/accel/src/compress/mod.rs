@@ -1,0 +1,1 @@
+//! Compression: codecs, and the engines that run them beside the reactors.

@@ -1,0 +1,1 @@
+//! Encryption: XTS for what is stored, GCM for what travels.

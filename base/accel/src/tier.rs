@@ -1,0 +1,173 @@
+//! Which instructions a kernel may use: a ladder of tiers, what this processor has, and which rung is in use.
+//!
+//! A tier stands for a whole set of features, all of which must be there, so that a kernel asks one question.  The
+//! environment variable `FOREBAY_ACCEL` holds a process on a lower rung than it could stand on, for tests and for
+//! finding out whether a kernel is to blame; it never makes a process use what the processor lacks.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+/// The environment variable that forces a tier.
+pub const VARIABLE: &str = "FOREBAY_ACCEL";
+
+/// A set of processor features that kernels are written for, from the plainest to the strongest.
+///
+/// The order is that of preference among the tiers of one architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// No special instructions: tables and 64-bit words.
+    Portable,
+    /// x86-64 with SSSE3, SSE4.2 (the CRC32 instruction) and PCLMULQDQ: 2010 and later.
+    Sse,
+    /// x86-64 with AVX2, and all of [`Tier::Sse`]: 2013 and later.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and DQ, and all of [`Tier::Avx2`]: 2017 and later.
+    Avx512,
+    /// x86-64 with GFNI, VPCLMULQDQ and VAES on 512-bit vectors, and all of [`Tier::Avx512`]: 2019 and later.
+    Gfni,
+    /// AArch64 with NEON, the CRC32 instructions and PMULL.
+    Neon,
+}
+
+/// Why a tier cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TierError {
+    /// No tier has this name.
+    #[error("there is no tier `{0}`; there are: portable, sse, avx2, avx512, gfni, neon")]
+    Unknown(String),
+    /// The tier exists, but not on this processor.
+    #[error("this processor does not have what the tier `{0}` needs")]
+    Absent(Tier),
+}
+
+impl Tier {
+    /// Every tier, the plainest first.
+    pub const ALL: [Tier; 6] = [Tier::Portable, Tier::Sse, Tier::Avx2, Tier::Avx512, Tier::Gfni, Tier::Neon];
+
+    /// Its name in `FOREBAY_ACCEL` and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Portable => "portable",
+            Tier::Sse => "sse",
+            Tier::Avx2 => "avx2",
+            Tier::Avx512 => "avx512",
+            Tier::Gfni => "gfni",
+            Tier::Neon => "neon",
+        }
+    }
+
+    /// This processor has everything the tier stands for.
+    pub fn is_available(self) -> bool {
+        match self {
+            Tier::Portable => true,
+            Tier::Neon => neon(),
+            _ => x86(self),
+        }
+    }
+
+    /// The tiers this processor has, the plainest first.
+    pub fn available() -> impl DoubleEndedIterator<Item = Tier> + Clone {
+        Tier::ALL.into_iter().filter(|tier| tier.is_available())
+    }
+
+    /// The strongest tier this processor has.
+    pub fn best() -> Tier {
+        Tier::available().next_back().unwrap_or(Tier::Portable)
+    }
+
+    /// The tier in use: the one `FOREBAY_ACCEL` names, where it can be used, otherwise the best.
+    ///
+    /// It is decided once a process, at the first call.  A value that cannot be honoured counts for nothing here;
+    /// programs ask [`Tier::forced`] at their start and complain.
+    #[inline]
+    pub fn current() -> Tier {
+        static CURRENT: OnceLock<Tier> = OnceLock::new();
+        *CURRENT.get_or_init(|| Tier::forced().ok().flatten().unwrap_or_else(Tier::best))
+    }
+
+    /// What `FOREBAY_ACCEL` asks for; `None` where it is unset or empty.
+    ///
+    /// # Errors
+    /// The variable names no tier, or one that this processor lacks.
+    pub fn forced() -> Result<Option<Tier>, TierError> {
+        match std::env::var_os(VARIABLE) {
+            Some(value) if !value.is_empty() => {
+                let tier: Tier = value.to_string_lossy().parse()?;
+                if tier.is_available() { Ok(Some(tier)) } else { Err(TierError::Absent(tier)) }
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for Tier {
+    type Err = TierError;
+
+    fn from_str(text: &str) -> Result<Tier, TierError> {
+        Tier::ALL
+            .into_iter()
+            .find(|tier| tier.name().eq_ignore_ascii_case(text.trim()))
+            .ok_or_else(|| TierError::Unknown(text.to_owned()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn x86(tier: Tier) -> bool {
+    use std::arch::is_x86_feature_detected as has;
+    let sse = || has!("ssse3") && has!("sse4.1") && has!("sse4.2") && has!("pclmulqdq") && has!("popcnt");
+    let avx2 = || sse() && has!("avx") && has!("avx2") && has!("bmi1") && has!("bmi2");
+    let avx512 = || avx2() && has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+    match tier {
+        Tier::Sse => sse(),
+        Tier::Avx2 => avx2(),
+        Tier::Avx512 => avx512(),
+        Tier::Gfni => avx512() && has!("gfni") && has!("vpclmulqdq") && has!("vaes"),
+        Tier::Portable | Tier::Neon => false,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn x86(_: Tier) -> bool {
+    false
+}
+
+#[cfg(target_arch = "aarch64")]
+fn neon() -> bool {
+    use std::arch::is_aarch64_feature_detected as has;
+    has!("neon") && has!("crc") && has!("aes")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn neon() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for tier in Tier::ALL {
+            assert_eq!(tier.name().parse(), Ok(tier));
+        }
+        assert_eq!(" AVX2 ".parse(), Ok(Tier::Avx2));
+        assert_eq!("mmx".parse::<Tier>(), Err(TierError::Unknown("mmx".into())));
+    }
+
+    #[test]
+    fn every_processor_has_a_tier_and_none_has_those_of_two_architectures() {
+        let available: Vec<Tier> = Tier::available().collect();
+        assert_eq!(available[0], Tier::Portable);
+        assert_eq!(available.last(), Some(&Tier::best()));
+        assert!(!(available.contains(&Tier::Neon) && available.contains(&Tier::Sse)));
+        assert!(available.contains(&Tier::current()));
+    }
+}
