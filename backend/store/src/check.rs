@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
+use forebay_block::{Buf, BufMut, Error, ObjectName, Result};
 use forebay_reactor::{File, OpenOptions};
 
 use crate::core::{Core, keys};
@@ -14,7 +14,7 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, BlobPtr};
 use crate::object::{HEAD, Object};
 use crate::recover::read_superblock;
-use crate::store::{Store, StoreOptions};
+use crate::store::{Store, StoreOptions, open_file};
 
 /// Names looked up at a time.
 const PAGE: usize = 256;
@@ -117,11 +117,7 @@ impl Store {
 /// The copies of superblock and anchor, one by one.
 async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckReport) -> Result<()> {
     let how = if options.repair { OpenOptions::read_write() } else { OpenOptions::read() };
-    let open = File::open(path, how.direct().lock());
-    let file = open.map_err(|error| match error.kind() {
-        std::io::ErrorKind::WouldBlock => Error::new(ErrorKind::Busy, format!("{} is in use", path.display())),
-        _ => Error::from_io(error, format!("opening {}", path.display())),
-    })?;
+    let file = open_file(path, how.direct().lock()).await?;
     let good = read_superblock(&file).await?;
     for at in COPIES {
         let block = read_block(&file, at).await?;

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::*;
-use forebay_reactor::{DriverChoice, Reactor};
+use forebay_reactor::{DriverChoice, Reactor, sleep, spawn};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 struct Dir(PathBuf);
@@ -73,6 +74,24 @@ fn what_is_written_is_read_also_after_reopening() {
         assert_eq!(read(&store, &name, 4096, 8192).await, expected);
         let busy = Store::open(dir.image(), StoreOptions::default()).await.err().expect("it is open already");
         assert_eq!(busy.kind(), ErrorKind::Busy);
+    });
+}
+
+#[test]
+fn an_opener_waits_for_one_who_is_just_leaving() {
+    run(async {
+        let dir = Dir::new("leaving");
+        let store = small(&dir, 16 << 20).await;
+        let name = ObjectName::new("a");
+        store.submit(&name, write(0, vec![7; 4096])).await.expect("write");
+        let leaving = spawn(async move {
+            // Long enough for the other to find the lock taken; how long does not matter to what is asserted.
+            sleep(Duration::from_millis(100)).await;
+            store.close().await.expect("close");
+        });
+        let store = open(&dir).await;
+        assert_eq!(read(&store, &name, 0, 4096).await, [7; 4096]);
+        leaving.await;
     });
 }
 
