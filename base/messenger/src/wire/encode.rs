@@ -1,0 +1,198 @@
+//! From messages and control payloads to frames, gathered for one send.
+
+use std::rc::Rc;
+
+use forebay_reactor::{BufList, BufMut};
+
+use super::WireError;
+use super::crypto::Direction;
+use super::decode::Pools;
+use super::frame::{
+    CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, INLINE_LEN, Layout, PREAMBLE_LEN, SECURE_HEAD_LEN, SEGMENTS_MAX,
+    STATUS_COMPLETE, TAG_LEN, Tag, padded, segment_crc,
+};
+use super::header::{HEADER_LEN, Header};
+
+/// Alignment in bytes that is suggested for the data segment, so that it can go to a device as it is.
+const DATA_ALIGN: u16 = 4096;
+/// ... and for the others.
+const ALIGN: u16 = 8;
+/// Parts up to this many bytes are copied beside the headers: shorter than what a vector entry costs.
+const COPY_MAX: usize = 512;
+/// Frames that are longer are sealed in a buffer of their own.
+const ARENA_MAX: usize = 8 << 10;
+
+/// Writes frames for one direction of a connection.
+pub struct Encoder {
+    pools: Rc<Pools>,
+    crypto: Option<Direction>,
+    checksum: bool,
+    /// Headers, epilogues and short frames, one behind the other.
+    arena: BufMut,
+}
+
+impl Encoder {
+    /// Writes in crc mode; without checksums of segments when the connection's both sides are set up so.
+    pub fn new(pools: Rc<Pools>, checksum: bool) -> Self {
+        let arena = pools.arena();
+        Self { pools, crypto: None, checksum, arena }
+    }
+
+    /// Writes in secure mode from here on.
+    pub fn secure(&mut self, direction: Direction) {
+        self.crypto = Some(direction);
+    }
+
+    /// Makes room in the arena.
+    fn reserve(&mut self, len: usize) {
+        if self.arena.spare() < len {
+            self.arena = self.pools.arena();
+        }
+    }
+
+    /// Cuts off what was written into the arena.
+    fn flush(&mut self, out: &mut BufList) {
+        let len = self.arena.len();
+        if len > 0 {
+            out.push(self.arena.split_to(len));
+        }
+    }
+
+    /// Appends a control frame to `out`.
+    ///
+    /// # Errors
+    /// `NonceUsedUp`, in secure mode.
+    pub fn control(&mut self, tag: Tag, payload: &[u8], out: &mut BufList) -> Result<(), WireError> {
+        let layout = Layout::new(tag, [payload.len() as u32, 0, 0, 0]);
+        if self.crypto.is_some() {
+            return self.sealed(&layout, payload, [&BufList::new(), &BufList::new(), &BufList::new()], out);
+        }
+        let preamble = layout.preamble([ALIGN, 0, 0, 0]);
+        let len = PREAMBLE_LEN + layout.first_crc_len();
+        let mut large;
+        let arena = if len > ARENA_MAX {
+            large = self.pools.get(len);
+            &mut large
+        } else {
+            self.reserve(len);
+            &mut self.arena
+        };
+        arena.extend_from_slice(&preamble);
+        if !payload.is_empty() {
+            arena.extend_from_slice(payload);
+            let crc = if self.checksum { segment_crc([payload]) } else { 0 };
+            arena.extend_from_slice(&crc.to_le_bytes());
+        }
+        let frame = arena.split_to(len);
+        out.push(frame);
+        Ok(())
+    }
+
+    /// Appends a message's frame to `out`: its payload by reference, or encrypted into new memory.
+    ///
+    /// # Errors
+    /// `NonceUsedUp`, in secure mode.
+    ///
+    /// # Panics
+    /// When a segment has 4 GiB or more; whoever accepts messages for sending bounds them.
+    pub fn message(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
+        let len = |at: usize| u32::try_from(segments[at].len()).expect("a segment below 4 GiB");
+        let layout = Layout::new(Tag::Message, [HEADER_LEN as u32, len(0), len(1), len(2)]);
+        let header = header.encode();
+        if self.crypto.is_some() {
+            return self.sealed(&layout, &header, segments, out);
+        }
+        self.reserve(PREAMBLE_LEN + HEADER_LEN + CRC_LEN);
+        self.arena.extend_from_slice(&layout.preamble([ALIGN, ALIGN, ALIGN, DATA_ALIGN]));
+        self.arena.extend_from_slice(&header);
+        let crc = if self.checksum { segment_crc([&header[..]]) } else { 0 };
+        self.arena.extend_from_slice(&crc.to_le_bytes());
+        if layout.count == 1 {
+            self.flush(out);
+            return Ok(());
+        }
+        let mut epilogue = [0; EPILOGUE_CRC_LEN];
+        epilogue[0] = STATUS_COMPLETE;
+        for (at, segment) in segments.into_iter().enumerate().take(layout.count - 1) {
+            let crc = if self.checksum { segment_crc(segment.parts().iter().map(|part| &part[..])) } else { 0 };
+            epilogue[1 + at * CRC_LEN..][..CRC_LEN].copy_from_slice(&crc.to_le_bytes());
+            for part in segment.parts() {
+                if part.len() <= COPY_MAX {
+                    if self.arena.spare() < part.len() {
+                        self.flush(out);
+                        self.reserve(part.len());
+                    }
+                    self.arena.extend_from_slice(part);
+                } else {
+                    self.flush(out);
+                    out.push(part.clone());
+                }
+            }
+        }
+        if self.arena.spare() < EPILOGUE_CRC_LEN {
+            self.flush(out);
+            self.reserve(EPILOGUE_CRC_LEN);
+        }
+        self.arena.extend_from_slice(&epilogue);
+        self.flush(out);
+        Ok(())
+    }
+
+    /// Appends a frame in secure mode.
+    fn sealed(
+        &mut self,
+        layout: &Layout,
+        first: &[u8],
+        segments: [&BufList; 3],
+        out: &mut BufList,
+    ) -> Result<(), WireError> {
+        let (first_len, rest_len) = (layout.first_secure_len(), layout.rest_secure_len());
+        let len = SECURE_HEAD_LEN + first_len + rest_len;
+        let mut large;
+        let arena = if len > ARENA_MAX {
+            large = self.pools.get(len);
+            &mut large
+        } else {
+            if self.arena.spare() < len {
+                self.arena = self.pools.arena();
+            }
+            &mut self.arena
+        };
+        debug_assert!(arena.is_empty(), "the arena is flushed after each frame");
+        let crypto = self.crypto.as_mut().expect("secure mode");
+        let mut aligns = [ALIGN; SEGMENTS_MAX];
+        aligns[3] = DATA_ALIGN;
+        let (inline, more) = first.split_at(first.len().min(INLINE_LEN));
+        arena.extend_from_slice(&layout.preamble(aligns));
+        arena.extend_from_slice(inline);
+        pad(arena, SECURE_HEAD_LEN);
+        crypto.seal(&mut arena[..])?;
+        if first_len > 0 {
+            arena.extend_from_slice(more);
+            pad(arena, SECURE_HEAD_LEN + first_len);
+            crypto.seal(&mut arena[SECURE_HEAD_LEN..])?;
+        }
+        if rest_len > 0 {
+            let begin = arena.len();
+            for segment in segments.into_iter().take(layout.count - 1) {
+                let end = arena.len() + padded(segment.len());
+                segment.parts().iter().for_each(|part| arena.extend_from_slice(part));
+                pad(arena, end);
+            }
+            let mut epilogue = [0; EPILOGUE_SECURE_LEN + TAG_LEN];
+            epilogue[0] = STATUS_COMPLETE;
+            arena.extend_from_slice(&epilogue);
+            crypto.seal(&mut arena[begin..])?;
+        }
+        debug_assert_eq!(arena.len(), len);
+        let frame = arena.split_to(len);
+        out.push(frame);
+        Ok(())
+    }
+}
+
+/// Appends zeroes up to `len` bytes.
+fn pad(buf: &mut BufMut, len: usize) {
+    const ZEROES: [u8; INLINE_LEN + TAG_LEN] = [0; INLINE_LEN + TAG_LEN];
+    buf.extend_from_slice(&ZEROES[..len - buf.len()]);
+}
