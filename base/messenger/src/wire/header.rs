@@ -50,7 +50,7 @@ pub struct Header {
     pub flags: u8,
     /// The oldest version that can read the front segment.
     pub compat_version: u16,
-    /// Zero between Ceph's daemons; between our own, the message's [`Role`](crate::Role).
+    /// Zero between Ceph's daemons; between our own, whether it asks or answers.
     pub reserved: u16,
 }
 

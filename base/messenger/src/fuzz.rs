@@ -1,0 +1,290 @@
+//! What fuzzers and property tests call: bytes from outside, through everything that decodes them.
+//!
+//! None of it may panic, and nothing may depend on how the stream is cut.
+
+use std::rc::Rc;
+
+use crate::session::auth::{AuthClient, AuthServer, NoAuth};
+use crate::session::cephx;
+use crate::session::link::{Answer, Asked, ClientConfig, Link, Progress, Resume, ServerConfig};
+use crate::session::shared_key::{self, Key, Keyring};
+use crate::wire::control::{
+    Ack, AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthSignature, ClientIdent, Control, Hello, Keepalive,
+    Reconnect, Reset, Retry, ServerIdent, mode,
+};
+use crate::wire::{Banner, Decoder, Direction, EntityAddr, Frame, Header, Limits, Next, Pools, WireError, entity};
+
+/// A banner: the beginning of one is never refused later than it could be.
+pub fn banner(data: &[u8]) {
+    let whole = Banner::decode(data);
+    for len in 0..data.len().min(300) {
+        match Banner::decode(&data[..len]) {
+            Ok(None) => {}
+            early => assert_eq!(early.is_err(), whole.is_err(), "{len} bytes decide"),
+        }
+    }
+    if let Ok(Some((banner, len))) = whole {
+        assert!(len <= data.len());
+        assert_eq!(Banner::decode(&banner.encode()), Ok(Some((banner, 26))));
+    }
+}
+
+/// What a stream of frames comes to: the frames, and how it ended.
+type Stream = (Vec<(u8, Vec<u8>, [Vec<u8>; 3])>, Option<WireError>);
+
+fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
+    let limits = Limits { control_max: 4096, front_max: 50_000, middle_max: 50_000, data_max: 200_000 };
+    let mut decoder = Decoder::new(Rc::new(Pools::new()), limits, true);
+    if secure {
+        decoder.secure(Direction::pair(&[7; 40], true).expect("long enough").0);
+    }
+    let mut frames = Vec::new();
+    for cut in cuts.iter().cycle() {
+        loop {
+            match decoder.next(|_| true, |_| {}) {
+                Ok(Next::Frame(frame)) => frames.push(plain(&frame)),
+                Ok(Next::Hungry) => break,
+                Ok(Next::Held) => unreachable!("everything is admitted"),
+                Err(error) => return (frames, Some(error)),
+            }
+        }
+        if data.is_empty() {
+            break;
+        }
+        let fed = decoder.feed(&data[..data.len().min(usize::from(*cut) * 40 + 1)]);
+        assert!(fed > 0, "a hungry decoder takes something");
+        data = &data[fed..];
+    }
+    (frames, None)
+}
+
+fn plain(frame: &Frame) -> (u8, Vec<u8>, [Vec<u8>; 3]) {
+    let segments = frame.segments.each_ref().map(|part| part.as_ref().map_or_else(Vec::new, |part| part.to_vec()));
+    (frame.tag as u8, frame.first().to_vec(), segments)
+}
+
+/// Frames in crc or secure mode, in pieces and all at once.  The first byte picks the mode, the second says how many
+/// bytes of cuts follow.
+pub fn frames(data: &[u8]) {
+    let [mode, count, rest @ ..] = data else { return };
+    let count = usize::from(count % 16).min(rest.len());
+    let (cuts, stream) = rest.split_at(count);
+    let cuts = if cuts.is_empty() { &[255] } else { cuts };
+    let pieces = read_all(mode & 1 == 1, stream, cuts);
+    assert_eq!(pieces, read_all(mode & 1 == 1, stream, &[255]), "cut at {cuts:?}");
+    for (_, first, _) in pieces.0 {
+        let _ = Header::decode(&first);
+    }
+}
+
+fn round_trip<C: Control + PartialEq + std::fmt::Debug>(data: &[u8]) {
+    if let Ok(payload) = C::decode(data) {
+        assert_eq!(C::decode(&payload.encode()).as_ref(), Ok(&payload));
+    }
+}
+
+/// The payloads of all control frames: what can be read can be written and read again.
+pub fn ident(data: &[u8]) {
+    let [kind, data @ ..] = data else { return };
+    match kind % 13 {
+        0 => round_trip::<Hello>(data),
+        1 => round_trip::<AuthRequest>(data),
+        2 => round_trip::<AuthBadMethod>(data),
+        3 => round_trip::<AuthReplyMore>(data),
+        4 => round_trip::<AuthDone>(data),
+        5 => round_trip::<AuthSignature>(data),
+        6 => round_trip::<ClientIdent>(data),
+        7 => round_trip::<ServerIdent>(data),
+        8 => round_trip::<Reconnect>(data),
+        9 => round_trip::<Reset>(data),
+        10 => round_trip::<Retry>(data),
+        11 => round_trip::<Ack>(data),
+        _ => round_trip::<Keepalive>(data),
+    }
+}
+
+fn key() -> Key {
+    Key::new([3; 32])
+}
+
+/// Handshakes with a peer that sends `data`: as a client and as a server, with each method; and the methods by
+/// themselves.  The first byte picks.
+pub fn auth(data: &[u8]) {
+    let [kind, data @ ..] = data else { return };
+    let mut count = 0u64;
+    let mut random = || {
+        count += 1;
+        count
+    };
+    let secret = || cephx::Secret::from_base64("AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==").expect("a key");
+    match kind % 6 {
+        // A method's payloads, each with its length before it.
+        0 => {
+            let mut client = cephx::Client::new("a", secret(), 0xff);
+            let more = data.get(..9).unwrap_or_default();
+            let _ = client.more(more, &mut random);
+            let _ = client.done(mode::SECURE, data.get(9..).unwrap_or_default());
+        }
+        1 => {
+            let mut client = shared_key::Client::new("a", key());
+            client.begin(&[mode::SECURE], &mut random);
+            let (first, second) = data.split_at(data.len() / 2);
+            if client.more(first, &mut random).is_ok() {
+                assert!(client.done(mode::SECURE, second).is_err(), "a proof cannot be guessed");
+            }
+        }
+        2 => {
+            let mut server = shared_key::Server::new("s", Rc::new(Keyring::new().with("a", key())));
+            let (first, second) = data.split_at(data.len() / 2);
+            let request = AuthRequest { method: server.methods()[0], modes: vec![], payload: first.to_vec() };
+            if server.begin(&request, mode::CRC, &mut random).is_ok() {
+                assert!(server.more(second).is_err(), "a proof cannot be guessed");
+            }
+        }
+        // Whole streams.
+        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0))), data)),
+        4 => drop(drive(client(Box::new(NoAuth)), data)),
+        _ => drop(drive(server(Box::new(NoAuth)), data)),
+    }
+}
+
+fn client(auth: Box<dyn AuthClient>) -> Link {
+    let config = ClientConfig {
+        entity: entity::CLIENT,
+        peer_entity: None,
+        addrs: vec![EntityAddr::msgr2(None, 1)],
+        target: EntityAddr::msgr2(None, 0),
+        gid: 0,
+        modes: vec![mode::CRC, mode::SECURE],
+        supported: u64::MAX,
+        required: 0,
+        lossy: false,
+        checksum: true,
+    };
+    let resume = Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, connect_seq: 4, in_seq: 5 };
+    Link::client(config, auth, resume, Rc::new(Pools::new()))
+}
+
+fn server(auth: Box<dyn AuthServer>) -> Link {
+    let peer = EntityAddr::msgr2(None, 0);
+    let config = ServerConfig { entity: entity::FOREBAY, peer, modes: vec![mode::CRC], checksum: true };
+    Link::server(config, auth, Rc::new(Pools::new()))
+}
+
+/// Feeds everything to one side, which answers as it must; true when it came to a session.
+fn drive(mut link: Link, mut data: &[u8]) -> bool {
+    let mut count = 0u64;
+    let mut random = || {
+        count += 1;
+        count
+    };
+    loop {
+        let _ = link.output();
+        match link.step(&mut random) {
+            Err(_) => return false,
+            Ok(Progress::Established(_)) => return true,
+            Ok(Progress::Asked(asked)) => {
+                let answer = match asked {
+                    Asked::Ident(ident) if ident.cookie % 2 == 1 => Answer::Missing(1),
+                    Asked::Ident(_) => Answer::Ident(ServerIdent::default()),
+                    Asked::Reconnect(reconnect) => match reconnect.connect_seq % 4 {
+                        0 => Answer::Reset,
+                        1 => Answer::Retry(9),
+                        2 => Answer::RetryGlobal(9),
+                        _ => Answer::ReconnectOk(9),
+                    },
+                };
+                if link.answer(&answer).expect("crc mode") {
+                    return true;
+                }
+            }
+            Ok(Progress::Hungry) => {
+                if data.is_empty() {
+                    return false;
+                }
+                let fed = link.feed(data);
+                data = &data[fed..];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn noise_is_survived(noise in prop::collection::vec(any::<u8>(), 0..1500)) {
+            banner(&noise);
+            frames(&noise);
+            ident(&noise);
+            auth(&noise);
+            let begun = [&b"ceph v2\n"[..], &noise].concat();
+            banner(&begun);
+        }
+    }
+
+    /// What the fuzzers begin with must get somewhere, or they would only see banners.
+    #[test]
+    fn seeds_reach_what_they_are_for() {
+        for entry in
+            std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/msgr2_auth")).expect("seeds")
+        {
+            let path = entry.expect("a file").path();
+            let data = std::fs::read(&path).expect("a seed");
+            auth(&data);
+            if path.ends_with("server-session") {
+                assert!(drive(server(Box::new(NoAuth)), &data[1..]));
+            }
+        }
+    }
+
+    /// Writes the seeds anew: `FOREBAY_WRITE_SEEDS=1 cargo test -p forebay-messenger seeds`.
+    #[test]
+    fn seeds_are_what_we_write() {
+        use crate::wire::{Encoder, Tag};
+        use forebay_reactor::{Buf, BufList};
+        let mut encoder = Encoder::new(Rc::new(Pools::new()), true);
+        let mut message = BufList::new();
+        let list = |len: usize| BufList::from(Buf::copy_of(&vec![5; len]));
+        let header = Header { seq: 1, tid: 2, kind: 3, ..Header::default() };
+        encoder.message(&header, [&list(30), &BufList::new(), &list(700)], &mut message).expect("crc mode");
+        encoder.control(Tag::Ack, &Ack { seq: 9 }.encode(), &mut message).expect("crc mode");
+        let mut sealed = BufList::new();
+        encoder.secure(Direction::pair(&[7; 40], false).expect("long enough").1);
+        encoder.message(&header, [&list(30), &BufList::new(), &list(700)], &mut sealed).expect("nonces are left");
+        encoder.control(Tag::Ack, &Ack { seq: 9 }.encode(), &mut sealed).expect("nonces are left");
+        // A client's side of a handshake without authentication.
+        let addr = EntityAddr::msgr2(None, 7);
+        let mut session = BufList::new();
+        let mut encoder = Encoder::new(Rc::new(Pools::new()), true);
+        let request = AuthRequest { method: 1, modes: vec![mode::CRC], payload: vec![] };
+        let ident = ClientIdent { addrs: vec![addr], target: addr, cookie: 8, ..ClientIdent::default() };
+        encoder.control(Tag::Hello, &Hello { entity: 8, peer: addr }.encode(), &mut session).expect("crc mode");
+        encoder.control(Tag::AuthRequest, &request.encode(), &mut session).expect("crc mode");
+        encoder.control(Tag::AuthSignature, &AuthSignature::default().encode(), &mut session).expect("crc mode");
+        encoder.control(Tag::ClientIdent, &ident.encode(), &mut session).expect("crc mode");
+        let session = [&[5][..], &Banner::OURS.encode(), &session.to_vec()].concat();
+        let seeds: [(&str, Vec<u8>); 6] = [
+            ("msgr2_banner/ours", Banner::OURS.encode()),
+            ("msgr2_frames/crc", [&[0, 2, 9, 200][..], &message.to_vec()].concat()),
+            ("msgr2_frames/secure", [&[1, 1, 255][..], &sealed.to_vec()].concat()),
+            ("msgr2_ident/client", [&[6][..], &ident.encode()].concat()),
+            ("msgr2_ident/request", [&[1][..], &request.encode()].concat()),
+            ("msgr2_auth/server-session", session),
+        ];
+        for (name, bytes) in seeds {
+            let path = format!("{}/../../fuzz/seeds/{name}", env!("CARGO_MANIFEST_DIR"));
+            if std::env::var_os("FOREBAY_WRITE_SEEDS").is_some() {
+                std::fs::create_dir_all(std::path::Path::new(&path).parent().expect("a folder")).expect("a folder");
+                std::fs::write(&path, &bytes).expect("written");
+            }
+            assert_eq!(std::fs::read(&path).expect("the seed is there"), bytes, "{name}");
+        }
+    }
+}

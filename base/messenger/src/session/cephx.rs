@@ -1,0 +1,340 @@
+//! The client's side of cephx, as far as a monitor asks for it ("Authentication"; Ceph's `doc/dev/cephx_protocol.rst`).
+//!
+//! The monitor sends a challenge; we answer with a number that only the key's holder can compute; it sends a ticket with
+//! a session key, and in secure mode a connection's secret, both encrypted.  Tickets for other services are kept as they
+//! are, for whoever speaks to those.
+
+use aws_lc_rs::cipher::{
+    AES_128, DecryptionContext, EncryptionContext, PaddedBlockDecryptingKey, PaddedBlockEncryptingKey, UnboundCipherKey,
+};
+use aws_lc_rs::iv::FixedLength;
+
+use super::auth::{AuthClient, AuthError, Keys};
+use crate::wire::codec::{Reader, Writer};
+use crate::wire::control::{method, mode};
+use crate::wire::entity;
+
+/// What the first payload says it is for: a monitor.
+const AUTH_MODE_MON: u8 = 10;
+const GET_AUTH_SESSION_KEY: u16 = 0x0100;
+const CRYPTO_AES: u16 = 1;
+const KEY_LEN: usize = 16;
+/// The initial vector of all of cephx's encryption.
+const IV: &[u8; 16] = b"cephsageyudagreg";
+/// Begins whatever is encrypted.
+const MAGIC: u64 = 0xff00_9cad_8826_aa55;
+const WHAT: &str = "a step of cephx";
+/// Tickets in a reply at most.
+const TICKETS_MAX: u32 = 32;
+
+/// A key of cephx: AES-128.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; KEY_LEN]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// From the text of a keyring: `key = AQ...==`.
+    pub fn from_base64(text: &str) -> Option<Self> {
+        let bytes = decode_base64(text.trim())?;
+        Self::read(&mut Reader::new(&bytes, WHAT)).ok()
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, AuthError> {
+        let kind = from.u16()?;
+        // When it was made does not matter.
+        from.take(8)?;
+        let len = usize::from(from.u16()?);
+        let bytes = from.take(len)?;
+        match bytes.try_into() {
+            Ok(bytes) if kind == CRYPTO_AES => Ok(Self(bytes)),
+            _ => Err(from.malformed().into()),
+        }
+    }
+
+    fn key(&self) -> UnboundCipherKey {
+        UnboundCipherKey::new(&AES_128, &self.0).expect("a key of the right length")
+    }
+
+    /// Encrypts with the marks that cephx puts before the content; the length goes in front.
+    fn seal(&self, content: &[u8], out: &mut Writer) {
+        let mut plain = Writer::new();
+        plain.u8(1).u64(MAGIC).raw(content);
+        let mut data = plain.finish();
+        let context = EncryptionContext::Iv128(FixedLength::from(IV));
+        let cipher = PaddedBlockEncryptingKey::cbc_pkcs7(self.key()).expect("AES in CBC mode");
+        cipher.less_safe_encrypt(&mut data, context).expect("a few bytes are encrypted");
+        out.blob(&data);
+    }
+
+    /// Decrypts what follows a length.
+    fn open(&self, from: &mut Reader<'_>) -> Result<Vec<u8>, AuthError> {
+        let mut data = from.blob()?.to_vec();
+        let cipher = PaddedBlockDecryptingKey::cbc_pkcs7(self.key()).expect("AES in CBC mode");
+        let context = DecryptionContext::Iv128(FixedLength::from(IV));
+        let plain = cipher.decrypt(&mut data, context).map_err(|_| AuthError::Decrypt)?;
+        let mut reader = Reader::new(plain, WHAT);
+        reader.u8()?;
+        if reader.u64()? != MAGIC {
+            return Err(AuthError::Decrypt);
+        }
+        Ok(reader.rest().to_vec())
+    }
+
+    /// The number that shows that we have the key.
+    fn answer(&self, server_challenge: u64, client_challenge: u64) -> u64 {
+        let mut challenges = Writer::new();
+        challenges.u64(server_challenge).u64(client_challenge);
+        let mut sealed = Writer::new();
+        self.seal(&challenges.finish(), &mut sealed);
+        let words = sealed.finish();
+        words.chunks_exact(8).fold(0, |sum, word| sum ^ u64::from_le_bytes(word.try_into().expect("8 bytes")))
+    }
+}
+
+/// A service's ticket, for its holder an opaque text, and the key that goes with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// Of [`entity`].
+    pub service: u32,
+    /// Shared with the service.
+    pub session: Secret,
+    /// Seconds for which it is valid.
+    pub valid_seconds: u32,
+    /// For the service.
+    pub blob: Vec<u8>,
+}
+
+/// The client's side, for one connection to a monitor.
+#[derive(Debug)]
+pub struct Client {
+    /// The part of the name behind `client.`.
+    id: String,
+    secret: Secret,
+    /// Services whose tickets are wanted too, of [`entity`].
+    services: u32,
+    challenged: bool,
+    tickets: Vec<Ticket>,
+}
+
+impl Client {
+    /// As `client.ID`, who has `secret`; with tickets for `services` (of [`entity`], added up).
+    pub fn new(id: impl Into<String>, secret: Secret, services: u32) -> Self {
+        Self { id: id.into(), secret, services, challenged: false, tickets: Vec::new() }
+    }
+
+    /// The tickets that came with authentication.
+    pub fn tickets(&self) -> &[Ticket] {
+        &self.tickets
+    }
+
+    fn read_tickets(&mut self, secret: &Secret, from: &mut Reader<'_>) -> Result<(), AuthError> {
+        from.u8()?;
+        let count = from.u32()?;
+        if count > TICKETS_MAX {
+            return Err(from.malformed().into());
+        }
+        for _ in 0..count {
+            let service = from.u32()?;
+            from.u8()?;
+            let content = secret.open(from)?;
+            let mut inner = Reader::new(&content, WHAT);
+            inner.u8()?;
+            let session = Secret::read(&mut inner)?;
+            let valid_seconds = inner.u32()?;
+            let encrypted = from.u8()? != 0;
+            // A ticket is encrypted once more when it replaces one, with that one's key.
+            let blob = match (encrypted, self.session_of(service)) {
+                (false, _) => from.blob()?.to_vec(),
+                (true, Some(before)) => Reader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
+                (true, None) => return Err(AuthError::Decrypt),
+            };
+            self.tickets.retain(|ticket| ticket.service != service);
+            self.tickets.push(Ticket { service, session, valid_seconds, blob });
+        }
+        Ok(())
+    }
+
+    fn session_of(&self, service: u32) -> Option<Secret> {
+        self.tickets.iter().find(|ticket| ticket.service == service).map(|ticket| ticket.session.clone())
+    }
+}
+
+impl AuthClient for Client {
+    fn method(&self) -> u32 {
+        method::CEPHX
+    }
+
+    fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
+        self.challenged = false;
+        let mut out = Writer::new();
+        out.u8(AUTH_MODE_MON).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(0);
+        out.finish()
+    }
+
+    fn more(&mut self, payload: &[u8], random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError> {
+        if std::mem::replace(&mut self.challenged, true) {
+            return Err(AuthError::OutOfTurn);
+        }
+        let mut reader = Reader::new(payload, WHAT);
+        reader.u8()?;
+        let server_challenge = reader.u64()?;
+        let client_challenge = random();
+        let mut out = Writer::new();
+        out.u16(GET_AUTH_SESSION_KEY).u8(3).u64(client_challenge);
+        out.u64(self.secret.answer(server_challenge, client_challenge));
+        // No old ticket.
+        out.u8(1).u64(0).blob(b"");
+        out.u32(u32::from(entity::AUTH) | self.services);
+        Ok(out.finish())
+    }
+
+    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<Keys, AuthError> {
+        if !self.challenged {
+            return Err(AuthError::OutOfTurn);
+        }
+        let mut reader = Reader::new(payload, WHAT);
+        let kind = reader.u16()?;
+        let status = reader.i32()?;
+        if status != 0 {
+            return Err(AuthError::Refused(status));
+        }
+        if kind != GET_AUTH_SESSION_KEY {
+            return Err(reader.malformed().into());
+        }
+        // Whoever can encrypt with our key is the monitor: this is its proof.
+        let secret = self.secret.clone();
+        self.read_tickets(&secret, &mut reader)?;
+        let session = self.session_of(u32::from(entity::AUTH)).ok_or(AuthError::Decrypt)?;
+        let connection = reader.blob()?;
+        let more = reader.blob()?;
+        let mut keys = Keys { session: session.0.to_vec(), ..Keys::default() };
+        if !connection.is_empty() {
+            let content = session.open(&mut Reader::new(connection, WHAT))?;
+            keys.connection = Reader::new(&content, WHAT).blob()?.to_vec();
+        } else if chosen == mode::SECURE {
+            return Err(AuthError::Decrypt);
+        }
+        if !more.is_empty() {
+            self.read_tickets(&session, &mut Reader::new(more, WHAT))?;
+        }
+        Ok(keys)
+    }
+}
+
+/// Standard base64 with padding; `None` when it is none.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=');
+    if text.len() % 4 != 0 || text.len() - digits.len() > 2 {
+        return None;
+    }
+    let (mut bits, mut count, mut out) = (0u32, 0, Vec::new());
+    for digit in digits.bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_out_of_a_keyring() {
+        // kind 1, made at 0, 16 bytes of 7.
+        let text = "AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==";
+        assert_eq!(Secret::from_base64(text), Some(Secret([7; 16])));
+        for text in ["", "AQ", "AQAAAAAAAAAAABAABwcHBw==", "A!==", "===="] {
+            assert_eq!(Secret::from_base64(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_sealed_opens_with_its_key_only() {
+        let secret = Secret([7; 16]);
+        for len in [0, 1, 6, 7, 8, 100] {
+            let content = vec![9; len];
+            let mut out = Writer::new();
+            secret.seal(&content, &mut out);
+            let bytes = out.finish();
+            assert_eq!(secret.open(&mut Reader::new(&bytes, WHAT)), Ok(content));
+            assert!(Secret([8; 16]).open(&mut Reader::new(&bytes, WHAT)).is_err());
+        }
+    }
+
+    /// A monitor, as far as this client can tell.
+    fn reply(secret: &Secret, session: &Secret, connection: Option<&[u8]>) -> Vec<u8> {
+        let mut ticket = Writer::new();
+        ticket.u8(1).u16(CRYPTO_AES).u64(0).u16(16).raw(&session.0).u32(3600).u32(0);
+        let mut out = Writer::new();
+        out.u16(GET_AUTH_SESSION_KEY).i32(0).u8(1).u32(1).u32(u32::from(entity::AUTH)).u8(1);
+        secret.seal(&ticket.finish(), &mut out);
+        out.u8(0).blob(b"ticket");
+        let mut sealed = Writer::new();
+        if let Some(connection) = connection {
+            let mut content = Writer::new();
+            content.blob(connection);
+            session.seal(&content.finish(), &mut sealed);
+        }
+        out.blob(&sealed.finish()).blob(b"");
+        out.finish()
+    }
+
+    fn challenged() -> Client {
+        let mut client = Client::new("admin", Secret([7; 16]), 0);
+        client.begin(&[2], &mut || 0);
+        let mut challenge = Writer::new();
+        challenge.u8(1).u64(0x1234);
+        client.more(&challenge.finish(), &mut || 5).expect("answered");
+        client
+    }
+
+    #[test]
+    fn a_ticket_brings_the_keys() {
+        let session = Secret([3; 16]);
+        let keys = challenged().done(mode::SECURE, &reply(&Secret([7; 16]), &session, Some(&[4; 64]))).expect("keys");
+        assert_eq!((keys.session, keys.connection), (vec![3; 16], vec![4; 64]));
+        let mut client = challenged();
+        client.done(mode::CRC, &reply(&Secret([7; 16]), &session, None)).expect("keys");
+        assert_eq!(client.tickets()[0].blob, b"ticket");
+    }
+
+    #[test]
+    fn a_monitor_without_our_key_is_not_believed() {
+        let session = Secret([3; 16]);
+        let reply = reply(&Secret([6; 16]), &session, None);
+        assert!(challenged().done(mode::CRC, &reply).is_err());
+    }
+
+    #[test]
+    fn secure_mode_without_a_secret_is_refused() {
+        let reply = reply(&Secret([7; 16]), &Secret([3; 16]), None);
+        assert_eq!(challenged().done(mode::SECURE, &reply), Err(AuthError::Decrypt));
+    }
+
+    #[test]
+    fn truncated_replies_are_errors() {
+        let whole = reply(&Secret([7; 16]), &Secret([3; 16]), Some(&[4; 64]));
+        for len in 0..whole.len() {
+            assert!(challenged().done(mode::SECURE, &whole[..len]).is_err(), "{len} bytes");
+        }
+    }
+}

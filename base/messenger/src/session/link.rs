@@ -1,0 +1,607 @@
+//! One connection, from its banner to the agreement on a session.
+
+use std::rc::Rc;
+
+use forebay_reactor::{BufList, BufMut};
+
+use super::Violation;
+use super::auth::{AuthClient, AuthError, AuthServer, Keys, ServerStep, same};
+use crate::wire::control::{
+    AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthRequestMore, AuthSignature, ClientIdent, Control,
+    FLAG_LOSSY, Hello, IdentMissingFeatures, Reconnect, ReconnectOk, Reset, Retry, RetryGlobal, ServerIdent, mode,
+};
+use crate::wire::{Banner, Decoder, Direction, Encoder, EntityAddr, Frame, Limits, Next, Pools, Tag, Want};
+
+/// Bytes that either side says before authentication is done, at most.
+const TRANSCRIPT_MAX: usize = 64 << 10;
+/// Requests for authentication that a server hears on a connection.
+const AUTH_REQUESTS_MAX: u32 = 3;
+/// Times that a client lets itself be told to try again on a connection.
+const RETRIES_MAX: u32 = 16;
+/// Before the peer has authenticated it sends nothing long.
+const LIMITS_BEFORE_AUTH: Limits = Limits { control_max: 16 << 10, front_max: 0, middle_max: 0, data_max: 0 };
+
+const EACCES: i32 = 13;
+const EOPNOTSUPP: i32 = 95;
+
+/// What a client is set up with.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// What we are, of [`entity`](crate::wire::entity).
+    pub entity: u8,
+    /// What the peer must be; `None` for whatever it is.
+    pub peer_entity: Option<u8>,
+    /// Our own addresses.
+    pub addrs: Vec<EntityAddr>,
+    /// Whom we want to reach.
+    pub target: EntityAddr,
+    /// Our number.
+    pub gid: u64,
+    /// Of [`mode`], the most wanted first.
+    pub modes: Vec<u32>,
+    /// Features of messages that we know.
+    pub supported: u64,
+    /// Features of messages that we ask for.
+    pub required: u64,
+    /// No session is kept across connections.
+    pub lossy: bool,
+    /// Segments carry checksums in crc mode; both sides must agree on it beforehand.
+    pub checksum: bool,
+}
+
+/// What a server is set up with.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// What we are, of [`entity`](crate::wire::entity).
+    pub entity: u8,
+    /// Where the client is, as we see it.
+    pub peer: EntityAddr,
+    /// Of [`mode`]: those that are taken.
+    pub modes: Vec<u32>,
+    /// Segments carry checksums in crc mode; both sides must agree on it beforehand.
+    pub checksum: bool,
+}
+
+/// The session that a client begins or goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resume {
+    /// Our name for it; zero for a lossy one.
+    pub client_cookie: u64,
+    /// The server's name for it; zero to begin one.
+    pub server_cookie: u64,
+    /// Counts our connections.
+    pub global_seq: u64,
+    /// Counts the attempts of this session to reconnect.
+    pub connect_seq: u64,
+    /// The highest sequence number received.
+    pub in_seq: u64,
+}
+
+/// What a server is asked by a client that has authenticated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// For a new session.
+    Ident(ClientIdent),
+    /// To go on with one.
+    Reconnect(Reconnect),
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// A session begins.
+    Ident(ServerIdent),
+    /// The client lacks these features.
+    Missing(u64),
+    /// The session goes on; the highest sequence number received.
+    ReconnectOk(u64),
+    /// There is no such session (any more).
+    Reset,
+    /// A later attempt was seen: this one.
+    Retry(u64),
+    /// A later connection was seen: this one.
+    RetryGlobal(u64),
+}
+
+/// How a client's session came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is new.
+    Fresh,
+    /// It goes on; the server has received everything up to this sequence number.
+    Resumed(u64),
+}
+
+/// What both sides agreed upon, for the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Established {
+    /// How the session came about.
+    pub outcome: Outcome,
+    /// The server has lost the session that we wanted to go on with: all of it (`true`), or its half.
+    pub reset: Option<bool>,
+    /// The numbers to go on with next time.
+    pub resume: Resume,
+    /// No session is kept across connections.
+    pub lossy: bool,
+    /// The server's own addresses; empty when the session goes on.
+    pub peer_addrs: Vec<EntityAddr>,
+    /// Features of messages that both know; zero when the session goes on.
+    pub features: u64,
+}
+
+/// What a look at the received bytes came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// More has to be received.
+    Hungry,
+    /// Of a server: the client asks; [`Link::answer`] is next.
+    Asked(Asked),
+    /// Of a client: the session begins or goes on.
+    Established(Box<Established>),
+}
+
+/// What is going on; also its name in errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Banner,
+    Hello,
+    Auth,
+    AuthMore,
+    Signature,
+    Ident,
+    Reconnect,
+    Asked,
+    Over,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Banner => "banners are exchanged",
+            Self::Hello => "hellos are exchanged",
+            Self::Auth | Self::AuthMore => "the client authenticates",
+            Self::Signature => "signatures are exchanged",
+            Self::Ident => "a session is begun",
+            Self::Reconnect => "a session is resumed",
+            Self::Asked => "the client waits for an answer",
+            Self::Over => "the handshake is over",
+        }
+    }
+}
+
+enum Role {
+    Client { config: ClientConfig, auth: Box<dyn AuthClient>, resume: Resume, retries: u32, reset: Option<bool> },
+    Server { config: ServerConfig, auth: Box<dyn AuthServer>, requests: u32, refused: Option<AuthError>, name: String },
+}
+
+/// All that was said before authentication was done.
+#[derive(Default)]
+struct Transcript {
+    received: Vec<u8>,
+    sent: Vec<u8>,
+}
+
+/// One connection, from its banner to the agreement on a session.
+pub struct Link {
+    role: Role,
+    state: State,
+    decoder: Decoder,
+    encoder: Encoder,
+    out: BufList,
+    transcript: Option<Transcript>,
+    keys: Keys,
+    /// What the peer's signature must be.
+    expected: [u8; 32],
+    mode: u32,
+    peer_entity: u8,
+}
+
+impl Link {
+    /// As a client that begins or goes on with a session.
+    pub fn client(config: ClientConfig, auth: Box<dyn AuthClient>, resume: Resume, pools: Rc<Pools>) -> Self {
+        let checksum = config.checksum;
+        Self::new(Role::Client { config, auth, resume, retries: 0, reset: None }, checksum, pools)
+    }
+
+    /// As a server.
+    pub fn server(config: ServerConfig, auth: Box<dyn AuthServer>, pools: Rc<Pools>) -> Self {
+        let checksum = config.checksum;
+        let role = Role::Server { config, auth, requests: 0, refused: None, name: String::new() };
+        Self::new(role, checksum, pools)
+    }
+
+    fn new(role: Role, checksum: bool, pools: Rc<Pools>) -> Self {
+        let mut link = Self {
+            role,
+            state: State::Banner,
+            decoder: Decoder::new(pools.clone(), LIMITS_BEFORE_AUTH, checksum),
+            encoder: Encoder::new(pools, checksum),
+            out: BufList::new(),
+            transcript: Some(Transcript::default()),
+            keys: Keys::default(),
+            expected: [0; 32],
+            mode: 0,
+            peer_entity: 0,
+        };
+        let mut bytes = BufList::new();
+        bytes.push(BufMut::copy_of(&Banner::OURS.encode()).freeze());
+        link.queue(bytes);
+        link
+    }
+
+    /// What is to be sent.
+    pub fn output(&mut self) -> BufList {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Into what to receive.
+    pub fn want(&mut self) -> Want {
+        self.decoder.want()
+    }
+
+    /// Takes back the buffer of [`want`](Self::want), into which `got` bytes were received.
+    pub fn received(&mut self, buf: BufMut, got: usize) {
+        self.decoder.received(buf, got);
+    }
+
+    /// Takes some of `bytes` as if they had just been received; returns how many.
+    pub fn feed(&mut self, bytes: &[u8]) -> usize {
+        self.decoder.feed(bytes)
+    }
+
+    /// What is going on, for people.
+    pub fn state(&self) -> &'static str {
+        self.state.name()
+    }
+
+    /// Of a server: why it has not believed the client so far.
+    pub fn refused(&self) -> Option<&AuthError> {
+        match &self.role {
+            Role::Server { refused, .. } => refused.as_ref(),
+            Role::Client { .. } => None,
+        }
+    }
+
+    /// Of a server: who the client is; empty without authentication.
+    pub fn client_name(&self) -> &str {
+        match &self.role {
+            Role::Server { name, .. } => name,
+            Role::Client { .. } => "",
+        }
+    }
+
+    /// What the peer is, of [`entity`](crate::wire::entity); known after its hello.
+    pub fn peer_entity(&self) -> u8 {
+        self.peer_entity
+    }
+
+    /// The mode that was picked, of [`mode`]; known after authentication.
+    pub fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    /// The two halves, to go on with messages, and what is still to be sent.
+    pub fn into_parts(self) -> (Decoder, Encoder, BufList) {
+        (self.decoder, self.encoder, self.out)
+    }
+
+    fn queue(&mut self, bytes: BufList) {
+        if let Some(transcript) = &mut self.transcript {
+            bytes.parts().iter().for_each(|part| transcript.sent.extend_from_slice(part));
+        }
+        self.out.append(bytes);
+    }
+
+    fn send<C: Control>(&mut self, payload: &C) -> Result<(), Violation> {
+        let mut bytes = BufList::new();
+        self.encoder.control(C::TAG, &payload.encode(), &mut bytes)?;
+        self.queue(bytes);
+        Ok(())
+    }
+
+    /// Works on what was received.  `random` brings numbers that nobody can guess.
+    ///
+    /// # Errors
+    /// The connection must be ended; nobody else is concerned.
+    pub fn step(&mut self, random: &mut dyn FnMut() -> u64) -> Result<Progress, Violation> {
+        loop {
+            if self.state == State::Banner {
+                let Some((banner, bytes)) = self.decoder.banner()? else { return Ok(Progress::Hungry) };
+                if let Some((lacks, wants)) = Banner::OURS.disagreement(&banner) {
+                    return Err(Violation::Features { lacks, wants });
+                }
+                if let Some(transcript) = &mut self.transcript {
+                    transcript.received.extend_from_slice(&bytes);
+                }
+                let (entity, peer) = match &self.role {
+                    Role::Client { config, .. } => (config.entity, config.target),
+                    Role::Server { config, .. } => (config.entity, config.peer),
+                };
+                self.state = State::Hello;
+                self.send(&Hello { entity, peer })?;
+            }
+            let transcript = &mut self.transcript;
+            let next = self.decoder.next(
+                |_| true,
+                |bytes| {
+                    if let Some(transcript) = transcript {
+                        transcript.received.extend_from_slice(bytes);
+                    }
+                },
+            )?;
+            if self.transcript.as_ref().is_some_and(|transcript| transcript.received.len() > TRANSCRIPT_MAX) {
+                return Err(Violation::TooMuchBeforeAuth(TRANSCRIPT_MAX));
+            }
+            let Next::Frame(frame) = next else { return Ok(Progress::Hungry) };
+            if let Some(progress) = self.frame(&frame, random)? {
+                return Ok(progress);
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: &Frame, random: &mut dyn FnMut() -> u64) -> Result<Option<Progress>, Violation> {
+        let client = matches!(self.role, Role::Client { .. });
+        let payload = frame.first();
+        match (self.state, frame.tag, client) {
+            (State::Hello, Tag::Hello, _) => self.hello(&Hello::decode(payload)?, random)?,
+            (State::Auth | State::AuthMore, Tag::AuthBadMethod, true) => {
+                let refusal = AuthBadMethod::decode(payload)?;
+                let AuthBadMethod { method, result, methods, modes } = refusal;
+                return Err(Violation::MethodRefused { method, result, methods, modes });
+            }
+            (State::Auth | State::AuthMore, Tag::AuthReplyMore, true) => {
+                let step = AuthReplyMore::decode(payload)?;
+                let Role::Client { auth, .. } = &mut self.role else { unreachable!("a client") };
+                let payload = auth.more(&step.payload, random)?;
+                self.state = State::AuthMore;
+                self.send(&AuthRequestMore { payload })?;
+            }
+            (State::Auth | State::AuthMore, Tag::AuthDone, true) => self.auth_done(&AuthDone::decode(payload)?)?,
+            (State::Auth, Tag::AuthRequest, false) => self.auth_request(&AuthRequest::decode(payload)?, random)?,
+            (State::AuthMore, Tag::AuthRequestMore, false) => {
+                let step = AuthRequestMore::decode(payload)?;
+                let Role::Server { auth, .. } = &mut self.role else { unreachable!("a server") };
+                let step = auth.more(&step.payload);
+                self.auth_step(step)?;
+            }
+            (State::Signature, Tag::AuthSignature, _) => self.signature(&AuthSignature::decode(payload)?)?,
+            (State::Ident, Tag::ServerIdent, true) => {
+                return self.server_ident(ServerIdent::decode(payload)?).map(Some);
+            }
+            (State::Ident, Tag::IdentMissingFeatures, true) => {
+                return Err(Violation::MessageFeatures(IdentMissingFeatures::decode(payload)?.features));
+            }
+            (State::Ident | State::Reconnect, Tag::Wait, true) => return Err(Violation::Wait),
+            (State::Reconnect, Tag::SessionReset, true) => {
+                let full = Reset::decode(payload)?.full;
+                let Role::Client { resume, reset, .. } = &mut self.role else { unreachable!("a client") };
+                *reset = Some(full);
+                let client_cookie = if full { random().max(1) } else { resume.client_cookie };
+                *resume = Resume { client_cookie, global_seq: resume.global_seq, ..Resume::default() };
+                self.begin_session()?;
+            }
+            (State::Reconnect, Tag::SessionRetry, true) => {
+                let seen = Retry::decode(payload)?.connect_seq;
+                self.retry(|resume| resume.connect_seq = seen.saturating_add(1))?;
+            }
+            (State::Reconnect, Tag::SessionRetryGlobal, true) => {
+                let seen = RetryGlobal::decode(payload)?.global_seq;
+                self.retry(|resume| resume.global_seq = resume.global_seq.max(seen).saturating_add(1))?;
+            }
+            (State::Reconnect, Tag::SessionReconnectOk, true) => {
+                let Role::Client { config, resume, .. } = &self.role else { unreachable!("a client") };
+                let established = Established {
+                    outcome: Outcome::Resumed(ReconnectOk::decode(payload)?.msg_seq),
+                    reset: None,
+                    resume: *resume,
+                    lossy: config.lossy,
+                    peer_addrs: Vec::new(),
+                    features: 0,
+                };
+                self.state = State::Over;
+                return Ok(Some(Progress::Established(Box::new(established))));
+            }
+            (State::Ident, Tag::ClientIdent, false) => {
+                self.state = State::Asked;
+                return Ok(Some(Progress::Asked(Asked::Ident(ClientIdent::decode(payload)?))));
+            }
+            (State::Ident, Tag::SessionReconnect, false) => {
+                self.state = State::Asked;
+                return Ok(Some(Progress::Asked(Asked::Reconnect(Reconnect::decode(payload)?))));
+            }
+            (state, tag, _) => return Err(Violation::Unexpected { tag, state: state.name() }),
+        }
+        Ok(None)
+    }
+
+    fn hello(&mut self, hello: &Hello, random: &mut dyn FnMut() -> u64) -> Result<(), Violation> {
+        self.peer_entity = hello.entity;
+        self.state = State::Auth;
+        let Role::Client { config, auth, .. } = &mut self.role else { return Ok(()) };
+        if let Some(wanted) = config.peer_entity
+            && wanted != hello.entity
+        {
+            let text = |entity: u8| format!("{} (a kind {entity:#x})", config.target);
+            return Err(Violation::WrongPeer { target: text(wanted), found: text(hello.entity) });
+        }
+        let modes = config.modes.clone();
+        let request = AuthRequest { method: auth.method(), payload: auth.begin(&modes, random), modes };
+        self.send(&request)
+    }
+
+    fn auth_request(&mut self, request: &AuthRequest, random: &mut dyn FnMut() -> u64) -> Result<(), Violation> {
+        let Role::Server { config, auth, requests, .. } = &mut self.role else { unreachable!("a server") };
+        *requests += 1;
+        let mode = request.modes.iter().copied().find(|mode| config.modes.contains(mode));
+        let known = auth.methods().contains(&request.method);
+        let step = match mode {
+            Some(mode) if known => {
+                self.mode = mode;
+                auth.begin(request, mode, random)
+            }
+            _ => Err(AuthError::Method(request.method)),
+        };
+        self.auth_step_for(request.method, step)
+    }
+
+    fn auth_step(&mut self, step: Result<ServerStep, AuthError>) -> Result<(), Violation> {
+        let Role::Server { auth, .. } = &self.role else { unreachable!("a server") };
+        let method = auth.methods().first().copied().unwrap_or_default();
+        self.auth_step_for(method, step)
+    }
+
+    /// Sends what a server's step of authentication came to.
+    fn auth_step_for(&mut self, method: u32, step: Result<ServerStep, AuthError>) -> Result<(), Violation> {
+        match step {
+            Ok(ServerStep::More(payload)) => {
+                self.state = State::AuthMore;
+                self.send(&AuthReplyMore { payload })
+            }
+            Ok(ServerStep::Done { payload, keys, name: client }) => {
+                let Role::Server { name, refused, .. } = &mut self.role else { unreachable!("a server") };
+                *name = client;
+                *refused = None;
+                let done = AuthDone { global_id: keys.global_id, mode: self.mode, payload };
+                self.keys = keys;
+                self.send(&done)?;
+                self.protect(false)
+            }
+            Err(error) => {
+                let Role::Server { config, auth, requests, refused, .. } = &mut self.role else {
+                    unreachable!("a server")
+                };
+                if *requests >= AUTH_REQUESTS_MAX {
+                    return Err(error.into());
+                }
+                let result = if matches!(error, AuthError::Method(_)) { -EOPNOTSUPP } else { -EACCES };
+                let refusal = AuthBadMethod { method, result, methods: auth.methods(), modes: config.modes.clone() };
+                *refused = Some(error);
+                self.state = State::Auth;
+                self.send(&refusal)
+            }
+        }
+    }
+
+    fn auth_done(&mut self, done: &AuthDone) -> Result<(), Violation> {
+        let Role::Client { config, auth, .. } = &mut self.role else { unreachable!("a client") };
+        if !config.modes.contains(&done.mode) {
+            return Err(Violation::ModeNotOffered(done.mode));
+        }
+        self.mode = done.mode;
+        self.keys = Keys { global_id: done.global_id, ..auth.done(done.mode, &done.payload)? };
+        self.protect(true)
+    }
+
+    /// Begins the mode that was picked, and signs what came before.
+    fn protect(&mut self, client: bool) -> Result<(), Violation> {
+        if self.mode == mode::SECURE {
+            let (receive, send) = Direction::pair(&self.keys.connection, client)?;
+            self.decoder.secure(receive);
+            self.encoder.secure(send);
+        }
+        self.state = State::Signature;
+        let transcript = self.transcript.take().expect("authentication is done once");
+        let signature = AuthSignature { signature: self.keys.sign(&transcript.received) };
+        self.expected = self.keys.sign(&transcript.sent);
+        self.send(&signature)
+    }
+
+    fn signature(&mut self, signature: &AuthSignature) -> Result<(), Violation> {
+        if !same(&signature.signature, &self.expected) {
+            return Err(Violation::Signature);
+        }
+        self.decoder.set_limits(Limits { control_max: Limits::default().control_max, ..LIMITS_BEFORE_AUTH });
+        self.state = State::Ident;
+        match self.role {
+            Role::Client { .. } => self.begin_session(),
+            Role::Server { .. } => Ok(()),
+        }
+    }
+
+    /// Asks the server for a session, new or not.
+    fn begin_session(&mut self) -> Result<(), Violation> {
+        let Role::Client { config, resume, .. } = &self.role else { unreachable!("a client") };
+        if resume.server_cookie != 0 {
+            let reconnect = Reconnect {
+                addrs: config.addrs.clone(),
+                client_cookie: resume.client_cookie,
+                server_cookie: resume.server_cookie,
+                global_seq: resume.global_seq,
+                connect_seq: resume.connect_seq,
+                msg_seq: resume.in_seq,
+            };
+            self.state = State::Reconnect;
+            return self.send(&reconnect);
+        }
+        let ident = ClientIdent {
+            addrs: config.addrs.clone(),
+            target: config.target,
+            // With cephx our number is the one that the monitor gave us.
+            gid: if self.keys.global_id != 0 { self.keys.global_id } else { config.gid },
+            global_seq: resume.global_seq,
+            supported: config.supported,
+            required: config.required,
+            flags: if config.lossy { FLAG_LOSSY } else { 0 },
+            cookie: if config.lossy { 0 } else { resume.client_cookie },
+        };
+        self.state = State::Ident;
+        self.send(&ident)
+    }
+
+    fn retry(&mut self, change: impl FnOnce(&mut Resume)) -> Result<(), Violation> {
+        let Role::Client { resume, retries, .. } = &mut self.role else { unreachable!("a client") };
+        *retries += 1;
+        if *retries > RETRIES_MAX {
+            return Err(Violation::Retries);
+        }
+        change(resume);
+        self.begin_session()
+    }
+
+    fn server_ident(&mut self, ident: ServerIdent) -> Result<Progress, Violation> {
+        let Role::Client { config, resume, reset, .. } = &self.role else { unreachable!("a client") };
+        if !ident.addrs.iter().any(|addr| config.target.means(addr)) {
+            let found: Vec<String> = ident.addrs.iter().map(ToString::to_string).collect();
+            return Err(Violation::WrongPeer { target: config.target.to_string(), found: found.join(", ") });
+        }
+        let lacks = config.required & !ident.supported;
+        if lacks != 0 {
+            return Err(Violation::MessageFeatures(lacks));
+        }
+        let lossy = config.lossy || ident.flags & FLAG_LOSSY != 0;
+        let established = Established {
+            outcome: Outcome::Fresh,
+            reset: *reset,
+            resume: Resume { server_cookie: if lossy { 0 } else { ident.cookie }, ..*resume },
+            lossy,
+            features: config.supported & ident.supported,
+            peer_addrs: ident.addrs,
+        };
+        self.state = State::Over;
+        Ok(Progress::Established(Box::new(established)))
+    }
+
+    /// Of a server: answers what it was asked.  True when the connection is ready for messages.
+    ///
+    /// # Panics
+    /// When nothing was asked.
+    pub fn answer(&mut self, answer: &Answer) -> Result<bool, Violation> {
+        assert_eq!(self.state, State::Asked, "an answer without a question");
+        self.state = match answer {
+            Answer::Ident(_) | Answer::ReconnectOk(_) => State::Over,
+            _ => State::Ident,
+        };
+        match answer {
+            Answer::Ident(ident) => self.send(ident)?,
+            Answer::Missing(features) => self.send(&IdentMissingFeatures { features: *features })?,
+            Answer::ReconnectOk(msg_seq) => self.send(&ReconnectOk { msg_seq: *msg_seq })?,
+            Answer::Reset => self.send(&Reset { full: true })?,
+            Answer::Retry(connect_seq) => self.send(&Retry { connect_seq: *connect_seq })?,
+            Answer::RetryGlobal(global_seq) => self.send(&RetryGlobal { global_seq: *global_seq })?,
+        }
+        Ok(self.state == State::Over)
+    }
+}
+
+#[cfg(test)]
+mod tests;
