@@ -197,8 +197,9 @@ impl Layout {
     /// The preamble's bytes.
     pub fn preamble(&self, aligns: [u16; SEGMENTS_MAX]) -> [u8; PREAMBLE_LEN] {
         let mut preamble = Preamble { tag: self.tag as u8, count: self.count as u8, ..Preamble::default() };
-        for at in 0..self.count {
-            preamble.segments[at] = SegmentDesc { len: self.lens[at].into(), align: aligns[at].into() };
+        let described = self.lens.iter().zip(aligns).take(self.count);
+        for (segment, (&len, align)) in preamble.segments.iter_mut().zip(described) {
+            *segment = SegmentDesc { len: len.into(), align: align.into() };
         }
         preamble.crc = preamble_crc(&preamble.as_bytes()[..PREAMBLE_LEN - CRC_LEN]).into();
         zerocopy::transmute!(preamble)
@@ -222,16 +223,16 @@ impl Layout {
             return Err(WireError::BadSegments { tag, count: preamble.count, last });
         }
         let mut lens = [0; SEGMENTS_MAX];
-        for at in 0..count {
-            lens[at] = preamble.segments[at].len.get();
+        for (at, (len, segment)) in lens.iter_mut().zip(&preamble.segments).take(count).enumerate() {
+            *len = segment.len.get();
             let max = match (tag, at) {
                 (Tag::Message, 1) => limits.front_max,
                 (Tag::Message, 2) => limits.middle_max,
                 (Tag::Message, 3) => limits.data_max,
                 _ => limits.control_max,
             };
-            if lens[at] > max {
-                return Err(WireError::TooLong { tag, segment: at, len: lens[at], max });
+            if *len > max {
+                return Err(WireError::TooLong { tag, segment: at, len: *len, max });
             }
         }
         Ok(Self { tag, count, lens })
