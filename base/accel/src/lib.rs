@@ -3,6 +3,7 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`crc32c`] | checksums (RFC 3720), which every stored block and every frame carries |
+//! | [`erasure`] | Reed-Solomon codes, byte-identical with ISA-L and jerasure |
 //! | [`compress`] | codecs, and the engines that run them |
 //! | [`crypto`] | encryption |
 //! | [`mod@tier`] | which instructions may be used; `FOREBAY_ACCEL` |
@@ -13,7 +14,9 @@
 pub mod compress;
 pub mod crc32c;
 pub mod crypto;
+pub mod erasure;
 pub mod perf;
 pub mod tier;
+mod vector;
 
 pub use tier::Tier;

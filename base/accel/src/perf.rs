@@ -30,7 +30,7 @@ impl Variant {
 
 /// Every kernel of this crate that can be timed.
 pub fn kernels() -> Vec<Kernel> {
-    let rooms: [fn() -> Vec<Kernel>; 1] = [crate::crc32c::perf];
+    let rooms: [fn() -> Vec<Kernel>; 2] = [crate::crc32c::perf, crate::erasure::perf];
     rooms.iter().flat_map(|room| room()).collect()
 }
 

@@ -1,0 +1,217 @@
+//! A code: its shape and matrix, encoding, and updating parity.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::chunks::{common_len, parts_len, walk};
+use super::matrix::{Construction, parity_rows};
+use super::plan::{Placement, Plan};
+use crate::tier::{Tier, TierError};
+
+/// The fewest data chunks.
+pub const K_MIN: usize = 2;
+
+/// The most data chunks.
+pub const K_MAX: usize = 32;
+
+/// The most parity chunks.
+pub const M_MAX: usize = 16;
+
+/// Why chunks could not be encoded or rebuilt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodeError {
+    /// No code has this shape.
+    #[error("a code has 2 to 32 data chunks and 1 to 16 parity chunks, not {k}/{m}")]
+    Shape {
+        /// Data chunks asked for.
+        k: usize,
+        /// Parity chunks asked for.
+        m: usize,
+    },
+    /// The tier cannot be used here.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// Another number of chunks was given than the code has.
+    #[error("{expected} {what} chunks are needed, and {found} were given")]
+    Count {
+        /// Which chunks: `data` or `parity`.
+        what: &'static str,
+        /// How many there must be.
+        expected: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// The chunks differ in length.
+    #[error("the chunks differ in length: {expected} bytes, and {found}")]
+    Length {
+        /// The first chunk's length in bytes.
+        expected: usize,
+        /// Another's.
+        found: usize,
+    },
+    /// A chunk's number is not in the code, or stands twice in the lists of a call.
+    #[error("chunk {0} is not in the code, or was named twice")]
+    Chunk(usize),
+    /// What is left does not suffice: fewer than `k` chunks, or (only with [`Construction::Vandermonde`]) chunks whose
+    /// rows are dependent.
+    #[error("the chunks that are left do not determine the ones that are lost")]
+    Lost,
+}
+
+/// A Reed-Solomon code, ready to encode.  Cloning is cheap.
+#[derive(Clone)]
+pub struct Code {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    construction: Construction,
+    k: usize,
+    m: usize,
+    tier: Tier,
+    /// The generator's rows that make parity, `m` of `k` bytes.
+    parity: Vec<u8>,
+    encode: Plan,
+    /// For each data chunk what a change of it does to the parity: as the sum of its old and its new content.
+    updates: Vec<Plan>,
+}
+
+impl Code {
+    /// A code of `k` data and `m` parity chunks, for the tier in use.
+    ///
+    /// # Errors
+    /// [`CodeError::Shape`]: `k` is not in 2..=32, or `m` not in 1..=16.
+    pub fn new(construction: Construction, k: usize, m: usize) -> Result<Self, CodeError> {
+        Self::with_tier(construction, k, m, Tier::current())
+    }
+
+    /// A code that uses a certain tier.
+    ///
+    /// # Errors
+    /// As for [`Code::new`], and [`CodeError::Tier`] where the processor lacks it.
+    pub fn with_tier(construction: Construction, k: usize, m: usize, tier: Tier) -> Result<Self, CodeError> {
+        const K: RangeInclusive<usize> = K_MIN..=K_MAX;
+        if !K.contains(&k) || !(1..=M_MAX).contains(&m) {
+            return Err(CodeError::Shape { k, m });
+        }
+        if !tier.is_available() {
+            return Err(TierError::Absent(tier).into());
+        }
+        let parity = parity_rows(construction, k, m);
+        let encode = Plan::new(tier, k, &parity);
+        let column = |at: usize| -> Vec<u8> { parity.chunks_exact(k).flat_map(|row| [row[at], row[at]]).collect() };
+        let updates = (0..k).map(|at| Plan::new(tier, 2, &column(at))).collect();
+        Ok(Self { inner: Arc::new(Inner { construction, k, m, tier, parity, encode, updates }) })
+    }
+
+    /// Data chunks.
+    pub fn k(&self) -> usize {
+        self.inner.k
+    }
+
+    /// Parity chunks, and so the losses that can be repaired.
+    pub fn m(&self) -> usize {
+        self.inner.m
+    }
+
+    /// Where the coefficients come from.
+    pub fn construction(&self) -> Construction {
+        self.inner.construction
+    }
+
+    /// The tier whose kernels are used.
+    pub fn tier(&self) -> Tier {
+        self.inner.tier
+    }
+
+    /// The coefficients of the parity: `m` rows of `k` bytes, as ISA-L and jerasure lay them out.
+    pub fn parity_matrix(&self) -> &[u8] {
+        &self.inner.parity
+    }
+
+    /// Makes the parity of `data`: `k` chunks and `m` chunks, all of one length, aligned anyhow.
+    ///
+    /// # Errors
+    /// [`CodeError::Count`], [`CodeError::Length`]; then nothing was written.
+    pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) -> Result<(), CodeError> {
+        self.encode_to(data, parity, Placement::Auto)
+    }
+
+    /// [`Code::encode`], told whether the parity should be left in the caches.
+    ///
+    /// # Errors
+    /// As for [`Code::encode`].
+    pub fn encode_to(&self, data: &[&[u8]], parity: &mut [&mut [u8]], placement: Placement) -> Result<(), CodeError> {
+        self.counts(data.len(), parity.len())?;
+        let len = common_len(data.iter().map(|chunk| chunk.len()).chain(parity.iter().map(|chunk| chunk.len())))?;
+        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); M_MAX]);
+        inputs.iter_mut().zip(data).for_each(|(input, chunk)| *input = chunk.as_ptr());
+        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
+        // SAFETY: every chunk has `len` bytes; parity comes from exclusive references, so it overlaps nothing.
+        unsafe { self.inner.encode.run(&inputs[..self.k()], &outputs[..self.m()], len, false, placement) };
+        Ok(())
+    }
+
+    /// [`Code::encode`] for chunks that lie in several parts each; where one chunk is cut says nothing about another.
+    ///
+    /// # Errors
+    /// As for [`Code::encode`]; lengths are those of whole chunks.
+    pub fn encode_parts(&self, data: &[&[&[u8]]], parity: &mut [&mut [&mut [u8]]]) -> Result<(), CodeError> {
+        self.counts(data.len(), parity.len())?;
+        let sources = data.iter().map(|chunk| parts_len(chunk));
+        let len = common_len(sources.chain(parity.iter().map(|chunk| parts_len(chunk))))?;
+        let placement = Placement::Auto.judge((data.len() + parity.len()).saturating_mul(len));
+        let outputs = parity.iter_mut().map(|chunk| &mut **chunk);
+        walk(data.iter().copied(), outputs, |inputs, outputs, count| {
+            // SAFETY: `walk` hands out pointers that are good for `count` bytes and exclusive where they are written.
+            unsafe { self.inner.encode.run(inputs, outputs, count, false, placement) }
+        });
+        Ok(())
+    }
+
+    /// Brings parity up to date after a part of one data chunk has changed from `old` to `new`: `parity` holds the same
+    /// range of each parity chunk.
+    ///
+    /// # Errors
+    /// [`CodeError::Chunk`] where `chunk` is no data chunk; [`CodeError::Count`], [`CodeError::Length`].  Then nothing
+    /// was written.
+    pub fn update(&self, chunk: usize, old: &[u8], new: &[u8], parity: &mut [&mut [u8]]) -> Result<(), CodeError> {
+        self.change(chunk, &[old, new], parity)
+    }
+
+    /// [`Code::update`] by the difference (the exclusive or) of old and new, for who has computed that already.
+    ///
+    /// # Errors
+    /// As for [`Code::update`].
+    pub fn update_by(&self, chunk: usize, difference: &[u8], parity: &mut [&mut [u8]]) -> Result<(), CodeError> {
+        self.change(chunk, &[difference], parity)
+    }
+
+    fn change(&self, chunk: usize, sources: &[&[u8]], parity: &mut [&mut [u8]]) -> Result<(), CodeError> {
+        let plan = self.inner.updates.get(chunk).ok_or(CodeError::Chunk(chunk))?;
+        self.counts(self.k(), parity.len())?;
+        let lens = sources.iter().map(|source| source.len()).chain(parity.iter().map(|chunk| chunk.len()));
+        let len = common_len(lens)?;
+        let inputs: [*const u8; 2] = [sources[0].as_ptr(), sources[sources.len() - 1].as_ptr()];
+        let mut outputs = [std::ptr::null_mut(); M_MAX];
+        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
+        // SAFETY: everything has `len` bytes; parity comes from exclusive references.
+        unsafe { plan.run(&inputs[..sources.len()], &outputs[..self.m()], len, true, Placement::Auto) };
+        Ok(())
+    }
+
+    fn counts(&self, data: usize, parity: usize) -> Result<(), CodeError> {
+        for (what, expected, found) in [("data", self.k(), data), ("parity", self.m(), parity)] {
+            if expected != found {
+                return Err(CodeError::Count { what, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Code {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Code({:?} {}/{} on {})", self.construction(), self.k(), self.m(), self.tier())
+    }
+}

@@ -1,0 +1,171 @@
+//! Rebuilding what was lost.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::chunks::{common_len, parts_len, walk};
+use super::code::{Code, CodeError, K_MAX, M_MAX};
+use super::matrix::{choose, recovery_rows};
+use super::plan::{Placement, Plan};
+
+/// Plans a decoder remembers.  A plan takes 1 to 40 KiB; a cluster with one failed host knows a few dozen patterns.
+const PLANS_MAX: usize = 256;
+
+/// Chunks as bits; a code has at most 48.
+type Set = u64;
+
+/// Rebuilds lost chunks, and remembers the inverted matrix of every pattern of losses it has met lately.
+///
+/// It belongs to one core, and costs little while unused.
+pub struct Decoder {
+    code: Code,
+    plans: HashMap<(Set, Vec<u8>), Remembered>,
+    /// Counts the calls.
+    now: u64,
+}
+
+struct Remembered {
+    recovery: Rc<Recovery>,
+    used: u64,
+}
+
+/// How some chunks are made of others.
+struct Recovery {
+    /// The chunks that are read, in the order of the plan's sources.
+    chosen: Vec<usize>,
+    plan: Plan,
+}
+
+impl Decoder {
+    /// A decoder that remembers nothing yet.
+    pub fn new(code: Code) -> Self {
+        Self { code, plans: HashMap::new(), now: 0 }
+    }
+
+    /// The code.
+    pub fn code(&self) -> &Code {
+        &self.code
+    }
+
+    /// How many patterns of losses are remembered.
+    pub fn remembered(&self) -> usize {
+        self.plans.len()
+    }
+
+    /// Writes the chunks `want` from the chunks `have`, both with their numbers: 0 to k-1 are data, then comes parity.
+    ///
+    /// Of more than `k` chunks that are there, those that come first in the code are read, and only as many as
+    /// are needed.  Chunks that are lost but not wanted are simply not named.
+    ///
+    /// # Errors
+    /// [`CodeError::Chunk`], [`CodeError::Length`], [`CodeError::Lost`]; then nothing was written.
+    pub fn rebuild(&mut self, have: &[(usize, &[u8])], want: &mut [(usize, &mut [u8])]) -> Result<(), CodeError> {
+        let len =
+            common_len(have.iter().map(|(_, chunk)| chunk.len()).chain(want.iter().map(|(_, chunk)| chunk.len())))?;
+        let Some((recovery, order)) = self.recovery(have.iter().map(|(at, _)| *at), want.iter().map(|(at, _)| *at))?
+        else {
+            return Ok(());
+        };
+        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); K_MAX + M_MAX]);
+        inputs.iter_mut().zip(&order).for_each(|(input, &at)| *input = have[at].1.as_ptr());
+        outputs.iter_mut().zip(want.iter_mut()).for_each(|(output, (_, chunk))| *output = chunk.as_mut_ptr());
+        let (inputs, outputs) = (&inputs[..order.len()], &outputs[..want.len()]);
+        // SAFETY: every chunk has `len` bytes; what is written comes from exclusive references.
+        unsafe { recovery.plan.run(inputs, outputs, len, false, Placement::Auto) };
+        Ok(())
+    }
+
+    /// [`Decoder::rebuild`] for chunks that lie in several parts each.
+    ///
+    /// # Errors
+    /// As for [`Decoder::rebuild`]; lengths are those of whole chunks.
+    pub fn rebuild_parts(
+        &mut self,
+        have: &[(usize, &[&[u8]])],
+        want: &mut [(usize, &mut [&mut [u8]])],
+    ) -> Result<(), CodeError> {
+        let sources = have.iter().map(|(_, chunk)| parts_len(chunk));
+        let len = common_len(sources.chain(want.iter().map(|(_, chunk)| parts_len(chunk))))?;
+        let Some((recovery, order)) = self.recovery(have.iter().map(|(at, _)| *at), want.iter().map(|(at, _)| *at))?
+        else {
+            return Ok(());
+        };
+        let placement = Placement::Auto.judge((order.len() + want.len()).saturating_mul(len));
+        let sources = order.iter().map(|&at| have[at].1);
+        let outputs = want.iter_mut().map(|(_, chunk)| &mut **chunk);
+        walk(sources, outputs, |inputs, outputs, count| {
+            // SAFETY: the pointers are good for `count` bytes, and exclusive where they are written.
+            unsafe { recovery.plan.run(inputs, outputs, count, false, placement) }
+        });
+        Ok(())
+    }
+
+    /// How to make `want` of `have`, and where in `have` each source stands; `None` where nothing is wanted.
+    fn recovery(
+        &mut self,
+        have: impl Iterator<Item = usize>,
+        want: impl Iterator<Item = usize>,
+    ) -> Result<Option<(Rc<Recovery>, Vec<usize>)>, CodeError> {
+        let (k, chunks) = (self.code.k(), self.code.k() + self.code.m());
+        let mut places = [usize::MAX; K_MAX + M_MAX];
+        let (mut present, mut named): (Set, Set) = (0, 0);
+        let mut name = |chunk: usize| {
+            if chunk >= chunks || named >> chunk & 1 == 1 {
+                return Err(CodeError::Chunk(chunk));
+            }
+            named |= 1 << chunk;
+            Ok(())
+        };
+        for (place, chunk) in have.enumerate() {
+            name(chunk)?;
+            present |= 1 << chunk;
+            places[chunk] = place;
+        }
+        // The order of what is wanted is part of the pattern: it is the order of the plan's outputs.
+        let mut wanted = Vec::new();
+        for chunk in want {
+            name(chunk)?;
+            wanted.push(chunk as u8);
+        }
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        self.now += 1;
+        let key = (present, wanted);
+        let recovery = match self.plans.get_mut(&key) {
+            Some(remembered) => {
+                remembered.used = self.now;
+                Rc::clone(&remembered.recovery)
+            }
+            None => {
+                let recovery = Rc::new(self.plan(present, &key.1).ok_or(CodeError::Lost)?);
+                if self.plans.len() == PLANS_MAX {
+                    self.forget();
+                }
+                self.plans.insert(key, Remembered { recovery: Rc::clone(&recovery), used: self.now });
+                recovery
+            }
+        };
+        debug_assert_eq!(recovery.chosen.len(), k);
+        let order = recovery.chosen.iter().map(|&chunk| places[chunk]).collect();
+        Ok(Some((recovery, order)))
+    }
+
+    /// Inverts what has to be inverted.
+    fn plan(&self, present: Set, want: &[u8]) -> Option<Recovery> {
+        let (k, chunks) = (self.code.k(), self.code.k() + self.code.m());
+        let parity = self.code.parity_matrix();
+        let want: Vec<usize> = want.iter().map(|&chunk| usize::from(chunk)).collect();
+        let chosen = choose(parity, k, (0..chunks).filter(|chunk| present >> chunk & 1 == 1))?;
+        let rows = recovery_rows(parity, k, &chosen, &want)?;
+        Some(Recovery { plan: Plan::new(self.code.tier(), k, &rows), chosen })
+    }
+
+    /// Drops the pattern that was met longest ago.
+    fn forget(&mut self) {
+        let oldest = self.plans.iter().min_by_key(|(_, remembered)| remembered.used).map(|(key, _)| key.clone());
+        if let Some(key) = oldest {
+            self.plans.remove(&key);
+        }
+    }
+}

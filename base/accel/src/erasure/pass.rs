@@ -1,0 +1,275 @@
+//! The kernel: sums of products of k sources into m outputs, in one pass over the sources.
+//!
+//! Encoding, decoding and updating are all the same sum with other coefficients, so this is the only loop there is.
+//! It is generic over the vector ([`Vector`]), the number of outputs `M` (their sums stay in registers) and the
+//! vectors `N` that go through at once (a coefficient's table is loaded once for them, and neighbouring lines of a
+//! chunk are fetched together, which matters when chunks share page alignment and so fight for the same cache sets).
+
+use crate::tier::Tier;
+use crate::vector::{Vector, portable};
+
+/// The most outputs one pass has; more take a second pass over the sources.
+pub(crate) const OUTPUTS_MAX: usize = 8;
+
+/// One run of the kernel over contiguous bytes.
+pub(crate) struct Job {
+    /// `sources` pointers to `len` readable bytes each.
+    pub inputs: *const *const u8,
+    /// How many sources.
+    pub sources: usize,
+    /// As many pointers as the pass has outputs, to `len` writable bytes each that overlap nothing else.
+    pub outputs: *const *mut u8,
+    /// The tables of the coefficients, all outputs of the first source first.
+    pub tables: *const u64,
+    /// Bytes of each source and output.
+    pub len: usize,
+    /// What the sums are added to: as many pointers as outputs, which may be the same, or null.
+    pub addends: *const *mut u8,
+    /// Whole vectors are stored past the caches; then the outputs are aligned to 64 bytes, and the caller fences.
+    pub stream: bool,
+}
+
+/// A kernel for some tier and number of outputs.
+///
+/// # Safety
+/// The processor has the tier, and the job keeps the promises of [`Job`].
+pub(crate) type Pass = unsafe fn(&Job);
+
+/// The kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient of the first
+/// output is 1, which makes its products plain sums.  A `narrow` kernel takes a single vector at a time.
+pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, narrow: bool) -> Pass {
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        Tier::Sse => sse::select(outputs, ones, narrow),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => avx2::select(outputs, ones, narrow),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => avx512::select(outputs, ones, narrow),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Gfni => gfni::select(outputs, ones, narrow),
+        #[cfg(target_arch = "aarch64")]
+        Tier::Neon => neon::select(outputs, ones, narrow),
+        _ => plain::select(outputs, ones),
+    }
+}
+
+/// Orders stores past the caches before everything that follows.
+pub(crate) fn fence(tier: Tier) {
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has SFENCE.
+        Tier::Sse | Tier::Avx2 | Tier::Avx512 | Tier::Gfni => unsafe { std::arch::x86_64::_mm_sfence() },
+        _ => {}
+    }
+}
+
+/// Writes the tables of `coefficients` in the tier's own form, and says how many words each takes.
+pub(crate) fn tables(tier: Tier, coefficients: impl Iterator<Item = u8>) -> Vec<u64> {
+    fn all<V: Vector>(coefficients: impl Iterator<Item = u8>) -> Vec<u64> {
+        let mut words = Vec::new();
+        for coefficient in coefficients {
+            let at = words.len();
+            words.resize(at + V::TABLE_WORDS, 0);
+            V::table(coefficient, &mut words[at..]);
+        }
+        words
+    }
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        Tier::Sse | Tier::Avx2 | Tier::Avx512 => all::<crate::vector::x86::Avx2>(coefficients),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Gfni => all::<crate::vector::x86::Gfni>(coefficients),
+        #[cfg(target_arch = "aarch64")]
+        Tier::Neon => all::<crate::vector::neon::Neon>(coefficients),
+        _ => all::<portable::Words>(coefficients),
+    }
+}
+
+/// Defines the kernels of a tier: its vector, its features, and `N` for each number of outputs.
+macro_rules! tier {
+    ($name:ident, $vector:ty, $feature:literal, [$($m:literal: $n:literal),*]) => {
+        mod $name {
+            use super::{Job, Pass};
+
+            /// # Safety
+            /// See [`Pass`].
+            #[target_feature(enable = $feature)]
+            unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job) {
+                // SAFETY: passed on.
+                unsafe { super::pass::<$vector, M, ONES, N>(job) }
+            }
+
+            pub(super) fn select(outputs: usize, ones: bool, narrow: bool) -> Pass {
+                match (outputs, ones, narrow) {
+                    $(($m, false, false) => run::<$m, false, $n>,)*
+                    $(($m, true, false) => run::<$m, true, $n>,)*
+                    $(($m, false, true) => run::<$m, false, 1>,)*
+                    $(($m, true, true) => run::<$m, true, 1>,)*
+                    _ => unreachable!("a pass has 1 to {} outputs", super::OUTPUTS_MAX),
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tier!(sse, crate::vector::x86::Sse, "ssse3,sse4.1", [1: 2, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1]);
+#[cfg(target_arch = "x86_64")]
+tier!(avx2, crate::vector::x86::Avx2, "avx2", [1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1]);
+#[cfg(target_arch = "x86_64")]
+tier!(
+    avx512,
+    crate::vector::x86::Avx512,
+    "avx512f,avx512bw,avx512vl,avx512dq",
+    [1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2]
+);
+#[cfg(target_arch = "x86_64")]
+tier!(
+    gfni,
+    crate::vector::x86::Gfni,
+    "gfni,avx512f,avx512bw,avx512vl,avx512dq",
+    [1: 4, 2: 4, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2]
+);
+#[cfg(target_arch = "aarch64")]
+tier!(neon, crate::vector::neon::Neon, "neon", [1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2]);
+
+mod plain {
+    use super::{Job, Pass, portable};
+
+    /// # Safety
+    /// The job keeps its promises.
+    unsafe fn run<const M: usize, const ONES: bool>(job: &Job) {
+        // SAFETY: passed on; portable vectors need nothing of the processor.
+        unsafe { super::pass::<portable::Words, M, ONES, 1>(job) }
+    }
+
+    pub(super) fn select(outputs: usize, ones: bool) -> Pass {
+        match (outputs, ones) {
+            (1, false) => run::<1, false>,
+            (2, false) => run::<2, false>,
+            (3, false) => run::<3, false>,
+            (4, false) => run::<4, false>,
+            (5, false) => run::<5, false>,
+            (6, false) => run::<6, false>,
+            (7, false) => run::<7, false>,
+            (8, false) => run::<8, false>,
+            (1, true) => run::<1, true>,
+            (2, true) => run::<2, true>,
+            (3, true) => run::<3, true>,
+            (4, true) => run::<4, true>,
+            (5, true) => run::<5, true>,
+            (6, true) => run::<6, true>,
+            (7, true) => run::<7, true>,
+            (8, true) => run::<8, true>,
+            _ => unreachable!("a pass has 1 to {} outputs", super::OUTPUTS_MAX),
+        }
+    }
+}
+
+/// All of a job: `N` vectors at a time, then one, then what is left.
+///
+/// # Safety
+/// See [`Pass`].
+#[inline(always)]
+unsafe fn pass<V: Vector, const M: usize, const ONES: bool, const N: usize>(job: &Job) {
+    let mut at = 0;
+    // SAFETY: every step stays within `len`, which the caller vouches for.
+    unsafe {
+        while at + N * V::BYTES <= job.len {
+            step::<V, M, ONES, N>(job, at, V::BYTES);
+            at += N * V::BYTES;
+        }
+        while at + V::BYTES <= job.len {
+            step::<V, M, ONES, 1>(job, at, V::BYTES);
+            at += V::BYTES;
+        }
+        if at < job.len {
+            step::<V, M, ONES, 1>(job, at, job.len - at);
+        }
+    }
+}
+
+/// `N` vectors from offset `at` of every source to the same of every output; with `N` = 1 perhaps only the first
+/// `count` bytes of a vector.
+///
+/// # Safety
+/// See [`Pass`]; the bytes lie within the job.
+#[inline(always)]
+unsafe fn step<V: Vector, const M: usize, const ONES: bool, const N: usize>(job: &Job, at: usize, count: usize) {
+    let whole = N > 1 || count == V::BYTES;
+    // SAFETY: the pointers are within the job's arrays, the bytes within its chunks.
+    unsafe {
+        let load = |from: *const u8, n: usize| {
+            if whole { V::load(from.add(n * V::BYTES)) } else { V::load_partial(from, count) }
+        };
+        let mut sums = [[V::zero(); N]; M];
+        if !job.addends.is_null() {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let addend = (*job.addends.add(i)).add(at);
+                for (n, vector) in sum.iter_mut().enumerate() {
+                    *vector = load(addend, n);
+                }
+            }
+        }
+        let mut table = job.tables;
+        let mut source = 0;
+        while source + 2 <= job.sources {
+            let first = (*job.inputs.add(source)).add(at);
+            let second = (*job.inputs.add(source + 1)).add(at);
+            let mut a = [V::zero(); N];
+            let mut b = [V::zero(); N];
+            for n in 0..N {
+                a[n] = load(first, n);
+                b[n] = load(second, n);
+            }
+            let (sa, sb) = (a.map(|vector| vector.split()), b.map(|vector| vector.split()));
+            for i in 0..M {
+                if ONES && i == 0 {
+                    for n in 0..N {
+                        sums[0][n] = sums[0][n].xor3(a[n], b[n]);
+                    }
+                    continue;
+                }
+                let c = V::loaded(table.add(i * V::TABLE_WORDS));
+                let d = V::loaded(table.add((M + i) * V::TABLE_WORDS));
+                for n in 0..N {
+                    sums[i][n] = sums[i][n].multiply_add2(sa[n], &c, sb[n], &d);
+                }
+            }
+            table = table.add(2 * M * V::TABLE_WORDS);
+            source += 2;
+        }
+        if source < job.sources {
+            let first = (*job.inputs.add(source)).add(at);
+            let mut a = [V::zero(); N];
+            for (n, vector) in a.iter_mut().enumerate() {
+                *vector = load(first, n);
+            }
+            let sa = a.map(|vector| vector.split());
+            for i in 0..M {
+                if ONES && i == 0 {
+                    for n in 0..N {
+                        sums[0][n] = sums[0][n].xor(a[n]);
+                    }
+                    continue;
+                }
+                let c = V::loaded(table.add(i * V::TABLE_WORDS));
+                for n in 0..N {
+                    sums[i][n] = sums[i][n].multiply_add(sa[n], &c);
+                }
+            }
+        }
+        for (i, sum) in sums.iter().enumerate() {
+            let output = (*job.outputs.add(i)).add(at);
+            for (n, vector) in sum.iter().enumerate() {
+                if !whole {
+                    vector.store_partial(output, count);
+                } else if job.stream {
+                    vector.stream(output.add(n * V::BYTES));
+                } else {
+                    vector.store(output.add(n * V::BYTES));
+                }
+            }
+        }
+    }
+}

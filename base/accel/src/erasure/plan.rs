@@ -1,0 +1,220 @@
+//! A set of coefficients made ready for a tier, and the schedule in which passes go over chunks of any shape.
+//!
+//! What a schedule decides:
+//! - Up to eight outputs leave one pass over the sources.  More take several, tile by tile, so that memory is still
+//!   read once.
+//! - Where the chunks are too large for the caches, outputs are stored past them, which spares reading what is about
+//!   to be overwritten.  That takes aligned lines: a misalignment that all outputs share is walked off first.
+//! - A processor's prefetcher follows a limited number of streams well; with many sources past the caches each is
+//!   read a line at a time.
+
+use std::mem::MaybeUninit;
+
+use super::pass::{self, Job, OUTPUTS_MAX, Pass};
+use crate::tier::Tier;
+
+/// The most sources a plan has: `k` of 32, or old and new of as many columns.
+pub(crate) const SOURCES_MAX: usize = 64;
+
+/// Bytes of a tile: where passes alternate, they go this far before they change.
+const TILE: usize = 4096;
+
+/// With more sources than this past the caches, narrow steps are faster than wide ones.
+const WIDE_SOURCES_MAX: usize = 12;
+
+/// Where chunks live, and where their outputs should go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// Judged by size: a stripe larger than a processor's own caches goes to memory.
+    #[default]
+    Auto,
+    /// Outputs are stored into the caches, because they are read again soon.
+    Cached,
+    /// Outputs are stored past the caches: they are not read again soon, or are too large to stay.
+    Memory,
+}
+
+impl Placement {
+    /// What [`Placement::Auto`] comes to for a stripe of so many bytes.
+    pub(crate) fn judge(self, stripe: usize) -> Self {
+        match self {
+            Placement::Auto if stripe > CACHED_BYTES_MAX => Placement::Memory,
+            Placement::Auto => Placement::Cached,
+            decided => decided,
+        }
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// A stripe with more bytes than this, sources and outputs together, is taken for one that lives in memory: twice
+/// what a core's second-level cache holds on today's servers.
+const CACHED_BYTES_MAX: usize = 2 << 20;
+
+/// Coefficients for some number of sources and outputs, ready to be used.
+pub(crate) struct Plan {
+    tier: Tier,
+    groups: Vec<Group>,
+}
+
+/// Up to [`OUTPUTS_MAX`] outputs, which one pass makes.
+struct Group {
+    wide: Pass,
+    narrow: Pass,
+    outputs: usize,
+    /// All outputs of the first source, then of the second, ...
+    tables: Vec<u64>,
+    /// Words from one source's tables to the next one's.
+    stride: usize,
+}
+
+impl Plan {
+    /// A plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
+    pub(crate) fn new(tier: Tier, sources: usize, rows: &[u8]) -> Self {
+        assert!(tier.is_available() && (1..=SOURCES_MAX).contains(&sources) && rows.len().is_multiple_of(sources));
+        let groups = rows.chunks(sources * OUTPUTS_MAX).map(|rows| {
+            let outputs = rows.len() / sources;
+            let ones = rows[..sources].iter().all(|&coefficient| coefficient == 1);
+            let by_source = (0..sources).flat_map(|j| (0..outputs).map(move |i| rows[i * sources + j]));
+            let tables = pass::tables(tier, by_source);
+            Group {
+                wide: pass::select(tier, outputs, ones, false),
+                narrow: pass::select(tier, outputs, ones, true),
+                outputs,
+                stride: tables.len() / sources,
+                tables,
+            }
+        });
+        Self { tier, groups: groups.collect() }
+    }
+
+    /// Makes the outputs, or adds to what they hold.
+    ///
+    /// # Safety
+    /// Each of `inputs` (at most as many as the plan has sources) is readable and each of `outputs` (as many as the
+    /// plan has) writable for `len` bytes; outputs overlap nothing else.
+    pub(crate) unsafe fn run(
+        &self,
+        inputs: &[*const u8],
+        outputs: &[*mut u8],
+        len: usize,
+        accumulate: bool,
+        placement: Placement,
+    ) {
+        debug_assert_eq!(outputs.len(), self.groups.iter().map(|group| group.outputs).sum::<usize>());
+        let placement = placement.judge((inputs.len() + outputs.len()).saturating_mul(len));
+        // SAFETY: passed on; every range below lies within `len`.
+        unsafe {
+            if placement == Placement::Memory {
+                self.run_in_memory(inputs, outputs, len, accumulate);
+            } else {
+                self.run_tiled(inputs, outputs, len, accumulate, false);
+            }
+        }
+    }
+
+    /// With stores past the caches, where the outputs' alignment allows it.
+    ///
+    /// # Safety
+    /// As for [`Plan::run`].
+    unsafe fn run_in_memory(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool) {
+        let phase = outputs[0] as usize % LINE;
+        let aligned = outputs.iter().all(|&output| output as usize % LINE == phase);
+        let head = if aligned { ((LINE - phase) % LINE).min(len) } else { 0 };
+        // SAFETY: head and rest lie within the chunks; behind the head the outputs are aligned.
+        unsafe {
+            if head > 0 {
+                self.run_tiled(inputs, outputs, head, accumulate, false);
+            }
+            let (inputs, outputs) = (Shifted::new(inputs, head), Shifted::new(outputs, head));
+            self.run_tiled(inputs.get(), outputs.get(), len - head, accumulate, aligned);
+            if aligned {
+                pass::fence(self.tier);
+            }
+        }
+    }
+
+    /// Every group of outputs, taking turns if there are several.
+    ///
+    /// # Safety
+    /// As for [`Plan::run`]; with `stream` the outputs are aligned to a line.
+    unsafe fn run_tiled(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
+        if let [group] = &self.groups[..] {
+            // SAFETY: passed on.
+            return unsafe { group.run(inputs, outputs, len, accumulate, stream) };
+        }
+        for start in (0..len).step_by(TILE) {
+            let count = TILE.min(len - start);
+            let (inputs, outputs) = (Shifted::new(inputs, start), Shifted::new(outputs, start));
+            let mut outputs = outputs.get();
+            for group in &self.groups {
+                let (some, rest) = outputs.split_at(group.outputs);
+                outputs = rest;
+                // SAFETY: tiles lie within the chunks, and their starts are aligned if the chunks are.
+                unsafe { group.run(inputs.get(), some, count, accumulate, stream) };
+            }
+        }
+    }
+}
+
+impl Group {
+    /// One pass.
+    ///
+    /// # Safety
+    /// As for [`Plan::run_tiled`].
+    unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
+        debug_assert!(outputs.len() == self.outputs && inputs.len() * self.stride <= self.tables.len());
+        let job = Job {
+            inputs: inputs.as_ptr(),
+            sources: inputs.len(),
+            outputs: outputs.as_ptr(),
+            addends: if accumulate { outputs.as_ptr() } else { std::ptr::null() },
+            tables: self.tables.as_ptr(),
+            len,
+            stream,
+        };
+        let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { self.narrow } else { self.wide };
+        // SAFETY: the caller vouches for the pointers; there are tables for every source, and the processor has the
+        // tier, or there were no plan.
+        unsafe { pass(&job) }
+    }
+}
+
+/// Pointers, all moved on by the same number of bytes.
+struct Shifted<P> {
+    pointers: [MaybeUninit<P>; SOURCES_MAX],
+    count: usize,
+}
+
+/// A pointer to bytes, to be read or to be written.
+trait Pointer: Copy {
+    fn moved(self, by: usize) -> Self;
+}
+
+impl Pointer for *const u8 {
+    fn moved(self, by: usize) -> Self {
+        self.wrapping_add(by)
+    }
+}
+
+impl Pointer for *mut u8 {
+    fn moved(self, by: usize) -> Self {
+        self.wrapping_add(by)
+    }
+}
+
+impl<P: Pointer> Shifted<P> {
+    fn new(from: &[P], by: usize) -> Self {
+        let mut pointers = [MaybeUninit::uninit(); SOURCES_MAX];
+        for (slot, pointer) in pointers.iter_mut().zip(from) {
+            slot.write(pointer.moved(by));
+        }
+        Self { pointers, count: from.len() }
+    }
+
+    fn get(&self) -> &[P] {
+        // SAFETY: the first `count` were written; `MaybeUninit` has its content's layout.
+        unsafe { std::slice::from_raw_parts(self.pointers.as_ptr().cast(), self.count) }
+    }
+}
