@@ -24,7 +24,7 @@ pub enum Tier {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and DQ, and all of [`Tier::Avx2`]: 2017 and later.
     Avx512,
-    /// x86-64 with GFNI, VPCLMULQDQ and VAES on 512-bit vectors, and all of [`Tier::Avx512`]: 2019 and later.
+    /// x86-64 with GFNI, VPCLMULQDQ and VAES on 512-bit vectors, VBMI2, and all of [`Tier::Avx512`]: 2019 and later.
     Gfni,
     /// AArch64 with NEON, the CRC32 instructions and PMULL.
     Neon,
@@ -128,7 +128,7 @@ fn x86(tier: Tier) -> bool {
         Tier::Sse => sse(),
         Tier::Avx2 => avx2(),
         Tier::Avx512 => avx512(),
-        Tier::Gfni => avx512() && has!("gfni") && has!("vpclmulqdq") && has!("vaes"),
+        Tier::Gfni => avx512() && has!("gfni") && has!("vpclmulqdq") && has!("vaes") && has!("avx512vbmi2"),
         Tier::Portable | Tier::Neon => false,
     }
 }
