@@ -21,6 +21,9 @@ pub struct SimArguments {
     /// Processes side by side (default: one a core)
     #[arg(long)]
     jobs: Option<u64>,
+    /// Messengers under cuts and restarts, in place of stores under crashes
+    #[arg(long)]
+    messenger: bool,
 }
 
 /// The command that builds the simulator.
@@ -42,6 +45,9 @@ pub fn run(arguments: &SimArguments) -> Result<()> {
         let mut simulator = shell::command(shell::target().join("release/sim"));
         simulator.args(["--seed", &arguments.seed.wrapping_add(first).to_string()]);
         simulator.args(["--steps", &arguments.steps.to_string(), "--runs", &count.to_string()]);
+        if arguments.messenger {
+            simulator.arg("--messenger");
+        }
         let child = simulator.stdout(Stdio::piped()).spawn().context("cannot start the simulator")?;
         processes.push((count, child));
     }
@@ -55,7 +61,8 @@ pub fn run(arguments: &SimArguments) -> Result<()> {
             failed += 1;
             println!("{text}");
             let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
-            println!("not ok sim: replay it with: cargo xtask sim --seed {seed} --steps 1");
+            let world = if arguments.messenger { " --messenger" } else { "" };
+            println!("not ok sim: replay it with: cargo xtask sim{world} --seed {seed} --steps 1");
         }
     }
     if failed > 0 {

@@ -174,6 +174,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 2,
         },
         Stage {
+            name: "sim-messenger",
+            title: "messengers under cuts and restarts",
+            after: &["build-sim"],
+            command: Box::new(move || own(&["sim", "--messenger", "--runs", seeds])),
+            counted: true,
+            weight: 2,
+        },
+        Stage {
             name: "fuzz",
             title: "every fuzz target at once",
             after: &["build-fuzz"],

@@ -1,9 +1,50 @@
-//! Moves messages between processes: ordered, typed, over TCP, Unix sockets, shared memory or within the process.
+//! Moves messages between processes: ordered, typed, over TCP, Unix sockets and within the process.
 //!
-//! [`wire`] is Ceph's msgr2.1 in bytes, [`session`] its state machines without any I/O.  How the parts work together is
-//! in `docs/design/messenger.md`, what goes over the wire in `docs/formats/msgr2.md`.
+//! A [`Messenger`] is an endpoint on a reactor's [`Portal`]; it listens and connects.  A [`Connection`] carries
+//! [`Message`]s in order, over as many streams as it takes.  [`wire`] is Ceph's msgr2.1 in bytes, [`session`] its state
+//! machines without any I/O.  How the parts work together is in `docs/design/messenger.md`, what goes over the wire in
+//! `docs/formats/msgr2.md`.
+//!
+//! ```
+//! use forebay_messenger::{Connection, Message, Messenger, Options, Policy, Portal};
+//! use forebay_reactor::{Buf, DriverChoice, Reactor};
+//! let reactor = Reactor::system(DriverChoice::Auto)?;
+//! reactor.block_on(async {
+//!     let portal = Portal::default();
+//!     let echo = |connection: &Connection, message: Message| {
+//!         let reply = message.reply(2).data(message.data.clone());
+//!         connection.post(reply).expect("there is room for one");
+//!     };
+//!     let server = Messenger::new(&portal, Options::default(), echo);
+//!     let address = server.bind(&"127.0.0.1:0".parse().unwrap())?;
+//!     let client = Messenger::new(&portal, Options::default(), |_: &Connection, _: Message| {});
+//!     let connection = client.connect(&address, Policy::LosslessPeer);
+//!     let reply = connection.request(Message::new(1).data(Buf::copy_of(b"hello"))).await.unwrap();
+//!     assert_eq!(reply.data.to_vec(), b"hello");
+//!     server.shutdown();
+//!     client.shutdown();
+//!     Ok::<(), std::io::Error>(())
+//! })?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
+mod connection;
+mod engine;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod message;
+mod messenger;
+mod portal;
+mod priority;
 pub mod session;
+mod throttle;
+mod transport;
 pub mod wire;
+
+pub use connection::{Connection, Reason, SendError, State};
+pub use message::{Message, Role, priority as message_priority};
+pub use messenger::{Auth, Handler, Messenger, Network, Options};
+pub use portal::Portal;
+pub use session::{Key, Keyring, Policy, Violation};
+pub use throttle::Budget;
+pub use transport::Address;

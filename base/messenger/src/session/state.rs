@@ -5,10 +5,11 @@
 //! again, in the same order, under the same numbers.  So each message is delivered once and in order as long as both
 //! sides keep their sessions; when one of them does not, the other one is told so ([`Session::reset`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::Violation;
 use super::link::Resume;
+use crate::priority::PriorityQueue;
 
 /// What becomes of a session when its connection is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,45 +29,6 @@ impl Policy {
     }
 }
 
-/// What is waiting to be sent for the first time, highest priority first, in order within one.
-#[derive(Debug)]
-struct Waiting<M> {
-    /// Most messages have the same priority; this is it, until another one comes along.
-    single: VecDeque<M>,
-    priority: u16,
-    others: BTreeMap<u16, VecDeque<M>>,
-}
-
-impl<M> Waiting<M> {
-    fn push(&mut self, priority: u16, message: M) {
-        if self.single.is_empty() && !self.others.contains_key(&self.priority) && !self.others.contains_key(&priority) {
-            self.priority = priority;
-        }
-        if priority == self.priority {
-            self.single.push_back(message);
-        } else {
-            self.others.entry(priority).or_default().push_back(message);
-        }
-    }
-
-    fn pop(&mut self) -> Option<M> {
-        if let Some(mut entry) = self.others.last_entry()
-            && (*entry.key() > self.priority || self.single.is_empty())
-        {
-            let message = entry.get_mut().pop_front();
-            if entry.get().is_empty() {
-                entry.remove();
-            }
-            return message;
-        }
-        self.single.pop_front()
-    }
-
-    fn drain(&mut self) -> Vec<M> {
-        std::iter::from_fn(|| self.pop()).collect()
-    }
-}
-
 /// What is to be done with a message that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -81,8 +43,8 @@ pub enum Verdict {
 pub struct Session<M> {
     lossy: bool,
     resume: Resume,
-    waiting: Waiting<M>,
-    count: usize,
+    /// To be sent for the first time.
+    waiting: PriorityQueue<M>,
     /// Sent under these numbers, and to be sent again before all others.
     replay: VecDeque<(u64, M)>,
     /// Sent under these numbers, and not acknowledged.
@@ -97,12 +59,10 @@ pub struct Session<M> {
 impl<M> Session<M> {
     /// A new one.  `resume` has its names, and the number of the connection.
     pub fn new(lossy: bool, resume: Resume) -> Self {
-        let waiting = Waiting { single: VecDeque::new(), priority: 0, others: BTreeMap::new() };
         Self {
             lossy,
             resume: Resume { in_seq: 0, ..resume },
-            waiting,
-            count: 0,
+            waiting: PriorityQueue::default(),
             replay: VecDeque::new(),
             sent: VecDeque::new(),
             out_seq: 0,
@@ -133,7 +93,7 @@ impl<M> Session<M> {
 
     /// Messages that were not sent yet, or have to be sent again.
     pub fn queued(&self) -> usize {
-        self.count + self.replay.len()
+        self.waiting.len() + self.replay.len()
     }
 
     /// Messages that were sent and not acknowledged.
@@ -143,7 +103,6 @@ impl<M> Session<M> {
 
     /// Appends a message.
     pub fn push(&mut self, priority: u16, message: M) {
-        self.count += 1;
         self.waiting.push(priority, message);
     }
 
@@ -156,7 +115,6 @@ impl<M> Session<M> {
             Some(again) => again,
             None => {
                 let message = self.waiting.pop()?;
-                self.count -= 1;
                 self.out_seq += 1;
                 (self.out_seq, message)
             }
@@ -248,7 +206,6 @@ impl<M> Session<M> {
         let mut out: Vec<M> = self.replay.drain(..).map(|(_, message)| message).collect();
         if full {
             out.extend(self.waiting.drain());
-            self.count = 0;
         } else {
             // They go first, whatever their priority: they were sent first.
             self.replay = std::mem::take(&mut out).into_iter().zip(1..).map(|(message, seq)| (seq, message)).collect();

@@ -55,7 +55,7 @@ impl AddrKind {
 }
 
 /// An address of an entity.  The nonce tells apart the lives of a process at the same place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct EntityAddr {
     /// What it is for.
     pub kind: AddrKind,

@@ -1,4 +1,4 @@
-//! Soaks the store and the image in simulation: `sim --seed N --steps M --runs R`.
+//! Soaks the store and the image in simulation: `sim --seed N --steps M --runs R`; or, with `--messenger`, messengers.
 //!
 //! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` replays it.
 
@@ -8,10 +8,11 @@ struct Args {
     seed: u64,
     steps: u64,
     runs: u64,
+    messenger: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1 };
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -21,7 +22,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--seed" => args.seed = number()?,
             "--steps" => args.steps = number()?,
             "--runs" => args.runs = number()?,
-            _ => return Err(format!("{word}: unknown; usage: sim [--seed N] [--steps M] [--runs R]")),
+            "--messenger" => args.messenger = true,
+            _ => return Err(format!("{word}: unknown; usage: sim [--seed N] [--steps M] [--runs R] [--messenger]")),
         }
     }
     Ok(args)
@@ -37,6 +39,9 @@ fn main() -> ExitCode {
     };
     // A panic is caught and reported with its trace; its own message would only come before its time.
     std::panic::set_hook(Box::new(|_| {}));
+    if args.messenger {
+        return messengers(&args);
+    }
     let mut total = forebay_sim::harness::Tally::default();
     for run in 0..args.runs {
         match forebay_sim::soak(args.seed.wrapping_add(run), args.steps) {
@@ -44,6 +49,22 @@ fn main() -> ExitCode {
             Err(failure) => {
                 println!("{failure}");
                 println!("replay: sim --seed {} --steps 1", failure.seed);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{total:#?}");
+    ExitCode::SUCCESS
+}
+
+fn messengers(args: &Args) -> ExitCode {
+    let mut total = forebay_sim::harness::MessengerTally::default();
+    for run in 0..args.runs {
+        match forebay_sim::harness::run_messenger(args.seed.wrapping_add(run)) {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                println!("replay: sim --messenger --seed {}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }

@@ -3,9 +3,11 @@
 //! Everything about a run follows from its seed: the shape of the store, the faults, the load, and where it crashes.
 
 mod load;
+mod messenger;
 mod scenario;
 mod store;
 
+pub use messenger::{MessengerTally, run_messenger};
 pub use scenario::{Damage, Scenario, Subject};
 pub use store::{crash_everywhere, run};
 

@@ -1,5 +1,7 @@
 //! Two sessions over a connection that is cut again and again, against what must come out.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;

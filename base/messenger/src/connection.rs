@@ -1,0 +1,515 @@
+//! A connection as its users see it: messages go in, in order, and what becomes of them is told.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::rc::{Rc, Weak};
+use std::task::Waker;
+
+use forebay_reactor::sync::{Notify, Semaphore, oneshot};
+
+use crate::message::{Message, Role};
+use crate::messenger::{Handler, Inner};
+use crate::session::{Policy, Session, Violation};
+use crate::throttle::{Budget, Held, Throttle};
+use crate::transport::Address;
+use crate::wire::Limits;
+
+/// Why a connection has ended, or has no connection at the moment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The peer broke a rule, or one of us refuses the other.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// The transport failed.
+    #[error("{1}")]
+    Io(io::ErrorKind, String),
+    /// The peer has closed it.
+    #[error("the peer has closed the connection")]
+    PeerClosed,
+    /// The peer has closed it in the middle of a frame.
+    #[error("the peer has closed the connection in the middle of a frame")]
+    PeerBroke,
+    /// It was closed here.
+    #[error("it was closed")]
+    Closed,
+    /// The peer takes too long to identify itself.
+    #[error("the handshake was not over in time, while {0}")]
+    Handshake(&'static str),
+    /// Nothing comes from the peer, not even when it is asked.
+    #[error("the peer is silent")]
+    Silent,
+    /// A frame was begun and does not end.
+    #[error("a frame was begun and not ended in time")]
+    Slow,
+    /// Another connection has taken its place.
+    #[error("another connection of the same peer has taken its place")]
+    Replaced,
+    /// The peer has forgotten the session, or has begun a new one.
+    #[error("the peer has forgotten the session")]
+    Reset,
+    /// The peer did not come back in time.
+    #[error("the peer did not come back in time")]
+    Expired,
+    /// The peer may not connect from where it is.
+    #[error("{0} is not on the list of those who may connect")]
+    NotAllowed(String),
+    /// There are too many connections.
+    #[error("there are {0} connections already")]
+    TooMany(usize),
+}
+
+impl From<io::Error> for Reason {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error.kind(), error.to_string())
+    }
+}
+
+/// Why a message was not taken, or not answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The connection has ended.  The message may or may not have been delivered.
+    #[error("the connection has ended: {0}")]
+    Ended(Reason),
+    /// So much waits to be sent that no more is taken now.
+    #[error("the connection's queue is full")]
+    Full,
+    /// A segment is longer than what is taken.
+    #[error("a segment of {len} bytes is too long: {max} are taken")]
+    TooLong {
+        /// Bytes.
+        len: usize,
+        /// Bytes at most.
+        max: usize,
+    },
+}
+
+/// A message on its way out.
+pub(crate) struct Outgoing {
+    pub(crate) message: Message,
+    /// Told when the peer has it.
+    done: RefCell<Option<oneshot::Sender<Result<(), SendError>>>>,
+    /// Its share of what may wait to be sent.
+    _held: Held,
+}
+
+impl Outgoing {
+    pub(crate) fn settle(&self, result: Result<(), SendError>) {
+        if let Some(done) = self.done.borrow_mut().take() {
+            done.send(result);
+        }
+    }
+}
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It is being made, for the first time or again.
+    Connecting,
+    /// Messages flow.
+    Open,
+    /// Of a server: the client may come back.
+    Standby,
+    /// It has ended.
+    Closed,
+}
+
+/// What is behind a connection.
+pub(crate) enum Link {
+    /// A stream of bytes; or none at the moment.
+    Remote,
+    /// The other end, in the same process.
+    Local(RefCell<Weak<Conn>>),
+}
+
+/// One end of a connection, over all the streams that it has in its life.
+pub(crate) struct Conn {
+    pub(crate) messenger: Rc<Inner>,
+    pub(crate) address: Address,
+    pub(crate) name: String,
+    pub(crate) entity: Cell<u8>,
+    pub(crate) policy: Policy,
+    pub(crate) link: Link,
+    pub(crate) session: RefCell<Session<Rc<Outgoing>>>,
+    /// The highest number of a connection that this peer has made.
+    pub(crate) peer_global_seq: Cell<u64>,
+    pub(crate) state: Cell<State>,
+    /// Counts the streams; what belongs to an earlier one has no say any more.
+    pub(crate) epoch: Cell<u64>,
+    /// What is received of this peer.
+    pub(crate) throttle: Rc<Throttle>,
+    /// What waits to be sent to it, or to be acknowledged.
+    outbound: Rc<Throttle>,
+    /// Those who wait for room there, in order: a short message does not overtake a long one.
+    line: Semaphore,
+    pub(crate) task: RefCell<Option<Waker>>,
+    /// The task will look at the queue by itself.
+    pub(crate) attentive: Cell<bool>,
+    pub(crate) changed: Notify,
+    pub(crate) reason: RefCell<Option<Reason>>,
+    requests: RefCell<BTreeMap<u64, oneshot::Sender<Result<Message, SendError>>>>,
+    next_tid: Cell<u64>,
+}
+
+impl Conn {
+    pub(crate) fn new(
+        messenger: Rc<Inner>,
+        (address, name): (Address, String),
+        (policy, state, link): (Policy, State, Link),
+        session: Session<Rc<Outgoing>>,
+    ) -> Rc<Self> {
+        let options = &messenger.options;
+        let throttle = Throttle::new(options.receive, Some(messenger.portal.throttle.clone()));
+        let outbound = Throttle::new(options.send, None);
+        Rc::new(Self {
+            messenger,
+            address,
+            name,
+            entity: Cell::new(0),
+            policy,
+            link,
+            session: RefCell::new(session),
+            peer_global_seq: Cell::new(0),
+            state: Cell::new(state),
+            epoch: Cell::new(0),
+            throttle,
+            outbound,
+            line: Semaphore::new(1),
+            task: RefCell::default(),
+            attentive: Cell::new(false),
+            changed: Notify::new(),
+            reason: RefCell::default(),
+            requests: RefCell::default(),
+            next_tid: Cell::new(1),
+        })
+    }
+
+    pub(crate) fn handler(&self) -> Rc<dyn Handler> {
+        self.messenger.handler.clone()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.get() == State::Closed
+    }
+
+    /// A stream takes over: what the one before has not settled is to be sent again.  Returns its number.
+    pub(crate) fn take_over(&self) -> u64 {
+        self.epoch.set(self.epoch.get() + 1);
+        self.session.borrow_mut().lost();
+        self.attentive.set(false);
+        self.wake();
+        self.epoch.get()
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.set(state);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn set_task(&self, waker: &Waker) {
+        let mut task = self.task.borrow_mut();
+        if !task.as_ref().is_some_and(|task| task.will_wake(waker)) {
+            *task = Some(waker.clone());
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        if !self.attentive.replace(true)
+            && let Some(task) = &*self.task.borrow()
+        {
+            task.wake_by_ref();
+        }
+    }
+
+    /// Gives the reply to who waits for it.  The message comes back when it may be something else; a reply that nobody
+    /// waits for any more is dropped.
+    pub(crate) fn answer(&self, message: Message) -> Option<Message> {
+        let waiting = self.requests.borrow_mut().remove(&message.tid);
+        match waiting {
+            Some(waiting) => waiting.send(Ok(message)),
+            None if message.role == Role::Reply => {}
+            None => return Some(message),
+        }
+        None
+    }
+
+    /// Everything that was to be sent, or waits for an answer, has failed.
+    pub(crate) fn fail(&self, reason: &Reason) {
+        let queued = self.session.borrow_mut().reset(true);
+        for outgoing in queued {
+            outgoing.settle(Err(SendError::Ended(reason.clone())));
+        }
+        let waiting = std::mem::take(&mut *self.requests.borrow_mut());
+        for (_, waiting) in waiting {
+            waiting.send(Err(SendError::Ended(reason.clone())));
+        }
+    }
+
+    /// Ends the connection for good.  True when it had not ended before.
+    pub(crate) fn end(self: &Rc<Self>, reason: Reason) -> bool {
+        if self.is_closed() {
+            return false;
+        }
+        *self.reason.borrow_mut() = Some(reason.clone());
+        self.epoch.set(self.epoch.get() + 1);
+        self.fail(&reason);
+        self.set_state(State::Closed);
+        self.attentive.set(false);
+        self.wake();
+        self.messenger.forget(self);
+        if let Link::Local(other) = &self.link
+            && let Some(other) = other.take().upgrade()
+            && other.end(Reason::PeerClosed)
+        {
+            other.handler().lost(&Connection::new(other.clone()), &Reason::PeerClosed);
+        }
+        true
+    }
+
+    fn ended(&self) -> SendError {
+        SendError::Ended(self.reason.borrow().clone().unwrap_or(Reason::Closed))
+    }
+
+    fn check(&self, message: &Message) -> Result<(), SendError> {
+        let Limits { front_max, middle_max, data_max, .. } = self.messenger.options.limits;
+        for (segment, max) in [(&message.front, front_max), (&message.middle, middle_max), (&message.data, data_max)] {
+            let (len, max) = (segment.len(), max as usize);
+            if len > max {
+                return Err(SendError::TooLong { len, max });
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a message, or gives it back when there is no room.
+    fn offer(self: &Rc<Self>, message: Message, done: Option<Done>) -> Offer {
+        if self.is_closed() {
+            return Offer::Refused(self.ended());
+        }
+        if let Link::Local(other) = &self.link {
+            let other = other.borrow().upgrade();
+            return other.map_or_else(|| Offer::Refused(self.ended()), |other| other.hand_over(message, done));
+        }
+        if let Err(error) = self.check(&message) {
+            return Offer::Refused(error);
+        }
+        let Some(held) = self.outbound.take(message.len()) else { return Offer::NoRoom(message, done) };
+        let priority = message.priority;
+        let outgoing = Rc::new(Outgoing { message, done: RefCell::new(done), _held: held });
+        self.session.borrow_mut().push(priority, outgoing);
+        self.wake();
+        Offer::Taken
+    }
+
+    /// Takes a message from the other end in the same process.
+    fn hand_over(self: &Rc<Self>, mut message: Message, done: Option<Done>) -> Offer {
+        let Some(held) = self.throttle.take(message.len()) else { return Offer::NoRoom(message, done) };
+        message.held = Some(held);
+        if let Some(done) = done {
+            done.send(Ok(()));
+        }
+        let message = if message.role == Role::Reply { self.answer(message) } else { Some(message) };
+        if let Some(message) = message {
+            self.messenger.portal.enqueue(self.clone(), message);
+            self.messenger.portal.schedule();
+        }
+        Offer::Taken
+    }
+
+    /// Queues a message as soon as there is room.
+    async fn queue(self: &Rc<Self>, mut message: Message, mut done: Option<Done>) -> Result<(), SendError> {
+        let _turn = self.line.acquire(1).await;
+        loop {
+            match self.offer(message, done) {
+                Offer::Taken => return Ok(()),
+                Offer::Refused(error) => return Err(error),
+                Offer::NoRoom(again, still) => (message, done) = (again, still),
+            }
+            self.room(message.len()).await;
+        }
+    }
+
+    /// Waits until there may be room, or the connection has ended.
+    async fn room(&self, bytes: usize) {
+        let other = match &self.link {
+            Link::Remote => None,
+            Link::Local(other) => other.borrow().upgrade(),
+        };
+        let throttle = other.as_ref().map_or(&self.outbound, |other| &other.throttle);
+        let changed = self.changed.wait();
+        let mut changed = std::pin::pin!(changed);
+        std::future::poll_fn(|cx| {
+            if changed.as_mut().poll(cx).is_ready() || throttle.would_take(bytes) {
+                return std::task::Poll::Ready(());
+            }
+            throttle.wait(cx.waker());
+            std::task::Poll::Pending
+        })
+        .await;
+    }
+}
+
+type Done = oneshot::Sender<Result<(), SendError>>;
+
+/// What became of a message that was to be queued.
+enum Offer {
+    Taken,
+    Refused(SendError),
+    NoRoom(Message, Option<Done>),
+}
+
+/// A connection to a peer, over all the streams that it has in its life.  Clones share it.
+#[derive(Clone)]
+pub struct Connection {
+    pub(crate) conn: Rc<Conn>,
+}
+
+impl Connection {
+    pub(crate) fn new(conn: Rc<Conn>) -> Self {
+        Self { conn }
+    }
+
+    /// Queues a message, in order.  What was queued is sent as soon as it can be, and over again where the policy says
+    /// so.
+    ///
+    /// # Errors
+    /// `Full` when there is no room for it at the moment; [`send`](Self::send) waits for some.
+    pub fn post(&self, message: Message) -> Result<(), SendError> {
+        // Whoever waits for room was there before.
+        if self.conn.line.available() == 0 {
+            return Err(SendError::Full);
+        }
+        match self.conn.offer(message, None) {
+            Offer::Taken => Ok(()),
+            Offer::Refused(error) => Err(error),
+            Offer::NoRoom(..) => Err(SendError::Full),
+        }
+    }
+
+    /// Queues a message as soon as there is room for it.
+    ///
+    /// # Errors
+    /// `Ended` when the connection ends before that.
+    pub async fn send(&self, message: Message) -> Result<(), SendError> {
+        self.conn.queue(message, None).await
+    }
+
+    /// Sends a message, and waits until the peer's messenger has it (in a lossy session: until it was handed to the
+    /// transport).
+    ///
+    /// # Errors
+    /// `Ended` when the connection ends before that; then the peer may or may not have it.
+    pub async fn deliver(&self, message: Message) -> Result<(), SendError> {
+        let (done, settled) = oneshot::channel();
+        self.conn.queue(message, Some(done)).await?;
+        settled.await.unwrap_or_else(|| Err(self.conn.ended()))
+    }
+
+    /// Sends a request, and waits for its reply.  Dropping the future gives up the reply, not the request.
+    ///
+    /// # Errors
+    /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
+    pub async fn request(&self, mut message: Message) -> Result<Message, SendError> {
+        let tid = self.conn.next_tid.get();
+        self.conn.next_tid.set(tid + 1);
+        (message.role, message.tid) = (Role::Request, tid);
+        let (answer, answered) = oneshot::channel();
+        self.conn.queue(message, None).await?;
+        // Nothing can have come in between: whoever receives has not had a turn yet.
+        let waiting = Waiting { conn: &self.conn, tid };
+        self.conn.requests.borrow_mut().insert(tid, answer);
+        let result = answered.await.unwrap_or_else(|| Err(self.conn.ended()));
+        drop(waiting);
+        result
+    }
+
+    /// Waits until messages flow.
+    ///
+    /// # Errors
+    /// When it ends before.
+    pub async fn ready(&self) -> Result<(), Reason> {
+        let settled = || matches!(self.conn.state.get(), State::Open | State::Closed);
+        self.conn.changed.wait_until(settled).await;
+        match self.conn.state.get() {
+            State::Open => Ok(()),
+            _ => Err(self.reason().unwrap_or(Reason::Closed)),
+        }
+    }
+
+    /// Waits until it has ended, and says why.
+    pub async fn ended(&self) -> Reason {
+        self.conn.changed.wait_until(|| self.conn.is_closed()).await;
+        self.reason().unwrap_or(Reason::Closed)
+    }
+
+    /// Ends it; what waits to be sent fails.
+    pub fn close(&self) {
+        self.conn.end(Reason::Closed);
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> State {
+        self.conn.state.get()
+    }
+
+    /// Why it has ended; or why the last stream has, while another one is being made.
+    pub fn reason(&self) -> Option<Reason> {
+        self.conn.reason.borrow().clone()
+    }
+
+    /// Where the peer is.
+    pub fn address(&self) -> &Address {
+        &self.conn.address
+    }
+
+    /// Who the peer has shown to be; empty without authentication, and on the side that connects.
+    pub fn name(&self) -> &str {
+        &self.conn.name
+    }
+
+    /// What the peer is, of [`entity`](crate::wire::entity); zero until it has said so.
+    pub fn entity(&self) -> u8 {
+        self.conn.entity.get()
+    }
+
+    /// What becomes of it when a stream is lost.
+    pub fn policy(&self) -> Policy {
+        self.conn.policy
+    }
+
+    /// Messages that wait to be sent or to be acknowledged, and their bytes.
+    pub fn pending(&self) -> Budget {
+        self.conn.outbound.used()
+    }
+
+    /// Messages of this peer that were received and not dropped, and their bytes.
+    pub fn held(&self) -> Budget {
+        self.conn.throttle.used()
+    }
+}
+
+impl PartialEq for Connection {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.conn, &other.conn)
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({}, {:?})", self.conn.address, self.conn.state.get())
+    }
+}
+
+/// Takes a request off the list when nobody waits for its reply any more.
+struct Waiting<'a> {
+    conn: &'a Conn,
+    tid: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let waiting = self.conn.requests.borrow_mut().remove(&self.tid);
+        drop(waiting);
+    }
+}

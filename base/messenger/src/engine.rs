@@ -1,0 +1,36 @@
+//! The part that waits: accepting, connecting, handshakes, and the streams of connections.
+
+mod client;
+mod server;
+mod stream;
+
+pub(crate) use client::client;
+pub(crate) use server::accept;
+
+use forebay_reactor::random;
+
+use crate::connection::Reason;
+use crate::session::{Link, Progress};
+use crate::transport::Channel;
+
+/// Sends and receives until the handshake has something to tell; `state` says meanwhile what is going on.
+async fn drive(link: &mut Link, channel: &Channel, state: &mut &'static str) -> Result<Progress, Reason> {
+    loop {
+        let stepped = link.step(&mut random);
+        let out = link.output();
+        if !out.is_empty() {
+            channel.clone().send(out).await?;
+        }
+        match stepped? {
+            Progress::Hungry => {}
+            progress => return Ok(progress),
+        }
+        *state = link.state();
+        let want = link.want();
+        let (result, buf) = channel.clone().recv(want.buf, want.all).await;
+        match result? {
+            0 => return Err(Reason::PeerClosed),
+            got => link.received(buf, got),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The side that connects: makes a stream, and makes it again when it is lost.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_reactor::{now, random, sleep, timeout};
+
+use super::drive;
+use super::stream::Transmission;
+use crate::connection::{Conn, Connection, Reason, State};
+use crate::session::{ClientConfig, Link, Outcome, Progress, Violation};
+use crate::transport::Channel;
+use crate::wire::EntityAddr;
+
+/// Keeps a connection going until it ends.
+pub(crate) async fn client(conn: Rc<Conn>) {
+    let options = conn.messenger.options.clone();
+    let connection = Connection::new(conn.clone());
+    let mut backoff = options.backoff_min;
+    let mut down_since = now();
+    let mut established = false;
+    while !conn.is_closed() {
+        let mut state = "it is connected";
+        let reason = match timeout(options.handshake_timeout, attempt(&conn, &mut state)).await {
+            Ok(Ok((channel, transmission))) => {
+                established = true;
+                backoff = options.backoff_min;
+                let reason = transmission.run().await;
+                channel.shutdown();
+                down_since = now();
+                reason
+            }
+            Ok(Err(reason)) => reason,
+            Err(_) => Reason::Handshake(state),
+        };
+        if conn.is_closed() {
+            return;
+        }
+        let lossy = conn.session.borrow().is_lossy();
+        let hopeless = !established && is_final(&reason);
+        if lossy || hopeless || options.give_up.is_some_and(|limit| down_since.elapsed() >= limit) {
+            tracing::info!(peer = %conn.address, %reason, "a connection has ended");
+            if conn.end(reason.clone()) {
+                conn.handler().lost(&connection, &reason);
+            }
+            return;
+        }
+        tracing::debug!(peer = %conn.address, %reason, ?backoff, "a stream is lost, and is made again");
+        let interrupted = conn.state.get() == State::Open;
+        conn.take_over();
+        *conn.reason.borrow_mut() = Some(reason.clone());
+        conn.set_state(State::Connecting);
+        if interrupted {
+            conn.handler().interrupted(&connection, &reason);
+        }
+        // Not all that have lost the same peer come back in the same moment.
+        let rest = backoff / 2 + Duration::from_nanos(random() % (backoff.as_nanos() as u64 / 2).max(1));
+        // Woken early only to see that it was closed.
+        let _ = timeout(rest, conn.changed.wait_until(|| conn.is_closed())).await;
+        backoff = (backoff * 2).min(options.backoff_max);
+    }
+}
+
+/// It will not be otherwise the next time.
+fn is_final(reason: &Reason) -> bool {
+    let Reason::Violation(violation) = reason else { return false };
+    matches!(
+        violation,
+        Violation::MethodRefused { .. }
+            | Violation::Features { .. }
+            | Violation::MessageFeatures(_)
+            | Violation::ModeNotOffered(_)
+            | Violation::WrongPeer { .. }
+            | Violation::Auth(_)
+            | Violation::Secret(_)
+            | Violation::Wire(_)
+    )
+}
+
+/// A stream, and the session on it.
+async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
+    let messenger = &conn.messenger;
+    let options = &messenger.options;
+    let channel = Channel::connect(&conn.address).await?;
+    let mut resume = conn.session.borrow().resume();
+    resume.global_seq = messenger.next_global_seq(0);
+    if resume.server_cookie != 0 {
+        resume.connect_seq += 1;
+    }
+    conn.session.borrow_mut().set_resume(resume);
+    let config = ClientConfig {
+        entity: options.entity,
+        peer_entity: options.peer_entity,
+        addrs: vec![messenger.own_addr(None)],
+        target: EntityAddr::msgr2(conn.address.socket(), 0),
+        gid: options.gid,
+        modes: options.modes(conn.address.is_local()),
+        supported: options.supported,
+        required: options.required,
+        lossy: conn.policy.is_lossy(),
+        checksum: options.checksum,
+    };
+    let pools = messenger.portal.pools.clone();
+    let mut link = Link::client(config, options.auth.client(), resume, pools);
+    let progress = drive(&mut link, &channel, state).await?;
+    let Progress::Established(agreed) = progress else { unreachable!("only servers are asked") };
+    if conn.is_closed() {
+        return Err(Reason::Closed);
+    }
+    messenger.next_global_seq(agreed.resume.global_seq);
+    conn.entity.set(link.peer_entity());
+    let epoch = conn.take_over();
+    let connection = Connection::new(conn.clone());
+    if let Some(full) = agreed.reset {
+        tracing::info!(peer = %conn.address, full, "the peer has forgotten the session");
+        if full {
+            conn.fail(&Reason::Reset);
+        } else {
+            conn.session.borrow_mut().reset(false);
+        }
+    }
+    let mut settled = Vec::new();
+    let resumed = {
+        let mut session = conn.session.borrow_mut();
+        session.set_resume(agreed.resume);
+        session.set_lossy(agreed.lossy);
+        match agreed.outcome {
+            Outcome::Resumed(seq) => session.resumed(seq, |outgoing| settled.push(outgoing)),
+            Outcome::Fresh => Ok(()),
+        }
+    };
+    settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+    resumed?;
+    tracing::debug!(peer = %conn.address, mode = link.mode(), outcome = ?agreed.outcome, "a stream is open");
+    conn.reason.borrow_mut().take();
+    conn.set_state(State::Open);
+    if agreed.reset.is_some() {
+        conn.handler().reset(&connection);
+    }
+    conn.handler().opened(&connection);
+    let transmission = Transmission::new(conn.clone(), epoch, channel.clone(), link);
+    Ok((channel, transmission))
+}
+
+/// Ends a server's session when its client stays away.
+pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
+    sleep(conn.messenger.options.linger).await;
+    if conn.epoch.get() == epoch && conn.state.get() == State::Standby {
+        tracing::info!(peer = %conn.address, name = conn.name, "a client has not come back; its session is forgotten");
+        if conn.end(Reason::Expired) {
+            conn.handler().lost(&Connection::new(conn.clone()), &Reason::Expired);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The side that accepts: who comes, from where, and whether it goes on with a session.
+
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_reactor::{random, sleep, spawn, timeout};
+
+use super::client::expire;
+use super::drive;
+use super::stream::Transmission;
+use crate::connection::{Conn, Connection, Link as ConnLink, Reason, State};
+use crate::messenger::Inner;
+use crate::session::{Answer, Asked, Link, Policy, Progress, Resume, ServerConfig, Session, Violation};
+use crate::transport::{Acceptor, Address, Channel};
+use crate::wire::EntityAddr;
+use crate::wire::control::{ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
+
+/// How long accepting rests after it failed, as it does when there are no file descriptors left.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// What `future` comes to; `None` when the messenger is stopped before.
+async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    let mut stopped = std::pin::pin!(messenger.changed.wait_until(|| messenger.stopping.get()));
+    std::future::poll_fn(|cx| {
+        if stopped.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// Accepts until the messenger stops.
+pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
+    while let Some(accepted) = unless_stopped(&messenger, acceptor.accept()).await {
+        let (channel, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                unless_stopped(&messenger, sleep(ACCEPT_REST)).await;
+                continue;
+            }
+        };
+        let waiting = messenger.handshakes.get();
+        let turned_away = if !messenger.may_connect(&peer) {
+            Some(Reason::NotAllowed(peer.to_string()))
+        } else if waiting >= messenger.options.handshakes_max {
+            Some(Reason::TooMany(waiting))
+        } else {
+            None
+        };
+        if let Some(reason) = turned_away {
+            tracing::warn!(%peer, %reason, "a connection is turned away");
+            channel.shutdown();
+            messenger.handler.refused(&peer, &reason);
+            continue;
+        }
+        messenger.handshakes.set(waiting + 1);
+        let place = Place(messenger.clone());
+        drop(spawn(serve(messenger.clone(), channel, peer, place)));
+    }
+}
+
+/// One of those that have not identified themselves yet.
+struct Place(Rc<Inner>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.handshakes.set(self.0.handshakes.get() - 1);
+    }
+}
+
+/// A stream from its first byte to its last.
+async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Place) {
+    let options = &messenger.options;
+    let config = ServerConfig {
+        entity: options.entity,
+        peer: EntityAddr::msgr2(peer.socket(), 0),
+        modes: options.modes(peer.is_local()),
+        checksum: options.checksum,
+    };
+    let mut link = Link::server(config, options.auth.server(), messenger.portal.pools.clone());
+    let handshake = timeout(options.handshake_timeout, handshake(&messenger, &mut link, &channel, &peer));
+    let result = unless_stopped(&messenger, handshake).await;
+    drop(place);
+    let (conn, epoch) = match result {
+        Some(Ok(Ok(found))) => found,
+        other => {
+            channel.shutdown();
+            let reason = match other {
+                Some(Ok(Err(reason))) => reason,
+                Some(Err(_)) => Reason::Handshake(link.state()),
+                _ => return,
+            };
+            match link.refused() {
+                Some(refused) => tracing::warn!(%peer, %reason, %refused, "a peer is not believed"),
+                None => tracing::warn!(%peer, %reason, "a handshake is ended"),
+            }
+            messenger.handler.refused(&peer, &reason);
+            return;
+        }
+    };
+    tracing::debug!(%peer, name = conn.name, mode = link.mode(), "a stream is open");
+    conn.reason.borrow_mut().take();
+    conn.set_state(State::Open);
+    let connection = Connection::new(conn.clone());
+    conn.handler().opened(&connection);
+    let reason = Transmission::new(conn.clone(), epoch, channel.clone(), link).run().await;
+    channel.shutdown();
+    if conn.epoch.get() != epoch || conn.is_closed() {
+        return;
+    }
+    if conn.session.borrow().is_lossy() {
+        tracing::info!(%peer, name = conn.name, %reason, "a connection has ended");
+        if conn.end(reason.clone()) {
+            conn.handler().lost(&connection, &reason);
+        }
+        return;
+    }
+    tracing::debug!(%peer, name = conn.name, %reason, "a stream is lost; its session waits for the client");
+    let epoch = conn.take_over();
+    *conn.reason.borrow_mut() = Some(reason.clone());
+    conn.set_state(State::Standby);
+    conn.handler().interrupted(&connection, &reason);
+    drop(spawn(expire(conn, epoch)));
+}
+
+/// Identifies the peer and finds its session.
+async fn handshake(
+    messenger: &Rc<Inner>,
+    link: &mut Link,
+    channel: &Channel,
+    peer: &Address,
+) -> Result<(Rc<Conn>, u64), Reason> {
+    let mut state = "";
+    loop {
+        let Progress::Asked(asked) = drive(link, channel, &mut state).await? else {
+            unreachable!("only clients establish")
+        };
+        let (answer, found) = match asked {
+            Asked::Ident(ident) => ident_asked(messenger, link, peer, &ident)?,
+            Asked::Reconnect(reconnect) => reconnect_asked(messenger, link, &reconnect),
+        };
+        // The answer goes out ahead of the session's messages.
+        if link.answer(&answer)? {
+            return Ok(found.expect("a session was found or made"));
+        }
+    }
+}
+
+type Found = (Answer, Option<(Rc<Conn>, u64)>);
+
+/// Ends the session of a client that has begun anew.
+fn forget(conn: &Rc<Conn>) {
+    if conn.end(Reason::Reset) {
+        conn.handler().lost(&Connection::new(conn.clone()), &Reason::Reset);
+    }
+}
+
+fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &ClientIdent) -> Result<Found, Reason> {
+    let options = &messenger.options;
+    let missing = options.required & !ident.supported;
+    if missing != 0 {
+        return Ok((Answer::Missing(missing), None));
+    }
+    if ident.target.nonce != 0 && ident.target.nonce != messenger.nonce {
+        let found = messenger.own_addr(None).to_string();
+        return Err(Violation::WrongPeer { target: ident.target.to_string(), found }.into());
+    }
+    let lossy = ident.flags & FLAG_LOSSY != 0 || options.accept.is_lossy();
+    let key = (link.client_name().to_owned(), ident.addrs.first().copied().unwrap_or_default());
+    let before = messenger.sessions.borrow().get(&key).cloned();
+    let mut kept = None;
+    if let Some(before) = before {
+        let resume = before.session.borrow().resume();
+        if before.peer_global_seq.get() > ident.global_seq && resume.client_cookie == ident.cookie {
+            // A connection that was made earlier and has come late.
+            return Err(Reason::Replaced);
+        }
+        // The client has never heard of the session that it asked for: then that goes on from its beginning.
+        let unheard = !lossy && resume.client_cookie == ident.cookie && resume.in_seq == 0;
+        if unheard && before.session.borrow_mut().resumed(0, drop).is_ok() {
+            kept = Some(before);
+        } else {
+            tracing::info!(%peer, name = before.name, "a client has begun anew; its session before is forgotten");
+            forget(&before);
+        }
+    }
+    let conn = match kept {
+        Some(conn) => conn,
+        None => {
+            if messenger.count() >= options.connections_max {
+                return Err(Reason::TooMany(messenger.count()));
+            }
+            let server_cookie = if lossy { 0 } else { random().max(1) };
+            let resume = Resume { client_cookie: ident.cookie, server_cookie, ..Resume::default() };
+            let policy = if lossy { Policy::StatelessServer } else { Policy::LosslessPeer };
+            let place = (peer.clone(), key.0.clone());
+            let session = Session::new(lossy, resume);
+            let conn = Conn::new(messenger.clone(), place, (policy, State::Connecting, ConnLink::Remote), session);
+            messenger.remember(&conn);
+            if !lossy {
+                messenger.sessions.borrow_mut().insert(key, conn.clone());
+            }
+            conn
+        }
+    };
+    conn.entity.set(link.peer_entity());
+    conn.peer_global_seq.set(ident.global_seq);
+    let epoch = conn.take_over();
+    let answer = ServerIdent {
+        addrs: vec![messenger.own_addr(Some(ident.target))],
+        gid: options.gid,
+        global_seq: messenger.next_global_seq(0),
+        supported: options.supported,
+        required: options.required,
+        flags: if lossy { FLAG_LOSSY } else { 0 },
+        cookie: conn.session.borrow().resume().server_cookie,
+    };
+    Ok((Answer::Ident(answer), Some((conn, epoch))))
+}
+
+fn reconnect_asked(messenger: &Rc<Inner>, link: &Link, reconnect: &Reconnect) -> Found {
+    let key = (link.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
+    let Some(conn) = messenger.sessions.borrow().get(&key).cloned() else { return (Answer::Reset, None) };
+    let resume = conn.session.borrow().resume();
+    if (resume.client_cookie, resume.server_cookie) != (reconnect.client_cookie, reconnect.server_cookie) {
+        return (Answer::Reset, None);
+    }
+    if conn.peer_global_seq.get() > reconnect.global_seq {
+        return (Answer::RetryGlobal(conn.peer_global_seq.get()), None);
+    }
+    if resume.connect_seq > reconnect.connect_seq {
+        return (Answer::Retry(resume.connect_seq), None);
+    }
+    let mut settled = Vec::new();
+    let resumed = conn.session.borrow_mut().resumed(reconnect.msg_seq, |outgoing| settled.push(outgoing));
+    settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+    if let Err(violation) = resumed {
+        // The two sides do not agree on what was sent: this session cannot go on.
+        tracing::warn!(name = conn.name, %violation, "a session cannot be resumed");
+        forget(&conn);
+        return (Answer::Reset, None);
+    }
+    conn.session.borrow_mut().set_resume(Resume { connect_seq: reconnect.connect_seq, ..resume });
+    conn.peer_global_seq.set(reconnect.global_seq);
+    let epoch = conn.take_over();
+    let in_seq = conn.session.borrow().resume().in_seq;
+    (Answer::ReconnectOk(in_seq), Some((conn, epoch)))
+}

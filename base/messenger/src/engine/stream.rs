@@ -1,0 +1,336 @@
+//! A stream that is open: receives frames, hands messages to their handlers, sends what is queued.
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use forebay_reactor::time::Sleep;
+use forebay_reactor::{BufList, BufMut, Instant, now, sleep_until, wall_clock};
+
+use crate::connection::{Conn, Reason};
+use crate::message::{Message, Role};
+use crate::session::state::Verdict;
+use crate::session::{Link, Violation};
+use crate::throttle::Held;
+use crate::transport::Channel;
+use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck};
+use crate::wire::{Decoder, Encoder, Frame, Header, Layout, Next, Tag, Want, entity};
+
+/// Frames taken in one turn; then the others have theirs.
+const TURN_FRAMES: u32 = 256;
+/// Bytes gathered for one send.
+const SEND_BYTES: usize = 512 * 1024;
+/// Buffers gathered for one send.
+const SEND_PARTS: usize = 256;
+/// Acknowledgements of keepalives that wait to be sent, at most.
+const KEEPALIVE_ACKS_MAX: usize = 4;
+
+/// What a look at the received bytes came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Intake {
+    /// More has to be received.
+    Hungry,
+    /// A message waits for its share of the budget.
+    Full,
+    /// The turn has been long enough.
+    Tired,
+}
+
+/// A stream that is open.
+pub(super) struct Transmission {
+    conn: Rc<Conn>,
+    epoch: u64,
+    channel: Channel,
+    decoder: Decoder,
+    encoder: Encoder,
+    /// What is to be sent before all messages.
+    control: BufList,
+    keepalive_acks: Vec<KeepaliveAck>,
+    ask_alive: bool,
+    /// The share of the message that is being received.
+    held: Option<(Layout, Held)>,
+    full: bool,
+    now: Instant,
+    heard: Instant,
+    /// When the frame that is being received began.
+    frame_since: Option<Instant>,
+    /// The peer was asked whether it is there, and nothing has come since.
+    asked: bool,
+    timer: Sleep,
+}
+
+impl Transmission {
+    /// On a connection whose handshake is over.
+    pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, link: Link) -> Self {
+        let (mut decoder, encoder, control) = link.into_parts();
+        decoder.set_limits(conn.messenger.options.limits);
+        let now = now();
+        let timer = sleep_until(now + conn.messenger.options.keepalive_interval);
+        Self {
+            conn,
+            epoch,
+            channel,
+            decoder,
+            encoder,
+            control,
+            keepalive_acks: Vec::new(),
+            ask_alive: false,
+            held: None,
+            full: false,
+            now,
+            heard: now,
+            frame_since: None,
+            asked: false,
+            timer,
+        }
+    }
+
+    /// Serves until the stream ends, and says why.
+    pub(super) async fn run(mut self) -> Reason {
+        let mut receiving = std::pin::pin!(None);
+        let mut sending = std::pin::pin!(None);
+        let channel = self.channel.clone();
+        let receive = |want: Want| channel.clone().recv(want.buf, want.all);
+        let send = |batch: BufList| channel.clone().send(batch);
+        std::future::poll_fn(|cx| match self.turn(cx, (&receive, receiving.as_mut()), (&send, sending.as_mut())) {
+            Ok(()) => Poll::Pending,
+            Err(reason) => Poll::Ready(reason),
+        })
+        .await
+    }
+
+    fn is_over(&self) -> bool {
+        self.conn.epoch.get() != self.epoch
+    }
+
+    fn turn<R, S>(
+        &mut self,
+        cx: &mut Context<'_>,
+        (receive, mut receiving): (impl Fn(Want) -> R, Pin<&mut Option<R>>),
+        (send, mut sending): (impl Fn(BufList) -> S, Pin<&mut Option<S>>),
+    ) -> Result<(), Reason>
+    where
+        R: Future<Output = (io::Result<usize>, BufMut)>,
+        S: Future<Output = io::Result<()>>,
+    {
+        if self.is_over() {
+            return Err(Reason::Replaced);
+        }
+        self.now = now();
+        self.conn.set_task(cx.waker());
+        // Whatever is queued from here on is seen below.
+        self.conn.attentive.set(true);
+        self.tick(cx)?;
+        let mut budget = TURN_FRAMES;
+        loop {
+            let mut again = false;
+            if let Some(future) = receiving.as_mut().as_pin_mut()
+                && let Poll::Ready((result, buf)) = future.poll(cx)
+            {
+                receiving.set(None);
+                self.received(result, buf)?;
+            }
+            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(cx, &mut budget)? };
+            self.conn.messenger.portal.dispatch();
+            if self.is_over() {
+                return Err(Reason::Replaced);
+            }
+            loop {
+                if sending.is_none() {
+                    let batch = self.gather()?;
+                    if batch.is_empty() {
+                        break;
+                    }
+                    sending.set(Some(send(batch)));
+                }
+                let Some(future) = sending.as_mut().as_pin_mut() else { break };
+                let Poll::Ready(result) = future.poll(cx) else { break };
+                sending.set(None);
+                result?;
+            }
+            if receiving.is_none() && intake == Intake::Hungry {
+                let want = self.decoder.want();
+                receiving.set(Some(receive(want)));
+                again = true;
+            }
+            if intake == Intake::Tired {
+                cx.waker().wake_by_ref();
+                break;
+            }
+            if !again {
+                break;
+            }
+        }
+        // While something is being sent, its end brings the next look at the queue.
+        self.conn.attentive.set(sending.is_some());
+        Ok(())
+    }
+
+    fn received(&mut self, result: io::Result<usize>, buf: BufMut) -> Result<(), Reason> {
+        match result {
+            Ok(0) if self.frame_since.is_some() => Err(Reason::PeerBroke),
+            Ok(0) => Err(Reason::PeerClosed),
+            Ok(got) => {
+                self.decoder.received(buf, got);
+                self.heard = self.now;
+                self.asked = false;
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Reason::PeerBroke),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes frames out of what was received, as far as budgets allow.
+    fn take_in(&mut self, cx: &Context<'_>, budget: &mut u32) -> Result<Intake, Reason> {
+        if std::mem::take(&mut self.full) {
+            // It was our own doing that nothing was received.
+            self.heard = self.now;
+        }
+        loop {
+            if *budget == 0 {
+                return Ok(Intake::Tired);
+            }
+            let (held, throttle) = (&mut self.held, &self.conn.throttle);
+            let admit = |layout: &Layout| {
+                if held.as_ref().is_none_or(|(other, _)| other != layout) {
+                    *held = None;
+                    *held = throttle.take(layout.payload_len()).map(|share| (*layout, share));
+                }
+                held.is_some()
+            };
+            match self.decoder.next(admit, |_| {}).map_err(Violation::from)? {
+                Next::Frame(frame) => {
+                    *budget -= 1;
+                    self.frame_since = None;
+                    self.frame(frame)?;
+                }
+                Next::Hungry => {
+                    if self.decoder.is_between_frames() {
+                        self.frame_since = None;
+                    } else {
+                        self.frame_since.get_or_insert(self.now);
+                    }
+                    return Ok(Intake::Hungry);
+                }
+                Next::Held => {
+                    self.full = true;
+                    self.conn.throttle.wait(cx.waker());
+                    return Ok(Intake::Full);
+                }
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: Frame) -> Result<(), Reason> {
+        match frame.tag {
+            Tag::Message => self.message(frame)?,
+            Tag::Ack => self.acknowledged(Ack::decode(frame.first()).map_err(Violation::from)?.seq)?,
+            Tag::Keepalive2 => {
+                let Keepalive { seconds, nanos } = Keepalive::decode(frame.first()).map_err(Violation::from)?;
+                // Who asks more often than can be answered gets an answer to the last ones.
+                if self.keepalive_acks.len() >= KEEPALIVE_ACKS_MAX {
+                    self.keepalive_acks.remove(0);
+                }
+                self.keepalive_acks.push(KeepaliveAck { seconds, nanos });
+            }
+            // That something came is all we wanted to know.
+            Tag::Keepalive2Ack => {
+                KeepaliveAck::decode(frame.first()).map_err(Violation::from)?;
+            }
+            tag => return Err(Violation::Unexpected { tag, state: "messages are exchanged" }.into()),
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, frame: Frame) -> Result<(), Reason> {
+        let header = Header::decode(frame.first()).map_err(Violation::from)?;
+        let (_, held) = self.held.take().expect("a message was admitted");
+        if header.ack_seq > 0 {
+            self.acknowledged(header.ack_seq)?;
+        }
+        let verdict = self.conn.session.borrow_mut().received(header.seq)?;
+        if verdict == Verdict::Duplicate {
+            return Ok(());
+        }
+        let message = Message::received(&header, frame.segments, held);
+        // Ceph's daemons do not say what is a reply; a tid that we wait for tells.
+        let reply = message.role == Role::Reply || self.conn.entity.get() != entity::FOREBAY;
+        let message = if reply && message.tid != 0 { self.conn.answer(message) } else { Some(message) };
+        if let Some(message) = message {
+            self.conn.messenger.portal.enqueue(self.conn.clone(), message);
+        }
+        Ok(())
+    }
+
+    fn acknowledged(&mut self, seq: u64) -> Result<(), Reason> {
+        let mut session = self.conn.session.borrow_mut();
+        if session.is_lossy() {
+            return Ok(());
+        }
+        let mut settled = Vec::new();
+        let result = session.acknowledged(seq, |outgoing| settled.push(outgoing));
+        drop(session);
+        settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+        Ok(result?)
+    }
+
+    /// What is to be sent now.
+    fn gather(&mut self) -> Result<BufList, Reason> {
+        let mut batch = std::mem::take(&mut self.control);
+        for ack in self.keepalive_acks.drain(..) {
+            self.encoder.control(Tag::Keepalive2Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
+        }
+        if std::mem::take(&mut self.ask_alive) {
+            let time = wall_clock();
+            let ask = Keepalive { seconds: time.as_secs() as u32, nanos: time.subsec_nanos() };
+            self.encoder.control(Tag::Keepalive2, &ask.encode(), &mut batch).map_err(Violation::from)?;
+        }
+        let mut session = self.conn.session.borrow_mut();
+        let mut handed_over = Vec::new();
+        while batch.len() < SEND_BYTES && batch.parts().len() < SEND_PARTS {
+            let Some((seq, outgoing)) = session.pop() else { break };
+            let message = &outgoing.message;
+            let header = message.header(seq, session.tell());
+            let segments = [&message.front, &message.middle, &message.data];
+            self.encoder.message(&header, segments, &mut batch).map_err(Violation::from)?;
+            if session.is_lossy() {
+                handed_over.push(outgoing);
+            }
+        }
+        if session.owes_ack() {
+            let ack = Ack { seq: session.tell() };
+            self.encoder.control(Tag::Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
+        }
+        drop(session);
+        handed_over.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+        Ok(batch)
+    }
+
+    /// Looks at the clock, now and then.
+    fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
+        if Pin::new(&mut self.timer).poll(cx).is_pending() {
+            return Ok(());
+        }
+        let options = &self.conn.messenger.options;
+        let silent = self.now.since(self.heard);
+        if !self.full {
+            if silent >= options.keepalive_timeout {
+                return Err(Reason::Silent);
+            }
+            if self.frame_since.is_some_and(|since| self.now.since(since) >= options.frame_timeout) {
+                return Err(Reason::Slow);
+            }
+            if silent >= options.keepalive_interval && !std::mem::replace(&mut self.asked, true) {
+                self.ask_alive = true;
+            }
+        }
+        let patience = options.keepalive_timeout.saturating_sub(options.keepalive_interval);
+        let period = options.keepalive_interval.min(patience).min(options.frame_timeout);
+        self.timer = sleep_until(self.now + period.max(std::time::Duration::from_millis(1)));
+        // A timer runs only once it was looked at.
+        let _ = Pin::new(&mut self.timer).poll(cx);
+        Ok(())
+    }
+}

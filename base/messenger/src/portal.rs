@@ -1,0 +1,102 @@
+//! A core's share of the messenger: its memory, its budget, and the queue of messages that its handlers have yet to see.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use forebay_reactor::{spawn, yield_now};
+
+use crate::connection::{Conn, Connection};
+use crate::message::Message;
+use crate::messenger::Inner;
+use crate::priority::PriorityQueue;
+use crate::throttle::{Budget, Throttle};
+use crate::wire::Pools;
+
+/// Messages that handlers see before others have their turn.
+const DISPATCH_TURN: usize = 512;
+
+/// A core's share of the messenger.  All connections of a portal are served by the reactor that made it.  Clones share it.
+#[derive(Clone)]
+pub struct Portal {
+    pub(crate) shared: Rc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) pools: Rc<Pools>,
+    /// Of all messages that were received and not dropped.
+    pub(crate) throttle: Rc<Throttle>,
+    queue: RefCell<PriorityQueue<(Rc<Conn>, Message)>>,
+    dispatching: Cell<bool>,
+    scheduled: Cell<bool>,
+    /// Who can be reached without serialising.
+    pub(crate) names: RefCell<BTreeMap<String, Weak<Inner>>>,
+}
+
+impl Portal {
+    /// For the reactor of this thread.  `budget` bounds the messages that were received and not dropped, of all
+    /// connections together.
+    pub fn new(budget: Budget) -> Self {
+        let shared = Shared {
+            pools: Rc::new(Pools::new()),
+            throttle: Throttle::new(budget, None),
+            queue: RefCell::default(),
+            dispatching: Cell::new(false),
+            scheduled: Cell::new(false),
+            names: RefCell::default(),
+        };
+        Self { shared: Rc::new(shared) }
+    }
+
+    /// Messages that were received and not dropped, and their bytes.
+    pub fn held(&self) -> Budget {
+        self.shared.throttle.used()
+    }
+}
+
+impl Default for Portal {
+    /// 65,536 messages and 512 MiB.
+    fn default() -> Self {
+        Self::new(Budget { messages: 1 << 16, bytes: 512 << 20 })
+    }
+}
+
+impl Shared {
+    /// Queues a message for its handler.
+    pub(crate) fn enqueue(&self, conn: Rc<Conn>, message: Message) {
+        self.queue.borrow_mut().push(message.priority, (conn, message));
+    }
+
+    /// Lets handlers see what is queued, the highest priority first, whichever connection it came from.
+    pub(crate) fn dispatch(self: &Rc<Self>) {
+        // A handler may come back here; then who called it goes on.
+        if self.dispatching.replace(true) {
+            return;
+        }
+        for _ in 0..DISPATCH_TURN {
+            let next = self.queue.borrow_mut().pop();
+            let Some((conn, message)) = next else { break };
+            if !conn.is_closed() {
+                let handler = conn.handler();
+                handler.message(&Connection::new(conn), message);
+            }
+        }
+        self.dispatching.set(false);
+        if !self.queue.borrow().is_empty() {
+            self.schedule();
+        }
+    }
+
+    /// Sees to it that handlers are called soon, and not from here.
+    pub(crate) fn schedule(self: &Rc<Self>) {
+        if self.scheduled.replace(true) {
+            return;
+        }
+        let shared = self.clone();
+        drop(spawn(async move {
+            yield_now().await;
+            shared.scheduled.set(false);
+            shared.dispatch();
+        }));
+    }
+}

@@ -1,0 +1,169 @@
+//! What a receiver sets aside for messages: so many, and so many bytes, for each peer and in all.
+//!
+//! A message takes its share before room is made for its body and gives it back when it is dropped.  Who gets no share is
+//! not read from any more, so the peer's own queue fills, and its senders wait.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::Waker;
+
+/// Messages and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Messages.
+    pub messages: usize,
+    /// Bytes of their segments.
+    pub bytes: usize,
+}
+
+impl Budget {
+    fn has_room(self, used: Self, bytes: usize) -> bool {
+        // One message always fits, however long, or it would never come.
+        used.messages == 0 || (used.messages < self.messages && used.bytes.saturating_add(bytes) <= self.bytes)
+    }
+}
+
+/// A budget, what is used of it, and who waits for some.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    limit: Budget,
+    used: Cell<Budget>,
+    waiting: RefCell<Vec<Waker>>,
+    /// The one for all peers, of a peer's.
+    whole: Option<Rc<Throttle>>,
+}
+
+impl Throttle {
+    pub(crate) fn new(limit: Budget, whole: Option<Rc<Throttle>>) -> Rc<Self> {
+        let used = Cell::new(Budget { messages: 0, bytes: 0 });
+        Rc::new(Self { limit, used, waiting: RefCell::default(), whole })
+    }
+
+    pub(crate) fn used(&self) -> Budget {
+        self.used.get()
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.limit.has_room(self.used.get(), bytes)
+    }
+
+    /// Takes a message's share, here and of the whole, if there is room for it in both.
+    pub(crate) fn take(self: &Rc<Self>, bytes: usize) -> Option<Held> {
+        if !self.would_take(bytes) {
+            return None;
+        }
+        self.add(bytes);
+        if let Some(whole) = &self.whole {
+            whole.add(bytes);
+        }
+        Some(Held { throttle: self.clone(), bytes })
+    }
+
+    /// A message of so many bytes would get its share now.
+    pub(crate) fn would_take(&self, bytes: usize) -> bool {
+        self.has_room(bytes) && self.whole.as_ref().is_none_or(|whole| whole.has_room(bytes))
+    }
+
+    /// Wakes `waker` when something is given back.
+    pub(crate) fn wait(&self, waker: &Waker) {
+        // Whichever of the two is short: being woken in vain costs a look.
+        for throttle in [Some(self), self.whole.as_deref()].into_iter().flatten() {
+            let mut waiting = throttle.waiting.borrow_mut();
+            if !waiting.iter().any(|other| other.will_wake(waker)) {
+                waiting.push(waker.clone());
+            }
+        }
+    }
+
+    fn add(&self, bytes: usize) {
+        let used = self.used.get();
+        self.used.set(Budget { messages: used.messages + 1, bytes: used.bytes + bytes });
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let used = self.used.get();
+        self.used.set(Budget { messages: used.messages - 1, bytes: used.bytes - bytes });
+        if !self.waiting.borrow().is_empty() {
+            let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// A message's share; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    throttle: Rc<Throttle>,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.throttle.give_back(self.bytes);
+        if let Some(whole) = &self.throttle.whole {
+            whole.give_back(self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn budget(messages: usize, bytes: usize) -> Budget {
+        Budget { messages, bytes }
+    }
+
+    #[test]
+    fn shares_are_bounded_for_each_and_in_all() {
+        let whole = Throttle::new(budget(3, 100), None);
+        let [one, other] = [(); 2].map(|()| Throttle::new(budget(2, 80), Some(whole.clone())));
+        let first = one.take(50).expect("room");
+        assert!(one.take(40).is_none(), "its own bytes");
+        let second = other.take(50).expect("room");
+        assert!(other.take(1).is_none(), "the bytes of all");
+        assert_eq!(whole.used(), budget(2, 100));
+        drop(first);
+        let third = one.take(0).expect("room");
+        assert!(one.take(50).is_some());
+        drop((second, third));
+        assert_eq!((whole.used(), one.used(), other.used()), (budget(0, 0), budget(0, 0), budget(0, 0)));
+    }
+
+    #[test]
+    fn one_message_always_fits() {
+        let throttle = Throttle::new(budget(1, 10), None);
+        let held = throttle.take(1000).expect("nothing else is there");
+        assert!(throttle.take(0).is_none());
+        drop(held);
+        assert!(throttle.take(10).is_some());
+    }
+
+    #[test]
+    fn who_waits_is_woken_once() {
+        let whole = Throttle::new(budget(1, 10), None);
+        let one = Throttle::new(budget(5, 50), Some(whole));
+        let held = one.take(10).expect("room");
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        one.wait(&waker);
+        one.wait(&waker);
+        drop(held);
+        // Once for each of the two throttles that it waited for.
+        assert_eq!(count.0.load(Ordering::Relaxed), 2);
+        drop(one.take(5));
+        assert_eq!(count.0.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,150 @@
+//! Ways for bytes to travel, behind one small interface; and how an address names them.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use forebay_reactor::net::AddrError;
+use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream};
+
+/// Where a messenger listens or connects.
+///
+/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `unix:PATH` a Unix socket, `loopback:NAME` a messenger of the same process
+/// on the same core.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix stream socket.
+    Unix(PathBuf),
+    /// Within the process: messages are handed over, nothing is serialised.
+    Loopback(String),
+}
+
+impl Address {
+    /// Reaches only this machine.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(addr) => addr.ip().is_loopback(),
+            Self::Unix(_) | Self::Loopback(_) => true,
+        }
+    }
+
+    /// The place, if it has an IP address.
+    pub fn socket(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(addr) => Some(*addr),
+            Self::Unix(_) | Self::Loopback(_) => None,
+        }
+    }
+
+    fn reactor_addr(&self) -> io::Result<Addr> {
+        match self {
+            Self::Tcp(addr) => Ok(Addr::Tcp(*addr)),
+            Self::Unix(path) => Ok(Addr::Unix(path.clone())),
+            Self::Loopback(name) => {
+                let text = format!("nobody is called {name} here");
+                Err(io::Error::new(io::ErrorKind::ConnectionRefused, text))
+            }
+        }
+    }
+}
+
+impl From<Addr> for Address {
+    fn from(addr: Addr) -> Self {
+        match addr {
+            Addr::Tcp(addr) => Self::Tcp(addr),
+            Addr::Unix(path) => Self::Unix(path),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(addr) => write!(f, "tcp:{addr}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Loopback(name) => write!(f, "loopback:{name}"),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddrError;
+    fn from_str(text: &str) -> Result<Self, AddrError> {
+        if let Some(name) = text.strip_prefix("loopback:") {
+            return Ok(Self::Loopback(name.to_owned()));
+        }
+        text.strip_prefix("tcp:").unwrap_or(text).parse::<Addr>().map(Self::from)
+    }
+}
+
+/// A listening endpoint of a transport that serialises.
+pub(crate) struct Acceptor(Listener);
+
+impl Acceptor {
+    pub(crate) fn bind(address: &Address) -> io::Result<(Self, Address)> {
+        let listener = Listener::bind(&address.reactor_addr()?)?;
+        let bound = listener.local_addr().clone().into();
+        Ok((Self(listener), bound))
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<(Channel, Address)> {
+        let (stream, peer) = self.0.accept().await?;
+        Ok((Channel(stream), peer.into()))
+    }
+}
+
+/// A connection of a transport that serialises: an ordered stream of bytes in each direction.  Clones share it.
+#[derive(Clone)]
+pub(crate) struct Channel(Stream);
+
+impl Channel {
+    pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
+        Ok(Self(Stream::connect(&address.reactor_addr()?).await?))
+    }
+
+    /// Receives into the buffer's spare room: what there is, or (`all`) until it is full.  0 at the end of the stream.
+    pub(crate) async fn recv(self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
+        if !all {
+            return self.0.recv(buf).await;
+        }
+        let want = buf.spare();
+        let (result, buf) = self.0.recv_exact(buf).await;
+        (result.map(|()| want), buf)
+    }
+
+    /// Sends everything.
+    pub(crate) async fn send(self, bufs: BufList) -> io::Result<()> {
+        self.0.send(bufs).await
+    }
+
+    /// Ends both directions.
+    pub(crate) fn shutdown(&self) {
+        self.0.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_name_their_transport() {
+        for (text, written) in [
+            ("127.0.0.1:3300", "tcp:127.0.0.1:3300"),
+            ("tcp:[::1]:1", "tcp:[::1]:1"),
+            ("unix:/run/a", "unix:/run/a"),
+            ("loopback:log", "loopback:log"),
+        ] {
+            let address: Address = text.parse().expect("an address");
+            assert_eq!(address.to_string(), written);
+            assert_eq!(written.parse(), Ok(address.clone()));
+            assert!(address.is_local());
+        }
+        assert!("tcp:".parse::<Address>().is_err() && "unix:".parse::<Address>().is_err());
+        assert!(!"10.0.0.1:1".parse::<Address>().expect("an address").is_local());
+    }
+}

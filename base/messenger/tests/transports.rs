@@ -1,0 +1,216 @@
+//! The same exchange over every transport, on both drivers of the system.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_messenger::wire::control::mode;
+use forebay_messenger::{
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Policy, Portal, Reason,
+    SendError, State,
+};
+use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
+
+/// Replies with what came.
+fn echo(connection: &Connection, message: Message) {
+    let mut reply = message.reply(message.kind + 1).front(message.front.clone()).data(message.data.clone());
+    reply.middle = message.middle.clone();
+    let connection = connection.clone();
+    drop(spawn(async move { connection.send(reply).await }));
+}
+
+fn quiet(_: &Connection, _: Message) {}
+
+fn with_key(modes: Option<Vec<u32>>) -> Options {
+    let key = Key::new([1; 32]);
+    let keyring = Rc::new(Keyring::new().with("a", key.clone()));
+    Options { auth: Auth::SharedKey { name: "a".into(), key, keyring }, modes, ..Options::default() }
+}
+
+fn addresses() -> Vec<Address> {
+    let path = std::env::temp_dir().join(format!("forebay-messenger-{}-{:x}", std::process::id(), random()));
+    vec!["127.0.0.1:0".parse().expect("an address"), Address::Unix(path), Address::Loopback("here".into())]
+}
+
+/// Runs a test on both drivers, over each transport, in each mode.
+fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
+    for driver in [DriverChoice::Uring, DriverChoice::Poll] {
+        let Ok(reactor) = Reactor::system(driver) else {
+            // Where io_uring is forbidden the other one is all there is.
+            assert_eq!(driver, DriverChoice::Uring);
+            continue;
+        };
+        reactor.block_on(async {
+            for options in [
+                Options::default(),
+                Options { checksum: false, ..Options::default() },
+                with_key(Some(vec![mode::CRC])),
+                with_key(Some(vec![mode::SECURE])),
+            ] {
+                for address in addresses() {
+                    let one = test(address.clone(), options.clone());
+                    timeout(Duration::from_secs(60), one).await.unwrap_or_else(|_| panic!("{address} in time"));
+                    if let Address::Unix(path) = address {
+                        // It is there only where it was bound.
+                        let _ = std::fs::remove_file(path);
+                    }
+                }
+            }
+        });
+    }
+}
+
+fn bytes(len: usize, salt: usize) -> BufList {
+    let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251 + salt) as u8).collect();
+    bytes.chunks(30_001).map(Buf::copy_of).collect()
+}
+
+#[test]
+fn requests_of_all_sizes_are_answered_in_all_modes() {
+    everywhere(|address, options| async move {
+        let portal = Portal::default();
+        let server = Messenger::new(&portal, options.clone(), echo);
+        let address = server.bind(&address).expect("bound");
+        let client = Messenger::new(&portal, options, quiet);
+        let connection = client.connect(&address, Policy::LosslessPeer);
+        let asking: Vec<_> = [0, 1, 511, 513, 4096, 10_000, 65_536, 300_000, 2 << 20]
+            .into_iter()
+            .cycle()
+            .take(18)
+            .enumerate()
+            .map(|(at, len)| {
+                let connection = connection.clone();
+                spawn(async move {
+                    let mut message = Message::new(10).front(bytes(at * 13, 1)).data(bytes(len, at));
+                    message.middle = bytes(at % 3 * 100, 2);
+                    let reply = connection.request(message).await.expect("answered");
+                    assert_eq!(reply.kind, 11);
+                    assert!(reply.front == bytes(at * 13, 1).to_vec()[..]);
+                    assert!(reply.middle == bytes(at % 3 * 100, 2).to_vec()[..]);
+                    assert!(reply.data == bytes(len, at).to_vec()[..]);
+                })
+            })
+            .collect();
+        for one in asking {
+            one.await;
+        }
+        assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
+        server.shutdown();
+        client.shutdown();
+    });
+}
+
+#[derive(Default)]
+struct Counter {
+    next: Cell<u64>,
+}
+
+struct InOrder(Rc<Counter>);
+
+impl Handler for InOrder {
+    fn message(&self, _connection: &Connection, message: Message) {
+        let number = u64::from_le_bytes(message.front.to_vec().try_into().expect("8 bytes"));
+        assert_eq!(number, self.0.next.replace(number + 1));
+    }
+}
+
+#[test]
+fn one_way_messages_come_in_order_and_senders_are_held_back() {
+    everywhere(|address, options| async move {
+        let options = Options {
+            receive: Budget { messages: 50, bytes: 1 << 20 },
+            send: Budget { messages: 30, bytes: 1 << 20 },
+            ..options
+        };
+        let counter = Rc::new(Counter::default());
+        let (server_portal, client_portal) = (Portal::default(), Portal::default());
+        let local = matches!(address, Address::Loopback(_));
+        let server = Messenger::new(&server_portal, options.clone(), InOrder(counter.clone()));
+        let address = server.bind(&address).expect("bound");
+        let client = Messenger::new(if local { &server_portal } else { &client_portal }, options, quiet);
+        let connection = client.connect(&address, Policy::LosslessPeer);
+        let number = |number: u64| Message::new(1).front(Buf::copy_of(&number.to_le_bytes())).data(Buf::zeroed(900));
+        let mut sent = 0u64;
+        // Without waiting, as many as fit.
+        while connection.post(number(sent)).is_ok() {
+            sent += 1;
+        }
+        assert!((30..=50).contains(&sent), "{sent} fit");
+        assert_eq!(connection.post(number(sent)), Err(SendError::Full));
+        for _ in 0..2000 {
+            connection.send(number(sent)).await.expect("sent");
+            sent += 1;
+        }
+        connection.deliver(number(sent)).await.expect("delivered");
+        while counter.next.get() <= sent {
+            forebay_reactor::yield_now().await;
+        }
+        assert!(connection.pending().messages == 0);
+        server.shutdown();
+        client.shutdown();
+    });
+}
+
+#[test]
+fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
+    everywhere(|address, options| async move {
+        if matches!(address, Address::Loopback(_)) {
+            return;
+        }
+        let options = Options { backoff_max: Duration::from_millis(50), ..options };
+        let portal = Portal::default();
+        let first = Messenger::new(&portal, options.clone(), echo);
+        let address = first.bind(&address).expect("bound");
+        let client = Messenger::new(&portal, options.clone(), quiet);
+        let lossy = client.connect(&address, Policy::LossyClient);
+        let lossless = client.connect(&address, Policy::LosslessPeer);
+        for connection in [&lossy, &lossless] {
+            connection.request(Message::new(1)).await.expect("answered");
+        }
+        first.shutdown();
+        assert!(matches!(lossy.ended().await, Reason::PeerClosed | Reason::Io(..)));
+        assert!(matches!(lossy.request(Message::new(1)).await, Err(SendError::Ended(_))));
+        let second = loop {
+            let second = Messenger::new(&portal, options.clone(), echo);
+            if second.bind(&address).is_ok() {
+                break second;
+            }
+            forebay_reactor::yield_now().await;
+        };
+        // The server has forgotten the session; whoever asked before it was known is told, and then it goes on.
+        loop {
+            match lossless.request(Message::new(1)).await {
+                Ok(_) => break,
+                Err(SendError::Ended(Reason::Reset)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(lossless.state(), State::Open);
+        second.shutdown();
+        client.shutdown();
+    });
+}
+
+#[test]
+fn nobody_at_an_address() {
+    let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+    reactor.block_on(async {
+        let client = Messenger::new(&Portal::default(), Options::default(), quiet);
+        for address in ["127.0.0.1:1", "unix:/nowhere/at/all", "loopback:nobody"] {
+            let connection = client.connect(&address.parse().expect("an address"), Policy::LossyClient);
+            assert!(matches!(connection.ready().await, Err(Reason::Io(..))), "{address}");
+        }
+        // A lossless one goes on trying, until it is closed or told to give up.
+        let patient = client.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
+        while patient.reason().is_none() {
+            forebay_reactor::yield_now().await;
+        }
+        assert_eq!(patient.state(), State::Connecting);
+        patient.close();
+        assert_eq!(patient.ended().await, Reason::Closed);
+        let options = Options { give_up: Some(Duration::from_millis(1)), ..Options::default() };
+        let hasty = Messenger::new(&Portal::default(), options, quiet);
+        let connection = hasty.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
+        assert!(matches!(connection.ended().await, Reason::Io(..)));
+    });
+}
