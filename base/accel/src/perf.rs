@@ -30,7 +30,8 @@ impl Variant {
 
 /// Every kernel of this crate that can be timed.
 pub fn kernels() -> Vec<Kernel> {
-    let rooms: [fn() -> Vec<Kernel>; 2] = [crate::crc32c::perf, crate::erasure::perf];
+    let rooms: [fn() -> Vec<Kernel>; 4] =
+        [crate::crc32c::perf, crate::erasure::perf, crate::compress::perf, crate::crypto::perf];
     rooms.iter().flat_map(|room| room()).collect()
 }
 

@@ -1,0 +1,102 @@
+//! One answer from an engine to the task that waits for it.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+
+use super::Finished;
+
+const EMPTY: u8 = 0;
+const FULL: u8 = 1;
+const GONE: u8 = 2;
+
+struct Slot {
+    state: AtomicU8,
+    value: UnsafeCell<Option<Finished>>,
+    waker: AtomicWaker,
+}
+
+// SAFETY: the value is written by the only completion while the state is EMPTY, and read by the only ticket after it
+// has seen FULL, which is set after writing (release, acquire); so it moves between threads and is never shared.
+unsafe impl Sync for Slot {}
+
+// SAFETY: what it holds may be sent: the pages of a job are `Send`.
+unsafe impl Send for Slot {}
+
+/// The engine ended, or broke, with the job still in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has ended")]
+pub struct EngineGone;
+
+/// A job in an engine: the future of its end.
+pub struct Ticket(Arc<Slot>);
+
+/// The engine's half of a ticket.
+pub struct Completion(Arc<Slot>);
+
+/// A ticket, and what completes it; for those who write engines.
+pub fn ticket() -> (Completion, Ticket) {
+    let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
+    (Completion(slot.clone()), Ticket(slot))
+}
+
+impl Completion {
+    /// The job has ended.  Wakes the task that waits, on whatever thread it runs.
+    pub fn complete(self, finished: Finished) {
+        // SAFETY: there is one completion, it is used once, and the ticket does not look while the state is EMPTY.
+        unsafe { *self.0.value.get() = Some(finished) };
+        self.0.state.store(FULL, Ordering::Release);
+        // Dropping `self` wakes.
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let _ = self.0.state.compare_exchange(EMPTY, GONE, Ordering::Release, Ordering::Relaxed);
+        self.0.waker.wake();
+    }
+}
+
+impl Ticket {
+    fn take(&mut self) -> Poll<Result<Finished, EngineGone>> {
+        match self.0.state.load(Ordering::Acquire) {
+            EMPTY => Poll::Pending,
+            // SAFETY: FULL is set after the value was written, which is touched no more; `&mut self` makes this the
+            // only reader.
+            FULL => Poll::Ready(unsafe { (*self.0.value.get()).take() }.ok_or(EngineGone)),
+            _ => Poll::Ready(Err(EngineGone)),
+        }
+    }
+
+    /// What came of the job, if it has ended.  After that the ticket is spent.
+    pub fn try_take(&mut self) -> Option<Result<Finished, EngineGone>> {
+        match self.take() {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<Finished, EngineGone>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Poll::Ready(result) = self.take() {
+            return Poll::Ready(result);
+        }
+        self.0.waker.register(context.waker());
+        // It may have ended before the waker was in place.
+        self.take()
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(if self.0.state.load(Ordering::Relaxed) == EMPTY { "Ticket(open)" } else { "Ticket(ready)" })
+    }
+}

@@ -1,0 +1,72 @@
+//! Expanding a DEFLATE stream piece by piece, where its length is not known or it does not fit into memory.
+
+use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
+
+use super::codec::Framing;
+use super::error::DecompressError;
+
+/// What came of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes taken from the input.
+    pub consumed: usize,
+    /// Bytes written to the output.
+    pub produced: usize,
+    /// The stream is complete and its checksum right; what follows in the input is something else.
+    pub done: bool,
+}
+
+/// A stream that is expanded as it comes, in about 40 KiB of memory however long it is.
+///
+/// It is about half as fast as expanding a whole stream with [`Decompressor`](super::Decompressor).
+pub struct InflateStream {
+    inner: Inflate,
+    framing: Framing,
+    done: bool,
+}
+
+impl InflateStream {
+    /// A stream from its beginning.
+    pub fn new(framing: Framing) -> Self {
+        // Fifteen bits of window serve every stream; 16 more mean gzip.
+        let inner = match framing {
+            Framing::Raw => Inflate::new(false, 15),
+            Framing::Zlib => Inflate::new(true, 15),
+            Framing::Gzip => Inflate::new(true, 31),
+        };
+        Self { inner, framing, done: false }
+    }
+
+    /// Begins anew, with another stream of the same framing.
+    pub fn reset(&mut self) {
+        match self.framing {
+            Framing::Gzip => self.inner = Inflate::new(true, 31),
+            framing => self.inner.reset(framing == Framing::Zlib),
+        }
+        self.done = false;
+    }
+
+    /// Expands some more: as much as the input gives or the output holds.
+    ///
+    /// A step that neither takes nor gives a byte wants more input where the output has room, and more room otherwise.
+    /// Whether a stream was cut short is for the caller to see: its input ended before [`Progress::done`].
+    ///
+    /// # Errors
+    /// The stream breaks its format or its checksum is wrong; what was produced before may be wrong as well.
+    pub fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Progress, DecompressError> {
+        if self.done {
+            return Ok(Progress { consumed: 0, produced: 0, done: true });
+        }
+        let (before_in, before_out) = (self.inner.total_in(), self.inner.total_out());
+        let status = self.inner.decompress(input, output, InflateFlush::NoFlush).map_err(|error| match error {
+            InflateError::NeedDict { .. } => DecompressError::NeedsDictionary,
+            _ => DecompressError::Corrupt,
+        })?;
+        self.done = status == Status::StreamEnd;
+        Ok(Progress {
+            consumed: (self.inner.total_in() - before_in) as usize,
+            produced: (self.inner.total_out() - before_out) as usize,
+            done: self.done,
+        })
+    }
+}
