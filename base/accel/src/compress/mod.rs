@@ -20,6 +20,8 @@ mod deflate;
 pub mod engine;
 mod error;
 mod fast;
+#[cfg(any(fuzzing, test))]
+pub mod fuzz;
 mod perf;
 mod sample;
 mod stream;

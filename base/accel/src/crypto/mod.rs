@@ -1,15 +1,19 @@
-//! Encryption: GCM for what travels.
+//! Encryption: XTS for what is stored, GCM for what travels.
 //!
-//! [`Gcm`] adds a tag of 16 bytes and refuses what does not fit it, and must never see a nonce twice under one key.
+//! [`Xts`] turns sectors into sectors of the same length, and notices no change that somebody made to them; whoever
+//! needs to notice keeps a checksum over the plain data, as the store does, or a tag.  [`Gcm`] adds a tag of 16 bytes
+//! and refuses what does not fit it, and must never see a nonce twice under one key.
 //!
-//! The ciphers are aws-lc's, which picks its own instructions for the processor; `FOREBAY_ACCEL` has no say in it.
-//! Keys are erased when their holder is dropped, and are not shown by `Debug`.
+//! XTS is ours over the processor's AES instructions, GCM is aws-lc's, which picks its own (`FOREBAY_ACCEL` has no say in
+//! that).  Keys are erased when their holder is dropped, and are not shown by `Debug`.
 
 mod gcm;
 mod perf;
+mod xts;
 
 pub use gcm::{Gcm, NONCE_LEN, TAG_LEN, TagMismatch};
 pub(crate) use perf::perf;
+pub use xts::{SectorSize, Xts};
 
 /// Why a key cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -17,4 +21,7 @@ pub enum KeyError {
     /// Not one of the cipher's lengths, in bytes.
     #[error("a key of {0} bytes; it must have {1}")]
     Length(usize, &'static str),
+    /// Both halves of an XTS key are the same, which breaks the mode (FIPS 140-3 implementation guidance C.I).
+    #[error("the two halves of an XTS key must differ")]
+    HalvesEqual,
 }

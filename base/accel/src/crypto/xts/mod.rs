@@ -1,0 +1,214 @@
+//! AES-XTS (IEEE 1619): a sector at a time, told apart by its number.
+//!
+//! The mode is ours, over the processor's AES instructions: the libraries at hand take one sector a call and set up
+//! each anew, and aws-lc has no AES-128-XTS at all.  Here the tweaks of many sectors are encrypted together, and 32
+//! blocks are in flight at once.  Where the processor has no such instructions, aws-lc's AES serves, a block a call.
+
+#[cfg(target_arch = "x86_64")]
+mod keys;
+mod plain;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use self::keys::Schedules;
+use self::plain::PlainKeys;
+use super::KeyError;
+use crate::tier::Tier;
+
+/// Bytes that are encrypted as one: a change of one of them changes the sixteen around it, under a tweak of its own
+/// for each sector and place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SectorSize {
+    /// 512 bytes.
+    Bytes512,
+    /// 4096 bytes.
+    Bytes4096,
+}
+
+impl SectorSize {
+    /// In bytes.
+    pub const fn get(self) -> usize {
+        match self {
+            SectorSize::Bytes512 => 512,
+            SectorSize::Bytes4096 => 4096,
+        }
+    }
+}
+
+/// A key for AES-128-XTS or AES-256-XTS, with its schedules worked out for both directions.
+///
+/// It can be shared by threads; its memory is erased when it is dropped.
+pub struct Xts {
+    keys: Keys,
+    bits: u16,
+}
+
+/// Which instructions do the work, and the schedules they want.
+#[derive(Clone)]
+enum Keys {
+    Plain(Box<PlainKeys>),
+    /// 128 bits at a time.
+    #[cfg(target_arch = "x86_64")]
+    AesNi(Box<Schedules>),
+    /// 512 bits at a time.
+    #[cfg(target_arch = "x86_64")]
+    Vaes(Box<Schedules>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Encrypt,
+    Decrypt,
+}
+
+/// Sectors to go over: where from, where to, how they are numbered.
+#[derive(Clone, Copy)]
+struct Run {
+    size: usize,
+    first: u64,
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+}
+
+impl Xts {
+    /// With a key of 32 bytes (AES-128) or 64 bytes (AES-256), the half for the data first.
+    ///
+    /// The caller's copy of the key is the caller's to erase.
+    ///
+    /// # Errors
+    /// The key has another length, or equal halves.
+    pub fn new(key: &[u8]) -> Result<Self, KeyError> {
+        Self::with_tier(key, Tier::current())
+    }
+
+    /// With the instructions of `tier`, which must be available, or plainer ones.
+    pub(crate) fn with_tier(key: &[u8], tier: Tier) -> Result<Self, KeyError> {
+        let bits = match key.len() {
+            32 => 128,
+            64 => 256,
+            length => return Err(KeyError::Length(length, "32 or 64")),
+        };
+        let (data, tweak) = key.split_at(key.len() / 2);
+        // All bytes are looked at, wherever they begin to differ.
+        if data.iter().zip(tweak).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0 {
+            return Err(KeyError::HalvesEqual);
+        }
+        Ok(Self { keys: Keys::new(data, tweak, tier), bits })
+    }
+
+    /// Encrypts whole sectors in place; the first has number `sector`, those behind it the numbers that follow.
+    ///
+    /// # Panics
+    /// When the data is no whole number of sectors, or the numbers pass 2^64.
+    pub fn encrypt_in_place(&self, size: SectorSize, sector: u64, data: &mut [u8]) {
+        self.in_place(Direction::Encrypt, size, sector, data);
+    }
+
+    /// Decrypts whole sectors in place.
+    ///
+    /// # Panics
+    /// As [`encrypt_in_place`](Self::encrypt_in_place).
+    pub fn decrypt_in_place(&self, size: SectorSize, sector: u64, data: &mut [u8]) {
+        self.in_place(Direction::Decrypt, size, sector, data);
+    }
+
+    /// Encrypts whole sectors from one place to another.
+    ///
+    /// # Panics
+    /// As [`encrypt_in_place`](Self::encrypt_in_place), and when the lengths differ.
+    pub fn encrypt(&self, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
+        self.across(Direction::Encrypt, size, sector, from, to);
+    }
+
+    /// Decrypts whole sectors from one place to another.
+    ///
+    /// # Panics
+    /// As [`encrypt`](Self::encrypt).
+    pub fn decrypt(&self, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
+        self.across(Direction::Decrypt, size, sector, from, to);
+    }
+
+    /// What the sectors go through, for tables.
+    pub fn implementation(&self) -> &'static str {
+        match self.keys {
+            Keys::Plain(_) => "aws-lc",
+            #[cfg(target_arch = "x86_64")]
+            Keys::AesNi(_) => "aes-ni",
+            #[cfg(target_arch = "x86_64")]
+            Keys::Vaes(_) => "vaes",
+        }
+    }
+
+    fn in_place(&self, direction: Direction, size: SectorSize, sector: u64, data: &mut [u8]) {
+        check(size, sector, data.len());
+        let at = data.as_mut_ptr();
+        let run = Run { size: size.get(), first: sector, from: at, to: at, length: data.len() };
+        // SAFETY: source and destination are the same memory, which is ours alone, and a whole number of sectors.
+        unsafe { self.keys.run(direction, run) };
+    }
+
+    fn across(&self, direction: Direction, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
+        assert_eq!(from.len(), to.len(), "source and destination must have the same length");
+        check(size, sector, from.len());
+        let (from, length) = (from.as_ptr(), from.len());
+        let run = Run { size: size.get(), first: sector, from, to: to.as_mut_ptr(), length };
+        // SAFETY: two pieces of memory of the same length, which do not overlap, and a whole number of sectors.
+        unsafe { self.keys.run(direction, run) };
+    }
+}
+
+/// Another holder of the same key.
+impl Clone for Xts {
+    fn clone(&self) -> Self {
+        Self { keys: self.keys.clone(), bits: self.bits }
+    }
+}
+
+impl fmt::Debug for Xts {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Xts(AES-{}, key hidden)", self.bits)
+    }
+}
+
+impl Keys {
+    fn new(data: &[u8], tweak: &[u8], tier: Tier) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if tier == Tier::Gfni {
+            // SAFETY: the tier has VAES, and with it the AES instructions.
+            return Keys::Vaes(unsafe { Schedules::new(data, tweak) });
+        } else if tier != Tier::Portable && std::arch::is_x86_feature_detected!("aes") {
+            // SAFETY: asked for just now.
+            return Keys::AesNi(unsafe { Schedules::new(data, tweak) });
+        }
+        let _ = tier;
+        Keys::Plain(Box::new(PlainKeys::new(data, tweak)))
+    }
+
+    /// # Safety
+    /// `run.length` is a multiple of `run.size` (512 or 4096), that many bytes can be read at `run.from` and written
+    /// at `run.to`, and the two are the same place or do not overlap.
+    unsafe fn run(&self, direction: Direction, run: Run) {
+        // SAFETY: the memory is the caller's word; each kind of key is made only where its instructions are.
+        unsafe {
+            match self {
+                Keys::Plain(keys) => plain::run(keys, direction, run),
+                #[cfg(target_arch = "x86_64")]
+                Keys::AesNi(keys) => x86::run_aes_ni(keys, direction, run),
+                #[cfg(target_arch = "x86_64")]
+                Keys::Vaes(keys) => x86::run_vaes(keys, direction, run),
+            }
+        }
+    }
+}
+
+fn check(size: SectorSize, sector: u64, length: usize) {
+    assert!(length.is_multiple_of(size.get()), "{length} bytes are no whole number of {size:?} sectors");
+    let count = (length / size.get()) as u64;
+    assert!(count == 0 || sector.checked_add(count - 1).is_some(), "sector numbers pass 2^64");
+}
