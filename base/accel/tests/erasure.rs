@@ -1,6 +1,7 @@
 //! Erasure coding on every tier of this processor, against field arithmetic by polynomials.
 
 use forebay_accel::Tier;
+use forebay_accel::crc32c::crc32c;
 use forebay_accel::erasure::{Code, CodeError, Construction, Decoder, Placement};
 use proptest::prelude::*;
 
@@ -146,6 +147,36 @@ proptest! {
         }
     }
 
+    /// Encoding and checksumming at once gives what both give apart.
+    #[test]
+    fn fused_checksums_agree_with_separate_ones(
+        (construction, k, m) in shapes(),
+        len in prop_oneof![0usize..300, 300usize..20_000],
+        seed: u64,
+        aligned: bool,
+        memory: bool,
+    ) {
+        let data = data(seed >> 1, k, len);
+        let offsets: Vec<usize> = (0..k + m).map(|chunk| if aligned { 0 } else { seed as usize / 8 + chunk * 29 }).collect();
+        let sources = Shelf::filled(&data, &offsets[..k]);
+        let placement = if memory { Placement::Memory } else { Placement::Cached };
+        let mut expected: Option<(Vec<Vec<u8>>, Vec<u32>)> = None;
+        for tier in Tier::available() {
+            let code = Code::with_tier(construction, k, m, tier).unwrap();
+            let (parity, sums) = expected.get_or_insert_with(|| {
+                let parity = plain_parity(code.parity_matrix(), &data);
+                let sums = data.iter().chain(&parity).map(|chunk| crc32c(chunk)).collect();
+                (parity, sums)
+            });
+            let mut shelf = Shelf::new(len, &offsets[k..]);
+            let mut crcs = vec![0; k + m];
+            code.encode_checksummed_to(&sources.get(), &mut shelf.get_mut(), &mut crcs, placement).unwrap();
+            prop_assert_eq!(&shelf.get(), &*parity, "{:?} {:?}", code, placement);
+            prop_assert_eq!(&crcs, &*sums, "{:?} {:?}", code, placement);
+            prop_assert!(shelf.guards_hold(), "{code:?} {placement:?}");
+        }
+    }
+
     /// Any losses, any choice of what to rebuild.
     #[test]
     fn rebuilding_agrees_with_what_was_lost(
@@ -222,6 +253,15 @@ proptest! {
             let mut outputs: Vec<&mut [&mut [u8]]> = pieces.iter_mut().map(|pieces| &mut pieces[..]).collect();
             code.encode_parts(&sources, &mut outputs).unwrap();
             prop_assert_eq!(&parity, &expected, "{:?}", code);
+            let mut crcs = vec![0; k + m];
+            parity.iter_mut().for_each(|chunk| chunk.fill(0));
+            let mut pieces: Vec<Vec<&mut [u8]>> =
+                parity.iter_mut().map(|chunk| chunk.chunks_mut(1 + len / 3).collect()).collect();
+            let mut outputs: Vec<&mut [&mut [u8]]> = pieces.iter_mut().map(|pieces| &mut pieces[..]).collect();
+            code.encode_parts_checksummed(&sources, &mut outputs, &mut crcs).unwrap();
+            prop_assert_eq!(&parity, &expected, "{:?}", code);
+            let sums: Vec<u32> = data.iter().chain(&expected).map(|chunk| crc32c(chunk)).collect();
+            prop_assert_eq!(&crcs, &sums, "{:?}", code);
 
             // The first m chunks (or all of the data) are lost.
             let lost = m.min(k);
@@ -265,13 +305,19 @@ proptest! {
     }
 }
 
-/// Every pattern of up to m losses, for every shape with k + m up to 12, on the tier in use.
+/// Every pattern of up to m losses, for every shape with k + m up to 12, on every tier.
 #[test]
 fn every_pattern_of_losses_is_rebuilt() {
+    for tier in Tier::available() {
+        every_pattern_on(tier);
+    }
+}
+
+fn every_pattern_on(tier: Tier) {
     const LEN: usize = 37;
     for construction in CONSTRUCTIONS {
         for (k, m) in (2..12).flat_map(|k| (1..=12 - k).map(move |m| (k, m))) {
-            let code = Code::new(construction, k, m).unwrap();
+            let code = Code::with_tier(construction, k, m, tier).unwrap();
             let mut chunks = data(k as u64 * 100, k, LEN);
             let parity = plain_parity(code.parity_matrix(), &chunks);
             chunks.extend(parity);
@@ -322,6 +368,7 @@ fn nonsense_is_refused() {
     let count = |what, expected, found| Err(CodeError::Count { what, expected, found });
     assert_eq!(code.encode(&[&a], &mut [&mut p]), count("data", 2, 1));
     assert_eq!(code.encode(&[&a, &b], &mut []), count("parity", 1, 0));
+    assert_eq!(code.encode_checksummed(&[&a, &b], &mut [&mut p], &mut [0; 2]), count("checksum", 3, 2));
     assert_eq!(code.encode(&[&a, &b], &mut [&mut short]), Err(CodeError::Length { expected: 8, found: 7 }));
     assert_eq!(code.update(2, &a, &b, &mut [&mut p]), Err(CodeError::Chunk(2)));
     let mut decoder = Decoder::new(code);

@@ -14,7 +14,7 @@ mod x86;
 
 use crate::perf::{Kernel, Variant};
 use crate::tier::Tier;
-use tiers::Kernels;
+pub(crate) use tiers::{Kernels, fence};
 
 /// The CRC32C of `data`.
 #[inline]

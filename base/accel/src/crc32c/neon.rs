@@ -51,7 +51,8 @@ unsafe impl Fold for Neon {
         unsafe { Self(veorq_u64(self.0, vsetq_lane_u64::<0>(u64::from(state), vdupq_n_u64(0)))) }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
     unsafe fn fold(self, key: Self::Key, next: Self) -> Self {
         // SAFETY: the caller has the tier.
         unsafe {
@@ -61,25 +62,29 @@ unsafe impl Fold for Neon {
         }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
     unsafe fn reduce(self) -> u32 {
         // SAFETY: the caller has the tier.
         unsafe { __crc32cd(__crc32cd(0, vgetq_lane_u64::<0>(self.0)), vgetq_lane_u64::<1>(self.0)) }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
     unsafe fn word(state: u64, word: u64) -> u64 {
         // SAFETY: the caller has the tier.
         unsafe { u64::from(__crc32cd(state as u32, word)) }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
     unsafe fn byte(state: u32, byte: u8) -> u32 {
         // SAFETY: the caller has the tier.
         unsafe { __crc32cb(state, byte) }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
     unsafe fn product(a: u32, b: u32) -> u64 {
         // SAFETY: the caller has the tier.
         unsafe { vmull_p64(u64::from(a), u64::from(b)) as u64 }

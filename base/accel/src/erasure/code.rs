@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::chunks::{common_len, parts_len, walk};
+use super::fused;
 use super::matrix::{Construction, parity_rows};
 use super::plan::{Placement, Plan};
+use crate::crc32c::Kernels;
 use crate::tier::{Tier, TierError};
 
 /// The fewest data chunks.
@@ -31,10 +33,10 @@ pub enum CodeError {
     /// The tier cannot be used here.
     #[error(transparent)]
     Tier(#[from] TierError),
-    /// Another number of chunks was given than the code has.
-    #[error("{expected} {what} chunks are needed, and {found} were given")]
+    /// Another number of chunks, or of places for checksums, was given than the code has.
+    #[error("{expected} of {what} are needed, and {found} were given")]
     Count {
-        /// Which chunks: `data` or `parity`.
+        /// Which: `data` or `parity` chunks, or places for a `checksum`.
         what: &'static str,
         /// How many there must be.
         expected: usize,
@@ -72,6 +74,7 @@ struct Inner {
     /// The generator's rows that make parity, `m` of `k` bytes.
     parity: Vec<u8>,
     encode: Plan,
+    crc: Kernels,
     /// For each data chunk what a change of it does to the parity: as the sum of its old and its new content.
     updates: Vec<Plan>,
 }
@@ -101,7 +104,9 @@ impl Code {
         let encode = Plan::new(tier, k, &parity);
         let column = |at: usize| -> Vec<u8> { parity.chunks_exact(k).flat_map(|row| [row[at], row[at]]).collect() };
         let updates = (0..k).map(|at| Plan::new(tier, 2, &column(at))).collect();
-        Ok(Self { inner: Arc::new(Inner { construction, k, m, tier, parity, encode, updates }) })
+        Ok(Self {
+            inner: Arc::new(Inner { construction, k, m, tier, parity, encode, crc: Kernels::of(tier), updates }),
+        })
     }
 
     /// Data chunks.
@@ -157,15 +162,85 @@ impl Code {
     /// # Errors
     /// As for [`Code::encode`]; lengths are those of whole chunks.
     pub fn encode_parts(&self, data: &[&[&[u8]]], parity: &mut [&mut [&mut [u8]]]) -> Result<(), CodeError> {
+        self.each_run(data, parity, |inputs, outputs, count, placement| {
+            // SAFETY: `each_run` hands out pointers that are good for `count` bytes and exclusive where written.
+            unsafe { self.inner.encode.run(inputs, outputs, count, false, placement) }
+        })
+    }
+
+    /// Calls `run` for every run of bytes over which all chunks are contiguous.
+    fn each_run(
+        &self,
+        data: &[&[&[u8]]],
+        parity: &mut [&mut [&mut [u8]]],
+        mut run: impl FnMut(&[*const u8], &[*mut u8], usize, Placement),
+    ) -> Result<(), CodeError> {
         self.counts(data.len(), parity.len())?;
         let sources = data.iter().map(|chunk| parts_len(chunk));
         let len = common_len(sources.chain(parity.iter().map(|chunk| parts_len(chunk))))?;
         let placement = Placement::Auto.judge((data.len() + parity.len()).saturating_mul(len));
         let outputs = parity.iter_mut().map(|chunk| &mut **chunk);
-        walk(data.iter().copied(), outputs, |inputs, outputs, count| {
-            // SAFETY: `walk` hands out pointers that are good for `count` bytes and exclusive where they are written.
-            unsafe { self.inner.encode.run(inputs, outputs, count, false, placement) }
-        });
+        walk(data.iter().copied(), outputs, |inputs, outputs, count| run(inputs, outputs, count, placement));
+        Ok(())
+    }
+
+    /// [`Code::encode`] and the CRC32C of every chunk, data first, in one pass over memory.
+    ///
+    /// # Errors
+    /// As for [`Code::encode`], and [`CodeError::Count`] where `crcs` has not `k + m` places.
+    pub fn encode_checksummed(
+        &self,
+        data: &[&[u8]],
+        parity: &mut [&mut [u8]],
+        crcs: &mut [u32],
+    ) -> Result<(), CodeError> {
+        self.encode_checksummed_to(data, parity, crcs, Placement::Auto)
+    }
+
+    /// [`Code::encode_checksummed`], told whether the parity should be left in the caches.
+    ///
+    /// # Errors
+    /// As for [`Code::encode_checksummed`].
+    pub fn encode_checksummed_to(
+        &self,
+        data: &[&[u8]],
+        parity: &mut [&mut [u8]],
+        crcs: &mut [u32],
+        placement: Placement,
+    ) -> Result<(), CodeError> {
+        self.counts(data.len(), parity.len())?;
+        self.places(crcs.len())?;
+        let len = common_len(data.iter().map(|chunk| chunk.len()).chain(parity.iter().map(|chunk| chunk.len())))?;
+        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); M_MAX]);
+        inputs.iter_mut().zip(data).for_each(|(input, chunk)| *input = chunk.as_ptr());
+        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
+        let (inputs, outputs) = (&inputs[..self.k()], &outputs[..self.m()]);
+        let mut registers = [!0; K_MAX + M_MAX];
+        let inner = &*self.inner;
+        // SAFETY: every chunk has `len` bytes; parity comes from exclusive references, so it overlaps nothing.
+        unsafe { fused::run(&inner.encode, &inner.crc, inputs, outputs, len, placement, &mut registers) };
+        crcs.iter_mut().zip(registers).for_each(|(crc, register)| *crc = !register);
+        Ok(())
+    }
+
+    /// [`Code::encode_checksummed`] for chunks that lie in several parts each.
+    ///
+    /// # Errors
+    /// As for [`Code::encode_checksummed`]; lengths are those of whole chunks.
+    pub fn encode_parts_checksummed(
+        &self,
+        data: &[&[&[u8]]],
+        parity: &mut [&mut [&mut [u8]]],
+        crcs: &mut [u32],
+    ) -> Result<(), CodeError> {
+        self.places(crcs.len())?;
+        let mut registers = [!0; K_MAX + M_MAX];
+        let inner = &*self.inner;
+        self.each_run(data, parity, |inputs, outputs, count, placement| {
+            // SAFETY: `each_run` hands out pointers that are good for `count` bytes and exclusive where written.
+            unsafe { fused::run(&inner.encode, &inner.crc, inputs, outputs, count, placement, &mut registers) }
+        })?;
+        crcs.iter_mut().zip(registers).for_each(|(crc, register)| *crc = !register);
         Ok(())
     }
 
@@ -198,6 +273,11 @@ impl Code {
         // SAFETY: everything has `len` bytes; parity comes from exclusive references.
         unsafe { plan.run(&inputs[..sources.len()], &outputs[..self.m()], len, true, Placement::Auto) };
         Ok(())
+    }
+
+    fn places(&self, crcs: usize) -> Result<(), CodeError> {
+        let expected = self.k() + self.m();
+        if crcs == expected { Ok(()) } else { Err(CodeError::Count { what: "checksum", expected, found: crcs }) }
     }
 
     fn counts(&self, data: usize, parity: usize) -> Result<(), CodeError> {

@@ -4,6 +4,7 @@
 //! byte for byte those of ISA-L and jerasure (see [`Construction`]), so that they mix with what Ceph's plugins wrote.
 //!
 //! - [`Code`] encodes, and updates parity for a partial overwrite.  It is immutable: share it, or clone it, freely.
+//!   [`Code::encode_checksummed`] gives the CRC32C of every chunk as well, in the same pass over memory.
 //! - [`Decoder`] rebuilds lost chunks, data or parity, and remembers the matrices it inverted.  It belongs to one core.
 //!
 //! ```
@@ -20,6 +21,7 @@
 mod chunks;
 mod code;
 mod decode;
+mod fused;
 pub(crate) mod gf;
 mod matrix;
 mod pass;

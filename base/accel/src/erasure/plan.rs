@@ -182,13 +182,13 @@ impl Group {
 }
 
 /// Pointers, all moved on by the same number of bytes.
-struct Shifted<P> {
+pub(super) struct Shifted<P> {
     pointers: [MaybeUninit<P>; SOURCES_MAX],
     count: usize,
 }
 
 /// A pointer to bytes, to be read or to be written.
-trait Pointer: Copy {
+pub(super) trait Pointer: Copy {
     fn moved(self, by: usize) -> Self;
 }
 
@@ -205,7 +205,7 @@ impl Pointer for *mut u8 {
 }
 
 impl<P: Pointer> Shifted<P> {
-    fn new(from: &[P], by: usize) -> Self {
+    pub(super) fn new(from: &[P], by: usize) -> Self {
         let mut pointers = [MaybeUninit::uninit(); SOURCES_MAX];
         for (slot, pointer) in pointers.iter_mut().zip(from) {
             slot.write(pointer.moved(by));
@@ -213,7 +213,7 @@ impl<P: Pointer> Shifted<P> {
         Self { pointers, count: from.len() }
     }
 
-    fn get(&self) -> &[P] {
+    pub(super) fn get(&self) -> &[P] {
         // SAFETY: the first `count` were written; `MaybeUninit` has its content's layout.
         unsafe { std::slice::from_raw_parts(self.pointers.as_ptr().cast(), self.count) }
     }
