@@ -1,6 +1,8 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
 mod nbd;
+mod plot;
+mod race;
 mod report;
 mod store;
 
@@ -28,7 +30,7 @@ pub struct Effort {
     /// Rounds; each measures every series once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds a measurement
+    /// Seconds a measurement; kernels take a 250th of it
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// The volume's size in MiB
@@ -48,6 +50,10 @@ enum Name {
     Nbd,
     /// The embedded store in process, against fio on the raw file
     Store,
+    /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
+    Ec,
+    /// CRC32C, against ISA-L, crc-fast and crc32c
+    Crc32c,
 }
 
 /// Runs one comparison.
@@ -55,6 +61,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     match arguments.name {
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
+        Name::Ec => race::ec(&arguments.effort, arguments.dry_run),
+        Name::Crc32c => race::crc32c(&arguments.effort, arguments.dry_run),
     }
 }
 

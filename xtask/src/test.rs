@@ -198,6 +198,35 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "build-arm",
+            title: "the kernels, for AArch64",
+            after: &["build"],
+            command: Box::new(|| Ok(arm(&["--no-run"]))),
+            counted: false,
+            weight: 1,
+        },
+        Stage {
+            name: "arm",
+            title: "the kernels on an emulated AArch64",
+            after: &["build-arm"],
+            command: Box::new(|| Ok(arm(&[]))),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "peers",
+            title: "byte-identity with ISA-L and jerasure",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut test = shell::cargo();
+                test.args(["test", "--quiet", "--manifest-path", "test/peers/Cargo.toml"]);
+                test.env_remove("CARGO_TARGET_DIR");
+                Ok(test)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "kill",
             title: "kill -9 under fio verify",
             after: &["build"],
@@ -206,6 +235,17 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
     ]
+}
+
+/// The tests of the kernels, cross-compiled and run in user-mode emulation, one program a core.
+fn arm(more: &[&str]) -> Command {
+    let mut test = shell::cargo();
+    test.args(["test", "--quiet", "-p", "forebay-accel", "--lib", "--tests", "--target", "aarch64-unknown-linux-gnu"]);
+    test.args(more);
+    test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
+    let runner = "qemu-aarch64-static -L /usr/aarch64-linux-gnu";
+    test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    test
 }
 
 /// One of our own chores, as a command.

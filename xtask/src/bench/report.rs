@@ -69,14 +69,21 @@ pub fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
                 continue;
             };
             lines.push(format!(
-                "RATIO name={bench}/{}{suffix} ours={ours:.0} peer={theirs:.0} ratio={ratio:.2} unit={} against={}",
+                "RATIO name={bench}/{}{suffix} ours={} peer={} ratio={ratio:.2} unit={} against={}",
                 case.name,
+                plain(ours),
+                plain(theirs),
                 case.unit.replace(' ', "-"),
                 peer.replace(' ', "-")
             ));
         }
     }
     lines
+}
+
+/// A number for scripts: small ones with what matters behind the point.
+fn plain(value: f64) -> String {
+    if value < 1000.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 /// Writes `docs/benchmarks/NAME.md` and `.svg`.
