@@ -5,6 +5,7 @@
 //!   MODE  randread   4 KiB reads of a store filled to 80 %, DEPTH at a time
 //!         randwrite  4 KiB overwrites, a flush each 128
 //!         wa         uniformly random 4 KiB overwrites at 80 % full, four times the capacity; write amplification
+//!         raw        4 KiB O_DIRECT reads of the file PATH as it is, by the reactor alone: what the store adds to that
 //!         recover    the same for SECONDS, then without closing in order: how long opening takes
 //! ```
 
@@ -14,7 +15,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forebay_block::{BufMut, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction};
-use forebay_reactor::{DriverChoice, Reactor, spawn};
+use forebay_reactor::{DriverChoice, File, OpenOptions, Reactor, spawn};
 use forebay_store::{InitOptions, Store, StoreOptions};
 
 const OBJECT: u64 = 4 << 20;
@@ -60,13 +61,16 @@ fn cpu_seconds() -> f64 {
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let [_, path, size, mode, depth, seconds] = &args[..] else {
-        eprintln!("usage: bench PATH SIZE_MIB randread|randwrite|wa|recover DEPTH SECONDS");
+        eprintln!("usage: bench PATH SIZE_MIB randread|randwrite|wa|recover|raw DEPTH SECONDS");
         std::process::exit(2);
     };
     let size: u64 = size.parse().expect("SIZE_MIB");
     let depth: usize = depth.parse().expect("DEPTH");
     let seconds = Duration::from_secs_f64(seconds.parse().expect("SECONDS"));
     let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+    if mode == "raw" {
+        return reactor.block_on(raw(Path::new(path), size << 20, depth, seconds));
+    }
     reactor.block_on(run(Path::new(path), size << 20, mode, depth, seconds));
     drop(reactor);
     if mode == "recover" {
@@ -151,4 +155,32 @@ async fn run(path: &Path, size: u64, mode: &str, depth: usize, seconds: Duration
     if mode != "recover" {
         store.close().await.expect("close");
     }
+}
+
+async fn raw(path: &Path, size: u64, depth: usize, seconds: Duration) {
+    let file = File::open(path, OpenOptions::read().direct()).expect("open");
+    let rng = Rc::new(RefCell::new(Rng(0x9E37_79B9_7F4A_7C15)));
+    let reads = Rc::new(Cell::new(0u64));
+    let (begun, cpu) = (Instant::now(), cpu_seconds());
+    let tasks: Vec<_> = (0..depth)
+        .map(|_| {
+            let (file, rng, reads) = (file.clone(), rng.clone(), reads.clone());
+            spawn(async move {
+                while begun.elapsed() < seconds {
+                    let at = rng.borrow_mut().next() % (size / BLOCK) * BLOCK;
+                    let data = file.read_exact_at(at, BLOCK as usize).await.expect("read");
+                    assert_eq!(data.len() as u64, BLOCK);
+                    reads.set(reads.get() + 1);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await;
+    }
+    let (wall, cpu) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+    println!(
+        "{{\"mode\":\"raw\",\"depth\":{depth},\"iops\":{:.0},\"cpu_seconds\":{cpu:.2}}}",
+        reads.get() as f64 / wall
+    );
 }
