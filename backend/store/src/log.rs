@@ -19,8 +19,9 @@ use crate::format::entry::Entry;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::segments::Segments;
 
-/// Payload of a batch at which it is written, in blocks.
-const BATCH_BLOCKS: u32 = 256;
+/// Payload of a batch at which it is written, in blocks: no more than a device takes in one request (254 scattered pages
+/// on virtio), for the kernel hands to a thread what it has to split.
+const BATCH_BLOCKS: u32 = 128;
 /// A batch that nobody waits for is written after this long.
 const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
 /// Writes in flight at once.
@@ -47,6 +48,11 @@ impl Batch {
     fn payload_blocks(&self) -> u32 {
         (self.payload.borrow().len() / BLOCK) as u32
     }
+}
+
+/// It can be written as it is, and kept until it is written: long, aligned, and not a small part of something larger.
+fn is_direct(part: &Buf) -> bool {
+    part.len() >= 16 * BLOCK && part.is_aligned(BLOCK) && part.retained() <= 2 * part.len()
 }
 
 /// The log's position and the batches in memory.
@@ -269,6 +275,7 @@ impl Log {
     ) {
         debug_assert!(data.len().is_multiple_of(BLOCK));
         let total = data.len() / BLOCK;
+        let direct = data.parts().iter().all(is_direct);
         let mut done = 0;
         while done < total {
             let batch = self.batch_with(size_of(1), 1);
@@ -281,7 +288,7 @@ impl Log {
             let at = batch.payload_blocks();
             let block = batch.block + 1 + u64::from(at);
             self.pending_bytes.set(self.pending_bytes.get() + piece.len());
-            let stored = self.stage(piece);
+            let stored = if direct { piece.parts().to_vec() } else { self.stage(piece) };
             // Whatever the caller does with the place must not append: the place would not be this one.
             let made = entry(done, at, block, &stored);
             assert!(
@@ -297,15 +304,10 @@ impl Log {
         }
     }
 
-    /// Buffers that can be written directly and kept until they are: long aligned ones as they are, others copied.
+    /// Copies of it that can be written directly, packed with their neighbours.
     fn stage(&self, data: BufList) -> Vec<Buf> {
         let mut out = Vec::with_capacity(data.parts().len());
         let mut staging = self.staging.borrow_mut();
-        let direct =
-            |part: &Buf| part.len() >= 16 * BLOCK && part.is_aligned(BLOCK) && part.retained() <= 2 * part.len();
-        if data.parts().iter().all(direct) {
-            return data.parts().to_vec();
-        }
         let mut parts = data.parts().iter();
         let mut part: &[u8] = &[];
         let mut left = data.len();

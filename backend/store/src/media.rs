@@ -12,7 +12,7 @@ use crate::log::Log;
 use crate::segments::Segments;
 
 /// Blocks of the largest pooled read buffer.
-const POOLED_BLOCKS: usize = 32;
+pub const POOLED_BLOCKS: usize = 64;
 
 /// The device, and what of it is still in memory.
 pub struct Media {

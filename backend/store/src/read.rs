@@ -14,8 +14,9 @@ use crate::core::Core;
 use crate::format::BLOCK64;
 use crate::object::{HEAD, Object, State};
 
-/// Longest run read in one go, in blocks.
-const RUN_BLOCKS_MAX: usize = 256;
+/// Longest run read in one go, in blocks.  Devices take a few hundred scattered pages a request (254 on virtio); what
+/// is longer the kernel cannot submit without waiting, and hands to a thread.
+const RUN_BLOCKS_MAX: usize = crate::media::POOLED_BLOCKS;
 
 struct Run {
     /// First block within the object.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::thread;
+use std::time::Duration;
 
 use crate::cross::{self, Answer, Answered};
 use crate::driver::{DriverChoice, os};
@@ -102,11 +103,13 @@ pub struct CoresOptions {
     pub name: String,
     /// Keep each thread on a processor of its own; left out when there are not enough processors.
     pub pin: bool,
+    /// How long a reactor polls after its last work before it sleeps; see [`Reactor::set_linger`].
+    pub linger: Duration,
 }
 
 impl Default for CoresOptions {
     fn default() -> Self {
-        Self { count: 1, driver: DriverChoice::Auto, name: "core".into(), pin: true }
+        Self { count: 1, driver: DriverChoice::Auto, name: "core".into(), pin: true, linger: Duration::ZERO }
     }
 }
 
@@ -150,7 +153,7 @@ impl Cores {
             let cpu = (options.count <= cpus.len()).then(|| cpus[index]);
             let (stop, stopped) = cross::oneshot();
             let (ready, started) = std::sync::mpsc::sync_channel(1);
-            let (driver, report) = (options.driver, report.clone());
+            let (driver, linger, report) = (options.driver, options.linger, report.clone());
             let run = move || {
                 let body = || {
                     if let Some(cpu) = cpu {
@@ -164,6 +167,7 @@ impl Cores {
                             return;
                         }
                     };
+                    reactor.set_linger(linger);
                     if ready.send(Ok(reactor.handle())).is_ok() {
                         reactor.block_on(stopped);
                     }

@@ -27,6 +27,10 @@ use crate::time::Instant;
 /// Tasks run between two looks at the driver, so that completions are not kept waiting by a busy queue.
 const TASKS_PER_TURN_MAX: usize = 256;
 
+/// A reactor lingers while the pauses between its work are on average at most so many times as long as it may linger:
+/// when it sleeps, a pause has the time of waking up in it, which lingering would save.
+const GAP_LINGERS_MAX: u32 = 2;
+
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Inner>>> = const { RefCell::new(None) };
 }
@@ -119,6 +123,10 @@ pub(crate) struct Inner {
     pub(crate) ops: Ops,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
+    /// How long the driver is asked again and again before it may wait.
+    linger: Cell<Duration>,
+    /// How long there was nothing to do, each time, on average of the last few times.
+    gap: Cell<Duration>,
 }
 
 impl Inner {
@@ -222,6 +230,40 @@ impl Inner {
         }
     }
 
+    /// Asks the driver again and again, for as long as this reactor lingers after its last work; true when there is
+    /// something to do.
+    ///
+    /// Being woken from a wait costs a client at depth 1 more than the request itself, and other cores a system call
+    /// a message; who lingers pays for it with CPU time.  So it does only while work has been coming about that fast.
+    fn linger(&self, main: &MainWaker, begun: Instant, done: &mut Vec<Completion>) -> bool {
+        let linger = self.linger.get();
+        if linger.is_zero() || self.gap.get() > linger * GAP_LINGERS_MAX {
+            return false;
+        }
+        let mut now = begun;
+        while now.since(begun) < linger {
+            self.driver.borrow_mut().poll(Wait::No, done);
+            let timer_due = self.timers.borrow().first_key_value().is_some_and(|((at, _), _)| *at <= now);
+            let woken = main.woken.load(Ordering::SeqCst) || !self.remote.queue.is_empty();
+            if !done.is_empty() || woken || timer_due {
+                return true;
+            }
+            std::hint::spin_loop();
+            now = self.now();
+        }
+        false
+    }
+
+    /// Notes how long there was nothing to do.
+    fn note_gap(&self, begun: Instant) {
+        let linger = self.linger.get();
+        if !linger.is_zero() {
+            // Clamped, so that one long pause is forgotten after a few short ones.
+            let gap = self.now().since(begun).min(linger * (4 * GAP_LINGERS_MAX));
+            self.gap.set((self.gap.get() * 7 + gap) / 8);
+        }
+    }
+
     /// Lets the driver work; waits when nothing is ready.
     fn turn_driver(&self, main: &MainWaker, done: &mut Vec<Completion>) {
         let busy = |main: &MainWaker| {
@@ -229,7 +271,10 @@ impl Inner {
         };
         if busy(main) {
             self.driver.borrow_mut().poll(Wait::No, done);
-        } else {
+            return self.complete(done);
+        }
+        let begun = self.now();
+        if !self.linger(main, begun, done) {
             // From here on a wake-up from another thread goes through the driver.  One that came before has been
             // queued or noted without waking it, so look again, after the flag.
             self.remote.notified.store(false, Ordering::SeqCst);
@@ -241,6 +286,11 @@ impl Inner {
             self.driver.borrow_mut().poll(wait, done);
             self.remote.notified.store(true, Ordering::SeqCst);
         }
+        self.note_gap(begun);
+        self.complete(done);
+    }
+
+    fn complete(&self, done: &mut Vec<Completion>) {
         for completion in done.drain(..) {
             Ops::complete(self, completion);
         }
@@ -304,6 +354,8 @@ impl Reactor {
             ops: Ops::default(),
             timers: RefCell::default(),
             next_timer: Cell::new(0),
+            linger: Cell::default(),
+            gap: Cell::default(),
         };
         Self { inner: Rc::new(inner) }
     }
@@ -316,6 +368,12 @@ impl Reactor {
     /// Reaches this reactor from any thread.
     pub fn handle(&self) -> CoreHandle {
         CoreHandle::new(self.inner.remote.clone())
+    }
+
+    /// From now on asks the driver for so long after the last work before it sleeps; zero, as it is at first, sleeps
+    /// at once.
+    pub fn set_linger(&self, linger: Duration) {
+        self.inner.linger.set(linger);
     }
 
     /// The driver's name.

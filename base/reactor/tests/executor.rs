@@ -13,8 +13,8 @@ use std::time::Duration;
 use common::TempDir;
 use forebay_reactor::sync::{Notify, Semaphore, oneshot, queue};
 use forebay_reactor::{
-    Addr, BufMut, DriverChoice, File, Listener, OpenOptions, Reactor, Stream, now, sleep, sleep_until, spawn, timeout,
-    yield_now,
+    Addr, BufMut, DriverChoice, File, Listener, OpenOptions, Reactor, Stream, cross, now, sleep, sleep_until, spawn,
+    timeout, yield_now,
 };
 
 on_each_driver!(
@@ -482,4 +482,25 @@ fn idle_costs_nothing() {
         });
         assert!(polls.load(Ordering::Relaxed) <= 3, "the task was woken for nothing");
     }
+}
+
+/// Whoever lingers sleeps all the same when nothing comes: messages, timers and completions reach it in both states.
+#[test]
+fn a_lingering_reactor_misses_nothing() {
+    let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+    reactor.set_linger(Duration::from_micros(200));
+    reactor.block_on(async {
+        for pause in [Duration::ZERO, Duration::from_micros(100), Duration::from_millis(5)] {
+            for _ in 0..40 {
+                let (answer, answered) = cross::oneshot();
+                let thread = std::thread::spawn(move || {
+                    std::thread::sleep(pause);
+                    answer.send(7);
+                });
+                assert_eq!(answered.await, Some(7));
+                thread.join().expect("the thread ends");
+                sleep(pause / 2).await;
+            }
+        }
+    });
 }

@@ -207,6 +207,17 @@ pub struct Serve {
     #[arg(long, value_name = "N")]
     pub cores: Option<u16>,
 
+    /// Poll for so many microseconds after the last work before sleeping [default: 50]
+    #[arg(
+        long,
+        value_name = "US",
+        long_help = "Poll for so many microseconds after the last work before sleeping [default: 50]\n\
+            Takes the time of waking up out of each request at depth 1, for up to a whole core while clients are \
+            busy; 0 saves that CPU time.  Where requests come less often than that, and in an idle daemon, reactors \
+            sleep either way."
+    )]
+    pub linger_us: Option<u32>,
+
     /// Where the embedded store is: a file or a block device [default: DIR/store.img]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub store: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forebay_reactor::{Addr, DriverChoice};
 use serde::Deserialize;
@@ -10,6 +11,10 @@ use crate::cli::{Driver, Global, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
+/// How long a reactor polls before it sleeps, in microseconds: about what being woken takes on a virtual machine.
+const LINGER_US: u32 = 50;
+/// Longest a reactor polls before it sleeps, in microseconds.
+const LINGER_US_MAX: u32 = 1000;
 /// Most reactors: more than any machine this runs on has cores to give.
 const CORES_MAX: u16 = 256;
 
@@ -22,6 +27,7 @@ struct ConfigFile {
     nbd: Option<Vec<String>>,
     http: Option<String>,
     cores: Option<u16>,
+    linger_us: Option<u32>,
     driver: Option<Driver>,
     log_level: Option<String>,
     #[serde(default)]
@@ -58,6 +64,8 @@ pub struct Config {
     pub http: Option<std::net::SocketAddr>,
     /// Reactors.
     pub cores: u16,
+    /// How long they poll after their last work before they sleep.
+    pub linger: Duration,
     /// How they reach disks and sockets.
     pub driver: DriverChoice,
     /// The embedded store's file or device.
@@ -111,6 +119,12 @@ impl Config {
         if cores == 0 || cores > CORES_MAX {
             return Err(Failure::invalid(format!("--cores {cores}: run from 1 to {CORES_MAX}")));
         }
+        let linger_us = serve.linger_us.or(file.linger_us).unwrap_or(LINGER_US);
+        if linger_us > LINGER_US_MAX {
+            let text =
+                format!("--linger-us {linger_us}: at most {LINGER_US_MAX}; longer costs a core and gains nothing");
+            return Err(Failure::invalid(text));
+        }
         let driver = match serve.driver.or(file.driver).unwrap_or_default() {
             Driver::Auto => DriverChoice::Auto,
             Driver::IoUring => DriverChoice::Uring,
@@ -125,6 +139,7 @@ impl Config {
             nbd,
             http,
             cores,
+            linger: Duration::from_micros(linger_us.into()),
             driver,
             store,
             store_size: serve.store_size.or(file.store.size),

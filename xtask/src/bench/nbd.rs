@@ -11,18 +11,22 @@ use crate::daemon::{self, Daemon};
 use crate::fio::{self, Job};
 use crate::shell::{self, Process, Scratch};
 
+/// In this order: each round begins by writing the volume from end to end, so that `read-1m` finds what a copied image
+/// is like, and `read-1m-shuffled` what two rounds of random writes leave of it.
 const JOBS: &[(Job, f64)] = &[
-    (Job { name: "randread-4k-qd1", pattern: "randread", block_size: 4096, depth: 1, flush_each: 0 }, 1.0),
-    (Job { name: "randread-4k-qd32", pattern: "randread", block_size: 4096, depth: 32, flush_each: 0 }, 1.0),
-    (Job { name: "randwrite-4k-qd1", pattern: "randwrite", block_size: 4096, depth: 1, flush_each: 0 }, 1.0),
-    (Job { name: "randwrite-4k-qd32", pattern: "randwrite", block_size: 4096, depth: 32, flush_each: 0 }, 1.0),
-    (
-        Job { name: "randwrite-4k-qd32-flush128", pattern: "randwrite", block_size: 4096, depth: 32, flush_each: 128 },
-        1.5,
-    ),
-    (Job { name: "read-1m", pattern: "read", block_size: 1 << 20, depth: 4, flush_each: 0 }, 1.0),
-    (Job { name: "write-1m", pattern: "write", block_size: 1 << 20, depth: 4, flush_each: 0 }, 1.0),
+    (job("write-1m", "write", 1 << 20, 4, 0), 1.0),
+    (job("read-1m", "read", 1 << 20, 4, 0), 1.0),
+    (job("randread-4k-qd1", "randread", 4096, 1, 0), 1.0),
+    (job("randread-4k-qd32", "randread", 4096, 32, 0), 1.0),
+    (job("randwrite-4k-qd1", "randwrite", 4096, 1, 0), 1.0),
+    (job("randwrite-4k-qd32", "randwrite", 4096, 32, 0), 1.0),
+    (job("randwrite-4k-qd32-flush128", "randwrite", 4096, 32, 128), 1.5),
+    (job("read-1m-shuffled", "read", 1 << 20, 4, 0), 1.0),
 ];
+
+const fn job(name: &'static str, pattern: &'static str, block_size: u32, depth: u32, flush_each: u32) -> Job {
+    Job { name, pattern, block_size, depth, flush_each }
+}
 
 /// What our IOPS per second of CPU should be, against the better peer's.
 const GOAL_PER_CPU: f64 = 1.5;
@@ -56,9 +60,11 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
     let scratch = Scratch::within(&folder, "bench")?;
     let sockets = Scratch::new("bench")?;
+    let places = Places::new();
     let mut competitors = Vec::new();
     if !peers_only {
-        let daemon = Daemon::start(&scratch.path().join("store"), &[])?;
+        let wrapper = ["taskset", "--cpu-list", &places.servers];
+        let daemon = Daemon::start_under(&wrapper, &scratch.path().join("store"), &[])?;
         let uri = daemon.volume("local/bench", &format!("{}M", effort.size_mib))?;
         competitors.push(Competitor { name: "forebay", side: Side::Ours, server: Server::Ours(Box::new(daemon)), uri });
     }
@@ -67,7 +73,7 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
         let file = scratch.path().join(format!("{short}.raw"));
         std::fs::File::create(&file)?.set_len(effort.size_mib << 20)?;
         let socket = sockets.path().join(&short);
-        competitors.push(start_peer(name, side, command, &file, &socket)?);
+        competitors.push(start_peer(name, side, &places, command, &file, &socket)?);
     }
 
     println!("filling {} volumes of {} MiB", competitors.len(), effort.size_mib);
@@ -88,6 +94,7 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
                 let competitor = &competitors[which];
                 let mut target = fio::nbd(&competitor.uri);
                 target.push(format!("--size={}M", effort.size_mib));
+                target.push(format!("--cpus_allowed={}", places.client));
                 let before = cpu_seconds(competitor.process())?;
                 let outcome = fio::measure(job, &target, effort.seconds)
                     .with_context(|| format!("{} on {}", job.name, competitor.name))?;
@@ -135,6 +142,25 @@ fn cases(jobs: &[&(Job, f64)], competitors: &[Competitor], suffix: &str) -> Vec<
     jobs.iter().map(case).collect()
 }
 
+/// Processors for the servers, and one for the client.
+///
+/// Left to itself, the scheduler puts the two ends of a socket on one processor or on two, as it comes, and keeps them
+/// there for seconds: one and the same server gives 48,000 or 65,000 reads a second.
+struct Places {
+    servers: String,
+    client: usize,
+}
+
+impl Places {
+    fn new() -> Self {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        match count {
+            1 => Self { servers: "0".into(), client: 0 },
+            _ => Self { servers: format!("0-{}", count - 2), client: count - 1 },
+        }
+    }
+}
+
 type PeerCommand = fn(file: &Path, socket: &Path) -> Vec<String>;
 
 fn peers() -> [(&'static str, Side, PeerCommand); 4] {
@@ -165,8 +191,16 @@ fn uring() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").map_or(true, |text| text.trim() == "0")
 }
 
-fn start_peer(name: &'static str, side: Side, command: PeerCommand, file: &Path, socket: &Path) -> Result<Competitor> {
-    let words = command(file, socket);
+fn start_peer(
+    name: &'static str,
+    side: Side,
+    places: &Places,
+    command: PeerCommand,
+    file: &Path,
+    socket: &Path,
+) -> Result<Competitor> {
+    let mut words = vec!["taskset".to_owned(), "--cpu-list".into(), places.servers.clone()];
+    words.extend(command(file, socket));
     let log: PathBuf = socket.with_extension("log");
     let mut process = Process::start(shell::command(&words[0]).args(&words[1..]), &log)?;
     let uri = format!("nbd+unix:///?socket={}", socket.display());
@@ -193,7 +227,11 @@ fn fill(competitor: &Competitor, size_mib: u64) -> Result<()> {
 fn method(effort: &Effort) -> String {
     format!(
         "{}. Volumes of {} MiB, written once from end to end through their own server; all files lie in one folder. \
-         fio's nbd engine is everybody's client, over Unix sockets. {} rounds of {} s a measurement, every server \
+         fio's nbd engine is everybody's client, over Unix sockets, on the last processor; the servers have the others (left \
+         to the scheduler, client and server share a processor or not as it comes, which changes any server's figures \
+         by a third). `read-1m` reads what `write-1m` has just written from end to end, `read-1m-shuffled` what the \
+         random writes have left of that: the store appends, so what was written in random order lies in random order, \
+         and the disk's requests a second are the limit. {} rounds of {} s a measurement, every server \
          measured once a round, the order turned each round; medians (lowest and highest in parentheses). \
          *ratio* is Forebay's median divided by that of the better of `qemu-nbd --cache=none --aio=io_uring` and \
          `nbdkit file cache=none`, which reach the disk as Forebay does. The two default servers answer from the \

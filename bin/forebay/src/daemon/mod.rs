@@ -36,7 +36,13 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;
     // Not pinned: other programs, and other daemons, have the same processors.
-    let cores = CoresOptions { count: config.cores.into(), driver: config.driver, name: "core".into(), pin: false };
+    let cores = CoresOptions {
+        count: config.cores.into(),
+        driver: config.driver,
+        name: "core".into(),
+        pin: false,
+        linger: config.linger,
+    };
     let mut cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
     let result = runtime.block_on(run(&config, &mut cores, &notifier));
     let stopped = cores.stop().map_err(|panic| Failure::failed(panic.to_string()));
