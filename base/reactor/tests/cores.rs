@@ -16,7 +16,7 @@ use forebay_reactor::{
 
 fn on_each(test: impl AsyncFn(&mut Cores)) {
     for driver in [DriverChoice::Uring, DriverChoice::Poll] {
-        let options = CoresOptions { count: 3, driver, name: "test".into(), pin: true };
+        let options = CoresOptions { count: 3, driver, name: "test".into(), pin: true, linger: Duration::ZERO };
         let mut cores = Cores::start(&options).expect("cores");
         Reactor::system(driver).expect("a driver").block_on(test(&mut cores));
     }
