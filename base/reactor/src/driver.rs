@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -244,6 +244,16 @@ pub trait Driver {
     /// Takes in what [`share_listener`](Self::share_listener) of another core has given.
     fn adopt_listener(&mut self, _listener: OwnedFd) -> io::Result<Handle> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
+    }
+
+    /// Gives the process at the other end of a Unix socket a descriptor, with one byte of data.
+    fn send_fd(&mut self, _sock: Handle, _fd: BorrowedFd<'_>) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
+    }
+
+    /// Takes a descriptor that came with one byte of data; `WouldBlock` while there is none.
+    fn recv_fd(&mut self, _sock: Handle) -> io::Result<OwnedFd> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
     }
 
     /// Ends both directions of a connection; operations in flight on it complete.

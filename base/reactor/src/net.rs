@@ -3,10 +3,11 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::buf::{BufList, BufMut};
 use crate::driver::{Handle, Op};
@@ -193,6 +194,30 @@ impl Stream {
             return Ok(());
         }
         self.socket.inner.start_op(Op::Send { sock: self.socket.handle, bufs }).await.result.map(drop)
+    }
+
+    /// Gives the process at the other end of a Unix socket a descriptor, with one byte of data.
+    ///
+    /// # Errors
+    /// Of the system; `Unsupported` in simulation.
+    pub fn send_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.socket.inner.with_driver(|driver| driver.send_fd(self.socket.handle, fd))
+    }
+
+    /// Takes a descriptor that the other end of a Unix socket gives with one byte of data.  No other receive may be under
+    /// way.
+    ///
+    /// # Errors
+    /// `InvalidData` when data came without a descriptor, `UnexpectedEof` at the end of the stream.
+    pub async fn recv_fd(&self) -> io::Result<OwnedFd> {
+        // It comes once in a connection's life, so that looking now and then is good enough.
+        const LOOK: Duration = Duration::from_micros(200);
+        loop {
+            match self.socket.inner.with_driver(|driver| driver.recv_fd(self.socket.handle)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => crate::sleep(LOOK).await,
+                other => return other,
+            }
+        }
     }
 
     /// Ends both directions: the peer sees the end of the stream, waiting receives and sends return.

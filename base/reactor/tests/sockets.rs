@@ -21,6 +21,7 @@ on_each_driver!(
     refused_connections,
     a_listener_closed_under_its_accept,
     a_slow_reader_does_not_lose_a_byte,
+    descriptors_are_passed_over_unix_sockets,
 );
 
 fn tcp() -> Addr {
@@ -237,4 +238,32 @@ async fn a_slow_reader_does_not_lose_a_byte() {
     sending.await;
     assert!(sent.get());
     assert_eq!(expect, COUNT);
+}
+
+async fn descriptors_are_passed_over_unix_sockets() {
+    let dir = TempDir::new();
+    let addr = Addr::Unix(dir.join("s"));
+    let listener = Listener::bind(&addr).expect("listens");
+    let client = spawn(async move {
+        let stream = Stream::connect(&addr).await.expect("connects");
+        let fd = stream.recv_fd().await.expect("a descriptor");
+        let none = stream.recv_fd().await.expect_err("a byte alone");
+        let ended = stream.recv_fd().await.expect_err("the end");
+        (fd, none.kind(), ended.kind())
+    });
+    let (server, _) = listener.accept().await.expect("accepts");
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    server.send_fd(std::os::fd::AsFd::as_fd(&writer)).expect("sends");
+    server.send(Buf::copy_of(b"x")).await.expect("sends");
+    server.shutdown();
+    let (fd, none, ended) = client.await;
+    assert_eq!((none, ended), (std::io::ErrorKind::InvalidData, std::io::ErrorKind::UnexpectedEof));
+    drop(writer);
+    // What was passed is the same pipe: it ends only when this one is closed, too.
+    let mut passed = std::fs::File::from(fd);
+    std::io::Write::write_all(&mut passed, b"through").expect("writes");
+    drop(passed);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut text).expect("reads");
+    assert_eq!(text, "through");
 }

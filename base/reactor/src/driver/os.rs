@@ -304,6 +304,59 @@ pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
 /// How fallocate gives a range back.
 pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
+/// Room for the control message that carries one descriptor, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct FdMessage([u8; 64]);
+
+/// Sends one byte and a descriptor over a Unix socket; never waits.
+pub(crate) fn send_fd(sock: RawFd, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut byte = 0u8;
+    let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut control = FdMessage([0; 64]);
+    // SAFETY: all zeroes is a valid msghdr; the control buffer has room for a header and one descriptor, so the macros
+    // stay within it; everything lives through the call.
+    let sent = unsafe {
+        let mut msg: libc::msghdr = mem::zeroed();
+        msg.msg_iov = &raw mut iovec;
+        msg.msg_iovlen = 1;
+        msg.msg_control = control.0.as_mut_ptr().cast();
+        msg.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+        let head = libc::CMSG_FIRSTHDR(&msg);
+        (*head).cmsg_level = libc::SOL_SOCKET;
+        (*head).cmsg_type = libc::SCM_RIGHTS;
+        (*head).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+        libc::CMSG_DATA(head).cast::<RawFd>().write_unaligned(fd.as_raw_fd());
+        libc::sendmsg(sock, &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Receives one byte and a descriptor over a Unix socket; never waits.
+pub(crate) fn recv_fd(sock: RawFd) -> io::Result<OwnedFd> {
+    let mut byte = 0u8;
+    let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut control = FdMessage([0; 64]);
+    // SAFETY: as in `send_fd`; the kernel writes no more control bytes than it is told there is room for, which holds one
+    // descriptor, and a descriptor that it hands over is ours.
+    unsafe {
+        let mut msg: libc::msghdr = mem::zeroed();
+        msg.msg_iov = &raw mut iovec;
+        msg.msg_iovlen = 1;
+        msg.msg_control = control.0.as_mut_ptr().cast();
+        msg.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+        match libc::recvmsg(sock, &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            got if got < 0 => return Err(io::Error::last_os_error()),
+            _ => {}
+        }
+        let head = libc::CMSG_FIRSTHDR(&msg);
+        if head.is_null() || (*head).cmsg_level != libc::SOL_SOCKET || (*head).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no descriptor came with the byte"));
+        }
+        Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(head).cast::<RawFd>().read_unaligned()))
+    }
+}
+
 /// A socket's address as the kernel takes it.
 #[derive(Clone, Copy)]
 pub(crate) struct SockAddr {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -483,6 +483,20 @@ impl Driver for PollDriver {
 
     fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
         Ok(os::handle_of(self.add_socket(listener)?))
+    }
+
+    fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
+        match self.handles.get(os::fd_of(sock)) {
+            Some(_) => os::send_fd(os::fd_of(sock), fd),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
+        match self.handles.get(os::fd_of(sock)) {
+            Some(_) => os::recv_fd(os::fd_of(sock)),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
     }
 
     fn shutdown(&mut self, sock: Handle) {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -534,6 +534,20 @@ impl Driver for UringDriver {
         let fd = listener.into_raw_fd();
         self.handles.add_socket(fd);
         Ok(os::handle_of(fd))
+    }
+
+    fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
+        match self.handles.get(os::fd_of(sock)) {
+            Some(_) => os::send_fd(os::fd_of(sock), fd),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
+        match self.handles.get(os::fd_of(sock)) {
+            Some(_) => os::recv_fd(os::fd_of(sock)),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
     }
 
     fn shutdown(&mut self, sock: Handle) {
