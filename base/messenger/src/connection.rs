@@ -7,6 +7,7 @@ use std::io;
 use std::rc::{Rc, Weak};
 use std::task::Waker;
 
+use forebay_reactor::random;
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
 
 use crate::message::{Message, Role};
@@ -130,6 +131,8 @@ pub(crate) struct Conn {
     pub(crate) name: String,
     pub(crate) entity: Cell<u8>,
     pub(crate) policy: Policy,
+    /// Tells the sessions of one messenger with the same peer apart: the peer knows each by its address.
+    pub(crate) nonce: u32,
     pub(crate) link: Link,
     pub(crate) session: RefCell<Session<Rc<Outgoing>>>,
     /// The highest number of a connection that this peer has made.
@@ -168,6 +171,7 @@ impl Conn {
             name,
             entity: Cell::new(0),
             policy,
+            nonce: (random() as u32).max(1),
             link,
             session: RefCell::new(session),
             peer_global_seq: Cell::new(0),

@@ -1,4 +1,5 @@
-//! Moves messages between processes: ordered, typed, over TCP, Unix sockets and within the process.
+//! Moves messages between processes: ordered, typed, over TCP, Unix sockets, shared memory and within the
+//! process.
 //!
 //! A [`Messenger`] is an endpoint on a reactor's [`Portal`]; it listens and connects.  A [`Connection`] carries
 //! [`Message`]s in order, over as many streams as it takes.  [`wire`] is Ceph's msgr2.1 in bytes, [`session`] its state
@@ -34,6 +35,7 @@ mod engine;
 pub mod fuzz;
 mod message;
 mod messenger;
+pub mod perf;
 mod portal;
 mod priority;
 pub mod session;

@@ -1,5 +1,7 @@
 //! Ways for bytes to travel, behind one small interface; and how an address names them.
 
+mod shm;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -9,16 +11,20 @@ use std::str::FromStr;
 use forebay_reactor::net::AddrError;
 use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream};
 
+use shm::ShmChannel;
+
 /// Where a messenger listens or connects.
 ///
-/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `unix:PATH` a Unix socket, `loopback:NAME` a messenger of the same process
-/// on the same core.
+/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `unix:PATH` a Unix socket, `shm:PATH` shared memory that is set up over a Unix
+/// socket, `loopback:NAME` a messenger of the same process on the same core.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// TCP.
     Tcp(SocketAddr),
     /// A Unix stream socket.
     Unix(PathBuf),
+    /// Shared memory; the path is that of the Unix socket.
+    Shm(PathBuf),
     /// Within the process: messages are handed over, nothing is serialised.
     Loopback(String),
 }
@@ -28,7 +34,7 @@ impl Address {
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(addr) => addr.ip().is_loopback(),
-            Self::Unix(_) | Self::Loopback(_) => true,
+            Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => true,
         }
     }
 
@@ -36,14 +42,14 @@ impl Address {
     pub fn socket(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(addr) => Some(*addr),
-            Self::Unix(_) | Self::Loopback(_) => None,
+            Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => None,
         }
     }
 
     fn reactor_addr(&self) -> io::Result<Addr> {
         match self {
             Self::Tcp(addr) => Ok(Addr::Tcp(*addr)),
-            Self::Unix(path) => Ok(Addr::Unix(path.clone())),
+            Self::Unix(path) | Self::Shm(path) => Ok(Addr::Unix(path.clone())),
             Self::Loopback(name) => {
                 let text = format!("nobody is called {name} here");
                 Err(io::Error::new(io::ErrorKind::ConnectionRefused, text))
@@ -66,6 +72,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(addr) => write!(f, "tcp:{addr}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Shm(path) => write!(f, "shm:{}", path.display()),
             Self::Loopback(name) => write!(f, "loopback:{name}"),
         }
     }
@@ -77,53 +84,92 @@ impl FromStr for Address {
         if let Some(name) = text.strip_prefix("loopback:") {
             return Ok(Self::Loopback(name.to_owned()));
         }
+        if let Some(path) = text.strip_prefix("shm:") {
+            // The rules for its socket's path are those of any Unix socket's.
+            return match format!("unix:{path}").parse()? {
+                Addr::Unix(path) => Ok(Self::Shm(path)),
+                Addr::Tcp(_) => unreachable!("a path is no TCP address"),
+            };
+        }
         text.strip_prefix("tcp:").unwrap_or(text).parse::<Addr>().map(Self::from)
     }
 }
 
 /// A listening endpoint of a transport that serialises.
-pub(crate) struct Acceptor(Listener);
+pub(crate) struct Acceptor {
+    listener: Listener,
+    /// Those who connect get shared memory.
+    shared: bool,
+}
 
 impl Acceptor {
     pub(crate) fn bind(address: &Address) -> io::Result<(Self, Address)> {
         let listener = Listener::bind(&address.reactor_addr()?)?;
-        let bound = listener.local_addr().clone().into();
-        Ok((Self(listener), bound))
+        let shared = matches!(address, Address::Shm(_));
+        let bound = if shared { address.clone() } else { listener.local_addr().clone().into() };
+        Ok((Self { listener, shared }, bound))
     }
 
     pub(crate) async fn accept(&self) -> io::Result<(Channel, Address)> {
-        let (stream, peer) = self.0.accept().await?;
-        Ok((Channel(stream), peer.into()))
+        let (stream, peer) = self.listener.accept().await?;
+        if self.shared {
+            let channel = ShmChannel::accept(stream)?;
+            return Ok((Channel::Shm(channel), Address::Shm(PathBuf::new())));
+        }
+        Ok((Channel::Socket(stream), peer.into()))
     }
 }
 
 /// A connection of a transport that serialises: an ordered stream of bytes in each direction.  Clones share it.
 #[derive(Clone)]
-pub(crate) struct Channel(Stream);
+pub(crate) enum Channel {
+    /// TCP or a Unix socket.
+    Socket(Stream),
+    /// Shared memory.
+    Shm(ShmChannel),
+}
 
 impl Channel {
     pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
-        Ok(Self(Stream::connect(&address.reactor_addr()?).await?))
+        let stream = Stream::connect(&address.reactor_addr()?).await?;
+        match address {
+            Address::Shm(_) => Ok(Self::Shm(ShmChannel::connect(stream).await?)),
+            _ => Ok(Self::Socket(stream)),
+        }
+    }
+
+    /// Bytes cannot be damaged on the way: checksums would find nothing.
+    pub(crate) fn is_sound(&self) -> bool {
+        matches!(self, Self::Shm(_))
     }
 
     /// Receives into the buffer's spare room: what there is, or (`all`) until it is full.  0 at the end of the stream.
     pub(crate) async fn recv(self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
-        if !all {
-            return self.0.recv(buf).await;
+        match self {
+            Self::Shm(channel) => channel.recv(buf, all).await,
+            Self::Socket(stream) if !all => stream.recv(buf).await,
+            Self::Socket(stream) => {
+                let want = buf.spare();
+                let (result, buf) = stream.recv_exact(buf).await;
+                (result.map(|()| want), buf)
+            }
         }
-        let want = buf.spare();
-        let (result, buf) = self.0.recv_exact(buf).await;
-        (result.map(|()| want), buf)
     }
 
     /// Sends everything.
     pub(crate) async fn send(self, bufs: BufList) -> io::Result<()> {
-        self.0.send(bufs).await
+        match self {
+            Self::Shm(channel) => channel.send(bufs).await,
+            Self::Socket(stream) => stream.send(bufs).await,
+        }
     }
 
     /// Ends both directions.
     pub(crate) fn shutdown(&self) {
-        self.0.shutdown();
+        match self {
+            Self::Shm(channel) => channel.shutdown(),
+            Self::Socket(stream) => stream.shutdown(),
+        }
     }
 }
 
@@ -137,6 +183,7 @@ mod tests {
             ("127.0.0.1:3300", "tcp:127.0.0.1:3300"),
             ("tcp:[::1]:1", "tcp:[::1]:1"),
             ("unix:/run/a", "unix:/run/a"),
+            ("shm:/run/a", "shm:/run/a"),
             ("loopback:log", "loopback:log"),
         ] {
             let address: Address = text.parse().expect("an address");

@@ -29,7 +29,8 @@ fn with_key(modes: Option<Vec<u32>>) -> Options {
 
 fn addresses() -> Vec<Address> {
     let path = std::env::temp_dir().join(format!("forebay-messenger-{}-{:x}", std::process::id(), random()));
-    vec!["127.0.0.1:0".parse().expect("an address"), Address::Unix(path), Address::Loopback("here".into())]
+    let shm = Address::Shm(path.with_extension("shm"));
+    vec!["127.0.0.1:0".parse().expect("an address"), Address::Unix(path), shm, Address::Loopback("here".into())]
 }
 
 /// Runs a test on both drivers, over each transport, in each mode.
@@ -50,7 +51,7 @@ fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
                 for address in addresses() {
                     let one = test(address.clone(), options.clone());
                     timeout(Duration::from_secs(60), one).await.unwrap_or_else(|_| panic!("{address} in time"));
-                    if let Address::Unix(path) = address {
+                    if let Address::Unix(path) | Address::Shm(path) = address {
                         // It is there only where it was bound.
                         let _ = std::fs::remove_file(path);
                     }
@@ -187,6 +188,25 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
         }
         assert_eq!(lossless.state(), State::Open);
         second.shutdown();
+        client.shutdown();
+    });
+}
+
+#[test]
+fn sessions_of_one_messenger_with_one_peer_are_apart() {
+    everywhere(|address, options| async move {
+        let portal = Portal::default();
+        let server = Messenger::new(&portal, options.clone(), echo);
+        let address = server.bind(&address).expect("bound");
+        let client = Messenger::new(&portal, options, quiet);
+        let connections: Vec<_> = (0..5).map(|_| client.connect(&address, Policy::LosslessPeer)).collect();
+        for _ in 0..3 {
+            for connection in &connections {
+                connection.request(Message::new(1)).await.expect("answered");
+            }
+        }
+        assert_eq!(server.connections().len(), 5);
+        server.shutdown();
         client.shutdown();
     });
 }

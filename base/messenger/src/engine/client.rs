@@ -91,14 +91,14 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let config = ClientConfig {
         entity: options.entity,
         peer_entity: options.peer_entity,
-        addrs: vec![messenger.own_addr(None)],
+        addrs: vec![EntityAddr { nonce: conn.nonce, ..messenger.own_addr(None) }],
         target: EntityAddr::msgr2(conn.address.socket(), 0),
         gid: options.gid,
         modes: options.modes(conn.address.is_local()),
         supported: options.supported,
         required: options.required,
         lossy: conn.policy.is_lossy(),
-        checksum: options.checksum,
+        checksum: options.checksum && !channel.is_sound(),
     };
     let pools = messenger.portal.pools.clone();
     let mut link = Link::client(config, options.auth.client(), resume, pools);

@@ -79,7 +79,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
         entity: options.entity,
         peer: EntityAddr::msgr2(peer.socket(), 0),
         modes: options.modes(peer.is_local()),
-        checksum: options.checksum,
+        checksum: options.checksum && !channel.is_sound(),
     };
     let mut link = Link::server(config, options.auth.server(), messenger.portal.pools.clone());
     let handshake = timeout(options.handshake_timeout, handshake(&messenger, &mut link, &channel, &peer));

@@ -424,6 +424,14 @@ impl Link {
             let text = |entity: u8| format!("{} (a kind {entity:#x})", config.target);
             return Err(Violation::WrongPeer { target: text(wanted), found: text(hello.entity) });
         }
+        // Ceph's daemons want to know where we are; they have just told us.  Ours know a session by its address, which
+        // must not change with the way.
+        if let (Some(own), Some(seen)) = (config.addrs.first_mut(), hello.peer.socket)
+            && own.socket.is_none()
+            && hello.entity != crate::wire::entity::FOREBAY
+        {
+            own.socket = Some((seen.ip(), 0).into());
+        }
         let modes = config.modes.clone();
         let request = AuthRequest { method: auth.method(), payload: auth.begin(&modes, random), modes };
         self.send(&request)

@@ -1,0 +1,208 @@
+//! Shared memory between processes of one machine: a ring of bytes in each direction, and a Unix socket.
+//!
+//! The socket makes the connection, passes the memory, wakes a side that sleeps with one byte, and tells when the peer is
+//! gone.  A side that has just had something to do looks at its ring for a while, in between the reactor's other work;
+//! then it says that it sleeps, and waits for the socket.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_reactor::shm::{self, Consumer, Producer};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Buf, BufList, BufMut, Instant, Stream, now, spawn, yield_now};
+
+/// How long a side looks at its ring before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
+/// Bytes copied into the ring before the peer is let see them, so that both work at once.
+const PUBLISH: usize = 64 << 10;
+
+struct Shared {
+    socket: Stream,
+    producer: RefCell<Producer>,
+    consumer: RefCell<Consumer>,
+    /// The peer has rung, or is gone.
+    rung: Notify,
+    gone: Cell<bool>,
+    shut: Cell<bool>,
+    /// When something last moved, in either direction.
+    moved: Cell<Instant>,
+    bell: Buf,
+}
+
+impl Shared {
+    /// There is nothing to receive.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.consumer.borrow().available()? == 0)
+    }
+
+    /// There is no room to send.
+    fn is_full(&self) -> io::Result<bool> {
+        Ok(self.producer.borrow().room()? == 0)
+    }
+}
+
+/// One end of a connection through shared memory.  Clones share it.
+#[derive(Clone)]
+pub(crate) struct ShmChannel(Rc<Shared>);
+
+impl ShmChannel {
+    /// The side that was connected to: creates the memory and gives it to the peer.
+    pub(super) fn accept(socket: Stream) -> io::Result<Self> {
+        let (producer, consumer, fd) = shm::create()?;
+        socket.send_fd(fd.as_fd())?;
+        Ok(Self::new(socket, producer, consumer))
+    }
+
+    /// The side that connects: takes the memory from the peer.
+    pub(super) async fn connect(socket: Stream) -> io::Result<Self> {
+        let fd = socket.recv_fd().await?;
+        let (producer, consumer) = shm::adopt(&fd)?;
+        Ok(Self::new(socket, producer, consumer))
+    }
+
+    fn new(socket: Stream, producer: Producer, consumer: Consumer) -> Self {
+        let shared = Shared {
+            socket,
+            producer: RefCell::new(producer),
+            consumer: RefCell::new(consumer),
+            rung: Notify::new(),
+            gone: Cell::new(false),
+            shut: Cell::new(false),
+            moved: Cell::new(now()),
+            bell: Buf::zeroed(1),
+        };
+        let channel = Self(Rc::new(shared));
+        drop(spawn(listen(channel.0.socket.clone(), Rc::downgrade(&channel.0))));
+        channel
+    }
+
+    /// Waits until `idle` says no, at first by looking, then by sleeping.  `idle` tells whether there is nothing to do,
+    /// `sleep` the same after it has told the peer that we sleep.
+    async fn wait(
+        &self,
+        idle: impl Fn(&Shared) -> io::Result<bool>,
+        sleep: impl Fn(&Shared) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        let shared = &*self.0;
+        let begin = now();
+        while idle(shared)? && !shared.gone.get() && !shared.shut.get() {
+            let last = shared.moved.get().max(begin);
+            if last.elapsed() < LOOK {
+                yield_now().await;
+                continue;
+            }
+            let rung = shared.rung.wait();
+            if sleep(shared)? && !shared.gone.get() && !shared.shut.get() {
+                rung.await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Wakes the peer.
+    async fn ring(&self) {
+        // When the peer is gone that is noticed by who listens.
+        let _ = self.0.socket.send(self.0.bell.clone()).await;
+    }
+
+    /// Receives what there is, or (`all`) until the buffer is full.  0 at the end.
+    pub(super) async fn recv(&self, mut buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
+        let before = buf.len();
+        loop {
+            let (len, sleeps) = match self.0.consumer.borrow_mut().read(buf.spare_mut()) {
+                Ok(read) => read,
+                Err(error) => return (Err(error), buf),
+            };
+            buf.set_len(buf.len() + len);
+            if len > 0 {
+                self.0.moved.set(now());
+            }
+            if sleeps {
+                self.ring().await;
+            }
+            let got = buf.len() - before;
+            if buf.spare() == 0 || (got > 0 && !all) {
+                return (Ok(got), buf);
+            }
+            if let Err(error) = self.wait(Shared::is_empty, |shared| shared.consumer.borrow_mut().sleep()).await {
+                return (Err(error), buf);
+            }
+            // What the peer wrote before it went still counts.
+            let over = self.0.shut.get() || (self.0.gone.get() && self.0.is_empty().unwrap_or(true));
+            if over {
+                let result = if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
+                return (result, buf);
+            }
+        }
+    }
+
+    /// Sends everything.
+    pub(super) async fn send(&self, bufs: BufList) -> io::Result<()> {
+        let mut unseen = 0;
+        for part in bufs.parts() {
+            let mut rest = &part[..];
+            while !rest.is_empty() {
+                if self.0.gone.get() || self.0.shut.get() {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+                let len = self.0.producer.borrow_mut().write(&rest[..rest.len().min(PUBLISH)])?;
+                rest = &rest[len..];
+                unseen += len;
+                if len > 0 && unseen < PUBLISH {
+                    continue;
+                }
+                unseen = 0;
+                self.publish().await;
+                if len == 0 {
+                    self.wait(Shared::is_full, |shared| shared.producer.borrow_mut().sleep()).await?;
+                }
+            }
+        }
+        self.publish().await;
+        Ok(())
+    }
+
+    async fn publish(&self) {
+        self.0.moved.set(now());
+        let sleeps = self.0.producer.borrow_mut().publish();
+        if sleeps {
+            self.ring().await;
+        }
+    }
+
+    /// Ends both directions.
+    pub(super) fn shutdown(&self) {
+        self.0.shut.set(true);
+        self.0.socket.shutdown();
+        self.0.rung.notify_all();
+    }
+}
+
+/// Hears the peer ring, until it is gone or we are.
+async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
+    let mut buf = BufMut::with_capacity(64);
+    loop {
+        buf.clear();
+        let (result, back) = socket.recv(buf).await;
+        buf = back;
+        let Some(shared) = shared.upgrade() else { return };
+        let gone = !matches!(result, Ok(1..));
+        if gone {
+            shared.gone.set(true);
+        }
+        shared.rung.notify_all();
+        if gone {
+            return;
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Who listens holds the socket too, and ends when it does.
+        self.socket.shutdown();
+    }
+}
