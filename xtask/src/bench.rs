@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
+mod messenger;
 mod nbd;
 mod plot;
 mod race;
@@ -46,6 +47,8 @@ pub struct Effort {
 
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum Name {
+    /// The messenger, against a bare io_uring loop and plain epoll sockets
+    Messenger,
     /// Over NBD, against qemu-nbd and nbdkit
     Nbd,
     /// The embedded store in process, against fio on the raw file
@@ -59,6 +62,7 @@ enum Name {
 /// Runs one comparison.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
     match arguments.name {
+        Name::Messenger => messenger::run(&arguments.effort, arguments.dry_run),
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
         Name::Ec => race::ec(&arguments.effort, arguments.dry_run),

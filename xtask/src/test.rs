@@ -84,6 +84,7 @@ pub fn run(arguments: &TestArguments) -> Result<()> {
 /// The stages of a whole run, in the order in which they are begun where nothing else decides.
 fn stages(quick: bool) -> Vec<Stage> {
     let (seeds, fuzz_seconds, kills) = if quick { ("500", "10", "8") } else { ("10000", "60", "50") };
+    let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
     vec![
         Stage {
             name: "guest-kernel",
@@ -153,6 +154,42 @@ fn stages(quick: bool) -> Vec<Stage> {
                 let mut test = shell::cargo();
                 test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
                 Ok(test)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "messenger-netns",
+            title: "messengers with the link cut",
+            after: &["build"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/messenger-netns.sh"));
+                script.env("FOREBAY", daemon::program()).args(cuts);
+                Ok(script)
+            }),
+            counted: true,
+            weight: 0,
+        },
+        Stage {
+            name: "build-mon",
+            title: "the messenger's client of a monitor",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut build = shell::cargo();
+                build.args(["build", "--quiet", "--release", "-p", "forebay-messenger", "--example", "messenger-mon"]);
+                Ok(build)
+            }),
+            counted: false,
+            weight: 1,
+        },
+        Stage {
+            name: "messenger-ceph",
+            title: "the messenger and a real Ceph monitor",
+            after: &["build-mon"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/messenger-ceph.sh"));
+                script.env("PROGRAM", shell::target().join("release/examples/messenger-mon"));
+                Ok(script)
             }),
             counted: true,
             weight: 1,

@@ -431,6 +431,83 @@ pub enum PerfCommand {
         after_help = "Examples:\n  forebay perf accel\n  FOREBAY_ACCEL=avx2 forebay perf accel --only crc32c --format json"
     )]
     Accel(PerfAccel),
+
+    /// Measure the messenger between two processes: `serve` answers, `run` asks
+    #[command(subcommand)]
+    Messenger(PerfMessenger),
+}
+
+/// The two sides of a measurement of the messenger.
+#[derive(Debug, Subcommand)]
+pub enum PerfMessenger {
+    /// Answer requests until interrupted; prints the address alone on a line
+    #[command(after_help = "Examples:\n  forebay perf messenger serve --addr 127.0.0.1:7000\n  \
+        forebay perf messenger serve --addr 10.0.0.1:7000 --secure --key $(cat key)")]
+    Serve(MessengerEnd),
+
+    /// Ask a server as fast as it answers, or, with loopback:, messengers of this process
+    #[command(after_help = "Examples:\n  forebay perf messenger run --addr 127.0.0.1:7000 --size 4096 --depth 50\n  \
+        forebay perf messenger run --addr loopback: --one-way --format json")]
+    Run(MessengerRun),
+}
+
+/// What both ends of a measurement must agree on.
+#[derive(Debug, Args)]
+pub struct MessengerEnd {
+    /// HOST:PORT, unix:PATH, shm:PATH or loopback:
+    #[arg(long, value_name = "ADDR")]
+    pub addr: String,
+
+    /// The transport, where the address does not name it: tcp, unix, shm or loopback
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    /// Checksums on every frame (the default)
+    #[arg(long, conflicts_with_all = ["no_crc", "secure"])]
+    pub crc: bool,
+
+    /// Neither checksums nor encryption; both ends must say so
+    #[arg(long, conflicts_with = "secure")]
+    pub no_crc: bool,
+
+    /// AES-128-GCM on every frame
+    #[arg(long)]
+    pub secure: bool,
+
+    /// The key that both ends share, 64 hexadecimal digits; needed off this machine
+    #[arg(long, value_name = "HEX", env = "FOREBAY_PERF_KEY", hide_env_values = true)]
+    pub key: Option<String>,
+}
+
+/// Options of `perf messenger run`.
+#[derive(Debug, Args)]
+pub struct MessengerRun {
+    #[command(flatten)]
+    pub end: MessengerEnd,
+
+    /// Bytes of payload a request
+    #[arg(long, value_name = "BYTES", default_value = "4096")]
+    pub size: usize,
+
+    /// Requests under way on each connection
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub depth: usize,
+
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub connections: usize,
+
+    /// How long it is measured
+    #[arg(long, value_name = "S", default_value = "3")]
+    pub seconds: f64,
+
+    /// Nobody waits for answers: messages a second, without latencies
+    #[arg(long)]
+    pub one_way: bool,
+
+    /// Fail when a connection is lost, rather than make it again and go on
+    #[arg(long)]
+    pub lossy: bool,
 }
 
 /// Options of `perf accel`.

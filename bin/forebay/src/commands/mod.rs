@@ -3,6 +3,7 @@
 mod images;
 mod pages;
 mod perf;
+mod perf_messenger;
 mod status;
 mod store;
 mod targets;

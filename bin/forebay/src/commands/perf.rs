@@ -20,6 +20,7 @@ const STRETCHES_MIN: usize = 5;
 pub fn run(output: Output, command: PerfCommand) -> Result<()> {
     match command {
         PerfCommand::Accel(options) => accel(output, &options.only, options.milliseconds),
+        PerfCommand::Messenger(command) => super::perf_messenger::run(output, command),
     }
 }
 
