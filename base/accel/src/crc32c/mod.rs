@@ -14,7 +14,7 @@ mod x86;
 
 use crate::perf::{Kernel, Variant};
 use crate::tier::Tier;
-pub(crate) use tiers::{Kernels, fence};
+pub(crate) use tiers::Kernels;
 
 /// The CRC32C of `data`.
 #[inline]

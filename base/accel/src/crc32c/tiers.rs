@@ -58,21 +58,6 @@ impl Kernels {
         unsafe { (self.update)(state, from, len) }
     }
 
-    /// The register after `len` bytes from `from`, which are copied to `to` past the caches.  The caller fences.
-    ///
-    /// # Safety
-    /// The bytes are readable and writable, and do not overlap; `to` is aligned to 64 bytes.
-    #[inline]
-    pub(crate) unsafe fn stream_raw(&self, state: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
-        let body = len / 64 * 64;
-        // SAFETY: the processor has the tier, see `of`; the caller vouches for the bytes.  A kernel takes odd bytes off
-        // the front, so the end that is no whole line goes apart.
-        unsafe {
-            let state = (self.copy)(state, from, body, Sink::Stream(to));
-            (self.copy)(state, from.add(body), len - body, Sink::Copy(to.add(body)))
-        }
-    }
-
     /// The register after `bytes` bytes of zero.
     #[inline]
     pub(crate) fn shift(&self, state: u32, bytes: u64) -> u32 {
@@ -108,7 +93,7 @@ impl Kernels {
 const STREAMED_MIN: usize = 2 << 20;
 
 /// Orders stores past the caches before everything that follows.
-pub(crate) fn fence() {
+fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SFENCE.
     unsafe {
