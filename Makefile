@@ -28,3 +28,5 @@ bench:
 	@cargo xtask bench store
 	@cargo xtask bench ec
 	@cargo xtask bench crc32c
+	@cargo xtask bench compress
+	@cargo xtask bench xts

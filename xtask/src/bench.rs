@@ -57,6 +57,10 @@ enum Name {
     Ec,
     /// CRC32C, against ISA-L, crc-fast and crc32c
     Crc32c,
+    /// DEFLATE and the engine, against zlib, igzip and libdeflate (FOREBAY_CORPUS: a folder of files)
+    Compress,
+    /// AES-XTS and AES-GCM, against OpenSSL
+    Xts,
 }
 
 /// Runs one comparison.
@@ -67,6 +71,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
         Name::Ec => race::ec(&arguments.effort, arguments.dry_run),
         Name::Crc32c => race::crc32c(&arguments.effort, arguments.dry_run),
+        Name::Compress => race::compress(&arguments.effort, arguments.dry_run),
+        Name::Xts => race::xts(&arguments.effort, arguments.dry_run),
     }
 }
 

@@ -4,10 +4,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// A shared library that stays open.
 #[derive(Clone, Copy)]
-struct Library(*mut c_void);
+pub(crate) struct Library(*mut c_void);
 
 impl Library {
-    fn open(name: &CStr, package: &str) -> Result<Self, String> {
+    pub(crate) fn open(name: &CStr, package: &str) -> Result<Self, String> {
         // SAFETY: the name is a C string; the libraries' initialisers do nothing of note.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
@@ -21,7 +21,7 @@ impl Library {
 
     /// # Safety
     /// `F` is the function's type.
-    unsafe fn function<F: Copy>(self, name: &CStr) -> Result<F, String> {
+    pub(crate) unsafe fn function<F: Copy>(self, name: &CStr) -> Result<F, String> {
         assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
         // SAFETY: the handle is open, the name a C string.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };

@@ -10,6 +10,7 @@ use super::{Effort, median};
 use crate::shell;
 
 /// One value that the race printed.
+#[derive(Clone)]
 struct Value {
     group: String,
     case: String,
@@ -69,6 +70,100 @@ pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
         ("crc32c-copy", "Copy and CRC32C of cold buffers, GB/s", "copy cold", "bytes"),
     ];
     pages("crc32c", "CRC32C beside ISA-L, crc-fast and crc32c", method, &mut cases, &[], &lines, &values, &pictures)
+}
+
+/// Compression.
+pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
+    let mut values = run("compress", effort)?;
+    // Compression is slow enough to be told in MB/s.
+    values.iter_mut().filter(|value| value.group == "compress").for_each(|value| value.rate *= 1000.0);
+    let mut speeds = in_units(cases(&values, &["compress"]), "MB/s");
+    let ratios = in_units(cases(&values, &["ratio"]), "plain/packed");
+    let submits = in_units(cases(&values, &["submit"]), "per us");
+    let mut lines = report::ratio_lines("compress", &speeds);
+    lines.extend(fine_lines("compress-ratio", &ratios));
+    lines.extend(fine_lines("compress", &submits));
+    show(&[&speeds], &lines);
+    if dry_run {
+        return Ok(());
+    }
+    // The levels for one picture, the block sizes of level 1 for another.
+    let mut plots = Vec::new();
+    for value in values {
+        let case = value.case.clone();
+        if let Some(level) = case.strip_prefix("level ").and_then(|rest| rest.strip_suffix(" 128 KiB")) {
+            let group = if value.group == "ratio" { "ratios" } else { "levels" };
+            plots.push(Value { group: group.into(), case: level.into(), ..value.clone() });
+        }
+        if let (Some(size), "compress") = (case.strip_prefix("level 1 "), value.group.as_str()) {
+            plots.push(Value { group: "blocks".into(), case: size.into(), ..value });
+        }
+    }
+    let method = "One core, MB/s of plain data, raw DEFLATE, each block by itself; every stream is read by zlib before \
+        anything is timed. The corpus is half a MiB each of licence texts, our own source, a program, the package \
+        database, JSON records, pages of a database and a bitmap; with FOREBAY_CORPUS, the files of a folder. zlib is \
+        Debian's, igzip the newest that a crate vendors. *engine*: jobs of 32 scattered pages on two threads, against \
+        twice what one thread does with the same blocks in one piece. *submit*: submissions a microsecond, by the \
+        median and by the worst hundredth; the limit is two microseconds each.";
+    let pictures = [
+        ("compress-levels", "Compressing by level, blocks of 128 KiB, MB/s", "levels", "level"),
+        ("compress-ratio", "Plain bytes for each compressed byte, blocks of 128 KiB", "ratios", "level"),
+        ("compress-blocks", "Level 1 by block size, MB/s", "blocks", "block"),
+    ];
+    pages("compress", "DEFLATE beside zlib, igzip and libdeflate", method, &mut speeds, &[], &lines, &plots, &pictures)
+}
+
+/// Encryption.
+pub fn xts(effort: &Effort, dry_run: bool) -> Result<()> {
+    let values = run("xts", effort)?;
+    let mut cases = cases(&values, &["xts"]);
+    let lines = report::ratio_lines("xts", &cases);
+    show(&[&cases], &lines);
+    if dry_run {
+        return Ok(());
+    }
+    let mut plots = Vec::new();
+    for value in values {
+        if let Some(length) = value.case.strip_prefix("gcm-256 ") {
+            let case = length.to_owned();
+            plots.push(Value { group: "gcm".into(), case, ..value });
+        } else if let Some((size, "131072")) =
+            value.case.strip_prefix("xts-256 sectors of ").and_then(|rest| rest.split_once(" in "))
+        {
+            let case = size.to_owned();
+            plots.push(Value { group: "xts".into(), case, ..value });
+        }
+    }
+    let method = "One core, GB/s, in place, the data in the cache. OpenSSL is Debian's, with its key set once and the \
+        tweak or nonce for each sector or message. *in 131072*: as many sectors as make 128 KiB in one call of ours. \
+        ISA-L crypto takes part where `libisal_crypto.so.2` is installed.";
+    let pictures = [
+        ("xts", "AES-256-XTS by sector size, 128 KiB a call, GB/s", "xts", "sector"),
+        ("gcm", "AES-256-GCM by length of message, GB/s", "gcm", "bytes"),
+    ];
+    pages("xts", "AES-XTS and AES-GCM beside OpenSSL", method, &mut cases, &[], &lines, &plots, &pictures)
+}
+
+fn in_units(mut cases: Vec<Case>, unit: &'static str) -> Vec<Case> {
+    cases.iter_mut().for_each(|case| case.unit = unit);
+    cases
+}
+
+/// Lines for values of which the second and third place matter.
+fn fine_lines(bench: &str, cases: &[Case]) -> Vec<String> {
+    let line = |case: &Case| {
+        let of = |side| case.series.iter().find(|series| series.side == side);
+        let (ours, peer) = (of(Side::Ours)?, of(Side::Peer)?);
+        let (left, right) = (median(&ours.values), median(&peer.values));
+        Some(format!(
+            "RATIO name={bench}/{} ours={left:.4} peer={right:.4} ratio={:.3} unit={} against={}",
+            case.name,
+            left / right,
+            case.unit.replace(' ', "-"),
+            peer.name.replace(' ', "-")
+        ))
+    };
+    cases.iter().filter_map(line).collect()
 }
 
 /// Builds the peers, and runs one race.

@@ -1,11 +1,13 @@
-//! Our kernels against other people's, interleaved: `race ec|crc32c [--rounds N] [--milliseconds MS] [--case PART]`.
+//! Our kernels against other people's, interleaved: `race ec|crc32c|compress|xts [--rounds N] [--milliseconds MS] [--case PART]`.
 //!
 //! Prints a line for each value, tab-separated, which `cargo xtask bench` gathers:
 //! `group  case  goal  series  side  GB/s` where side is `ours`, `peer` (goals are set against the best of these) or
 //! `shown`.  A goal of 0 means that there is none.
 
+mod compress;
 mod crc;
 mod ec;
+mod xts;
 
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,16 @@ pub enum Side {
     Peer,
     /// Shown for comparison only.
     Shown,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Side::Ours => "ours",
+            Side::Peer => "peer",
+            Side::Shown => "shown",
+        }
+    }
 }
 
 /// One competitor: its name, whose it is, and the work, which returns the bytes of payload it went over.
@@ -47,6 +59,11 @@ impl Race {
         format!("{group}/{case}").contains(&self.part)
     }
 
+    /// Prints a value that is not a rate.
+    pub fn value(&self, group: &str, case: &str, goal: f64, name: &str, side: Side, value: f64) {
+        println!("{group}\t{case}\t{goal}\t{name}\t{}\t{value:.4}", side.name());
+    }
+
     /// Measures every series once a round, in an order that turns, and prints every value.
     pub fn run(&self, group: &str, case: &str, goal: f64, series: &mut [Series<'_>]) {
         let calls: Vec<u32> = series.iter_mut().map(|one| calibrate(one, self.time)).collect();
@@ -57,12 +74,7 @@ impl Race {
                 let begin = Instant::now();
                 let bytes: usize = (0..calls[at]).map(|_| (one.work)()).sum();
                 let rate = bytes as f64 / begin.elapsed().as_secs_f64() / 1e9;
-                let side = match one.side {
-                    Side::Ours => "ours",
-                    Side::Peer => "peer",
-                    Side::Shown => "shown",
-                };
-                println!("{group}\t{case}\t{goal}\t{}\t{side}\t{rate:.3}", one.name);
+                println!("{group}\t{case}\t{goal}\t{}\t{}\t{rate:.4}", one.name, one.side.name());
             }
         }
     }
@@ -128,8 +140,10 @@ fn main() {
     match arguments.get(1).map(String::as_str) {
         Some("ec") => ec::run(&race),
         Some("crc32c") => crc::run(&race),
+        Some("compress") => compress::run(&race),
+        Some("xts") => xts::run(&race),
         _ => {
-            eprintln!("race ec|crc32c [--rounds N] [--milliseconds MS] [--case PART]");
+            eprintln!("race ec|crc32c|compress|xts [--rounds N] [--milliseconds MS] [--case PART]");
             std::process::exit(2);
         }
     }

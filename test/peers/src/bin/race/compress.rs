@@ -1,0 +1,226 @@
+//! DEFLATE: rates are bytes of plain data a second; `ratio` is plain bytes for each compressed byte.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
+
+use forebay_accel::compress::engine::{Engine, Job, Pool, PoolOptions, Ticket, Work};
+use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level};
+use forebay_peers::corpus::Corpus;
+use forebay_peers::igzip::Igzip;
+use forebay_peers::zlib::Zlib;
+
+use crate::{Race, Series, Side};
+
+fn codec(level: u8) -> Codec {
+    Codec::Deflate { framing: Framing::Raw, level: Level::new(level).expect("a level") }
+}
+
+fn size(bytes: usize) -> String {
+    format!("{} KiB", bytes >> 10)
+}
+
+/// All of it.
+pub fn run(race: &Race) {
+    let corpus = match std::env::var_os("FOREBAY_CORPUS") {
+        Some(folder) => Corpus::folder(folder.as_ref()).expect("a folder of files"),
+        None => Corpus::mixture(),
+    };
+    for (block, goal) in [(4 << 10, 3.0), (16 << 10, 0.0), (64 << 10, 4.0), (128 << 10, 4.0)] {
+        level(race, &corpus, 1, block, goal);
+    }
+    for (number, goal) in [(2, 0.0), (3, 0.0), (4, 0.0), (5, 0.0), (6, 3.0), (7, 0.0), (8, 0.0), (9, 0.0)] {
+        level(race, &corpus, number, 128 << 10, goal);
+    }
+    for (block, goal) in [(4 << 10, 0.0), (64 << 10, 2.2), (128 << 10, 2.2)] {
+        inflate(race, &corpus, block, goal);
+    }
+    engine(race, &corpus);
+}
+
+fn level(race: &Race, corpus: &Corpus, level: u8, block: usize, goal: f64) {
+    let case = format!("level {level} {}", size(block));
+    if !race.wants("compress", &case) {
+        return;
+    }
+    let blocks = corpus.blocks(block);
+    let plain: usize = blocks.iter().map(|block| block.len()).sum();
+    let room = codec(level).bound(block) + 1024;
+    let mut series: Vec<(&str, Side, Box<dyn FnMut(&[u8], &mut [u8]) -> usize>)> = Vec::new();
+    let mut ours = Compressor::new();
+    series.push((
+        "forebay",
+        Side::Ours,
+        Box::new(move |data, out| ours.compress(codec(level), data, out).expect("room for the worst case")),
+    ));
+    let mut zlib = Zlib::deflate(i32::from(level)).expect("Debian's zlib");
+    series.push(("zlib", Side::Peer, Box::new(move |data, out| zlib.run(data, out))));
+    // igzip has four levels, of which the last is about zlib's third.
+    if level <= 3 {
+        let mut igzip = Igzip::new(u32::from(level));
+        series.push(("igzip", Side::Shown, Box::new(move |data, out| igzip.deflate(data, out))));
+    }
+    let libdeflate_level = libdeflater::CompressionLvl::new(i32::from(level)).expect("a level of both");
+    let mut libdeflate = libdeflater::Compressor::new(libdeflate_level);
+    series.push((
+        "libdeflate",
+        Side::Shown,
+        Box::new(move |data, out| libdeflate.deflate_compress(data, out).expect("room for the worst case")),
+    ));
+    // What each makes of it, and that zlib can read it.
+    let mut out = vec![0; room];
+    let mut check = Zlib::inflate().expect("Debian's zlib");
+    let mut back = vec![0; block];
+    for (name, side, work) in &mut series {
+        let mut packed = 0;
+        for data in &blocks {
+            let length = work(data, &mut out);
+            assert!(check.run(&out[..length], &mut back) == data.len() && back[..data.len()] == **data, "{name}");
+            packed += length;
+        }
+        race.value("ratio", &case, 1.0, name, *side, plain as f64 / packed as f64);
+    }
+    let mut series: Vec<Series<'_>> = series
+        .into_iter()
+        .map(|(name, side, mut work)| {
+            let (blocks, mut out) = (&blocks, vec![0; room]);
+            Series::new(name, side, move || {
+                blocks.iter().for_each(|data| {
+                    work(data, &mut out);
+                });
+                plain
+            })
+        })
+        .collect();
+    race.run("compress", &case, goal, &mut series);
+}
+
+fn inflate(race: &Race, corpus: &Corpus, block: usize, goal: f64) {
+    let case = format!("inflate {}", size(block));
+    if !race.wants("compress", &case) {
+        return;
+    }
+    let blocks = corpus.blocks(block);
+    let plain: usize = blocks.iter().map(|block| block.len()).sum();
+    let mut zlib = Zlib::deflate(6).expect("Debian's zlib");
+    let mut out = vec![0; codec(6).bound(block) + 1024];
+    let streams: Vec<Vec<u8>> = blocks
+        .iter()
+        .map(|data| {
+            let length = zlib.run(data, &mut out);
+            out[..length].to_vec()
+        })
+        .collect();
+    let streams = &streams;
+    let mut series = Vec::new();
+    let mut add = |name, side, mut work: Box<dyn FnMut(&[u8], &mut [u8]) -> usize>| {
+        let mut out = vec![0; block];
+        series
+            .push(Series::new(name, side, move || streams.iter().map(|stream| work(stream, &mut out)).sum::<usize>()));
+    };
+    let mut ours = Decompressor::new();
+    add(
+        "forebay",
+        Side::Ours,
+        Box::new(move |data, out| ours.decompress(codec(1), data, out).expect("zlib's stream").produced),
+    );
+    let mut zlib = Zlib::inflate().expect("Debian's zlib");
+    add("zlib", Side::Peer, Box::new(move |data, out| zlib.run(data, out)));
+    add("igzip", Side::Shown, Box::new(Igzip::inflate));
+    let _ = plain;
+    race.run("compress", &case, goal, &mut series);
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn wait<F: Future + Unpin>(mut future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match std::pin::Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Jobs of 32 pages on two threads, against twice what one thread does with the same blocks in one piece; and what it
+/// costs to submit one.
+fn engine(race: &Race, corpus: &Corpus) {
+    const JOB: usize = 32 * 4096;
+    for number in [1u8, 6] {
+        let case = format!("engine level {number}");
+        if !race.wants("compress", &case) {
+            continue;
+        }
+        let blocks: Vec<&[u8]> = corpus.blocks(JOB).into_iter().filter(|block| block.len() == JOB).collect();
+        let pool = Pool::new(&PoolOptions { workers: 2, depth: 64, ..PoolOptions::default() }).expect("threads");
+        let total = blocks.len() * JOB;
+        let job = |data: &[u8]| {
+            let input: Vec<Box<[u8]>> = data.chunks(4096).map(Box::from).collect();
+            let output: Vec<Box<[u8]>> = (0..33).map(|_| vec![0u8; 4096].into_boxed_slice()).collect();
+            Job::new(Work::Compress { codec: codec(number), at_most: JOB, sample: false }, input, output)
+        };
+        let mut ready: Vec<Job> = Vec::new();
+        ready.extend(blocks.iter().map(|data| job(data)));
+        let mut submits: Vec<f64> = Vec::new();
+        let submits_of = &mut submits;
+        let mut slots = ready;
+        let mut turn = move || {
+            let mut open: VecDeque<Ticket> = VecDeque::new();
+            let mut back = Vec::new();
+            let mut finish = |ticket: Ticket| {
+                let finished = wait(ticket).expect("the pool is there");
+                assert!(finished.result.is_ok());
+                let (input, output) = finished.into_pages::<Box<[u8]>, Box<[u8]>>().expect("the pages that went in");
+                let work = Work::Compress { codec: codec(number), at_most: JOB, sample: false };
+                back.push(Job::new(work, input, output));
+            };
+            for job in slots.drain(..) {
+                if open.len() >= 48 {
+                    finish(open.pop_front().expect("one is open"));
+                }
+                let begin = Instant::now();
+                let ticket = pool.submit(job).ok().expect("room for as many as are open");
+                submits_of.push(begin.elapsed().as_secs_f64() * 1e6);
+                open.push_back(ticket);
+            }
+            open.drain(..).for_each(&mut finish);
+            slots = back;
+            total
+        };
+        let mut alone = Compressor::new();
+        let mut out = vec![0; codec(number).bound(JOB)];
+        let mut single = || {
+            for data in &blocks {
+                alone.compress(codec(number), data, &mut out).expect("room for the worst case");
+            }
+            2 * total
+        };
+        let mut series =
+            [Series::new("forebay", Side::Ours, &mut turn), Series::new("twice one core", Side::Peer, &mut single)];
+        race.run("compress", &case, 0.95, &mut series);
+        drop(series);
+        drop(turn);
+        submits.sort_by(f64::total_cmp);
+        // As a rate, so that more is better: submissions a microsecond; two microseconds are the limit.
+        let case = format!("submit level {number}");
+        race.value("submit", &case, 1.0, "forebay", Side::Ours, 1.0 / submits[submits.len() / 2]);
+        race.value("submit", &case, 1.0, "limit of 2 us", Side::Peer, 0.5);
+        race.value(
+            "submit",
+            &format!("{case} p99"),
+            0.0,
+            "forebay",
+            Side::Ours,
+            1.0 / submits[submits.len() * 99 / 100],
+        );
+        race.value("submit", &format!("{case} p99"), 0.0, "limit of 2 us", Side::Peer, 0.5);
+    }
+}
