@@ -25,7 +25,7 @@ pub fn ec(effort: &Effort, dry_run: bool) -> Result<()> {
     let values = run("ec", effort)?;
     let mut cases = cases(&values, &["ec"]);
     let tiers = self::cases(&values, &["tiers"]);
-    let lines: Vec<String> = [report::ratio_lines("ec", &cases), report::ratio_lines("ec-tiers", &tiers)].concat();
+    let lines = [ratio_lines("ec", &cases), ratio_lines("ec-tiers", &tiers)].concat();
     show(&[&cases, &tiers], &lines);
     if dry_run {
         return Ok(());
