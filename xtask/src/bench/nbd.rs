@@ -234,7 +234,8 @@ fn method(effort: &Effort) -> String {
          and the disk's requests a second are the limit. {} rounds of {} s a measurement, every server \
          measured once a round, the order turned each round; medians (lowest and highest in parentheses). \
          *ratio* is Forebay's median divided by that of the better of `qemu-nbd --cache=none --aio=io_uring` and \
-         `nbdkit file cache=none`, which reach the disk as Forebay does. The two default servers answer from the \
+         `nbdkit file cache=none`. The first reaches the disk as Forebay does, with O_DIRECT; the second writes through \
+         the page cache without waiting, and drops pages behind itself. The two default servers answer from the \
          page cache of the whole machine, so their figures are the memory's and not the disk's; RATIO lines against \
          them end in `-vs-page-cache`. *per-cpu* divides the requests by the user and system time of the server \
          process, all its threads.\n\nRepeat it: `cargo xtask bench nbd`.",
