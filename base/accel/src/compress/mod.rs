@@ -114,6 +114,8 @@ impl Decompressor {
                 lz4_flex::block::DecompressError::OutputTooSmall { .. } => DecompressError::TooLong,
                 _ => DecompressError::Corrupt,
             }),
+            // The library takes no input at all for no frames at all, which is no error to it.
+            Codec::Zstd { .. } if input.is_empty() => Err(DecompressError::Corrupt),
             Codec::Zstd { .. } => {
                 let state = self
                     .zstd

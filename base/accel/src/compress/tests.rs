@@ -77,6 +77,13 @@ fn codec() -> impl Strategy<Value = Codec> {
     ]
 }
 
+#[test]
+fn nothing_is_no_stream() {
+    for codec in [Codec::Zstd { level: 1 }, Codec::Lz4, deflate(FRAMINGS[0], 1), deflate(FRAMINGS[1], 1)] {
+        assert!(expanded(codec, &[], 16).is_err(), "{codec:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
