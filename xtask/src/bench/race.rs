@@ -199,7 +199,7 @@ fn value(line: &str) -> Result<Value> {
         side: match side {
             "ours" => Side::Ours,
             "peer" => Side::Peer,
-            _ => Side::Cached,
+            _ => Side::Other,
         },
         rate: rate.parse().with_context(|| line.to_owned())?,
     })
@@ -228,7 +228,7 @@ fn cases(values: &[Value], groups: &[&str]) -> Vec<Case> {
 /// Lines for scripts, without those for series that are only shown.
 fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
     let counted = |case: &Case| {
-        let series = case.series.iter().filter(|series| series.side != Side::Cached).cloned().collect();
+        let series = case.series.iter().filter(|series| series.side != Side::Other).cloned().collect();
         Case { series, ..case.clone() }
     };
     report::ratio_lines(bench, &cases.iter().map(counted).collect::<Vec<_>>())

@@ -16,6 +16,8 @@ pub enum Side {
     Peer,
     /// A peer that answers from the page cache; shown, and compared under a name of its own.
     Cached,
+    /// A peer outside the goal: shown, and compared under a name of its own.
+    Other,
 }
 
 /// One line of competitors' values.
@@ -62,7 +64,7 @@ impl Case {
 pub fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
     let mut lines = Vec::new();
     for case in cases {
-        for (side, suffix) in [(Side::Peer, ""), (Side::Cached, "-vs-page-cache")] {
+        for (side, suffix) in [(Side::Peer, ""), (Side::Cached, "-vs-page-cache"), (Side::Other, "-vs-other")] {
             let (Some((_, ours)), Some((peer, theirs)), Some(ratio)) =
                 (case.best(Side::Ours), case.best(side), case.ratio(side))
             else {

@@ -33,7 +33,7 @@ const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 ///
 /// Submitting a turn's operations all at once saves system calls, but makes disk and program take turns: all requests
 /// end together, and the disk waits while the program handles them.  At 32 reads in flight, 4 a call gave 25 % more
-/// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that (see docs/design/reactor.md).
+/// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that.
 const DISK_BATCH: u32 = 4;
 
 /// In the upper half of the user data: not an operation, but ...
