@@ -22,8 +22,33 @@ pub struct SimArguments {
     #[arg(long)]
     jobs: Option<u64>,
     /// Messengers under cuts and restarts, in place of stores under crashes
-    #[arg(long)]
+    #[arg(long, conflicts_with = "everywhere")]
     messenger: bool,
+    /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
+    #[arg(long)]
+    everywhere: bool,
+    /// So many seeds beside the others with a crash at every point, as `--everywhere` does it
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["everywhere", "messenger"])]
+    sweeps: u64,
+}
+
+/// What kind of runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Soak,
+    Everywhere,
+    Messenger,
+}
+
+impl Kind {
+    /// The option that asks for it.
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Kind::Soak => None,
+            Kind::Everywhere => Some("--everywhere"),
+            Kind::Messenger => Some("--messenger"),
+        }
+    }
 }
 
 /// The command that builds the simulator.
@@ -36,18 +61,29 @@ pub fn build_command() -> Command {
 /// Runs the seeds; the first failure of each process is printed with its trace.
 pub fn run(arguments: &SimArguments) -> Result<()> {
     shell::run(&mut build_command())?;
+    let kind = match (arguments.messenger, arguments.everywhere) {
+        (true, _) => Kind::Messenger,
+        (_, true) => Kind::Everywhere,
+        _ => Kind::Soak,
+    };
+    run_seeds(arguments, kind, arguments.runs)?;
+    if arguments.sweeps > 0 {
+        run_seeds(arguments, Kind::Everywhere, arguments.sweeps)?;
+    }
+    Ok(())
+}
+
+fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    let jobs = arguments.jobs.unwrap_or(cores).clamp(1, arguments.runs.max(1));
+    let jobs = arguments.jobs.unwrap_or(cores).clamp(1, runs.max(1));
     let mut processes = Vec::new();
     for job in 0..jobs {
-        let first = arguments.runs * job / jobs;
-        let count = arguments.runs * (job + 1) / jobs - first;
+        let first = runs * job / jobs;
+        let count = runs * (job + 1) / jobs - first;
         let mut simulator = shell::command(shell::target().join("release/sim"));
         simulator.args(["--seed", &arguments.seed.wrapping_add(first).to_string()]);
         simulator.args(["--steps", &arguments.steps.to_string(), "--runs", &count.to_string()]);
-        if arguments.messenger {
-            simulator.arg("--messenger");
-        }
+        simulator.args(kind.option());
         let child = simulator.stdout(Stdio::piped()).spawn().context("cannot start the simulator")?;
         processes.push((count, child));
     }
@@ -61,8 +97,8 @@ pub fn run(arguments: &SimArguments) -> Result<()> {
             failed += 1;
             println!("{text}");
             let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
-            let world = if arguments.messenger { " --messenger" } else { "" };
-            println!("not ok sim: replay it with: cargo xtask sim{world} --seed {seed} --steps 1");
+            let how = kind.option().unwrap_or("--steps 1");
+            println!("not ok sim: replay it with: cargo xtask sim --seed {seed} {how}");
         }
     }
     if failed > 0 {

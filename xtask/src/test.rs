@@ -83,7 +83,8 @@ pub fn run(arguments: &TestArguments) -> Result<()> {
 
 /// The stages of a whole run, in the order in which they are begun where nothing else decides.
 fn stages(quick: bool) -> Vec<Stage> {
-    let (seeds, fuzz_seconds, kills) = if quick { ("500", "10", "8") } else { ("10000", "60", "50") };
+    let (seeds, sweeps, sessions, fuzz_seconds, kills) =
+        if quick { ("400", "2", "500", "10", "8") } else { ("8000", "60", "10000", "60", "50") };
     let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
     vec![
         Stage {
@@ -206,7 +207,7 @@ fn stages(quick: bool) -> Vec<Stage> {
             name: "sim",
             title: "simulated crashes of store and image",
             after: &["build-sim"],
-            command: Box::new(move || own(&["sim", "--runs", seeds, "--steps", "1"])),
+            command: Box::new(move || own(&["sim", "--runs", seeds, "--steps", "1", "--sweeps", sweeps])),
             counted: true,
             weight: 2,
         },
@@ -214,7 +215,7 @@ fn stages(quick: bool) -> Vec<Stage> {
             name: "sim-messenger",
             title: "messengers under cuts and restarts",
             after: &["build-sim"],
-            command: Box::new(move || own(&["sim", "--messenger", "--runs", seeds])),
+            command: Box::new(move || own(&["sim", "--messenger", "--runs", sessions])),
             counted: true,
             weight: 2,
         },

@@ -1,6 +1,8 @@
-//! Soaks the store and the image in simulation: `sim --seed N --steps M --runs R`; or, with `--messenger`, messengers.
+//! Soaks the store and images on it in simulation: `sim --seed N --steps M --runs R`; with `--everywhere`, crashes each
+//! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers.
 //!
-//! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` replays it.
+//! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` (or `--everywhere`)
+//! replays it.
 
 use std::process::ExitCode;
 
@@ -9,10 +11,11 @@ struct Args {
     steps: u64,
     runs: u64,
     messenger: bool,
+    everywhere: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false };
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false, everywhere: false };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -23,7 +26,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--steps" => args.steps = number()?,
             "--runs" => args.runs = number()?,
             "--messenger" => args.messenger = true,
-            _ => return Err(format!("{word}: unknown; usage: sim [--seed N] [--steps M] [--runs R] [--messenger]")),
+            "--everywhere" => args.everywhere = true,
+            _ => {
+                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere | --messenger]";
+                return Err(format!("{word}: unknown; usage: {usage}"));
+            }
         }
     }
     Ok(args)
@@ -44,11 +51,17 @@ fn main() -> ExitCode {
     }
     let mut total = forebay_sim::harness::Tally::default();
     for run in 0..args.runs {
-        match forebay_sim::soak(args.seed.wrapping_add(run), args.steps) {
+        let seed = args.seed.wrapping_add(run);
+        let (ran, how) = if args.everywhere {
+            (forebay_sim::harness::sweep(seed), "--everywhere")
+        } else {
+            (forebay_sim::soak(seed, args.steps), "--steps 1")
+        };
+        match ran {
             Ok(tally) => total.add(&tally),
             Err(failure) => {
                 println!("{failure}");
-                println!("replay: sim --seed {} --steps 1", failure.seed);
+                println!("replay: sim --seed {} {how}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }

@@ -7,21 +7,112 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sleep;
 
-use super::scenario::Scenario;
+use super::images::ImageLoad;
+use super::scenario::{Scenario, Subject};
 use crate::oracle::{CheckedBackend, Expected, ObjectOracle};
 use crate::rng::Rng;
 use crate::workload::{ObjectLoad, Seen, verify_objects};
 use crate::world::{CrashKind, World};
 
 /// A load with its oracle; it outlives crashes.
-pub(super) struct Load {
+pub(super) enum Load {
+    Objects(Box<Objects>),
+    Images(Box<ImageLoad>),
+}
+
+/// A load on objects.
+pub(super) struct Objects {
     objects: ObjectLoad,
     oracle: Rc<RefCell<ObjectOracle>>,
     rooms: u64,
+    /// What a close that is under way makes durable.
+    closing: Option<(u64, u64)>,
 }
 
 impl Load {
     pub(super) fn draw(rng: &mut Rng, scenario: &Scenario, size: u64, world: &World) -> Self {
+        match scenario.subject {
+            Subject::Objects => Load::Objects(Box::new(Objects::draw(rng, scenario, size, world))),
+            Subject::Image => Load::Images(Box::new(ImageLoad::draw(rng, scenario, size, world))),
+        }
+    }
+
+    pub(super) fn seen(&self) -> &Seen {
+        match self {
+            Load::Objects(load) => &load.objects.seen,
+            Load::Images(load) => load.seen(),
+        }
+    }
+
+    pub(super) fn expect(&mut self, expected: Expected) {
+        match self {
+            Load::Objects(load) => load.oracle.borrow_mut().expect(expected),
+            Load::Images(load) => load.expect(expected),
+        }
+    }
+
+    pub(super) fn violation(&self) -> Option<String> {
+        match self {
+            Load::Objects(load) => load.oracle.borrow().violation().map(str::to_owned),
+            Load::Images(load) => load.violation(),
+        }
+    }
+
+    /// No violation so far.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.violation().is_none()
+    }
+
+    pub(super) async fn verify(&mut self, backend: Rc<dyn ObjectBackend>, before: CrashKind) -> Result<()> {
+        match self {
+            Load::Objects(load) => load.verify(backend, before).await,
+            Load::Images(load) => load.verify(backend).await,
+        }
+    }
+
+    pub(super) async fn run(&mut self, backend: Rc<dyn ObjectBackend>, rng: &mut Rng, requests: Option<usize>) {
+        match self {
+            Load::Objects(load) => load.run(backend, rng, requests).await,
+            Load::Images(load) => load.run(backend, rng, requests).await,
+        }
+    }
+
+    /// If the store was full: removing must work, and after it there must be room again.
+    pub(super) async fn make_room(&mut self, backend: Rc<dyn ObjectBackend>) -> Result<()> {
+        match self {
+            Load::Objects(load) => load.make_room(backend).await,
+            Load::Images(load) => load.make_room(backend).await,
+        }
+    }
+
+    pub(super) fn close_begins(&mut self) {
+        match self {
+            Load::Objects(load) => load.closing = Some(load.oracle.borrow_mut().flush()),
+            Load::Images(load) => load.close_begins(),
+        }
+    }
+
+    pub(super) fn closed(&mut self) {
+        match self {
+            Load::Objects(load) => {
+                if let Some(mark) = load.closing.take() {
+                    load.oracle.borrow_mut().flushed(mark);
+                }
+            }
+            Load::Images(load) => load.closed(),
+        }
+    }
+
+    pub(super) fn crash(&mut self) {
+        match self {
+            Load::Objects(load) => load.oracle.borrow_mut().crash(),
+            Load::Images(load) => load.crash(),
+        }
+    }
+}
+
+impl Objects {
+    fn draw(rng: &mut Rng, scenario: &Scenario, size: u64, world: &World) -> Self {
         let mut objects = ObjectLoad::draw(rng);
         if scenario.crowded {
             // Together they may want twice what there is.
@@ -33,34 +124,17 @@ impl Load {
         let mut oracle = ObjectOracle::new(Expected::nothing());
         oracle.note_in(world.clone());
         let oracle = Rc::new(RefCell::new(oracle));
-        Self { objects, oracle, rooms: 0 }
+        Self { objects, oracle, rooms: 0, closing: None }
     }
 
-    pub(super) fn seen(&self) -> &Seen {
-        &self.objects.seen
-    }
-
-    pub(super) fn expect(&mut self, expected: Expected) {
-        self.oracle.borrow_mut().expect(expected);
-    }
-
-    pub(super) fn violation(&self) -> Option<String> {
-        self.oracle.borrow().violation().map(str::to_owned)
-    }
-
-    /// No violation so far.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.oracle.borrow().violation().is_none()
-    }
-
-    pub(super) async fn verify(&mut self, backend: Rc<dyn ObjectBackend>, before: CrashKind) -> Result<()> {
+    async fn verify(&mut self, backend: Rc<dyn ObjectBackend>, before: CrashKind) -> Result<()> {
         let snaps = self.objects.snaps.borrow().clone();
         let corrupt = verify_objects(&*backend, &self.oracle, &snaps, before).await?;
         self.objects.seen.corrupt.set(self.objects.seen.corrupt.get() + corrupt as u64);
         Ok(())
     }
 
-    pub(super) async fn run(&mut self, backend: Rc<dyn ObjectBackend>, rng: &mut Rng, requests: Option<usize>) {
+    async fn run(&mut self, backend: Rc<dyn ObjectBackend>, rng: &mut Rng, requests: Option<usize>) {
         if let Some(requests) = requests {
             self.objects.requests = requests;
         }
@@ -68,12 +142,11 @@ impl Load {
         self.objects.run(backend, self.oracle.clone(), rng).await;
     }
 
-    /// If the store was full: removing must work, and after it there must be room again.
-    pub(super) async fn make_room(&mut self, backend: Rc<dyn ObjectBackend>) -> Result<()> {
-        if self.seen().no_space.get() == self.rooms {
+    async fn make_room(&mut self, backend: Rc<dyn ObjectBackend>) -> Result<()> {
+        if self.objects.seen.no_space.get() == self.rooms {
             return Ok(());
         }
-        self.rooms = self.seen().no_space.get();
+        self.rooms = self.objects.seen.no_space.get();
         let backend = CheckedBackend::new(backend, self.oracle.clone());
         let snaps = std::mem::take(&mut self.objects.snaps.borrow_mut().snaps);
         for snap in snaps {
@@ -86,27 +159,20 @@ impl Load {
             }
         }
         backend.flush().await?;
-        // The space of clones comes back in the background.
-        const TRIES: u32 = 100;
-        for _ in 0..TRIES {
-            let data = crate::stamp::stamp(0, 64 << 10, 0).into();
-            match backend.submit(&ObjectName::new("room"), Transaction::of(ObjectOp::Write { offset: 0, data })).await {
-                Err(error) if error.kind() == ErrorKind::NoSpace => sleep(Duration::from_millis(100)).await,
-                result => return result.map(drop),
-            }
+        check_room(&*backend).await
+    }
+}
+
+/// There is room for something.
+pub(super) async fn check_room(backend: &dyn ObjectBackend) -> Result<()> {
+    // The space of clones comes back in the background.
+    const TRIES: u32 = 100;
+    for _ in 0..TRIES {
+        let data = crate::stamp::stamp(0, 64 << 10, 0).into();
+        match backend.submit(&ObjectName::new("room"), Transaction::of(ObjectOp::Write { offset: 0, data })).await {
+            Err(error) if error.kind() == ErrorKind::NoSpace => sleep(Duration::from_millis(100)).await,
+            result => return result.map(drop),
         }
-        Err(Error::new(ErrorKind::NoSpace, "everything was removed, and there is no room for 64 KiB"))
     }
-
-    pub(super) fn close_begins(&mut self) -> (u64, u64) {
-        self.oracle.borrow_mut().flush()
-    }
-
-    pub(super) fn closed(&mut self, mark: (u64, u64)) {
-        self.oracle.borrow_mut().flushed(mark);
-    }
-
-    pub(super) fn crash(&mut self) {
-        self.oracle.borrow_mut().crash();
-    }
+    Err(Error::new(ErrorKind::NoSpace, "everything was removed, and there is no room for 64 KiB"))
 }

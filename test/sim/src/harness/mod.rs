@@ -2,6 +2,7 @@
 //!
 //! Everything about a run follows from its seed: the shape of the store, the faults, the load, and where it crashes.
 
+mod images;
 mod load;
 mod messenger;
 mod scenario;
@@ -41,6 +42,8 @@ impl std::error::Error for Failure {}
 pub struct Tally {
     /// Runs.
     pub runs: u64,
+    /// Of these, with images on the store.
+    pub images: u64,
     /// Requests that were answered.
     pub requests: u64,
     /// Persistence points passed.
@@ -74,9 +77,10 @@ pub struct Tally {
 impl Tally {
     /// Adds another's.
     pub fn add(&mut self, other: &Tally) {
-        let Tally { runs, requests, points, crashes, crashes_opening, kills, closes, replays, .. } = other;
+        let Tally { runs, images, requests, points, crashes, crashes_opening, kills, closes, replays, .. } = other;
         let Tally { checkpoints, cleaned, full, damage, corrupt, io_errors, stuck, .. } = other;
         self.runs += runs;
+        self.images += images;
         self.requests += requests;
         self.points += points;
         self.crashes += crashes;
@@ -110,6 +114,16 @@ pub fn soak(seed: u64, steps: u64) -> Result<Tally, Failure> {
             return Ok(total);
         }
     }
+}
+
+/// Crashes the scenario of `seed` at every persistence point of its first life in turn, with a load short enough for
+/// that.
+///
+/// # Errors
+/// The first run that found something.
+pub fn sweep(seed: u64) -> Result<Tally, Failure> {
+    const REQUESTS: usize = 12;
+    crash_everywhere(&Scenario::draw(seed), REQUESTS)
 }
 
 /// Calls `body` with a world; a panic or an error becomes a [`Failure`] with the world's trace.

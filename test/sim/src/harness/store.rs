@@ -9,7 +9,7 @@ use forebay_reactor::timeout;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions, StoreStats};
 
 use super::load::Load;
-use super::scenario::{Damage, Scenario};
+use super::scenario::{Damage, Scenario, Subject};
 use super::{Failure, Tally, guarded};
 use crate::faults::DiskFaults;
 use crate::oracle::Expected;
@@ -96,12 +96,13 @@ impl Run {
         let mut rng = Rng::new(scenario.seed);
         let size = u64::from(scenario.segment_size) * u64::from(scenario.segments);
         let load = Load::draw(&mut rng, &scenario, size, &world);
+        let images = u64::from(scenario.subject == Subject::Image);
         Self {
             world,
             scenario,
             rng,
             load,
-            tally: Tally { runs: 1, ..Tally::default() },
+            tally: Tally { runs: 1, images, ..Tally::default() },
             requests: None,
             crash_at: None,
             crashed_as_told: false,
@@ -329,7 +330,7 @@ impl Life<'_> {
             run.load.make_room(backend.clone()).await?;
         }
         if end == End::Close {
-            let mark = run.load.close_begins();
+            run.load.close_begins();
             let Ok(closed) = timeout(PATIENCE, store.close()).await else {
                 if !failing {
                     return Err(Error::new(ErrorKind::TimedOut, format!("the store is not closed after {PATIENCE:?}")));
@@ -344,7 +345,7 @@ impl Life<'_> {
                 }
                 result => result?,
             }
-            run.load.closed(mark);
+            run.load.closed();
         }
         Ok(true)
     }

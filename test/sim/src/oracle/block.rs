@@ -11,11 +11,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
 };
 
 use super::Expected;
 use super::content::{BLOCK, Content};
+use super::size::Sizes;
 use crate::stamp;
 use crate::world::CrashKind;
 
@@ -212,6 +213,7 @@ pub struct BlockOracle {
     blocks: BTreeMap<u64, Block>,
     open: BTreeMap<Token, Open>,
     next: u64,
+    sizes: Sizes,
     expected: Expected,
     violation: Option<String>,
 }
@@ -219,7 +221,54 @@ pub struct BlockOracle {
 impl BlockOracle {
     /// For a device that reads as zeroes everywhere, and durably so.
     pub fn new(expected: Expected) -> Self {
-        Self { blocks: BTreeMap::new(), open: BTreeMap::new(), next: 0, expected, violation: None }
+        let sizes = Sizes::unbounded();
+        Self { blocks: BTreeMap::new(), open: BTreeMap::new(), next: 0, sizes, expected, violation: None }
+    }
+
+    /// From now on the device has from `least` to `most` bytes: what reaches past the least may be refused, and what
+    /// reaches past the most must be.  Without this nothing is past the end.
+    pub fn set_size(&mut self, least: u64, most: u64) {
+        self.sizes.set(least, most);
+    }
+
+    /// The device is being taken away: from now on requests may be answered with `NotFound`.
+    pub fn set_ending(&mut self) {
+        self.sizes.end();
+    }
+
+    /// The bytes of `extent` are being cut off: they read as zeroes once that is done, whatever was written there
+    /// before or meanwhile.
+    pub fn cut_begins(&mut self, extent: Extent) -> Token {
+        self.submit(&Request::WriteZeroes { extent, no_unmap: false, fua: true })
+    }
+
+    /// The cut is done, durably; or it failed, with any part of it done.
+    pub fn cut_ends(&mut self, token: Token, extent: Extent, result: &Result<()>) {
+        let answer = result.as_ref().map(|()| Reply::Done).map_err(|error| Error::from(error.kind()));
+        self.complete(token, &answer);
+        if result.is_ok() {
+            self.cut(extent);
+        }
+    }
+
+    /// The bytes of `extent` are known to be cut off for good; only what is in flight can write there again.
+    pub fn cut(&mut self, extent: Extent) {
+        let numbers: Vec<u64> = self.blocks.range(blocks_of(extent)).map(|(&number, _)| number).collect();
+        for number in numbers {
+            self.touch(number);
+            let Self { blocks, open, .. } = self;
+            let Some(block) = blocks.get_mut(&number) else { continue };
+            let (from, to) = within(number, extent);
+            let flushes = open.values_mut().filter_map(|open| match open {
+                Open::Flush { blocks } => blocks.get_mut(&number),
+                _ => None,
+            });
+            for states in [&mut block.live, &mut block.crash].into_iter().chain(flushes) {
+                states.0.iter_mut().for_each(|state| state.content = state.content.zeroed(from, to - from));
+                states.clear_masks(0);
+                states.close(number, &block.in_flight);
+            }
+        }
     }
 
     /// Changes what the environment may cause.
@@ -262,6 +311,7 @@ impl BlockOracle {
     pub fn submit(&mut self, request: &Request) -> Token {
         let token = Token(self.next);
         self.next += 1;
+        self.sizes.open(token.0);
         let open = match (request, Change::of(request)) {
             (Request::Flush, _) => Open::Flush { blocks: BTreeMap::new() },
             (_, Some(change)) => {
@@ -359,7 +409,15 @@ impl BlockOracle {
     pub fn complete(&mut self, token: Token, result: &Result<Reply>) {
         let Some(open) = self.open.remove(&token) else { return };
         let kind = result.as_ref().err().map(forebay_block::Error::kind);
-        let allowed = kind.is_none_or(|kind| self.expected.allows(kind));
+        let extent = match &open {
+            Open::Read { extent, .. } | Open::Change { extent, .. } => Some(*extent),
+            Open::Flush { .. } => None,
+        };
+        let refused = match self.sizes.close(token.0, extent, result) {
+            Ok(refused) => refused,
+            Err(text) => return self.violated(|| text),
+        };
+        let allowed = refused || kind.is_none_or(|kind| self.expected.allows(kind));
         match open {
             Open::Read { extent, windows } => match result {
                 Ok(reply) => {
@@ -380,6 +438,8 @@ impl BlockOracle {
             Open::Change { change, extent, durable, slots, windows } => {
                 let (done, text) = match (result, &*change) {
                     (Ok(_), _) => (Some(true), None),
+                    // Looked at before anything is done.
+                    (Err(_), _) if refused => (Some(false), None),
                     (Err(error), Change::Compare { offset, expect, .. })
                         if matches!(error.kind(), ErrorKind::Mismatch(_)) =>
                     {
@@ -464,6 +524,7 @@ impl BlockOracle {
     /// when only the process was killed, one of its live ones too, which are among them).
     pub fn crash(&mut self) {
         self.open.clear();
+        self.sizes.forget();
         for block in self.blocks.values_mut() {
             block.in_flight.clear();
             block.crash.clear_masks(u64::MAX);

@@ -4,6 +4,7 @@ mod block;
 mod content;
 mod object;
 mod object_state;
+mod size;
 
 pub use block::{BlockOracle, CheckedDevice, Token};
 pub use content::{BLOCK, Content};

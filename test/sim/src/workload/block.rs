@@ -90,7 +90,9 @@ impl BlockLoad {
                     while left.get() > 0 && failures < FAILURES_MAX && oracle.borrow().violation().is_none() {
                         left.set(left.get() - 1);
                         let request = load.request(&odds, fua_ppm, &oracle, &version, &mut rng);
-                        let failed = |error: &Error| !matches!(error.kind(), ErrorKind::Mismatch(_));
+                        // A device that shrinks refuses what is past its end by right.
+                        let failed =
+                            |error: &Error| !matches!(error.kind(), ErrorKind::Mismatch(_) | ErrorKind::OutOfRange);
                         let result = device.submit(request).await;
                         load.seen.note(&result);
                         match result {
@@ -169,7 +171,8 @@ impl BlockLoad {
 }
 
 /// Reads `span` bytes of a device after a crash and tells the oracle what is there.  A block that is said to be
-/// corrupt is skipped: whether that is allowed is for the caller to say, who gets their number.
+/// corrupt is skipped: whether that is allowed is for the caller to say, who gets their number.  What a last block
+/// has past `span` counts as zeroes.
 pub async fn verify_blocks(
     device: &dyn BlockDevice,
     oracle: &RefCell<BlockOracle>,
@@ -184,16 +187,22 @@ pub async fn verify_blocks(
         let reply = device.submit(Request::Read(Extent::new(offset, len))).await;
         match reply.map(Reply::into_data) {
             Ok(data) => {
-                let bytes = data.to_vec();
+                let mut bytes = data.to_vec();
+                bytes.resize(bytes.len().next_multiple_of(BLOCK as usize), 0);
                 let mut oracle = oracle.borrow_mut();
                 for (number, block) in (offset / BLOCK..).zip(bytes.chunks(BLOCK as usize)) {
                     oracle.recovered(number, block, kind);
                 }
             }
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                for number in offset / BLOCK..(offset + len) / BLOCK {
-                    match device.submit(Request::Read(Extent::new(number * BLOCK, BLOCK))).await.map(Reply::into_data) {
-                        Ok(data) => oracle.borrow_mut().recovered(number, &data.to_vec(), kind),
+                for number in offset / BLOCK..(offset + len).div_ceil(BLOCK) {
+                    let extent = Extent::new(number * BLOCK, BLOCK.min(span - number * BLOCK));
+                    match device.submit(Request::Read(extent)).await.map(Reply::into_data) {
+                        Ok(data) => {
+                            let mut bytes = data.to_vec();
+                            bytes.resize(BLOCK as usize, 0);
+                            oracle.borrow_mut().recovered(number, &bytes, kind);
+                        }
                         Err(error) if error.kind() == ErrorKind::Corrupt => corrupt += 1,
                         Err(error) => return Err(error),
                     }

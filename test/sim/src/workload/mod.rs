@@ -26,7 +26,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn note<T>(&self, result: &Result<T>) {
+    pub(crate) fn note<T>(&self, result: &Result<T>) {
         let add = |count: &Cell<u64>| count.set(count.get() + 1);
         add(&self.answered);
         match result.as_ref().err().map(forebay_block::Error::kind) {
