@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ObjectName, Result};
+use forebay_block::{BufMut, Error, ObjectName, Result};
 use forebay_reactor::{File, OpenOptions};
 
 use crate::core::{Core, keys};
@@ -13,7 +13,7 @@ use crate::format::node::Node;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, BlobPtr};
 use crate::object::{HEAD, Object};
-use crate::recover::read_superblock;
+use crate::recover::read_superblock_bytes;
 use crate::store::{Store, StoreOptions, open_file};
 
 /// Names looked up at a time.
@@ -104,12 +104,14 @@ impl Store {
         let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
         let mut ledger =
             Ledger { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] };
-        if let Err(error) = core.check_tree(&mut ledger, &mut report).await {
-            report.add("the tree", format!("{error:?}"));
-            return Ok(report);
+        let whole = core.check_tree(&mut ledger, &mut report).await;
+        match core.check_objects(&options, &mut ledger, &mut report, &mut progress).await {
+            Ok(()) if whole => core.check_live(&ledger, &mut report),
+            // What hangs on a damaged node can be neither found nor counted.
+            _ if !whole => {}
+            Err(error) => return Err(error),
+            Ok(()) => {}
         }
-        core.check_objects(&options, &mut ledger, &mut report, &mut progress).await?;
-        core.check_live(&ledger, &mut report);
         Ok(report)
     }
 }
@@ -118,7 +120,7 @@ impl Store {
 async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckReport) -> Result<()> {
     let how = if options.repair { OpenOptions::read_write() } else { OpenOptions::read() };
     let file = open_file(path, how.direct().lock()).await?;
-    let good = read_superblock(&file).await?;
+    let (good, bytes) = read_superblock_bytes(&file).await?;
     for at in COPIES {
         let block = read_block(&file, at).await?;
         if Superblock::decode(&block).is_ok() {
@@ -128,7 +130,7 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
             Finding { place: format!("superblock at byte {at}"), problem: "damaged".into(), repaired: false };
         if options.repair {
             let failed = |error| Error::from_io(error, format!("renewing the superblock at byte {at}"));
-            file.write_at(Buf::copy_of(&good.encode()), at).await.map_err(failed)?;
+            file.write_at(bytes.clone(), at).await.map_err(failed)?;
             file.sync_data().await.map_err(failed)?;
             finding.repaired = true;
         }
@@ -171,29 +173,38 @@ impl Core {
         }
     }
 
-    async fn check_tree(&self, ledger: &mut Ledger, report: &mut CheckReport) -> Result<()> {
+    /// False when a part of it cannot be read.
+    async fn check_tree(&self, ledger: &mut Ledger, report: &mut CheckReport) -> bool {
         let mut places = Vec::new();
+        let mut damaged = Vec::new();
         let mut disorder = 0;
         let mut last_key: Vec<u8> = Vec::new();
         self.tree
             .walk(self.root.get(), |ptr, node| {
                 places.push(ptr);
-                if let Node::Leaf(pairs) = node {
-                    for (key, _) in pairs {
-                        disorder += u32::from(!last_key.is_empty() && key[..] <= last_key[..]);
-                        last_key = key.to_vec();
+                match node {
+                    Ok(Node::Leaf(pairs)) => {
+                        for (key, _) in pairs {
+                            disorder += u32::from(!last_key.is_empty() && key[..] <= last_key[..]);
+                            last_key = key.to_vec();
+                        }
                     }
+                    Ok(_) => {}
+                    Err(error) => damaged.push(error),
                 }
             })
-            .await?;
+            .await;
         if disorder > 0 {
             report.add("the tree", format!("{disorder} keys are out of order"));
+        }
+        for error in &damaged {
+            report.add("the tree", format!("{error:?}"));
         }
         report.nodes = places.len() as u64;
         for ptr in places {
             self.count_blob(ptr, "a tree node", ledger, report);
         }
-        Ok(())
+        damaged.is_empty()
     }
 
     async fn check_objects(

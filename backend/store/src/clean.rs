@@ -6,6 +6,7 @@ use std::rc::Rc;
 use forebay_block::{BufList, Result};
 use forebay_reactor::yield_now;
 
+use crate::commit::block_crcs;
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
 use crate::format::entry::Entry;
@@ -13,7 +14,6 @@ use crate::format::page::Slot;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object};
 use crate::read::join_all;
-use crate::transact::block_crcs;
 
 /// Segments that are emptied side by side, so that the device is not idle while one is worked on.
 const SEGMENTS_AT_ONCE: usize = 4;

@@ -14,6 +14,7 @@ use crate::format::superblock::Superblock;
 use crate::format::{BlobPtr, PAGE_BLOCKS};
 use crate::log::Log;
 use crate::media::Media;
+use crate::merge::merged;
 use crate::object::{HEAD, Map, Object, ObjectCache};
 use crate::segments::Segments;
 use crate::tree::{Change, Key, Tree};
@@ -157,6 +158,8 @@ pub struct Core {
     pub cleaned_bytes: Cell<u64>,
     pub checkpoints: Cell<u64>,
     pub loads: Cell<u64>,
+    /// Stored pairs that range lookups have gone through, those that were deleted since included.
+    pub pairs_looked_at: Cell<u64>,
     pub read_only: bool,
 }
 
@@ -204,12 +207,12 @@ impl Core {
         }
     }
 
-    /// Up to `max` pairs with keys in `from..to`, in order, with the changes since.
-    pub async fn lookup_range(&self, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+    /// Up to `wanted` pairs with keys in `from..to`, in order, with the changes since.
+    pub async fn lookup_range(&self, from: &[u8], to: &[u8], wanted: usize) -> Result<Vec<(Key, Vec<u8>)>> {
         let (mut from, mut out) = (from.to_vec(), Vec::new());
-        while out.len() < max && &from[..] < to {
+        while out.len() < wanted && &from[..] < to {
             // Some more than wanted: what has been deleted since is passed over in few steps.
-            let max = (max - out.len()).max(KV_PAGE_MIN);
+            let max = (wanted - out.len()).max(KV_PAGE_MIN);
             let root = self.root.get();
             let stored = match self.tree.range(root, &from, to, max).await {
                 Ok(stored) => stored,
@@ -221,34 +224,32 @@ impl Core {
             }
             // Past the last stored pair of a full page nothing is known of the tree.
             let full = stored.len() == max;
-            let upto: Key = if full { stored[max - 1].0.clone() } else { to.to_vec() };
-            out.extend(self.with_changes(stored, &from, to, |key| !full || *key <= upto));
-            if !full {
+            let mut upto: Key = to.to_vec();
+            if full {
+                upto.clone_from(&stored[max - 1].0);
+                upto.push(0);
+            }
+            out.extend(self.with_changes(&stored, &from, &upto, max));
+            if !full || out.len() >= wanted {
                 break;
             }
             // Deletions may have eaten part of the page: what is left of it is right, and the rest follows it.
             from = upto;
-            from.push(0);
         }
-        out.truncate(max);
+        out.truncate(wanted);
         Ok(out)
     }
 
-    /// What is stored in `from..to`, with the changes since to the keys that `known` lets pass.
-    fn with_changes(
-        &self,
-        stored: Vec<(Key, Vec<u8>)>,
-        from: &[u8],
-        to: &[u8],
-        known: impl Fn(&Key) -> bool,
-    ) -> Vec<(Key, Vec<u8>)> {
-        let mut merged: Overlay = stored.into_iter().map(|(key, value)| (key, Some(value))).collect();
-        for layer in [&self.frozen, &self.overlay] {
-            let layer = layer.borrow();
-            let range = layer.range(from.to_vec()..to.to_vec()).filter(|(key, _)| known(key));
-            merged.extend(range.map(|(key, value)| (key.clone(), value.clone())));
-        }
-        merged.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    /// The first `max` pairs of what is stored in `from..to`, with the changes since.
+    fn with_changes(&self, stored: &[(Key, Vec<u8>)], from: &Key, to: &Key, max: usize) -> Vec<(Key, Vec<u8>)> {
+        let (overlay, frozen) = (self.overlay.borrow(), self.frozen.borrow());
+        let layers = [&overlay, &frozen].map(|layer| layer.range::<Key, _>(from..to)).into();
+        let looked_at = |pair| {
+            self.pairs_looked_at.set(self.pairs_looked_at.get() + 1);
+            pair
+        };
+        let pairs = merged(stored.iter().map(|(key, value)| (key, value)).map(looked_at), layers);
+        pairs.take(max).map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
     /// All the keys and values of an object's head or clone.

@@ -4,7 +4,7 @@
 //! CRC32C is; checkpoints store the map in a copy-on-write tree that lies in the same log; a cleaner empties segments
 //! that are mostly dead.  `docs/design/store.md` explains it, `docs/formats/store.md` has every byte.
 //!
-//! The path of a write: `backend` -> `transact` -> `log`, `apply` -> `object`, `segments`.
+//! The path of a write: `backend` -> `transact` (`plan`, `commit`) -> `log`, `apply` -> `object`, `segments`.
 //! The path of a read: `backend` -> `read` -> `object` -> `media`.
 
 mod apply;
@@ -12,13 +12,16 @@ mod backend;
 mod check;
 mod checkpoint;
 mod clean;
+mod commit;
 mod core;
 pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 mod log;
 mod media;
+mod merge;
 mod object;
+mod plan;
 mod read;
 mod recover;
 mod segments;

@@ -423,6 +423,9 @@ impl Log {
                         return;
                     }
                     sleep(RETRY_AFTER).await;
+                    if self.dead.get() {
+                        return;
+                    }
                 }
             }
         }
@@ -447,6 +450,15 @@ impl Log {
     pub fn flush_failed(&self, error: Error) {
         self.dead.set(true);
         self.fail(error);
+    }
+
+    /// The store is given up with writes that the device does not take: they are tried no more, so that the device is
+    /// let go of.
+    pub fn abandon(&self) {
+        self.dead.set(true);
+        let closed = || Error::new(ErrorKind::ShuttingDown, "the store was closed");
+        self.failure.borrow_mut().get_or_insert_with(closed);
+        self.progress.notify_all();
     }
 
     fn fail(&self, error: Error) {

@@ -1,7 +1,7 @@
 //! Objects in memory: their maps page by page, their clones, and which of it the next checkpoint must store.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 use forebay_block::ObjectName;
@@ -334,11 +334,22 @@ impl ObjectCache {
         let object = Rc::new(object);
         self.by_oid.borrow_mut().insert(object.oid, object.clone());
         self.by_name.borrow_mut().insert(object.name.clone(), object.clone());
-        self.order.borrow_mut().push_back(object.oid);
+        self.remember(object.oid);
         object.weight.set(OBJECT_WEIGHT);
         self.weight.set(self.weight.get() + OBJECT_WEIGHT);
         self.reweigh(&object);
         object
+    }
+
+    /// Puts an object last in the order of those that may go.  What was forgotten leaves the order only now and then.
+    fn remember(&self, oid: u64) {
+        let mut order = self.order.borrow_mut();
+        let by_oid = self.by_oid.borrow();
+        if order.len() >= 2 * by_oid.len() + LOOKED_AT_MAX {
+            let mut seen = HashSet::with_capacity(by_oid.len());
+            order.retain(|&there| there != oid && by_oid.contains_key(&there) && seen.insert(there));
+        }
+        order.push_back(oid);
     }
 
     /// Counts an object's memory again after its pages have changed.
@@ -379,5 +390,36 @@ impl ObjectCache {
             }
             self.remove(&object);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_that_come_and_go_leave_nothing_in_the_cache() {
+        let cache = ObjectCache::new(1 << 20);
+        let kept = cache.insert(Object::new(1, ObjectName::new("kept")));
+        for oid in 2..100_000 {
+            let object = cache.insert(Object::new(oid, ObjectName::new(format!("o{}", oid % 7))));
+            cache.remove(&object);
+        }
+        assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX, "{} entries", cache.order.borrow().len());
+        assert!(cache.order.borrow().contains(&kept.oid));
+        assert_eq!(cache.weight(), OBJECT_WEIGHT + kept.state().weight());
+    }
+
+    #[test]
+    fn an_object_that_comes_back_again_and_again_can_still_go() {
+        let cache = ObjectCache::new(0);
+        for _ in 0..1000 {
+            let object = cache.insert(Object::new(7, ObjectName::new("o")));
+            cache.remove(&object);
+        }
+        assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX);
+        cache.insert(Object::new(7, ObjectName::new("o")));
+        (0..4).for_each(|_| cache.shrink());
+        assert_eq!(cache.weight(), 0);
     }
 }

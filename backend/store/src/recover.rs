@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
-use forebay_block::{BufMut, Error, ErrorKind, Result};
+use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 
 use crate::apply::{needs, subject};
 use crate::core::{Core, corrupt};
@@ -34,13 +34,28 @@ pub struct Replay {
 
 /// Reads the superblock; one good copy is enough, two that differ are not.
 pub async fn read_superblock(file: &forebay_reactor::File) -> Result<Superblock> {
+    Ok(read_superblock_bytes(file).await?.0)
+}
+
+/// As [`read_superblock`], and the bytes of a good copy: they may hold what only a newer version knows.
+pub async fn read_superblock_bytes(file: &forebay_reactor::File) -> Result<(Superblock, Buf)> {
     let path = file.path().display();
     let mut found: Vec<std::result::Result<Superblock, Refused>> = Vec::new();
+    let mut bytes = None;
     for at in COPIES {
         let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
         result.map_err(|error| Error::from_io(error, format!("reading the superblock at byte {at} of {path}")))?;
         found.push(Superblock::decode(&block));
+        if matches!(found.last(), Some(Ok(_))) {
+            bytes = Some(block.freeze());
+        }
     }
+    let superblock = agreed(&found, &path)?;
+    Ok((superblock, bytes.expect("a good copy has its bytes")))
+}
+
+/// What the copies say together.
+fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::Display<'_>) -> Result<Superblock> {
     let good: Vec<&Superblock> = found.iter().flatten().collect();
     match good[..] {
         [one] => {

@@ -53,12 +53,22 @@ impl Core {
 
     async fn trim_one(self: &Rc<Self>, snap: u64) -> Result<()> {
         let prefix = keys::with_number(b'm', snap);
+        // Goes on behind what is done: the keys there are deleted, and to pass over them again for every page would
+        // take longer with each.  At the end it looks once more from the beginning.
+        let (mut from, mut found) = (prefix.clone(), false);
         loop {
-            let page = self.lookup_range(&prefix, &keys::after(&prefix), PAGE).await?;
-            if page.is_empty() {
-                self.append_global(&Entry::SnapRemove { snap, done: true });
-                return Ok(());
-            }
+            let page = self.lookup_range(&from, &keys::after(&prefix), PAGE).await?;
+            let Some((last, _)) = page.last() else {
+                if !std::mem::take(&mut found) {
+                    self.append_global(&Entry::SnapRemove { snap, done: true });
+                    return Ok(());
+                }
+                from.clone_from(&prefix);
+                continue;
+            };
+            found = true;
+            from.clone_from(last);
+            from.push(0);
             for (key, _) in page {
                 let Some(oid) = key.get(9..17).and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
                 else {

@@ -86,6 +86,8 @@ pub struct StoreStats {
     pub checkpoints: u64,
     /// Map pages read since it was opened.
     pub page_loads: u64,
+    /// Stored pairs of the index that lookups of ranges have gone through since it was opened.
+    pub pairs_looked_at: u64,
     /// Checksum errors found since it was opened.
     pub checksum_errors: u64,
     /// What the replay found when it was opened.
@@ -98,6 +100,8 @@ pub struct Store {
     pub(crate) info: BackendInfo,
     replay: Replay,
     tasks: RefCell<Vec<JoinHandle<()>>>,
+    /// How the first close ended.
+    closed: RefCell<Option<Result<()>>>,
 }
 
 impl Store {
@@ -209,6 +213,7 @@ impl Store {
             core,
             replay,
             tasks: RefCell::default(),
+            closed: RefCell::default(),
         });
         if !options.read_only {
             store.start(&anchor, &options).await?;
@@ -240,12 +245,27 @@ impl Store {
         Ok(())
     }
 
-    /// Stores everything and closes the store.  Later requests are answered with `ShuttingDown`.
+    /// Stores everything and closes the store.  Later requests are answered with `ShuttingDown`, and a second close as
+    /// the first one was.
+    ///
+    /// # Errors
+    /// When the device does not take what is left: what was not durable before may be lost.  The device is let go of
+    /// all the same when the store is dropped.
     pub async fn close(&self) -> Result<()> {
         let core = &self.core;
-        if core.read_only || core.closing.replace(true) {
+        if core.read_only {
             return Ok(());
         }
+        if core.closing.replace(true) {
+            return self.closed.borrow().clone().unwrap_or(Ok(()));
+        }
+        let closed = self.close_once().await;
+        *self.closed.borrow_mut() = Some(closed.clone());
+        closed
+    }
+
+    async fn close_once(&self) -> Result<()> {
+        let core = &self.core;
         core.wake_cleaner.notify_all();
         core.changed.notify_all();
         core.snaps_changed.notify_all();
@@ -286,6 +306,7 @@ impl Store {
             cleaned_bytes: core.cleaned_bytes.get(),
             checkpoints: core.checkpoints.get(),
             page_loads: core.loads.get(),
+            pairs_looked_at: core.pairs_looked_at.get(),
             checksum_errors: core.media.checksum_errors.get(),
             replay: self.replay,
         }
@@ -307,6 +328,9 @@ impl Drop for Store {
     fn drop(&mut self) {
         // Not closed in order: as a crash would leave it, but without tasks that go on.
         self.core.closing.set(true);
+        if let Some(log) = self.core.log.borrow().as_ref().filter(|_| !matches!(*self.closed.borrow(), Some(Ok(())))) {
+            log.abandon();
+        }
         self.core.wake_cleaner.notify_all();
         self.core.changed.notify_all();
         self.core.snaps_changed.notify_all();
@@ -405,6 +429,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         cleaned_bytes: Cell::new(0),
         checkpoints: Cell::new(0),
         loads: Cell::new(0),
+        pairs_looked_at: Cell::new(0),
         read_only: options.read_only,
         superblock,
     }))

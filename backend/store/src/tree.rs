@@ -4,7 +4,7 @@
 //! durable, readers stay with the old one.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -187,17 +187,23 @@ impl Tree {
         Ok(out)
     }
 
-    /// Every node's place, parents before children; for checking.
-    pub async fn walk(&self, root: BlobPtr, mut visit: impl FnMut(BlobPtr, &Node)) -> Result<()> {
+    /// Every node's place and content, or why it cannot be read, parents before children; for checking.  A node that
+    /// several parts of a range lead to, as it cannot be read, comes once.
+    pub async fn walk(&self, root: BlobPtr, mut visit: impl FnMut(BlobPtr, Result<&Node>)) {
         let mut stack = if root.is_none() { vec![] } else { vec![(root, None)] };
+        let mut damaged = HashSet::new();
         while let Some((ptr, level)) = stack.pop() {
-            let node = self.load(ptr, level).await?;
-            visit(ptr, &node);
-            if let Node::Inner { level, children } = &*node {
-                stack.extend(children.iter().rev().map(|(_, ptr)| (*ptr, Some(level - 1))));
+            match self.load(ptr, level).await {
+                Ok(node) => {
+                    visit(ptr, Ok(&node));
+                    if let Node::Inner { level, children } = &*node {
+                        stack.extend(children.iter().rev().map(|(_, ptr)| (*ptr, Some(level - 1))));
+                    }
+                }
+                Err(error) if damaged.insert(ptr.addr) => visit(ptr, Err(error)),
+                Err(_) => {}
             }
         }
-        Ok(())
     }
 
     /// The place of the node on the way to `key` at `level`; `None` when there is none.
@@ -255,7 +261,10 @@ impl Tree {
         loop {
             let node = self.load(top, None).await?;
             match &*node {
-                Node::Inner { children, .. } if children.len() == 1 => {
+                // Nothing can be put around a damaged root, so it stays below one.
+                Node::Inner { level, children }
+                    if children.len() == 1 && self.load(children[0].1, Some(level - 1)).await.is_ok() =>
+                {
                     sink.release(top);
                     self.cache.forget(top);
                     top = children[0].1;
@@ -290,8 +299,22 @@ impl Tree {
                             kept.push((key.clone(), *child));
                             continue;
                         }
-                        let node = self.load(*child, Some(level - 1)).await?;
-                        kept.extend(self.rewrite(*child, node, mine, sink).await?);
+                        match self.load(*child, Some(level - 1)).await {
+                            Ok(node) => {
+                                let new = self.rewrite(*child, node, mine, sink).await?;
+                                if new.is_empty() && is_island(children, i, mine) {
+                                    // Its key would lead to the damaged one if it just went.
+                                    kept.push((key.clone(), self.emit_on(level - 1, key, Vec::new(), sink)));
+                                }
+                                kept.extend(new);
+                            }
+                            // What cannot be read now, but perhaps later, is not lost by it either.
+                            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                                tracing::error!(?error, "what is stored is put around a damaged part of the index");
+                                kept.extend(self.put_around((key, *child), level - 1, mine, sink));
+                            }
+                            Err(error) => return Err(error),
+                        }
                     }
                     if let Some(first) = kept.first_mut() {
                         // Smaller keys than any there come here too.
@@ -305,6 +328,50 @@ impl Tree {
             self.cache.forget(ptr);
             Ok(out)
         })
+    }
+
+    /// What takes the place of a child that is damaged: the changed keys get nodes of their own, and every key between
+    /// them leads to the damaged one as before.  So nothing that is known is lost, and nothing that is lost reads as if
+    /// it had never been.
+    fn put_around(
+        &self,
+        (first, damaged): (&[u8], BlobPtr),
+        level: u8,
+        changes: &[(Key, Change)],
+        sink: &dyn NodeSink,
+    ) -> Vec<(Box<[u8]>, BlobPtr)> {
+        let mut out: Vec<(Box<[u8]>, BlobPtr)> = vec![(first.into(), damaged)];
+        for (key, change) in changes {
+            let pairs = match change {
+                Change::Put(value) => vec![(key[..].into(), value[..].into())],
+                // A leaf without keys says that there is nothing.
+                Change::Delete => Vec::new(),
+                Change::Touch => continue,
+            };
+            let ptr = self.emit_on(level, key, pairs, sink);
+            match out.last() {
+                Some((last, _)) if last[..] == key[..] => {
+                    out.pop();
+                }
+                // Smaller keys than any come to the first child; so they go on doing.
+                Some((last, _)) if last[..] > key[..] => out[0].0 = Box::default(),
+                _ => {}
+            }
+            out.push((key[..].into(), ptr));
+            let mut next = key.clone();
+            next.push(0);
+            out.push((next.into(), damaged));
+        }
+        out
+    }
+
+    /// A leaf, and as many nodes with one child above it as make it a node of that level; `key` is where it begins.
+    fn emit_on(&self, level: u8, key: &[u8], pairs: Vec<(Box<[u8]>, Box<[u8]>)>, sink: &dyn NodeSink) -> BlobPtr {
+        let mut ptr = self.emit(Node::Leaf(pairs), sink).1;
+        for level in 1..=level {
+            ptr = self.emit(Node::Inner { level, children: vec![(key.into(), ptr)] }, sink).1;
+        }
+        ptr
     }
 
     fn emit_leaf(&self, pairs: Vec<(Box<[u8]>, Box<[u8]>)>, sink: &dyn NodeSink) -> Vec<(Box<[u8]>, BlobPtr)> {
@@ -332,6 +399,15 @@ impl Tree {
         let key = node.first_key().into();
         self.cache.insert(ptr, Rc::new(node));
         (key, ptr)
+    }
+}
+
+/// The child that has become empty by these changes lies amid a damaged one - or, at an end, where its other neighbour is
+/// not known, it may.
+fn is_island(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Change)]) -> bool {
+    match (i.checked_sub(1).map(|before| children[before].1), children.get(i + 1)) {
+        (Some(before), Some((_, after))) => before == *after,
+        _ => matches!(changes, [(key, _)] if key[..] == children[i].0[..]),
     }
 }
 

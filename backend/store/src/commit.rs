@@ -1,0 +1,207 @@
+//! Committing a transaction: what was worked out is applied and goes into the log as one, without waiting in between.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapContext};
+
+use crate::core::{Core, keys};
+use crate::format::entry::{Entry, VALUE_INLINE_MAX};
+use crate::format::{BLOCK, BLOCK64, BlobPtr};
+use crate::object::{HEAD, Object};
+use crate::plan::{Runs, Work};
+
+impl Core {
+    /// A new object, in the log and in memory.
+    pub fn create(&self, name: &ObjectName) -> Rc<Object> {
+        let oid = self.next_oid.get();
+        let entry = Entry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
+        self.log().append(&entry);
+        self.apply_create(Object::new(oid, name.clone()))
+    }
+
+    /// Writes whole blocks from block `start` of an object on.
+    pub fn write_blocks(&self, object: &Rc<Object>, start: u32, data: &BufList, size: u64, version: u64) {
+        // Marking may itself append to the log, so it comes first.
+        self.mark_dirty(object);
+        let log = self.log();
+        let oid = object.oid;
+        log.append_blocks(data, Entry::write_size, |done, payload, block, stored| {
+            let crcs = block_crcs(stored);
+            let entry = Entry::Write { oid, start: start + done as u32, payload, size, version, crcs };
+            self.apply(object, &entry, block, None);
+            entry
+        });
+    }
+
+    /// Appends an entry and applies it.
+    fn perform(&self, object: &Rc<Object>, entry: Entry) {
+        self.mark_dirty(object);
+        self.log().append(&entry);
+        self.apply(object, &entry, 0, None);
+    }
+
+    /// Applies what was worked out, and puts it into the log as one.
+    pub fn commit(&self, name: &ObjectName, mut work: Work, snapc: Option<&SnapContext>) -> Result<(u64, u64)> {
+        // A snapshot that was given up while this waited is in memory still, and gets no clone that nobody would trim.
+        work.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
+        let added = self.bytes_added(&work);
+        if added > self.available() {
+            return Err(self.full());
+        }
+        if let Some(object) = work.object.as_ref().filter(|_| !work.kept_snaps.is_empty()) {
+            // The record with all its clones is one blob, and a blob lies in one segment.
+            let clones = object.state().clones.len() + 1;
+            let snaps: usize = object.state().clones.iter().map(|clone| clone.snaps.len()).sum();
+            let pages: usize = object.state().clones.iter().map(|clone| clone.map.pages().len()).sum();
+            let kept = object.state().head.pages().len();
+            let bytes = 20 * clones + 8 * (snaps + work.kept_snaps.len()) + BlobPtr::SIZE * (pages + kept);
+            if bytes > self.superblock.segment_size as usize / 4 {
+                let text = format!("{name}: {clones} snapshots of it are more than its record can hold");
+                return Err(Error::new(ErrorKind::NoSpace, text));
+            }
+        }
+        let version = self.version.get() + 1;
+        let log = self.log();
+        log.begin_transaction();
+        let object = match work.object {
+            Some(object) => object,
+            None if work.exists => self.create(name),
+            None => {
+                // Nothing came of it: it never was, or it was made and removed again.
+                self.version.set(version);
+                return Ok((version, log.end_transaction()));
+            }
+        };
+        if let Some(snapc) = snapc {
+            self.keep_for_snapshots(&object, snapc.seq, work.kept_snaps, work.kept_kv);
+        }
+        let oid = object.oid;
+        match work.base {
+            Some(HEAD) => {}
+            Some(clone) => self.perform(&object, Entry::Rollback { oid, clone, version }),
+            None if object.state().exists && work.exists => {
+                let count = object.state().head.blocks();
+                self.perform(&object, Entry::Unmap { oid, start: 0, count, size: 0, version });
+            }
+            None => {}
+        }
+        for (key, value) in work.kv {
+            self.commit_kv(&object, HEAD, key, value);
+        }
+        if work.exists {
+            let size = work.size;
+            self.commit_blocks(&object, work.blocks, size, version);
+            let state = object.state();
+            let settled = state.exists && state.size == size && state.version == version;
+            drop(state);
+            if !settled {
+                self.perform(&object, Entry::Unmap { oid, start: 0, count: 0, size, version });
+            }
+        } else if object.state().exists {
+            self.perform(&object, Entry::Remove { oid, version });
+        }
+        self.version.set(version);
+        let seq = log.end_transaction();
+        self.after_write();
+        Ok((version, seq))
+    }
+
+    /// Bytes by which what is stored grows, at most.
+    fn bytes_added(&self, work: &Work) -> u64 {
+        let kv: usize =
+            work.kv.iter().map(|(key, value)| value.as_ref().map_or(0, |value| key.len() + value.len())).sum();
+        let blocks = work.blocks.iter().filter(|(block, data)| {
+            let stored = || {
+                let Some(object) = work.object.as_ref().filter(|_| work.base == Some(HEAD)) else { return false };
+                let state = object.state();
+                let slot = state.head.get(**block);
+                // What a snapshot keeps is not given up when it is overwritten.
+                slot.block != 0 && work.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
+            };
+            data.is_some() && !stored()
+        });
+        let kept: usize = work.kept_kv.iter().map(|(key, value)| key.len() + value.len()).sum();
+        (kv + kept) as u64 + blocks.count() as u64 * BLOCK64
+    }
+
+    /// Keeps the head as a clone if there are snapshots that it has not seen.
+    fn keep_for_snapshots(&self, object: &Rc<Object>, seq: u64, snaps: Vec<u64>, kv: Vec<(Vec<u8>, Vec<u8>)>) {
+        if seq <= object.state().snap_seq {
+            return;
+        }
+        let made = !snaps.is_empty();
+        self.perform(object, Entry::Clone { oid: object.oid, seq, snaps });
+        if made {
+            kv.into_iter().for_each(|(key, value)| self.commit_kv(object, seq, key, Some(value)));
+        }
+    }
+
+    fn commit_kv(&self, object: &Rc<Object>, of: u64, key: Vec<u8>, value: Option<Vec<u8>>) {
+        let oid = object.oid;
+        match value {
+            None => self.perform(object, Entry::KvRemove { oid, of, key }),
+            Some(value) if value.len() <= VALUE_INLINE_MAX => {
+                self.perform(object, Entry::KvSet { oid, of, key, value })
+            }
+            Some(value) => {
+                self.mark_dirty(object);
+                let (len, crc) = (value.len() as u32, crc32c(&value));
+                let log = self.log();
+                log.append_blob(&value, |at| Entry::KvSetLong { oid, of, key: key.clone(), at, len, crc });
+                self.apply(object, &Entry::KvSetLong { oid, of, key, at: 0, len, crc }, 0, Some(value));
+            }
+        }
+    }
+
+    /// Takes keys and then snapshots away from a clone, as one.
+    pub fn trim_clone(&self, object: &Rc<Object>, clone: u64, snaps: Vec<u64>, kv: Vec<Vec<u8>>) {
+        let log = self.log();
+        log.begin_transaction();
+        kv.into_iter().for_each(|key| self.commit_kv(object, clone, key, None));
+        self.perform(object, Entry::CloneSnaps { oid: object.oid, clone, snaps });
+        log.end_transaction();
+        self.after_write();
+    }
+
+    fn commit_blocks(&self, object: &Rc<Object>, blocks: BTreeMap<u32, Option<BufList>>, size: u64, version: u64) {
+        let oid = object.oid;
+        let mut holes = Runs::new(blocks.iter().filter(|(_, data)| data.is_none()).map(|(&block, _)| block));
+        while let Some((start, count)) = holes.next() {
+            if start < object.state().head.blocks() {
+                self.perform(object, Entry::Unmap { oid, start, count, size, version });
+            }
+        }
+        let mut run: Option<(u32, BufList)> = None;
+        for (block, data) in blocks {
+            let Some(data) = data else { continue };
+            match &mut run {
+                Some((start, list)) if *start + (list.len() / BLOCK) as u32 == block => list.append(data),
+                _ => {
+                    if let Some((start, list)) = run.replace((block, data)) {
+                        self.write_blocks(object, start, &list, size, version);
+                    }
+                }
+            }
+        }
+        if let Some((start, list)) = run {
+            self.write_blocks(object, start, &list, size, version);
+        }
+    }
+}
+
+/// CRC32C of each block of buffers that hold whole blocks together.
+pub fn block_crcs(bufs: &[Buf]) -> Vec<u32> {
+    let mut out = Vec::with_capacity(bufs.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK);
+    if bufs.iter().all(|buf| buf.len().is_multiple_of(BLOCK)) {
+        bufs.iter().for_each(|buf| out.extend(buf.chunks_exact(BLOCK).map(crc32c)));
+        return out;
+    }
+    let list: BufList = bufs.iter().cloned().collect();
+    for at in (0..list.len()).step_by(BLOCK) {
+        let block = list.slice(at..at + BLOCK);
+        out.push(forebay_accel::crc32c::crc32c_parts(block.parts().iter().map(|part| &part[..])));
+    }
+    out
+}

@@ -1,0 +1,376 @@
+//! Planning a transaction: what it will have changed, worked out on the side.  Guards are looked at, what must be read is
+//! read, and nothing is changed yet.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use forebay_block::{BufList, BufMut, Error, ErrorKind, ObjectName, ObjectOp, Result, SnapContext};
+
+use crate::core::{Core, keys};
+use crate::format::entry::{KEY_MAX, VALUE_MAX};
+use crate::format::onode::OBJECT_SIZE_MAX;
+use crate::format::{BLOCK, BLOCK64};
+use crate::object::{HEAD, Object, blocks_of};
+
+/// What a transaction will have changed.
+pub struct Work {
+    pub object: Option<Rc<Object>>,
+    pub exists: bool,
+    pub size: u64,
+    /// Where blocks that are not in `blocks` come from: the head, a clone, or (none) nothing is there.
+    pub base: Option<u64>,
+    /// Changed blocks; none: not stored.
+    pub blocks: BTreeMap<u32, Option<BufList>>,
+    pub kv: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// The head's keys as they were before, for the clone that is about to be made.
+    pub kept_kv: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The snapshots that the clone which is about to be made stands for.
+    pub kept_snaps: Vec<u64>,
+}
+
+impl Work {
+    /// Nothing is changed yet.
+    fn on(object: Option<Rc<Object>>) -> Self {
+        Self {
+            exists: object.as_ref().is_some_and(|object| object.state().exists),
+            size: object.as_ref().map_or(0, |object| object.state().size),
+            base: object.as_ref().map(|_| HEAD),
+            object,
+            blocks: BTreeMap::new(),
+            kv: BTreeMap::new(),
+            kept_kv: Vec::new(),
+            kept_snaps: Vec::new(),
+        }
+    }
+
+    /// It stores something that was not there.
+    pub fn grows(&self) -> bool {
+        self.blocks.values().any(Option::is_some) || self.kv.values().any(Option::is_some)
+    }
+
+    /// Bytes that it will append to the log, about.
+    pub fn bytes_appended(&self) -> u64 {
+        let blocks = self.blocks.values().flatten().count() as u64 * BLOCK64;
+        let kept = self.kept_kv.iter().map(|(key, value)| key.len() + value.len() + 64);
+        let kv = self.kv.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len) + 64);
+        // Values fill the ends of segments badly.
+        blocks + 2 * kept.chain(kv).sum::<usize>() as u64
+    }
+}
+
+impl Core {
+    /// Works out what the operations will have changed, in their order.
+    pub async fn plan_transaction(&self, name: &ObjectName, ops: Vec<ObjectOp>) -> Result<Work> {
+        let mut work = Work::on(self.find(name).await?);
+        for op in ops {
+            self.prepare(name, &mut work, op).await?;
+        }
+        Ok(work)
+    }
+
+    /// Loads what [`commit`](Self::commit) will look at.
+    pub async fn load_for(&self, work: &mut Work, snapc: Option<&SnapContext>) -> Result<()> {
+        let Some(object) = work.object.clone() else { return Ok(()) };
+        let object = &object;
+        let seen = object.state().snap_seq;
+        if let Some(snapc) = snapc.filter(|snapc| snapc.seq > seen && object.state().exists) {
+            for snap in snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen) {
+                // A writer may not have heard yet that a snapshot is gone.
+                if self.lookup(&keys::snap_removed(snap)).await?.is_none() {
+                    work.kept_snaps.push(snap);
+                }
+            }
+        }
+        let clones = !work.kept_snaps.is_empty();
+        if clones && object.state().has_kv {
+            work.kept_kv = self.all_kv(object.oid, HEAD).await?;
+        }
+        if clones || work.base != Some(HEAD) || !work.exists {
+            return self.load_pages(object, HEAD, true, 0, u32::MAX / 2).await;
+        }
+        let mut runs = Runs::new(work.blocks.keys().copied());
+        while let Some((start, count)) = runs.next() {
+            self.load_pages(object, HEAD, true, start, count).await?;
+        }
+        Ok(())
+    }
+
+    async fn prepare(&self, name: &ObjectName, work: &mut Work, op: ObjectOp) -> Result<()> {
+        let at = |kind, what: &str| Error::new(kind, format!("{name}: {what}"));
+        match op {
+            ObjectOp::AssertExists if work.exists => Ok(()),
+            ObjectOp::AssertExists => Err(at(ErrorKind::NotFound, "no such object")),
+            ObjectOp::AssertVersion(version) => {
+                let now = work.object.as_ref().filter(|_| work.exists).map_or(0, |object| object.state().version);
+                if work.exists && now == version {
+                    Ok(())
+                } else {
+                    Err(at(ErrorKind::Guard, &format!("version {now}, not {version}")))
+                }
+            }
+            ObjectOp::Compare { offset, data } => self.compare(name, work, offset, &data).await,
+            ObjectOp::KvCompare { key, value } => {
+                if self.kv_value(work, &key).await? == value {
+                    Ok(())
+                } else {
+                    Err(at(ErrorKind::Guard, "a key's value"))
+                }
+            }
+            ObjectOp::Create { exclusive } => {
+                if work.exists && exclusive {
+                    return Err(at(ErrorKind::Exists, "the object"));
+                }
+                work.exists = true;
+                Ok(())
+            }
+            ObjectOp::Write { offset, data } => self.prepare_write(name, work, offset, data).await,
+            ObjectOp::WriteFull { data } => {
+                self.clear_blocks(work).await?;
+                work.size = 0;
+                self.prepare_write(name, work, 0, data).await
+            }
+            ObjectOp::Zero { extent } => {
+                let end = extent.checked_end().ok_or_else(|| at(ErrorKind::OutOfRange, "zero"))?.min(work.size);
+                if work.exists && extent.offset < end {
+                    self.prepare_zero(work, extent.offset, end).await?;
+                }
+                Ok(())
+            }
+            ObjectOp::Truncate { size } => {
+                if size > OBJECT_SIZE_MAX {
+                    return Err(at(ErrorKind::OutOfRange, &format!("a size of {size} bytes")));
+                }
+                if !work.exists {
+                    return Ok(());
+                }
+                if size < work.size {
+                    let upto = u64::from(blocks_of(work.size)) * BLOCK64;
+                    self.prepare_zero(work, size, upto).await?;
+                }
+                work.size = size;
+                Ok(())
+            }
+            ObjectOp::Remove => {
+                if !work.exists {
+                    return Err(at(ErrorKind::NotFound, "no such object"));
+                }
+                work.blocks.clear();
+                work.base = None;
+                self.clear_kv(work).await?;
+                (work.exists, work.size) = (false, 0);
+                Ok(())
+            }
+            ObjectOp::KvSet { pairs } => {
+                let value_max = VALUE_MAX.min(self.superblock.segment_size as usize / 4);
+                if pairs.iter().any(|(key, value)| key.len() > KEY_MAX || value.len() > value_max) {
+                    let text = format!("keys have at most {KEY_MAX} bytes, values {value_max}");
+                    return Err(at(ErrorKind::Invalid, &text));
+                }
+                work.kv.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
+                work.exists = true;
+                Ok(())
+            }
+            ObjectOp::KvRemove { keys } => {
+                if !work.exists {
+                    return Err(at(ErrorKind::NotFound, "no such object"));
+                }
+                work.kv.extend(keys.into_iter().map(|key| (key, None)));
+                Ok(())
+            }
+            ObjectOp::Rollback { snap } => self.prepare_rollback(name, work, snap.0).await,
+        }
+    }
+
+    async fn prepare_write(&self, name: &ObjectName, work: &mut Work, offset: u64, data: BufList) -> Result<()> {
+        let len = data.len() as u64;
+        let end = offset.checked_add(len).filter(|&end| end <= OBJECT_SIZE_MAX);
+        let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: a write of {len} bytes at {offset}"));
+        let end = end.ok_or_else(out)?;
+        work.exists = true;
+        if len == 0 {
+            return Ok(());
+        }
+        self.user_bytes.set(self.user_bytes.get() + len);
+        let mut at = offset;
+        while at < end {
+            let block = (at / BLOCK64) as u32;
+            let within = (at % BLOCK64) as usize;
+            let take = (BLOCK - within).min((end - at) as usize);
+            let from = (at - offset) as usize;
+            let piece = data.slice(from..from + take);
+            let whole = if take == BLOCK {
+                piece
+            } else {
+                let mut content = self.block_of(work, block).await?;
+                piece.copy_to(&mut content[within..within + take]);
+                content.into()
+            };
+            work.blocks.insert(block, Some(whole));
+            at += take as u64;
+        }
+        work.size = work.size.max(end);
+        Ok(())
+    }
+
+    /// Makes bytes `from..to` read as zeroes: whole blocks are given up, the edges are written.
+    async fn prepare_zero(&self, work: &mut Work, from: u64, to: u64) -> Result<()> {
+        // Past the end everything is zero already: a tail up to the end is given up whole.
+        let to = if to >= work.size { to.next_multiple_of(BLOCK64) } else { to };
+        let (first, last) = (from.div_ceil(BLOCK64), to / BLOCK64);
+        if first > last {
+            self.zero_within(work, last as u32, (from % BLOCK64) as usize..(to % BLOCK64) as usize).await?;
+        } else {
+            if !from.is_multiple_of(BLOCK64) {
+                self.zero_within(work, first as u32 - 1, (from % BLOCK64) as usize..BLOCK).await?;
+            }
+            if !to.is_multiple_of(BLOCK64) {
+                self.zero_within(work, last as u32, 0..(to % BLOCK64) as usize).await?;
+            }
+        }
+        work.blocks.extend((first..last).map(|block| (block as u32, None)));
+        Ok(())
+    }
+
+    async fn zero_within(&self, work: &mut Work, block: u32, range: std::ops::Range<usize>) -> Result<()> {
+        if self.is_stored(work, block).await? {
+            let mut content = self.block_of(work, block).await?;
+            content[range].fill(0);
+            work.blocks.insert(block, Some(content.into()));
+        }
+        Ok(())
+    }
+
+    async fn is_stored(&self, work: &Work, block: u32) -> Result<bool> {
+        if let Some(changed) = work.blocks.get(&block) {
+            return Ok(changed.is_some());
+        }
+        let (Some(object), Some(of)) = (&work.object, work.base) else { return Ok(false) };
+        self.load_pages(object, of, false, block, 1).await?;
+        Ok(object.state().map_of(of).is_some_and(|map| map.get(block).block != 0))
+    }
+
+    /// A block's content as the transaction has it so far.
+    async fn block_of(&self, work: &Work, block: u32) -> Result<BufMut> {
+        let mut out = BufMut::zeroed(BLOCK);
+        match work.blocks.get(&block) {
+            Some(Some(data)) => data.copy_to(&mut out),
+            Some(None) => {}
+            None => {
+                if let (Some(object), Some(of)) = (&work.object, work.base) {
+                    self.load_pages(object, of, false, block, 1).await?;
+                    let slot = object.state().map_of(of).map(|map| map.get(block)).unwrap_or_default();
+                    if slot.block != 0 {
+                        let what = || format!("{} at byte {}", object.name, u64::from(block) * BLOCK64);
+                        self.media.read_blocks(slot.block, &[slot.crc], what).await?.copy_to(&mut out);
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    async fn compare(&self, name: &ObjectName, work: &Work, offset: u64, data: &BufList) -> Result<()> {
+        let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: compare at {offset}"));
+        let end = offset.checked_add(data.len() as u64).ok_or_else(out)?;
+        let mut at = offset;
+        while at < end {
+            let block = (at / BLOCK64) as u32;
+            let within = (at % BLOCK64) as usize;
+            let take = (BLOCK - within).min((end - at) as usize);
+            let content = if at < OBJECT_SIZE_MAX { self.block_of(work, block).await? } else { BufMut::zeroed(BLOCK) };
+            let want = data.slice((at - offset) as usize..(at - offset) as usize + take).to_vec();
+            let have = &content[within..within + take];
+            if let Some(differs) = have.iter().zip(&want).position(|(a, b)| a != b) {
+                let place = at - offset + differs as u64;
+                return Err(Error::new(ErrorKind::Mismatch(place), format!("{name}: compare at {offset}")));
+            }
+            at += take as u64;
+        }
+        Ok(())
+    }
+
+    async fn kv_value(&self, work: &Work, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        if let Some(value) = work.kv.get(key) {
+            return Ok(value.clone());
+        }
+        match &work.object {
+            Some(object) if work.base.is_some() && object.state().has_kv => {
+                self.lookup(&keys::kv(object.oid, HEAD, key)).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn clear_blocks(&self, work: &mut Work) -> Result<()> {
+        let (Some(object), Some(of)) = (&work.object, work.base) else {
+            work.blocks.clear();
+            return Ok(());
+        };
+        self.load_pages(object, of, false, 0, u32::MAX / 2).await?;
+        let blocks = object.state().map_of(of).map_or(0, crate::object::Map::blocks);
+        work.blocks = (0..blocks).map(|block| (block, None)).collect();
+        Ok(())
+    }
+
+    async fn clear_kv(&self, work: &mut Work) -> Result<()> {
+        work.kv.values_mut().for_each(|value| *value = None);
+        let Some(object) = work.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
+        work.kv.extend(self.all_kv(object.oid, HEAD).await?.into_iter().map(|(key, _)| (key, None)));
+        Ok(())
+    }
+
+    /// The object did not exist at the time that is wanted back.
+    async fn prepare_absence(&self, name: &ObjectName, work: &mut Work) -> Result<()> {
+        if work.exists { Box::pin(self.prepare(name, work, ObjectOp::Remove)).await } else { Ok(()) }
+    }
+
+    async fn prepare_rollback(&self, name: &ObjectName, work: &mut Work, snap: u64) -> Result<()> {
+        // Of what is not there nothing can come back.
+        let Some(object) = work.object.clone() else { return self.prepare_absence(name, work).await };
+        let seen = object.state().snap_seq;
+        if snap > seen {
+            // No write since the snapshot: it shows what the head was before this transaction.
+            let (exists, size) = (object.state().exists, object.state().size);
+            work.blocks.clear();
+            work.kv.clear();
+            work.base = Some(HEAD);
+            (work.exists, work.size) = (exists, size);
+            return Ok(());
+        }
+        let find = |clone: &&crate::object::CloneState| clone.snaps.contains(&snap);
+        let found = object.state().clones.iter().find(find).map(|clone| (clone.id, clone.size));
+        let Some((clone, size)) = found else { return self.prepare_absence(name, work).await };
+        self.clear_kv(work).await?;
+        work.kv.extend(self.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
+        work.blocks.clear();
+        work.base = Some(clone);
+        (work.exists, work.size) = (true, size);
+        Ok(())
+    }
+}
+
+/// It only looks.
+pub fn is_guard(op: &ObjectOp) -> bool {
+    use ObjectOp::{AssertExists, AssertVersion, Compare, KvCompare};
+    matches!(op, AssertExists | AssertVersion(_) | Compare { .. } | KvCompare { .. })
+}
+
+/// Joins ascending numbers into runs.
+pub struct Runs<I: Iterator<Item = u32>> {
+    rest: std::iter::Peekable<I>,
+}
+
+impl<I: Iterator<Item = u32>> Runs<I> {
+    pub fn new(numbers: I) -> Self {
+        Self { rest: numbers.peekable() }
+    }
+
+    pub fn next(&mut self) -> Option<(u32, u32)> {
+        let start = self.rest.next()?;
+        let mut count = 1;
+        while self.rest.next_if_eq(&(start + count)).is_some() {
+            count += 1;
+        }
+        Some((start, count))
+    }
+}

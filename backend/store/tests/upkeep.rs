@@ -1,0 +1,129 @@
+//! What keeps a store in shape: closing, letting go of its device, renewing its superblock, taking snapshots away.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::*;
+use forebay_reactor::{File, OpenOptions, sleep};
+use forebay_sim::{CrashKind, DiskFaults, Faults, World};
+use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
+
+const DISK: &str = "/disk";
+const MIB: u64 = 1 << 20;
+
+fn world(size: u64) -> World {
+    let world = World::new(1, Faults::none());
+    world.add_file(DISK, size, 4096);
+    world
+}
+
+fn run<F: Future>(world: &World, future: F) -> F::Output {
+    let reactor = world.reactor();
+    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
+    world.crash(reactor, CrashKind::Power);
+    out
+}
+
+async fn fresh(size: u64) -> Rc<Store> {
+    Store::init(Path::new(DISK), InitOptions { size, segment_size: 128 << 10, force: false }).await.expect("init");
+    open().await
+}
+
+async fn open() -> Rc<Store> {
+    Store::open(Path::new(DISK), StoreOptions::default()).await.expect("open")
+}
+
+fn write(offset: u64, byte: u8, len: usize) -> Transaction {
+    Transaction::of(ObjectOp::Write { offset, data: Buf::copy_of(&vec![byte; len]).into() })
+}
+
+#[test]
+fn a_device_that_fails_is_let_go_of() {
+    for closes in [true, false] {
+        let world = world(64 * MIB);
+        run(&world, async {
+            let store = fresh(64 * MIB).await;
+            let name = ObjectName::new("o");
+            store.submit(&name, write(0, 1, 4096)).await.expect("write");
+            store.flush().await.expect("flush");
+            world.set_faults(Faults {
+                disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() },
+                ..Faults::none()
+            });
+            store.submit(&name, write(0, 2, 4096)).await.expect("it is not on the device yet");
+            store.flush().await.expect_err("the device fails");
+            if closes {
+                let error = store.close().await.expect_err("the device fails");
+                let again = store.close().await.expect_err("it was not closed in order, whoever asks");
+                assert_eq!(error.kind(), again.kind());
+            }
+            drop(store);
+            world.set_faults(Faults::none());
+            let store = open().await;
+            let data = store.read(&name, ObjectRead::head(0, 1)).await.expect("read");
+            assert!(matches!(data.runs[0].1.to_vec()[0], 1 | 2));
+            store.close().await.expect("close");
+        });
+    }
+}
+
+#[test]
+fn a_renewed_superblock_keeps_what_this_version_does_not_know() {
+    let world = world(64 * MIB);
+    run(&world, async { fresh(64 * MIB).await.close().await.expect("close") });
+    let mut newer = world.peek(DISK, 0, 4096).expect("the superblock");
+    // A compatible feature, and its own field behind the known ones.
+    newer[24] = 0x40;
+    newer[1000] = 7;
+    newer[12..16].fill(0);
+    let crc = crc32c(&newer);
+    newer[12..16].copy_from_slice(&crc.to_le_bytes());
+    let put = async |block: &[u8], at| {
+        let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
+        disk.write_at(Buf::copy_of(block), at).await.expect("write");
+        disk.sync_data().await.expect("sync");
+    };
+    run(&world, async {
+        put(&newer, 0).await;
+        put(&[0xAA; 4096], 64 << 10).await;
+        let report = Store::check(DISK, CheckOptions { repair: true, ..CheckOptions::default() }, |_, _| {}).await;
+        let report = report.expect("check");
+        assert!(report.is_clean() && report.findings.len() == 1, "{report:#?}");
+    });
+    for at in [0, 64 << 10] {
+        assert!(world.peek(DISK, at, 4096).expect("a copy") == newer, "the copy at byte {at} is another");
+    }
+}
+
+#[test]
+fn taking_a_snapshot_away_looks_at_each_object_once_or_twice() {
+    const OBJECTS: u64 = 2000;
+    let world = world(128 * MIB);
+    run(&world, async {
+        let store = fresh(128 * MIB).await;
+        let name = |i: u64| ObjectName::new(format!("o{i}"));
+        for i in 0..OBJECTS {
+            store.submit(&name(i), write(0, 1, 4096)).await.expect("write");
+        }
+        let snap = store.snap_allocate().await.expect("snapshot");
+        let snapc = Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] });
+        for i in 0..OBJECTS {
+            store.submit(&name(i), write(0, 2, 4096).with_snapc(snapc.clone())).await.expect("write");
+        }
+        store.close().await.expect("close");
+        drop(store);
+        let store = open().await;
+        let before = store.stats().pairs_looked_at;
+        store.snap_remove(snap).await.expect("remove");
+        for i in 0..OBJECTS {
+            while !store.snap_set(&name(i)).await.expect("clones").clones.is_empty() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+        let looked_at = store.stats().pairs_looked_at - before;
+        assert!(looked_at <= 4 * OBJECTS, "{looked_at} pairs for {OBJECTS} objects");
+        store.close().await.expect("close");
+    });
+}
