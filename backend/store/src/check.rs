@@ -26,6 +26,9 @@ pub struct CheckOptions {
     pub data: bool,
     /// Renew damaged copies of the superblock from the good one.
     pub repair: bool,
+    /// If the newest checkpoint is damaged, go back to the one before for good, though what was acknowledged since may
+    /// be lost by it.
+    pub roll_back: bool,
 }
 
 /// Something that is not as it should be.
@@ -97,7 +100,25 @@ impl Store {
         let path = path.as_ref();
         let mut report = CheckReport::default();
         check_copies(path, &options, &mut report).await?;
-        let store = Store::open(path, StoreOptions { read_only: true, ..StoreOptions::default() }).await?;
+        if options.roll_back {
+            // Opening it takes a checkpoint, and that is the newest one then.
+            let store = Store::open(path, StoreOptions { roll_back: true, ..StoreOptions::default() }).await?;
+            report
+                .findings
+                .iter_mut()
+                .filter(|finding| finding.place.starts_with("anchor"))
+                .for_each(|finding| finding.repaired = true);
+            if let Some(lost) = &store.lost {
+                let problem = format!("{lost}; it is given up");
+                report.findings.push(Finding { place: "the newest checkpoint".into(), problem, repaired: true });
+            }
+            store.close().await?;
+        }
+        let store =
+            Store::open(path, StoreOptions { read_only: true, roll_back: true, ..StoreOptions::default() }).await?;
+        if let Some(lost) = &store.lost {
+            report.add("the newest checkpoint", lost.clone());
+        }
         report.replayed = store.stats().replay.batches;
         let core = store.core.clone();
         let geometry = core.segments.borrow().geometry;
@@ -142,11 +163,13 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
         for at in slot {
             found.push(Anchor::decode(&read_block(&file, at).await?, store));
         }
-        match (&found[0], &found[1]) {
-            (Ok(a), Ok(b)) if a != b => report.add(format!("anchors at bytes {slot:?}"), "the copies differ"),
-            (Ok(_), Ok(_)) => {}
-            (Err(error), _) => report.add(format!("anchor at byte {}", slot[0]), error.to_string()),
-            (_, Err(error)) => report.add(format!("anchor at byte {}", slot[1]), error.to_string()),
+        if let [Ok(a), Ok(b)] = &found[..]
+            && a != b
+        {
+            report.add(format!("anchors at bytes {slot:?}"), "the copies differ");
+        }
+        for (at, error) in slot.iter().zip(&found).filter_map(|(at, found)| Some((at, found.as_ref().err()?))) {
+            report.add(format!("anchor at byte {at}"), error.to_string());
         }
     }
     Ok(())

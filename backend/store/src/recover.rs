@@ -82,20 +82,35 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
     }
 }
 
-/// Reads the newest anchor.
-pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<Anchor> {
+/// Reads the newest anchor; and, if neither copy in the other slot can be read, the places of these.
+///
+/// A crash in the middle of a checkpoint leaves such a slot, and loses nothing.  But it may also have held a newer
+/// anchor, which was damaged later: see [`Core::find_lost`].
+pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(Anchor, Option<[u64; 2]>)> {
     let path = file.path().display();
-    let mut newest: Option<Anchor> = None;
-    for at in SLOTS.into_iter().flatten() {
-        let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
-        result.map_err(|error| Error::from_io(error, format!("reading an anchor at byte {at} of {path}")))?;
-        if let Ok(anchor) = Anchor::decode(&block, store)
-            && newest.as_ref().is_none_or(|newest| anchor.generation > newest.generation)
-        {
-            newest = Some(anchor);
+    let mut found: [Option<Anchor>; 2] = [None, None];
+    for (slot, places) in found.iter_mut().zip(SLOTS) {
+        for at in places {
+            let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
+            result.map_err(|error| Error::from_io(error, format!("reading an anchor at byte {at} of {path}")))?;
+            if let Ok(anchor) = Anchor::decode(&block, store)
+                && slot.as_ref().is_none_or(|newest| anchor.generation > newest.generation)
+            {
+                *slot = Some(anchor);
+            }
         }
     }
-    newest.ok_or_else(|| corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost")))
+    let unreadable = found.iter().zip(SLOTS).find(|(slot, _)| slot.is_none()).map(|(_, places)| places);
+    let newest = found.into_iter().flatten().max_by_key(|anchor| anchor.generation);
+    let newest =
+        newest.ok_or_else(|| corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost")))?;
+    if let Some([first, second]) = unreadable {
+        tracing::warn!(
+            "the anchors at bytes {first} and {second} of {path} cannot be read; going on from checkpoint {}",
+            newest.generation
+        );
+    }
+    Ok((newest, unreadable))
 }
 
 /// Reads the segment table of an anchor.
@@ -247,6 +262,32 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// What was durable and is not in what was replayed, if the newest anchor has been lost: the batch that says so.
+    ///
+    /// Batches are numbered on from one life to the next, and each tells up to which number they were durable when it was
+    /// made; so one that tells of the number after the replay's last or a later one comes after a checkpoint that is not
+    /// known here.  (What a crash left of an opening tells of none: it was the first to be made durable in its life.)
+    pub async fn find_lost(&self, replay: &Replay, store: u64) -> Result<Option<BatchHeader>> {
+        let geometry = self.segments.borrow().geometry;
+        for segment in 0..geometry.segment_count {
+            let (mut at, mut before): (u64, Option<BatchHeader>) = (geometry.first_block(segment), None);
+            while geometry.segment_of(at) == Some(segment) {
+                let block = self.media.read_raw(at * BLOCK64, BLOCK).await?;
+                let Ok(header) = BatchHeader::decode(&block) else { break };
+                let follows = before.as_ref().is_none_or(|b| header.epoch == b.epoch && header.seq == b.seq + 1);
+                if header.store != store || header.block != at || header.seq < replay.next_seq || !follows {
+                    break;
+                }
+                if header.durable_seq >= replay.next_seq {
+                    return Ok(Some(header));
+                }
+                at = header.block + 1 + u64::from(header.payload_blocks);
+                before = Some(header);
+            }
+        }
+        Ok(None)
     }
 
     /// A later batch says that this one was durable: its entries count, and its damaged blocks are told to who reads

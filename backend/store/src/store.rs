@@ -38,11 +38,14 @@ pub struct StoreOptions {
     pub punch_free: bool,
     /// Change nothing: for checking, and for looking into a store.
     pub read_only: bool,
+    /// Open the store also if its newest checkpoint is damaged and the one before does not have all that was durable:
+    /// what was acknowledged since is lost then.
+    pub roll_back: bool,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { pool: "local".into(), metadata_cache: 60 << 20, punch_free: true, read_only: false }
+        Self { pool: "local".into(), metadata_cache: 60 << 20, punch_free: true, read_only: false, roll_back: false }
     }
 }
 
@@ -102,6 +105,8 @@ pub struct Store {
     tasks: RefCell<Vec<JoinHandle<()>>>,
     /// How the first close ended.
     closed: RefCell<Option<Result<()>>>,
+    /// What was lost as it was opened from an older checkpoint.
+    pub(crate) lost: Option<String>,
 }
 
 impl Store {
@@ -195,12 +200,34 @@ impl Store {
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let anchor = read_anchor(&file, store_id(&superblock.uuid)).await?;
+        let (anchor, unreadable) = read_anchor(&file, store_id(&superblock.uuid)).await?;
         let core = open_core(file, superblock, &anchor, &options).await?;
         let replay = core.replay(&anchor).await?;
         if replay.batches > 0 {
             let path = path.display();
             tracing::info!("recovered {path}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
+        }
+        let lost = match unreadable {
+            Some(_) => core.find_lost(&replay, core.store_id()).await?,
+            None => None,
+        };
+        let lost = lost.map(|batch| {
+            format!(
+                "{}: the newest checkpoint is damaged, and checkpoint {} before it does not have all that was durable: \
+                 batch {} of the log, at byte {}, comes after what can be recovered (up to batch {})",
+                path.display(),
+                anchor.generation,
+                batch.seq,
+                batch.block * BLOCK64,
+                replay.next_seq.saturating_sub(1)
+            )
+        });
+        if let Some(text) = &lost {
+            if !options.roll_back {
+                let how = "`forebay store check --roll-back` goes back to it and loses what came after";
+                return Err(Error::new(ErrorKind::Corrupt, format!("{text}; {how}")));
+            }
+            tracing::error!("{text}; going back to it, as was asked for");
         }
         let store = Rc::new(Self {
             info: BackendInfo {
@@ -214,6 +241,7 @@ impl Store {
             replay,
             tasks: RefCell::default(),
             closed: RefCell::default(),
+            lost,
         });
         if !options.read_only {
             store.start(&anchor, &options).await?;

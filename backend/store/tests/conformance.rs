@@ -24,7 +24,7 @@ async fn fresh(size: u64) -> Rc<Store> {
 }
 
 async fn check() {
-    let options = CheckOptions { data: true, repair: false };
+    let options = CheckOptions { data: true, ..CheckOptions::default() };
     let report = Store::check(Path::new(DISK), options, |_, _| {}).await.expect("check");
     assert!(report.is_clean(), "{report:#?}");
 }

@@ -52,7 +52,9 @@ async fn read(store: &Store, name: &ObjectName, offset: u64, len: u64) -> Vec<u8
 }
 
 async fn clean(dir: &Dir) {
-    let report = Store::check(dir.image(), CheckOptions { data: true, repair: false }, |_, _| {}).await.expect("check");
+    let report = Store::check(dir.image(), CheckOptions { data: true, ..CheckOptions::default() }, |_, _| {})
+        .await
+        .expect("check");
     assert!(report.is_clean(), "{report:?}");
 }
 

@@ -419,6 +419,10 @@ pub struct StoreCheck {
     /// Renew a damaged copy of the superblock from the good one
     #[arg(long)]
     pub repair: bool,
+
+    /// If the newest checkpoint is damaged, go back to the one before for good: what was written since may be lost
+    #[arg(long)]
+    pub roll_back: bool,
 }
 
 /// What can be measured.

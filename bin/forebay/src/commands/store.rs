@@ -78,7 +78,7 @@ fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
     let (_, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "checking")?;
     let bar = Bar::new(global, "Checking", Counts::Steps);
-    let checking = CheckOptions { data: !options.quick, repair: options.repair };
+    let checking = CheckOptions { data: !options.quick, repair: options.repair, roll_back: options.roll_back };
     let (sink, mut seen) = ProgressSink::channel();
     let report = on_reactor(async {
         let mut work = std::pin::pin!(store::check(&path, checking, sink));

@@ -265,8 +265,9 @@ impl Run {
             }
             result => result.map_err(text("the last life"))?,
         }
-        let checked =
-            self.world.run(&reactor, Store::check(PATH, CheckOptions { data: true, repair: false }, |_, _| {}));
+        let checked = self
+            .world
+            .run(&reactor, Store::check(PATH, CheckOptions { data: true, ..CheckOptions::default() }, |_, _| {}));
         match checked.map_err(|stop| stop.to_string())? {
             Err(error) if self.damaged && error.kind() == ErrorKind::Corrupt => self.tally.corrupt += 1,
             Err(error) => return Err(format!("the check: {error:?}")),
