@@ -52,7 +52,7 @@ impl Core {
     }
 
     /// Applies an entry about `object`; `first` is the block number on the device where its blocks lie, `value` the
-    /// value of a `KvSetLong`.
+    /// value of a `KvSetLong`, none when it is lost.
     pub fn apply(&self, object: &Rc<Object>, entry: &Entry, first: u64, value: Option<Vec<u8>>) {
         self.mark_dirty(object);
         match entry {
@@ -75,13 +75,16 @@ impl Core {
             Entry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
             Entry::KvSet { of, key, value, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
-                self.put(keys::kv(object.oid, *of, key), Some(value.clone()));
+                self.put_kv(object.oid, *of, key, Some(value.clone()));
             }
             Entry::KvSetLong { of, key, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
-                self.put(keys::kv(object.oid, *of, key), Some(value.expect("the value comes with the entry")));
+                match value {
+                    Some(value) => self.put_kv(object.oid, *of, key, Some(value)),
+                    None => self.put_lost(object.oid, *of, key),
+                }
             }
-            Entry::KvRemove { of, key, .. } => self.put(keys::kv(object.oid, *of, key), None),
+            Entry::KvRemove { of, key, .. } => self.put_kv(object.oid, *of, key, None),
             Entry::Relocate { start, old, crcs, .. } => {
                 for (i, &crc) in crcs.iter().enumerate() {
                     let new = Slot { block: first + i as u64, crc };

@@ -24,7 +24,7 @@ async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Resul
         let version = object.state().version;
         let mut out = Vec::with_capacity(wanted.len());
         for key in &wanted {
-            out.push(core.lookup(&keys::kv(object.oid, HEAD, key)).await?);
+            out.push(core.kv(object.oid, HEAD, key).await?);
         }
         // A transaction may have come between two lookups; no read sees a part of one.
         if object.state().version == version {
@@ -46,6 +46,12 @@ async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u
         }
         let to = keys::after(&all);
         let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
+        // Of what the answer spans, nothing is left out without a word.
+        let upto = match found.get(max).and(max.checked_sub(1)) {
+            Some(last) => [&found[last].0[..], &[0]].concat(),
+            None => to,
+        };
+        core.check_none_lost(&from, &upto).await?;
         if object.state().version != version {
             continue;
         }

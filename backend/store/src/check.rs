@@ -267,9 +267,9 @@ impl Core {
         Ok(())
     }
 
-    /// Records and keys of objects that no name leads to.
+    /// Records and keys of objects that no name leads to, and keys whose values are lost.
     async fn check_orphans(&self, named: &BTreeSet<u64>, report: &mut CheckReport) -> Result<()> {
-        for kind in [b'o', b'k'] {
+        for kind in [b'o', b'k', b'x'] {
             let mut from = vec![kind];
             let to = keys::after(&from);
             loop {
@@ -281,6 +281,10 @@ impl Core {
                     let oid = key.get(1..9).map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("8 bytes")));
                     if !named.contains(&oid) {
                         report.add(format!("object {oid}"), "no name leads to it");
+                    }
+                    if kind == b'x' {
+                        let key = String::from_utf8_lossy(key.get(17..).unwrap_or_default()).into_owned();
+                        report.add(format!("object {oid}"), format!("the value of key {key:?} is lost"));
                     }
                 }
             }

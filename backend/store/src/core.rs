@@ -51,6 +51,13 @@ pub mod keys {
         out
     }
 
+    /// As [`kv`]: that key's value was damaged before it came into the tree.
+    pub fn kv_lost(oid: u64, of: u64, key: &[u8]) -> Vec<u8> {
+        let mut out = kv(oid, of, key);
+        out[0] = b'x';
+        out
+    }
+
     /// Snapshot and object: the object has a clone that stands for the snapshot.
     pub fn snap_object(snap: u64, oid: u64) -> Vec<u8> {
         let mut out = with_number(b'm', snap);
@@ -88,8 +95,6 @@ pub mod keys {
     }
 }
 
-/// Keys looked up at a time.
-const KV_PAGE: usize = 512;
 /// Fewest keys read off the tree at a time.
 const KV_PAGE_MIN: usize = 64;
 
@@ -116,6 +121,8 @@ pub struct Core {
     /// Counts checkpoints since the store was opened; objects remember the round they changed in.
     pub round: Cell<u64>,
     pub checkpointing: Cell<bool>,
+    /// There may be keys whose values were lost.
+    pub has_lost_keys: Cell<bool>,
     pub touched_nodes: RefCell<BTreeSet<Key>>,
     pub generation: Cell<u64>,
     pub epoch: Cell<u64>,
@@ -250,20 +257,6 @@ impl Core {
         };
         let pairs = merged(stored.iter().map(|(key, value)| (key, value)).map(looked_at), layers);
         pairs.take(max).map(|(key, value)| (key.clone(), value.clone())).collect()
-    }
-
-    /// All the keys and values of an object's head or clone.
-    pub async fn all_kv(&self, oid: u64, of: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let prefix = keys::kv(oid, of, &[]);
-        let (mut from, to) = (prefix.clone(), keys::after(&prefix));
-        let mut out = Vec::new();
-        loop {
-            let page = self.lookup_range(&from, &to, KV_PAGE).await?;
-            let Some((last, _)) = page.last() else { return Ok(out) };
-            from = last.clone();
-            from.push(0);
-            out.extend(page.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)));
-        }
     }
 
     /// Changes a key; in the tree with the next checkpoint.

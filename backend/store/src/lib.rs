@@ -17,6 +17,7 @@ mod core;
 pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod kv;
 mod log;
 mod media;
 mod merge;

@@ -294,9 +294,7 @@ impl Core {
             return Ok(value.clone());
         }
         match &work.object {
-            Some(object) if work.base.is_some() && object.state().has_kv => {
-                self.lookup(&keys::kv(object.oid, HEAD, key)).await
-            }
+            Some(object) if work.base.is_some() && object.state().has_kv => self.kv(object.oid, HEAD, key).await,
             _ => Ok(None),
         }
     }
@@ -315,7 +313,7 @@ impl Core {
     async fn clear_kv(&self, work: &mut Work) -> Result<()> {
         work.kv.values_mut().for_each(|value| *value = None);
         let Some(object) = work.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
-        work.kv.extend(self.all_kv(object.oid, HEAD).await?.into_iter().map(|(key, _)| (key, None)));
+        work.kv.extend(self.all_keys(object.oid, HEAD).await?.into_iter().map(|key| (key, None)));
         Ok(())
     }
 

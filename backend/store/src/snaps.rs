@@ -90,8 +90,8 @@ impl Core {
                 match left {
                     Some((clone, snaps)) => {
                         let goes = snaps.is_empty();
-                        let kv = if goes { self.all_kv(oid, clone).await? } else { Vec::new() };
-                        self.trim_clone(&object, clone, snaps, kv.into_iter().map(|(key, _)| key).collect());
+                        let kv = if goes { self.all_keys(oid, clone).await? } else { Vec::new() };
+                        self.trim_clone(&object, clone, snaps, kv);
                     }
                     None => self.put(key, None),
                 }

@@ -202,6 +202,7 @@ impl Store {
         }
         let (anchor, unreadable) = read_anchor(&file, store_id(&superblock.uuid)).await?;
         let core = open_core(file, superblock, &anchor, &options).await?;
+        core.look_for_lost_keys().await;
         let replay = core.replay(&anchor).await?;
         if replay.batches > 0 {
             let path = path.display();
@@ -429,6 +430,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         dirty_pages: Cell::new(0),
         round: Cell::new(1),
         checkpointing: Cell::new(false),
+        has_lost_keys: Cell::new(false),
         touched_nodes: RefCell::default(),
         generation: Cell::new(anchor.generation),
         epoch: Cell::new(anchor.epoch),

@@ -152,3 +152,105 @@ fn a_damaged_leaf_stops_no_checkpoint() {
 fn a_damaged_inner_node_stops_no_checkpoint() {
     checkpoints_go_on(1);
 }
+
+/// Long values lie in the log until a checkpoint: one of them is damaged there.
+#[test]
+fn a_damaged_value_in_the_log_is_lost_by_itself() {
+    let world = world();
+    let name = ObjectName::new("o");
+    let value = |fill: u8| vec![fill; 5000];
+    let set = |key: &str, fill| {
+        Transaction::of(ObjectOp::KvSet { pairs: vec![(key.as_bytes().to_vec(), value(fill))] }).durable()
+    };
+    run(&world, async {
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        Store::init(Path::new(DISK), options).await.expect("init");
+        let store = open().await;
+        store.submit(&name, set("b", 1)).await.expect("set");
+        store.close().await.expect("close");
+        drop(store);
+        let store = open().await;
+        for (key, fill) in [("a", 2), ("b", 3), ("c", 4), ("d", 5)] {
+            store.submit(&name, set(key, fill)).await.expect("set");
+        }
+    });
+    let mut places = Vec::new();
+    for block in (256..SIZE / 4096).map(|block| block * 4096) {
+        let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
+        for entry in Entry::decode_all(&header.entries).expect("entries") {
+            if let Entry::KvSetLong { key, at, .. } = entry {
+                places.push((key, block + 4096 + u64::from(at)));
+            }
+        }
+    }
+    let of_b: Vec<u64> = places.iter().filter(|(key, _)| key == b"b").map(|(_, at)| *at).collect();
+    assert_eq!(of_b.len(), 2);
+    run(&world, damage(of_b[1] + 700));
+    let get = async |store: &Store, key: &str| {
+        let found = store.kv_get(&name, vec![key.as_bytes().to_vec()]).await;
+        found.map(|mut values| values.remove(0).map(|value| value[0])).map_err(|error| error.kind())
+    };
+    run(&world, async {
+        for _ in 0..2 {
+            let store = open().await;
+            assert_eq!(get(&store, "a").await, Ok(Some(2)));
+            assert_eq!(get(&store, "b").await, Err(ErrorKind::Corrupt), "neither the old value nor none");
+            assert_eq!(get(&store, "c").await, Ok(Some(4)));
+            let compare = ObjectOp::KvCompare { key: b"b".to_vec(), value: None };
+            let compared = store.submit(&name, Transaction::of(compare)).await;
+            assert_eq!(compared.map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+            let listed = store.kv_list(&name, b"", b"", 1).await.expect("up to the first");
+            assert_eq!((listed.pairs.len(), listed.more), (1, true));
+            let listed = store.kv_list(&name, b"", b"a", 10).await;
+            assert_eq!(listed.map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+            assert_eq!(store.kv_list(&name, b"", b"b", 10).await.expect("behind it").pairs.len(), 2);
+            store.close().await.expect("close");
+            drop(store);
+            let report = Store::check(DISK, CheckOptions::default(), |_, _| {}).await.expect("check");
+            assert_eq!(report.findings.len(), 1, "{report:#?}");
+        }
+        let store = open().await;
+        store.submit(&name, set("b", 6)).await.expect("set");
+        assert_eq!(get(&store, "b").await, Ok(Some(6)));
+        assert_eq!(store.kv_list(&name, b"", b"", 10).await.expect("list").pairs.len(), 4);
+        store.close().await.expect("close");
+        drop(store);
+        let report = Store::check(DISK, CheckOptions::default(), |_, _| {}).await.expect("check");
+        assert!(report.is_clean(), "{report:#?}");
+    });
+}
+
+#[test]
+fn an_object_with_a_lost_value_can_be_removed() {
+    let world = world();
+    let name = ObjectName::new("o");
+    run(&world, async {
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        Store::init(Path::new(DISK), options).await.expect("init");
+        let store = open().await;
+        for key in [b"a", b"b"] {
+            let pairs = vec![(key.to_vec(), vec![7; 5000])];
+            store.submit(&name, Transaction::of(ObjectOp::KvSet { pairs }).durable()).await.expect("set");
+        }
+    });
+    for block in (256..SIZE / 4096).map(|block| block * 4096) {
+        let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
+        for entry in Entry::decode_all(&header.entries).expect("entries") {
+            if matches!(&entry, Entry::KvSetLong { key, .. } if key == b"a") {
+                run(&world, damage(block + 4096 + 10));
+            }
+        }
+    }
+    run(&world, async {
+        let store = open().await;
+        let error = store.kv_get(&name, vec![b"a".to_vec()]).await.expect_err("it is lost");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        store.submit(&name, Transaction::of(ObjectOp::Remove)).await.expect("remove");
+        store.submit(&name, Transaction::of(ObjectOp::Create { exclusive: true })).await.expect("create");
+        assert_eq!(store.kv_get(&name, vec![b"a".to_vec()]).await.expect("get"), [None]);
+        store.close().await.expect("close");
+        drop(store);
+        let report = Store::check(DISK, CheckOptions::default(), |_, _| {}).await.expect("check");
+        assert!(report.is_clean(), "{report:#?}");
+    });
+}
