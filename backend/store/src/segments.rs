@@ -150,6 +150,8 @@ pub struct Segments {
     free: VecDeque<u32>,
     /// Reads in flight, by segment.
     pins: HashMap<u32, u32>,
+    /// What the durable checkpoint does not refer to either, and which is free as soon as nobody reads it.
+    read_out: BTreeSet<u32>,
     /// Segments that the log has entered since the redo point of the durable anchor, in order.
     replay: VecDeque<u32>,
     /// Live counts as of the checkpoint in progress.
@@ -166,7 +168,8 @@ impl Segments {
         let free = (0..geometry.segment_count).filter(|&i| state[i as usize] == SegmentState::Free).collect();
         let pins = HashMap::new();
         let (replay, to_punch) = (VecDeque::new(), BTreeSet::new());
-        Self { geometry, live, state, free, pins, replay, checkpoint: None, to_punch }
+        let read_out = BTreeSet::new();
+        Self { geometry, live, state, free, pins, read_out, replay, checkpoint: None, to_punch }
     }
 
     /// Takes a segment out of the free ones, as replay finds that the log went there.
@@ -287,19 +290,23 @@ impl Segments {
         for segment in 0..self.geometry.segment_count {
             let unused = table.of(segment) == 0 && self.live.of(segment) == 0;
             let used = matches!(self.state[segment as usize], SegmentState::Used | SegmentState::Damaged);
-            if unused
-                && used
-                && Some(segment) != keep
-                && !self.pins.contains_key(&segment)
-                && !self.replay.contains(&segment)
-            {
-                self.state[segment as usize] = SegmentState::Free;
-                self.free.push_back(segment);
-                self.to_punch.insert(segment);
-                freed += 1;
+            if unused && used && Some(segment) != keep && !self.replay.contains(&segment) {
+                if self.pins.contains_key(&segment) {
+                    self.read_out.insert(segment);
+                } else {
+                    self.set_free(segment);
+                    freed += 1;
+                }
             }
         }
         freed
+    }
+
+    fn set_free(&mut self, segment: u32) {
+        self.read_out.remove(&segment);
+        self.state[segment as usize] = SegmentState::Free;
+        self.free.push_back(segment);
+        self.to_punch.insert(segment);
     }
 
     /// Free segments whose space the file system could have back, all but the `keep` that are used next.
@@ -333,17 +340,20 @@ impl Segments {
             *count -= 1;
             if *count == 0 {
                 self.pins.remove(&segment);
+                if self.read_out.contains(&segment) {
+                    self.set_free(segment);
+                }
             }
         }
     }
 
     /// Used segments with the least live bytes, which together hold at most `live_max` live bytes, and are each
-    /// less than full.
+    /// less than full.  Those with none are the next checkpoint's to free.
     pub fn victims(&self, live_max: u64) -> Vec<u32> {
         let mut used: Vec<(u32, u32)> = (0..self.geometry.segment_count)
             .filter(|&segment| self.state[segment as usize] == SegmentState::Used)
             .map(|segment| (self.live.of(segment), segment))
-            .filter(|&(live, _)| u64::from(live) < self.geometry.segment_size * 31 / 32)
+            .filter(|&(live, _)| live > 0 && u64::from(live) < self.geometry.segment_size * 31 / 32)
             .collect();
         used.sort_unstable();
         let mut sum = 0;
@@ -354,5 +364,48 @@ impl Segments {
             })
             .map(|(_, segment)| segment)
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_is_read_is_free_when_it_has_been_read() {
+        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
+        let log = [segments.allocate().expect("free"), segments.allocate().expect("free")];
+        log.iter().for_each(|&segment| segments.entered(segment));
+        let block = geometry.first_block(log[0]) + 1;
+        segments.add_block(block);
+        segments.leave(log[0]);
+        segments.pin(log[0]);
+        segments.pin(log[0]);
+        segments.sub_block(block);
+        let free = segments.free_count();
+        segments.begin_checkpoint();
+        segments.commit_checkpoint(log[1], None);
+        segments.unpin(log[0]);
+        assert_eq!(segments.free_count(), free, "it is still read");
+        segments.unpin(log[0]);
+        assert_eq!((segments.free_count(), segments.state(log[0])), (free + 1, SegmentState::Free));
+        // Once, however often it is read and checkpointed from then on.
+        segments.pin(log[0]);
+        segments.begin_checkpoint();
+        segments.commit_checkpoint(log[1], None);
+        segments.unpin(log[0]);
+        assert_eq!(segments.free_count(), free + 1);
+    }
+
+    #[test]
+    fn what_holds_nothing_is_no_victim() {
+        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let mut live = LiveTable::new(geometry.segment_count);
+        live.add(3, 4096);
+        live.add(5, 8192);
+        let mut segments = Segments::new(geometry, live);
+        segments.sub_block(geometry.first_block(3));
+        assert_eq!(segments.victims(1 << 20), [5]);
     }
 }

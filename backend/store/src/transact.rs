@@ -208,7 +208,12 @@ impl Core {
                 continue;
             }
             let free = self.segments.borrow().free_count().saturating_sub(need);
-            let floor = if grows { self.gate } else { self.gate / 2 };
+            let floor = match (grows, self.stuck.get()) {
+                (true, _) => self.gate,
+                (false, false) => self.gate / 2,
+                // The cleaner has used what it may; only giving up space helps now, and takes next to nothing itself.
+                (false, true) => 1,
+            };
             if free > floor && !self.is_dirty_beyond_bounds() {
                 // Nearer the gate everybody is slowed down more, so that nobody is stopped for long.
                 let pressure = f64::from(self.slow_mark().saturating_sub(free)) / f64::from(self.slow_mark() - floor);

@@ -293,7 +293,7 @@ async fn remove(slot: &Rc<RefCell<Slot>>, images: &Rc<Images>, common: &Common, 
     let (name, oracle, size) = {
         let mut slot = slot.borrow_mut();
         let Some(Some(size)) = slot.live.take() else { unreachable!("only what is there is removed") };
-        slot.crash = vec![Some(size), None];
+        slot.crash.push(None);
         (slot.name.clone(), slot.oracle.clone(), size)
     };
     let id = images.info(&name).await.map(|info| info.id);
@@ -370,10 +370,12 @@ impl User {
             (slot.live, slot.crash) = (Some(Some(size)), vec![Some(size)]);
             return true;
         }
-        // Nothing was there before, so if nothing is there now it can be tried again, in another life at least.
-        if matches!(self.images.info(&name).await, Err(error) if error.kind() == ErrorKind::NotFound) {
-            self.slot.borrow_mut().live = Some(None);
-        }
+        // It is left alone in this life, but may be taken away to make room.
+        self.slot.borrow_mut().live = match self.images.info(&name).await {
+            Ok(info) => Some(Some(info.size)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(None),
+            Err(_) => None,
+        };
         false
     }
 
@@ -435,6 +437,8 @@ impl User {
         }
         let what = || format!("resizing an image from {from} to {to} bytes");
         let done = self.common.answer(what, resized).is_some();
+        // When it fails, the old size is shown again.
+        self.slot.borrow_mut().live = Some(Some(from));
         if done {
             let mut slot = self.slot.borrow_mut();
             (slot.live, slot.crash) = (Some(Some(to)), vec![Some(to)]);
