@@ -347,7 +347,7 @@ impl Core {
         }
         // Checking must not fill the memory: what was loaded can go again.
         self.objects.reweigh(object);
-        self.objects.shrink();
+        self.objects.shrink(self.changes_bytes());
         Ok(())
     }
 

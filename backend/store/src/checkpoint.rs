@@ -62,6 +62,16 @@ impl Core {
         self.dirty_pages.get() * page + self.dirty.borrow().len() * 256 + self.overlay_bytes.get()
     }
 
+    /// Bytes of memory that metadata takes, about.
+    pub fn metadata_bytes(&self) -> usize {
+        self.objects.weight() + self.tree.weight() + self.changes_bytes()
+    }
+
+    /// Bytes of memory that changed keys take, about.
+    pub fn changes_bytes(&self) -> usize {
+        self.overlay_bytes.get() + self.frozen_bytes.get()
+    }
+
     /// A checkpoint is due.
     pub fn wants_checkpoint(&self) -> bool {
         let since = self.log().bytes_appended() - self.appended_at_redo.get();
@@ -70,7 +80,7 @@ impl Core {
 
     /// So much is changed and not stored that writers wait for the checkpoint.
     pub fn is_dirty_beyond_bounds(&self) -> bool {
-        self.dirty_bytes() >= self.dirty_max * 3 / 2
+        self.dirty_bytes() + self.frozen_bytes.get() >= self.dirty_max * 3 / 2
     }
 
     /// Takes a checkpoint.  `clean`: the last one, nothing follows it in the log.
@@ -110,7 +120,7 @@ impl Core {
         self.round.set(self.round.get() + 1);
         let changes = self.overlay.take();
         self.frozen.borrow_mut().extend(changes);
-        self.overlay_bytes.set(0);
+        self.frozen_bytes.set(self.frozen_bytes.get() + self.overlay_bytes.take());
         let dirty = self.dirty.take();
 
         for (i, object) in dirty.into_iter().enumerate() {
@@ -153,6 +163,7 @@ impl Core {
         }
         self.root.set(anchor.root);
         self.frozen.take();
+        self.frozen_bytes.set(0);
         self.generation.set(anchor.generation);
         self.table_at.set(anchor.segments);
         self.appended_at_redo.set(appended);

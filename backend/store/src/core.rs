@@ -95,6 +95,8 @@ pub mod keys {
     }
 }
 
+/// Bytes of memory that a changed key takes beside its own and its value's, about.
+const PAIR_WEIGHT: usize = 96;
 /// Fewest keys read off the tree at a time.
 const KV_PAGE_MIN: usize = 64;
 
@@ -115,6 +117,7 @@ pub struct Core {
     pub overlay_bytes: Cell<usize>,
     /// What the checkpoint in progress is putting into the tree.
     pub frozen: RefCell<Overlay>,
+    pub frozen_bytes: Cell<usize>,
     /// Objects that changed in this round, to be stored by the next checkpoint.
     pub dirty: RefCell<Vec<Rc<Object>>>,
     pub dirty_pages: Cell<usize>,
@@ -261,7 +264,7 @@ impl Core {
 
     /// Changes a key; in the tree with the next checkpoint.
     pub fn put(&self, key: Key, value: Option<Vec<u8>>) {
-        let bytes = key.len() + value.as_ref().map_or(0, Vec::len) + 96;
+        let bytes = key.len() + value.as_ref().map_or(0, Vec::len) + PAIR_WEIGHT;
         self.overlay_bytes.set(self.overlay_bytes.get() + bytes);
         self.overlay.borrow_mut().insert(key, value);
     }
@@ -312,7 +315,7 @@ impl Core {
         }
         let onode = Onode::decode(&bytes).map_err(|error| corrupt(format!("object {oid}: {error}")))?;
         self.check_onode(oid, &onode)?;
-        self.objects.shrink();
+        self.objects.shrink(self.changes_bytes());
         Ok(Some(self.objects.insert(Object::from_onode(oid, onode))))
     }
 
@@ -388,7 +391,7 @@ impl Core {
                 }
             }
             self.objects.reweigh(object);
-            self.objects.shrink();
+            self.objects.shrink(self.changes_bytes());
         }
     }
 
@@ -422,7 +425,9 @@ impl Core {
             self.store_pages(object.oid, clone.id, &mut clone.map);
         }
         drop(state);
-        self.frozen.borrow_mut().insert(key, Some(object.to_onode().encode()));
+        let record = object.to_onode().encode();
+        self.frozen_bytes.set(self.frozen_bytes.get() + key.len() + record.len() + PAIR_WEIGHT);
+        self.frozen.borrow_mut().insert(key, Some(record));
         object.recorded.set(true);
     }
 

@@ -288,6 +288,7 @@ pub struct ObjectCache {
     by_name: RefCell<HashMap<ObjectName, Rc<Object>>>,
     order: RefCell<VecDeque<u64>>,
     weight: Cell<usize>,
+    /// Half of the memory for metadata.  Changed keys have a third of it; what they take beyond that is taken from here.
     limit: usize,
 }
 
@@ -374,11 +375,23 @@ impl ObjectCache {
         }
     }
 
-    /// Makes room: drops objects that are as stored and that nobody uses, those not used for long first.
-    pub fn shrink(&self) {
+    /// Makes room, with `others` bytes of other metadata in memory: drops objects that are as stored and that nobody
+    /// uses, those not used for long first.
+    pub fn shrink(&self, others: usize) {
+        self.shrink_some(others, LOOKED_AT_MAX);
+    }
+
+    /// As [`shrink`](Self::shrink), for who comes by often: gives up after a few that cannot go.
+    pub fn shrink_a_little(&self, others: usize) {
+        const FEW: usize = 4;
+        self.shrink_some(others, FEW);
+    }
+
+    fn shrink_some(&self, others: usize, looks_max: usize) {
+        let limit = self.limit.min((self.limit + self.limit * 2 / 3).saturating_sub(others));
         let mut order = self.order.borrow_mut();
         let mut looked_at = 0;
-        while self.weight.get() > self.limit && looked_at < order.len().min(LOOKED_AT_MAX) {
+        while self.weight.get() > limit && looked_at < order.len().min(looks_max) {
             let Some(oid) = order.pop_front() else { break };
             let Some(object) = self.by_oid.borrow().get(&oid).cloned() else { continue };
             // Held here, in both maps, and nowhere else.
@@ -419,7 +432,7 @@ mod tests {
         }
         assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX);
         cache.insert(Object::new(7, ObjectName::new("o")));
-        (0..4).for_each(|_| cache.shrink());
+        (0..4).for_each(|_| cache.shrink(0));
         assert_eq!(cache.weight(), 0);
     }
 }

@@ -245,6 +245,8 @@ impl Core {
 
     /// Wakes who keeps the store in shape, if there is reason.
     pub fn after_write(&self) {
+        // What is only written is never looked up, and must make room as well.
+        self.objects.shrink_a_little(self.changes_bytes());
         // What was overwritten since the cleaner gave up may be worth its while.
         let patience = 2 * self.segments.borrow().geometry.segment_size;
         if self.stuck.get() && self.log().bytes_appended() - self.stuck_at.get() >= patience {
