@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
 
 use forebay_accel::compress::engine::{Engine, Job, Pool, PoolOptions, Ticket, Work};
 use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level};
@@ -150,56 +149,78 @@ fn wait<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
+/// Time this thread has been on a processor, in microseconds: what waiting or being put aside costs is not in it.
+fn thread_us() -> f64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists on every Linux, and the place is ours.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) };
+    assert_eq!(failed, 0, "no clock of the thread");
+    now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
+}
+
 /// Jobs of 32 pages on two threads, against twice what one thread does with the same blocks in one piece; and what it
 /// costs to submit one.
+///
+/// The submitter sleeps until a batch of its jobs has ended and puts the next batch in its place, so that the threads
+/// never run dry; beginning and end of a turn are small beside its middle.
 fn engine(race: &Race, corpus: &Corpus) {
     const JOB: usize = 32 * 4096;
-    for number in [1u8, 6] {
+    const OPEN: usize = 16;
+    const BATCH: usize = 8;
+    for (number, passes) in [(1u8, 12), (6, 3)] {
         let case = format!("engine level {number}");
         if !race.wants("compress", &case) {
             continue;
         }
+        if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+            eprintln!("{case}: left out, since this process may run on one processor only");
+            continue;
+        }
         let blocks: Vec<&[u8]> = corpus.blocks(JOB).into_iter().filter(|block| block.len() == JOB).collect();
         let pool = Pool::new(&PoolOptions { workers: 2, depth: 64, ..PoolOptions::default() }).expect("threads");
-        let total = blocks.len() * JOB;
-        let job = |data: &[u8]| {
+        let total = passes * blocks.len() * JOB;
+        let work = Work::Compress { codec: codec(number), at_most: JOB, sample: false };
+        let job = |data: &&[u8]| {
             let input: Vec<Box<[u8]>> = data.chunks(4096).map(Box::from).collect();
             let output: Vec<Box<[u8]>> = (0..33).map(|_| vec![0u8; 4096].into_boxed_slice()).collect();
-            Job::new(Work::Compress { codec: codec(number), at_most: JOB, sample: false }, input, output)
+            Job::new(work, input, output)
         };
-        let mut ready: Vec<Job> = Vec::new();
-        ready.extend(blocks.iter().map(|data| job(data)));
+        // One job for each block, as the single thread has one piece of memory for each, and as many as may be open.
+        let mut idle: VecDeque<Job> = blocks.iter().cycle().take(blocks.len().max(OPEN)).map(job).collect();
         let mut submits: Vec<f64> = Vec::new();
         let submits_of = &mut submits;
-        let mut slots = ready;
+        let jobs = passes * blocks.len();
         let mut turn = move || {
             let mut open: VecDeque<Ticket> = VecDeque::new();
-            let mut back = Vec::new();
-            let mut finish = |ticket: Ticket| {
-                let finished = wait(ticket).expect("the pool is there");
-                assert!(finished.result.is_ok());
-                let (input, output) = finished.into_pages::<Box<[u8]>, Box<[u8]>>().expect("the pages that went in");
-                let work = Work::Compress { codec: codec(number), at_most: JOB, sample: false };
-                back.push(Job::new(work, input, output));
-            };
-            for job in slots.drain(..) {
-                if open.len() >= 48 {
-                    finish(open.pop_front().expect("one is open"));
+            let mut submitted = 0;
+            while submitted < jobs || !open.is_empty() {
+                while submitted < jobs && open.len() < OPEN {
+                    let job = idle.pop_front().expect("more jobs than are open");
+                    let begin = thread_us();
+                    let ticket = pool.submit(job).ok().expect("room for as many as are open");
+                    submits_of.push(thread_us() - begin);
+                    open.push_back(ticket);
+                    submitted += 1;
                 }
-                let begin = Instant::now();
-                let ticket = pool.submit(job).ok().expect("room for as many as are open");
-                submits_of.push(begin.elapsed().as_secs_f64() * 1e6);
-                open.push_back(ticket);
+                let batch = BATCH.min(open.len());
+                // The last of the batch first: those before it have ended then, or are about to.
+                let last = open.remove(batch - 1).expect("as many as that");
+                let ended = std::iter::once(wait(last).expect("the pool is there"));
+                for finished in ended.chain(open.drain(..batch - 1).map(|ticket| wait(ticket).expect("the pool"))) {
+                    assert!(finished.result.is_ok());
+                    let (input, output) = finished.into_pages::<Box<[u8]>, Box<[u8]>>().expect("the pages that went in");
+                    idle.push_back(Job::new(work, input, output));
+                }
             }
-            open.drain(..).for_each(&mut finish);
-            slots = back;
             total
         };
         let mut alone = Compressor::new();
         let mut out = vec![0; codec(number).bound(JOB)];
         let mut single = || {
-            for data in &blocks {
-                alone.compress(codec(number), data, &mut out).expect("room for the worst case");
+            for _ in 0..passes {
+                for data in &blocks {
+                    alone.compress(codec(number), data, &mut out).expect("room for the worst case");
+                }
             }
             2 * total
         };
@@ -208,19 +229,17 @@ fn engine(race: &Race, corpus: &Corpus) {
         race.run("compress", &case, 0.95, &mut series);
         drop(series);
         drop(turn);
+        let mean = submits.iter().sum::<f64>() / submits.len() as f64;
         submits.sort_by(f64::total_cmp);
         // As a rate, so that more is better: submissions a microsecond; two microseconds are the limit.
         let case = format!("submit level {number}");
-        race.value("submit", &case, 1.0, "forebay", Side::Ours, 1.0 / submits[submits.len() / 2]);
-        race.value("submit", &case, 1.0, "limit of 2 us", Side::Peer, 0.5);
-        race.value(
-            "submit",
-            &format!("{case} p99"),
-            0.0,
-            "forebay",
-            Side::Ours,
-            1.0 / submits[submits.len() * 99 / 100],
-        );
-        race.value("submit", &format!("{case} p99"), 0.0, "limit of 2 us", Side::Peer, 0.5);
+        let median = submits[submits.len() / 2];
+        let p99 = submits[submits.len() * 99 / 100];
+        for (case, goal, value) in
+            [(case.clone(), 1.0, median), (format!("{case} mean"), 1.0, mean), (format!("{case} p99"), 0.0, p99)]
+        {
+            race.value("submit", &case, goal, "forebay", Side::Ours, 1.0 / value);
+            race.value("submit", &case, goal, "limit of 2 us", Side::Peer, 0.5);
+        }
     }
 }
