@@ -18,7 +18,7 @@
 //!
 //! Folding is from Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel, 2009).
 
-use super::polynomial::{SHIFT_KEYS, fold_key};
+use super::polynomial::{SHIFT_KEYS, UNSCALE, fold_key};
 
 /// What folding needs of a processor.
 ///
@@ -364,4 +364,38 @@ pub(crate) unsafe fn shift<F: Fold>(state: u32, mut bytes: u64) -> u32 {
         bytes &= bytes - 1;
     }
     result
+}
+
+/// The keys that move a vector by one vector, by two, and so on up to `N` (at most 4).
+///
+/// # Safety
+/// The processor has the tier.
+#[inline(always)]
+pub(crate) unsafe fn fold_keys<F: Fold, const N: usize>() -> [F::Key; N] {
+    const { assert!(N <= 4) };
+    // SAFETY: passed on.
+    unsafe {
+        let keys = [
+            F::key(const { fold_key(F::BYTES as u64) }),
+            F::key(const { fold_key(2 * F::BYTES as u64) }),
+            F::key(const { fold_key(3 * F::BYTES as u64) }),
+            F::key(const { fold_key(4 * F::BYTES as u64) }),
+        ];
+        std::array::from_fn(|at| keys[at])
+    }
+}
+
+/// A vector that is congruent to a message after which the register is `state`.
+///
+/// # Safety
+/// The processor has the tier.
+#[inline(always)]
+pub(crate) unsafe fn after<F: Fold>(state: u32) -> F {
+    const { assert!(F::BYTES <= 64) };
+    let mut bytes = [0u8; 64];
+    // SAFETY: the array has room for a vector.
+    unsafe {
+        bytes[F::BYTES - 8..F::BYTES].copy_from_slice(&F::product(state, UNSCALE).to_le_bytes());
+        F::load(bytes.as_ptr())
+    }
 }

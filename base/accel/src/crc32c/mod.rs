@@ -3,14 +3,14 @@
 //! The values are those of RFC 3720, `crc32c(b"123456789") == 0xE3069283`.  What is stored or sent is always such a
 //! value; the functions that continue one take and give values of the same kind.
 
-mod fold;
+pub(crate) mod fold;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod polynomial;
 mod portable;
 mod tiers;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(crate) mod x86;
 
 use crate::perf::{Kernel, Variant};
 use crate::tier::Tier;

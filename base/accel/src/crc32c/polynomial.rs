@@ -63,13 +63,16 @@ pub(crate) const SHIFTS: [u32; 64] = {
     table
 };
 
+/// What undoes the factor that the instructions bring along: a register times this, run through the CRC32 instruction
+/// as a message of 64 bits, is the register again.
+pub(crate) const UNSCALE: u32 = power(-SCALE);
+
 /// `x^(8 * 2^i)` divided by what the instructions multiply by.
 pub(crate) const SHIFT_KEYS: [u32; 64] = {
-    let unscale = power(-SCALE);
     let mut table = SHIFTS;
     let mut at = 0;
     while at < 64 {
-        table[at] = multiply(table[at], unscale);
+        table[at] = multiply(table[at], UNSCALE);
         at += 1;
     }
     table

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::fold::Fold;
 use super::polynomial::fold_key;
+use crate::vector::x86::Gfni;
 
 /// 16 bytes, sums of three by two instructions.
 #[derive(Clone, Copy)]
@@ -15,7 +16,14 @@ pub(crate) struct Avx512(__m128i);
 
 /// 64 bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Vpclmul(pub(crate) __m512i);
+pub(crate) struct Vpclmul(__m512i);
+
+impl From<Gfni> for Vpclmul {
+    #[inline(always)]
+    fn from(vector: Gfni) -> Self {
+        Self(vector.0)
+    }
+}
 
 /// The integer side, which all tiers share.
 macro_rules! integer {

@@ -1,11 +1,14 @@
 //! Encoding and checksumming in one pass over memory.
 //!
-//! Chunks are gone over in tiles.  A tile of every data chunk becomes a tile of every parity chunk, and all of them
-//! are checksummed while they are still in a core's own caches.  Where a stripe comes from memory its tiles are longer:
-//! a prefetcher begins anew with every tile of every chunk.
+//! Where the tier has a kernel that does both ([`super::both`]), and one pass makes all parity, it goes over whole
+//! vectors; the odd bytes at the ends are done apart.  Elsewhere chunks are gone over in tiles.  A tile of every data
+//! chunk becomes a tile of every parity chunk, and all of them are checksummed while they are still in a core's own
+//! caches.  Where a stripe comes from memory its tiles are longer: a prefetcher begins anew with every tile of every
+//! chunk.
 
+use super::both::{Sum, VECTOR};
 use super::code::{K_MAX, M_MAX};
-use super::plan::{Placement, Plan, Shifted};
+use super::plan::{Placement, Plan, Shifted, to_line};
 use crate::crc32c::Kernels;
 
 /// Bytes of a tile of a stripe that is in the caches: long enough for the checksum's full speed.
@@ -31,10 +34,50 @@ pub(super) unsafe fn run(
     registers: &mut Registers,
 ) {
     let chunks = inputs.len() + outputs.len();
-    let tile = match placement.judge(chunks.saturating_mul(len)) {
-        Placement::Memory => (TILES / chunks / TILE * TILE).max(TILE),
-        _ => TILE,
+    let placement = placement.judge(chunks.saturating_mul(len));
+    let Some(both) = plan.both().filter(|_| len >= 2 * VECTOR) else {
+        let tile = match placement {
+            Placement::Memory => (TILES / chunks / TILE * TILE).max(TILE),
+            _ => TILE,
+        };
+        // SAFETY: passed on.
+        return unsafe { tiles(plan, kernels, inputs, outputs, len, tile, registers) };
     };
+    let (head, stream) = match placement {
+        Placement::Memory => to_line(outputs, len),
+        _ => (0, false),
+    };
+    let body = (len - head) / VECTOR * VECTOR;
+    // SAFETY: head, body and what is left make up the chunks; behind the head the outputs are aligned.
+    unsafe {
+        tiles(plan, kernels, inputs, outputs, head, TILE, registers);
+        let mut sums: [Sum; K_MAX + M_MAX] = [Sum::EMPTY; K_MAX + M_MAX];
+        let sums = &mut sums[..chunks];
+        sums.iter_mut().zip(&*registers).for_each(|(sum, &register)| *sum = both.begin(register));
+        let (moved_inputs, moved_outputs) = (Shifted::new(inputs, head), Shifted::new(outputs, head));
+        plan.run_both(moved_inputs.get(), moved_outputs.get(), body, stream, sums);
+        if stream {
+            plan.fence();
+        }
+        registers.iter_mut().zip(&*sums).for_each(|(register, sum)| *register = both.end(sum));
+        let (inputs, outputs) = (Shifted::new(inputs, head + body), Shifted::new(outputs, head + body));
+        tiles(plan, kernels, inputs.get(), outputs.get(), len - head - body, TILE, registers);
+    }
+}
+
+/// Tile by tile: the products, then the checksums.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn tiles(
+    plan: &Plan,
+    kernels: &Kernels,
+    inputs: &[*const u8],
+    outputs: &[*mut u8],
+    len: usize,
+    tile: usize,
+    registers: &mut Registers,
+) {
     let (of_data, of_parity) = registers.split_at_mut(inputs.len());
     for start in (0..len).step_by(tile) {
         let count = tile.min(len - start);

@@ -18,6 +18,7 @@
 //! # Ok::<(), forebay_accel::erasure::CodeError>(())
 //! ```
 
+mod both;
 mod chunks;
 mod code;
 mod decode;

@@ -10,6 +10,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::both::{self, Both, Sum};
 use super::pass::{self, Job, OUTPUTS_MAX, Pass};
 use crate::tier::Tier;
 
@@ -62,6 +63,8 @@ pub(crate) struct Plan {
 struct Group {
     wide: Pass,
     narrow: Pass,
+    /// The same with checksums, in tiers that have it.
+    both: Option<Both>,
     outputs: usize,
     /// All outputs of the first source, then of the second, ...
     tables: Vec<u64>,
@@ -81,6 +84,7 @@ impl Plan {
             Group {
                 wide: pass::select(tier, outputs, ones, false),
                 narrow: pass::select(tier, outputs, ones, true),
+                both: both::select(tier, outputs, ones),
                 outputs,
                 stride: tables.len() / sources,
                 tables,
@@ -114,14 +118,48 @@ impl Plan {
         }
     }
 
+    /// What makes the outputs and checksums in one loop; `None` where the tier has no such kernel, or the plan takes
+    /// several passes.
+    pub(super) fn both(&self) -> Option<&Both> {
+        match &self.groups[..] {
+            [group] => group.both.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Makes the outputs, and brings the sums of all chunks, sources first, up to date with them.
+    ///
+    /// # Safety
+    /// As for [`Plan::run`]; [`Plan::both`] is there, and `len` a multiple of [`both::VECTOR`]; with `stream` the
+    /// outputs are aligned to a line, and the caller fences.
+    pub(super) unsafe fn run_both(
+        &self,
+        inputs: &[*const u8],
+        outputs: &[*mut u8],
+        len: usize,
+        stream: bool,
+        sums: &mut [Sum],
+    ) {
+        let group = &self.groups[0];
+        assert!(sums.len() == inputs.len() + outputs.len() && len.is_multiple_of(both::VECTOR));
+        if let Some(both) = &group.both {
+            let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { both.narrow } else { both.wide };
+            // SAFETY: as in `Group::run`.
+            unsafe { pass(&group.job(inputs, outputs, len, false, stream), sums.as_mut_ptr()) };
+        }
+    }
+
+    /// Orders stores past the caches before everything that follows.
+    pub(super) fn fence(&self) {
+        pass::fence(self.tier);
+    }
+
     /// With stores past the caches, where the outputs' alignment allows it.
     ///
     /// # Safety
     /// As for [`Plan::run`].
     unsafe fn run_in_memory(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool) {
-        let phase = outputs[0] as usize % LINE;
-        let aligned = outputs.iter().all(|&output| output as usize % LINE == phase);
-        let head = if aligned { ((LINE - phase) % LINE).min(len) } else { 0 };
+        let (head, aligned) = to_line(outputs, len);
         // SAFETY: head and rest lie within the chunks; behind the head the outputs are aligned.
         unsafe {
             if head > 0 {
@@ -130,7 +168,7 @@ impl Plan {
             let (inputs, outputs) = (Shifted::new(inputs, head), Shifted::new(outputs, head));
             self.run_tiled(inputs.get(), outputs.get(), len - head, accumulate, aligned);
             if aligned {
-                pass::fence(self.tier);
+                self.fence();
             }
         }
     }
@@ -164,8 +202,17 @@ impl Group {
     /// # Safety
     /// As for [`Plan::run_tiled`].
     unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
+        let job = self.job(inputs, outputs, len, accumulate, stream);
+        let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { self.narrow } else { self.wide };
+        // SAFETY: the caller vouches for the pointers; there are tables for every source, and the processor has the
+        // tier, or there were no plan.
+        unsafe { pass(&job) }
+    }
+
+    /// A run of one pass; it points into its arguments.
+    fn job(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) -> Job {
         debug_assert!(outputs.len() == self.outputs && inputs.len() * self.stride <= self.tables.len());
-        let job = Job {
+        Job {
             inputs: inputs.as_ptr(),
             sources: inputs.len(),
             outputs: outputs.as_ptr(),
@@ -173,12 +220,15 @@ impl Group {
             tables: self.tables.as_ptr(),
             len,
             stream,
-        };
-        let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { self.narrow } else { self.wide };
-        // SAFETY: the caller vouches for the pointers; there are tables for every source, and the processor has the
-        // tier, or there were no plan.
-        unsafe { pass(&job) }
+        }
     }
+}
+
+/// How many of `len` bytes come before a line begins in all outputs, and whether they share one.
+pub(super) fn to_line(outputs: &[*mut u8], len: usize) -> (usize, bool) {
+    let phase = outputs[0] as usize % LINE;
+    let aligned = outputs.iter().all(|&output| output as usize % LINE == phase);
+    (if aligned { ((LINE - phase) % LINE).min(len) } else { 0 }, aligned)
 }
 
 /// Pointers, all moved on by the same number of bytes.

@@ -19,7 +19,7 @@ pub(crate) struct Avx512(__m512i);
 
 /// 64 bytes, products by VGF2P8AFFINEQB.
 #[derive(Clone, Copy)]
-pub(crate) struct Gfni(__m512i);
+pub(crate) struct Gfni(pub(crate) __m512i);
 
 // SAFETY: each method is the instruction it names, on 16 bytes.
 unsafe impl Vector for Sse {
