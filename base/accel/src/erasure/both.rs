@@ -7,7 +7,7 @@
 //! products than folding them onto the next step's, and a load and a store for all `N`.  Parity is folded before it
 //! is stored, so it may go past the caches.
 
-use super::pass::Job;
+use super::pass::{Along, Job, pass};
 use crate::crc32c::fold::{Fold, after, fold_keys};
 use crate::tier::Tier;
 use crate::vector::Vector;
@@ -69,7 +69,7 @@ pub(super) fn select(tier: Tier, outputs: usize, ones: bool) -> Option<Both> {
 
 #[cfg(target_arch = "x86_64")]
 mod gfni {
-    use super::{Both, Job, Sum};
+    use super::{Both, Job, Sum, Sums, pass};
     use crate::crc32c::x86::Vpclmul;
     use crate::vector::x86::Gfni;
 
@@ -78,7 +78,7 @@ mod gfni {
     #[target_feature(enable = "gfni,vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq")]
     unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job, sums: *mut Sum) {
         // SAFETY: passed on.
-        unsafe { super::pass::<Gfni, Vpclmul, M, ONES, N>(job, sums.cast()) }
+        unsafe { pass::<Gfni, _, M, ONES, N>(job, Sums(sums.cast::<Vpclmul>())) }
     }
 
     /// # Safety
@@ -130,120 +130,22 @@ unsafe fn end<F: Fold>(sum: &Sum) -> u32 {
     unsafe { F::load(sum.0.as_ptr()).reduce() }
 }
 
-/// All of a job: `N` vectors at a time, then one.
-///
-/// # Safety
-/// See [`Pass`].
-#[inline(always)]
-unsafe fn pass<V: Vector, F: Fold + From<V>, const M: usize, const ONES: bool, const N: usize>(
-    job: &Job,
-    states: *mut F,
-) {
-    let mut at = 0;
-    // SAFETY: every step stays within `len`, which the caller vouches for.
-    unsafe {
-        while at + N * V::BYTES <= job.len {
-            step::<V, F, M, ONES, N>(job, states, at);
-            at += N * V::BYTES;
-        }
-        while at + V::BYTES <= job.len {
-            step::<V, F, M, ONES, 1>(job, states, at);
-            at += V::BYTES;
-        }
-    }
-}
+/// The sums of a job's chunks, which follow the products.
+#[derive(Clone, Copy)]
+struct Sums<F>(*mut F);
 
-/// `N` vectors from offset `at` of every source to the same of every output.
-///
-/// # Safety
-/// See [`Pass`]; the bytes lie within the job.
-#[inline(always)]
-unsafe fn step<V: Vector, F: Fold + From<V>, const M: usize, const ONES: bool, const N: usize>(
-    job: &Job,
-    states: *mut F,
-    at: usize,
-) {
-    // SAFETY: the pointers are within the job's arrays, the bytes within its chunks.
-    unsafe {
-        let mut sums = [[V::zero(); N]; M];
-        let mut table = job.tables;
-        let mut source = 0;
-        while source + 2 <= job.sources {
-            let first = (*job.inputs.add(source)).add(at);
-            let second = (*job.inputs.add(source + 1)).add(at);
-            let mut a = [V::zero(); N];
-            let mut b = [V::zero(); N];
-            for n in 0..N {
-                a[n] = V::load(first.add(n * V::BYTES));
-                b[n] = V::load(second.add(n * V::BYTES));
+impl<V: Vector, F: Fold + From<V>> Along<V> for Sums<F> {
+    #[inline(always)]
+    unsafe fn pass<const N: usize>(self, chunk: usize, vectors: &[V; N]) {
+        // SAFETY: the caller vouches for the tier, and that there is a sum for the chunk.
+        unsafe {
+            let keys = fold_keys::<F, 4>();
+            let mut sum = F::from(vectors[N - 1]);
+            for (n, &vector) in vectors.iter().enumerate().take(N - 1) {
+                sum = F::from(vector).fold(keys[N - 2 - n], sum);
             }
-            checksum::<V, F, N>(states.add(source), a);
-            checksum::<V, F, N>(states.add(source + 1), b);
-            let (sa, sb) = (a.map(|vector| vector.split()), b.map(|vector| vector.split()));
-            for i in 0..M {
-                if ONES && i == 0 {
-                    for n in 0..N {
-                        sums[0][n] = sums[0][n].xor3(a[n], b[n]);
-                    }
-                    continue;
-                }
-                let c = V::loaded(table.add(i * V::TABLE_WORDS));
-                let d = V::loaded(table.add((M + i) * V::TABLE_WORDS));
-                for n in 0..N {
-                    sums[i][n] = sums[i][n].multiply_add2(sa[n], &c, sb[n], &d);
-                }
-            }
-            table = table.add(2 * M * V::TABLE_WORDS);
-            source += 2;
+            let state = self.0.add(chunk);
+            state.write(state.read().fold(keys[N - 1], sum));
         }
-        if source < job.sources {
-            let first = (*job.inputs.add(source)).add(at);
-            let mut a = [V::zero(); N];
-            for (n, vector) in a.iter_mut().enumerate() {
-                *vector = V::load(first.add(n * V::BYTES));
-            }
-            checksum::<V, F, N>(states.add(source), a);
-            let sa = a.map(|vector| vector.split());
-            for i in 0..M {
-                if ONES && i == 0 {
-                    for n in 0..N {
-                        sums[0][n] = sums[0][n].xor(a[n]);
-                    }
-                    continue;
-                }
-                let c = V::loaded(table.add(i * V::TABLE_WORDS));
-                for n in 0..N {
-                    sums[i][n] = sums[i][n].multiply_add(sa[n], &c);
-                }
-            }
-        }
-        for (i, sum) in sums.iter().enumerate() {
-            let output = (*job.outputs.add(i)).add(at);
-            for (n, vector) in sum.iter().enumerate() {
-                if job.stream {
-                    vector.stream(output.add(n * V::BYTES));
-                } else {
-                    vector.store(output.add(n * V::BYTES));
-                }
-            }
-            checksum::<V, F, N>(states.add(job.sources + i), *sum);
-        }
-    }
-}
-
-/// Brings a chunk's sum past the next `N` vectors.
-///
-/// # Safety
-/// The processor has the tier; the sum is there.
-#[inline(always)]
-unsafe fn checksum<V: Vector, F: Fold + From<V>, const N: usize>(state: *mut F, vectors: [V; N]) {
-    // SAFETY: the caller vouches for both.
-    unsafe {
-        let keys = fold_keys::<F, 4>();
-        let mut sum = F::from(vectors[N - 1]);
-        for (n, &vector) in vectors.iter().enumerate().take(N - 1) {
-            sum = F::from(vector).fold(keys[N - 2 - n], sum);
-        }
-        state.write(state.read().fold(keys[N - 1], sum));
     }
 }

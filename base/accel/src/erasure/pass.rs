@@ -3,7 +3,8 @@
 //! Encoding, decoding and updating are all the same sum with other coefficients, so this is the only loop there is.
 //! It is generic over the vector ([`Vector`]), the number of outputs `M` (their sums stay in registers) and the
 //! vectors `N` that go through at once (a coefficient's table is loaded once for them, and neighbouring lines of a
-//! chunk are fetched together, which matters when chunks share page alignment and so fight for the same cache sets).
+//! chunk are fetched together, which matters when chunks share page alignment and so fight for the same cache sets),
+//! and over what goes along with the products ([`Along`]): nothing, or a checksum of every chunk.
 
 use crate::tier::Tier;
 use crate::vector::{Vector, portable};
@@ -27,6 +28,24 @@ pub(crate) struct Job {
     pub addends: *const *mut u8,
     /// Whole vectors are stored past the caches; then the outputs are aligned to 64 bytes, and the caller fences.
     pub stream: bool,
+}
+
+/// What goes along with the products.
+pub(super) trait Along<V>: Copy {
+    /// The next `N` vectors of a chunk, sources first, then outputs, have passed.
+    ///
+    /// # Safety
+    /// The processor has the tier, and the chunk is one of the job's.
+    unsafe fn pass<const N: usize>(self, chunk: usize, vectors: &[V; N]);
+}
+
+/// Nothing goes along.
+#[derive(Clone, Copy)]
+pub(super) struct Alone;
+
+impl<V> Along<V> for Alone {
+    #[inline(always)]
+    unsafe fn pass<const N: usize>(self, _: usize, _: &[V; N]) {}
 }
 
 /// A kernel for some tier and number of outputs.
@@ -96,7 +115,7 @@ macro_rules! tier {
             #[target_feature(enable = $feature)]
             unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job) {
                 // SAFETY: passed on.
-                unsafe { super::pass::<$vector, M, ONES, N>(job) }
+                unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::Alone) }
             }
 
             pub(super) fn select(outputs: usize, ones: bool, narrow: bool) -> Pass {
@@ -140,7 +159,7 @@ mod plain {
     /// The job keeps its promises.
     unsafe fn run<const M: usize, const ONES: bool>(job: &Job) {
         // SAFETY: passed on; portable vectors need nothing of the processor.
-        unsafe { super::pass::<portable::Words, M, ONES, 1>(job) }
+        unsafe { super::pass::<portable::Words, _, M, ONES, 1>(job, super::Alone) }
     }
 
     pub(super) fn select(outputs: usize, ones: bool) -> Pass {
@@ -169,22 +188,25 @@ mod plain {
 /// All of a job: `N` vectors at a time, then one, then what is left.
 ///
 /// # Safety
-/// See [`Pass`].
+/// See [`Pass`]; what goes along is good for all chunks.
 #[inline(always)]
-unsafe fn pass<V: Vector, const M: usize, const ONES: bool, const N: usize>(job: &Job) {
+pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N: usize>(
+    job: &Job,
+    along: A,
+) {
     let mut at = 0;
     // SAFETY: every step stays within `len`, which the caller vouches for.
     unsafe {
         while at + N * V::BYTES <= job.len {
-            step::<V, M, ONES, N>(job, at, V::BYTES);
+            step::<V, A, M, ONES, N>(job, at, V::BYTES, along);
             at += N * V::BYTES;
         }
         while at + V::BYTES <= job.len {
-            step::<V, M, ONES, 1>(job, at, V::BYTES);
+            step::<V, A, M, ONES, 1>(job, at, V::BYTES, along);
             at += V::BYTES;
         }
         if at < job.len {
-            step::<V, M, ONES, 1>(job, at, job.len - at);
+            step::<V, A, M, ONES, 1>(job, at, job.len - at, along);
         }
     }
 }
@@ -195,7 +217,12 @@ unsafe fn pass<V: Vector, const M: usize, const ONES: bool, const N: usize>(job:
 /// # Safety
 /// See [`Pass`]; the bytes lie within the job.
 #[inline(always)]
-unsafe fn step<V: Vector, const M: usize, const ONES: bool, const N: usize>(job: &Job, at: usize, count: usize) {
+unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N: usize>(
+    job: &Job,
+    at: usize,
+    count: usize,
+    along: A,
+) {
     let whole = N > 1 || count == V::BYTES;
     // SAFETY: the pointers are within the job's arrays, the bytes within its chunks.
     unsafe {
@@ -222,6 +249,8 @@ unsafe fn step<V: Vector, const M: usize, const ONES: bool, const N: usize>(job:
                 a[n] = load(first, n);
                 b[n] = load(second, n);
             }
+            along.pass(source, &a);
+            along.pass(source + 1, &b);
             let (sa, sb) = (a.map(|vector| vector.split()), b.map(|vector| vector.split()));
             for i in 0..M {
                 if ONES && i == 0 {
@@ -245,6 +274,7 @@ unsafe fn step<V: Vector, const M: usize, const ONES: bool, const N: usize>(job:
             for (n, vector) in a.iter_mut().enumerate() {
                 *vector = load(first, n);
             }
+            along.pass(source, &a);
             let sa = a.map(|vector| vector.split());
             for i in 0..M {
                 if ONES && i == 0 {
@@ -270,6 +300,7 @@ unsafe fn step<V: Vector, const M: usize, const ONES: bool, const N: usize>(job:
                     vector.store(output.add(n * V::BYTES));
                 }
             }
+            along.pass(job.sources + i, sum);
         }
     }
 }
