@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::chunks::{common_len, parts_len, walk};
 use super::fused;
 use super::matrix::{Construction, parity_rows};
-use super::plan::{Placement, Plan};
+use super::plan::{Placement, Plan, Room};
 use crate::crc32c::Kernels;
 use crate::tier::{Tier, TierError};
 
@@ -149,11 +149,11 @@ impl Code {
     pub fn encode_to(&self, data: &[&[u8]], parity: &mut [&mut [u8]], placement: Placement) -> Result<(), CodeError> {
         self.counts(data.len(), parity.len())?;
         let len = common_len(data.iter().map(|chunk| chunk.len()).chain(parity.iter().map(|chunk| chunk.len())))?;
-        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); M_MAX]);
-        inputs.iter_mut().zip(data).for_each(|(input, chunk)| *input = chunk.as_ptr());
-        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
+        let (mut sources, mut targets) = (Room::new(), Room::new());
+        let inputs = sources.fill(data.iter().map(|chunk| chunk.as_ptr()));
+        let outputs = targets.fill(parity.iter_mut().map(|chunk| chunk.as_mut_ptr()));
         // SAFETY: every chunk has `len` bytes; parity comes from exclusive references, so it overlaps nothing.
-        unsafe { self.inner.encode.run(&inputs[..self.k()], &outputs[..self.m()], len, false, placement) };
+        unsafe { self.inner.encode.run(inputs, outputs, len, false, placement) };
         Ok(())
     }
 
@@ -211,14 +211,15 @@ impl Code {
         self.counts(data.len(), parity.len())?;
         self.places(crcs.len())?;
         let len = common_len(data.iter().map(|chunk| chunk.len()).chain(parity.iter().map(|chunk| chunk.len())))?;
-        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); M_MAX]);
-        inputs.iter_mut().zip(data).for_each(|(input, chunk)| *input = chunk.as_ptr());
-        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
-        let (inputs, outputs) = (&inputs[..self.k()], &outputs[..self.m()]);
+        let (mut sources, mut targets) = (Room::new(), Room::new());
+        let inputs = sources.fill(data.iter().map(|chunk| chunk.as_ptr()));
+        let outputs = targets.fill(parity.iter_mut().map(|chunk| chunk.as_mut_ptr()));
         let mut registers = [!0; K_MAX + M_MAX];
         let inner = &*self.inner;
         // SAFETY: every chunk has `len` bytes; parity comes from exclusive references, so it overlaps nothing.
-        unsafe { fused::run(&inner.encode, &inner.crc, inputs, outputs, len, placement, &mut registers) };
+        unsafe {
+            fused::run(&inner.encode, &inner.crc, inputs, outputs, len, placement, &mut registers);
+        }
         crcs.iter_mut().zip(registers).for_each(|(crc, register)| *crc = !register);
         Ok(())
     }
@@ -268,10 +269,10 @@ impl Code {
         let lens = sources.iter().map(|source| source.len()).chain(parity.iter().map(|chunk| chunk.len()));
         let len = common_len(lens)?;
         let inputs: [*const u8; 2] = [sources[0].as_ptr(), sources[sources.len() - 1].as_ptr()];
-        let mut outputs = [std::ptr::null_mut(); M_MAX];
-        outputs.iter_mut().zip(parity).for_each(|(output, chunk)| *output = chunk.as_mut_ptr());
+        let mut targets = Room::new();
+        let outputs = targets.fill(parity.iter_mut().map(|chunk| chunk.as_mut_ptr()));
         // SAFETY: everything has `len` bytes; parity comes from exclusive references.
-        unsafe { plan.run(&inputs[..sources.len()], &outputs[..self.m()], len, true, Placement::Auto) };
+        unsafe { plan.run(&inputs[..sources.len()], outputs, len, true, Placement::Auto) };
         Ok(())
     }
 

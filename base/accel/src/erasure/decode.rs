@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::chunks::{common_len, parts_len, walk};
 use super::code::{Code, CodeError, K_MAX, M_MAX};
 use super::matrix::{choose, recovery_rows};
-use super::plan::{Placement, Plan};
+use super::plan::{Placement, Plan, Room};
 
 /// Plans a decoder remembers.  A plan takes 1 to 40 KiB; a cluster with one failed host knows a few dozen patterns.
 const PLANS_MAX: usize = 256;
@@ -14,15 +14,28 @@ const PLANS_MAX: usize = 256;
 /// Chunks as bits; a code has at most 48.
 type Set = u64;
 
+/// What a plan is remembered by.  The order of what is wanted is part of it: it is the order of the plan's outputs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Pattern {
+    present: Set,
+    want: [u8; M_MAX],
+    wanted: u8,
+}
+
 /// Rebuilds lost chunks, and remembers the inverted matrix of every pattern of losses it has met lately.
 ///
 /// It belongs to one core, and costs little while unused.
 pub struct Decoder {
     code: Code,
-    plans: HashMap<(Set, Vec<u8>), Remembered>,
-    /// Counts the calls.
+    plans: HashMap<Pattern, Remembered>,
+    /// The pattern of the last call, which is mostly that of the next one too.
+    latest: Option<(Pattern, Rc<Recovery>)>,
+    /// Counts the patterns that were looked up.
     now: u64,
 }
+
+/// Where in the list of what is there each source of a plan stands.
+type Order = [u8; K_MAX];
 
 struct Remembered {
     recovery: Rc<Recovery>,
@@ -39,7 +52,7 @@ struct Recovery {
 impl Decoder {
     /// A decoder that remembers nothing yet.
     pub fn new(code: Code) -> Self {
-        Self { code, plans: HashMap::new(), now: 0 }
+        Self { code, plans: HashMap::new(), latest: None, now: 0 }
     }
 
     /// The code.
@@ -66,10 +79,10 @@ impl Decoder {
         else {
             return Ok(());
         };
-        let (mut inputs, mut outputs) = ([std::ptr::null(); K_MAX], [std::ptr::null_mut(); K_MAX + M_MAX]);
-        inputs.iter_mut().zip(&order).for_each(|(input, &at)| *input = have[at].1.as_ptr());
-        outputs.iter_mut().zip(want.iter_mut()).for_each(|(output, (_, chunk))| *output = chunk.as_mut_ptr());
-        let (inputs, outputs) = (&inputs[..order.len()], &outputs[..want.len()]);
+        let order = &order[..self.code.k()];
+        let (mut sources, mut targets) = (Room::new(), Room::new());
+        let inputs = sources.fill(order.iter().map(|&at| have[usize::from(at)].1.as_ptr()));
+        let outputs = targets.fill(want.iter_mut().map(|(_, chunk)| chunk.as_mut_ptr()));
         // SAFETY: every chunk has `len` bytes; what is written comes from exclusive references.
         unsafe { recovery.plan.run(inputs, outputs, len, false, Placement::Auto) };
         Ok(())
@@ -90,8 +103,9 @@ impl Decoder {
         else {
             return Ok(());
         };
+        let order = &order[..self.code.k()];
         let placement = Placement::Auto.judge((order.len() + want.len()).saturating_mul(len));
-        let sources = order.iter().map(|&at| have[at].1);
+        let sources = order.iter().map(|&at| have[usize::from(at)].1);
         let outputs = want.iter_mut().map(|(_, chunk)| &mut **chunk);
         walk(sources, outputs, |inputs, outputs, count| {
             // SAFETY: the pointers are good for `count` bytes, and exclusive where they are written.
@@ -105,10 +119,11 @@ impl Decoder {
         &mut self,
         have: impl Iterator<Item = usize>,
         want: impl Iterator<Item = usize>,
-    ) -> Result<Option<(Rc<Recovery>, Vec<usize>)>, CodeError> {
-        let (k, chunks) = (self.code.k(), self.code.k() + self.code.m());
-        let mut places = [usize::MAX; K_MAX + M_MAX];
-        let (mut present, mut named): (Set, Set) = (0, 0);
+    ) -> Result<Option<(Rc<Recovery>, Order)>, CodeError> {
+        let chunks = self.code.k() + self.code.m();
+        let mut places = [0u8; K_MAX + M_MAX];
+        let mut pattern = Pattern { present: 0, want: [0; M_MAX], wanted: 0 };
+        let mut named: Set = 0;
         let mut name = |chunk: usize| {
             if chunk >= chunks || named >> chunk & 1 == 1 {
                 return Err(CodeError::Chunk(chunk));
@@ -118,37 +133,50 @@ impl Decoder {
         };
         for (place, chunk) in have.enumerate() {
             name(chunk)?;
-            present |= 1 << chunk;
-            places[chunk] = place;
+            pattern.present |= 1 << chunk;
+            // No chunk is named twice, so places are fewer than chunks.
+            places[chunk] = place as u8;
         }
-        // The order of what is wanted is part of the pattern: it is the order of the plan's outputs.
-        let mut wanted = Vec::new();
         for chunk in want {
             name(chunk)?;
-            wanted.push(chunk as u8);
+            // Of more than m chunks that are lost, none can be had.
+            *pattern.want.get_mut(usize::from(pattern.wanted)).ok_or(CodeError::Lost)? = chunk as u8;
+            pattern.wanted += 1;
         }
-        if wanted.is_empty() {
+        if pattern.wanted == 0 {
             return Ok(None);
         }
+        let recovery = match &self.latest {
+            Some((latest, recovery)) if *latest == pattern => Rc::clone(recovery),
+            _ => self.look_up(pattern)?,
+        };
+        let mut order = [0; K_MAX];
+        order.iter_mut().zip(&recovery.chosen).for_each(|(place, &chunk)| *place = places[chunk]);
+        Ok(Some((recovery, order)))
+    }
+
+    /// The recovery of another pattern than the last one.
+    #[cold]
+    fn look_up(&mut self, pattern: Pattern) -> Result<Rc<Recovery>, CodeError> {
         self.now += 1;
-        let key = (present, wanted);
-        let recovery = match self.plans.get_mut(&key) {
+        let recovery = match self.plans.get_mut(&pattern) {
             Some(remembered) => {
                 remembered.used = self.now;
                 Rc::clone(&remembered.recovery)
             }
             None => {
-                let recovery = Rc::new(self.plan(present, &key.1).ok_or(CodeError::Lost)?);
+                let want = &pattern.want[..usize::from(pattern.wanted)];
+                let recovery = Rc::new(self.plan(pattern.present, want).ok_or(CodeError::Lost)?);
                 if self.plans.len() == PLANS_MAX {
                     self.forget();
                 }
-                self.plans.insert(key, Remembered { recovery: Rc::clone(&recovery), used: self.now });
+                self.plans.insert(pattern, Remembered { recovery: Rc::clone(&recovery), used: self.now });
                 recovery
             }
         };
-        debug_assert_eq!(recovery.chosen.len(), k);
-        let order = recovery.chosen.iter().map(|&chunk| places[chunk]).collect();
-        Ok(Some((recovery, order)))
+        debug_assert_eq!(recovery.chosen.len(), self.code.k());
+        self.latest = Some((pattern, Rc::clone(&recovery)));
+        Ok(recovery)
     }
 
     /// Inverts what has to be inverted.
@@ -163,9 +191,9 @@ impl Decoder {
 
     /// Drops the pattern that was met longest ago.
     fn forget(&mut self) {
-        let oldest = self.plans.iter().min_by_key(|(_, remembered)| remembered.used).map(|(key, _)| key.clone());
-        if let Some(key) = oldest {
-            self.plans.remove(&key);
+        let oldest = self.plans.iter().min_by_key(|(_, remembered)| remembered.used).map(|(pattern, _)| *pattern);
+        if let Some(pattern) = oldest {
+            self.plans.remove(&pattern);
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::both::{Sum, VECTOR};
 use super::code::{K_MAX, M_MAX};
-use super::plan::{Placement, Plan, Shifted, to_line};
+use super::plan::{Placement, Plan, Room, to_line};
 use crate::crc32c::Kernels;
 
 /// Bytes of a tile of a stripe that is in the caches: long enough for the checksum's full speed.
@@ -54,14 +54,14 @@ pub(super) unsafe fn run(
         let mut sums: [Sum; K_MAX + M_MAX] = [Sum::EMPTY; K_MAX + M_MAX];
         let sums = &mut sums[..chunks];
         sums.iter_mut().zip(&*registers).for_each(|(sum, &register)| *sum = both.begin(register));
-        let (moved_inputs, moved_outputs) = (Shifted::new(inputs, head), Shifted::new(outputs, head));
-        plan.run_both(moved_inputs.get(), moved_outputs.get(), body, stream, sums);
+        let (mut sources, mut targets) = (Room::new(), Room::new());
+        plan.run_both(sources.moved(inputs, head), targets.moved(outputs, head), body, stream, sums);
         if stream {
             plan.fence();
         }
         registers.iter_mut().zip(&*sums).for_each(|(register, sum)| *register = both.end(sum));
-        let (inputs, outputs) = (Shifted::new(inputs, head + body), Shifted::new(outputs, head + body));
-        tiles(plan, kernels, inputs.get(), outputs.get(), len - head - body, TILE, registers);
+        let (inputs, outputs) = (sources.moved(inputs, head + body), targets.moved(outputs, head + body));
+        tiles(plan, kernels, inputs, outputs, len - head - body, TILE, registers);
     }
 }
 
@@ -79,17 +79,17 @@ unsafe fn tiles(
     registers: &mut Registers,
 ) {
     let (of_data, of_parity) = registers.split_at_mut(inputs.len());
+    let (mut sources, mut targets) = (Room::new(), Room::new());
     for start in (0..len).step_by(tile) {
         let count = tile.min(len - start);
-        let inputs = Shifted::new(inputs, start);
-        let outputs = Shifted::new(outputs, start);
+        let (inputs, outputs) = (sources.moved(inputs, start), targets.moved(outputs, start));
         // SAFETY: tiles lie within the chunks.
         unsafe {
-            plan.run(inputs.get(), outputs.get(), count, false, Placement::Cached);
-            for (register, &input) in of_data.iter_mut().zip(inputs.get()) {
+            plan.run(inputs, outputs, count, false, Placement::Cached);
+            for (register, &input) in of_data.iter_mut().zip(inputs) {
                 *register = kernels.update_raw(*register, input, count);
             }
-            for (register, &output) in of_parity.iter_mut().zip(outputs.get()) {
+            for (register, &output) in of_parity.iter_mut().zip(outputs) {
                 *register = kernels.update_raw(*register, output, count);
             }
         }

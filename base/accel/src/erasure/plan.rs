@@ -6,7 +6,7 @@
 //! - Where the chunks are too large for the caches, outputs are stored past them, which spares reading what is about
 //!   to be overwritten.  That takes aligned lines: a misalignment that all outputs share is walked off first.
 //! - A processor's prefetcher follows a limited number of streams well; with many sources past the caches each is
-//!   read a line at a time.
+//!   read a line at a time, unless they all begin at the same place of a page, where that is slower still.
 
 use std::mem::MaybeUninit;
 
@@ -48,6 +48,9 @@ impl Placement {
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
+
+/// Bytes of a page: the offset in it is the offset in a first-level cache.
+const PAGE: usize = 4096;
 
 /// A stripe with more bytes than this, sources and outputs together, is taken for one that lives in memory: twice
 /// what a core's second-level cache holds on today's servers.
@@ -143,7 +146,7 @@ impl Plan {
         let group = &self.groups[0];
         assert!(sums.len() == inputs.len() + outputs.len() && len.is_multiple_of(both::VECTOR));
         if let Some(both) = &group.both {
-            let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { both.narrow } else { both.wide };
+            let pass = if stream && scattered(inputs) { both.narrow } else { both.wide };
             // SAFETY: as in `Group::run`.
             unsafe { pass(&group.job(inputs, outputs, len, false, stream), sums.as_mut_ptr()) };
         }
@@ -165,8 +168,9 @@ impl Plan {
             if head > 0 {
                 self.run_tiled(inputs, outputs, head, accumulate, false);
             }
-            let (inputs, outputs) = (Shifted::new(inputs, head), Shifted::new(outputs, head));
-            self.run_tiled(inputs.get(), outputs.get(), len - head, accumulate, aligned);
+            let (mut sources, mut targets) = (Room::new(), Room::new());
+            let (inputs, outputs) = (sources.moved(inputs, head), targets.moved(outputs, head));
+            self.run_tiled(inputs, outputs, len - head, accumulate, aligned);
             if aligned {
                 self.fence();
             }
@@ -182,15 +186,15 @@ impl Plan {
             // SAFETY: passed on.
             return unsafe { group.run(inputs, outputs, len, accumulate, stream) };
         }
+        let (mut sources, mut targets) = (Room::new(), Room::new());
         for start in (0..len).step_by(TILE) {
             let count = TILE.min(len - start);
-            let (inputs, outputs) = (Shifted::new(inputs, start), Shifted::new(outputs, start));
-            let mut outputs = outputs.get();
+            let (inputs, mut outputs) = (sources.moved(inputs, start), targets.moved(outputs, start));
             for group in &self.groups {
                 let (some, rest) = outputs.split_at(group.outputs);
                 outputs = rest;
                 // SAFETY: tiles lie within the chunks, and their starts are aligned if the chunks are.
-                unsafe { group.run(inputs.get(), some, count, accumulate, stream) };
+                unsafe { group.run(inputs, some, count, accumulate, stream) };
             }
         }
     }
@@ -203,7 +207,7 @@ impl Group {
     /// As for [`Plan::run_tiled`].
     unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
         let job = self.job(inputs, outputs, len, accumulate, stream);
-        let pass = if stream && inputs.len() > WIDE_SOURCES_MAX { self.narrow } else { self.wide };
+        let pass = if stream && scattered(inputs) { self.narrow } else { self.wide };
         // SAFETY: the caller vouches for the pointers; there are tables for every source, and the processor has the
         // tier, or there were no plan.
         unsafe { pass(&job) }
@@ -224,6 +228,12 @@ impl Group {
     }
 }
 
+/// There are many sources, and they begin at different places of their pages.
+fn scattered(inputs: &[*const u8]) -> bool {
+    let line = |input: &*const u8| *input as usize % PAGE / LINE;
+    inputs.len() > WIDE_SOURCES_MAX && inputs.iter().any(|input| line(input) != line(&inputs[0]))
+}
+
 /// How many of `len` bytes come before a line begins in all outputs, and whether they share one.
 pub(super) fn to_line(outputs: &[*mut u8], len: usize) -> (usize, bool) {
     let phase = outputs[0] as usize % LINE;
@@ -231,11 +241,9 @@ pub(super) fn to_line(outputs: &[*mut u8], len: usize) -> (usize, bool) {
     (if aligned { ((LINE - phase) % LINE).min(len) } else { 0 }, aligned)
 }
 
-/// Pointers, all moved on by the same number of bytes.
-pub(super) struct Shifted<P> {
-    pointers: [MaybeUninit<P>; SOURCES_MAX],
-    count: usize,
-}
+/// Room for pointers to a stripe's chunks.  Only as much of it is touched as there are, and it is filled where it
+/// lies: clearing or moving it would take longer than the smallest stripes.
+pub(super) struct Room<P>([MaybeUninit<P>; SOURCES_MAX]);
 
 /// A pointer to bytes, to be read or to be written.
 pub(super) trait Pointer: Copy {
@@ -254,17 +262,28 @@ impl Pointer for *mut u8 {
     }
 }
 
-impl<P: Pointer> Shifted<P> {
-    pub(super) fn new(from: &[P], by: usize) -> Self {
-        let mut pointers = [MaybeUninit::uninit(); SOURCES_MAX];
-        for (slot, pointer) in pointers.iter_mut().zip(from) {
-            slot.write(pointer.moved(by));
-        }
-        Self { pointers, count: from.len() }
+impl<P: Pointer> Room<P> {
+    /// Without anything in it.
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; SOURCES_MAX])
     }
 
-    pub(super) fn get(&self) -> &[P] {
+    /// Puts pointers into it, at most [`SOURCES_MAX`].
+    #[inline]
+    pub(super) fn fill(&mut self, all: impl Iterator<Item = P>) -> &[P] {
+        let mut count = 0;
+        for pointer in all {
+            self.0[count].write(pointer);
+            count += 1;
+        }
         // SAFETY: the first `count` were written; `MaybeUninit` has its content's layout.
-        unsafe { std::slice::from_raw_parts(self.pointers.as_ptr().cast(), self.count) }
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) }
+    }
+
+    /// Puts others into it, all moved on by the same number of bytes.
+    #[inline]
+    pub(super) fn moved(&mut self, from: &[P], by: usize) -> &[P] {
+        self.fill(from.iter().map(|pointer| pointer.moved(by)))
     }
 }

@@ -1,5 +1,7 @@
 //! Erasure coding: rates are bytes of data encoded, or bytes read to rebuild, a second.
 
+use std::mem::MaybeUninit;
+
 use forebay_accel::Tier;
 use forebay_accel::crc32c::crc32c;
 use forebay_accel::erasure::{Code, Construction, Decoder};
@@ -89,15 +91,12 @@ impl Prepared {
     fn ours(&mut self, work: impl FnOnce(&[&[u8]], &mut [&mut [u8]])) -> usize {
         let set = self.turn();
         let len = self.len;
+        let (sources, targets) = (&self.inputs[set], &self.outputs[set]);
         // SAFETY: the chunks are within the stripes' memory, which outlives the race; outputs overlap nothing.
-        unsafe {
-            let mut inputs = [&[][..]; 32];
-            let mut outputs: [&mut [u8]; 16] = std::array::from_fn(|_| &mut [][..]);
-            let (sources, targets) = (&self.inputs[set], &self.outputs[set]);
-            inputs.iter_mut().zip(sources).for_each(|(to, &from)| *to = std::slice::from_raw_parts(from, len));
-            outputs.iter_mut().zip(targets).for_each(|(to, &from)| *to = std::slice::from_raw_parts_mut(from, len));
-            work(&inputs[..sources.len()], &mut outputs[..targets.len()]);
-        }
+        let sources = sources.iter().map(|&from| unsafe { std::slice::from_raw_parts(from, len) });
+        // SAFETY: as above.
+        let targets = targets.iter().map(|&to| unsafe { std::slice::from_raw_parts_mut(to, len) });
+        listed(sources, |inputs| listed(targets, |outputs| work(inputs, outputs)));
         len * self.inputs[set].len()
     }
 
@@ -107,6 +106,15 @@ impl Prepared {
         unsafe { encoder.encode(self.len, &self.inputs[set], &self.outputs[set]) };
         self.len * self.inputs[set].len()
     }
+}
+
+/// Calls `run` with a list of up to 32 references, made without touching more memory than they take: the peers' lists
+/// are made before the clock runs.
+fn listed<T, R>(items: impl Iterator<Item = T>, run: impl FnOnce(&mut [T]) -> R) -> R {
+    let mut room = [const { MaybeUninit::<T>::uninit() }; 32];
+    let count = room.iter_mut().zip(items).map(|(place, item)| place.write(item)).count();
+    // SAFETY: the first `count` were written just now.
+    run(unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<T>(), count) })
 }
 
 /// All erasure-coding races.
@@ -185,11 +193,9 @@ fn rebuild(race: &Race, stripes: &Stripes, name: &str, goal: f64) {
         &mut [
             Series::new("forebay", Side::Ours, || {
                 a.ours(|left, rebuilt| {
-                    let have: Vec<(usize, &[u8])> =
-                        left.iter().enumerate().map(|(at, &chunk)| (lost + at, chunk)).collect();
-                    let mut want: Vec<(usize, &mut [u8])> =
-                        rebuilt.iter_mut().enumerate().map(|(at, chunk)| (at, &mut **chunk)).collect();
-                    decoder.rebuild(&have, &mut want).expect("k chunks");
+                    let left = left.iter().enumerate().map(|(at, &chunk)| (lost + at, chunk));
+                    let rebuilt = rebuilt.iter_mut().enumerate().map(|(at, chunk)| (at, &mut **chunk));
+                    listed(left, |have| listed(rebuilt, |want| decoder.rebuild(have, want).expect("k chunks")));
                 })
             }),
             Series::new("isa-l", Side::Peer, || b.theirs(&isal)),
