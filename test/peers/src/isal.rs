@@ -7,43 +7,29 @@ use isal_sys as _;
 
 use forebay_accel::Tier;
 
+/// Declares the functions that encode, which differ in nothing but the tier.
+macro_rules! encoders {
+    ($($name:ident),*) => {
+        unsafe extern "C" {
+            $(fn $name(
+                len: c_int,
+                k: c_int,
+                rows: c_int,
+                tables: *const u8,
+                data: *const *const u8,
+                coding: *const *mut u8,
+            );)*
+        }
+    };
+}
+
+encoders!(ec_encode_data, ec_encode_data_sse, ec_encode_data_avx2, ec_encode_data_avx512);
+
 type Encode = unsafe extern "C" fn(c_int, c_int, c_int, *const u8, *const *const u8, *const *mut u8);
 
 unsafe extern "C" {
     fn ec_init_tables(k: c_int, rows: c_int, matrix: *const u8, tables: *mut u8);
     fn ec_init_tables_base(k: c_int, rows: c_int, matrix: *const u8, tables: *mut u8);
-    fn ec_encode_data(
-        len: c_int,
-        k: c_int,
-        rows: c_int,
-        tables: *const u8,
-        data: *const *const u8,
-        coding: *const *mut u8,
-    );
-    fn ec_encode_data_sse(
-        len: c_int,
-        k: c_int,
-        rows: c_int,
-        tables: *const u8,
-        data: *const *const u8,
-        coding: *const *mut u8,
-    );
-    fn ec_encode_data_avx2(
-        len: c_int,
-        k: c_int,
-        rows: c_int,
-        tables: *const u8,
-        data: *const *const u8,
-        coding: *const *mut u8,
-    );
-    fn ec_encode_data_avx512(
-        len: c_int,
-        k: c_int,
-        rows: c_int,
-        tables: *const u8,
-        data: *const *const u8,
-        coding: *const *mut u8,
-    );
     fn crc32_iscsi(data: *const u8, len: c_int, init: u32) -> u32;
 }
 

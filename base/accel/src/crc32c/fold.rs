@@ -18,7 +18,9 @@
 //!
 //! Folding is from Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel, 2009).
 
-use super::polynomial::{SHIFT_KEYS, UNSCALE, fold_key};
+#[cfg(target_arch = "x86_64")]
+use super::polynomial::UNSCALE;
+use super::polynomial::{SHIFT_KEYS, fold_key};
 
 /// What folding needs of a processor.
 ///
@@ -55,6 +57,10 @@ pub(crate) unsafe trait Fold: Copy {
 
     /// The CRC32 instruction on eight bytes; the register is in the low half of its word.
     unsafe fn word(state: u64, word: u64) -> u64;
+    /// The CRC32 instruction on four bytes.
+    unsafe fn half(state: u32, half: u32) -> u32;
+    /// The CRC32 instruction on two bytes.
+    unsafe fn quarter(state: u32, quarter: u16) -> u32;
     /// The CRC32 instruction on one byte.
     unsafe fn byte(state: u32, byte: u8) -> u32;
     /// The carry-less product of two registers.
@@ -85,7 +91,7 @@ pub(crate) const fn long_min<F: Fold, const A: usize, const P: usize, const W: u
 pub(crate) unsafe fn short<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize) -> u32 {
     // SAFETY: passed on.
     unsafe {
-        if len < F::BYTES {
+        if len <= F::BYTES {
             words::<F>(state, from, len)
         } else {
             vectors::<F, A>(state, from, len, Sink::None).reduce()
@@ -133,15 +139,30 @@ pub(crate) unsafe fn copy<F: Fold, const A: usize>(state: u32, from: *const u8, 
 pub(crate) unsafe fn words<F: Fold>(mut state: u32, mut from: *const u8, mut len: usize) -> u32 {
     // SAFETY: reads stay within `len`.
     unsafe {
-        while len >= 8 {
-            state = F::word(u64::from(state), from.cast::<u64>().read_unaligned()) as u32;
-            from = from.add(8);
-            len -= 8;
+        // A compiler's own unrolling costs a message of two words as much as the words.
+        while len >= 32 {
+            state = chain::<F, 4>(state, from);
+            from = from.add(32);
+            len -= 32;
         }
-        while len > 0 {
+        if len & 16 != 0 {
+            state = chain::<F, 2>(state, from);
+            from = from.add(16);
+        }
+        if len & 8 != 0 {
+            state = chain::<F, 1>(state, from);
+            from = from.add(8);
+        }
+        if len & 4 != 0 {
+            state = F::half(state, from.cast::<u32>().read_unaligned());
+            from = from.add(4);
+        }
+        if len & 2 != 0 {
+            state = F::quarter(state, from.cast::<u16>().read_unaligned());
+            from = from.add(2);
+        }
+        if len & 1 != 0 {
             state = F::byte(state, from.read());
-            from = from.add(1);
-            len -= 1;
         }
     }
     state
@@ -366,22 +387,21 @@ pub(crate) unsafe fn shift<F: Fold>(state: u32, mut bytes: u64) -> u32 {
     result
 }
 
-/// The keys that move a vector by one vector, by two, and so on up to `N` (at most 4).
+/// The keys that move a vector by one vector, by two, by three and by four.
 ///
 /// # Safety
 /// The processor has the tier.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) unsafe fn fold_keys<F: Fold, const N: usize>() -> [F::Key; N] {
-    const { assert!(N <= 4) };
+pub(crate) unsafe fn fold_keys<F: Fold>() -> [F::Key; 4] {
     // SAFETY: passed on.
     unsafe {
-        let keys = [
+        [
             F::key(const { fold_key(F::BYTES as u64) }),
             F::key(const { fold_key(2 * F::BYTES as u64) }),
             F::key(const { fold_key(3 * F::BYTES as u64) }),
             F::key(const { fold_key(4 * F::BYTES as u64) }),
-        ];
-        std::array::from_fn(|at| keys[at])
+        ]
     }
 }
 
@@ -389,6 +409,7 @@ pub(crate) unsafe fn fold_keys<F: Fold, const N: usize>() -> [F::Key; N] {
 ///
 /// # Safety
 /// The processor has the tier.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) unsafe fn after<F: Fold>(state: u32) -> F {
     const { assert!(F::BYTES <= 64) };

@@ -25,7 +25,7 @@ pub fn crc32c(data: &[u8]) -> u32 {
 /// Continues a CRC32C: `extend(crc32c(a), b) == crc32c(a ++ b)`.  The CRC32C of nothing is 0.
 #[inline]
 pub fn extend(crc: u32, data: &[u8]) -> u32 {
-    !Kernels::current().update(!crc, data)
+    !tiers::update(!crc, data)
 }
 
 /// Continues a CRC32C over `count` bytes of zero, in time that grows with the logarithm of `count`.

@@ -54,39 +54,44 @@ unsafe impl Fold for Neon {
     #[inline]
     #[target_feature(enable = "neon,crc,aes")]
     unsafe fn fold(self, key: Self::Key, next: Self) -> Self {
-        // SAFETY: the caller has the tier.
-        unsafe {
-            let low = vreinterpretq_u64_p128(vmull_p64(vgetq_lane_u64::<0>(self.0), key.0));
-            let high = vreinterpretq_u64_p128(vmull_p64(vgetq_lane_u64::<1>(self.0), key.1));
-            Self(veorq_u64(veorq_u64(low, high), next.0))
-        }
+        let low = vreinterpretq_u64_p128(vmull_p64(vgetq_lane_u64::<0>(self.0), key.0));
+        let high = vreinterpretq_u64_p128(vmull_p64(vgetq_lane_u64::<1>(self.0), key.1));
+        Self(veorq_u64(veorq_u64(low, high), next.0))
     }
 
     #[inline]
     #[target_feature(enable = "neon,crc,aes")]
     unsafe fn reduce(self) -> u32 {
-        // SAFETY: the caller has the tier.
-        unsafe { __crc32cd(__crc32cd(0, vgetq_lane_u64::<0>(self.0)), vgetq_lane_u64::<1>(self.0)) }
+        __crc32cd(__crc32cd(0, vgetq_lane_u64::<0>(self.0)), vgetq_lane_u64::<1>(self.0))
     }
 
     #[inline]
     #[target_feature(enable = "neon,crc,aes")]
     unsafe fn word(state: u64, word: u64) -> u64 {
-        // SAFETY: the caller has the tier.
-        unsafe { u64::from(__crc32cd(state as u32, word)) }
+        u64::from(__crc32cd(state as u32, word))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
+    unsafe fn half(state: u32, half: u32) -> u32 {
+        __crc32cw(state, half)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon,crc,aes")]
+    unsafe fn quarter(state: u32, quarter: u16) -> u32 {
+        __crc32ch(state, quarter)
     }
 
     #[inline]
     #[target_feature(enable = "neon,crc,aes")]
     unsafe fn byte(state: u32, byte: u8) -> u32 {
-        // SAFETY: the caller has the tier.
-        unsafe { __crc32cb(state, byte) }
+        __crc32cb(state, byte)
     }
 
     #[inline]
     #[target_feature(enable = "neon,crc,aes")]
     unsafe fn product(a: u32, b: u32) -> u64 {
-        // SAFETY: the caller has the tier.
-        unsafe { vmull_p64(u64::from(a), u64::from(b)) as u64 }
+        vmull_p64(u64::from(a), u64::from(b)) as u64
     }
 }

@@ -1,6 +1,7 @@
 //! The kernels of each tier, and which of them is in use.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::fold::{self, Sink};
 use super::{polynomial, portable};
@@ -10,9 +11,37 @@ use crate::tier::Tier;
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     /// The register after some bytes.  Safe to call: the struct is only made where the processor has the tier.
-    update: unsafe fn(u32, *const u8, usize) -> u32,
+    update: Update,
     copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
     shift: unsafe fn(u32, u64) -> u32,
+}
+
+type Update = unsafe fn(u32, *const u8, usize) -> u32;
+
+/// The tier's `update`, and before the first call what finds it; a call of few bytes is over before a look whether
+/// it has been found would be.
+static UPDATE: AtomicPtr<()> = AtomicPtr::new(find as Update as *mut ());
+
+/// Finds the kernel, and does its work.
+///
+/// # Safety
+/// The bytes are readable.
+unsafe fn find(state: u32, from: *const u8, len: usize) -> u32 {
+    let update = Kernels::current().update;
+    UPDATE.store(update as *mut (), Ordering::Relaxed);
+    // SAFETY: passed on.
+    unsafe { update(state, from, len) }
+}
+
+/// The register after `data`, on the tier in use.
+#[inline]
+pub(super) fn update(state: u32, data: &[u8]) -> u32 {
+    // SAFETY: nothing but functions of this type is ever stored there, each for a tier that the processor has; code
+    // does not change, so no order is needed.  The bytes are a slice.
+    unsafe {
+        let update = std::mem::transmute::<*mut (), Update>(UPDATE.load(Ordering::Relaxed));
+        update(state, data.as_ptr(), data.len())
+    }
 }
 
 impl Kernels {

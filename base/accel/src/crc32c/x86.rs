@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::fold::Fold;
 use super::polynomial::fold_key;
-use crate::vector::x86::Gfni;
+use crate::vector::x86::{Gfni, memory};
 
 /// 16 bytes, sums of three by two instructions.
 #[derive(Clone, Copy)]
@@ -32,6 +32,18 @@ macro_rules! integer {
         unsafe fn word(state: u64, word: u64) -> u64 {
             // SAFETY: the caller has the tier.
             unsafe { _mm_crc32_u64(state, word) }
+        }
+
+        #[inline(always)]
+        unsafe fn half(state: u32, half: u32) -> u32 {
+            // SAFETY: the caller has the tier.
+            unsafe { _mm_crc32_u32(state, half) }
+        }
+
+        #[inline(always)]
+        unsafe fn quarter(state: u32, quarter: u16) -> u32 {
+            // SAFETY: the caller has the tier.
+            unsafe { _mm_crc32_u16(state, quarter) }
         }
 
         #[inline(always)]
@@ -66,23 +78,7 @@ macro_rules! narrow {
             unsafe { _mm_set_epi64x(i64::from(key.1), i64::from(key.0)) }
         }
 
-        #[inline(always)]
-        unsafe fn load(from: *const u8) -> Self {
-            // SAFETY: the caller promises the bytes.
-            unsafe { Self(_mm_loadu_si128(from.cast())) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut u8) {
-            // SAFETY: the caller promises the bytes.
-            unsafe { _mm_storeu_si128(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn stream(self, to: *mut u8) {
-            // SAFETY: the caller promises the bytes and the alignment, and fences.
-            unsafe { _mm_stream_si128(to.cast(), self.0) }
-        }
+        memory!(_mm_loadu_si128, _mm_storeu_si128, _mm_stream_si128);
 
         unsafe fn load_end(_: *const u8, _: usize, _: u32) -> Self {
             unreachable!("PARTIAL is false")
@@ -151,23 +147,7 @@ unsafe impl Fold for Vpclmul {
         unsafe { _mm512_broadcast_i32x4(_mm_set_epi64x(i64::from(key.1), i64::from(key.0))) }
     }
 
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the caller promises the bytes.
-        unsafe { Self(_mm512_loadu_si512(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes.
-        unsafe { _mm512_storeu_si512(to.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes and the alignment, and fences.
-        unsafe { _mm512_stream_si512(to.cast(), self.0) }
-    }
+    memory!(_mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512);
 
     #[inline(always)]
     unsafe fn load_end(from: *const u8, count: usize, state: u32) -> Self {

@@ -21,6 +21,30 @@ pub(crate) struct Avx512(__m512i);
 #[derive(Clone, Copy)]
 pub(crate) struct Gfni(pub(crate) __m512i);
 
+/// Loading and storing registers, for products and for checksums alike.
+macro_rules! memory {
+    ($load:ident, $store:ident, $stream:ident) => {
+        #[inline(always)]
+        unsafe fn load(from: *const u8) -> Self {
+            // SAFETY: the caller promises the bytes.
+            unsafe { Self($load(from.cast())) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut u8) {
+            // SAFETY: the caller promises the bytes.
+            unsafe { $store(to.cast(), self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn stream(self, to: *mut u8) {
+            // SAFETY: the caller promises the bytes and the alignment, and fences.
+            unsafe { $stream(to.cast(), self.0) }
+        }
+    };
+}
+pub(crate) use memory;
+
 // SAFETY: each method is the instruction it names, on 16 bytes.
 unsafe impl Vector for Sse {
     const BYTES: usize = 16;
@@ -39,23 +63,7 @@ unsafe impl Vector for Sse {
         unsafe { Self(_mm_setzero_si128()) }
     }
 
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the caller promises the bytes.
-        unsafe { Self(_mm_loadu_si128(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes.
-        unsafe { _mm_storeu_si128(to.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes and the alignment, and fences.
-        unsafe { _mm_stream_si128(to.cast(), self.0) }
-    }
+    memory!(_mm_loadu_si128, _mm_storeu_si128, _mm_stream_si128);
 
     #[inline(always)]
     unsafe fn xor3(self, b: Self, c: Self) -> Self {
@@ -113,23 +121,7 @@ unsafe impl Vector for Avx2 {
         unsafe { Self(_mm256_setzero_si256()) }
     }
 
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the caller promises the bytes.
-        unsafe { Self(_mm256_loadu_si256(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes.
-        unsafe { _mm256_storeu_si256(to.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut u8) {
-        // SAFETY: the caller promises the bytes and the alignment, and fences.
-        unsafe { _mm256_stream_si256(to.cast(), self.0) }
-    }
+    memory!(_mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256);
 
     #[inline(always)]
     unsafe fn xor3(self, b: Self, c: Self) -> Self {
@@ -192,23 +184,7 @@ macro_rules! wide {
             unsafe { Self(_mm512_setzero_si512()) }
         }
 
-        #[inline(always)]
-        unsafe fn load(from: *const u8) -> Self {
-            // SAFETY: the caller promises the bytes.
-            unsafe { Self(_mm512_loadu_si512(from.cast())) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut u8) {
-            // SAFETY: the caller promises the bytes.
-            unsafe { _mm512_storeu_si512(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn stream(self, to: *mut u8) {
-            // SAFETY: the caller promises the bytes and the alignment, and fences.
-            unsafe { _mm512_stream_si512(to.cast(), self.0) }
-        }
+        memory!(_mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512);
 
         #[inline(always)]
         unsafe fn xor3(self, b: Self, c: Self) -> Self {
