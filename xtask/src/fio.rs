@@ -64,6 +64,10 @@ pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
     if job.flush_each > 0 {
         fio.arg(format!("--fsync={}", job.flush_each));
     }
+    // What a sequential write leaves in memory is not written yet: the flush that ends it counts.
+    if job.pattern == "write" {
+        fio.arg("--end_fsync=1");
+    }
     let side = match job {
         Job { flush_each: 1, .. } => Side::Flush,
         job if job.reads() => Side::Read,

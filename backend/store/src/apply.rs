@@ -141,6 +141,7 @@ impl Core {
             let slot = map.get(block);
             if slot.block != 0 && !state.is_shared(of, block, slot) {
                 segments.sub_block(slot.block);
+                self.media.cache.forget(slot.block);
             }
         }
         for page in map.pages() {
@@ -253,6 +254,7 @@ impl Core {
             let mut segments = self.segments.borrow_mut();
             segments.add_block(new.block);
             segments.sub_block(old);
+            self.media.cache.moved(old, new.block);
         }
     }
 }

@@ -114,8 +114,11 @@ impl Store {
             }
             store.close().await?;
         }
-        let store =
-            Store::open(path, StoreOptions { read_only: true, roll_back: true, ..StoreOptions::default() }).await?;
+        let store = Store::open(
+            path,
+            StoreOptions { read_only: true, roll_back: true, data_cache: 0, ..StoreOptions::default() },
+        )
+        .await?;
         if let Some(lost) = &store.lost {
             report.add("the newest checkpoint", lost.clone());
         }

@@ -170,7 +170,9 @@ impl Core {
         self.checkpoints.set(self.checkpoints.get() + 1);
         let mut segments = self.segments.borrow_mut();
         let keep = segments.geometry.segment_of_byte(anchor.segments.addr);
-        segments.commit_checkpoint(redo_segment, keep);
+        let freed = segments.commit_checkpoint(redo_segment, keep);
+        let (generation, free) = (anchor.generation, segments.free_count());
+        tracing::debug!(generation, freed, free, log_bytes = appended, "a checkpoint");
         Ok(())
     }
 

@@ -18,6 +18,9 @@ use crate::read::join_all;
 /// Segments that are emptied side by side, so that the device is not idle while one is worked on.
 const SEGMENTS_AT_ONCE: usize = 4;
 
+/// Rounds in need that leave no more free than the best one did, after which the cleaner gives up.
+const FUTILE_ROUNDS: u32 = 8;
+
 /// A run of blocks that may be live: object, first block in it, block number on the device, checksums.
 struct Candidate {
     oid: u64,
@@ -61,6 +64,18 @@ impl Core {
     /// The cleaner should work.
     pub fn wants_cleaning(&self) -> bool {
         !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark() + self.room_wanted.get()
+    }
+
+    /// A round of cleaning ended with `free` segments free, and there is need of more; true when it is the last of
+    /// several without which nobody would have been worse off.
+    pub fn is_futile(&self, free: u32) -> bool {
+        let (written, best, rounds) = self.futile.get();
+        if written != self.user_bytes.get() || free > best {
+            self.futile.set((self.user_bytes.get(), free, 0));
+            return false;
+        }
+        self.futile.set((written, best, rounds + 1));
+        rounds + 1 >= FUTILE_ROUNDS
     }
 
     /// Free segments that the cleaner leaves for the checkpoint after it.

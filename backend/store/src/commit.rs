@@ -29,6 +29,7 @@ impl Core {
         let oid = object.oid;
         log.append_blocks(data, Entry::write_size, |done, payload, block, stored| {
             let crcs = block_crcs(stored);
+            self.media.cache.put(block, &crcs, stored.iter().map(|buf| &buf[..]));
             let entry = Entry::Write { oid, start: start + done as u32, payload, size, version, crcs };
             self.apply(object, &entry, block, None);
             entry

@@ -146,6 +146,8 @@ pub struct Core {
     pub stuck: Cell<bool>,
     /// Bytes appended to the log when that was found.
     pub stuck_at: Cell<u64>,
+    /// Bytes users had written, most segments free after a round of cleaning since, rounds since that reached no more.
+    pub futile: Cell<(u64, u32, u32)>,
     /// Segments beyond the gate that somebody waits for.
     pub room_wanted: Cell<u32>,
     pub capacity: u64,
@@ -466,6 +468,7 @@ impl Core {
         }
         if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {
             self.segments.borrow_mut().sub_block(before.block);
+            self.media.cache.forget(before.block);
         }
     }
 

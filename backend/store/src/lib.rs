@@ -9,6 +9,7 @@
 
 mod apply;
 mod backend;
+mod cache;
 mod check;
 mod checkpoint;
 mod clean;
@@ -31,6 +32,7 @@ mod store;
 mod transact;
 mod tree;
 
+pub use cache::CacheStats;
 pub use check::{CheckOptions, CheckReport, Finding};
 pub use recover::Replay;
 pub use store::{InitOptions, Store, StoreOptions, StoreStats};

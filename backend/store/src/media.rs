@@ -7,6 +7,7 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::{File, Pool};
 
+use crate::cache::Cache;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::log::Log;
 use crate::segments::Segments;
@@ -19,6 +20,8 @@ pub struct Media {
     pub file: File,
     pub segments: Rc<RefCell<Segments>>,
     log: RefCell<Option<Rc<Log>>>,
+    /// Blocks in memory that need not be read again.
+    pub cache: Cache,
     single: Pool,
     multi: Pool,
     pub checksum_errors: Cell<u64>,
@@ -38,11 +41,12 @@ impl Drop for Pin<'_> {
 }
 
 impl Media {
-    pub fn new(file: File, segments: Rc<RefCell<Segments>>) -> Self {
+    pub fn new(file: File, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
         Self {
             file,
             segments,
             log: RefCell::default(),
+            cache,
             single: Pool::new(BLOCK, 256),
             multi: Pool::new(POOLED_BLOCKS * BLOCK, 32),
             checksum_errors: Cell::new(0),
@@ -85,6 +89,29 @@ impl Media {
         if let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK) {
             return Ok(found);
         }
+        let mut data = BufList::new();
+        let front = self.cache.take_front(block, crcs, &mut data);
+        if front < crcs.len() {
+            // What lies between blocks that are missing is read along with them.
+            let count = match self.cache.is_off() {
+                true => crcs.len() - front,
+                false => self.cache.missing(block + front as u64, &crcs[front..]),
+            };
+            let end = front + count;
+            let read = self.read_verified(block + front as u64, &crcs[front..end], &what).await?;
+            self.cache.put(block + front as u64, &crcs[front..end], std::iter::once(&read[..]));
+            data.push(read.into());
+            if self.cache.take_front(block + end as u64, &crcs[end..], &mut data) < crcs.len() - end {
+                // It was pushed out meanwhile.
+                let at = data.len() / BLOCK;
+                data.push(self.read_verified(block + at as u64, &crcs[at..], &what).await?.into());
+            }
+        }
+        Ok(data)
+    }
+
+    /// Data blocks off the device.
+    async fn read_verified(&self, block: u64, crcs: &[u32], what: &impl Fn() -> String) -> Result<BufMut> {
         let _pin = self.pin(block * BLOCK64);
         let buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
         for (i, crc) in crcs.iter().enumerate() {
@@ -101,7 +128,7 @@ impl Media {
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
         }
-        Ok(buf.into())
+        Ok(buf)
     }
 
     /// Data blocks of one segment, their checksums not compared.

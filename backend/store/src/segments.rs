@@ -287,7 +287,7 @@ impl Segments {
             self.replay.pop_front();
         }
         let mut freed = 0;
-        for segment in 0..self.geometry.segment_count {
+        for segment in (0..self.geometry.segment_count).rev() {
             let unused = table.of(segment) == 0 && self.live.of(segment) == 0;
             let used = matches!(self.state[segment as usize], SegmentState::Used | SegmentState::Damaged);
             if unused && used && Some(segment) != keep && !self.replay.contains(&segment) {
@@ -305,7 +305,9 @@ impl Segments {
     fn set_free(&mut self, segment: u32) {
         self.read_out.remove(&segment);
         self.state[segment as usize] = SegmentState::Free;
-        self.free.push_back(segment);
+        // First to be used again, while the file system has space for it: writing into a hole takes an allocation, and
+        // with it a detour over a kernel thread.
+        self.free.push_front(segment);
         self.to_punch.insert(segment);
     }
 

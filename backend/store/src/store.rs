@@ -10,6 +10,7 @@ use forebay_block::{BackendInfo, Buf, Error, ErrorKind, Result, Usage};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, JoinHandle, OpenOptions, fs, now, random, sleep, spawn, wall_clock};
 
+use crate::cache::{Cache, CacheStats};
 use crate::checkpoint::store_id;
 use crate::core::Core;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
@@ -34,6 +35,8 @@ pub struct StoreOptions {
     pub pool: String,
     /// Bytes of memory for metadata: map pages, tree nodes, changes not yet stored.
     pub metadata_cache: usize,
+    /// Bytes of memory for data: blocks that were read or written not long ago.
+    pub data_cache: usize,
     /// Give the space of free segments back to the file system or device.
     pub punch_free: bool,
     /// Change nothing: for checking, and for looking into a store.
@@ -45,7 +48,14 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { pool: "local".into(), metadata_cache: 60 << 20, punch_free: true, read_only: false, roll_back: false }
+        Self {
+            pool: "local".into(),
+            metadata_cache: 60 << 20,
+            data_cache: 256 << 20,
+            punch_free: true,
+            read_only: false,
+            roll_back: false,
+        }
     }
 }
 
@@ -93,6 +103,8 @@ pub struct StoreStats {
     pub pairs_looked_at: u64,
     /// Checksum errors found since it was opened.
     pub checksum_errors: u64,
+    /// The data cache.
+    pub cache: CacheStats,
     /// What the replay found when it was opened.
     pub replay: Replay,
 }
@@ -337,6 +349,7 @@ impl Store {
             page_loads: core.loads.get(),
             pairs_looked_at: core.pairs_looked_at.get(),
             checksum_errors: core.media.checksum_errors.get(),
+            cache: core.media.cache.stats(),
             replay: self.replay,
         }
     }
@@ -405,7 +418,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     let geometry = Geometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
     let segments = Rc::new(RefCell::new(empty));
-    let media = Rc::new(Media::new(file, segments.clone()));
+    let media = Rc::new(Media::new(file, segments.clone(), Cache::new(options.data_cache)));
     let table = read_table(&media, anchor, &geometry).await?;
     *segments.borrow_mut() = Segments::new(geometry, table);
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {
@@ -445,6 +458,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         appended_at_redo: Cell::new(0),
         turns: RefCell::new(HashMap::new()),
         stuck: Cell::new(false),
+        futile: Cell::new((0, 0, 0)),
         stuck_at: Cell::new(0),
         room_wanted: Cell::new(0),
         capacity,
@@ -509,10 +523,12 @@ async fn maintain_once(core: &Rc<Core>) -> Result<()> {
     core.checkpoint(false).await?;
     let free = core.segments.borrow().free_count();
     let quiet = core.segments.borrow().live_bytes() >= live_before;
-    // Two ways to be stuck: nothing worth moving, or moving it won nothing although hardly anybody wrote meanwhile.
+    // Three ways to be stuck: nothing worth moving, or moving it won nothing although hardly anybody wrote meanwhile, or
+    // round after round wins what the next one loses.
     let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
     let scarce = free <= core.gate + core.room_wanted.replace(0);
-    if free <= free_before && scarce && !cramped && (gain == 0 || (quiet && moved_only)) {
+    let nothing_won = free <= free_before && !cramped && (gain == 0 || (quiet && moved_only));
+    if scarce && (nothing_won || core.is_futile(free)) {
         core.stuck.set(true);
         core.stuck_at.set(core.log().bytes_appended());
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
+use forebay_block::{BufList, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{sleep, spawn};
 
@@ -96,7 +96,10 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
     spawn(async move {
         let turn = place.turn().await;
         let durable = transaction.durable;
-        let done = core.transact(&name, transaction).await;
+        let done = match core.write_in_turn(&name, &transaction).await {
+            Some(done) => done,
+            None => core.transact(&name, transaction).await,
+        };
         drop(turn);
         let answer = match done {
             Ok((version, seq)) if durable => core.log().sync(seq).await.map(|()| version),
@@ -138,13 +141,31 @@ impl Core {
 
     /// Does a write of whole blocks if nothing has to be waited for.
     fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
-        let [ObjectOp::Write { offset, data }] = &transaction.ops[..] else { return None };
-        let len = data.len() as u64;
-        let whole = offset.is_multiple_of(BLOCK64) && len.is_multiple_of(BLOCK64);
-        if len == 0 || !whole || offset.checked_add(len)? > OBJECT_SIZE_MAX {
+        let (_, data) = whole_blocks(transaction)?;
+        if self.turns.borrow().contains_key(name) || !self.gate_is_open(data.len() as u64) {
             return None;
         }
-        if self.turns.borrow().contains_key(name) || self.refuse_writes().is_err() || !self.gate_is_open(len) {
+        self.write_if_loaded(name, transaction)
+    }
+
+    /// Does a write of whole blocks in its turn, as soon as there is room, if nothing else has to be waited for.
+    async fn write_in_turn(
+        self: &Rc<Self>,
+        name: &ObjectName,
+        transaction: &Transaction,
+    ) -> Option<Result<(u64, u64)>> {
+        let (_, data) = whole_blocks(transaction)?;
+        match self.wait_for_room(true, data.len() as u64).await {
+            Ok(()) => self.write_if_loaded(name, transaction),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Does a write of whole blocks, for which there is room, if what it changes is in memory.
+    fn write_if_loaded(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
+        let (offset, data) = whole_blocks(transaction)?;
+        let len = data.len() as u64;
+        if self.refuse_writes().is_err() {
             return None;
         }
         let (start, count) = ((offset / BLOCK64) as u32, (len / BLOCK64) as u32);
@@ -256,6 +277,14 @@ impl Core {
             self.wake_cleaner.notify_all();
         }
     }
+}
+
+/// The place and data of a transaction that only writes whole blocks.
+fn whole_blocks(transaction: &Transaction) -> Option<(u64, &BufList)> {
+    let [ObjectOp::Write { offset, data }] = &transaction.ops[..] else { return None };
+    let len = data.len() as u64;
+    let whole = offset.is_multiple_of(BLOCK64) && len.is_multiple_of(BLOCK64);
+    (len > 0 && whole && offset.checked_add(len)? <= OBJECT_SIZE_MAX).then_some((*offset, data))
 }
 
 fn check_name(name: &ObjectName) -> Result<()> {

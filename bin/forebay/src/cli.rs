@@ -226,6 +226,16 @@ pub struct Serve {
     #[arg(long, value_name = "SIZE")]
     pub store_size: Option<Size>,
 
+    /// Memory for blocks that were read or written not long ago; 0 for none [default: 256M]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        long_help = "Memory for blocks that were read or written not long ago; 0 for none [default: 256M]\n\
+            The store reads and writes its file past the kernel's page cache; this is its own.  Memory is taken as \
+            blocks come in, never more than that (and some 4 % for the books).  Example: --store-cache 4G"
+    )]
+    pub store_cache: Option<Size>,
+
     /// How to reach disks and sockets
     #[arg(long, value_name = "DRIVER")]
     pub driver: Option<Driver>,

@@ -15,6 +15,8 @@ use crate::units::Size;
 const LINGER_US: u32 = 50;
 /// Longest a reactor polls before it sleeps, in microseconds.
 const LINGER_US_MAX: u32 = 1000;
+/// The store's data cache, when nothing is said.
+const STORE_CACHE: Size = Size(256 << 20);
 /// Most reactors: more than any machine this runs on has cores to give.
 const CORES_MAX: u16 = 256;
 
@@ -42,6 +44,7 @@ struct ConfigFile {
 struct StoreSection {
     path: Option<PathBuf>,
     size: Option<Size>,
+    cache: Option<Size>,
 }
 
 /// The `[ram]` section.
@@ -72,6 +75,8 @@ pub struct Config {
     pub store: PathBuf,
     /// Its size when it is created.
     pub store_size: Option<Size>,
+    /// Bytes of memory for the store's data cache.
+    pub store_cache: usize,
     /// Most bytes that the pool in memory holds.
     pub ram_size: u64,
     /// What is logged.
@@ -134,6 +139,12 @@ impl Config {
             Some(path) => absolute(&path)?,
             None => default_store(&data),
         };
+        let store_cache = serve.store_cache.or(file.store.cache).unwrap_or(STORE_CACHE);
+        if store_cache.0 > memory() {
+            let text = format!("--store-cache {store_cache}: this machine has {} of memory", Size(memory()));
+            return Err(Failure::invalid(text));
+        }
+        let store_cache = store_cache.0 as usize;
         Ok(Self {
             control,
             nbd,
@@ -143,7 +154,8 @@ impl Config {
             driver,
             store,
             store_size: serve.store_size.or(file.store.size),
-            ram_size: file.ram.size.map_or_else(half_of_memory, |size| size.0),
+            store_cache,
+            ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_level: global.log_level.clone().or(file.log_level),
             data,
         })
@@ -178,12 +190,12 @@ pub fn default_data_dir() -> PathBuf {
     base.map_or_else(|| "/var/lib/forebay".into(), |base| base.join("forebay"))
 }
 
-/// Half of the machine's memory in bytes, for the pool in memory.
-fn half_of_memory() -> u64 {
+/// The machine's memory in bytes.
+fn memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
     // Where the kernel does not say, an amount that any machine has.
-    total.map_or(256 << 20, |kib: u64| kib.saturating_mul(1024) / 2)
+    total.map_or(512 << 20, |kib: u64| kib.saturating_mul(1024))
 }
 
 /// The store's size when nothing is said: four fifths of what the file system has free, in whole GiB if that is many.

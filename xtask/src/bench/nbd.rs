@@ -36,8 +36,18 @@ enum Server {
     Peer(Process),
 }
 
+/// Who is compared with whom.
+#[derive(Clone, Copy, PartialEq)]
+enum Group {
+    /// Past the page cache, to the disk.
+    Direct,
+    /// With memory for the whole volume: a cache of our own, and the kernel's page cache.
+    Cached,
+}
+
 struct Competitor {
     name: &'static str,
+    group: Group,
     side: Side,
     server: Server,
     uri: String,
@@ -62,18 +72,24 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
     let sockets = Scratch::new("bench")?;
     let places = Places::new();
     let mut competitors = Vec::new();
-    if !peers_only {
+    for (name, group, cache_mib) in
+        [("forebay", Group::Direct, 0), ("forebay with a cache", Group::Cached, 2 * effort.size_mib)]
+    {
+        if peers_only {
+            break;
+        }
         let wrapper = ["taskset", "--cpu-list", &places.servers];
-        let daemon = Daemon::start_under(&wrapper, &scratch.path().join("store"), &[])?;
+        let data = scratch.path().join(format!("store-{cache_mib}"));
+        let daemon = Daemon::start_under(&wrapper, &data, &["--store-cache", &format!("{cache_mib}M")])?;
         let uri = daemon.volume("local/bench", &format!("{}M", effort.size_mib))?;
-        competitors.push(Competitor { name: "forebay", side: Side::Ours, server: Server::Ours(Box::new(daemon)), uri });
+        competitors.push(Competitor { name, group, side: Side::Ours, server: Server::Ours(Box::new(daemon)), uri });
     }
-    for (name, side, command) in peers() {
+    for (name, group, command) in peers() {
         let short = name.replace([' ', '='], "-");
         let file = scratch.path().join(format!("{short}.raw"));
         std::fs::File::create(&file)?.set_len(effort.size_mib << 20)?;
         let socket = sockets.path().join(&short);
-        competitors.push(start_peer(name, side, &places, command, &file, &socket)?);
+        competitors.push(start_peer(name, group, &places, command, &file, &socket)?);
     }
 
     println!("filling {} volumes of {} MiB", competitors.len(), effort.size_mib);
@@ -106,14 +122,16 @@ pub fn run(effort: &Effort, peers_only: bool, dry_run: bool) -> Result<()> {
         }
         println!("round {} of {}", round + 1, effort.rounds);
     }
+    let groups: Vec<Group> = competitors.iter().map(|competitor| competitor.group).collect();
     for competitor in competitors {
         if let Server::Ours(daemon) = competitor.server {
             daemon.stop()?;
         }
     }
 
-    let mut all = speed;
-    all.extend(per_cpu);
+    let measured: Vec<Case> = speed.into_iter().chain(per_cpu).collect();
+    let mut all = only(&measured, &groups, Group::Direct, "");
+    all.extend(only(&measured, &groups, Group::Cached, "-cached"));
     println!("{}", report::table(&all));
     let lines = report::ratio_lines("nbd", &all);
     for line in &lines {
@@ -142,6 +160,16 @@ fn cases(jobs: &[&(Job, f64)], competitors: &[Competitor], suffix: &str) -> Vec<
     jobs.iter().map(case).collect()
 }
 
+/// The cases with the competitors of one group alone.
+fn only(cases: &[Case], groups: &[Group], group: Group, suffix: &str) -> Vec<Case> {
+    let of_group = |case: &Case| {
+        let named = case.series.iter().zip(groups).filter(|(_, of)| **of == group);
+        named.map(|(series, _)| series.clone()).collect()
+    };
+    let case = |case: &Case| Case { name: format!("{}{suffix}", case.name), series: of_group(case), ..case.clone() };
+    cases.iter().map(case).collect()
+}
+
 /// Processors for the servers, and one for the client.
 ///
 /// Left to itself, the scheduler puts the two ends of a socket on one processor or on two, as it comes, and keeps them
@@ -163,7 +191,7 @@ impl Places {
 
 type PeerCommand = fn(file: &Path, socket: &Path) -> Vec<String>;
 
-fn peers() -> [(&'static str, Side, PeerCommand); 4] {
+fn peers() -> [(&'static str, Group, PeerCommand); 4] {
     fn qemu(file: &Path, socket: &Path, cache: &[&str]) -> Vec<String> {
         let mut words: Vec<String> = ["qemu-nbd", "--persistent", "--shared=16", "--format=raw"].map(Into::into).into();
         words.extend(cache.iter().map(|&word| word.to_owned()));
@@ -177,12 +205,12 @@ fn peers() -> [(&'static str, Side, PeerCommand); 4] {
         words
     }
     [
-        ("qemu-nbd cache=none", Side::Peer, |file, socket| {
+        ("qemu-nbd cache=none", Group::Direct, |file, socket| {
             qemu(file, socket, &["--cache=none", if uring() { "--aio=io_uring" } else { "--aio=native" }])
         }),
-        ("nbdkit cache=none", Side::Peer, |file, socket| nbdkit(file, socket, "cache=none")),
-        ("qemu-nbd default", Side::Cached, |file, socket| qemu(file, socket, &[])),
-        ("nbdkit default", Side::Cached, |file, socket| nbdkit(file, socket, "cache=default")),
+        ("nbdkit cache=none", Group::Direct, |file, socket| nbdkit(file, socket, "cache=none")),
+        ("qemu-nbd default", Group::Cached, |file, socket| qemu(file, socket, &[])),
+        ("nbdkit default", Group::Cached, |file, socket| nbdkit(file, socket, "cache=default")),
     ]
 }
 
@@ -193,7 +221,7 @@ fn uring() -> bool {
 
 fn start_peer(
     name: &'static str,
-    side: Side,
+    group: Group,
     places: &Places,
     command: PeerCommand,
     file: &Path,
@@ -212,7 +240,7 @@ fn start_peer(
     })
     .filter(|&up| up)
     .with_context(|| format!("{name} does not come up: {}", shell::tail(&log, 5)))?;
-    Ok(Competitor { name, side, server: Server::Peer(process), uri })
+    Ok(Competitor { name, group, side: Side::Peer, server: Server::Peer(process), uri })
 }
 
 /// Writes the whole volume once, through its server, with data that no layer can leave out.
@@ -231,13 +259,14 @@ fn method(effort: &Effort) -> String {
          to the scheduler, client and server share a processor or not as it comes, which changes any server's figures \
          by a third). `read-1m` reads what `write-1m` has just written from end to end, `read-1m-shuffled` what the \
          random writes have left of that: the store appends, so what was written in random order lies in random order, \
-         and the disk's requests a second are the limit. {} rounds of {} s a measurement, every server \
-         measured once a round, the order turned each round; medians (lowest and highest in parentheses). \
-         *ratio* is Forebay's median divided by that of the better of `qemu-nbd --cache=none --aio=io_uring` and \
-         `nbdkit file cache=none`. The first reaches the disk as Forebay does, with O_DIRECT; the second writes through \
-         the page cache without waiting, and drops pages behind itself. The two default servers answer from the \
-         page cache of the whole machine, so their figures are the memory's and not the disk's; RATIO lines against \
-         them end in `-vs-page-cache`. *per-cpu* divides the requests by the user and system time of the server \
+         and the disk's requests a second are the limit. `write-1m` counts the flush at its end. {} rounds of {} s a measurement, every server \
+         measured once a round, the order turned each round; medians (lowest and highest in parentheses).\n\n\
+         Like is compared with like. The first table: servers that go to the disk, Forebay with `--store-cache 0`, \
+         `qemu-nbd --cache=none --aio=io_uring`, and `nbdkit file cache=none`, which in truth writes through the page \
+         cache without waiting and drops pages behind itself. The second (`-cached`): servers with memory for the \
+         whole volume, Forebay with `--store-cache` twice the volume, the others by default on the page cache of the \
+         whole machine. *ratio* is Forebay's median divided by that of the better peer. *per-cpu* divides the requests \
+         by the user and system time of the server \
          process, all its threads.\n\nRepeat it: `cargo xtask bench nbd`.",
         report::machine(),
         effort.size_mib,

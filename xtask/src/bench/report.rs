@@ -12,10 +12,8 @@ use crate::shell;
 pub enum Side {
     /// Forebay.
     Ours,
-    /// A peer that reaches the disk as we do; goals are set against the better of these.
+    /// A peer under the same conditions; goals are set against the better of these.
     Peer,
-    /// A peer that answers from the page cache; shown, and compared under a name of its own.
-    Cached,
     /// A peer outside the goal: shown, and compared under a name of its own.
     Other,
 }
@@ -64,7 +62,7 @@ impl Case {
 pub fn ratio_lines(bench: &str, cases: &[Case]) -> Vec<String> {
     let mut lines = Vec::new();
     for case in cases {
-        for (side, suffix) in [(Side::Peer, ""), (Side::Cached, "-vs-page-cache"), (Side::Other, "-vs-other")] {
+        for (side, suffix) in [(Side::Peer, ""), (Side::Other, "-vs-other")] {
             let (Some((_, ours)), Some((peer, theirs)), Some(ratio)) =
                 (case.best(Side::Ours), case.best(side), case.ratio(side))
             else {
@@ -105,8 +103,18 @@ pub fn write(bench: &str, title: &str, method: &str, cases: &[Case], lines: &[St
     Ok(())
 }
 
-/// A Markdown table of medians, with the spread of the rounds.
+/// Markdown tables of medians, with the spread of the rounds: one for each set of competitors.
 pub fn table(cases: &[Case]) -> String {
+    let same = |left: &Case, right: &Case| names(left).eq(names(right));
+    let tables: Vec<String> = cases.chunk_by(same).map(table_of).collect();
+    tables.join("\n")
+}
+
+fn names(case: &Case) -> impl Iterator<Item = &str> {
+    case.series.iter().map(|series| series.name.as_str())
+}
+
+fn table_of(cases: &[Case]) -> String {
     let mut text = String::new();
     let Some(first) = cases.first() else { return text };
     text.push_str("| case | unit |");
@@ -148,34 +156,40 @@ fn picture(title: &str, cases: &[Case]) -> String {
     const LEFT: usize = 320;
     const WIDTH: usize = 400;
     const BAR: usize = 13;
-    let names: Vec<&str> =
-        cases.first().map_or(Vec::new(), |case| case.series.iter().map(|s| s.name.as_str()).collect());
-    let group = names.len() * BAR + 14;
-    let height = 70 + cases.len() * group + 10;
+    let mut all: Vec<&str> = Vec::new();
+    for name in cases.iter().flat_map(names) {
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    let colour = |name: &str| COLOURS[all.iter().position(|&other| other == name).unwrap_or(0) % COLOURS.len()];
+    let group = |case: &Case| case.series.len() * BAR + 14;
+    let height = 70 + 20 * (all.len() / 5) + cases.iter().map(group).sum::<usize>() + 10;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"800\" height=\"{height}\" viewBox=\"0 0 800 {height}\" \
          font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"800\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{}</text>\n",
         escape(title)
     );
-    for (index, name) in names.iter().enumerate() {
-        let x = 16 + index * 155;
+    for (index, name) in all.iter().enumerate() {
+        let (x, y) = (16 + index % 5 * 155, 38 + index / 5 * 20);
         let _ = writeln!(
             text,
-            "<rect x=\"{x}\" y=\"38\" width=\"11\" height=\"11\" fill=\"{}\"/><text x=\"{}\" y=\"48\">{}</text>",
-            COLOURS[index % COLOURS.len()],
+            "<rect x=\"{x}\" y=\"{y}\" width=\"11\" height=\"11\" fill=\"{}\"/><text x=\"{}\" y=\"{}\">{}</text>",
+            colour(name),
             x + 16,
+            y + 10,
             escape(name)
         );
     }
-    for (row, case) in cases.iter().enumerate() {
-        let top = 70 + row * group;
+    let mut top = 70 + 20 * (all.len() / 5);
+    for case in cases {
         let longest = case.series.iter().map(|series| median(&series.values)).fold(1.0, f64::max);
         let _ = writeln!(
             text,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{} ({})</text>",
             LEFT - 10,
-            top + names.len() * BAR / 2 + 4,
+            top + case.series.len() * BAR / 2 + 4,
             escape(&case.name),
             escape(case.unit)
         );
@@ -188,12 +202,13 @@ fn picture(title: &str, cases: &[Case]) -> String {
                 "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{length:.0}\" height=\"{}\" fill=\"{}\"/>\
                  <text x=\"{:.0}\" y=\"{}\" font-size=\"9\" fill=\"#333333\">{}</text>",
                 BAR - 2,
-                COLOURS[index % COLOURS.len()],
+                colour(&series.name),
                 LEFT as f64 + length + 4.0,
                 y + 9,
                 number(value)
             );
         }
+        top += group(case);
     }
     text.push_str("</svg>\n");
     text
@@ -231,7 +246,7 @@ mod tests {
                 series("forebay", Side::Ours, &[30.0, 20.0, 25.0]),
                 series("slow", Side::Peer, &[1.0]),
                 series("better", Side::Peer, &[10.0]),
-                series("cached", Side::Cached, &[50.0]),
+                series("other", Side::Other, &[50.0]),
             ],
         }
     }
@@ -244,6 +259,15 @@ mod tests {
             "RATIO name=nbd/randread-4k-qd1 ours=25 peer=10 ratio=2.50 unit=IOPS against=better"
         );
         assert!(table(&[case()]).contains("| met |"));
+    }
+
+    #[test]
+    fn other_competitors_get_a_table_of_their_own() {
+        let mut other = case();
+        other.series.pop();
+        let text = table(&[case(), case(), other]);
+        assert_eq!(text.matches("| case | unit |").count(), 2);
+        assert_eq!(text.matches("randread-4k-qd1").count(), 3);
     }
 
     #[test]

@@ -100,10 +100,14 @@ pub struct Snapshot {
     pub nbd: ServerCounts,
 }
 
+/// Bytes of memory for the store's data in a command that opens the store itself: it reads what it reads once.
+const DIRECT_CACHE: usize = 0;
+
 impl Engine {
     /// Opens the store, and what the data directory remembers.
     pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
-        let store = store::open(&options.store).await?;
+        let data_cache = options.daemon.as_ref().map_or(DIRECT_CACHE, |daemon| daemon.config.store_cache);
+        let store = store::open(&options.store, data_cache).await?;
         let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
         pools.insert(LOCAL_POOL, store.clone());
         if let Some(daemon) = &options.daemon {

@@ -67,15 +67,15 @@ pub async fn init(path: &Path, size: Option<u64>, force: bool) -> Result<()> {
     Store::init(path, options).await.map_err(|error| failure(error, path))
 }
 
-/// Opens a store for the engine.
-pub async fn open(path: &Path) -> Result<Rc<Store>> {
-    let options = StoreOptions { pool: LOCAL_POOL.into(), ..StoreOptions::default() };
+/// Opens a store for the engine, with so many bytes of memory for data.
+pub async fn open(path: &Path, data_cache: usize) -> Result<Rc<Store>> {
+    let options = StoreOptions { pool: LOCAL_POOL.into(), data_cache, ..StoreOptions::default() };
     Store::open(path, options).await.map_err(|error| failure(error, path))
 }
 
 /// The space of a store that nobody has open.
 pub async fn space(path: &Path) -> Result<StoreSpace> {
-    let store = open(path).await?;
+    let store = open(path, 0).await?;
     let usage = store.usage().await.map_err(|error| failure(error, path));
     store.close().await.map_err(|error| failure(error, path))?;
     Ok(describe(path, usage?))
@@ -164,6 +164,10 @@ pub fn counters(store: &Store) -> Vec<StoreCounter> {
     vec![
         gauge("store_segments", "Segments of the store", false, stats.segments.into()),
         gauge("store_segments_free", "Free segments of the store", false, stats.segments_free.into()),
+        gauge("store_cache_capacity", "Memory that the store's data cache may take", true, stats.cache.capacity),
+        gauge("store_cache", "Data in the store's cache", true, stats.cache.bytes),
+        counter("store_cache_hits", "Blocks that were in the cache when they were read", false, stats.cache.hits),
+        counter("store_cache_misses", "Reads that had to go to the device", false, stats.cache.misses),
         gauge("store_metadata", "Memory that the store's metadata takes, about", true, stats.metadata_bytes),
         counter("store_user", "Written by users since the store was made", true, stats.user_bytes),
         counter("store_device", "Written to the device since the store was made", true, stats.device_bytes),

@@ -44,6 +44,8 @@ pub struct Scenario {
     pub segments: u32,
     /// Bytes of memory for metadata.
     pub metadata_cache: usize,
+    /// Bytes of the store's data cache.
+    pub data_cache: usize,
     /// Free segments are punched.
     pub punch_free: bool,
     /// Times that the store is opened, loaded and crashed or closed.
@@ -90,6 +92,7 @@ impl Scenario {
             segment_size,
             segments: *rng.pick(&[24, 24, 25, 32, 64, 200]),
             metadata_cache: *rng.pick(&[16 << 10, 64 << 10, 1 << 20, 60 << 20]),
+            data_cache: *rng.pick(&[0, 4 << 10, 64 << 10, 4 << 20]),
             punch_free: rng.coin(),
             lives: rng.range(1..5) as u32,
             damage,

@@ -152,6 +152,7 @@ impl Run {
     fn options(&self) -> StoreOptions {
         StoreOptions {
             metadata_cache: self.scenario.metadata_cache,
+            data_cache: self.scenario.data_cache,
             punch_free: self.scenario.punch_free,
             ..StoreOptions::default()
         }

@@ -1,0 +1,461 @@
+//! The data cache: blocks as they lie on the device, in memory that is bounded.
+//!
+//! A block on the device never changes while something refers to it, so a cached one is never stale; it is forgotten
+//! when nothing refers to it any more, and its checksum, which every reference carries, is compared besides.
+//!
+//! What is kept is decided as S3-FIFO does (Yang et al., SOSP 2023): new blocks go through a short queue, and only
+//! those that were asked for again while they were there enter the long one.  A long sequential read or write so
+//! pushes out little but itself.  The short queue may have whatever room the long one does not use.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use forebay_block::{Buf, BufList, BufMut};
+use forebay_reactor::Pool;
+
+use crate::format::BLOCK;
+
+/// What the cache has done and has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Bytes that it may hold.
+    pub capacity: u64,
+    /// Bytes that it holds.
+    pub bytes: u64,
+    /// Blocks that were asked for and there.
+    pub hits: u64,
+    /// Blocks that were asked for and not there.
+    pub misses: u64,
+}
+
+/// Blocks of the device in memory, by block number.
+pub struct Cache {
+    state: RefCell<State>,
+    pool: Pool,
+    capacity: usize,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+}
+
+/// No entry: the end of a queue.
+const NONE: u32 = u32::MAX;
+/// How often a block can have been asked for, as far as the cache remembers.
+const USES_MAX: u8 = 3;
+/// The short queue's part of the room when the long one wants all of it: one in this many.
+const SHORT_PART: usize = 10;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Short,
+    Long,
+}
+
+struct Entry {
+    block: u64,
+    crc: u32,
+    /// Neighbours in the queue: the one that came before, the one that came after.
+    older: u32,
+    newer: u32,
+    uses: u8,
+    place: Place,
+    /// None while the entry is free.
+    data: Option<Buf>,
+}
+
+/// A queue through the entries, in the order in which they came.
+#[derive(Clone, Copy)]
+struct Queue {
+    oldest: u32,
+    newest: u32,
+    len: usize,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { oldest: NONE, newest: NONE, len: 0 }
+    }
+}
+
+/// Block numbers are spread by a multiplication; nobody outside chooses them.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.0 ^ value) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+type SpreadHash = BuildHasherDefault<Spread>;
+
+#[derive(Default)]
+struct State {
+    index: HashMap<u64, u32, SpreadHash>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    short: Queue,
+    long: Queue,
+    /// Blocks that left the short queue unused not long ago: who comes back goes into the long queue.
+    ghosts: HashSet<u64, SpreadHash>,
+    ghost_order: VecDeque<u64>,
+}
+
+impl State {
+    fn queue(&mut self, place: Place) -> &mut Queue {
+        match place {
+            Place::Short => &mut self.short,
+            Place::Long => &mut self.long,
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Entry { older, newer, place, .. } = self.entries[at as usize];
+        match older {
+            NONE => self.queue(place).oldest = newer,
+            older => self.entries[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.queue(place).newest = older,
+            newer => self.entries[newer as usize].older = older,
+        }
+        self.queue(place).len -= 1;
+    }
+
+    fn push(&mut self, at: u32, place: Place) {
+        let older = std::mem::replace(&mut self.queue(place).newest, at);
+        match older {
+            NONE => self.queue(place).oldest = at,
+            older => self.entries[older as usize].newer = at,
+        }
+        self.queue(place).len += 1;
+        let entry = &mut self.entries[at as usize];
+        (entry.older, entry.newer, entry.place) = (older, NONE, place);
+    }
+
+    fn release(&mut self, at: u32) {
+        self.unlink(at);
+        let entry = &mut self.entries[at as usize];
+        entry.data = None;
+        let block = entry.block;
+        self.index.remove(&block);
+        self.free.push(at);
+    }
+
+    /// Makes room for one block where `capacity` blocks have room.
+    fn make_room(&mut self, capacity: usize) {
+        while self.index.len() >= capacity {
+            let from_short = self.short.len > capacity / SHORT_PART || self.long.len == 0;
+            let place = if from_short { Place::Short } else { Place::Long };
+            let at = self.queue(place).oldest;
+            let entry = &mut self.entries[at as usize];
+            match (place, entry.uses) {
+                (_, 0) => {
+                    let block = entry.block;
+                    self.release(at);
+                    if place == Place::Short {
+                        self.remember(block, capacity);
+                    }
+                }
+                (Place::Short, _) => {
+                    entry.uses = 0;
+                    self.unlink(at);
+                    self.push(at, Place::Long);
+                }
+                (Place::Long, uses) => {
+                    entry.uses = uses - 1;
+                    self.unlink(at);
+                    self.push(at, Place::Long);
+                }
+            }
+        }
+    }
+
+    fn remember(&mut self, block: u64, capacity: usize) {
+        if self.ghosts.insert(block) {
+            self.ghost_order.push_back(block);
+        }
+        while self.ghost_order.len() > capacity {
+            let oldest = self.ghost_order.pop_front().expect("it is longer than nothing");
+            self.ghosts.remove(&oldest);
+        }
+    }
+
+    fn insert(&mut self, block: u64, crc: u32, data: Buf) {
+        let place = if self.ghosts.contains(&block) { Place::Long } else { Place::Short };
+        let entry = Entry { block, crc, older: NONE, newer: NONE, uses: 0, place, data: Some(data) };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.entries[at as usize] = entry;
+                at
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.index.insert(block, at);
+        self.push(at, place);
+    }
+}
+
+impl Cache {
+    /// A cache of at most `bytes` bytes of blocks; less than one block is none at all.
+    pub fn new(bytes: usize) -> Self {
+        let capacity = (bytes / BLOCK).min(NONE as usize - 1);
+        Self {
+            state: RefCell::default(),
+            pool: Pool::new(BLOCK, capacity),
+            capacity,
+            hits: Cell::new(0),
+            misses: Cell::new(0),
+        }
+    }
+
+    /// It holds nothing and never will.
+    pub fn is_off(&self) -> bool {
+        self.capacity == 0
+    }
+
+    /// What it has done and has.
+    pub fn stats(&self) -> CacheStats {
+        CacheStats {
+            capacity: (self.capacity * BLOCK) as u64,
+            bytes: (self.state.borrow().index.len() * BLOCK) as u64,
+            hits: self.hits.get(),
+            misses: self.misses.get(),
+        }
+    }
+
+    /// The blocks from `block` on, with these checksums, as far as they are there; how many are is what was found.
+    pub fn take_front(&self, block: u64, crcs: &[u32], out: &mut BufList) -> usize {
+        if self.is_off() {
+            return 0;
+        }
+        let mut state = self.state.borrow_mut();
+        let mut found = 0;
+        for (i, crc) in crcs.iter().enumerate() {
+            let Some(&at) = state.index.get(&(block + i as u64)) else { break };
+            let entry = &mut state.entries[at as usize];
+            if entry.crc != *crc {
+                break;
+            }
+            entry.uses = (entry.uses + 1).min(USES_MAX);
+            let data = entry.data.as_ref().expect("an entry in the index holds data");
+            // By the time that it is sent, it has come from memory.
+            data.prefetch(BLOCK);
+            out.push(data.clone());
+            found += 1;
+        }
+        self.hits.set(self.hits.get() + found as u64);
+        self.misses.set(self.misses.get() + u64::from(found < crcs.len()));
+        found
+    }
+
+    /// How many of the blocks from `block` on must be read: all up to the last one that is missing.
+    pub fn missing(&self, block: u64, crcs: &[u32]) -> usize {
+        let state = self.state.borrow();
+        let there = |i: usize| {
+            let at = state.index.get(&(block + i as u64));
+            at.is_some_and(|&at| state.entries[at as usize].crc == crcs[i])
+        };
+        (0..crcs.len()).rev().find(|&i| !there(i)).map_or(0, |i| i + 1)
+    }
+
+    /// Keeps copies of the blocks from `block` on; their checksums have been verified or made.
+    pub fn put<'a>(&self, block: u64, crcs: &[u32], data: impl Iterator<Item = &'a [u8]>) {
+        if self.is_off() {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        let mut filling: Option<BufMut> = None;
+        let mut crcs = (block..).zip(crcs);
+        for mut part in data {
+            while !part.is_empty() {
+                let page = filling.get_or_insert_with(|| {
+                    state.make_room(self.capacity);
+                    self.pool.get()
+                });
+                let (now, rest) = part.split_at(part.len().min(BLOCK - page.len()));
+                page.extend_from_slice(now);
+                part = rest;
+                if page.len() < BLOCK {
+                    continue;
+                }
+                let (block, &crc) = crcs.next().expect("a checksum for each block");
+                if let Some(&at) = state.index.get(&block) {
+                    state.release(at);
+                }
+                let page = filling.take().expect("a page that is full");
+                state.insert(block, crc, page.freeze());
+            }
+        }
+    }
+
+    /// Nothing refers to the block any more.
+    pub fn forget(&self, block: u64) {
+        if self.is_off() {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        if let Some(&at) = state.index.get(&block) {
+            state.release(at);
+        }
+    }
+
+    /// A block has another place now.
+    pub fn moved(&self, from: u64, to: u64) {
+        if self.is_off() {
+            return;
+        }
+        if from == to {
+            return;
+        }
+        self.forget(to);
+        let mut state = self.state.borrow_mut();
+        if let Some(at) = state.index.remove(&from) {
+            state.entries[at as usize].block = to;
+            state.index.insert(to, at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn content(block: u64, version: u8) -> Vec<u8> {
+        (0..BLOCK).map(|i| (i as u64 ^ block).wrapping_mul(31) as u8 ^ version).collect()
+    }
+
+    fn has(cache: &Cache, block: u64, crc: u32) -> bool {
+        cache.take_front(block, &[crc], &mut BufList::new()) == 1
+    }
+
+    fn put(cache: &Cache, block: u64) {
+        cache.put(block, &[block as u32], std::iter::once(&content(block, 0)[..]));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Put(u64, usize, u8),
+        Take(u64, usize),
+        Forget(u64),
+        Move(u64, u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..60u64, 1..8usize, any::<u8>()).prop_map(|(block, count, version)| Step::Put(block, count, version)),
+            (0..60u64, 1..8usize).prop_map(|(block, count)| Step::Take(block, count)),
+            (0..60u64).prop_map(Step::Forget),
+            (0..60u64, 0..60u64).prop_map(|(from, to)| Step::Move(from, to)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_is_what_was_put(
+            capacity in 0..40usize,
+            steps in proptest::collection::vec(step(), 1..400),
+        ) {
+            let cache = Cache::new(capacity * BLOCK);
+            let mut model: HashMap<u64, (u32, Vec<u8>)> = HashMap::new();
+            for step in steps {
+                match step {
+                    Step::Put(block, count, version) => {
+                        let blocks: Vec<_> = (block..block + count as u64).map(|block| content(block, version)).collect();
+                        let crcs: Vec<u32> = (0..count as u32).map(|i| u32::from(version) << 16 | i).collect();
+                        let all = blocks.concat();
+                        // In parts that end anywhere.
+                        let (front, back) = all.split_at(all.len() / 3 + 1);
+                        cache.put(block, &crcs, [front, back].into_iter());
+                        model.extend((block..).zip(crcs.into_iter().zip(blocks)));
+                    }
+                    Step::Take(block, count) => {
+                        let crcs: Vec<u32> = (block..block + count as u64)
+                            .map(|block| model.get(&block).map_or(7, |(crc, _)| *crc))
+                            .collect();
+                        let must_read = cache.missing(block, &crcs);
+                        let mut out = BufList::new();
+                        let found = cache.take_front(block, &crcs, &mut out);
+                        prop_assert!(found == count || found < must_read);
+                        prop_assert_eq!(must_read == 0, found == count);
+                        let expected: Vec<u8> = (block..block + found as u64).flat_map(|block| model[&block].1.clone()).collect();
+                        prop_assert!(out == expected[..]);
+                    }
+                    Step::Forget(block) => {
+                        cache.forget(block);
+                        model.remove(&block);
+                    }
+                    Step::Move(from, to) => {
+                        cache.moved(from, to);
+                        let moved = (from != to).then(|| model.remove(&from)).flatten();
+                        if from != to {
+                            model.remove(&to);
+                            model.extend(moved.map(|moved| (to, moved)));
+                        }
+                    }
+                }
+                prop_assert!(cache.stats().bytes <= (capacity * BLOCK) as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_volume_stays_whole() {
+        let cache = Cache::new(100 * BLOCK);
+        (0..100).for_each(|block| put(&cache, block));
+        assert!((0..100).all(|block| has(&cache, block, block as u32)));
+        assert_eq!(cache.stats(), CacheStats { capacity: 409_600, bytes: 409_600, hits: 100, misses: 0 });
+    }
+
+    #[test]
+    fn what_is_used_again_outlives_what_only_passes_by() {
+        let cache = Cache::new(100 * BLOCK);
+        (0..50).for_each(|block| put(&cache, block));
+        assert!((0..50).all(|block| has(&cache, block, block as u32)));
+        (1000..5000).for_each(|block| put(&cache, block));
+        assert!((0..50).all(|block| has(&cache, block, block as u32)));
+    }
+
+    #[test]
+    fn who_comes_back_soon_stays() {
+        let cache = Cache::new(100 * BLOCK);
+        (0..150).for_each(|block| put(&cache, block));
+        assert!(!has(&cache, 10, 10), "it was pushed out by those that came later");
+        put(&cache, 10);
+        (1000..5000).for_each(|block| put(&cache, block));
+        assert!(has(&cache, 10, 10), "the second time it came to stay");
+    }
+
+    #[test]
+    fn another_checksum_is_another_block() {
+        let cache = Cache::new(10 * BLOCK);
+        put(&cache, 3);
+        assert!(!has(&cache, 3, 4));
+        assert_eq!((cache.stats().hits, cache.stats().misses), (0, 1));
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let cache = Cache::new(10 * BLOCK);
+        for block in 0..1000 {
+            put(&cache, block);
+            cache.forget(block);
+        }
+        assert_eq!(cache.state.borrow().entries.len(), 1);
+        assert_eq!(cache.stats().bytes, 0);
+    }
+}
