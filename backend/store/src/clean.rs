@@ -91,7 +91,8 @@ impl Core {
             let segments = self.segments.borrow();
             let count = segments.geometry.segment_count;
             // What is moved needs room itself, and so does the checkpoint; both come from what users may not take.
-            let room = segments.free_count().saturating_sub(self.floor()).min(count / 32 + 2);
+            // Nothing is gained before that checkpoint, so a round is short: who waits at the gate waits for its end.
+            let room = segments.free_count().saturating_sub(self.floor()).min(count / 64 + 2);
             let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)

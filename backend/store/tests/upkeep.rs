@@ -127,3 +127,37 @@ fn taking_a_snapshot_away_looks_at_each_object_once_or_twice() {
         store.close().await.expect("close");
     });
 }
+
+#[test]
+fn the_cleaner_works_in_short_rounds() {
+    const SEGMENT: u64 = 64 << 10;
+    let world = world(64 * MIB);
+    run(&world, async {
+        let options = InitOptions { size: 64 * MIB, segment_size: SEGMENT as u32, force: false };
+        Store::init(Path::new(DISK), options).await.expect("init");
+        let store = open().await;
+        let blocks = store.stats().capacity * 8 / 10 / 4096;
+        let name = |block: u64| ObjectName::new(format!("o{}", block / 256));
+        for block in 0..blocks {
+            store.submit(&name(block), write(block % 256 * 4096, 1, 4096)).await.expect("write");
+        }
+        let (mut before, mut longest, mut seed) = (store.stats(), 0, 1_u64);
+        for _ in 0..2 * blocks {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let block = (seed >> 33) % blocks;
+            store.submit(&name(block), write(block % 256 * 4096, 2, 4096)).await.expect("write");
+            let now = store.stats();
+            if now.checkpoints > before.checkpoints {
+                longest =
+                    longest.max((now.cleaned_bytes - before.cleaned_bytes) / (now.checkpoints - before.checkpoints));
+                before = now;
+            }
+        }
+        assert!(longest > 0, "it was cleaned");
+        let segments = u64::from(before.segments);
+        // A round, and as much of the next one as was done before anybody looked.
+        let round = (segments / 64 + 2) * SEGMENT * 7 / 8;
+        assert!(longest <= 2 * round, "{longest} bytes between two checkpoints, and a round has {round}");
+        store.close().await.expect("close");
+    });
+}
