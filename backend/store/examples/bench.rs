@@ -77,7 +77,7 @@ fn main() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
             let begun = Instant::now();
-            let store = Store::open(path, StoreOptions::default()).await.expect("open");
+            let store = Store::open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await.expect("open");
             let taken = begun.elapsed().as_secs_f64();
             let stats = store.stats();
             println!(
@@ -90,7 +90,7 @@ fn main() {
 
 async fn run(path: &Path, size: u64, mode: &str, depth: usize, seconds: Duration) {
     Store::init(path, InitOptions { size, segment_size: 0, force: true }).await.expect("init");
-    let store = Store::open(path, StoreOptions::default()).await.expect("open");
+    let store = Store::open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await.expect("open");
     let capacity = store.stats().capacity;
     let objects = (capacity * 8 / 10 / OBJECT).max(1);
     fill(&store, objects).await;
