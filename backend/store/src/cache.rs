@@ -45,6 +45,9 @@ const USES_MAX: u8 = 3;
 /// The short queue's part of the room when the long one wants all of it: one in this many.
 const SHORT_PART: usize = 10;
 
+/// Blocks of a read up to which the processor is told to fetch them.
+const PREFETCH_BLOCKS: usize = 4;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Short,
@@ -251,8 +254,11 @@ impl Cache {
             }
             entry.uses = (entry.uses + 1).min(USES_MAX);
             let data = entry.data.as_ref().expect("an entry in the index holds data");
-            // By the time that it is sent, it has come from memory.
-            data.prefetch(BLOCK);
+            if crcs.len() <= PREFETCH_BLOCKS {
+                // By the time that it is sent, it has come from memory.  What is long the processor fetches ahead
+                // by itself, and would push out of its caches again before it is sent.
+                data.prefetch(BLOCK);
+            }
             out.push(data.clone());
             found += 1;
         }
