@@ -184,18 +184,13 @@ unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize>(keys: &Schedules, run: 
         for (index, &tweak) in tweaks[..number].iter().enumerate() {
             let sector_at = (batch + index) * run.size;
             let mut powers = powers(tweak);
-            let mut at = sector_at;
-            loop {
+            let last = sector_at + run.size - GROUP;
+            for at in (sector_at..last).step_by(GROUP) {
                 // SAFETY: the group lies in the memory that the caller speaks for.
-                unsafe { group::<ENCRYPT, ROUNDS>(data, run.from.add(at), run.to.add(at), &powers) };
-                at += GROUP;
-                if at == sector_at + run.size {
-                    break;
-                }
-                for power in &mut powers {
-                    *power = times_x32(*power);
-                }
+                unsafe { group::<ENCRYPT, ROUNDS, true>(data, run.from.add(at), run.to.add(at), &mut powers) };
             }
+            // SAFETY: as above.
+            unsafe { group::<ENCRYPT, ROUNDS, false>(data, run.from.add(last), run.to.add(last), &mut powers) };
         }
     }
 }
@@ -269,17 +264,18 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
     }
 }
 
-/// One group, under the tweaks `powers`.
+/// One group, under the tweaks `powers`, which become the next group's if there is `MORE` of the sector: a vector a
+/// round, because behind the rounds they would keep the next group waiting.
 ///
 /// # Safety
 /// [`GROUP`] bytes can be read at `from` and written at `to`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,vaes")]
-unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize>(
+#[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
+unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize, const MORE: bool>(
     data: &[RoundKey; ROUND_KEYS_MAX],
     from: *const u8,
     to: *mut u8,
-    powers: &[__m512i; 8],
+    powers: &mut [__m512i; 8],
 ) {
     // SAFETY: a round key has 64 bytes.
     let load = |key: &RoundKey| unsafe { _mm512_loadu_si512(key.as_ptr().cast()) };
@@ -290,10 +286,14 @@ unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize>(
         let plain = unsafe { _mm512_loadu_si512(from.add(64 * vector).cast()) };
         blocks[vector] = _mm512_ternarylogic_epi64::<0x96>(plain, powers[vector], first);
     }
-    for key in &data[1..ROUNDS] {
-        let key = load(key);
+    let mut next = *powers;
+    for round in 1..ROUNDS {
+        let key = load(&data[round]);
         for block in &mut blocks {
             *block = if ENCRYPT { _mm512_aesenc_epi128(*block, key) } else { _mm512_aesdec_epi128(*block, key) };
+        }
+        if MORE && round <= 8 {
+            next[round - 1] = times_x32(powers[round - 1]);
         }
     }
     let last = load(&data[ROUNDS]);
@@ -308,4 +308,5 @@ unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize>(
         // SAFETY: the caller's word.
         unsafe { _mm512_storeu_si512(to.add(64 * vector).cast(), sealed) };
     }
+    *powers = next;
 }
