@@ -61,26 +61,8 @@ fn contiguous<'a>(pages: &'a dyn Pages, gathered: &'a mut Vec<u8>) -> &'a [u8] {
         return pages.page(0);
     }
     gathered.clear();
-    for index in 0..pages.count() {
-        if index + 1 < pages.count() {
-            fetch(pages.page(index + 1));
-        }
-        gathered.extend_from_slice(pages.page(index));
-    }
+    (0..pages.count()).for_each(|index| gathered.extend_from_slice(pages.page(index)));
     gathered
-}
-
-/// Has a page on its way while another is copied: a processor's own prefetcher begins anew with every page, which at
-/// level 1 costs a job of scattered pages some hundredths of its time.
-fn fetch(page: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in page.chunks(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, on an address that can be read.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = page;
 }
 
 /// Has up to `limit` bytes produced, and puts them into the pages.

@@ -165,8 +165,8 @@ fn thread_us() -> f64 {
 /// never run dry; beginning and end of a turn are small beside its middle.
 fn engine(race: &Race, corpus: &Corpus) {
     const JOB: usize = 32 * 4096;
-    const OPEN: usize = 16;
-    const BATCH: usize = 8;
+    const OPEN: usize = 48;
+    const BATCH: usize = 16;
     for (number, passes) in [(1u8, 12), (6, 3)] {
         let case = format!("engine level {number}");
         if !race.wants("compress", &case) {
@@ -224,8 +224,26 @@ fn engine(race: &Race, corpus: &Corpus) {
             }
             2 * total
         };
-        let mut series =
-            [Series::new("forebay", Side::Ours, &mut turn), Series::new("twice one core", Side::Peer, &mut single)];
+        // What two processors give on the same blocks with nothing between them.
+        let (front, back) = blocks.split_at(blocks.len() / 2);
+        let mut apart = || {
+            let work = |blocks: &[&[u8]]| {
+                let (mut alone, mut out) = (Compressor::new(), vec![0; codec(number).bound(JOB)]);
+                for data in (0..passes).flat_map(|_| blocks) {
+                    alone.compress(codec(number), data, &mut out).expect("room for the worst case");
+                }
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(|| work(front));
+                work(back);
+            });
+            total
+        };
+        let mut series = [
+            Series::new("forebay", Side::Ours, &mut turn),
+            Series::new("twice one core", Side::Peer, &mut single),
+            Series::new("two threads apart", Side::Shown, &mut apart),
+        ];
         race.run("compress", &case, 0.95, &mut series);
         drop(series);
         drop(turn);
