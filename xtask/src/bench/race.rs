@@ -35,8 +35,8 @@ pub fn ec(effort: &Effort, dry_run: bool) -> Result<()> {
         round in 256 MiB. *Aligned*: every chunk begins at a page; *skewed*: each 320 bytes further into its page than \
         the one before. The peer is the newest ISA-L that a crate vendors, on the tier it picks by itself.\n\n\
         What bounds the ratios. In memory both move lines as fast as memory gives them, and ISA-L moves k + 2m of them \
-        where stores past the caches move k + m: at most 1.20 at 8/2 and 16/4, 1.27 at 8/3, 1.29 at 10/4 and 1.33 at \
-        4/2, 6/3 and 8/4. With m = 1 both go as fast as the second-level cache, so what is left between them is what a \
+        where stores past the caches move k + m: that is 1.20 at 8/2 and 16/4, 1.27 at 8/3, 1.29 at 10/4 and 1.33 at \
+        4/2, 6/3 and 8/4, and more only where ISA-L does not keep memory busy. With m = 1 both go as fast as the second-level cache, so what is left between them is what a \
         call checks before it begins, 10 to 20 ns of 450 at 2/1. Sixteen page-aligned streams in memory meet in the \
         same cache sets and cross into new pages all at once, which costs either library half its speed.";
     let pictures = [
@@ -112,13 +112,12 @@ pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
     let method = "One core, MB/s of plain data, raw DEFLATE, each block by itself; every stream is read by zlib before \
         anything is timed. The corpus is half a MiB each of licence texts, our own source, a program, the package \
         database, JSON records, pages of a database and a bitmap; with FOREBAY_CORPUS, the files of a folder. zlib is \
-        Debian's, igzip the newest that a crate vendors. From level 2 on \
-        the encoder is libdeflate's, whose rate is the limit: at level 6 it is two to three times zlib's, depending on \
-        the data. *engine*: jobs of 32 scattered pages on two threads and two \
+        Debian's, igzip the newest that a crate vendors. From level 2 on the encoder is libdeflate's, whose rate is \
+        the limit: at level 6 two to three times zlib's. *engine*: jobs of 32 scattered pages on two threads and two \
         processors, the submitter asleep until a batch has ended, against twice what one thread does with the same \
         blocks in one piece; the line `-vs-other` is against two threads with nothing between them, half of the blocks \
-        each, which is all that two processors of this machine give while both work. *submit*: submissions a microsecond of the submitter's own time (the clock itself takes \
-        a fifth of one), by the median, by the mean and by the worst hundredth, which are those that wake a thread; \
+        each, which is all that two processors of this machine give while both work. *submit*: submissions a \
+        microsecond of the submitter's own time (the clock itself takes a fifth of one), by the median, by the mean and by the worst hundredth, which are those that wake a thread; \
         the limit is two microseconds each.";
     let pictures = [
         ("compress-levels", "Compressing by level, blocks of 128 KiB, MB/s", "levels", "level"),
@@ -152,8 +151,8 @@ pub fn xts(effort: &Effort, dry_run: bool) -> Result<()> {
     let method = "One core, GB/s, in place, the data in the cache. OpenSSL is Debian's, with its key set once and the \
         tweak or nonce for each sector or message. *in 131072*: as many sectors as make 128 KiB in one call of ours. \
         ISA-L crypto takes part where `libisal_crypto.so.2` is installed; neither Debian nor any crate known to us brings \
-        it, so it does not here. Its figure from before we began, on a processor of this kind: 13.0 GB/s with AES-256 in \
-        sectors of 4 KiB.";
+        it, so it does not here. Measured once on a processor of this kind it gave 13.0 GB/s with AES-256 in sectors of \
+        4 KiB, where OpenSSL gave 6.2.";
     let pictures = [
         ("xts", "AES-256-XTS by sector size, 128 KiB a call, GB/s", "xts", "sector"),
         ("gcm", "AES-256-GCM by length of message, GB/s", "gcm", "bytes"),
