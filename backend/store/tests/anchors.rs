@@ -1,32 +1,27 @@
 //! The newest checkpoint's anchors are damaged: what can be recovered from the one before is, and what cannot is not given
 //! up without being asked.
 
+mod common;
+
 use std::rc::Rc;
 
 use forebay_block::*;
 use forebay_reactor::{File, OpenOptions};
-use forebay_sim::{CrashKind, Faults, World};
+use forebay_sim::{Faults, World};
 use forebay_store::format::anchor::{Anchor, SLOTS};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
-const DISK: &str = "/disk";
+use common::{DISK, machine, run};
+
 const SIZE: u64 = 64 << 20;
 
 fn world() -> World {
-    let world = World::new(1, Faults::none());
-    world.add_file(DISK, SIZE, 4096);
+    let world = machine(SIZE, Faults::none());
     run(&world, async {
         let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
         Store::init(DISK, options).await.expect("init");
     });
     world
-}
-
-fn run<F: Future>(world: &World, future: F) -> F::Output {
-    let reactor = world.reactor();
-    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
-    world.crash(reactor, CrashKind::Power);
-    out
 }
 
 async fn open(roll_back: bool) -> Result<Rc<Store>> {

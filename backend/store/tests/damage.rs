@@ -1,28 +1,22 @@
 //! What must hold when the device, the power or the space fails at a bad moment.
 
+mod common;
+
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::*;
 use forebay_reactor::{sleep, spawn};
-use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, World};
+use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
-const DISK: &str = "/disk";
+use common::{DISK, machine, run};
+
 const MIB: u64 = 1 << 20;
 
 fn world(size: u64) -> World {
-    let world = World::new(1, Faults { crash: CrashPolicy::LoseAll, ..Faults::none() });
-    world.add_file(DISK, size, 4096);
-    world
-}
-
-fn run<F: Future>(world: &World, future: F) -> F::Output {
-    let reactor = world.reactor();
-    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
-    world.crash(reactor, CrashKind::Power);
-    out
+    machine(size, Faults { crash: CrashPolicy::LoseAll, ..Faults::none() })
 }
 
 async fn fresh(size: u64, segment_size: u32) -> Rc<Store> {

@@ -1,32 +1,26 @@
 //! A node of the index that is damaged takes with it what it held, and nothing else: neither what is written since, nor
 //! the store.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::*;
 use forebay_reactor::{File, OpenOptions};
-use forebay_sim::{CrashKind, Faults, World};
+use forebay_sim::{Faults, World};
 use forebay_store::format::batch::BatchHeader;
 use forebay_store::format::entry::Entry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
-const DISK: &str = "/disk";
+use common::{DISK, machine, run};
+
 const SIZE: u64 = 64 << 20;
 const KEYS: u32 = 30_000;
 
 fn world() -> World {
-    let world = World::new(1, Faults::none());
-    world.add_file(DISK, SIZE, 4096);
-    world
-}
-
-fn run<F: Future>(world: &World, future: F) -> F::Output {
-    let reactor = world.reactor();
-    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
-    world.crash(reactor, CrashKind::Power);
-    out
+    machine(SIZE, Faults::none())
 }
 
 async fn open() -> Rc<Store> {

@@ -1,23 +1,19 @@
 //! Resident metadata stays within its bound, however much of it is stored.
 
+mod common;
+
 use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::*;
-use forebay_sim::{CrashKind, Faults, World};
+use forebay_sim::{Faults, World};
 use forebay_store::{InitOptions, Store, StoreOptions};
 
-const DISK: &str = "/disk";
+use common::{DISK, run};
+
 const MIB: u64 = 1 << 20;
 /// Of the store; what the maps of its objects take on disk is many times as much.
 const CACHE: usize = 512 << 10;
-
-fn run<F: Future>(world: &World, future: F) -> F::Output {
-    let reactor = world.reactor();
-    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
-    world.crash(reactor, CrashKind::Power);
-    out
-}
 
 async fn open() -> Rc<Store> {
     let options = StoreOptions { metadata_cache: CACHE, ..StoreOptions::default() };

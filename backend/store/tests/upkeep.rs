@@ -1,5 +1,7 @@
 //! What keeps a store in shape: closing, letting go of its device, renewing its superblock, taking snapshots away.
 
+mod common;
+
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,23 +9,15 @@ use std::time::Duration;
 use forebay_accel::crc32c::crc32c;
 use forebay_block::*;
 use forebay_reactor::{File, OpenOptions, sleep};
-use forebay_sim::{CrashKind, DiskFaults, Faults, World};
+use forebay_sim::{DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
-const DISK: &str = "/disk";
+use common::{DISK, machine, run};
+
 const MIB: u64 = 1 << 20;
 
 fn world(size: u64) -> World {
-    let world = World::new(1, Faults::none());
-    world.add_file(DISK, size, 4096);
-    world
-}
-
-fn run<F: Future>(world: &World, future: F) -> F::Output {
-    let reactor = world.reactor();
-    let out = world.run(&reactor, future).unwrap_or_else(|stop| panic!("{stop}"));
-    world.crash(reactor, CrashKind::Power);
-    out
+    machine(size, Faults::none())
 }
 
 async fn fresh(size: u64) -> Rc<Store> {
