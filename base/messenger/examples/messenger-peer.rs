@@ -25,12 +25,20 @@ fn main() -> io::Result<()> {
     };
     let size = size.max(REQUEST_MIN);
     match words[0].as_str() {
-        "bare-serve" => Reactor::system(DriverChoice::Auto)?.block_on(bare_serve(addr, size)),
-        "bare-run" => Reactor::system(DriverChoice::Auto)?.block_on(bare_run(addr, size, depth, seconds)),
+        "bare-serve" => reactor()?.block_on(bare_serve(addr, size)),
+        "bare-run" => reactor()?.block_on(bare_run(addr, size, depth, seconds)),
         "epoll-serve" => epoll_serve(addr, size),
         "epoll-run" => epoll_run(addr, size, depth, seconds),
         other => panic!("{other}?"),
     }
+}
+
+/// As the messenger's own is set up.
+fn reactor() -> io::Result<Reactor> {
+    let reactor = Reactor::system(DriverChoice::Auto)?;
+    let linger = std::env::var("LINGER_US").ok().and_then(|text| text.parse().ok()).unwrap_or(50);
+    reactor.set_linger(Duration::from_micros(linger));
+    Ok(reactor)
 }
 
 fn bound(addr: &str) {

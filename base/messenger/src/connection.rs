@@ -1,7 +1,6 @@
 //! A connection as its users see it: messages go in, in order, and what becomes of them is told.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -12,6 +11,7 @@ use forebay_reactor::sync::{Notify, Semaphore, oneshot};
 
 use crate::message::{Message, Role};
 use crate::messenger::{Handler, Inner};
+use crate::requests::Requests;
 use crate::session::{Policy, Session, Violation};
 use crate::throttle::{Budget, Held, Throttle};
 use crate::transport::Address;
@@ -151,8 +151,7 @@ pub(crate) struct Conn {
     pub(crate) attentive: Cell<bool>,
     pub(crate) changed: Notify,
     pub(crate) reason: RefCell<Option<Reason>>,
-    requests: RefCell<BTreeMap<u64, oneshot::Sender<Result<Message, SendError>>>>,
-    next_tid: Cell<u64>,
+    requests: RefCell<Requests>,
 }
 
 impl Conn {
@@ -185,7 +184,6 @@ impl Conn {
             changed: Notify::new(),
             reason: RefCell::default(),
             requests: RefCell::default(),
-            next_tid: Cell::new(1),
         })
     }
 
@@ -229,11 +227,11 @@ impl Conn {
     /// Gives the reply to who waits for it.  The message comes back when it may be something else; a reply that nobody
     /// waits for any more is dropped.
     pub(crate) fn answer(&self, message: Message) -> Option<Message> {
-        let waiting = self.requests.borrow_mut().remove(&message.tid);
-        match waiting {
-            Some(waiting) => waiting.send(Ok(message)),
-            None if message.role == Role::Reply => {}
-            None => return Some(message),
+        let answered = self.requests.borrow_mut().answer(message.tid, message);
+        match answered {
+            Ok(waker) => waker.into_iter().for_each(Waker::wake),
+            Err(message) if message.role == Role::Reply => drop(message),
+            Err(message) => return Some(message),
         }
         None
     }
@@ -244,10 +242,8 @@ impl Conn {
         for outgoing in queued {
             outgoing.settle(Err(SendError::Ended(reason.clone())));
         }
-        let waiting = std::mem::take(&mut *self.requests.borrow_mut());
-        for (_, waiting) in waiting {
-            waiting.send(Err(SendError::Ended(reason.clone())));
-        }
+        let waiting = self.requests.borrow_mut().fail(&SendError::Ended(reason.clone()));
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Ends the connection for good.  True when it had not ended before.
@@ -415,15 +411,18 @@ impl Connection {
     /// # Errors
     /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
     pub async fn request(&self, mut message: Message) -> Result<Message, SendError> {
-        let tid = self.conn.next_tid.get();
-        self.conn.next_tid.set(tid + 1);
+        let tid = self.conn.requests.borrow_mut().begin();
+        let waiting = Waiting { conn: &self.conn, tid };
         (message.role, message.tid) = (Role::Request, tid);
-        let (answer, answered) = oneshot::channel();
         self.conn.queue(message, None).await?;
         // Nothing can have come in between: whoever receives has not had a turn yet.
-        let waiting = Waiting { conn: &self.conn, tid };
-        self.conn.requests.borrow_mut().insert(tid, answer);
-        let result = answered.await.unwrap_or_else(|| Err(self.conn.ended()));
+        self.conn.requests.borrow_mut().queued(tid);
+        let result = std::future::poll_fn(|cx| {
+            let (result, before) = self.conn.requests.borrow_mut().poll(tid, cx);
+            drop(before);
+            result
+        })
+        .await;
         drop(waiting);
         result
     }
@@ -513,7 +512,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let waiting = self.conn.requests.borrow_mut().remove(&self.tid);
+        let waiting = self.conn.requests.borrow_mut().end(self.tid);
         drop(waiting);
     }
 }

@@ -38,6 +38,7 @@ mod messenger;
 pub mod perf;
 mod portal;
 mod priority;
+mod requests;
 pub mod session;
 mod throttle;
 mod transport;

@@ -133,7 +133,9 @@ impl Message {
     }
 
     pub(crate) fn received(header: &Header, segments: [Option<Buf>; 3], held: Held) -> Self {
-        let [front, middle, data] = segments.map(|segment| segment.map(BufList::from).unwrap_or_default());
+        let [front, middle, data] = segments;
+        let list = |segment: Option<Buf>| segment.map_or_else(BufList::new, BufList::from);
+        let (front, middle, data) = (list(front), list(middle), list(data));
         Self {
             kind: header.kind,
             priority: header.priority,

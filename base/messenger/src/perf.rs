@@ -141,6 +141,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
             let (measuring, stop, tally) = (measuring.clone(), stop.clone(), tally.clone());
             let depth = load.one_way.then_some(load.depth.max(1));
             tasks.push(spawn(async move {
+                let mut begin = now();
                 while !stop.get() {
                     if let Some(depth) = depth {
                         push(&connection, &payload, depth).await?;
@@ -149,10 +150,11 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
                         }
                         continue;
                     }
-                    let begin = now();
                     connection.request(Message::new(KIND_ASK).data(payload.clone())).await?;
+                    // The next one is asked at once.
+                    let end = now();
+                    let nanos = end.since(std::mem::replace(&mut begin, end)).as_nanos() as u64;
                     if measuring.get() {
-                        let nanos = begin.elapsed().as_nanos() as u64;
                         let mut tally = tally.borrow_mut();
                         tally.messages += 1;
                         tally.latencies[bucket(nanos)] += 1;

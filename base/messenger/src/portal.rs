@@ -77,8 +77,8 @@ impl Shared {
             let next = self.queue.borrow_mut().pop();
             let Some((conn, message)) = next else { break };
             if !conn.is_closed() {
-                let handler = conn.handler();
-                handler.message(&Connection::new(conn), message);
+                let connection = Connection::new(conn);
+                connection.conn.messenger.handler.message(&connection, message);
             }
         }
         self.dispatching.set(false);

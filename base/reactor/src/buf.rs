@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::memory::{BlockRef, Region};
 
 /// Alignment of every buffer, in bytes: the largest logical sector size a device here asks for O_DIRECT.
@@ -189,6 +191,13 @@ impl Buf {
         head
     }
 
+    /// Forgets the first `len` bytes.
+    pub fn advance(&mut self, len: usize) {
+        assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
+        self.start += len;
+        self.len -= len;
+    }
+
     /// True when address and length are multiples of `align` bytes, as O_DIRECT wants.
     pub fn is_aligned(&self, align: usize) -> bool {
         (self.as_ptr() as usize).is_multiple_of(align) && self.len.is_multiple_of(align)
@@ -240,7 +249,8 @@ impl From<BufMut> for Buf {
 /// Scatter-gather: buffers read as one run of bytes.
 #[derive(Clone, Default)]
 pub struct BufList {
-    parts: Vec<Buf>,
+    /// Most lists have one part or none; those cost no allocation.
+    parts: SmallVec<[Buf; 1]>,
     len: usize,
 }
 

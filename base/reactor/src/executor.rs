@@ -83,9 +83,15 @@ impl Remote {
     }
 
     fn schedule(self: &Arc<Self>, runnable: Runnable) {
-        if self.is_current() {
-            with_current(|inner| inner.ready.borrow_mut().push_back(runnable));
-        } else {
+        let mut runnable = Some(runnable);
+        // A task that is woken on its own thread, as most are, costs one look at that thread's state.
+        let _gone = CURRENT.try_with(|current| {
+            let current = current.borrow();
+            if let Some(inner) = current.as_ref().filter(|inner| Arc::ptr_eq(&inner.remote, self)) {
+                inner.ready.borrow_mut().extend(runnable.take());
+            }
+        });
+        if let Some(runnable) = runnable {
             self.queue.push(Work::Resume(runnable));
             self.notify();
         }

@@ -491,6 +491,10 @@ pub struct MessengerEnd {
     /// The key that both ends share, 64 hexadecimal digits; needed off this machine
     #[arg(long, value_name = "HEX", env = "FOREBAY_PERF_KEY", hide_env_values = true)]
     pub key: Option<String>,
+
+    /// Poll for so long after the last work before sleeping, in microseconds
+    #[arg(long, value_name = "US", default_value = "50")]
+    pub linger_us: u32,
 }
 
 /// Options of `perf messenger run`.

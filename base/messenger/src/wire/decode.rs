@@ -390,12 +390,22 @@ impl Decoder {
                 found => Err(WireError::BadSegmentCrc { tag, segment, found, said }),
             }
         };
-        let first = body.split_to(layout.lens[0] as usize);
-        if !first.is_empty() {
-            let said = body.split_to(CRC_LEN);
-            check(0, &first, said[..].try_into().expect("4 bytes"))?;
+        let len = layout.lens[0] as usize;
+        let first = match &body[..len] {
+            // A message's header: copying it is cheaper than counting one more reference to where it lies.
+            short if len <= INLINE_LEN => {
+                let mut inline = [0; INLINE_LEN];
+                inline[..len].copy_from_slice(short);
+                First::Inline(inline, len)
+            }
+            _ => First::Buf(body.slice(0..len)),
+        };
+        if len > 0 {
+            let said = body[len..len + CRC_LEN].try_into().expect("4 bytes");
+            check(0, &body[..len], said)?;
+            body.advance(len + CRC_LEN);
         }
-        let mut frame = Frame { tag, first: First::Buf(first), segments: [None, None, None] };
+        let mut frame = Frame { tag, first, segments: [None, None, None] };
         if layout.count == 1 {
             return Ok(Some(frame));
         }

@@ -22,6 +22,8 @@ const NAME: &str = "perf";
 pub fn run(output: Output, command: PerfMessenger) -> Result<()> {
     let reactor =
         Reactor::system(DriverChoice::Auto).map_err(|error| Failure::failed(format!("a reactor: {error}")))?;
+    let (PerfMessenger::Serve(end) | PerfMessenger::Run(MessengerRun { end, .. })) = &command;
+    reactor.set_linger(Duration::from_micros(end.linger_us.into()));
     match command {
         PerfMessenger::Serve(end) => reactor.block_on(serve(output, &end)),
         PerfMessenger::Run(options) => output.print(&reactor.block_on(measure(&options))?, render),
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
 
     fn end(addr: &str) -> MessengerEnd {
-        MessengerEnd { addr: addr.into(), transport: None, crc: false, no_crc: false, secure: false, key: None }
+        MessengerEnd { addr: addr.into(), transport: None, crc: false, no_crc: false, secure: false, key: None, linger_us: 0 }
     }
 
     #[test]
