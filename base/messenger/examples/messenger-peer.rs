@@ -2,13 +2,15 @@
 //!
 //! `messenger-peer bare-serve ADDR` and `bare-run ADDR SIZE DEPTH SECONDS`: a loop on io_uring that receives as much as
 //! there is, and answers all of it with one send.  `epoll-serve` and `epoll-run`: plain sockets and epoll, a system call
-//! for each answer and each request.  A request has SIZE bytes (16 at least), an answer 16.
+//! for each answer and each request.  `rings-serve` and `rings-run`: rings in shared memory, polled all the time.
+//! A request has SIZE bytes (16 at least), an answer 16.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use forebay_reactor::{Addr, Buf, BufList, DriverChoice, Listener, Pool, Reactor, Stream, now};
+use forebay_reactor::{Addr, Buf, BufList, DriverChoice, Listener, Pool, Reactor, Stream, now, shm};
 use rustix::event::epoll;
 
 const ANSWER: usize = 16;
@@ -20,7 +22,7 @@ fn main() -> io::Result<()> {
     let number = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).expect("a number");
     let addr = words.get(1).expect("an address");
     let (size, depth, seconds) = match words[0].as_str() {
-        "bare-serve" | "epoll-serve" => (number(2) as usize, 0, 0.0),
+        "bare-serve" | "epoll-serve" | "rings-serve" => (number(2) as usize, 0, 0.0),
         _ => (number(2) as usize, number(3) as usize, number(4)),
     };
     let size = size.max(REQUEST_MIN);
@@ -29,6 +31,8 @@ fn main() -> io::Result<()> {
         "bare-run" => reactor()?.block_on(bare_run(addr, size, depth, seconds)),
         "epoll-serve" => epoll_serve(addr, size),
         "epoll-run" => epoll_run(addr, size, depth, seconds),
+        "rings-serve" => reactor()?.block_on(rings_serve(addr, size)),
+        "rings-run" => reactor()?.block_on(rings_run(addr, size, depth, seconds)),
         other => panic!("{other}?"),
     }
 }
@@ -93,6 +97,60 @@ async fn bare_run(addr: &str, size: usize, depth: usize, seconds: f64) -> io::Re
         credits += received / ANSWER;
         messages += (received / ANSWER) as u64;
         received %= ANSWER;
+    }
+    report(messages, now().since(begin.expect("it ran")).as_secs_f64());
+    Ok(())
+}
+
+async fn rings_serve(path: &str, size: usize) -> io::Result<()> {
+    let listener = Listener::bind(&format!("unix:{path}").parse::<Addr>().expect("an address"))?;
+    bound(path);
+    let (stream, _) = listener.accept().await?;
+    let (mut producer, mut consumer, fd) = shm::create()?;
+    stream.send_fd(fd.as_fd())?;
+    let (mut buf, mut received) = (vec![0; RECEIVE], 0);
+    // Until it is killed: nothing else happens on this core.
+    loop {
+        received += consumer.read(&mut buf)?.0;
+        while received >= size {
+            let put = producer.write(&[0; ANSWER])?;
+            assert_eq!(put, ANSWER, "answers are shorter than requests, so there is room");
+            received -= size;
+        }
+        producer.publish();
+        std::hint::spin_loop();
+    }
+}
+
+async fn rings_run(path: &str, size: usize, depth: usize, seconds: f64) -> io::Result<()> {
+    let stream = Stream::connect(&format!("unix:{path}").parse::<Addr>().expect("an address")).await?;
+    let (mut producer, mut consumer) = shm::adopt(&stream.recv_fd().await?)?;
+    let (request, mut buf) = (vec![0xA5; size], vec![0; RECEIVE]);
+    let warm = now() + Duration::from_millis(200);
+    let end = warm + Duration::from_secs_f64(seconds);
+    let (mut credits, mut sent, mut received, mut messages, mut begin) = (depth, 0, 0, 0u64, None);
+    loop {
+        let time = now();
+        if time >= end {
+            break;
+        }
+        if begin.is_none() && time >= warm {
+            (begin, messages) = (Some(time), 0);
+        }
+        while credits > 0 {
+            let put = producer.write(&request[sent..])?;
+            sent = (sent + put) % size;
+            credits -= usize::from(put > 0 && sent == 0);
+            producer.publish();
+            if put == 0 {
+                break;
+            }
+        }
+        received += consumer.read(&mut buf)?.0;
+        credits += received / ANSWER;
+        messages += (received / ANSWER) as u64;
+        received %= ANSWER;
+        std::hint::spin_loop();
     }
     report(messages, now().since(begin.expect("it ran")).as_secs_f64());
     Ok(())

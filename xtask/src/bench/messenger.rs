@@ -1,7 +1,10 @@
-//! The messenger against what the machine gives: a bare loop on io_uring of the same shape, and plain epoll sockets.
+//! The messenger against what the machine gives: a bare loop on io_uring of the same shape, plain epoll sockets, bare
+//! rings in shared memory.
 //!
 //! One processor a side where there are two.  Server and client are processes of their own for every measurement.
 
+use std::cell::Cell;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -17,116 +20,295 @@ use crate::shell::{self, Process, Scratch};
 /// Requests under way, as in the talk whose table this is.
 const DEPTH: usize = 50;
 const SIZES: [(&str, usize); 3] = [("0", 0), ("4k", 4096), ("64k", 65_536)];
+/// A measurement takes this part of `--seconds`: there are many, and each has a process of its own at either end.
+const SHARE: f64 = 1.0 / 3.0;
+/// What a message may cost in loopback, one way.
+const LOOPBACK_GOAL: f64 = 10e6;
 
-/// Who answers and who asks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Who {
-    /// Ours, with these flags.
-    Ours(&'static str),
-    /// `messenger-peer`, of this kind.
-    Peer(&'static str),
+/// One line of the table: who exchanges messages, and how.
+struct Line {
+    name: &'static str,
+    transport: Transport,
+    who: Who,
 }
 
-const SIDES: [Who; 5] =
-    [Who::Ours("--crc"), Who::Ours("--no-crc"), Who::Ours("--secure"), Who::Peer("bare"), Who::Peer("epoll")];
+#[derive(Clone, Copy, PartialEq)]
+enum Transport {
+    Tcp,
+    Shm,
+    Loopback,
+}
+
+#[derive(Clone, Copy)]
+enum Who {
+    /// Flags of `perf messenger`.
+    Ours(&'static [&'static str]),
+    /// The kind of `messenger-peer`, and for how many microseconds it polls before it sleeps.
+    Peer(&'static str, &'static str),
+    Iperf,
+}
+
+const LINES: [Line; 11] = [
+    Line { name: "tcp, crc", transport: Transport::Tcp, who: Who::Ours(&["--crc"]) },
+    Line { name: "tcp, no crc", transport: Transport::Tcp, who: Who::Ours(&["--no-crc"]) },
+    Line { name: "tcp, secure", transport: Transport::Tcp, who: Who::Ours(&["--secure"]) },
+    Line { name: "bare io_uring loop, tcp", transport: Transport::Tcp, who: Who::Peer("bare", "50") },
+    Line { name: "bare io_uring loop, sleeping, tcp", transport: Transport::Tcp, who: Who::Peer("bare", "0") },
+    Line { name: "plain epoll, tcp", transport: Transport::Tcp, who: Who::Peer("epoll", "0") },
+    Line { name: "iperf3, tcp, one way", transport: Transport::Tcp, who: Who::Iperf },
+    Line { name: "shm", transport: Transport::Shm, who: Who::Ours(&[]) },
+    Line { name: "bare rings, shm", transport: Transport::Shm, who: Who::Peer("rings", "50") },
+    Line { name: "loopback", transport: Transport::Loopback, who: Who::Ours(&[]) },
+    Line { name: "loopback, one way", transport: Transport::Loopback, who: Who::Ours(&["--one-way"]) },
+];
+
+/// Round trips of 4 KiB, one at a time: their name, flags, and what is asked of the median, in microseconds.
+const TRIPS: [(&str, &[&str], f64); 2] =
+    [("shm-4k-polling", &["--linger-us", "1000"], 2.0), ("shm-4k-asleep", &["--linger-us", "0"], 15.0)];
+
+/// What was measured of one line at one size: a value a round.
+#[derive(Default)]
+struct Found {
+    messages: Vec<f64>,
+    latency: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
+struct Setting<'a> {
+    scratch: &'a Path,
+    seconds: f64,
+    sockets: Cell<u32>,
+}
 
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
-    shell::run(shell::cargo().args([
-        "build",
-        "--quiet",
-        "--release",
-        "-p",
-        "forebay-messenger",
-        "--example",
-        "messenger-peer",
-    ]))?;
+    let peer = ["build", "--quiet", "--release", "-p", "forebay-messenger", "--example", "messenger-peer"];
+    shell::run(shell::cargo().args(peer))?;
     let scratch = Scratch::new("bench-messenger")?;
+    let setting = Setting { scratch: scratch.path(), seconds: effort.seconds * SHARE, sockets: Cell::new(0) };
     let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    let mut values: Vec<(String, usize, Vec<Vec<f64>>)> = Vec::new();
-    for transport in ["tcp", "unix"] {
-        for (name, size) in SIZES {
-            let name = format!("{transport}-{name}");
-            if wanted(&name) {
-                values.push((name, size, vec![Vec::new(); SIDES.len()]));
-            }
-        }
-    }
-    let mut alone: Vec<(&str, Vec<&str>, Vec<f64>)> = [
-        ("loopback-one-way-4k", vec!["--addr", "loopback:", "--one-way", "--size", "4096", "--depth", "64"]),
-        ("loopback-request-4k", vec!["--addr", "loopback:", "--size", "4096", "--depth", "50"]),
-    ]
-    .into_iter()
-    .filter(|(name, _)| wanted(name))
-    .map(|(name, words)| (name, words, Vec::new()))
-    .collect();
-    let mut cpu: Vec<(String, Vec<f64>)> = Vec::new();
+    let has_iperf = shell::output(shell::command("iperf3").arg("--version")).is_ok();
+    let mut found: Vec<[Found; SIZES.len()]> = LINES.iter().map(|_| Default::default()).collect();
+    let mut trips: [Vec<f64>; TRIPS.len()] = Default::default();
     for round in 0..effort.rounds {
-        for (name, size, series) in &mut values {
-            for place in 0..SIDES.len() {
-                let which = (place + round) % SIDES.len();
-                let who = SIDES[which];
-                if name.starts_with("unix") && who == Who::Peer("epoll") {
+        for (at, (name, size)) in SIZES.into_iter().enumerate() {
+            for place in 0..LINES.len() {
+                let which = (place + round) % LINES.len();
+                let line = &LINES[which];
+                let skipped = matches!(line.who, Who::Iperf) && (!has_iperf || size == 0);
+                if skipped || !wanted(&format!("{}-{name}", line.name)) {
                     continue;
                 }
-                let found = pair(who, scratch.path(), name.starts_with("unix"), *size, effort.seconds)?;
-                series[which].push(found["messages_per_s"].as_f64().context("no figure")?);
-                if who == Who::Ours("--crc") {
-                    let used = found["client_cpu_us"].as_f64().zip(found["server_cpu_us"].as_f64());
-                    let (client, server) = used.context("no processor time")?;
-                    match cpu.iter_mut().find(|(other, _)| other == name) {
-                        Some((_, values)) => values.push((client + server) / 2.0),
-                        None => cpu.push((name.clone(), vec![(client + server) / 2.0])),
-                    }
-                }
+                setting.measure(line, size, &mut found[which][at]).with_context(|| format!("{}, {name}", line.name))?;
             }
         }
-        for (_, words, values) in &mut alone {
-            let mut command = ours("run", words);
-            command.args(["--seconds", &effort.seconds.to_string(), "--format", "json"]);
-            let found: Value = serde_json::from_str(shell::output(&mut command)?.trim())?;
-            values.push(found["messages_per_s"].as_f64().context("no figure")?);
+        for ((name, flags, _), values) in TRIPS.iter().zip(&mut trips) {
+            if wanted(name) {
+                let value = setting.ours(Transport::Shm, flags, 4096, 1)?;
+                values.push(value["latency_us_p50"].as_f64().context("no latency")?);
+            }
         }
         println!("round {} of {}", round + 1, effort.rounds);
     }
-    let mut cases = Vec::new();
-    for (name, size, series) in &values {
-        let of = |which: usize, side: Side| {
-            let name = if side == Side::Ours { "forebay" } else { "peer" };
-            Series { name: name.into(), side, values: series[which].clone() }
-        };
-        let mut case = |suffix: &str, ours: usize, peer: usize, goal: f64| {
-            if !series[ours].is_empty() && !series[peer].is_empty() {
-                let series = vec![of(ours, Side::Ours), of(peer, Side::Peer)];
-                cases.push(Case { name: format!("{name}-{suffix}"), unit: "messages/s", goal, series });
-            }
-        };
-        case("crc-vs-bare-uring", 0, 3, 0.9);
-        case("no-crc-vs-bare-uring", 1, 3, 0.9);
-        case("crc-vs-epoll", 0, 4, 1.5);
-        case("secure-vs-crc", 2, 0, if *size >= 65_536 { 0.6 } else { 0.0 });
-    }
+    let cases = cases(&found);
     println!("{}", report::table(&cases));
+    let table = talk(&found);
+    println!("{table}");
     let mut lines = report::ratio_lines("messenger", &cases);
-    for (name, _, values) in &alone {
-        let value = super::median(values);
-        let goal = if *name == "loopback-one-way-4k" { 10e6 } else { 0.0 };
-        let verdict = if value >= goal { "met" } else { "missed" };
-        lines
-            .push(format!("VALUE name=messenger/{name} value={value:.0} at-least={goal:.0} unit=messages/s {verdict}"));
-    }
-    for (name, values) in &cpu {
-        let value = super::median(values);
-        lines.push(format!("VALUE name=messenger/{name}-crc-cpu value={value:.2} unit=us-a-message-and-side"));
-    }
+    lines.extend(value_lines(&found, &trips));
     for line in &lines {
         println!("{line}");
     }
     if !dry_run && effort.case.is_none() {
-        report::write("messenger", "The messenger and the bare machine", &method(effort), &cases, &lines)?;
+        let text = method(effort) + "\n\n" + &table;
+        report::write("messenger", "The messenger and the bare machine", &text, &cases, &lines)?;
     }
     Ok(())
+}
+
+fn line_called(name: &str) -> usize {
+    LINES.iter().position(|line| line.name == name).expect("one of the lines")
+}
+
+/// Who is held against whom, with the goals.
+fn cases(found: &[[Found; SIZES.len()]]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (at, (size, _)) in SIZES.into_iter().enumerate() {
+        let goal = |zero: f64, four: f64, sixty_four: f64| [zero, four, sixty_four][at];
+        for (name, ours, peer_name, goal) in [
+            ("tcp-crc-vs-bare-uring", "tcp, crc", "bare io_uring loop, tcp", goal(0.0, 0.9, 0.9)),
+            ("tcp-no-crc-vs-bare-uring", "tcp, no crc", "bare io_uring loop, tcp", goal(0.0, 0.0, 0.0)),
+            ("tcp-crc-vs-epoll", "tcp, crc", "plain epoll, tcp", goal(0.0, 1.5, 0.0)),
+            ("tcp-secure-vs-crc", "tcp, secure", "tcp, crc", goal(0.0, 0.0, 0.6)),
+            ("shm-vs-bare-rings", "shm", "bare rings, shm", 0.0),
+        ] {
+            let of = |line: &str| found[line_called(line)][at].messages.clone();
+            let (ours, mut peer) = (of(ours), of(peer_name));
+            if peer_name.starts_with("bare io_uring") {
+                // Polling makes it faster or slower, from one moment to the next; it is held to its better self.
+                let sleeping = of("bare io_uring loop, sleeping, tcp");
+                if super::median(&sleeping) > super::median(&peer) {
+                    peer = sleeping;
+                }
+            }
+            if !ours.is_empty() && !peer.is_empty() {
+                let ours = Series { name: "forebay".into(), side: Side::Ours, values: ours };
+                let series = vec![ours, Series { name: "peer".into(), side: Side::Peer, values: peer }];
+                cases.push(Case { name: format!("{name}-{size}"), unit: "messages/s", goal, series });
+            }
+        }
+    }
+    cases
+}
+
+/// The talk's table: messages a second, what they carry, and how long one takes.
+fn talk(found: &[[Found; SIZES.len()]]) -> String {
+    let mut text = String::from("| |");
+    for (_, size) in SIZES {
+        let _ = write!(text, " {size} bytes |");
+    }
+    text.push_str("\n|---|---|---|---|\n");
+    for (line, sizes) in LINES.iter().zip(found) {
+        if sizes.iter().all(|found| found.messages.is_empty()) {
+            continue;
+        }
+        let _ = write!(text, "| {} |", line.name);
+        for (found, (_, size)) in sizes.iter().zip(SIZES) {
+            if found.messages.is_empty() {
+                text.push_str(" |");
+                continue;
+            }
+            let messages = super::median(&found.messages);
+            let _ = write!(text, " {:.0} k/s", messages / 1e3);
+            if size > 0 {
+                let _ = write!(text, ", {:.2} GB/s", messages * size as f64 / 1e9);
+            }
+            let latency = super::median(&found.latency);
+            if latency > 0.0 {
+                let _ = write!(text, ", {latency:.0} us");
+            }
+            text.push_str(" |");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn value_lines(found: &[[Found; SIZES.len()]], trips: &[Vec<f64>]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let verdict = |met: bool| if met { "met" } else { "missed" };
+    let one_way = &found[line_called("loopback, one way")];
+    for ((size, _), found) in SIZES.iter().zip(one_way).filter(|(_, found)| !found.messages.is_empty()) {
+        let value = super::median(&found.messages);
+        let met = verdict(value >= LOOPBACK_GOAL);
+        lines.push(format!(
+            "VALUE name=messenger/loopback-one-way-{size} value={value:.0} at-least={LOOPBACK_GOAL:.0} unit=messages/s {met}"
+        ));
+    }
+    for ((name, _, goal), values) in TRIPS.iter().zip(trips).filter(|(_, values)| !values.is_empty()) {
+        let value = super::median(values);
+        let met = verdict(value <= *goal);
+        lines.push(format!("VALUE name=messenger/{name} value={value:.1} at-most={goal:.0} unit=us {met}"));
+    }
+    for line in ["tcp, crc", "tcp, no crc", "tcp, secure", "shm"] {
+        let sizes = SIZES.iter().zip(&found[line_called(line)]).filter(|(_, found)| !found.cpu.is_empty());
+        for ((size, _), found) in sizes {
+            let (name, value) = (line.replace(", ", "-").replace(' ', "-"), super::median(&found.cpu));
+            lines.push(format!("VALUE name=messenger/cpu-{name}-{size} value={value:.2} unit=us-a-message-and-side"));
+        }
+    }
+    lines
+}
+
+impl Setting<'_> {
+    fn measure(&self, line: &Line, size: usize, found: &mut Found) -> Result<()> {
+        let value = match line.who {
+            Who::Ours(flags) => self.ours(line.transport, flags, size, DEPTH)?,
+            Who::Peer(kind, linger) => self.peer(line.transport, (kind, linger), size)?,
+            Who::Iperf => self.iperf(size)?,
+        };
+        found.messages.push(value["messages_per_s"].as_f64().context("no figure")?);
+        found.latency.push(value["latency_us_p50"].as_f64().unwrap_or(0.0));
+        if let Some((client, server)) = value["client_cpu_us"].as_f64().zip(value["server_cpu_us"].as_f64()) {
+            found.cpu.push((client + server) / 2.0);
+        }
+        Ok(())
+    }
+
+    fn address(&self, transport: Transport) -> Result<String> {
+        // A new one each time: a ring of a process that was killed holds its listener a moment longer than the process.
+        let number = self.sockets.replace(self.sockets.get() + 1);
+        let path = self.scratch.join(format!("socket-{number}")).display().to_string();
+        Ok(match transport {
+            Transport::Tcp => format!("127.0.0.1:{}", shell::free_port()?),
+            Transport::Shm => format!("shm:{path}"),
+            Transport::Loopback => "loopback:bench".into(),
+        })
+    }
+
+    fn ours(&self, transport: Transport, flags: &[&str], size: usize, depth: usize) -> Result<Value> {
+        let address = self.address(transport)?;
+        let command = |what: &str, cpu: usize| {
+            let mut command = pinned(cpu, &daemon::program());
+            command.args(["perf", "messenger", what, "--addr", &address]).args(flags);
+            command
+        };
+        let mut client = command("run", 1);
+        client.args(["--size", &size.to_string(), "--depth", &depth.to_string()]);
+        client.args(["--seconds", &self.seconds.to_string(), "--format", "json"]);
+        if transport == Transport::Loopback {
+            return Ok(serde_json::from_str(shell::output(&mut client)?.trim())?);
+        }
+        self.pair(&mut command("serve", 0), &mut client)
+    }
+
+    fn peer(&self, transport: Transport, (kind, linger): (&str, &str), size: usize) -> Result<Value> {
+        let address = self.address(transport)?;
+        let address = address.strip_prefix("shm:").unwrap_or(&address);
+        let program: PathBuf = shell::target().join("release/examples/messenger-peer");
+        let (size, depth, seconds) = (size.to_string(), DEPTH.to_string(), self.seconds.to_string());
+        let mut server = pinned(0, &program);
+        server.args([&format!("{kind}-serve"), address, &size]).env("LINGER_US", linger);
+        let mut client = pinned(1, &program);
+        client.env("LINGER_US", linger);
+        client.args([&format!("{kind}-run"), address, &size, &depth, &seconds]);
+        self.pair(&mut server, &mut client)
+    }
+
+    /// One direction, as fast as it goes, in blocks of the size: what carries the data, with nothing to answer.
+    fn iperf(&self, size: usize) -> Result<Value> {
+        let port = shell::free_port()?.to_string();
+        let mut server = pinned(0, Path::new("iperf3"));
+        server.args(["-s", "-1", "-p", &port, "--forceflush"]);
+        let mut client = pinned(1, Path::new("iperf3"));
+        let seconds = (self.seconds.ceil() as u64).max(1).to_string();
+        client.args(["-c", "127.0.0.1", "-p", &port, "-l", &size.to_string(), "-t", &seconds, "-J"]);
+        let text = self.run(&mut server, &mut client)?;
+        let value: Value = serde_json::from_str(&text)?;
+        let bits = value["end"]["sum_received"]["bits_per_second"].as_f64().context("no figure of iperf3")?;
+        Ok(serde_json::json!({ "messages_per_s": bits / 8.0 / size as f64 }))
+    }
+
+    fn pair(&self, server: &mut Command, client: &mut Command) -> Result<Value> {
+        let text = self.run(server, client)?;
+        let line = text.lines().rev().find(|line| line.starts_with('{')).context("the client prints no JSON")?;
+        Ok(serde_json::from_str(line)?)
+    }
+
+    /// One measurement: a server, and what its client prints.
+    fn run(&self, server: &mut Command, client: &mut Command) -> Result<String> {
+        let log = self.scratch.join("server.log");
+        // The log of the one before would be taken for this one's.
+        let _ = std::fs::remove_file(&log);
+        let process = Process::start(server, &log)?;
+        // It says something when it listens.
+        let up = || std::fs::read_to_string(&log).ok().filter(|text| text.contains('\n'));
+        shell::wait_for(Duration::from_secs(10), up).with_context(|| format!("no server: {}", shell::tail(&log, 5)))?;
+        let text = shell::output(client);
+        process.kill()?;
+        text.with_context(|| format!("the server said: {}", shell::tail(&log, 5)))
+    }
 }
 
 /// A process on a processor of its own, where there are two.
@@ -140,65 +322,45 @@ fn pinned(cpu: usize, program: &Path) -> Command {
     command
 }
 
-fn ours(what: &str, words: &[&str]) -> Command {
-    let mut command = pinned(usize::from(what == "run"), &daemon::program());
-    command.args(["perf", "messenger", what]).args(words);
-    command
-}
-
-/// One measurement: a server and a client.
-fn pair(who: Who, scratch: &Path, unix: bool, size: usize, seconds: f64) -> Result<Value> {
-    let address = if unix {
-        format!("unix:{}", scratch.join("socket").display())
-    } else {
-        format!("127.0.0.1:{}", shell::free_port()?)
-    };
-    let (size, seconds) = (size.to_string(), seconds.to_string());
-    let depth = DEPTH.to_string();
-    let peer: PathBuf = shell::target().join("release/examples/messenger-peer");
-    let (mut server, mut client) = match who {
-        Who::Ours(flag) => {
-            let server = ours("serve", &["--addr", &address, flag]);
-            let words: [&str; 9] =
-                ["--addr", &address, flag, "--size", &size, "--depth", &depth, "--seconds", &seconds];
-            let mut client = ours("run", &words);
-            client.args(["--format", "json"]);
-            (server, client)
-        }
-        Who::Peer(kind) => {
-            let mut server = pinned(0, &peer);
-            server.args([&format!("{kind}-serve"), &address, &size]);
-            let mut client = pinned(1, &peer);
-            client.args([&format!("{kind}-run"), &address, &size, &depth, &seconds]);
-            (server, client)
-        }
-    };
-    let log = scratch.join("server.log");
-    // The log of the one before would be taken for this one's.
-    let _ = std::fs::remove_file(&log);
-    let process = Process::start(&mut server, &log)?;
-    // It prints its address when it listens.
-    let up = || std::fs::read_to_string(&log).ok().filter(|text| text.contains('\n'));
-    shell::wait_for(Duration::from_secs(10), up).with_context(|| format!("no server: {}", shell::tail(&log, 5)))?;
-    let text = shell::output(&mut client)?;
-    process.kill()?;
-    let line = text.lines().rev().find(|line| line.starts_with('{')).context("the client prints no JSON")?;
-    Ok(serde_json::from_str(line)?)
-}
-
 fn method(effort: &Effort) -> String {
     format!(
         "{}. One server and one client process for every measurement, each on a processor of its own, over one connection \
-         with {DEPTH} requests under way; {} rounds of {} s, the order turned each round; medians (lowest and highest in \
+         with {DEPTH} requests under way; {} rounds of {:.1} s, the order turned each round; medians (lowest and highest in \
          parentheses). A request carries 0, 4 KiB or 64 KiB and is answered with an empty message; Forebay's messages are \
-         ordered, acknowledged, framed as msgr2.1, and can be replayed. The *bare io_uring loop* sends as many requests as \
-         it may with one send, receives into 256 KiB and answers all whole requests with one send: 16 bytes a request more, \
-         16 an answer, no framing, no checksums, no sessions. *plain epoll* makes a system call for each request and each \
-         answer. All with the same kernel, over 127.0.0.1 or a Unix socket. Loopback hands messages over within one \
-         process; there is no peer. Processor time is the mean of both sides, user and system.\n\nRepeat it: \
-         `cargo xtask bench messenger`.",
+         ordered, acknowledged, framed as msgr2.1, and can be replayed. Round trips of shm are one at a time: *polling* \
+         looks at the ring all the time, *asleep* sleeps at once when there is nothing. Loopback hands messages over within \
+         one process on one core; there is no peer.\n\n\
+         The *bare io_uring loop* is built on the same reactor, polls for as long before it sleeps (or not at all; the better \
+         of the two is the peer), sends as many requests \
+         as it may with one send, receives into 256 KiB and answers all whole requests with one send: a request is its \
+         payload (16 bytes at least), an answer 16 bytes, without framing, checksums or sessions, and nobody looks at the \
+         bytes. *plain epoll* makes a system call for each request and each answer. *bare rings* are the rings of the shm \
+         transport, polled without a pause, the bytes copied in and out. *iperf3* sends one way. All with the same kernel, \
+         over 127.0.0.1. Processor time is the mean of both sides, user and system, time spent polling included.\n\n\
+         Repeat it: `cargo xtask bench messenger` (`--rounds`, `--seconds` for more or less).",
         report::machine(),
         effort.rounds,
-        effort.seconds
+        effort.seconds * SHARE
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_in_the_table() {
+        let mut found: Vec<[Found; SIZES.len()]> = LINES.iter().map(|_| Default::default()).collect();
+        for (line, rate) in [("tcp, crc", 9e5), ("bare io_uring loop, tcp", 1e6), ("plain epoll, tcp", 2e5)] {
+            found[line_called(line)][1] = Found { messages: vec![rate], latency: vec![50.0], cpu: vec![1.0] };
+        }
+        let lines = report::ratio_lines("messenger", &cases(&found));
+        assert_eq!(lines.len(), 2);
+        assert!(
+            lines[0].starts_with("RATIO name=messenger/tcp-crc-vs-bare-uring-4k ours=900000 peer=1000000 ratio=0.90")
+        );
+        assert!(talk(&found).contains("| tcp, crc | | 900 k/s, 3.69 GB/s, 50 us | |"));
+        let values = value_lines(&found, &[vec![1.9], vec![16.0]]);
+        assert!(values[0].ends_with("value=1.9 at-most=2 unit=us met") && values[1].ends_with("missed"));
+    }
 }
