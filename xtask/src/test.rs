@@ -173,11 +173,11 @@ fn stages(quick: bool) -> Vec<Stage> {
         },
         Stage {
             name: "build-mon",
-            title: "the messenger's client of a monitor",
+            title: "the messenger's examples",
             after: &["build"],
             command: Box::new(|| {
                 let mut build = shell::cargo();
-                build.args(["build", "--quiet", "--release", "-p", "forebay-messenger", "--example", "messenger-mon"]);
+                build.args(["build", "--quiet", "--release", "-p", "forebay-messenger", "--examples"]);
                 Ok(build)
             }),
             counted: false,
@@ -191,6 +191,19 @@ fn stages(quick: bool) -> Vec<Stage> {
                 let mut script = shell::command(shell::root().join("test/interop/messenger-ceph.sh"));
                 script.env("PROGRAM", shell::target().join("release/examples/messenger-mon"));
                 Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "messenger-rdma",
+            title: "messengers over RDMA, in a guest",
+            after: &["build-mon", "guest-kernel"],
+            command: Box::new(|| {
+                let mut guest = shell::command(shell::root().join("test/lab/guest"));
+                guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
+                guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
+                Ok(guest)
             }),
             counted: true,
             weight: 1,
@@ -476,7 +489,7 @@ mod tests {
         let mut only = wanted(&all, &["kill".into()], &[]);
         only.sort_unstable();
         assert_eq!(only, ["build", "kill"]);
-        let without = wanted(&all, &[], &["fuzz".into(), "guest".into()]);
+        let without = wanted(&all, &[], &["fuzz".into(), "guest".into(), "messenger-rdma".into()]);
         assert!(!without.contains(&"build-fuzz") && !without.contains(&"guest-kernel") && without.contains(&"build"));
     }
 

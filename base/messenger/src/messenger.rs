@@ -19,7 +19,7 @@ use crate::portal::{Portal, Shared};
 use crate::session::auth::NoAuth;
 use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Session, cephx, shared_key};
 use crate::throttle::Budget;
-use crate::transport::{Acceptor, Address};
+use crate::transport::{Acceptor, Address, Manner};
 use crate::wire::control::mode;
 use crate::wire::{EntityAddr, Limits, entity};
 
@@ -148,6 +148,10 @@ pub struct Options {
     pub give_up: Option<Duration>,
     /// How long a server keeps the session of a client that is gone.
     pub linger: Duration,
+    /// How long a side of shared memory or RDMA that had something to do looks for more before it sleeps.
+    pub look: Duration,
+    /// The address of the RDMA device that is used; `None` for the one that leads to the peer.
+    pub rdma_local: Option<IpAddr>,
 }
 
 impl Default for Options {
@@ -177,11 +181,17 @@ impl Default for Options {
             backoff_max: Duration::from_secs(5),
             give_up: None,
             linger: Duration::from_secs(600),
+            look: Duration::from_micros(50),
+            rdma_local: None,
         }
     }
 }
 
 impl Options {
+    pub(crate) fn manner(&self) -> Manner {
+        Manner { look: self.look, rdma_local: self.rdma_local }
+    }
+
     pub(crate) fn modes(&self, local: bool) -> Vec<u32> {
         match (&self.modes, &self.auth) {
             (Some(modes), _) => modes.clone(),
@@ -329,9 +339,11 @@ impl Messenger {
             names.insert(name.clone(), Rc::downgrade(&self.inner));
             return Ok(address.clone());
         }
-        let (acceptor, bound) = Acceptor::bind(address)?;
+        let (acceptors, bound) = Acceptor::bind(address, self.inner.options.manner())?;
         self.inner.place.borrow_mut().get_or_insert_with(|| bound.clone());
-        drop(spawn(engine::accept(self.inner.clone(), acceptor)));
+        for acceptor in acceptors {
+            drop(spawn(engine::accept(self.inner.clone(), acceptor)));
+        }
         Ok(bound)
     }
 

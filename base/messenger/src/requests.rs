@@ -59,6 +59,8 @@ impl Requests {
     }
 
     /// Gives a reply to its request: who is to be woken, or the reply back when nobody waits for it.
+    // Boxing it would cost every message what only strange ones need.
+    #[allow(clippy::result_large_err)]
     pub(crate) fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
         match self.get(tid) {
             Some(Request { state: state @ State::Waiting(_), .. }) => {

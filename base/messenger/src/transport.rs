@@ -4,23 +4,28 @@ mod shm;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use forebay_reactor::net::AddrError;
+use forebay_reactor::rdma::{RdmaListener, RdmaStream};
 use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream};
 
 use shm::ShmChannel;
 
 /// Where a messenger listens or connects.
 ///
-/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `unix:PATH` a Unix socket, `shm:PATH` shared memory that is set up over a Unix
-/// socket, `loopback:NAME` a messenger of the same process on the same core.
+/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `rdma:HOST:PORT` RDMA, or TCP where that is not to be had, `unix:PATH` a Unix
+/// socket, `shm:PATH` shared memory that is set up over a Unix socket, `loopback:NAME` a messenger of the same process on
+/// the same core.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// TCP.
     Tcp(SocketAddr),
+    /// RDMA, set up by rdma_cm; TCP at the same place where there is none.
+    Rdma(SocketAddr),
     /// A Unix stream socket.
     Unix(PathBuf),
     /// Shared memory; the path is that of the Unix socket.
@@ -33,7 +38,7 @@ impl Address {
     /// Reaches only this machine.
     pub fn is_local(&self) -> bool {
         match self {
-            Self::Tcp(addr) => addr.ip().is_loopback(),
+            Self::Tcp(addr) | Self::Rdma(addr) => addr.ip().is_loopback(),
             Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => true,
         }
     }
@@ -41,14 +46,14 @@ impl Address {
     /// The place, if it has an IP address.
     pub fn socket(&self) -> Option<SocketAddr> {
         match self {
-            Self::Tcp(addr) => Some(*addr),
+            Self::Tcp(addr) | Self::Rdma(addr) => Some(*addr),
             Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => None,
         }
     }
 
     fn reactor_addr(&self) -> io::Result<Addr> {
         match self {
-            Self::Tcp(addr) => Ok(Addr::Tcp(*addr)),
+            Self::Tcp(addr) | Self::Rdma(addr) => Ok(Addr::Tcp(*addr)),
             Self::Unix(path) | Self::Shm(path) => Ok(Addr::Unix(path.clone())),
             Self::Loopback(name) => {
                 let text = format!("nobody is called {name} here");
@@ -71,6 +76,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(addr) => write!(f, "tcp:{addr}"),
+            Self::Rdma(addr) => write!(f, "rdma:{addr}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Shm(path) => write!(f, "shm:{}", path.display()),
             Self::Loopback(name) => write!(f, "loopback:{name}"),
@@ -91,32 +97,69 @@ impl FromStr for Address {
                 Addr::Tcp(_) => unreachable!("a path is no TCP address"),
             };
         }
+        if let Some(place) = text.strip_prefix("rdma:") {
+            return match place.parse()? {
+                Addr::Tcp(addr) => Ok(Self::Rdma(addr)),
+                // Said by who knows what an address with a port looks like.
+                Addr::Unix(_) => Err("rdma:".parse::<Addr>().expect_err("it has no port")),
+            };
+        }
         text.strip_prefix("tcp:").unwrap_or(text).parse::<Addr>().map(Self::from)
     }
 }
 
+/// How transports are used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    /// Who looks at memory for what comes does so for this long after something has come, before it sleeps.
+    pub(crate) look: Duration,
+    /// The RDMA device that has this address is used.
+    pub(crate) rdma_local: Option<IpAddr>,
+}
+
 /// A listening endpoint of a transport that serialises.
-pub(crate) struct Acceptor {
-    listener: Listener,
-    /// Those who connect get shared memory.
-    shared: bool,
+pub(crate) enum Acceptor {
+    /// TCP or a Unix socket.
+    Socket(Listener),
+    /// Those who connect to the socket get shared memory.
+    Shm(Listener, Manner),
+    /// RDMA.
+    Rdma(RdmaListener),
 }
 
 impl Acceptor {
-    pub(crate) fn bind(address: &Address) -> io::Result<(Self, Address)> {
+    /// Listens: on RDMA also over TCP at the same place, for those who have none; over TCP only where we have none.
+    pub(crate) fn bind(address: &Address, manner: Manner) -> io::Result<(Vec<Self>, Address)> {
         let listener = Listener::bind(&address.reactor_addr()?)?;
-        let shared = matches!(address, Address::Shm(_));
-        let bound = if shared { address.clone() } else { listener.local_addr().clone().into() };
-        Ok((Self { listener, shared }, bound))
+        let bound = listener.local_addr().clone();
+        match (address, &bound) {
+            (Address::Shm(_), _) => Ok((vec![Self::Shm(listener, manner)], address.clone())),
+            (Address::Rdma(_), Addr::Tcp(place)) => match RdmaListener::bind(*place, manner.look) {
+                Ok(rdma) => Ok((vec![Self::Rdma(rdma), Self::Socket(listener)], Address::Rdma(*place))),
+                Err(error) => {
+                    tracing::warn!(%address, %error, "listening over RDMA is not possible; over TCP only");
+                    Ok((vec![Self::Socket(listener)], bound.into()))
+                }
+            },
+            _ => Ok((vec![Self::Socket(listener)], bound.into())),
+        }
     }
 
     pub(crate) async fn accept(&self) -> io::Result<(Channel, Address)> {
-        let (stream, peer) = self.listener.accept().await?;
-        if self.shared {
-            let channel = ShmChannel::accept(stream)?;
-            return Ok((Channel::Shm(channel), Address::Shm(PathBuf::new())));
+        match self {
+            Self::Socket(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Channel::Socket(stream), peer.into()))
+            }
+            Self::Shm(listener, manner) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Channel::Shm(ShmChannel::accept(stream, manner.look)?), Address::Shm(PathBuf::new())))
+            }
+            Self::Rdma(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Channel::Rdma(stream), Address::Rdma(peer)))
+            }
         }
-        Ok((Channel::Socket(stream), peer.into()))
     }
 }
 
@@ -127,13 +170,21 @@ pub(crate) enum Channel {
     Socket(Stream),
     /// Shared memory.
     Shm(ShmChannel),
+    /// RDMA.
+    Rdma(RdmaStream),
 }
 
 impl Channel {
-    pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
+    pub(crate) async fn connect(address: &Address, manner: Manner) -> io::Result<Self> {
+        if let Address::Rdma(place) = address {
+            match RdmaStream::connect(*place, manner.rdma_local, manner.look).await {
+                Ok(stream) => return Ok(Self::Rdma(stream)),
+                Err(error) => tracing::warn!(%address, %error, "RDMA is not possible; trying TCP"),
+            }
+        }
         let stream = Stream::connect(&address.reactor_addr()?).await?;
         match address {
-            Address::Shm(_) => Ok(Self::Shm(ShmChannel::connect(stream).await?)),
+            Address::Shm(_) => Ok(Self::Shm(ShmChannel::connect(stream, manner.look).await?)),
             _ => Ok(Self::Socket(stream)),
         }
     }
@@ -147,6 +198,7 @@ impl Channel {
     pub(crate) async fn recv(self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
         match self {
             Self::Shm(channel) => channel.recv(buf, all).await,
+            Self::Rdma(stream) => stream.recv(buf, all).await,
             Self::Socket(stream) if !all => stream.recv(buf).await,
             Self::Socket(stream) => {
                 let want = buf.spare();
@@ -160,6 +212,7 @@ impl Channel {
     pub(crate) async fn send(self, bufs: BufList) -> io::Result<()> {
         match self {
             Self::Shm(channel) => channel.send(bufs).await,
+            Self::Rdma(stream) => stream.send(bufs).await,
             Self::Socket(stream) => stream.send(bufs).await,
         }
     }
@@ -168,6 +221,7 @@ impl Channel {
     pub(crate) fn shutdown(&self) {
         match self {
             Self::Shm(channel) => channel.shutdown(),
+            Self::Rdma(stream) => stream.shutdown(),
             Self::Socket(stream) => stream.shutdown(),
         }
     }
@@ -191,6 +245,8 @@ mod tests {
             assert_eq!(written.parse(), Ok(address.clone()));
             assert!(address.is_local());
         }
+        assert_eq!("rdma:10.0.0.1:7000".parse::<Address>().expect("an address").to_string(), "rdma:10.0.0.1:7000");
+        assert!("rdma:".parse::<Address>().is_err() && "rdma:unix:/x".parse::<Address>().is_err());
         assert!("tcp:".parse::<Address>().is_err() && "unix:".parse::<Address>().is_err());
         assert!(!"10.0.0.1:1".parse::<Address>().expect("an address").is_local());
     }

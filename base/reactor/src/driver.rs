@@ -152,6 +152,11 @@ pub enum Op {
         /// Wait until the spare room is full (or the stream ends).
         all: bool,
     },
+    /// Waits until there is something to read from a descriptor that is no socket of ours.
+    Ready {
+        /// What was taken in by [`Driver::adopt_listener`].
+        handle: Handle,
+    },
     /// Sends all of `bufs`; the result is the bytes sent (all of them, or an error).
     Send {
         /// The socket.

@@ -26,6 +26,7 @@ mod memory;
 pub mod net;
 mod ops;
 pub mod pool;
+pub mod rdma;
 pub mod shm;
 pub mod sync;
 pub mod time;

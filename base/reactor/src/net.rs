@@ -83,6 +83,25 @@ impl Drop for Socket {
     }
 }
 
+/// A descriptor of somebody else's (a library's), of which is only asked whether there is something to read.
+pub(crate) struct Watched {
+    socket: Socket,
+}
+
+impl Watched {
+    /// Watches what `fd` refers to, under a descriptor of its own.
+    pub(crate) fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let inner = with_current(Rc::clone);
+        let handle = inner.with_driver(|driver| driver.adopt_listener(fd.try_clone_to_owned()?))?;
+        Ok(Self { socket: Socket { inner, handle } })
+    }
+
+    /// Waits until there is something to read.
+    pub(crate) async fn ready(&self) -> io::Result<()> {
+        self.socket.inner.start_op(Op::Ready { handle: self.socket.handle }).await.result.map(drop)
+    }
+}
+
 /// A listening socket.
 pub struct Listener {
     socket: Rc<Socket>,

@@ -139,7 +139,7 @@ pub fn adopt(fd: &OwnedFd) -> io::Result<(Producer, Consumer)> {
 }
 
 fn ends(mapping: &Arc<Mapping>, out: usize) -> (Producer, Consumer) {
-    let producer = Producer { mapping: mapping.clone(), ring: out, written: 0 };
+    let producer = Producer { mapping: mapping.clone(), ring: out, written: 0, read: 0 };
     (producer, Consumer { mapping: mapping.clone(), ring: 1 - out, read: 0 })
 }
 
@@ -155,6 +155,8 @@ pub struct Producer {
     mapping: Arc<Mapping>,
     ring: usize,
     written: u64,
+    /// Up to where the consumer had read when we last looked: its head is on a cache line that it keeps writing to.
+    read: u64,
 }
 
 impl Producer {
@@ -176,7 +178,12 @@ impl Producer {
     /// # Errors
     /// As [`room`](Self::room).
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let len = bytes.len().min(self.room()?);
+        let mut room = RING_LEN - self.written.wrapping_sub(self.read) as usize;
+        if room < bytes.len() {
+            room = self.room()?;
+            self.read = self.written.wrapping_sub((RING_LEN - room) as u64);
+        }
+        let len = bytes.len().min(room);
         let mut from = bytes.as_ptr();
         for (start, len) in pieces(self.written, len) {
             // SAFETY: the piece lies within the ring, and within the part of it that the consumer has given back (it
@@ -237,6 +244,10 @@ impl Consumer {
     /// As [`available`](Self::available).
     pub fn read(&mut self, out: &mut [u8]) -> io::Result<(usize, bool)> {
         let len = out.len().min(self.available()?);
+        if len == 0 {
+            // Who only looks leaves the producer's cache lines alone; it is not waiting for room that we did not make.
+            return Ok((0, false));
+        }
         let mut to = out.as_mut_ptr();
         for (start, len) in pieces(self.read, len) {
             // SAFETY: the piece lies within the ring, and a producer that keeps to the rules does not write to it before

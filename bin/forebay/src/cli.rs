@@ -468,11 +468,11 @@ pub enum PerfMessenger {
 /// What both ends of a measurement must agree on.
 #[derive(Debug, Args)]
 pub struct MessengerEnd {
-    /// HOST:PORT, unix:PATH, shm:PATH or loopback:
+    /// HOST:PORT, rdma:HOST:PORT, unix:PATH, shm:PATH or loopback:
     #[arg(long, value_name = "ADDR")]
     pub addr: String,
 
-    /// The transport, where the address does not name it: tcp, unix, shm or loopback
+    /// The transport, where the address does not name it: tcp, rdma, unix, shm or loopback
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 
@@ -495,6 +495,10 @@ pub struct MessengerEnd {
     /// Poll for so long after the last work before sleeping, in microseconds
     #[arg(long, value_name = "US", default_value = "50")]
     pub linger_us: u32,
+
+    /// The RDMA device that has this address is used to connect
+    #[arg(long, value_name = "IP")]
+    pub rdma_local: Option<std::net::IpAddr>,
 }
 
 /// Options of `perf messenger run`.

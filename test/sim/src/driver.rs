@@ -104,6 +104,8 @@ impl Driver for SimDriver {
             Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } | Op::Punch { .. } => {
                 state.files.submit(&mut state.core, key, op);
             }
+            // There is nothing to wait for: this driver takes no foreign descriptors in.
+            Op::Ready { .. } => {}
             Op::Accept { .. } | Op::Connect { .. } | Op::Recv { .. } | Op::Send { .. } => {
                 state.net.submit(&mut state.core, key, op);
             }

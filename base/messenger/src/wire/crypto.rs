@@ -1,9 +1,9 @@
 //! Secure mode's cipher: AES-128-GCM with counted nonces, one key a connection and a nonce a direction.
 //!
 //! The counter makes order part of what is authenticated: a frame that is replayed, left out or moved does not open.
-//! The library sits behind [`Aead`], so that another implementation can take its place.
+//! The cipher itself is `forebay_accel`'s.
 
-use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use forebay_accel::crypto::Gcm;
 
 use super::WireError;
 use super::frame::TAG_LEN;
@@ -15,46 +15,18 @@ pub const NONCE_LEN: usize = 12;
 /// Bytes of secret that a connection in secure mode needs: a key, and a nonce for each direction.
 pub const SECRET_LEN: usize = KEY_LEN + 2 * NONCE_LEN;
 
-/// AES-128-GCM over contiguous memory, without additional data.
-pub trait Aead {
-    /// Encrypts in place and returns the tag.
-    fn seal(&self, nonce: [u8; NONCE_LEN], data: &mut [u8]) -> [u8; TAG_LEN];
-
-    /// Decrypts in place; false, and what `data` holds is not to be used, when the tag does not fit.
-    fn open(&self, nonce: [u8; NONCE_LEN], data: &mut [u8], tag: [u8; TAG_LEN]) -> bool;
-}
-
-/// The cipher of AWS-LC.
-struct AwsLc(LessSafeKey);
-
-impl AwsLc {
-    fn new(key: &[u8; KEY_LEN]) -> Self {
-        let key = UnboundKey::new(&AES_128_GCM, key).expect("a key of the right length");
-        Self(LessSafeKey::new(key))
-    }
-}
-
-impl Aead for AwsLc {
-    fn seal(&self, nonce: [u8; NONCE_LEN], data: &mut [u8]) -> [u8; TAG_LEN] {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self.0.seal_in_place_separate_tag(nonce, Aad::empty(), data).expect("less than 64 GiB");
-        tag.as_ref().try_into().expect("a tag of 16 bytes")
-    }
-
-    fn open(&self, nonce: [u8; NONCE_LEN], data: &mut [u8], tag: [u8; TAG_LEN]) -> bool {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        self.0.open_in_place_separate_tag(nonce, Aad::empty(), &tag, data).is_ok()
-    }
-}
-
 /// The secret that authentication brought is too short for secure mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a connection's secret of {0} bytes is too short for secure mode")]
 pub struct SecretTooShort(pub usize);
 
+fn cipher(key: &[u8; KEY_LEN]) -> Gcm {
+    Gcm::new(key).expect("a key of a length that the cipher takes")
+}
+
 /// One direction of a connection in secure mode.
 pub struct Direction {
-    cipher: Box<dyn Aead>,
+    cipher: Gcm,
     fixed: [u8; 4],
     counter: u64,
     first: u64,
@@ -63,7 +35,7 @@ pub struct Direction {
 
 impl Direction {
     /// One direction with its first nonce.
-    pub fn new(cipher: Box<dyn Aead>, nonce: [u8; NONCE_LEN]) -> Self {
+    pub fn new(cipher: Gcm, nonce: [u8; NONCE_LEN]) -> Self {
         let (fixed, counter) = nonce.split_at(4);
         let counter = u64::from_le_bytes(counter.try_into().expect("8 bytes"));
         Self { cipher, fixed: fixed.try_into().expect("4 bytes"), counter, first: counter, used: false }
@@ -76,7 +48,7 @@ impl Direction {
         let (to_client, rest) = nonces.split_first_chunk::<NONCE_LEN>().expect("a nonce");
         let to_server = rest.first_chunk::<NONCE_LEN>().expect("a nonce");
         let (receive, send) = if client { (to_client, to_server) } else { (to_server, to_client) };
-        let direction = |nonce: &[u8; NONCE_LEN]| Self::new(Box::new(AwsLc::new(key)), *nonce);
+        let direction = |nonce: &[u8; NONCE_LEN]| Self::new(cipher(key), *nonce);
         Ok((direction(receive), direction(send)))
     }
 
@@ -97,7 +69,7 @@ impl Direction {
     pub fn seal(&mut self, data: &mut [u8]) -> Result<(), WireError> {
         let nonce = self.next_nonce()?;
         let (text, tag) = data.split_last_chunk_mut::<TAG_LEN>().expect("room for the tag");
-        *tag = self.cipher.seal(nonce, text);
+        *tag = self.cipher.seal(&nonce, &[], text);
         Ok(())
     }
 
@@ -105,7 +77,7 @@ impl Direction {
     pub fn open(&mut self, data: &mut [u8]) -> Result<(), WireError> {
         let nonce = self.next_nonce()?;
         let (text, tag) = data.split_last_chunk_mut::<TAG_LEN>().ok_or(WireError::BadTag)?;
-        if self.cipher.open(nonce, text, *tag) { Ok(()) } else { Err(WireError::BadTag) }
+        self.cipher.open(&nonce, &[], text, tag).map_err(|_| WireError::BadTag)
     }
 }
 
@@ -116,11 +88,11 @@ mod tests {
     #[test]
     fn the_cipher_is_aes_128_gcm() {
         // Test cases 1 and 2 of McGrew and Viega, "The Galois/Counter Mode of Operation", appendix B.
-        let cipher = AwsLc::new(&[0; 16]);
-        let empty = cipher.seal([0; 12], &mut []);
+        let cipher = cipher(&[0; 16]);
+        let empty = cipher.seal(&[0; 12], &[], &mut []);
         assert_eq!(empty[..8], [0x58, 0xe2, 0xfc, 0xce, 0xfa, 0x7e, 0x30, 0x61]);
         let mut block = [0; 16];
-        let tag = cipher.seal([0; 12], &mut block);
+        let tag = cipher.seal(&[0; 12], &[], &mut block);
         assert_eq!(block[..4], [0x03, 0x88, 0xda, 0xce]);
         assert_eq!(tag[..4], [0xab, 0x6e, 0x47, 0xd4]);
     }
@@ -154,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_nonce_is_never_used_twice() {
-        let mut direction = Direction::new(Box::new(AwsLc::new(&[7; 16])), [0xff; 12]);
+        let mut direction = Direction::new(cipher(&[7; 16]), [0xff; 12]);
         assert_eq!(direction.next_nonce().map(|nonce| nonce[4..].to_vec()), Ok(vec![0xff; 8]));
         assert_eq!(direction.next_nonce().map(|nonce| nonce[4..].to_vec()), Ok(vec![0; 8]));
         direction.counter = direction.first;

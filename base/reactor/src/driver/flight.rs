@@ -99,6 +99,7 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
             let (addr, len) = (flight.addr.ptr_mut(), &raw mut flight.addr.len);
             opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
         }
+        Op::Ready { .. } => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
         Op::Connect { .. } => opcode::Connect::new(fd, flight.addr.ptr(), flight.addr.len).build(),
         Op::Recv { buf, all, .. } => {
             let to = buf.spare_mut();
@@ -172,7 +173,7 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
             return (Next::End(Ok(result as u64)), peer);
         }
         Op::Connect { .. } => return (Next::End(Ok(os::handle_of(flight.fd).0)), None),
-        Op::Sync { .. } | Op::Punch { .. } => return (Next::End(Ok(0)), None),
+        Op::Sync { .. } | Op::Punch { .. } | Op::Ready { .. } => return (Next::End(Ok(0)), None),
     };
     let next = match (whole, flight.cancelled) {
         (true, _) => Next::End(Ok(total)),

@@ -3,9 +3,10 @@
 //! A file descriptor that is closed while the kernel still works on it may be given out again, and the work would
 //! land in somebody else's file.  So a close waits here until nothing is in flight.
 
+use std::io;
 use std::os::fd::RawFd;
 
-use crate::driver::os;
+use crate::driver::{Handle, os};
 
 /// What a driver knows of a file descriptor it owns.
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,6 +50,12 @@ impl Handles {
     /// What is known of it; `None` when it is not open (or closing).
     pub(crate) fn get(&self, fd: RawFd) -> Option<&Entry> {
         self.entries.get(usize::try_from(fd).ok()?).filter(|entry| entry.open && !entry.closing)
+    }
+
+    /// The descriptor behind a handle of ours, for a call that is over at once.
+    pub(crate) fn open_fd(&self, handle: Handle) -> io::Result<RawFd> {
+        let fd = os::fd_of(handle);
+        self.get(fd).map(|_| fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
     /// Counts an operation that begins; `None` when the handle is not open.

@@ -552,6 +552,21 @@ fn is_dead_socket(path: &Path, addr: &SockAddr) -> bool {
     }
 }
 
+/// There is something to read, or there never will be; does not wait.
+pub(crate) fn readable(fd: RawFd) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, which lives through the call.
+    check(unsafe { libc::poll(&raw mut poll, 1, 0) }).map(|ready| ready > 0)
+}
+
+/// A call on the descriptor that would wait fails instead.
+pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+    // SAFETY: no pointers.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
+}
+
 /// Ends both directions of a connection.
 pub(crate) fn shutdown(fd: RawFd) {
     // A socket whose peer is gone already is as shut down as it can be.

@@ -113,7 +113,7 @@ impl PollDriver {
             Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => {
                 return self.begin_file(key, os::fd_of(*file), op);
             }
-            Op::Accept { listener } => os::fd_of(*listener),
+            Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
             Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
             Op::Connect { addr } => match os::socket(addr, true).and_then(|fd| self.add_socket(fd)) {
                 Ok(fd) => fd,
@@ -248,6 +248,11 @@ impl PollDriver {
                     Err(error) => failed(error),
                 }
             }
+            Op::Ready { .. } => match os::readable(fd) {
+                Ok(true) => Tried::Ended(Ok(0), None),
+                Ok(false) => Tried::NotReady,
+                Err(error) => failed(error),
+            },
             Op::Connect { .. } if pending.under_way => match connected(fd) {
                 Ok(true) => Tried::Ended(Ok(os::handle_of(fd).0), None),
                 Ok(false) => Tried::NotReady,
@@ -474,11 +479,7 @@ impl Driver for PollDriver {
     }
 
     fn share_listener(&mut self, listener: Handle) -> io::Result<OwnedFd> {
-        let fd = os::fd_of(listener);
-        match self.handles.get(fd) {
-            Some(_) => os::duplicate(fd),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::duplicate(self.handles.open_fd(listener)?)
     }
 
     fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
@@ -486,17 +487,11 @@ impl Driver for PollDriver {
     }
 
     fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
-        match self.handles.get(os::fd_of(sock)) {
-            Some(_) => os::send_fd(os::fd_of(sock), fd),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::send_fd(self.handles.open_fd(sock)?, fd)
     }
 
     fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
-        match self.handles.get(os::fd_of(sock)) {
-            Some(_) => os::recv_fd(os::fd_of(sock)),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::recv_fd(self.handles.open_fd(sock)?)
     }
 
     fn shutdown(&mut self, sock: Handle) {

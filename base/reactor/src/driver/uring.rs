@@ -110,6 +110,7 @@ impl UringDriver {
             opcode::Send::CODE,
             opcode::SendMsg::CODE,
             opcode::AsyncCancel::CODE,
+            opcode::PollAdd::CODE,
         ];
         if let Some(code) = wanted.iter().find(|&&code| !probe.is_supported(code)) {
             let text = format!("this kernel's io_uring lacks operation {code}");
@@ -302,7 +303,7 @@ impl UringDriver {
             Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => {
                 os::fd_of(*file)
             }
-            Op::Accept { listener } => os::fd_of(*listener),
+            Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
             Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
             Op::Connect { .. } => -1,
         };
@@ -523,11 +524,7 @@ impl Driver for UringDriver {
     }
 
     fn share_listener(&mut self, listener: Handle) -> io::Result<OwnedFd> {
-        let fd = os::fd_of(listener);
-        match self.handles.get(fd) {
-            Some(_) => os::duplicate(fd),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::duplicate(self.handles.open_fd(listener)?)
     }
 
     fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
@@ -537,17 +534,11 @@ impl Driver for UringDriver {
     }
 
     fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
-        match self.handles.get(os::fd_of(sock)) {
-            Some(_) => os::send_fd(os::fd_of(sock), fd),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::send_fd(self.handles.open_fd(sock)?, fd)
     }
 
     fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
-        match self.handles.get(os::fd_of(sock)) {
-            Some(_) => os::recv_fd(os::fd_of(sock)),
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        }
+        os::recv_fd(self.handles.open_fd(sock)?)
     }
 
     fn shutdown(&mut self, sock: Handle) {

@@ -37,7 +37,7 @@ fn invalid(text: String) -> Failure {
 /// The address, and what both ends are set up with.
 fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
     let text = match &end.transport {
-        Some(name) if !["tcp", "unix", "shm", "loopback"].contains(&name.as_str()) => {
+        Some(name) if !["tcp", "rdma", "unix", "shm", "loopback"].contains(&name.as_str()) => {
             return Err(Failure::new(FailureKind::Unsupported, format!("there is no transport {name}")));
         }
         Some(name) if !end.addr.starts_with(&format!("{name}:")) => format!("{name}:{}", end.addr),
@@ -61,7 +61,11 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
         }
     };
     let modes = Some(vec![if end.secure { mode::SECURE } else { mode::CRC }]);
-    Ok((address, Options { auth, modes, checksum: !end.no_crc, ..Options::default() }))
+    let look = Duration::from_micros(end.linger_us.into());
+    Ok((
+        address,
+        Options { look, rdma_local: end.rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() },
+    ))
 }
 
 /// Processor time that this process has used, all threads, user and system.
@@ -178,7 +182,16 @@ mod tests {
     use super::*;
 
     fn end(addr: &str) -> MessengerEnd {
-        MessengerEnd { addr: addr.into(), transport: None, crc: false, no_crc: false, secure: false, key: None, linger_us: 0 }
+        MessengerEnd {
+            addr: addr.into(),
+            transport: None,
+            crc: false,
+            no_crc: false,
+            secure: false,
+            key: None,
+            linger_us: 0,
+            rdma_local: None,
+        }
     }
 
     #[test]

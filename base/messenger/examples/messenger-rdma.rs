@@ -1,0 +1,194 @@
+//! Both ends of connections over RDMA in one process: what must hold of streams, windows and messengers.  For a machine
+//! with a device, as the lab's guest has; `messenger-rdma IP` prints a line for each check.
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_messenger::{Address, Auth, Connection, Key, Keyring, Message, Messenger, Options, Policy, Portal};
+use forebay_reactor::rdma::{RdmaListener, RdmaStream};
+use forebay_reactor::{Buf, BufList, BufMut, DriverChoice, Pool, Reactor, spawn, timeout};
+
+const LOOK: Duration = Duration::from_micros(50);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let ip: IpAddr = std::env::args().nth(1).ok_or("messenger-rdma IP")?.parse()?;
+    for (driver, name) in [(DriverChoice::Uring, "io_uring"), (DriverChoice::Poll, "epoll")] {
+        let reactor = match Reactor::system(driver) {
+            Ok(reactor) => reactor,
+            Err(error) => {
+                println!("# {name} is not to be had here: {error}");
+                continue;
+            }
+        };
+        reactor.block_on(async {
+            for look in [LOOK, Duration::ZERO] {
+                let what = if look.is_zero() { "asleep" } else { "looking" };
+                streams(ip, look).await?;
+                println!("ok messenger-rdma: streams, {name}, {what}");
+            }
+            windows(ip).await?;
+            println!("ok messenger-rdma: windows, {name}");
+            ends(ip).await?;
+            println!("ok messenger-rdma: ends are noticed, {name}");
+            for secure in [false, true] {
+                messages(ip, secure).await?;
+                println!("ok messenger-rdma: messages, {name}, {}", if secure { "secure" } else { "crc" });
+            }
+            Ok::<(), Box<dyn std::error::Error>>(())
+        })?;
+    }
+    Ok(())
+}
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+async fn pair(ip: IpAddr, look: Duration) -> std::io::Result<(RdmaStream, RdmaStream)> {
+    let listener = RdmaListener::bind((ip, 0).into(), look)?;
+    let addr = listener.local_addr();
+    let client = spawn(async move { RdmaStream::connect(addr, Some(addr.ip()), look).await });
+    let (server, peer) = timeout(PATIENCE, listener.accept()).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    assert_eq!(peer.ip(), ip, "who connects is named");
+    Ok((client.await?, server))
+}
+
+fn byte(at: usize) -> u8 {
+    (at.wrapping_mul(31) ^ (at >> 8)) as u8
+}
+
+/// Runs of all lengths in one direction, from pools' memory and other, received in pieces of other lengths.
+async fn streams(ip: IpAddr, look: Duration) -> Outcome {
+    let (client, server) = pair(ip, look).await?;
+    let lengths = [1, 16, 100, 8176, 8177, 8191, 8192, 8193, 20_000, 65_536, 300_000, 1 << 20, 3, 5_000_000, 7];
+    let total: usize = lengths.iter().sum::<usize>() * 2;
+    let sender = spawn(async move {
+        let (pool, mut at) = (Pool::new(1 << 20, 16), 0);
+        for round in 0..2 {
+            for len in lengths {
+                let bytes: Vec<u8> = (at..at + len).map(byte).collect();
+                at += len;
+                let mut list = BufList::new();
+                for part in bytes.chunks(if round == 0 { 1 << 20 } else { 10_000 }) {
+                    let mut buf = if round == 0 { pool.get() } else { BufMut::with_capacity(part.len()) };
+                    buf.extend_from_slice(part);
+                    list.push(buf.freeze());
+                }
+                client.send(list).await?;
+            }
+        }
+        client.shutdown();
+        Ok::<_, std::io::Error>(client)
+    });
+    let (pool, mut at, mut step) = (Pool::new(256 << 10, 4), 0, 1);
+    loop {
+        let room = (step * 7919) % 100_000 + 1;
+        let mut buf = if step % 2 == 0 { pool.get().limited(room) } else { BufMut::with_capacity(room) };
+        buf.clear();
+        let all = step % 3 == 0 && total - at > room;
+        step += 1;
+        let (result, buf) = timeout(PATIENCE, server.recv(buf, all)).await.map_err(|_| "a receive takes too long")?;
+        let got = match result {
+            Ok(got) => got,
+            Err(error) => {
+                let sent = timeout(PATIENCE, sender).await.map(|sent| sent.map(drop));
+                return Err(format!("receiving at {at} of {total}: {error}; the sender: {sent:?}").into());
+            }
+        };
+        match got {
+            0 => break,
+            got => assert!(!all || got == room, "all was asked for"),
+        }
+        assert!(buf.iter().enumerate().all(|(index, &found)| found == byte(at + index)), "bytes at {at} differ");
+        at += buf.len();
+    }
+    assert_eq!(at, total, "everything that was sent before the end arrived");
+    drop(sender.await?);
+    Ok(())
+}
+
+/// The peer's memory is written to without its doing, and no further than it reaches.
+async fn windows(ip: IpAddr) -> Outcome {
+    let (client, server) = pair(ip, LOOK).await?;
+    let window = server.window(1 << 20)?;
+    let data: Vec<u8> = (0..700_000).map(byte).collect();
+    client.write(window.place(), 4096, Buf::copy_of(&data)).await?;
+    let mut found = vec![0; data.len()];
+    window.read(4096, &mut found);
+    assert!(found == data, "what was written is there when the write is complete");
+    let past = client.write(window.place(), 1 << 20, Buf::copy_of(b"x")).await;
+    assert_eq!(past.expect_err("past the end").kind(), std::io::ErrorKind::InvalidInput);
+    let place = window.place();
+    drop(window);
+    let late =
+        timeout(PATIENCE, client.write(place, 0, Buf::copy_of(b"x"))).await.map_err(|_| "a write takes too long")?;
+    assert!(late.is_err(), "a window that is gone takes nothing");
+    Ok(())
+}
+
+/// Who waits for bytes is told when the peer has gone.
+async fn ends(ip: IpAddr) -> Outcome {
+    let (client, server) = pair(ip, Duration::ZERO).await?;
+    let waiting = spawn(async move { server.recv(BufMut::with_capacity(100), false).await.0 });
+    client.send(BufList::from(Buf::copy_of(b"x"))).await?;
+    assert_eq!(timeout(PATIENCE, waiting).await.map_err(|_| "nothing comes")??, 1);
+    let (client, server) = pair(ip, Duration::ZERO).await?;
+    let waiting = spawn(async move { server.recv(BufMut::with_capacity(100), false).await.0 });
+    drop(client);
+    let result = timeout(PATIENCE, waiting).await.map_err(|_| "the end is not noticed")?;
+    assert!(matches!(result, Ok(0) | Err(_)), "nothing was sent");
+    Ok(())
+}
+
+/// Messages of all lengths there and back, by one connection that is lost in between.
+async fn messages(ip: IpAddr, secure: bool) -> Outcome {
+    let portal = Portal::default();
+    let key = Key::new([7; 32]);
+    let auth = Auth::SharedKey { name: "a".into(), key: key.clone(), keyring: Rc::new(Keyring::new().with("a", key)) };
+    let mode = if secure {
+        forebay_messenger::wire::control::mode::SECURE
+    } else {
+        forebay_messenger::wire::control::mode::CRC
+    };
+    let options = Options { auth, modes: Some(vec![mode]), rdma_local: Some(ip), ..Options::default() };
+    let echo = |connection: &Connection, message: Message| {
+        let reply = message.reply(2).data(message.data.clone());
+        let connection = connection.clone();
+        drop(spawn(async move { connection.send(reply).await }));
+    };
+    let server = Messenger::new(&portal, options.clone(), echo);
+    let address = server.bind(&Address::Rdma((ip, 0).into()))?;
+    assert!(matches!(address, Address::Rdma(_)), "the server listens over RDMA");
+    let client = Messenger::new(&portal, options, |_: &Connection, _: Message| {});
+    let connection = client.connect(&address, Policy::LosslessPeer);
+    let answered = Rc::new(Cell::new(0));
+    let lanes: Vec<_> = (0..8usize)
+        .map(|lane| {
+            let (connection, answered) = (connection.clone(), answered.clone());
+            spawn(async move {
+                for round in 0..30 {
+                    let len = [0, 1, 4096, 9000, 65_536, 200_000, 1_000_000][(lane + round) % 7];
+                    let data: Vec<u8> = (0..len).map(|at| byte(at + lane * 1000 + round)).collect();
+                    let message = Message::new(1).data(Buf::copy_of(&data));
+                    let reply = connection.request(message).await.map_err(|error| error.to_string())?;
+                    if reply.data.to_vec() != data {
+                        return Err(format!("{len} bytes came back otherwise"));
+                    }
+                    answered.set(answered.get() + 1);
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    let failures = RefCell::new(Vec::new());
+    for lane in lanes {
+        let result = timeout(3 * PATIENCE, lane).await.map_err(|_| "a lane takes too long")?;
+        failures.borrow_mut().extend(result.err());
+    }
+    assert!(failures.borrow().is_empty(), "{:?}", failures.borrow());
+    assert_eq!(answered.get(), 240);
+    client.shutdown();
+    server.shutdown();
+    Ok(())
+}

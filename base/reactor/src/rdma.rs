@@ -1,0 +1,295 @@
+//! Connections over RDMA: an ordered stream of bytes in each direction, with the interface of a socket.
+//!
+//! Short runs of bytes are sent eagerly, copied into registered buffers that the peer has posted.  Long ones stay where
+//! they are: the peer is told their place and reads them by RDMA, straight to where they are wanted, and then says that
+//! they can go.  Memory of [`Pool`](crate::Pool)s is registered once and used as it is; other memory is copied into it.
+//! Connections are made by rdma_cm.  The libraries are opened at run time: without them, everything here is
+//! `Unsupported`.
+//!
+//! Each send begins with a head of 16 bytes, little-endian: a kind, the number of eager buffers that can be used again,
+//! and the number of long runs that were read.
+
+mod cm;
+mod device;
+mod endpoint;
+mod ffi;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::buf::{Buf, BufList, BufMut};
+use crate::executor::yield_now;
+use crate::time::now;
+use cm::Id;
+use endpoint::Endpoint;
+use ffi::Lib;
+
+/// Bytes of an eager buffer, its head included.
+const EAGER_LEN: usize = 8 << 10;
+/// Bytes of a head.
+const HEAD_LEN: usize = 16;
+/// Runs of bytes from here on are read by the peer instead of being sent.
+const LONG_MIN: usize = EAGER_LEN;
+/// Looks at the completions in a row before the reactor's other work has its turn.
+const LOOKS: u32 = 32;
+
+/// Whether there may be RDMA here: the libraries are installed.
+///
+/// # Errors
+/// `Unsupported`, with what is missing.
+pub fn available() -> io::Result<()> {
+    Lib::get().map(drop)
+}
+
+/// A listening endpoint.
+pub struct RdmaListener {
+    id: Id,
+    addr: SocketAddr,
+    look: Duration,
+}
+
+impl RdmaListener {
+    /// Listens on an address of a device, or on all.
+    ///
+    /// # Errors
+    /// `Unsupported` without the libraries, `NotFound` or the like without a device; of the system.
+    pub fn bind(addr: SocketAddr, look: Duration) -> io::Result<Self> {
+        let id = Id::new(Lib::get()?)?;
+        let addr = id.listen(addr)?;
+        Ok(Self { id, addr, look })
+    }
+
+    /// The address as bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The next connection and its peer's address.
+    ///
+    /// # Errors
+    /// Of the system; accepting can go on.
+    pub async fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
+        loop {
+            let event = self.id.channel.next().await?;
+            if event.kind != ffi::EVENT_CONNECT_REQUEST {
+                continue;
+            }
+            let id = Id::asked(self.id.lib, event.id, self.id.channel.clone())?;
+            let peer = id.peer().unwrap_or_else(|| SocketAddr::new(IpAddr::from([0; 4]), 0));
+            let endpoint = Endpoint::new(id, self.look)?;
+            endpoint.accept()?;
+            return Ok((RdmaStream { endpoint }, peer));
+        }
+    }
+}
+
+/// A connection.  Clones share it, so that one task can receive while another sends; closed with the last clone.
+#[derive(Clone)]
+pub struct RdmaStream {
+    endpoint: Rc<Endpoint>,
+}
+
+impl RdmaStream {
+    /// Connects to `addr`, from the device that has the address `local` where it is given.  Who had something to do
+    /// looks for more for `look` before it sleeps.
+    ///
+    /// # Errors
+    /// `Unsupported` without the libraries; when there is no way there, or nobody listens.
+    pub async fn connect(addr: SocketAddr, local: Option<IpAddr>, look: Duration) -> io::Result<Self> {
+        let id = Id::new(Lib::get()?)?;
+        id.resolve(addr, local.map(|local| SocketAddr::new(local, 0))).await?;
+        let endpoint = Endpoint::new(id, look)?;
+        endpoint.connect().await?;
+        Ok(Self { endpoint })
+    }
+
+    /// Waits until `ready` says so, or the connection is over; at first by looking, then by sleeping.
+    async fn wait(&self, ready: impl Fn(&Endpoint) -> bool) -> io::Result<()> {
+        let begin = now();
+        let endpoint = &*self.endpoint;
+        loop {
+            for _ in 0..LOOKS {
+                endpoint.progress()?;
+                if ready(endpoint) || endpoint.is_over() {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            if endpoint.moved().max(begin).elapsed() < endpoint.look() {
+                yield_now().await;
+                continue;
+            }
+            let rung = endpoint.rung.wait();
+            endpoint.arm()?;
+            endpoint.progress()?;
+            if !ready(endpoint) && !endpoint.is_over() {
+                rung.await;
+            }
+        }
+    }
+
+    /// Receives what there is, or (`all`) until the buffer is full.  0 at the end of the stream.
+    ///
+    /// # Errors
+    /// When the connection broke; `UnexpectedEof` when it ended before the buffer was full.
+    pub async fn recv(&self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
+        let before = buf.len();
+        let mut place = Some(buf);
+        let result = self.fill(&mut place, all, before).await;
+        // Where the connection broke while the device was writing to it, the buffer stays with the connection.
+        let buf = place.unwrap_or_else(|| BufMut::with_capacity(0));
+        (result, buf)
+    }
+
+    async fn fill(&self, place: &mut Option<BufMut>, all: bool, before: usize) -> io::Result<usize> {
+        loop {
+            let buf = place.as_mut().expect("the buffer is here between reads");
+            self.endpoint.progress()?;
+            self.endpoint.take_eager(buf);
+            let got = buf.len() - before;
+            let long = self.endpoint.next_is_long();
+            // Bytes that were sent before a long run say where that is to go: they are looked at first.
+            if buf.spare() == 0 || (got > 0 && (!all || (!long && self.endpoint.is_over()))) {
+                return match buf.spare() {
+                    0 => Ok(got),
+                    _ if all => Err(io::ErrorKind::UnexpectedEof.into()),
+                    _ => Ok(got),
+                };
+            }
+            if long {
+                self.read(place).await?;
+                continue;
+            }
+            if self.endpoint.is_over() {
+                return if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
+            }
+            self.endpoint.tell()?;
+            self.wait(Endpoint::has_item).await?;
+        }
+    }
+
+    /// Reads of a long run what fits.
+    async fn read(&self, place: &mut Option<BufMut>) -> io::Result<()> {
+        self.wait(Endpoint::has_room).await?;
+        let buf = place.take().expect("the buffer is here between reads");
+        self.endpoint.begin_read(buf)?;
+        self.wait(Endpoint::has_read).await?;
+        *place = Some(self.endpoint.end_read()?);
+        Ok(())
+    }
+
+    /// Sends everything.  One send at a time a connection.
+    ///
+    /// # Errors
+    /// When the connection broke or has ended.
+    pub async fn send(&self, bufs: BufList) -> io::Result<()> {
+        let endpoint = &*self.endpoint;
+        let mut filling: Option<BufMut> = None;
+        for part in bufs.parts() {
+            let mut rest = part.clone();
+            while rest.len() >= LONG_MIN {
+                self.flush(&mut filling).await?;
+                let Some((run, piece)) = endpoint.lend(&mut rest) else { break };
+                self.wait(|endpoint| endpoint.may_lend(run.len()) && endpoint.may_send()).await?;
+                endpoint.send_long(run, piece)?;
+            }
+            let mut rest = &rest[..];
+            while !rest.is_empty() {
+                let buf = filling.get_or_insert_with(|| endpoint.eager());
+                let len = rest.len().min(buf.spare());
+                buf.extend_from_slice(&rest[..len]);
+                rest = &rest[len..];
+                if buf.spare() == 0 {
+                    self.flush(&mut filling).await?;
+                }
+            }
+        }
+        self.flush(&mut filling).await
+    }
+
+    async fn flush(&self, filling: &mut Option<BufMut>) -> io::Result<()> {
+        let Some(buf) = filling.take() else { return Ok(()) };
+        self.wait(Endpoint::may_send).await?;
+        self.endpoint.send_eager(buf)
+    }
+
+    /// Memory that the peer may write to by itself once it is told of its [`place`](Window::place).
+    ///
+    /// # Errors
+    /// When no memory can be registered.
+    pub fn window(&self, len: usize) -> io::Result<Window> {
+        self.endpoint.window(len)
+    }
+
+    /// Writes into the peer's window, without its doing anything; complete when the bytes are there.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit; when the connection breaks, and then they may or may not be there.
+    pub async fn write(&self, place: Place, offset: u32, data: Buf) -> io::Result<()> {
+        if u64::from(offset) + data.len() as u64 > u64::from(place.len) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "more than the window holds"));
+        }
+        let mut rest = data;
+        let mut at = place.addr + u64::from(offset);
+        let mut last = None;
+        while !rest.is_empty() {
+            self.wait(Endpoint::has_room).await?;
+            let (run, piece) = match self.endpoint.lend(&mut rest) {
+                Some(lent) => lent,
+                None => self.endpoint.lend_short(&mut rest)?,
+            };
+            let len = run.len() as u64;
+            last = Some(self.endpoint.send_write(run, piece, (at, place.key))?);
+            at += len;
+        }
+        match last {
+            // Writes of a connection end in their order.
+            Some(number) => {
+                self.wait(|endpoint| endpoint.has_written(number)).await?;
+                if self.endpoint.has_written(number) { Ok(()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends both directions; what was sent before still arrives if the peer goes on taking it.
+    pub fn shutdown(&self) {
+        Endpoint::shutdown(&self.endpoint);
+    }
+}
+
+/// Where a peer may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Address in the peer's memory.
+    pub addr: u64,
+    /// The key that opens it.
+    pub key: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+pub use endpoint::Window;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DriverChoice, Reactor};
+
+    /// Where there is no device, and even where there is no library, it says so and nothing else happens; where there is
+    /// one, `test/interop/messenger-rdma.sh` sees to the rest.
+    #[test]
+    fn without_a_device_there_is_an_error() {
+        for choice in [DriverChoice::Uring, DriverChoice::Poll] {
+            let Ok(reactor) = Reactor::system(choice) else { continue };
+            reactor.block_on(async {
+                // TEST-NET-1: no device has it, and nobody routes there.
+                let addr: SocketAddr = "192.0.2.1:7".parse().expect("an address");
+                assert!(RdmaStream::connect(addr, Some(addr.ip()), Duration::ZERO).await.is_err());
+                assert!(RdmaListener::bind(addr, Duration::ZERO).is_err());
+            });
+        }
+    }
+}

@@ -1,0 +1,659 @@
+//! One end of a connection: its queues, the buffers that the device has, and what has come.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use slab::Slab;
+
+use super::cm::{Id, failed};
+use super::device::Device;
+use super::ffi::{self, CompChannel, Cq, Lib, Mr, Piece, QpInit, RecvRequest, SendRequest, WorkCompletion};
+use super::{EAGER_LEN, HEAD_LEN, LONG_MIN, Place};
+use crate::buf::{Buf, BufMut};
+use crate::executor::{JoinHandle, spawn, yield_now};
+use crate::net::Watched;
+use crate::sync::Notify;
+use crate::time::{Instant, now};
+
+/// Eager buffers that are posted for the peer's bytes ...
+const RECEIVES: usize = 64;
+/// ... and for what is not counted: its telling us which of ours it has taken.
+const RECEIVES_MORE: usize = 16;
+/// Sends, reads and writes under way.
+const SENDS: usize = 128;
+/// Bytes of long runs that the peer has not read yet, at most; one always may be.
+const LENT_MAX: usize = 4 << 20;
+/// What waits to be taken, at most: a peer that keeps to the rules has no more under way.
+const INBOX_MAX: usize = 2 * (LENT_MAX / LONG_MIN) + RECEIVES;
+/// After the end was asked for: how long nothing may move before what was sent is given up.
+const DRAIN: Duration = Duration::from_secs(2);
+
+const KIND_TELL: u32 = 0;
+const KIND_BYTES: u32 = 1;
+const KIND_LONG: u32 = 2;
+/// Bytes of a long run's description: address, key, length.
+const LONG_LEN: usize = 16;
+
+/// Which completion it is: in the upper half of its number.
+const RECEIVE: u64 = 1 << 32;
+const SEND: u64 = 2 << 32;
+const READ: u64 = 3 << 32;
+const WRITE: u64 = 4 << 32;
+
+/// What has come, in order.
+pub(super) enum Item {
+    /// Bytes of an eager buffer.
+    Bytes(Buf),
+    /// A run that is to be read: address and key at the peer, and bytes.
+    Long(u64, u32, usize),
+}
+
+#[derive(Default)]
+struct State {
+    /// Posted for the peer.
+    receives: Slab<BufMut>,
+    inbox: VecDeque<Item>,
+    /// Under way.
+    sends: Slab<Buf>,
+    /// Eager buffers of the peer that we may use.
+    credits: usize,
+    /// Those of ours that it may use again, and does not know.
+    owed: u32,
+    /// Long runs of the peer that we have read, and it does not know.
+    read: u32,
+    /// Long runs that the peer has not read yet.
+    lent: VecDeque<Buf>,
+    lent_bytes: usize,
+    /// Where the read under way goes, and whether that is a bounce buffer on the way to the other.
+    reading: Option<(BufMut, usize, Option<BufMut>)>,
+    read_done: bool,
+    writes_begun: u64,
+    writes_done: u64,
+    broken: Option<(io::ErrorKind, String)>,
+}
+
+/// One end of a connection.
+pub(super) struct Endpoint {
+    lib: &'static Lib,
+    id: Id,
+    cq: *mut Cq,
+    events: *mut CompChannel,
+    state: RefCell<State>,
+    /// Something may have come.
+    pub(super) rung: Notify,
+    over: Cell<bool>,
+    closing: Cell<bool>,
+    moved: Cell<Instant>,
+    look: Duration,
+    device: Rc<Device>,
+    watchers: RefCell<Vec<JoinHandle<()>>>,
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+impl Endpoint {
+    /// With all its queues, and buffers posted.
+    pub(super) fn new(id: Id, look: Duration) -> io::Result<Rc<Self>> {
+        let lib = id.lib;
+        // SAFETY: the identifier lives, and its address was resolved, so it has a device.
+        let context = unsafe { (*id.raw).verbs };
+        if context.is_null() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "no RDMA device has this address"));
+        }
+        let device = Device::of(lib, context)?;
+        // SAFETY: the context is open.
+        let events = unsafe { (lib.ibv_create_comp_channel)(context) };
+        if events.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let mut endpoint = Self {
+            lib,
+            id,
+            cq: std::ptr::null_mut(),
+            events,
+            state: RefCell::default(),
+            rung: Notify::new(),
+            over: Cell::new(false),
+            closing: Cell::new(false),
+            moved: Cell::new(now()),
+            look,
+            device,
+            watchers: RefCell::default(),
+        };
+        let entries = (SENDS + RECEIVES + RECEIVES_MORE) as c_int;
+        // SAFETY: context and channel live.
+        endpoint.cq = unsafe { (lib.ibv_create_cq)(context, entries, std::ptr::null_mut(), events, 0) };
+        if endpoint.cq.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let mut init = QpInit {
+            qp_context: std::ptr::null_mut(),
+            send_cq: endpoint.cq,
+            recv_cq: endpoint.cq,
+            srq: std::ptr::null_mut(),
+            max_send_wr: SENDS as u32,
+            max_recv_wr: (RECEIVES + RECEIVES_MORE) as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+            qp_type: ffi::QP_RELIABLE,
+            sq_sig_all: 0,
+        };
+        // SAFETY: identifier, domain and completion queue live.
+        failed(unsafe { (lib.rdma_create_qp)(endpoint.id.raw, endpoint.device.pd, &mut init) })?;
+        {
+            let mut state = endpoint.state.borrow_mut();
+            state.credits = RECEIVES;
+            for _ in 0..RECEIVES + RECEIVES_MORE {
+                endpoint.post_receive(&mut state)?;
+            }
+        }
+        // SAFETY: the channel keeps its descriptor open, and it is borrowed for these calls only.
+        let fd = unsafe { BorrowedFd::borrow_raw((*events).fd) };
+        crate::driver::os::set_nonblocking(std::os::fd::AsRawFd::as_raw_fd(&fd))?;
+        let watched = Watched::new(fd)?;
+        let endpoint = Rc::new(endpoint);
+        let watcher = spawn(hear(Rc::downgrade(&endpoint), watched));
+        endpoint.watchers.borrow_mut().push(watcher);
+        Ok(endpoint)
+    }
+
+    /// Accepts the connection that this was made for.
+    pub(super) fn accept(self: &Rc<Self>) -> io::Result<()> {
+        // SAFETY: the identifier lives; the parameters are copied.
+        failed(unsafe { (self.lib.rdma_accept)(self.id.raw, &mut Id::params()) })?;
+        self.watch_end();
+        Ok(())
+    }
+
+    /// Connects to where the identifier was resolved to.
+    pub(super) async fn connect(self: &Rc<Self>) -> io::Result<()> {
+        // SAFETY: as in `accept`.
+        failed(unsafe { (self.lib.rdma_connect)(self.id.raw, &mut Id::params()) })?;
+        self.id.channel.expect(ffi::EVENT_ESTABLISHED).await?;
+        self.watch_end();
+        Ok(())
+    }
+
+    /// Hears of the connection's end.
+    fn watch_end(self: &Rc<Self>) {
+        let (channel, weak) = (self.id.channel.clone(), Rc::downgrade(self));
+        let watcher = spawn(async move {
+            while let Ok(event) = channel.next().await {
+                if event.kind == ffi::EVENT_ESTABLISHED {
+                    continue;
+                }
+                let Some(endpoint) = Weak::upgrade(&weak) else { return };
+                tracing::debug!(event = event.kind, status = event.status, "an RDMA connection ends");
+                // What has arrived before is still to be seen.
+                let _ = endpoint.progress();
+                endpoint.over.set(true);
+                endpoint.rung.notify_all();
+            }
+        });
+        self.watchers.borrow_mut().push(watcher);
+    }
+
+    pub(super) fn look(&self) -> Duration {
+        self.look
+    }
+
+    pub(super) fn moved(&self) -> Instant {
+        self.moved.get()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.get() || self.closing.get()
+    }
+
+    pub(super) fn has_item(&self) -> bool {
+        !self.state.borrow().inbox.is_empty()
+    }
+
+    pub(super) fn next_is_long(&self) -> bool {
+        matches!(self.state.borrow().inbox.front(), Some(Item::Long(..)))
+    }
+
+    pub(super) fn has_read(&self) -> bool {
+        self.state.borrow().read_done
+    }
+
+    pub(super) fn has_written(&self, number: u64) -> bool {
+        self.state.borrow().writes_done >= number
+    }
+
+    /// One more may be under way; some places are kept for telling the peer what it may use again.
+    pub(super) fn has_room(&self) -> bool {
+        self.state.borrow().sends.len() < SENDS - RECEIVES_MORE
+    }
+
+    pub(super) fn may_send(&self) -> bool {
+        self.has_room() && self.state.borrow().credits > 0
+    }
+
+    pub(super) fn may_lend(&self, len: usize) -> bool {
+        let state = self.state.borrow();
+        state.lent.is_empty() || state.lent_bytes + len <= LENT_MAX
+    }
+
+    /// The connection is there to be used.
+    fn check(&self) -> io::Result<()> {
+        if let Some((kind, text)) = &self.state.borrow().broken {
+            return Err(io::Error::new(*kind, text.clone()));
+        }
+        if self.is_over() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+
+    /// Asks to be told of the next completion.
+    pub(super) fn arm(&self) -> io::Result<()> {
+        // SAFETY: the queue lives as long as `self`.
+        let result = unsafe { ffi::req_notify_cq(self.cq) };
+        if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+
+    fn post_receive(&self, state: &mut State) -> io::Result<()> {
+        let mut buf = self.device.eager.get();
+        let mut piece = self.device.own(&mut buf)?;
+        let place = state.receives.insert(buf);
+        let mut request = RecvRequest {
+            wr_id: RECEIVE | place as u64,
+            next: std::ptr::null_mut(),
+            pieces: &mut piece,
+            piece_count: 1,
+        };
+        // SAFETY: the queue pair lives until `self` is dropped; the buffer is kept until its completion or that.
+        let result = unsafe { ffi::post_recv((*self.id.raw).qp, &mut request) };
+        if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+
+    /// Posts a send, a read or a write whose memory the caller keeps.
+    fn post(&self, opcode: c_int, wr_id: u64, mut piece: Piece, remote: (u64, u32)) -> io::Result<()> {
+        let mut request = SendRequest {
+            wr_id,
+            next: std::ptr::null_mut(),
+            pieces: &mut piece,
+            piece_count: 1,
+            opcode,
+            flags: ffi::SIGNALED,
+            immediate: 0,
+            remote_addr: remote.0,
+            rkey: remote.1,
+            rest: [0; 19],
+        };
+        // SAFETY: the queue pair lives until `self` is dropped; callers keep the memory in `state` until the completion
+        // or that.
+        let result = unsafe { ffi::post_send((*self.id.raw).qp, &mut request) };
+        self.moved.set(now());
+        if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+
+    /// Takes completions.
+    pub(super) fn progress(&self) -> io::Result<()> {
+        let mut found = [WorkCompletion::default(); 32];
+        loop {
+            // SAFETY: the queue lives as long as `self`.
+            let count = unsafe { ffi::poll_cq(self.cq, &mut found) };
+            let Ok(count) = usize::try_from(count) else { return Err(io::Error::other("polling a completion queue")) };
+            if count == 0 {
+                break;
+            }
+            self.moved.set(now());
+            for completion in &found[..count] {
+                self.complete(completion)?;
+            }
+        }
+        match &self.state.borrow().broken {
+            Some((kind, text)) if !self.over.get() => Err(io::Error::new(*kind, text.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    fn complete(&self, completion: &WorkCompletion) -> io::Result<()> {
+        let mut state = self.state.borrow_mut();
+        let place = completion.wr_id as u32 as usize;
+        let kind = completion.wr_id & !u64::from(u32::MAX);
+        // The buffer is the device's no more, however it ended.
+        let received = (kind == RECEIVE).then(|| state.receives.remove(place));
+        if kind == SEND || kind == WRITE {
+            drop(state.sends.remove(place));
+        }
+        if completion.status != 0 {
+            if completion.status == ffi::STATUS_FLUSHED {
+                self.over.set(true);
+            } else if state.broken.is_none() {
+                let text = format!("an RDMA operation failed with status {}", completion.status);
+                state.broken = Some((io::ErrorKind::ConnectionReset, text));
+            }
+            return Ok(());
+        }
+        match kind {
+            READ => state.read_done = true,
+            WRITE => state.writes_done += 1,
+            RECEIVE => {
+                let mut buf = received.expect("a receive has its buffer");
+                buf.set_len((completion.byte_len as usize).min(EAGER_LEN));
+                if self.received(&mut state, buf.freeze())? {
+                    state.owed += 1;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes in what the peer has sent; true when it counted it among our buffers and nothing of it is kept.
+    fn received(&self, state: &mut State, mut buf: Buf) -> io::Result<bool> {
+        let wrong = |state: &mut State| {
+            state.broken = Some((io::ErrorKind::InvalidData, "the peer does not keep to the rules over RDMA".into()));
+            Ok(false)
+        };
+        if buf.len() < HEAD_LEN || state.inbox.len() >= INBOX_MAX {
+            return wrong(state);
+        }
+        let (kind, credits, read) = (number(&buf, 0), number(&buf, 4), number(&buf, 8));
+        state.credits += credits as usize;
+        if state.credits > RECEIVES || read as usize > state.lent.len() {
+            return wrong(state);
+        }
+        for run in state.lent.drain(..read as usize) {
+            state.lent_bytes -= run.len();
+        }
+        buf.advance(HEAD_LEN);
+        match kind {
+            KIND_TELL => {
+                self.post_receive(state)?;
+                Ok(false)
+            }
+            KIND_BYTES if !buf.is_empty() => {
+                // Another one is posted when this one was taken.
+                state.inbox.push_back(Item::Bytes(buf));
+                Ok(false)
+            }
+            KIND_LONG if buf.len() == LONG_LEN => {
+                let addr = u64::from_le_bytes(buf[..8].try_into().expect("8 bytes"));
+                let (key, len) = (number(&buf, 8), number(&buf, 12) as usize);
+                if len == 0 {
+                    return wrong(state);
+                }
+                state.inbox.push_back(Item::Long(addr, key, len));
+                self.post_receive(state)?;
+                Ok(true)
+            }
+            _ => wrong(state),
+        }
+    }
+
+    /// Copies eager bytes, as many as there are and fit.
+    pub(super) fn take_eager(&self, buf: &mut BufMut) {
+        let mut state = self.state.borrow_mut();
+        while let Some(Item::Bytes(bytes)) = state.inbox.front_mut() {
+            let len = bytes.len().min(buf.spare());
+            buf.extend_from_slice(&bytes[..len]);
+            bytes.advance(len);
+            if !bytes.is_empty() {
+                return;
+            }
+            state.inbox.pop_front();
+            match self.post_receive(&mut state) {
+                Ok(()) => state.owed += 1,
+                // The connection goes on with fewer, or has ended.
+                Err(error) => tracing::debug!(%error, "a buffer cannot be posted for RDMA"),
+            }
+        }
+    }
+
+    /// Begins to read of the long run that comes next what fits into the buffer.
+    pub(super) fn begin_read(&self, mut buf: BufMut) -> io::Result<()> {
+        self.check()?;
+        let mut state = self.state.borrow_mut();
+        let Some(&Item::Long(addr, key, len)) = state.inbox.front() else { unreachable!("a long run comes next") };
+        let room = buf.spare_mut();
+        let (at, len) = (room.as_ptr(), len.min(room.len()));
+        let (piece, bounce) = match self.device.piece(buf.region(), at, len) {
+            Some((piece, _)) => (piece, None),
+            None => {
+                let mut bounce = self.device.bounce.get();
+                let piece = self.device.own(&mut bounce).or_else(|_| {
+                    bounce = self.device.eager.get();
+                    self.device.own(&mut bounce)
+                })?;
+                (Piece { len: piece.len.min(len as u32), ..piece }, Some(bounce))
+            }
+        };
+        state.read_done = false;
+        state.reading = Some((buf, piece.len as usize, bounce));
+        drop(state);
+        self.post(ffi::OP_READ, READ, piece, (addr, key))
+    }
+
+    /// Takes the buffer back.
+    pub(super) fn end_read(&self) -> io::Result<BufMut> {
+        let mut state = self.state.borrow_mut();
+        if !state.read_done {
+            // The device may still write to it; it goes with the connection.
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let (mut buf, len, bounce) = state.reading.take().expect("a read was under way");
+        match bounce {
+            None => buf.set_len(buf.len() + len),
+            Some(mut bounce) => {
+                bounce.set_len(len);
+                buf.extend_from_slice(&bounce);
+            }
+        }
+        let Some(Item::Long(addr, _, left)) = state.inbox.front_mut() else { unreachable!("a long run is read") };
+        *addr += len as u64;
+        *left -= len;
+        if *left == 0 {
+            state.inbox.pop_front();
+            state.read += 1;
+        }
+        Ok(buf)
+    }
+
+    /// An eager buffer with room for its head.
+    pub(super) fn eager(&self) -> BufMut {
+        let mut buf = self.device.eager.get();
+        buf.extend_from_slice(&[0; HEAD_LEN]);
+        buf
+    }
+
+    fn send(&self, kind: u32, mut buf: BufMut) -> io::Result<()> {
+        let mut state = self.state.borrow_mut();
+        let (owed, read) = (std::mem::take(&mut state.owed), std::mem::take(&mut state.read));
+        for (at, value) in [kind, owed, read, 0].into_iter().enumerate() {
+            buf[at * 4..at * 4 + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        let piece = self.device.piece(buf.region(), buf.as_ptr(), buf.len());
+        let (piece, _) = piece.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let place = state.sends.insert(buf.freeze());
+        drop(state);
+        self.post(ffi::OP_SEND, SEND | place as u64, piece, (0, 0))
+    }
+
+    pub(super) fn send_eager(&self, buf: BufMut) -> io::Result<()> {
+        self.check()?;
+        self.state.borrow_mut().credits -= 1;
+        self.send(KIND_BYTES, buf)
+    }
+
+    /// The next run of `rest`, which lies in registered memory or is copied there; and where.  `None` when all of that
+    /// is in use.
+    pub(super) fn lend(&self, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
+        if let Some(piece) = self.device.piece(rest.region(), rest.as_ptr(), rest.len()) {
+            return Some((rest.split_to(rest.len()), piece));
+        }
+        self.copied(self.device.bounce.get(), rest)
+    }
+
+    /// The same through a short buffer, of which there are many.
+    pub(super) fn lend_short(&self, rest: &mut Buf) -> io::Result<(Buf, (Piece, u32))> {
+        self.copied(self.device.eager.get(), rest).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn copied(&self, mut copy: BufMut, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
+        let len = rest.len().min(copy.spare());
+        let piece = self.device.piece(copy.region(), copy.as_ptr(), len)?;
+        copy.extend_from_slice(&rest.split_to(len));
+        Some((copy.freeze(), piece))
+    }
+
+    /// Tells the peer of a run that it is to read.
+    pub(super) fn send_long(&self, run: Buf, (piece, key): (Piece, u32)) -> io::Result<()> {
+        self.check()?;
+        let mut buf = self.eager();
+        buf.extend_from_slice(&piece.addr.to_le_bytes());
+        buf.extend_from_slice(&key.to_le_bytes());
+        buf.extend_from_slice(&piece.len.to_le_bytes());
+        let mut state = self.state.borrow_mut();
+        state.credits -= 1;
+        state.lent_bytes += run.len();
+        state.lent.push_back(run);
+        drop(state);
+        self.send(KIND_LONG, buf)
+    }
+
+    /// Writes to the peer's memory; returns the number of the write.
+    pub(super) fn send_write(&self, run: Buf, (piece, _): (Piece, u32), remote: (u64, u32)) -> io::Result<u64> {
+        self.check()?;
+        let mut state = self.state.borrow_mut();
+        let place = state.sends.insert(run);
+        state.writes_begun += 1;
+        let number = state.writes_begun;
+        drop(state);
+        self.post(ffi::OP_WRITE, WRITE | place as u64, piece, remote)?;
+        Ok(number)
+    }
+
+    /// Tells the peer what it may use again, if nothing else has told it.
+    pub(super) fn tell(&self) -> io::Result<()> {
+        let state = self.state.borrow();
+        let urgent = state.read > 0 || state.owed as usize >= RECEIVES / 2;
+        let room = state.sends.len() < SENDS - RECEIVES_MORE / 2;
+        drop(state);
+        if !urgent || !room || self.is_over() {
+            return Ok(());
+        }
+        let buf = self.eager();
+        self.send(KIND_TELL, buf)
+    }
+
+    pub(super) fn window(self: &Rc<Self>, len: usize) -> io::Result<Window> {
+        let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?.max(1);
+        let buf = BufMut::zeroed(len as usize);
+        let access = ffi::LOCAL_WRITE | ffi::REMOTE_WRITE;
+        // SAFETY: the window keeps the memory as long as it is registered, and nobody in this process refers to it while
+        // it is, but for copying bytes out.
+        let mr = unsafe { (self.lib.ibv_reg_mr)(self.device.pd, buf.as_ptr().cast(), len as usize, access) };
+        if mr.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Window { endpoint: self.clone(), buf, len, mr })
+    }
+
+    /// Ends it as soon as what was sent has arrived.
+    pub(super) fn shutdown(this: &Rc<Self>) {
+        if this.closing.replace(true) {
+            return;
+        }
+        this.rung.notify_all();
+        let endpoint = this.clone();
+        drop(spawn(async move {
+            endpoint.moved.set(now());
+            let busy = |endpoint: &Endpoint| {
+                let state = endpoint.state.borrow();
+                !state.sends.is_empty() || !state.lent.is_empty()
+            };
+            while !endpoint.over.get()
+                && busy(&endpoint)
+                && endpoint.moved().elapsed() < DRAIN
+                && endpoint.progress().is_ok()
+            {
+                yield_now().await;
+            }
+            // SAFETY: the identifier lives.  What comes of it is told as an event.
+            unsafe { (endpoint.lib.rdma_disconnect)(endpoint.id.raw) };
+        }));
+    }
+}
+
+/// Hears of completions, and rings.
+async fn hear(weak: Weak<Endpoint>, watched: Watched) {
+    while watched.ready().await.is_ok() {
+        let Some(endpoint) = weak.upgrade() else { return };
+        let (mut cq, mut context, mut events) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: channel and queue live as long as the endpoint; each event is acknowledged once.
+        unsafe {
+            while (endpoint.lib.ibv_get_cq_event)(endpoint.events, &mut cq, &mut context) == 0 {
+                events += 1;
+            }
+            if events > 0 {
+                (endpoint.lib.ibv_ack_cq_events)(endpoint.cq, events);
+            }
+        }
+        endpoint.rung.notify_all();
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.watchers.take().into_iter().for_each(JoinHandle::abort);
+        // SAFETY: nobody refers to them any more; once the queue pair is gone the device touches none of our buffers,
+        // which are dropped after this.  All events of the completion queue were acknowledged.
+        unsafe {
+            if !(*self.id.raw).qp.is_null() {
+                (self.lib.rdma_destroy_qp)(self.id.raw);
+            }
+            if !self.cq.is_null() {
+                (self.lib.ibv_destroy_cq)(self.cq);
+            }
+            (self.lib.ibv_destroy_comp_channel)(self.events);
+        }
+    }
+}
+
+/// Memory to which the peer writes by itself.
+pub struct Window {
+    /// Its protection domain lives as long.
+    endpoint: Rc<Endpoint>,
+    /// Never looked at as a slice: the peer may be writing to it.
+    buf: BufMut,
+    len: u32,
+    mr: *mut Mr,
+}
+
+impl Window {
+    /// What the peer needs to know.
+    pub fn place(&self) -> Place {
+        // SAFETY: registered until `self` is dropped.
+        let key = unsafe { (*self.mr).rkey };
+        Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
+    }
+
+    /// Copies out `out.len()` bytes from `offset` on.  The peer may be writing them: who needs them whole is told by the
+    /// peer, in a message, that they are.
+    ///
+    /// # Panics
+    /// When they are not all in the window.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        assert!(offset.checked_add(out.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
+        for (at, byte) in out.iter_mut().enumerate() {
+            // SAFETY: within the buffer, which lives; volatile, because the device writes to it behind our back.
+            *byte = unsafe { self.buf.as_ptr().add(offset + at).read_volatile() };
+        }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: registered by `Endpoint::window`; from here on the device refuses what the peer writes.
+        unsafe { (self.endpoint.lib.ibv_dereg_mr)(self.mr) };
+    }
+}
