@@ -11,9 +11,12 @@ use std::time::Duration;
 
 use forebay_reactor::net::AddrError;
 use forebay_reactor::rdma::{RdmaListener, RdmaStream};
-use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream};
+use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream, timeout};
 
 use shm::ShmChannel;
+
+/// How long a machine may take to answer over RDMA before TCP is tried.
+const RDMA_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where a messenger listens or connects.
 ///
@@ -177,7 +180,10 @@ pub(crate) enum Channel {
 impl Channel {
     pub(crate) async fn connect(address: &Address, manner: Manner) -> io::Result<Self> {
         if let Address::Rdma(place) = address {
-            match RdmaStream::connect(*place, manner.rdma_local, manner.look).await {
+            let stream = RdmaStream::connect(*place, manner.rdma_local, manner.look);
+            // A machine without RDMA answers nothing, and the kernel would go on asking for a minute.
+            let connected = timeout(RDMA_PATIENCE, stream).await;
+            match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 Ok(stream) => return Ok(Self::Rdma(stream)),
                 Err(error) => tracing::warn!(%address, %error, "RDMA is not possible; trying TCP"),
             }

@@ -44,7 +44,8 @@ impl Device {
             if let Some(known) = known {
                 return Ok(known);
             }
-            // SAFETY: the connection manager keeps the context open as long as the library is loaded.
+            // SAFETY: the connection manager keeps the context open as long as an identifier of the device is there, and
+            // every endpoint lets go of its device before it does of its identifier.
             let pd = unsafe { (lib.ibv_alloc_pd)(context) };
             if pd.is_null() {
                 return Err(io::Error::last_os_error());

@@ -15,10 +15,10 @@ use super::device::Device;
 use super::ffi::{self, CompChannel, Cq, Lib, Mr, Piece, QpInit, RecvRequest, SendRequest, WorkCompletion};
 use super::{EAGER_LEN, HEAD_LEN, LONG_MIN, Place};
 use crate::buf::{Buf, BufMut};
-use crate::executor::{JoinHandle, spawn, yield_now};
+use crate::executor::{JoinHandle, spawn};
 use crate::net::Watched;
 use crate::sync::Notify;
-use crate::time::{Instant, now};
+use crate::time::{Instant, now, sleep};
 
 /// Eager buffers that are posted for the peer's bytes ...
 const RECEIVES: usize = 64;
@@ -30,8 +30,12 @@ const SENDS: usize = 128;
 const LENT_MAX: usize = 4 << 20;
 /// What waits to be taken, at most: a peer that keeps to the rules has no more under way.
 const INBOX_MAX: usize = 2 * (LENT_MAX / LONG_MIN) + RECEIVES;
-/// After the end was asked for: how long nothing may move before what was sent is given up.
-const DRAIN: Duration = Duration::from_secs(2);
+/// After the end was asked for: how long what was sent may take to arrive before it is given up.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How often that is looked after meanwhile.
+const DRAIN_LOOK: Duration = Duration::from_millis(1);
+/// Completions taken in one turn, in batches of 32.
+const BATCHES_A_TURN: u32 = 8;
 
 const KIND_TELL: u32 = 0;
 const KIND_BYTES: u32 = 1;
@@ -80,6 +84,8 @@ struct State {
 /// One end of a connection.
 pub(super) struct Endpoint {
     lib: &'static Lib,
+    /// Goes before `id`: with the last identifier of a device that was removed its context is closed.
+    device: Rc<Device>,
     id: Id,
     cq: *mut Cq,
     events: *mut CompChannel,
@@ -90,7 +96,6 @@ pub(super) struct Endpoint {
     closing: Cell<bool>,
     moved: Cell<Instant>,
     look: Duration,
-    device: Rc<Device>,
     watchers: RefCell<Vec<JoinHandle<()>>>,
 }
 
@@ -294,10 +299,15 @@ impl Endpoint {
         if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
     }
 
-    /// Takes completions.
+    /// Takes completions, as many as there are or as one turn allows; then it rings for the next turn.
     pub(super) fn progress(&self) -> io::Result<()> {
         let mut found = [WorkCompletion::default(); 32];
-        loop {
+        for batch in 0..=BATCHES_A_TURN {
+            if batch == BATCHES_A_TURN {
+                // A peer may send as fast as receives are posted again.
+                self.rung.notify_all();
+                break;
+            }
             // SAFETY: the queue lives as long as `self`.
             let count = unsafe { ffi::poll_cq(self.cq, &mut found) };
             let Ok(count) = usize::try_from(count) else { return Err(io::Error::other("polling a completion queue")) };
@@ -413,6 +423,11 @@ impl Endpoint {
     pub(super) fn begin_read(&self, mut buf: BufMut) -> io::Result<()> {
         self.check()?;
         let mut state = self.state.borrow_mut();
+        if state.reading.is_some() {
+            // The device may still write to the buffer of a receive that was given up.
+            let text = "a receive over RDMA was given up halfway; the stream cannot be received from any more";
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+        }
         let Some(&Item::Long(addr, key, len)) = state.inbox.front() else { unreachable!("a long run comes next") };
         let room = buf.spare_mut();
         let (at, len) = (room.as_ptr(), len.min(room.len()));
@@ -566,17 +581,14 @@ impl Endpoint {
         this.rung.notify_all();
         let endpoint = this.clone();
         drop(spawn(async move {
-            endpoint.moved.set(now());
+            // However lively the peer is: one that takes nothing must not keep the connection.
+            let deadline = now() + DRAIN;
             let busy = |endpoint: &Endpoint| {
                 let state = endpoint.state.borrow();
                 !state.sends.is_empty() || !state.lent.is_empty()
             };
-            while !endpoint.over.get()
-                && busy(&endpoint)
-                && endpoint.moved().elapsed() < DRAIN
-                && endpoint.progress().is_ok()
-            {
-                yield_now().await;
+            while !endpoint.over.get() && busy(&endpoint) && now() < deadline && endpoint.progress().is_ok() {
+                sleep(DRAIN_LOOK).await;
             }
             // SAFETY: the identifier lives.  What comes of it is told as an event.
             unsafe { (endpoint.lib.rdma_disconnect)(endpoint.id.raw) };
