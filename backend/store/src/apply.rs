@@ -124,6 +124,7 @@ impl Core {
     /// Space was given up: the cleaner may have something to gain again.
     fn freed(&self) {
         if self.stuck.replace(false) {
+            self.futile.set((self.user_bytes.get(), 0, 0));
             self.wake_cleaner.notify_all();
             self.changed.notify_all();
         }

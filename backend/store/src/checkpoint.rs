@@ -75,7 +75,9 @@ impl Core {
     /// A checkpoint is due.
     pub fn wants_checkpoint(&self) -> bool {
         let since = self.log().bytes_appended() - self.appended_at_redo.get();
-        !self.checkpointing.get() && (since >= self.checkpoint_interval || self.dirty_bytes() >= self.dirty_max)
+        // What a checkpoint that failed has left frozen counts too: writers wait for it.
+        let changed = self.dirty_bytes() + self.frozen_bytes.get();
+        !self.checkpointing.get() && (since >= self.checkpoint_interval || changed >= self.dirty_max)
     }
 
     /// So much is changed and not stored that writers wait for the checkpoint.

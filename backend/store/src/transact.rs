@@ -165,7 +165,7 @@ impl Core {
     fn write_if_loaded(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let (offset, data) = whole_blocks(transaction)?;
         let len = data.len() as u64;
-        if self.refuse_writes().is_err() {
+        if self.refuse_writes().is_err() || check_name(name).is_err() {
             return None;
         }
         let (start, count) = ((offset / BLOCK64) as u32, (len / BLOCK64) as u32);
@@ -272,6 +272,7 @@ impl Core {
         let patience = 2 * self.segments.borrow().geometry.segment_size;
         if self.stuck.get() && self.log().bytes_appended() - self.stuck_at.get() >= patience {
             self.stuck.set(false);
+            self.futile.set((self.user_bytes.get(), 0, 0));
         }
         if self.wants_checkpoint() || self.wants_cleaning() {
             self.wake_cleaner.notify_all();

@@ -44,10 +44,14 @@ pub trait NodeSink {
 }
 
 struct Cached {
+    ptr: BlobPtr,
     node: Rc<Node>,
     weight: usize,
     used: Cell<bool>,
 }
+
+/// The checksum of references to nodes that are given up.
+const LOST_CRC: u32 = 0x4C4F_5354;
 
 /// Nodes in memory, up to a bound.
 pub struct NodeCache {
@@ -69,7 +73,7 @@ impl NodeCache {
 
     fn get(&self, ptr: BlobPtr) -> Option<Rc<Node>> {
         let nodes = self.nodes.borrow();
-        let cached = nodes.get(&ptr.addr)?;
+        let cached = nodes.get(&ptr.addr).filter(|cached| cached.ptr == ptr)?;
         cached.used.set(true);
         Some(cached.node.clone())
     }
@@ -77,7 +81,7 @@ impl NodeCache {
     fn insert(&self, ptr: BlobPtr, node: Rc<Node>) {
         let weight = node.weight() + 128;
         let mut nodes = self.nodes.borrow_mut();
-        let cached = Cached { node, weight, used: Cell::new(false) };
+        let cached = Cached { ptr, node, weight, used: Cell::new(false) };
         match nodes.insert(ptr.addr, cached) {
             Some(before) => self.weight.set(self.weight.get() - before.weight),
             None => self.order.borrow_mut().push_back(ptr.addr),
@@ -299,7 +303,12 @@ impl Tree {
                             kept.push((key.clone(), *child));
                             continue;
                         }
-                        match self.load(*child, Some(level - 1)).await {
+                        let mut found = self.load(*child, Some(level - 1)).await;
+                        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
+                            // A bit may have flipped on the way.  What follows is for good.
+                            found = self.load(*child, Some(level - 1)).await;
+                        }
+                        match found {
                             Ok(node) => {
                                 let new = self.rewrite(*child, node, mine, sink).await?;
                                 if new.is_empty() && is_island(children, i, mine) {
@@ -308,8 +317,8 @@ impl Tree {
                                 }
                                 kept.extend(new);
                             }
-                            // What cannot be read now, but perhaps later, is not lost by it either.
-                            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                            // What cannot be read now may be read later: then the checkpoint is tried again.
+                            Err(error) if error.kind() == ErrorKind::Corrupt => {
                                 tracing::error!(?error, "what is stored is put around a damaged part of the index");
                                 kept.extend(self.put_around((key, *child), level - 1, mine, sink));
                             }
@@ -333,6 +342,10 @@ impl Tree {
     /// What takes the place of a child that is damaged: the changed keys get nodes of their own, and every key between
     /// them leads to the damaged one as before.  So nothing that is known is lost, and nothing that is lost reads as if
     /// it had never been.
+    ///
+    /// From now on several places lead to the damaged node.  Should it ever read well again, a change would take it apart
+    /// at one of them and give it up while the others still lead there; so they lead to it with a checksum that it has
+    /// not.
     fn put_around(
         &self,
         (first, damaged): (&[u8], BlobPtr),
@@ -340,6 +353,7 @@ impl Tree {
         changes: &[(Key, Change)],
         sink: &dyn NodeSink,
     ) -> Vec<(Box<[u8]>, BlobPtr)> {
+        let damaged = BlobPtr { crc: LOST_CRC, ..damaged };
         let mut out: Vec<(Box<[u8]>, BlobPtr)> = vec![(first.into(), damaged)];
         for (key, change) in changes {
             let pairs = match change {

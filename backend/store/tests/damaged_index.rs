@@ -45,6 +45,7 @@ fn nodes(world: &World) -> Vec<(u8, Vec<u8>, u64)> {
     found
 }
 
+/// Damages a byte; done twice, it is as it was.
 async fn damage(at: u64) {
     let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
     let start = at / 4096 * 4096;
@@ -54,8 +55,8 @@ async fn damage(at: u64) {
     disk.sync_data().await.expect("sync");
 }
 
-/// An object with many keys, of which nodes of that level near the middle of them are damaged.
-fn with_damage(world: &World, level: u8) {
+/// An object with many keys, of which nodes of that level near the middle of them are damaged: at which bytes.
+fn with_damage(world: &World, level: u8) -> Vec<u64> {
     run(world, async {
         let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
         Store::init(Path::new(DISK), options).await.expect("init");
@@ -72,9 +73,10 @@ fn with_damage(world: &World, level: u8) {
     keys.sort();
     assert!(!keys.is_empty());
     let victim = keys[keys.len() / 2].clone();
-    for (_, _, at) in nodes(world).into_iter().filter(|node| node.0 == level && node.1 == victim) {
-        run(world, damage(at));
-    }
+    let places = nodes(world).into_iter().filter(|node| node.0 == level && node.1 == victim).map(|node| node.2);
+    let places: Vec<u64> = places.collect();
+    places.iter().for_each(|&at| run(world, damage(at)));
+    places
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,9 +99,10 @@ async fn look(store: &Store, wanted: Vec<u8>) -> Found {
     }
 }
 
-fn checkpoints_go_on(level: u8) {
+/// `heals`: after the first checkpoint around it the damage is gone.
+fn checkpoints_go_on(level: u8, heals: bool) {
     let world = world();
-    with_damage(&world, level);
+    let places = with_damage(&world, level);
     let mut expected: BTreeMap<Vec<u8>, Found> = BTreeMap::new();
     for round in 0..3 {
         expected = run(&world, async {
@@ -131,6 +134,9 @@ fn checkpoints_go_on(level: u8) {
             store.close().await.expect("close");
             expected
         });
+        if heals && round == 0 {
+            places.iter().for_each(|&at| run(&world, damage(at)));
+        }
     }
     let report = run(&world, Store::check(DISK, CheckOptions::default(), |_, _| {})).expect("check");
     let damaged = report.findings.iter().filter(|finding| finding.place == "the tree").count();
@@ -139,12 +145,23 @@ fn checkpoints_go_on(level: u8) {
 
 #[test]
 fn a_damaged_leaf_stops_no_checkpoint() {
-    checkpoints_go_on(0);
+    checkpoints_go_on(0, false);
 }
 
 #[test]
 fn a_damaged_inner_node_stops_no_checkpoint() {
-    checkpoints_go_on(1);
+    checkpoints_go_on(1, false);
+}
+
+/// Several places lead to a node that is given up: were it taken apart at one of them, the others would lead nowhere.
+#[test]
+fn a_leaf_that_was_given_up_stays_so_when_it_reads_well_again() {
+    checkpoints_go_on(0, true);
+}
+
+#[test]
+fn an_inner_node_that_was_given_up_stays_so_when_it_reads_well_again() {
+    checkpoints_go_on(1, true);
 }
 
 /// Long values lie in the log until a checkpoint: one of them is damaged there.
