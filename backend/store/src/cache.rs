@@ -225,7 +225,7 @@ impl Cache {
     }
 
     /// It holds nothing and never will.
-    pub fn is_off(&self) -> bool {
+    fn is_off(&self) -> bool {
         self.capacity == 0
     }
 

@@ -93,11 +93,7 @@ impl Media {
         let front = self.cache.take_front(block, crcs, &mut data);
         if front < crcs.len() {
             // What lies between blocks that are missing is read along with them.
-            let count = match self.cache.is_off() {
-                true => crcs.len() - front,
-                false => self.cache.missing(block + front as u64, &crcs[front..]),
-            };
-            let end = front + count;
+            let end = front + self.cache.missing(block + front as u64, &crcs[front..]);
             let read = self.read_verified(block + front as u64, &crcs[front..end], &what).await?;
             self.cache.put(block + front as u64, &crcs[front..end], std::iter::once(&read[..]));
             data.push(read.into());

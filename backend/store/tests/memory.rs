@@ -6,10 +6,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::*;
-use forebay_sim::{Faults, World};
+use forebay_sim::Faults;
 use forebay_store::{InitOptions, Store, StoreOptions};
 
-use common::{DISK, run};
+use common::{DISK, machine, run};
 
 const MIB: u64 = 1 << 20;
 /// Of the store; what the maps of its objects take on disk is many times as much.
@@ -39,8 +39,7 @@ impl Most {
 fn metadata_in_memory_does_not_grow_with_what_is_stored() {
     const OBJECTS: u64 = 1500;
     const BLOCKS: u64 = 12;
-    let world = World::new(1, Faults::none());
-    world.add_file(DISK, 512 * MIB, 4096);
+    let world = machine(512 * MIB, Faults::none());
     let mut most = Most { bytes: 0 };
     let data: BufList = Buf::copy_of(&[7; 4096]).into();
     run(&world, async {

@@ -6,7 +6,6 @@ use forebay_sim::{CrashKind, Faults, World};
 pub const DISK: &str = "/disk";
 
 /// A machine whose disk has `size` bytes in sectors of 4 KiB.
-#[allow(dead_code, reason = "each test program uses what it needs")]
 pub fn machine(size: u64, faults: Faults) -> World {
     let world = World::new(1, faults);
     world.add_file(DISK, size, 4096);
