@@ -76,6 +76,9 @@ pub enum SendError {
     /// So much waits to be sent that no more is taken now.
     #[error("the connection's queue is full")]
     Full,
+    /// A request with this number has not ended on this connection, or the number is 0.
+    #[error("a request cannot have the number {0}: it is 0, or another one on this connection has it")]
+    Tid(u64),
     /// A segment is longer than what is taken.
     #[error("a segment of {len} bytes is too long: {max} are taken")]
     TooLong {
@@ -408,10 +411,33 @@ impl Connection {
 
     /// Sends a request, and waits for its reply.  Dropping the future gives up the reply, not the request.
     ///
+    /// Its number (the `tid`) is the connection's own, and other connections use the same ones;
+    /// [`request_as`](Self::request_as) takes the caller's.
+    ///
     /// # Errors
     /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
-    pub async fn request(&self, mut message: Message) -> Result<Message, SendError> {
+    pub async fn request(&self, message: Message) -> Result<Message, SendError> {
         let tid = self.conn.requests.borrow_mut().begin();
+        self.ask(tid, message).await
+    }
+
+    /// Sends a request under the caller's own number, and waits for its reply, as [`request`](Self::request) does.
+    ///
+    /// This is for those whose peers know an operation by its number, whichever connection it comes over, as the daemons
+    /// of a Ceph cluster do: it keeps its number when it is sent again, to the same peer or to another one.
+    /// [`Messenger::next_tid`](crate::Messenger::next_tid) counts such numbers.  Messages from a peer that is not
+    /// Forebay carry no role, so whatever comes under the number is taken for the reply.
+    ///
+    /// # Errors
+    /// As `request`; and `Tid` when the number is 0 or that of a request which has not ended on this connection.
+    pub async fn request_as(&self, tid: u64, message: Message) -> Result<Message, SendError> {
+        if !self.conn.requests.borrow_mut().begin_as(tid) {
+            return Err(SendError::Tid(tid));
+        }
+        self.ask(tid, message).await
+    }
+
+    async fn ask(&self, tid: u64, mut message: Message) -> Result<Message, SendError> {
         let waiting = Waiting { conn: &self.conn, tid };
         (message.role, message.tid) = (Role::Request, tid);
         self.conn.queue(message, None).await?;

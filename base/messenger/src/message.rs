@@ -60,7 +60,8 @@ pub struct Message {
     pub compat_version: u16,
     /// Whether it asks or answers.
     pub role: Role,
-    /// Matches a reply with its request.
+    /// Matches a reply with its request; set by [`Connection::request`](crate::Connection::request), or given to
+    /// [`Connection::request_as`](crate::Connection::request_as).
     pub tid: u64,
     /// The message's own structure.
     pub front: BufList,

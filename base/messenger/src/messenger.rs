@@ -239,6 +239,7 @@ pub(crate) struct Inner {
     pub(crate) handler: Rc<dyn Handler>,
     pub(crate) nonce: u32,
     global_seq: Cell<u64>,
+    last_tid: Cell<u64>,
     pub(crate) place: RefCell<Option<Address>>,
     /// Of those who have connected to us and can come back.
     pub(crate) sessions: RefCell<BTreeMap<SessionKey, Rc<Conn>>>,
@@ -311,6 +312,7 @@ impl Messenger {
             handler: Rc::new(handler),
             nonce,
             global_seq: Cell::new(0),
+            last_tid: Cell::new(0),
             place: RefCell::default(),
             sessions: RefCell::default(),
             conns: RefCell::default(),
@@ -393,6 +395,13 @@ impl Messenger {
         server.handler.opened(&Connection::new(other));
         self.inner.handler.opened(&Connection::new(conn.clone()));
         Connection::new(conn)
+    }
+
+    /// A number for [`Connection::request_as`] that this messenger has not given before, on whichever connection it will
+    /// be used: 1, 2, 3 and so on.
+    pub fn next_tid(&self) -> u64 {
+        self.inner.last_tid.set(self.inner.last_tid.get() + 1);
+        self.inner.last_tid.get()
     }
 
     /// All connections that have not ended.

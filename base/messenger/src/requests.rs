@@ -1,5 +1,7 @@
 //! Requests that wait for their replies, found by the number in the message's header without a search.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
@@ -25,30 +27,68 @@ struct Request {
 /// Those of one connection.
 ///
 /// A request's number has its place in the lower half and a count in the upper one, so that a reply that comes after its
-/// request was given up is not taken for that of the next one in its place.
+/// request was given up is not taken for that of the next one in its place.  Numbers that the caller has chosen are looked
+/// up.
 #[derive(Default)]
 pub(crate) struct Requests {
     slots: Slab<Request>,
     count: u32,
+    /// Places of the requests whose numbers are the caller's.
+    chosen: HashMap<u64, usize, BuildHasherDefault<TidHasher>>,
 }
 
-/// The place that a number names.
-fn place(tid: u64) -> usize {
-    tid as u32 as usize
+/// Spreads numbers that count up.  The numbers in the map are our own, so no peer can make them meet.
+#[derive(Default)]
+struct TidHasher(u64);
+
+impl Hasher for TidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("tids are numbers")
+    }
+
+    fn write_u64(&mut self, tid: u64) {
+        self.0 = tid.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+    }
 }
 
 impl Requests {
     /// A number for a request that is about to be queued; never 0.
     pub(crate) fn begin(&mut self) -> u64 {
-        self.count = self.count.checked_add(1).unwrap_or(1);
-        let slot = self.slots.vacant_entry();
-        let tid = u64::from(self.count) << 32 | slot.key() as u64;
-        slot.insert(Request { tid, state: State::Fresh });
+        let place = self.slots.vacant_key() as u64;
+        let tid = loop {
+            self.count = self.count.checked_add(1).unwrap_or(1);
+            let tid = u64::from(self.count) << 32 | place;
+            if !self.chosen.contains_key(&tid) {
+                break tid;
+            }
+        };
+        self.slots.insert(Request { tid, state: State::Fresh });
         tid
     }
 
+    /// The same with the caller's number; false when it is 0, or that of a request that has not ended.
+    pub(crate) fn begin_as(&mut self, tid: u64) -> bool {
+        if tid == 0 || self.get(tid).is_some() {
+            return false;
+        }
+        let place = self.slots.insert(Request { tid, state: State::Fresh });
+        self.chosen.insert(tid, place);
+        true
+    }
+
+    /// The place of a request with this number, if there is one.
+    fn place(&self, tid: u64) -> usize {
+        let named = tid as u32 as usize;
+        if self.chosen.is_empty() { named } else { self.chosen.get(&tid).copied().unwrap_or(named) }
+    }
+
     fn get(&mut self, tid: u64) -> Option<&mut Request> {
-        self.slots.get_mut(place(tid)).filter(|request| request.tid == tid)
+        let place = self.place(tid);
+        self.slots.get_mut(place).filter(|request| request.tid == tid)
     }
 
     /// The request was queued, and waits from here on.
@@ -90,7 +130,9 @@ impl Requests {
     /// Ends a request, answered or not; what is left of it is for the caller to drop.
     pub(crate) fn end(&mut self, tid: u64) -> impl Sized + use<> {
         self.get(tid)?;
-        Some(self.slots.remove(place(tid)))
+        let place = self.place(tid);
+        self.chosen.remove(&tid);
+        Some(self.slots.remove(place))
     }
 
     /// All that wait have failed; returns who is to be woken.
@@ -124,13 +166,39 @@ mod tests {
         drop(requests.end(first));
         let second = requests.begin();
         requests.queued(second);
-        assert_eq!(place(first), place(second), "the place is used again");
+        assert_eq!(requests.place(first), requests.place(second), "the place is used again");
         assert!(requests.answer(first, Message::new(1)).is_err());
         assert!(poll(&mut requests, second).is_pending());
         assert!(matches!(requests.answer(second, Message::new(2)), Ok(Some(_))));
         assert!(requests.answer(second, Message::new(3)).is_err(), "it has its answer");
         let Poll::Ready(Ok(message)) = poll(&mut requests, second) else { panic!("it was answered") };
         assert_eq!(message.kind, 2);
+    }
+
+    #[test]
+    fn the_callers_numbers_are_found_beside_ours() {
+        let mut requests = Requests::default();
+        let ours = requests.begin();
+        requests.queued(ours);
+        assert!(!requests.begin_as(0), "0 is no number");
+        assert!(!requests.begin_as(ours), "it is in use");
+        // The next one of ours would be this.
+        let next = (2 << 32) | 1;
+        for tid in [7, 8, next] {
+            assert!(requests.begin_as(tid) && !requests.begin_as(tid));
+            requests.queued(tid);
+        }
+        let another = requests.begin();
+        assert!(another != next && another != ours);
+        for tid in [8, next, 7, ours] {
+            assert!(requests.answer(tid, Message::new(tid as u16)).is_ok());
+            let Poll::Ready(Ok(message)) = poll(&mut requests, tid) else { panic!("it was answered") };
+            assert_eq!(message.kind, tid as u16);
+            drop(requests.end(tid));
+            assert!(requests.answer(tid, Message::new(1)).is_err(), "it has ended");
+        }
+        assert!(requests.begin_as(7), "it may be used again");
+        assert_eq!((requests.slots.len(), requests.chosen.len()), (2, 1));
     }
 
     #[test]

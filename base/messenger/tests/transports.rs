@@ -101,6 +101,51 @@ fn requests_of_all_sizes_are_answered_in_all_modes() {
     });
 }
 
+#[test]
+fn a_clients_own_numbers_go_to_all_its_peers() {
+    everywhere(|address, options| async move {
+        let portal = Portal::default();
+        // Says what number the request had.
+        let tell = |connection: &Connection, message: Message| {
+            let tid = Buf::copy_of(&message.tid.to_le_bytes());
+            connection.post(message.reply(2).front(tid)).expect("there is room");
+        };
+        let server = Messenger::new(&portal, options.clone(), tell);
+        let address = server.bind(&address).expect("bound");
+        let client = Messenger::new(&portal, options, quiet);
+        let connections = [(); 2].map(|()| client.connect(&address, Policy::LosslessPeer));
+        let mut asking = Vec::new();
+        for at in 0..20 {
+            let (connection, tid) = (connections[at % 2].clone(), client.next_tid());
+            assert_eq!(tid, at as u64 + 1);
+            asking.push(spawn(async move {
+                // The connection's own numbers are there too.
+                let (one, other) = (connection.request_as(tid, Message::new(1)), connection.request(Message::new(1)));
+                let one = one.await.expect("answered");
+                assert_eq!((one.tid, one.front.to_vec()), (tid, tid.to_le_bytes().to_vec()));
+                assert_ne!(other.await.expect("answered").tid, tid);
+            }));
+        }
+        for one in asking {
+            one.await;
+        }
+        let [one, other] = connections;
+        assert_eq!(one.request_as(0, Message::new(1)).await.err(), Some(SendError::Tid(0)));
+        let again = one.clone();
+        let first = spawn(async move { again.request_as(50, Message::new(1)).await });
+        forebay_reactor::yield_now().await;
+        if !first.is_finished() {
+            assert_eq!(one.request_as(50, Message::new(1)).await.err(), Some(SendError::Tid(50)));
+        }
+        assert_eq!(other.request_as(50, Message::new(1)).await.expect("answered").tid, 50);
+        assert_eq!(first.await.expect("answered").tid, 50);
+        // It has ended, and may be sent again.
+        assert_eq!(one.request_as(50, Message::new(1)).await.expect("answered").tid, 50);
+        server.shutdown();
+        client.shutdown();
+    });
+}
+
 #[derive(Default)]
 struct Counter {
     next: Cell<u64>,
