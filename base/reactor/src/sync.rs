@@ -1,9 +1,11 @@
 //! Waiting for one another inside a reactor: nothing here is `Send`, nothing locks.
 
+mod inflight;
 mod notify;
 pub mod oneshot;
 pub mod queue;
 mod semaphore;
 
+pub use inflight::InFlight;
 pub use notify::Notify;
 pub use semaphore::{Permit, Semaphore};

@@ -2,7 +2,6 @@
 
 mod connection;
 mod handshake;
-mod inflight;
 mod work;
 
 use std::cell::{Cell, RefCell};

@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
+use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Instant, Stream, now, sleep};
 
-use super::inflight::InFlight;
 use super::work::{self, Failure, Outcome, Work};
 use super::{Control, Options};
 use crate::session::{

@@ -49,7 +49,7 @@ struct Slot<F, T> {
 }
 
 /// A bounded set of futures, each with a note `T` on what it is for.
-pub(crate) struct InFlight<F, T> {
+pub struct InFlight<F, T> {
     slots: Vec<Slot<F, T>>,
     free: Vec<usize>,
     woken: Arc<Woken>,
@@ -60,7 +60,7 @@ pub(crate) struct InFlight<F, T> {
 
 impl<F: Future + Unpin, T> InFlight<F, T> {
     /// An empty set for up to `capacity` futures.
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize) -> Self {
         let bits = (0..capacity.div_ceil(BITS)).map(|_| AtomicU64::new(0)).collect();
         let task = Waker::noop().clone();
         let woken = Arc::new(Woken { bits, task: Mutex::new(task.clone()) });
@@ -68,17 +68,17 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
     }
 
     /// Futures in it.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// True when there is none.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Says whom to wake.
-    pub(crate) fn set_task(&mut self, task: &Waker) {
+    pub fn set_task(&mut self, task: &Waker) {
         if !self.task.will_wake(task) {
             self.task = task.clone();
             *self.woken.task() = task.clone();
@@ -89,7 +89,7 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
     ///
     /// # Panics
     /// When the set is full.
-    pub(crate) fn start(&mut self, mut future: F, note: T) -> Option<(F::Output, T)> {
+    pub fn start(&mut self, mut future: F, note: T) -> Option<(F::Output, T)> {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len();
             assert!(index < self.capacity, "more than {} futures", self.capacity);
@@ -111,7 +111,7 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
     }
 
     /// Polls what was woken, and hands over what is done.
-    pub(crate) fn poll(&mut self, mut done: impl FnMut(F::Output, T)) {
+    pub fn poll(&mut self, mut done: impl FnMut(F::Output, T)) {
         for word in 0..self.woken.bits.len() {
             let mut bits = match self.woken.bits[word].load(Ordering::Relaxed) {
                 0 => continue,
