@@ -136,6 +136,14 @@ impl Front {
             Front::Nbd => "nbd",
         }
     }
+
+    /// The first number that an export gets within its front: a LUN, a namespace id.  `None` where exports have names
+    /// instead.
+    pub fn first_unit(self) -> Option<u32> {
+        match self {
+            Front::Nbd => None,
+        }
+    }
 }
 
 /// An export.
@@ -208,6 +216,9 @@ pub struct Attach {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
+    /// Its number within the front (a LUN, a namespace id), kept over restarts; the lowest free one if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<u32>,
 }
 
 /// What an import has made.

@@ -13,7 +13,7 @@ use crate::spec::ImageSpec;
 /// Exports an image and prints its URI.
 pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
     let ImageSpec { pool, image } = options.image;
-    let request = api::Attach { pool, image, front: Front::Nbd, read_only: options.read_only };
+    let request = api::Attach { pool, image, front: Front::Nbd, read_only: options.read_only, unit: None };
     let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
     output.print(&target, |target| target.uri.clone().unwrap_or_default())
 }

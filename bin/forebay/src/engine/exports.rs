@@ -70,6 +70,35 @@ impl Exports {
         }
     }
 
+    /// The number of a new export within its front: the one asked for if it is free, or the lowest free one.
+    fn choose_unit(&self, front: Front, wanted: Option<u32>) -> Result<Option<u32>> {
+        let exports = self.exports.borrow();
+        let taken: BTreeMap<u32, &ImageSpec> = exports
+            .iter()
+            .filter(|((of, _), _)| *of == front)
+            .filter_map(|((_, spec), export)| Some((export.request.unit?, spec)))
+            .collect();
+        let Some(first) = front.first_unit() else {
+            return match wanted {
+                None => Ok(None),
+                Some(_) => Err(Failure::invalid(format!("exports over {} have no numbers", front.name()))),
+            };
+        };
+        match wanted {
+            None => Ok((first..).find(|unit| !taken.contains_key(unit))),
+            Some(unit) if unit < first => {
+                Err(Failure::invalid(format!("number {unit}: exports over {} begin with {first}", front.name())))
+            }
+            Some(unit) => match taken.get(&unit) {
+                None => Ok(Some(unit)),
+                Some(spec) => Err(Failure::new(
+                    FailureKind::Exists,
+                    format!("number {unit} is {spec}'s already over {}", front.name()),
+                )),
+            },
+        }
+    }
+
     /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports.
     async fn save(&self) -> Result<()> {
         let list: Vec<api::Attach> = {
@@ -125,22 +154,31 @@ impl Engine {
     }
 
     /// Exports an image; the same export again is no error.
-    pub async fn attach(self: Rc<Self>, request: api::Attach) -> Result<Target> {
+    pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
         let _turn = self.exports.changing.acquire(1).await;
         let key = (request.front, spec.clone());
         let before = self.exports.exports.borrow().get(&key).map(|export| export.request.clone());
+        request.unit = match &before {
+            Some(before) => request.unit.or(before.unit),
+            None => self.exports.choose_unit(request.front, request.unit)?,
+        };
         if let Some(before) = before.filter(|before| *before != request) {
             let how = if before.read_only { "read-only" } else { "for reading and writing" };
-            return Err(Failure::new(FailureKind::Exists, format!("the image {spec} is exported already, {how}"))
-                .hint(format!("end that first: forebay detach {spec}")));
+            let number = before.unit.map_or(String::new(), |unit| format!(", as number {unit}"));
+            return Err(Failure::new(
+                FailureKind::Exists,
+                format!("the image {spec} is exported already, {how}{number}"),
+            )
+            .hint(format!("end that first: forebay detach {spec}")));
         }
         let serving = self.exports.device(request.front, &spec.to_string()).is_some();
         if !serving {
             let volume = self.open_volume(&spec).await?;
             let device = volume.device(request.read_only);
             let state = State::Serving { _volume: volume, device: device.clone() };
-            let before = self.exports.exports.borrow_mut().insert(key.clone(), Export { request, state });
+            let before =
+                self.exports.exports.borrow_mut().insert(key.clone(), Export { request: request.clone(), state });
             if let Err(failure) = self.exports.save().await {
                 let mut exports = self.exports.exports.borrow_mut();
                 match before {
@@ -149,7 +187,7 @@ impl Engine {
                 };
                 return Err(failure);
             }
-            self.publish(key.0, &spec, &device);
+            self.publish(key.0, &spec, request.unit, &device);
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
@@ -183,15 +221,15 @@ impl Engine {
 
     /// Opens what was exported before the daemon was started.  What cannot be opened is kept, and says why.
     pub async fn restore_exports(&self) {
-        let wanted: Vec<((Front, ImageSpec), bool)> = {
+        let wanted: Vec<((Front, ImageSpec), api::Attach)> = {
             let exports = self.exports.exports.borrow();
-            exports.iter().map(|(key, export)| (key.clone(), export.request.read_only)).collect()
+            exports.iter().map(|(key, export)| (key.clone(), export.request.clone())).collect()
         };
-        for (key, read_only) in wanted {
+        for (key, request) in wanted {
             let state = match self.open_volume(&key.1).await {
                 Ok(volume) => {
-                    let device = volume.device(read_only);
-                    self.publish(key.0, &key.1, &device);
+                    let device = volume.device(request.read_only);
+                    self.publish(key.0, &key.1, request.unit, &device);
                     State::Serving { device, _volume: volume }
                 }
                 Err(failure) => {

@@ -22,7 +22,7 @@ use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_store::Store;
 
-use crate::api::{Pool, Status, StoreSpace};
+use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{LOCAL_POOL, RAM_POOL};
@@ -184,7 +184,7 @@ impl Engine {
             data: self.options.data.clone(),
             control: daemon.config.control.clone(),
             http: daemon.config.http.map(|addr| format!("http://{addr}/")),
-            nbd: self.fronts.nbd_addrs().iter().map(ToString::to_string).collect(),
+            nbd: self.fronts.addrs(Front::Nbd).iter().map(ToString::to_string).collect(),
             pools,
             targets: self.exports.count(),
             connections: self.fronts.connections(),
