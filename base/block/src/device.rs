@@ -8,6 +8,7 @@ use forebay_reactor::sync::Notify;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
+use crate::reservation::Reservations;
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -44,6 +45,12 @@ pub trait BlockDevice {
 
     /// Tells when the size changes; `None` when it never does.
     fn size_watch(&self) -> Option<Rc<SizeWatch>>;
+
+    /// Who may read and write it, where several hosts share it; `None` where nobody can reserve it.  The device does
+    /// not look itself, as it does not know who asks: fronts do, before they submit.
+    fn reservations(&self) -> Option<Reservations> {
+        None
+    }
 }
 
 /// Tells those who wait that a device's size changed.

@@ -10,6 +10,8 @@ mod extent;
 mod object;
 mod remote;
 mod request;
+pub mod reservation;
+mod unnamed;
 
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 pub use error::{Error, ErrorKind, Result};
@@ -21,3 +23,4 @@ pub use object::{
 };
 pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{Reply, Request};
+pub use unnamed::Unnamed;

@@ -13,6 +13,7 @@ use crate::device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
+use crate::reservation::Reservations;
 
 /// Messages taken before the owner's other tasks and its driver have a turn.
 const MESSAGES_PER_TURN: u32 = 64;
@@ -32,6 +33,7 @@ struct Shared {
     size: AtomicU64,
     /// The size can change.
     resizable: bool,
+    reservations: Option<Reservations>,
 }
 
 /// Reaches a block device from any core.  The device is let go of when the last handle, and the last
@@ -51,7 +53,8 @@ impl DeviceHandle {
         let geometry = device.geometry();
         let watch = device.size_watch();
         let (size, resizable) = (AtomicU64::new(geometry.size), watch.is_some());
-        let shared = Arc::new(Shared { geometry, size, resizable });
+        let reservations = device.reservations();
+        let shared = Arc::new(Shared { geometry, size, resizable, reservations });
         let (messages, receiver) = cross::channel();
         let listeners = Rc::new(RefCell::new(Vec::new()));
         let watching = watch.map(|watch| {
@@ -193,5 +196,9 @@ impl BlockDevice for RemoteDevice {
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         self.watch.clone()
+    }
+
+    fn reservations(&self) -> Option<Reservations> {
+        self.handle.shared.reservations.clone()
     }
 }

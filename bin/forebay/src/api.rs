@@ -168,6 +168,30 @@ pub struct Target {
     pub error: Option<Failure>,
 }
 
+/// Who may read and write an image that several hosts share.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Reservations {
+    /// The hosts that are registered.
+    pub registrants: Vec<Registrant>,
+    /// The kind of the reservation that is held.
+    pub kind: Option<String>,
+    /// The host that holds the whole image (SPC-2's RESERVE).
+    pub whole: Option<String>,
+    /// They survive a restart.
+    pub persistent: bool,
+}
+
+/// A host that is registered.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Registrant {
+    /// Its identity in its protocol; what is not printable is escaped.
+    pub host: String,
+    /// Its key.
+    pub key: u64,
+    /// It holds the reservation, maybe with others.
+    pub holder: bool,
+}
+
 /// Asks for a new image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -155,6 +155,10 @@ pub enum Command {
     #[command(after_help = "Example:\n  forebay targets --format json")]
     Targets,
 
+    /// Show who has reserved an image that several hosts share, or forget it
+    #[command(subcommand)]
+    Reservations(ReservationsCommand),
+
     /// Look after the embedded store
     #[command(subcommand)]
     Store(StoreCommand),
@@ -381,6 +385,20 @@ pub struct Detach {
     /// Disconnect the hosts that have it open, once their requests in flight are answered
     #[arg(short, long)]
     pub force: bool,
+}
+
+/// What can be done with reservations.
+#[derive(Debug, Subcommand)]
+pub enum ReservationsCommand {
+    /// List the hosts that are registered, their keys, and who holds the reservation
+    #[command(after_help = "Example:\n  forebay reservations ls local/disk1")]
+    Ls(OneImage),
+
+    /// Forget all registrations and the reservation, where a host that holds one is gone for good
+    ///
+    /// Hosts that were registered are told, and must register again.
+    #[command(after_help = "Example:\n  forebay reservations clear local/disk1")]
+    Clear(OneImage),
 }
 
 /// What can be done with the embedded store.

@@ -247,6 +247,40 @@ impl Operation for Detach {
     }
 }
 
+/// Who may read and write an image.
+pub struct GetReservations(pub ImageSpec);
+
+impl Operation for GetReservations {
+    type Reply = api::Reservations;
+
+    fn route(&self) -> Route {
+        Route::new("GET", reservations_path(&self.0))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.reservations(&self.0).await
+    }
+}
+
+/// Everybody may read and write an image again.
+pub struct ClearReservations(pub ImageSpec);
+
+impl Operation for ClearReservations {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        Route::new("DELETE", reservations_path(&self.0))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.clear_reservations(&self.0).await
+    }
+}
+
+fn reservations_path(spec: &ImageSpec) -> String {
+    format!("/v1/reservations/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
+}
+
 /// The embedded store's space.
 pub struct GetStoreSpace;
 

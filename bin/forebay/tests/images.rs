@@ -140,3 +140,15 @@ fn a_reader_that_goes_is_no_failure() {
     drop(child.stdout.take());
     assert!(child.wait().expect("the command").success());
 }
+
+#[test]
+fn reservations_of_an_image_nobody_reserved() {
+    for (mode, site) in Site::each() {
+        site.run(&["create", "shared", "--size", "1G"]).ok();
+        let want = json!({"registrants": [], "kind": null, "whole": null, "persistent": false});
+        assert_eq!(site.json(&["reservations", "ls", "shared"]), want, "{mode}");
+        assert!(site.run(&["reservations", "ls", "shared"]).ok().starts_with("HOST"), "{mode}");
+        site.run(&["reservations", "clear", "shared"]).ok();
+        site.run(&["reservations", "clear", "nope"]).fails(3);
+    }
+}

@@ -16,6 +16,7 @@ const NAME_PREFIX: &str = "name_";
 const ID_PREFIX: &str = "id_";
 /// What a snapshot's key begins with; 16 hexadecimal digits follow.
 pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot_";
+const METADATA_PREFIX: &str = "metadata_";
 const DATA_PREFIX: &str = "rbd_data.";
 
 /// The object that holds the id of the image of that name.
@@ -51,6 +52,11 @@ pub(crate) fn name_keys() -> &'static [u8] {
 /// The name in a directory key; `None` when it is not text, and so cannot be asked for.
 pub(crate) fn name_of_key(key: &[u8]) -> Option<String> {
     key.strip_prefix(NAME_PREFIX.as_bytes()).and_then(|name| String::from_utf8(name.to_vec()).ok())
+}
+
+/// The header's key for a value of the image's metadata.
+pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
+    format!("{METADATA_PREFIX}{key}").into_bytes()
 }
 
 /// Letters and digits, not too many.

@@ -14,6 +14,7 @@ mod gate;
 mod image;
 mod images;
 mod layout;
+mod metadata;
 mod requests;
 mod resize;
 mod window;
@@ -25,6 +26,7 @@ use forebay_block::{ObjectBackend, Result};
 pub use format::Features;
 pub use image::{Image, ImageUsage, OpenOptions};
 pub use images::{CreateOptions, ImageInfo, Images, NAME_LEN_MAX, Progress, RemoveOptions, SIZE_MAX};
+pub use metadata::METADATA_VALUE_MAX;
 
 /// Objects of 4 MiB, as everywhere in RBD.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;

@@ -361,3 +361,28 @@ fn a_full_pool_refuses_the_creation_and_is_left_clean() {
         forebay_image::create(&backend, "b", of_size(MIB)).await.expect("now there is room");
     });
 }
+
+#[test]
+fn metadata_is_kept_with_the_image() {
+    run(async {
+        let backend = ram();
+        forebay_image::create(&backend, "x", of_size(MIB)).await.expect("created");
+        let image = Image::open(backend.clone(), "x", OpenOptions::default()).await.expect("opened");
+        assert_eq!(image.metadata("k").await.expect("read"), None);
+        image.set_metadata("k", Some(b"one".to_vec())).await.expect("set");
+        image.set_metadata("k", Some(b"two".to_vec())).await.expect("replaced");
+        drop(image);
+        forebay_image::rename(&backend, "x", "y").await.expect("renamed");
+        let image = Image::open(backend.clone(), "y", OpenOptions { read_only: true }).await.expect("opened");
+        assert_eq!(image.metadata("k").await.expect("read").as_deref(), Some(&b"two"[..]));
+        assert_eq!(kind(image.set_metadata("k", None).await), Some(ErrorKind::ReadOnly));
+        let writable = Image::open(backend.clone(), "y", OpenOptions::default()).await.expect("opened");
+        // As librbd stores it: the bare bytes under the key with its prefix.
+        let header = ObjectName::new(format!("rbd_header.{}", image.id()));
+        let stored = backend.kv_get(&header, vec![b"metadata_k".to_vec()]).await.expect("keys");
+        assert_eq!(stored, [Some(b"two".to_vec())]);
+        writable.set_metadata("k", None).await.expect("removed");
+        writable.set_metadata("k", None).await.expect("removed again");
+        assert_eq!(image.metadata("k").await.expect("read"), None);
+    });
+}

@@ -4,6 +4,7 @@ mod images;
 mod pages;
 mod perf;
 mod perf_messenger;
+mod reservations;
 mod status;
 mod store;
 mod targets;
@@ -40,6 +41,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Attach(options) => targets::attach(global, output, options),
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
+        Command::Reservations(command) => reservations::run(global, output, command),
         Command::Store(command) => store::run(global, output, command),
         Command::Perf(command) => perf::run(output, command),
         Command::Completions { shell } => pages::completions(shell),

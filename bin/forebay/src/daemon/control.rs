@@ -124,6 +124,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/usage/{pool}/{image}", get(image_usage))
         .route("/v1/targets", get(list_targets).post(attach))
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
+        .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/store", get(store_space))
         .layer(DefaultBodyLimit::max(JSON_LEN_MAX));
     let api = match token {
@@ -175,6 +176,8 @@ async fn no_such_path(request: Request) -> Failure {
         list_targets,
         attach,
         detach,
+        get_reservations,
+        clear_reservations,
         store_space,
         streams::export,
         streams::import
@@ -294,6 +297,26 @@ async fn detach(
     Query(DetachQuery { force }): Query<DetachQuery>,
 ) -> Response {
     on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force })).await
+}
+
+/// Who may read and write an image that several hosts share
+#[utoipa::path(get, path = "/v1/reservations/{pool}/{image}",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::Reservations), (status = 404, body = ErrorBody)))]
+async fn get_reservations(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetReservations(spec))).await
+}
+
+/// Everybody may read and write an image again
+#[utoipa::path(delete, path = "/v1/reservations/{pool}/{image}",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200), (status = 404, body = ErrorBody)))]
+async fn clear_reservations(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::ClearReservations(spec))).await
 }
 
 /// The embedded store's space

@@ -175,7 +175,7 @@ impl Engine {
         let serving = self.exports.device(request.front, &spec.to_string()).is_some();
         if !serving {
             let volume = self.open_volume(&spec).await?;
-            let device = volume.device(request.read_only);
+            let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
             let state = State::Serving { _volume: volume, device: device.clone() };
             let before =
                 self.exports.exports.borrow_mut().insert(key.clone(), Export { request: request.clone(), state });
@@ -226,9 +226,12 @@ impl Engine {
             exports.iter().map(|(key, export)| (key.clone(), export.request.clone())).collect()
         };
         for (key, request) in wanted {
-            let state = match self.open_volume(&key.1).await {
-                Ok(volume) => {
-                    let device = volume.device(request.read_only);
+            let opened = self.open_volume(&key.1).await.and_then(|volume| {
+                let device = volume.device(request.read_only);
+                Ok((device.map_err(|error| self.reservations_failure(error, &key.1))?, volume))
+            });
+            let state = match opened {
+                Ok((device, volume)) => {
                     self.publish(key.0, &key.1, request.unit, &device);
                     State::Serving { device, _volume: volume }
                 }

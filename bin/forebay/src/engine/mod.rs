@@ -6,6 +6,7 @@ mod exports;
 pub mod fronts;
 pub mod handle;
 mod images;
+mod reservations;
 pub mod store;
 pub mod targets;
 pub mod transfer;

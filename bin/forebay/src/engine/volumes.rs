@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
 use forebay_reactor::now;
@@ -113,12 +114,48 @@ pub struct Volume {
     pub image: Rc<Image>,
     /// What hosts asked of it.
     pub stats: Rc<VolumeStats>,
+    /// Who may read and write it; the error is why that is not known.
+    pub reservations: forebay_block::Result<Reservations>,
+}
+
+/// The metadata under which an image keeps its reservations.
+const RESERVATIONS_KEY: &str = "forebay.reservations";
+
+/// Keeps reservations with their image.
+struct WithImage(Weak<Image>);
+
+impl Keep for WithImage {
+    fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<forebay_block::Result<()>> {
+        let image = self.0.upgrade();
+        Box::pin(async move {
+            let closed = || forebay_block::Error::new(forebay_block::ErrorKind::ShuttingDown, "the volume is closed");
+            image.ok_or_else(closed)?.set_metadata(RESERVATIONS_KEY, table).await
+        })
+    }
+}
+
+/// Takes charge of an image's reservations.
+async fn reservations_of(image: &Rc<Image>) -> forebay_block::Result<Reservations> {
+    let table = match image.metadata(RESERVATIONS_KEY).await? {
+        Some(stored) => Table::decode(&stored)?,
+        None => Table::new(),
+    };
+    Ok(Reservations::new(table, Rc::new(WithImage(Rc::downgrade(image)))))
 }
 
 impl Volume {
-    /// What a front serves.
-    pub fn device(self: &Rc<Self>, read_only: bool) -> Rc<dyn BlockDevice> {
-        Rc::new(Metered { volume: self.clone(), read_only })
+    /// What a front serves.  Nothing, while it is not known who may write.
+    pub fn device(self: &Rc<Self>, read_only: bool) -> forebay_block::Result<Rc<dyn BlockDevice>> {
+        let reservations = self.reservations.clone()?;
+        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations }))
+    }
+
+    /// Forgets who may read and write, whatever is stored, and lets everybody.
+    pub async fn clear_reservations(&self) -> forebay_block::Result<()> {
+        match &self.reservations {
+            Ok(reservations) => reservations.clear_all().await,
+            Err(_) => self.image.set_metadata(RESERVATIONS_KEY, None).await,
+        }
     }
 }
 
@@ -126,6 +163,7 @@ impl Volume {
 struct Metered {
     volume: Rc<Volume>,
     read_only: bool,
+    reservations: Reservations,
 }
 
 impl BlockDevice for Metered {
@@ -157,6 +195,10 @@ impl BlockDevice for Metered {
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         self.volume.image.size_watch()
+    }
+
+    fn reservations(&self) -> Option<Reservations> {
+        Some(self.reservations.clone())
     }
 }
 
@@ -257,7 +299,8 @@ impl Engine {
             .await
             .map_err(|error| self.image_failure(error, spec))?;
         let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
-        let volume = Rc::new(Volume { image, stats });
+        let reservations = reservations_of(&image).await;
+        let volume = Rc::new(Volume { image, stats, reservations });
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);
         open.insert(spec.clone(), Rc::downgrade(&volume));

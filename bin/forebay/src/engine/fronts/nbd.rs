@@ -6,7 +6,7 @@ use std::future::ready;
 use std::io;
 use std::rc::{Rc, Weak};
 
-use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture};
+use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture, Unnamed};
 use forebay_nbd::{Export, ExportSummary, Options, Server, Stats};
 use forebay_reactor::{Addr, CoreHandle, Listener, SharedListener, spawn};
 
@@ -149,10 +149,10 @@ struct NbdExports {
 impl NbdExports {
     fn device(&self, name: &str) -> Option<Rc<dyn BlockDevice>> {
         match &self.engine {
-            Some(engine) => engine.upgrade()?.exports.device(Front::Nbd, name),
+            Some(engine) => Some(Unnamed::new(engine.upgrade()?.exports.device(Front::Nbd, name)?)),
             None => {
                 let handle = self.published.read(|published| published.get(name).cloned())?;
-                Some(handle.attach())
+                Some(Unnamed::new(handle.attach()))
             }
         }
     }

@@ -1,0 +1,183 @@
+//! The table of an open volume, owned by one core and seen by all.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use forebay_reactor::cross::{self, Answer};
+use forebay_reactor::spawn;
+
+use super::table::{Access, Action, Change, HostId, Refusal, Table};
+use crate::device::LocalFuture;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Where the table is kept over restarts.
+pub trait Keep {
+    /// Replaces what is stored, durably; `None` removes it.
+    fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<Result<()>>;
+}
+
+enum Message {
+    Apply(HostId, Action, Answer<Result<std::result::Result<Change, Refusal>>>),
+    ClearAll(Answer<Result<()>>),
+    Watch(cross::Sender<()>),
+}
+
+struct Shared {
+    /// Counts the tables that were published.
+    version: AtomicU64,
+    /// The newest; looked at only by who has seen an older version.
+    table: RwLock<Arc<Table>>,
+    messages: cross::Sender<Message>,
+}
+
+/// A volume's reservations, from any core.
+#[derive(Clone)]
+pub struct Reservations(Arc<Shared>);
+
+impl Reservations {
+    /// Takes charge of a table on this core.  It ends with the last handle.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn new(table: Table, keep: Rc<dyn Keep>) -> Self {
+        let (messages, receiver) = cross::channel();
+        let shared = Shared { version: AtomicU64::new(0), table: RwLock::new(Arc::new(table)), messages };
+        let shared = Arc::new(shared);
+        let weak = Arc::downgrade(&shared);
+        drop(spawn(own(receiver, weak, keep)));
+        Self(shared)
+    }
+
+    /// What a core knows of them.
+    pub fn view(&self) -> View {
+        let (version, table) = self.newest();
+        View { reservations: self.clone(), version, table }
+    }
+
+    /// Does what a host asks for.  When this answers, every [`View`] that looks sees it, and it is durable if it must
+    /// be.  The outer error is the medium's, and nothing has changed then; the inner one is the protocol's.
+    pub fn apply(&self, host: &HostId, action: Action) -> LocalFuture<Result<std::result::Result<Change, Refusal>>> {
+        let (answer, answered) = cross::oneshot();
+        // What is refused is dropped with its answer, which then tells of the end.
+        let _ = self.0.messages.send(Message::Apply(host.clone(), action, answer));
+        Box::pin(async move { answered.await.unwrap_or_else(gone) })
+    }
+
+    /// Forgets all registrations and whatever is held, as an administrator may.  Those who were registered are told.
+    pub fn clear_all(&self) -> LocalFuture<Result<()>> {
+        let (answer, answered) = cross::oneshot();
+        let _ = self.0.messages.send(Message::ClearAll(answer));
+        Box::pin(async move { answered.await.unwrap_or_else(gone) })
+    }
+
+    /// Tells of changes from now on.
+    pub fn changes(&self) -> Changes {
+        let (sender, receiver) = cross::channel();
+        // Refused when the owner is gone; then nothing changes any more.
+        let _ = self.0.messages.send(Message::Watch(sender));
+        Changes(receiver)
+    }
+
+    fn newest(&self) -> (u64, Arc<Table>) {
+        let table = self.0.table.read().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that the version is this table's.
+        (self.0.version.load(Ordering::Acquire), table.clone())
+    }
+}
+
+impl Shared {
+    fn publish(&self, table: Arc<Table>) {
+        let mut current = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        *current = table;
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn current(&self) -> Arc<Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Does one action after the other.
+async fn own(mut messages: cross::Receiver<Message>, shared: Weak<Shared>, keep: Rc<dyn Keep>) {
+    let mut listeners: Vec<cross::Sender<()>> = Vec::new();
+    while let Some(message) = messages.recv().await {
+        // The messages themselves hold nobody: those who sent them may be gone.
+        let Some(shared) = shared.upgrade() else { return };
+        let mut table = Table::clone(&shared.current());
+        match message {
+            Message::Watch(listener) => listeners.push(listener),
+            Message::Apply(host, action, answer) => match table.apply(&host, &action) {
+                Err(refusal) => answer.send(Ok(Err(refusal))),
+                Ok(change) => {
+                    let settled = settle(&shared, table, &*keep, &mut listeners).await;
+                    answer.send(settled.map(|()| Ok(change)));
+                }
+            },
+            Message::ClearAll(answer) => {
+                table.clear_all();
+                answer.send(settle(&shared, table, &*keep, &mut listeners).await);
+            }
+        }
+    }
+}
+
+/// Makes a changed table the one that counts: stored first where it must be, then seen.
+async fn settle(shared: &Shared, table: Table, keep: &dyn Keep, listeners: &mut Vec<cross::Sender<()>>) -> Result<()> {
+    let before = shared.current();
+    if table == *before {
+        return Ok(());
+    }
+    let stored = table.encode();
+    if stored != before.encode() {
+        keep.save(stored).await?;
+    }
+    shared.publish(Arc::new(table));
+    listeners.retain(|listener| listener.send(()).is_ok());
+    Ok(())
+}
+
+fn gone<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::ShuttingDown, "the volume's core has stopped"))
+}
+
+/// The newest table, on one core.  Looking costs one atomic load while nothing changes.
+#[derive(Clone)]
+pub struct View {
+    reservations: Reservations,
+    version: u64,
+    table: Arc<Table>,
+}
+
+impl View {
+    /// The table now.
+    pub fn table(&mut self) -> &Arc<Table> {
+        if self.reservations.0.version.load(Ordering::Acquire) != self.version {
+            (self.version, self.table) = self.reservations.newest();
+        }
+        &self.table
+    }
+
+    /// Whether a host may do something now; see [`Table::allows`].
+    pub fn allows(&mut self, host: Option<&HostId>, access: Access) -> bool {
+        let table = self.table();
+        !table.restricts() || table.allows(host, access)
+    }
+
+    /// Where to ask for changes.
+    pub fn reservations(&self) -> &Reservations {
+        &self.reservations
+    }
+}
+
+/// Tells of changes of a table.
+pub struct Changes(cross::Receiver<()>);
+
+impl Changes {
+    /// Waits for changes since the last call; `false` when there will be none any more.
+    pub async fn next(&mut self) -> bool {
+        let more = self.0.recv().await.is_some();
+        while self.0.try_recv().is_some() {}
+        more
+    }
+}

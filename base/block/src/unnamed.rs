@@ -1,0 +1,63 @@
+//! A device as hosts reach it that have no name.
+
+use std::cell::RefCell;
+use std::future::ready;
+use std::rc::Rc;
+
+use crate::device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::extent::{Extent, ExtentMap};
+use crate::request::{Reply, Request};
+use crate::reservation::{Access, Reservations, View};
+
+/// A device whose hosts cannot be told apart, so that a reservation of any other keeps them out: what a front serves
+/// whose protocol has no reservations.  Refuses with [`ErrorKind::Denied`].
+pub struct Unnamed {
+    device: Rc<dyn BlockDevice>,
+    reservations: Option<RefCell<View>>,
+}
+
+impl Unnamed {
+    /// Of any device.
+    pub fn new(device: Rc<dyn BlockDevice>) -> Rc<Self> {
+        let reservations = device.reservations().map(|reservations| RefCell::new(reservations.view()));
+        Rc::new(Self { device, reservations })
+    }
+
+    fn allows(&self, access: Access) -> bool {
+        self.reservations.as_ref().is_none_or(|view| view.borrow_mut().allows(None, access))
+    }
+}
+
+impl BlockDevice for Unnamed {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let access = match &request {
+            // It neither shows nor changes anything.
+            Request::Flush => None,
+            Request::Read(_) => Some(Access::Read),
+            _ => Some(Access::Write),
+        };
+        match access {
+            Some(access) if !self.allows(access) => {
+                Box::pin(ready(Err(Error::new(ErrorKind::Denied, "another host has reserved the volume"))))
+            }
+            _ => self.device.submit(request),
+        }
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.device.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.device.size_watch()
+    }
+
+    fn reservations(&self) -> Option<Reservations> {
+        self.device.reservations()
+    }
+}

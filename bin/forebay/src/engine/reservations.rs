@@ -1,0 +1,59 @@
+//! Who may read and write an image: shown, and cleared where a host is gone for good.
+
+use forebay_block::reservation::Kind;
+
+use super::Engine;
+use crate::api;
+use crate::failure::Result;
+use crate::spec::ImageSpec;
+
+impl Engine {
+    /// An image's registrants and reservation.
+    pub async fn reservations(&self, spec: &ImageSpec) -> Result<api::Reservations> {
+        let volume = self.open_volume(spec).await?;
+        let reservations = volume.reservations.clone().map_err(|error| self.reservations_failure(error, spec))?;
+        let mut view = reservations.view();
+        let table = view.table();
+        let registrants = table.registrants().iter().map(|registrant| api::Registrant {
+            host: registrant.host.as_bytes().escape_ascii().to_string(),
+            key: registrant.key,
+            holder: table.is_holder(&registrant.host),
+        });
+        Ok(api::Reservations {
+            registrants: registrants.collect(),
+            kind: table.held().map(|held| kind_name(held.kind).into()),
+            whole: table.whole().map(|host| host.as_bytes().escape_ascii().to_string()),
+            persistent: table.persists(),
+        })
+    }
+
+    /// Forgets an image's registrants and reservation.
+    pub async fn clear_reservations(&self, spec: &ImageSpec) -> Result<()> {
+        let volume = self.open_volume(spec).await?;
+        volume.clear_reservations().await.map_err(|error| self.image_failure(error, spec))?;
+        if volume.reservations.is_err() {
+            tracing::warn!(image = %spec, "damaged reservations were cleared; attach the image again to serve it");
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Why it is not known who may write an image.
+    pub fn reservations_failure(&self, error: forebay_block::Error, spec: &ImageSpec) -> crate::failure::Failure {
+        self.image_failure(error, spec).hint(format!(
+            "make sure that no host counts on its reservation, and forget it: forebay reservations clear {spec}"
+        ))
+    }
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::WriteExclusive => "write-exclusive",
+        Kind::ExclusiveAccess => "exclusive-access",
+        Kind::WriteExclusiveRegistrants => "write-exclusive-registrants-only",
+        Kind::ExclusiveAccessRegistrants => "exclusive-access-registrants-only",
+        Kind::WriteExclusiveAll => "write-exclusive-all-registrants",
+        Kind::ExclusiveAccessAll => "exclusive-access-all-registrants",
+    }
+}

@@ -1,0 +1,41 @@
+//! Small values that are kept with an image: what `rbd image-meta` shows.
+
+use forebay_block::{Error, ErrorKind, ObjectOp, Result, Transaction};
+
+use crate::format::{header_object, metadata_key};
+use crate::image::Image;
+
+/// Longest value in bytes.
+pub const METADATA_VALUE_MAX: usize = 1 << 20;
+
+impl Image {
+    /// The value under a key, if there is one.
+    pub async fn metadata(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let shared = self.shared();
+        shared.check_there()?;
+        let mut values = shared.backend().kv_get(&header_object(shared.id()), vec![metadata_key(key)]).await?;
+        Ok(values.pop().flatten())
+    }
+
+    /// Sets the value under a key, durably; `None` removes it.
+    pub async fn set_metadata(&self, key: &str, value: Option<Vec<u8>>) -> Result<()> {
+        let shared = self.shared();
+        shared.check_there()?;
+        if self.is_read_only() {
+            let what = format!("image {} is open for reading only", self.name());
+            return Err(Error::new(ErrorKind::ReadOnly, what));
+        }
+        let key = metadata_key(key);
+        let change = match value {
+            Some(value) if value.len() > METADATA_VALUE_MAX => {
+                let what = format!("image {}: a value of {} bytes", self.name(), value.len());
+                return Err(Error::new(ErrorKind::Invalid, what));
+            }
+            Some(value) => ObjectOp::KvSet { pairs: vec![(key, value)] },
+            None => ObjectOp::KvRemove { keys: vec![key] },
+        };
+        // A header that is gone must not come back as one that holds this alone.
+        let change = Transaction::new(vec![ObjectOp::AssertExists, change]).durable();
+        shared.backend().submit(&header_object(shared.id()), change).await.map(drop)
+    }
+}
