@@ -225,6 +225,7 @@ fn apply(head: &mut Option<Content>, ops: &[ObjectOp], then: &Then<'_>, pool: &P
                 Found::Clone(kept) => *head = Some(kept.content.clone()),
                 Found::Nothing => *head = None,
             },
+            ObjectOp::Call { .. } => return Err(ErrorKind::Unsupported.into()),
         }
     }
     Ok(())

@@ -178,6 +178,7 @@ impl Core {
                 Ok(())
             }
             ObjectOp::Rollback { snap } => self.prepare_rollback(name, work, snap.0).await,
+            ObjectOp::Call { method, .. } => Err(at(ErrorKind::Unsupported, &format!("the method {method:?}"))),
         }
     }
 

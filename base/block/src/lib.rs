@@ -11,6 +11,7 @@ mod object;
 mod remote;
 mod request;
 pub mod reservation;
+mod shared;
 mod unnamed;
 
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
@@ -23,4 +24,7 @@ pub use object::{
 };
 pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{Reply, Request};
+pub use shared::{
+    ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, Watch, WatchHandler, Watcher,
+};
 pub use unnamed::Unnamed;

@@ -8,6 +8,7 @@ use forebay_reactor::BufList;
 use crate::device::LocalFuture;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
+use crate::shared::{Method, SharedObjects};
 
 /// An object's name within its pool, with its namespace (empty: the default one).  Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +161,14 @@ pub enum ObjectOp {
     Rollback {
         /// The snapshot.
         snap: SnapId,
+    },
+    /// Calls a method of an object class that may change the object; what it would answer is lost.  Only where
+    /// [`ObjectBackend::shared`] offers it ([`ErrorKind::Unsupported`](crate::ErrorKind) otherwise).
+    Call {
+        /// Which.
+        method: Method,
+        /// Its input, as the class decodes it.
+        input: Vec<u8>,
     },
 }
 
@@ -361,4 +370,9 @@ pub trait ObjectBackend {
 
     /// Space.
     fn usage(&self) -> LocalFuture<Result<Usage>>;
+
+    /// What it offers beside this because other clients use the pool at the same time; `None` where there are none.
+    fn shared(&self) -> Option<Rc<dyn SharedObjects>> {
+        None
+    }
 }

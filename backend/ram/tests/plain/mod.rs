@@ -106,6 +106,7 @@ fn apply(state: &State, name: &ObjectName, mut object: Option<Plainest>, ops: &[
             ObjectOp::Rollback { snap } => {
                 object = state.snaps.get(snap).and_then(|objects| objects.get(name)).cloned()
             }
+            ObjectOp::Call { .. } => return fail(ErrorKind::Unsupported),
         }
     }
     Ok(object)

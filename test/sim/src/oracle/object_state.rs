@@ -196,6 +196,8 @@ impl ObjectState {
                 keys.iter().for_each(|key| drop(map.remove(key)));
             }
             ObjectOp::Rollback { snap } => *head = self.at(*snap).cloned(),
+            // No backend that this model stands beside has classes.
+            ObjectOp::Call { .. } => return Err(ErrorKind::Unsupported),
         }
         Ok(())
     }
