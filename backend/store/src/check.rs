@@ -108,9 +108,9 @@ impl Store {
                 .iter_mut()
                 .filter(|finding| finding.place.starts_with("anchor"))
                 .for_each(|finding| finding.repaired = true);
-            if let Some(lost) = &store.lost {
+            if let Some((place, lost)) = &store.lost {
                 let problem = format!("{lost}; it is given up");
-                report.findings.push(Finding { place: "the newest checkpoint".into(), problem, repaired: true });
+                report.findings.push(Finding { place: (*place).into(), problem, repaired: true });
             }
             store.close().await?;
         }
@@ -119,8 +119,8 @@ impl Store {
             StoreOptions { read_only: true, roll_back: true, data_cache: 0, ..StoreOptions::default() },
         )
         .await?;
-        if let Some(lost) = &store.lost {
-            report.add("the newest checkpoint", lost.clone());
+        if let Some((place, lost)) = &store.lost {
+            report.add(*place, lost.clone());
         }
         report.replayed = store.stats().replay.batches;
         let core = store.core.clone();

@@ -148,13 +148,14 @@ impl Window<'_> {
 type Placed = (Entry, u64, Option<Vec<u8>>);
 
 impl Core {
-    /// Replays the log since the anchor.
-    pub async fn replay(self: &Rc<Self>, anchor: &Anchor) -> Result<Replay> {
+    /// Replays the log since the anchor.  Where that ends before what was durable, tells why.
+    pub async fn replay(self: &Rc<Self>, anchor: &Anchor) -> Result<(Replay, Option<String>)> {
         let geometry = self.segments.borrow().geometry;
         let mut replay = Replay { next_seq: anchor.redo.seq, ..Replay::default() };
         if anchor.clean || anchor.generation == 0 {
-            return Ok(replay);
+            return Ok((replay, None));
         }
+        let mut gap = None;
         let mut window = Window { media: &self.media, start: 0, buf: BufMut::with_capacity(0) };
         let mut at = anchor.redo.block;
         let mut next_segment = anchor.redo_next_segment;
@@ -172,7 +173,8 @@ impl Core {
                     match there {
                         Some(header) => header,
                         None => {
-                            self.refuse_gap(&mut window, &geometry, anchor, at, next_segment, replay.next_seq).await?;
+                            let seq = replay.next_seq;
+                            gap = self.find_gap(&mut window, &geometry, anchor, at, next_segment, seq).await?;
                             break;
                         }
                     }
@@ -212,7 +214,7 @@ impl Core {
                 }
             }
         }
-        Ok(replay)
+        Ok((replay, gap))
     }
 
     /// The batch `seq` at `block`, if that is what is there.
@@ -234,8 +236,8 @@ impl Core {
     }
 
     /// The log ends here - unless a later batch says that more of it was durable: then a header is damaged, and going
-    /// on without what follows would lose what was promised.
-    async fn refuse_gap(
+    /// on without what follows would lose what was promised.  Tells so.
+    async fn find_gap(
         &self,
         window: &mut Window<'_>,
         geometry: &Geometry,
@@ -243,7 +245,7 @@ impl Core {
         at: u64,
         next_segment: u32,
         seq: u64,
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
         let rest_end =
             geometry.segment_of(at).map_or(at, |segment| geometry.first_block(segment) + geometry.segment_blocks());
         let first = geometry.first_block(next_segment);
@@ -251,9 +253,9 @@ impl Core {
             let Ok(header) = BatchHeader::decode(window.blocks(geometry, block, 1).await?) else { continue };
             let later = header.store == anchor.store && header.epoch == anchor.epoch && header.block == block;
             if later && header.seq > seq && header.durable_seq >= seq {
-                return Err(corrupt(format!(
-                    "{}: batch {seq} of the log is damaged (its header should be at byte {} or {}), and batch {} says \
-                     that it was durable",
+                return Ok(Some(format!(
+                    "{}: batch {seq} of the log is damaged or written over (its header should be at byte {} or {}), and \
+                     batch {} says that it was durable",
                     self.media.file.path().display(),
                     at * BLOCK64,
                     first * BLOCK64,
@@ -261,7 +263,7 @@ impl Core {
                 )));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// What was durable and is not in what was replayed, if the newest anchor has been lost: the batch that says so.

@@ -41,8 +41,8 @@ pub struct StoreOptions {
     pub punch_free: bool,
     /// Change nothing: for checking, and for looking into a store.
     pub read_only: bool,
-    /// Open the store also if its newest checkpoint is damaged and the one before does not have all that was durable:
-    /// what was acknowledged since is lost then.
+    /// Open the store also if its newest checkpoint is damaged and the one before does not have all that was durable,
+    /// or if the log is damaged before its end: what was acknowledged since is lost then.
     pub roll_back: bool,
 }
 
@@ -117,8 +117,10 @@ pub struct Store {
     tasks: RefCell<Vec<JoinHandle<()>>>,
     /// How the first close ended.
     closed: RefCell<Option<Result<()>>>,
-    /// What was lost as it was opened from an older checkpoint.
-    pub(crate) lost: Option<String>,
+    /// Something is in `closed`.
+    close_ended: Notify,
+    /// Where and what was lost as it was opened although not all that was durable is there.
+    pub(crate) lost: Option<(&'static str, String)>,
 }
 
 impl Store {
@@ -215,7 +217,7 @@ impl Store {
         let (anchor, unreadable) = read_anchor(&file, store_id(&superblock.uuid)).await?;
         let core = open_core(file, superblock, &anchor, &options).await?;
         core.look_for_lost_keys().await;
-        let replay = core.replay(&anchor).await?;
+        let (replay, gap) = core.replay(&anchor).await?;
         if replay.batches > 0 {
             let path = path.display();
             tracing::info!("recovered {path}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
@@ -235,12 +237,14 @@ impl Store {
                 replay.next_seq.saturating_sub(1)
             )
         });
-        if let Some(text) = &lost {
+        // Either is reason enough.
+        let lost = lost.map(|text| ("the newest checkpoint", text)).or(gap.map(|text| ("the log", text)));
+        if let Some((_, text)) = &lost {
             if !options.roll_back {
-                let how = "`forebay store check --roll-back` goes back to it and loses what came after";
+                let how = "`forebay store check --roll-back` goes on with what comes before it, and loses the rest";
                 return Err(Error::new(ErrorKind::Corrupt, format!("{text}; {how}")));
             }
-            tracing::error!("{text}; going back to it, as was asked for");
+            tracing::error!("{text}; giving that up, as was asked for");
         }
         let store = Rc::new(Self {
             info: BackendInfo {
@@ -254,6 +258,7 @@ impl Store {
             replay,
             tasks: RefCell::default(),
             closed: RefCell::default(),
+            close_ended: Notify::new(),
             lost,
         });
         if !options.read_only {
@@ -298,10 +303,14 @@ impl Store {
             return Ok(());
         }
         if core.closing.replace(true) {
+            // Somebody else is at it.
+            self.close_ended.wait_until(|| self.closed.borrow().is_some()).await;
             return self.closed.borrow().clone().unwrap_or(Ok(()));
         }
+        let ended = EndOfClose(self);
         let closed = self.close_once().await;
         *self.closed.borrow_mut() = Some(closed.clone());
+        drop(ended);
         closed
     }
 
@@ -363,6 +372,17 @@ impl Store {
         let core = &self.core;
         let used = core.segments.borrow().live_bytes();
         Usage { capacity: core.capacity, used, available: core.available(), objects: core.object_count.get() }
+    }
+}
+
+/// Ends the wait of those who close a store a second time, also when the first is given up half way.
+struct EndOfClose<'a>(&'a Store);
+
+impl Drop for EndOfClose<'_> {
+    fn drop(&mut self) {
+        let cut_short = || Err(Error::new(ErrorKind::ShuttingDown, "closing the store was cut short"));
+        self.0.closed.borrow_mut().get_or_insert_with(cut_short);
+        self.0.close_ended.notify_all();
     }
 }
 

@@ -116,6 +116,82 @@ fn what_was_acknowledged_is_not_given_up_unasked() {
 }
 
 #[test]
+fn a_damaged_header_within_the_log_is_not_taken_for_its_end() {
+    use forebay_store::format::batch::BatchHeader;
+    let world = world();
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        for name in ["a", "b", "c"] {
+            write(&store, name).await;
+        }
+    });
+    let header = |block| {
+        let bytes = world.peek(DISK, block * 4096, 4096).expect("peek");
+        BatchHeader::decode(&bytes).ok().filter(|header| header.block == block).map(|header| (header.seq, block))
+    };
+    let mut batches: Vec<(u64, u64)> = (0..SIZE / 4096).filter_map(header).collect();
+    batches.sort_unstable();
+    let (_, second) = batches[batches.len() - 2];
+    run(&world, async {
+        let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
+        disk.write_at(Buf::copy_of(&[0xAA; 4096]), second * 4096).await.expect("write");
+        disk.sync_data().await.expect("sync");
+        drop(disk);
+        let error = open(false).await.err().expect("acknowledged data would be lost");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("--roll-back"), "{error}");
+        assert_eq!(check(false).await, ["the log"]);
+        assert!(check(true).await.is_empty());
+        let store = open(false).await.expect("the rest was given up for good");
+        assert_eq!((is_there(&store, "a").await, is_there(&store, "c").await), (true, false));
+        write(&store, "d").await;
+        store.close().await.expect("close");
+        drop(store);
+        assert!(check(false).await.is_empty());
+    });
+}
+
+#[test]
+fn closing_twice_waits_for_the_end_of_the_first() {
+    let world = world();
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        write(&store, "a").await;
+        let first = forebay_reactor::spawn({
+            let store = store.clone();
+            async move { store.close().await }
+        });
+        forebay_reactor::yield_now().await;
+        let before = store.stats().checkpoints;
+        store.close().await.expect("the first one's answer");
+        assert!(store.stats().checkpoints > before, "answered before the store was closed");
+        first.await.expect("close");
+        store.close().await.expect("again");
+    });
+}
+
+#[test]
+fn a_close_that_is_given_up_keeps_nobody_waiting() {
+    let world = world();
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        write(&store, "a").await;
+        let first = forebay_reactor::spawn({
+            let store = store.clone();
+            async move { store.close().await }
+        });
+        forebay_reactor::yield_now().await;
+        first.abort();
+        let error = store.close().await.expect_err("nothing is known of it");
+        assert_eq!(error.kind(), ErrorKind::ShuttingDown);
+    });
+    run(&world, async {
+        let store = open(false).await.expect("as after a crash");
+        assert!(is_there(&store, "a").await);
+    });
+}
+
+#[test]
 fn a_log_that_was_reused_since_is_not_taken_for_its_beginning() {
     let world = world();
     run(&world, async {

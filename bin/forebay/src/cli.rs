@@ -448,7 +448,7 @@ pub struct StoreCheck {
     #[arg(long)]
     pub repair: bool,
 
-    /// If the newest checkpoint is damaged, go back to the one before for good: what was written since may be lost
+    /// If the newest checkpoint or the log is damaged, go back to before that for good: what was written since is lost
     #[arg(long)]
     pub roll_back: bool,
 }
