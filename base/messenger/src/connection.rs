@@ -3,8 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use forebay_reactor::random;
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
@@ -99,6 +100,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
+    #[inline]
     pub(crate) fn settle(&self, result: Result<(), SendError>) {
         if let Some(done) = self.done.borrow_mut().take() {
             done.send(result);
@@ -194,6 +196,7 @@ impl Conn {
         self.messenger.handler.clone()
     }
 
+    #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.state.get() == State::Closed
     }
@@ -219,6 +222,7 @@ impl Conn {
         }
     }
 
+    #[inline]
     pub(crate) fn wake(&self) {
         if !self.attentive.replace(true)
             && let Some(task) = &*self.task.borrow()
@@ -229,6 +233,7 @@ impl Conn {
 
     /// Gives the reply to who waits for it.  The message comes back when it may be something else; a reply that nobody
     /// waits for any more is dropped.
+    #[inline]
     pub(crate) fn answer(&self, message: Message) -> Option<Message> {
         let answered = self.requests.borrow_mut().answer(message.tid, message);
         match answered {
@@ -274,6 +279,7 @@ impl Conn {
         SendError::Ended(self.reason.borrow().clone().unwrap_or(Reason::Closed))
     }
 
+    #[inline]
     fn check(&self, message: &Message) -> Result<(), SendError> {
         let Limits { front_max, middle_max, data_max, .. } = self.messenger.options.limits;
         for (segment, max) in [(&message.front, front_max), (&message.middle, middle_max), (&message.data, data_max)] {
@@ -285,52 +291,47 @@ impl Conn {
         Ok(())
     }
 
-    /// Queues a message, or gives it back when there is no room.
-    fn offer(self: &Rc<Self>, message: Message, done: Option<Done>) -> Offer {
+    /// Queues a message; or leaves it where it is, and says `false`, when there is no room.
+    fn offer(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> Result<bool, SendError> {
         if self.is_closed() {
-            return Offer::Refused(self.ended());
+            return Err(self.ended());
         }
         if let Link::Local(other) = &self.link {
             let other = other.borrow().upgrade();
-            return other.map_or_else(|| Offer::Refused(self.ended()), |other| other.hand_over(message, done));
+            return other.map_or_else(|| Err(self.ended()), |other| Ok(other.hand_over(message, done)));
         }
-        if let Err(error) = self.check(&message) {
-            return Offer::Refused(error);
-        }
-        let Some(held) = self.outbound.take(message.len()) else { return Offer::NoRoom(message, done) };
+        self.check(message)?;
+        let Some(held) = self.outbound.take(message.len()) else { return Ok(false) };
         let priority = message.priority;
-        let outgoing = Rc::new(Outgoing { message, done: RefCell::new(done), _held: held });
-        self.session.borrow_mut().push(priority, outgoing);
+        let (message, done) = (std::mem::take(message), RefCell::new(done.take()));
+        self.session.borrow_mut().push(priority, Rc::new(Outgoing { message, done, _held: held }));
         self.wake();
-        Offer::Taken
+        Ok(true)
     }
 
-    /// Takes a message from the other end in the same process.
-    fn hand_over(self: &Rc<Self>, mut message: Message, done: Option<Done>) -> Offer {
-        let Some(held) = self.throttle.take(message.len()) else { return Offer::NoRoom(message, done) };
+    /// Takes a message from the other end in the same process, if there is room.
+    fn hand_over(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> bool {
+        let Some(held) = self.throttle.take(message.len()) else { return false };
         message.held = Some(held);
-        if let Some(done) = done {
+        if let Some(done) = done.take() {
             done.send(Ok(()));
         }
+        let message = std::mem::take(message);
         let message = if message.role == Role::Reply { self.answer(message) } else { Some(message) };
         if let Some(message) = message {
             self.messenger.portal.enqueue(self.clone(), message);
             self.messenger.portal.schedule();
         }
-        Offer::Taken
+        true
     }
 
     /// Queues a message as soon as there is room.
     async fn queue(self: &Rc<Self>, mut message: Message, mut done: Option<Done>) -> Result<(), SendError> {
         let _turn = self.line.acquire(1).await;
-        loop {
-            match self.offer(message, done) {
-                Offer::Taken => return Ok(()),
-                Offer::Refused(error) => return Err(error),
-                Offer::NoRoom(again, still) => (message, done) = (again, still),
-            }
+        while !self.offer(&mut message, &mut done)? {
             self.room(message.len()).await;
         }
+        Ok(())
     }
 
     /// Waits until there may be room, or the connection has ended.
@@ -344,23 +345,16 @@ impl Conn {
         let mut changed = std::pin::pin!(changed);
         std::future::poll_fn(|cx| {
             if changed.as_mut().poll(cx).is_ready() || throttle.would_take(bytes) {
-                return std::task::Poll::Ready(());
+                return Poll::Ready(());
             }
             throttle.wait(cx.waker());
-            std::task::Poll::Pending
+            Poll::Pending
         })
         .await;
     }
 }
 
 type Done = oneshot::Sender<Result<(), SendError>>;
-
-/// What became of a message that was to be queued.
-enum Offer {
-    Taken,
-    Refused(SendError),
-    NoRoom(Message, Option<Done>),
-}
 
 /// A connection to a peer, over all the streams that it has in its life.  Clones share it.
 #[derive(Clone)]
@@ -378,16 +372,12 @@ impl Connection {
     ///
     /// # Errors
     /// `Full` when there is no room for it at the moment; [`send`](Self::send) waits for some.
-    pub fn post(&self, message: Message) -> Result<(), SendError> {
+    pub fn post(&self, mut message: Message) -> Result<(), SendError> {
         // Whoever waits for room was there before.
         if self.conn.line.available() == 0 {
             return Err(SendError::Full);
         }
-        match self.conn.offer(message, None) {
-            Offer::Taken => Ok(()),
-            Offer::Refused(error) => Err(error),
-            Offer::NoRoom(..) => Err(SendError::Full),
-        }
+        if self.conn.offer(&mut message, &mut None)? { Ok(()) } else { Err(SendError::Full) }
     }
 
     /// Queues a message as soon as there is room for it.
@@ -416,9 +406,8 @@ impl Connection {
     ///
     /// # Errors
     /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
-    pub async fn request(&self, message: Message) -> Result<Message, SendError> {
-        let tid = self.conn.requests.borrow_mut().begin();
-        self.ask(tid, message).await
+    pub fn request(&self, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
+        Request { conn: &self.conn, chosen: None, tid: 0, step: Step::New(message) }
     }
 
     /// Sends a request under the caller's own number, and waits for its reply, as [`request`](Self::request) does.
@@ -430,27 +419,8 @@ impl Connection {
     ///
     /// # Errors
     /// As `request`; and `Tid` when the number is 0 or that of a request which has not ended on this connection.
-    pub async fn request_as(&self, tid: u64, message: Message) -> Result<Message, SendError> {
-        if !self.conn.requests.borrow_mut().begin_as(tid) {
-            return Err(SendError::Tid(tid));
-        }
-        self.ask(tid, message).await
-    }
-
-    async fn ask(&self, tid: u64, mut message: Message) -> Result<Message, SendError> {
-        let waiting = Waiting { conn: &self.conn, tid };
-        (message.role, message.tid) = (Role::Request, tid);
-        self.conn.queue(message, None).await?;
-        // Nothing can have come in between: whoever receives has not had a turn yet.
-        self.conn.requests.borrow_mut().queued(tid);
-        let result = std::future::poll_fn(|cx| {
-            let (result, before) = self.conn.requests.borrow_mut().poll(tid, cx);
-            drop(before);
-            result
-        })
-        .await;
-        drop(waiting);
-        result
+    pub fn request_as(&self, tid: u64, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
+        Request { conn: &self.conn, chosen: Some(tid), tid: 0, step: Step::New(message) }
     }
 
     /// Waits until messages flow.
@@ -530,15 +500,71 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Takes a request off the list when nobody waits for its reply any more.
-struct Waiting<'a> {
-    conn: &'a Conn,
+/// A request from its beginning to its reply; a future by hand, because each layer of `async` moves the message.
+struct Request<'a> {
+    conn: &'a Rc<Conn>,
+    /// The caller's number.
+    chosen: Option<u64>,
+    /// The number it is listed under; 0 while it is not.
     tid: u64,
+    step: Step<'a>,
 }
 
-impl Drop for Waiting<'_> {
+enum Step<'a> {
+    New(Message),
+    /// It waits for room.
+    Queueing(Pin<Box<dyn Future<Output = Result<(), SendError>> + 'a>>),
+    Sent,
+}
+
+impl Request<'_> {
+    /// Lists the request.
+    fn begin(&mut self) -> Result<(), SendError> {
+        let mut requests = self.conn.requests.borrow_mut();
+        match self.chosen {
+            Some(tid) if !requests.begin_as(tid) => return Err(SendError::Tid(tid)),
+            Some(tid) => self.tid = tid,
+            None => self.tid = requests.begin(),
+        }
+        Ok(())
+    }
+}
+
+impl Future for Request<'_> {
+    type Output = Result<Message, SendError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Step::New(_) = this.step {
+            this.begin()?;
+            let Step::New(message) = &mut this.step else { unreachable!("just seen") };
+            (message.role, message.tid) = (Role::Request, this.tid);
+            // Whoever waits for room was there before.
+            if this.conn.line.available() > 0 && this.conn.offer(message, &mut None)? {
+                this.conn.requests.borrow_mut().queued(this.tid);
+                this.step = Step::Sent;
+            } else {
+                this.step = Step::Queueing(Box::pin(this.conn.queue(std::mem::take(message), None)));
+            }
+        }
+        if let Step::Queueing(queueing) = &mut this.step {
+            std::task::ready!(queueing.as_mut().poll(cx))?;
+            // Nothing can have come in between: whoever receives has not had a turn yet.
+            this.conn.requests.borrow_mut().queued(this.tid);
+            this.step = Step::Sent;
+        }
+        let (result, before) = this.conn.requests.borrow_mut().poll(this.tid, cx);
+        drop(before);
+        result
+    }
+}
+
+impl Drop for Request<'_> {
+    /// Takes it off the list: nobody waits for its reply any more.
     fn drop(&mut self) {
-        let waiting = self.conn.requests.borrow_mut().end(self.tid);
-        drop(waiting);
+        if self.tid != 0 {
+            let waiting = self.conn.requests.borrow_mut().end(self.tid);
+            drop(waiting);
+        }
     }
 }

@@ -73,8 +73,12 @@ pub struct Message {
     pub(crate) held: Option<Held>,
 }
 
+/// Messages are moved from queue to queue; past this size each move would be a call.
+const _: () = assert!(size_of::<Message>() <= 128);
+
 impl Message {
     /// A one-way message of this type, with nothing in it.
+    #[inline]
     pub fn new(kind: u16) -> Self {
         Self { kind, priority: priority::DEFAULT, version: 1, compat_version: 1, ..Self::default() }
     }
@@ -98,16 +102,19 @@ impl Message {
     }
 
     /// A reply to this request, of type `kind`, with nothing in it yet.
+    #[inline]
     pub fn reply(&self, kind: u16) -> Self {
         Self { role: Role::Reply, tid: self.tid, priority: self.priority, ..Self::new(kind) }
     }
 
     /// Bytes of all segments.
+    #[inline]
     pub fn len(&self) -> usize {
         self.front.len() + self.middle.len() + self.data.len()
     }
 
     /// There is not one byte in it.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -118,6 +125,7 @@ impl Message {
         self.held = None;
     }
 
+    #[inline]
     pub(crate) fn header(&self, seq: u64, ack_seq: u64) -> Header {
         Header {
             seq,
@@ -133,6 +141,7 @@ impl Message {
         }
     }
 
+    #[inline]
     pub(crate) fn received(header: &Header, segments: [Option<Buf>; 3], held: Held) -> Self {
         let [front, middle, data] = segments;
         let list = |segment: Option<Buf>| segment.map_or_else(BufList::new, BufList::from);

@@ -19,14 +19,17 @@ impl<M> Default for PriorityQueue<M> {
 }
 
 impl<M> PriorityQueue<M> {
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, priority: u16, item: M) {
         self.len += 1;
         if priority != self.priority && self.single.is_empty() && !self.others.contains_key(&priority) {
@@ -39,6 +42,7 @@ impl<M> PriorityQueue<M> {
         }
     }
 
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<M> {
         if let Some(mut entry) = self.others.last_entry()
             && (*entry.key() > self.priority || self.single.is_empty())

@@ -57,6 +57,7 @@ impl Hasher for TidHasher {
 
 impl Requests {
     /// A number for a request that is about to be queued; never 0.
+    #[inline]
     pub(crate) fn begin(&mut self) -> u64 {
         let place = self.slots.vacant_key() as u64;
         let tid = loop {
@@ -81,17 +82,20 @@ impl Requests {
     }
 
     /// The place of a request with this number, if there is one.
+    #[inline]
     fn place(&self, tid: u64) -> usize {
         let named = tid as u32 as usize;
         if self.chosen.is_empty() { named } else { self.chosen.get(&tid).copied().unwrap_or(named) }
     }
 
+    #[inline]
     fn get(&mut self, tid: u64) -> Option<&mut Request> {
         let place = self.place(tid);
         self.slots.get_mut(place).filter(|request| request.tid == tid)
     }
 
     /// The request was queued, and waits from here on.
+    #[inline]
     pub(crate) fn queued(&mut self, tid: u64) {
         if let Some(request) = self.get(tid) {
             request.state = State::Waiting(None);
@@ -101,6 +105,7 @@ impl Requests {
     /// Gives a reply to its request: who is to be woken, or the reply back when nobody waits for it.
     // Boxing it would cost every message what only strange ones need.
     #[allow(clippy::result_large_err)]
+    #[inline]
     pub(crate) fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
         match self.get(tid) {
             Some(Request { state: state @ State::Waiting(_), .. }) => {
@@ -114,6 +119,7 @@ impl Requests {
     }
 
     /// Looks for the reply; a waker that was there before is for the caller to drop, for it may do anything then.
+    #[inline]
     pub(crate) fn poll(&mut self, tid: u64, cx: &Context<'_>) -> (Poll<Reply>, Option<Waker>) {
         let request = self.get(tid).expect("a request is there until it has ended");
         match &mut request.state {
@@ -128,6 +134,7 @@ impl Requests {
     }
 
     /// Ends a request, answered or not; what is left of it is for the caller to drop.
+    #[inline]
     pub(crate) fn end(&mut self, tid: u64) -> impl Sized + use<> {
         self.get(tid)?;
         let place = self.place(tid);
@@ -154,6 +161,7 @@ impl Requests {
 mod tests {
     use super::*;
 
+    #[inline]
     fn poll(requests: &mut Requests, tid: u64) -> Poll<Reply> {
         requests.poll(tid, &Context::from_waker(Waker::noop())).0
     }

@@ -17,6 +17,7 @@ pub struct Budget {
 }
 
 impl Budget {
+    #[inline]
     fn has_room(self, used: Self, bytes: usize) -> bool {
         // One message always fits, however long, or it would never come.
         used.messages == 0 || (used.messages < self.messages && used.bytes.saturating_add(bytes) <= self.bytes)
@@ -43,11 +44,13 @@ impl Throttle {
         self.used.get()
     }
 
+    #[inline]
     fn has_room(&self, bytes: usize) -> bool {
         self.limit.has_room(self.used.get(), bytes)
     }
 
     /// Takes a message's share, here and of the whole, if there is room for it in both.
+    #[inline]
     pub(crate) fn take(self: &Rc<Self>, bytes: usize) -> Option<Held> {
         if !self.would_take(bytes) {
             return None;
@@ -60,6 +63,7 @@ impl Throttle {
     }
 
     /// A message of so many bytes would get its share now.
+    #[inline]
     pub(crate) fn would_take(&self, bytes: usize) -> bool {
         self.has_room(bytes) && self.whole.as_ref().is_none_or(|whole| whole.has_room(bytes))
     }
@@ -75,11 +79,13 @@ impl Throttle {
         }
     }
 
+    #[inline]
     fn add(&self, bytes: usize) {
         let used = self.used.get();
         self.used.set(Budget { messages: used.messages + 1, bytes: used.bytes + bytes });
     }
 
+    #[inline]
     fn give_back(&self, bytes: usize) {
         let used = self.used.get();
         self.used.set(Budget { messages: used.messages - 1, bytes: used.bytes - bytes });
@@ -98,6 +104,7 @@ pub(crate) struct Held {
 }
 
 impl Drop for Held {
+    #[inline]
     fn drop(&mut self) {
         self.throttle.give_back(self.bytes);
         if let Some(whole) = &self.throttle.whole {

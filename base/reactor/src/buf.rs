@@ -8,8 +8,6 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use crate::memory::{BlockRef, Region};
 
 /// Alignment of every buffer, in bytes: the largest logical sector size a device here asks for O_DIRECT.
@@ -55,16 +53,19 @@ impl BufMut {
     }
 
     /// Bytes this buffer can hold.
+    #[inline]
     pub fn capacity(&self) -> usize {
         self.cap
     }
 
     /// Bytes that can still be appended.
+    #[inline]
     pub fn spare(&self) -> usize {
         self.cap - self.len
     }
 
     /// Sets the filled length; growing exposes whatever the memory held (zeroes when fresh).
+    #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.cap, "length {len} past the buffer's capacity {}", self.cap);
         self.len = len;
@@ -78,11 +79,13 @@ impl BufMut {
     }
 
     /// Forgets the content.
+    #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
     /// Appends `data`, which must fit.
+    #[inline]
     pub fn extend_from_slice(&mut self, data: &[u8]) {
         let end = self.len.checked_add(data.len()).filter(|&end| end <= self.cap).expect("append past the capacity");
         let len = self.len;
@@ -91,18 +94,21 @@ impl BufMut {
     }
 
     /// The unfilled rest of the buffer.
+    #[inline]
     pub fn spare_mut(&mut self) -> &mut [u8] {
         // SAFETY: this BufMut alone refers to start..start+cap of the block, all of it initialised memory.
         unsafe { std::slice::from_raw_parts_mut(self.block.ptr().add(self.start + self.len), self.cap - self.len) }
     }
 
     /// Address of the first byte, for the drivers.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: start is within the block.
         unsafe { self.block.ptr().add(self.start) }
     }
 
     /// Cuts off the first `len` filled bytes as a shared buffer; this one keeps the rest.
+    #[inline]
     pub fn split_to(&mut self, len: usize) -> Buf {
         assert!(len <= self.len, "split at {len} of a buffer with {} bytes", self.len);
         let head = Buf { block: self.block.clone(), start: self.start, len };
@@ -113,6 +119,7 @@ impl BufMut {
     }
 
     /// Forgets the first `len` filled bytes; their room is given up too.
+    #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
         self.start += len;
@@ -132,6 +139,7 @@ impl BufMut {
     }
 
     /// Ends writing: the filled part becomes shareable.
+    #[inline]
     pub fn freeze(self) -> Buf {
         Buf { block: self.block, start: self.start, len: self.len }
     }
@@ -139,6 +147,7 @@ impl BufMut {
 
 impl Deref for BufMut {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: this BufMut alone refers to that part of the block, all of it initialised memory.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
@@ -146,6 +155,7 @@ impl Deref for BufMut {
 }
 
 impl DerefMut for BufMut {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `self` is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
@@ -178,12 +188,14 @@ impl Buf {
     }
 
     /// A part of it.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
         Self { block: self.block.clone(), start: self.start + range.start, len: range.end - range.start }
     }
 
     /// Cuts off the first `len` bytes; this one keeps the rest.
+    #[inline]
     pub fn split_to(&mut self, len: usize) -> Self {
         let head = self.slice(0..len);
         self.start += len;
@@ -192,6 +204,7 @@ impl Buf {
     }
 
     /// Forgets the first `len` bytes.
+    #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
         self.start += len;
@@ -215,6 +228,7 @@ impl Buf {
     }
 
     /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
+    #[inline]
     pub fn retained(&self) -> usize {
         self.block.cap()
     }
@@ -223,10 +237,17 @@ impl Buf {
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         self.block.region()
     }
+
+    /// `next` begins in memory where this one ends.
+    #[inline]
+    fn goes_on(&self, next: &Self) -> bool {
+        self.block.same(&next.block) && self.start + self.len == next.start
+    }
 }
 
 impl Deref for Buf {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the part was given up by its BufMut when it was frozen or split off, so nobody writes to it, and
         // the Arc keeps the memory.
@@ -241,23 +262,54 @@ impl fmt::Debug for Buf {
 }
 
 impl From<BufMut> for Buf {
+    #[inline]
     fn from(buf: BufMut) -> Self {
         buf.freeze()
     }
 }
 
 /// Scatter-gather: buffers read as one run of bytes.
-#[derive(Clone, Default)]
-pub struct BufList {
-    /// Most lists have one part or none; those cost no allocation.
-    parts: SmallVec<[Buf; 1]>,
+///
+/// Most lists have one part or none.  Those cost no allocation, and a list is no longer than its one part: lists are moved
+/// about in messages and requests far more often than they are read.
+#[derive(Clone)]
+pub struct BufList(Parts);
+
+#[derive(Clone)]
+enum Parts {
+    One(Buf),
+    /// None, or several.
+    Others(Option<Box<Several>>),
+}
+
+const _: () = assert!(size_of::<BufList>() == size_of::<Buf>());
+
+#[derive(Clone)]
+struct Several {
+    parts: Vec<Buf>,
+    /// Bytes in all.
     len: usize,
+}
+
+impl Default for BufList {
+    fn default() -> Self {
+        Self(Parts::Others(None))
+    }
 }
 
 impl BufList {
     /// Nothing.
+    #[inline]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Nothing yet, with room for so many parts.
+    pub fn with_room(parts: usize) -> Self {
+        if parts <= 1 {
+            return Self::default();
+        }
+        Self(Parts::Others(Some(Box::new(Several { parts: Vec::with_capacity(parts), len: 0 }))))
     }
 
     /// `len` zero bytes; long runs share one zeroed buffer.
@@ -265,57 +317,78 @@ impl BufList {
         const UNIT: usize = 128 * 1024;
         let unit = Buf::zeroed(len.min(UNIT));
         let mut list = Self::new();
-        while list.len < len {
-            list.push(unit.slice(0..(len - list.len).min(UNIT)));
+        while list.len() < len {
+            list.push(unit.slice(0..(len - list.len()).min(UNIT)));
         }
         list
     }
 
     /// Appends a buffer; empty ones are left out, and one that goes on in memory where the last one ends joins it.
+    #[inline]
     pub fn push(&mut self, buf: Buf) {
         if buf.is_empty() {
             return;
         }
-        self.len += buf.len();
-        match self.parts.last_mut() {
-            Some(last) if last.block.same(&buf.block) && last.start + last.len == buf.start => {
-                last.len += buf.len;
+        match &mut self.0 {
+            Parts::Others(None) => self.0 = Parts::One(buf),
+            Parts::One(only) if only.goes_on(&buf) => only.len += buf.len,
+            Parts::One(only) => {
+                let mut parts = Vec::with_capacity(4);
+                let len = only.len + buf.len;
+                parts.extend([only.clone(), buf]);
+                self.0 = Parts::Others(Some(Box::new(Several { parts, len })));
             }
-            _ => self.parts.push(buf),
+            Parts::Others(Some(several)) => {
+                several.len += buf.len;
+                match several.parts.last_mut() {
+                    Some(last) if last.goes_on(&buf) => last.len += buf.len,
+                    _ => several.parts.push(buf),
+                }
+            }
         }
     }
 
     /// Appends another list; where it goes on in memory where this one ends, the two parts become one.
     pub fn append(&mut self, other: BufList) {
-        let mut parts = other.parts.into_iter();
-        if let Some(first) = parts.next() {
-            self.len += other.len - first.len();
-            self.push(first);
+        match other.0 {
+            Parts::One(only) => self.push(only),
+            Parts::Others(None) => {}
+            Parts::Others(Some(several)) if self.is_empty() => self.0 = Parts::Others(Some(several)),
+            Parts::Others(Some(several)) => several.parts.into_iter().for_each(|part| self.push(part)),
         }
-        self.parts.extend(parts);
     }
 
     /// Bytes in all.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        match &self.0 {
+            Parts::One(only) => only.len,
+            Parts::Others(several) => several.as_ref().map_or(0, |several| several.len),
+        }
     }
 
     /// True when there is not one byte.
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// The buffers in order.
+    #[inline]
     pub fn parts(&self) -> &[Buf] {
-        &self.parts
+        match &self.0 {
+            Parts::One(only) => std::slice::from_ref(only),
+            Parts::Others(several) => several.as_ref().map_or(&[], |several| &several.parts),
+        }
     }
 
     /// The bytes from `range`, sharing the memory.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        assert!(range.start <= range.end && range.end <= self.len(), "slice {range:?} of {} bytes", self.len());
         let mut list = Self::new();
         let mut at = 0;
-        for part in &self.parts {
+        for part in self.parts() {
             let from = range.start.max(at);
             let to = range.end.min(at + part.len());
             if from < to {
@@ -331,9 +404,9 @@ impl BufList {
 
     /// Copies everything into `out`, which must be as long.
     pub fn copy_to(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), self.len, "copy of {} bytes into {}", self.len, out.len());
+        assert_eq!(out.len(), self.len(), "copy of {} bytes into {}", self.len(), out.len());
         let mut at = 0;
-        for part in &self.parts {
+        for part in self.parts() {
             out[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
@@ -341,23 +414,24 @@ impl BufList {
 
     /// All bytes in one vector.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut out = vec![0; self.len];
+        let mut out = vec![0; self.len()];
         self.copy_to(&mut out);
         out
     }
 
     /// One contiguous buffer: the only part as it is, several copied together.
     pub fn into_contiguous(self) -> Buf {
-        if self.parts.len() == 1 {
-            return self.parts.into_iter().next().expect("one part");
+        if let Parts::One(only) = self.0 {
+            return only;
         }
-        let mut out = BufMut::zeroed(self.len);
+        let mut out = BufMut::zeroed(self.len());
         self.copy_to(&mut out);
         out.freeze()
     }
 }
 
 impl From<Buf> for BufList {
+    #[inline]
     fn from(buf: Buf) -> Self {
         let mut list = Self::new();
         list.push(buf);
@@ -366,6 +440,7 @@ impl From<Buf> for BufList {
 }
 
 impl From<BufMut> for BufList {
+    #[inline]
     fn from(buf: BufMut) -> Self {
         buf.freeze().into()
     }
@@ -381,11 +456,11 @@ impl FromIterator<Buf> for BufList {
 
 impl PartialEq<[u8]> for BufList {
     fn eq(&self, other: &[u8]) -> bool {
-        if self.len != other.len() {
+        if self.len() != other.len() {
             return false;
         }
         let mut at = 0;
-        self.parts.iter().all(|part| {
+        self.parts().iter().all(|part| {
             let same = part[..] == other[at..at + part.len()];
             at += part.len();
             same
@@ -395,7 +470,7 @@ impl PartialEq<[u8]> for BufList {
 
 impl fmt::Debug for BufList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BufList({} bytes in {} parts)", self.len, self.parts.len())
+        write!(f, "BufList({} bytes in {} parts)", self.len(), self.parts().len())
     }
 }
 

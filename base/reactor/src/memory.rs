@@ -49,11 +49,13 @@ fn allocate(layout: Layout) -> NonNull<u8> {
 
 impl Block {
     /// Address of the first byte.
+    #[inline]
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
     /// Bytes.
+    #[inline]
     pub(crate) fn cap(&self) -> usize {
         self.cap
     }
@@ -96,11 +98,13 @@ impl BlockRef {
     }
 
     /// No other reference exists.
+    #[inline]
     pub(crate) fn is_unique(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1
     }
 
     /// Both refer to the same block.
+    #[inline]
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0 == other.0
     }
@@ -108,6 +112,7 @@ impl BlockRef {
 
 impl Deref for BlockRef {
     type Target = Block;
+    #[inline]
     fn deref(&self) -> &Block {
         // SAFETY: the block lives as long as it is counted.
         unsafe { self.0.as_ref() }
@@ -115,6 +120,7 @@ impl Deref for BlockRef {
 }
 
 impl Clone for BlockRef {
+    #[inline]
     fn clone(&self) -> Self {
         let before = self.refs.fetch_add(1, Ordering::Relaxed);
         // As in Arc: so many can only be leaked, and wrapping around would free the block under its users.
@@ -124,10 +130,19 @@ impl Clone for BlockRef {
 }
 
 impl Drop for BlockRef {
+    #[inline]
     fn drop(&mut self) {
-        if self.refs.fetch_sub(1, Ordering::Release) != 1 {
-            return;
+        if self.refs.fetch_sub(1, Ordering::Release) == 1 {
+            self.last();
         }
+    }
+}
+
+impl BlockRef {
+    /// The last reference is gone.
+    #[cold]
+    #[inline(never)]
+    fn last(&mut self) {
         // What others did with the block is over before it is used again or freed.
         fence(Ordering::Acquire);
         // SAFETY: that was the last reference, so the block is ours alone.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{BufList, BufMut, Instant, now, sleep_until, wall_clock};
 
-use crate::connection::{Conn, Reason};
+use crate::connection::{Conn, Outgoing, Reason};
 use crate::message::{Message, Role};
 use crate::session::state::Verdict;
 use crate::session::{Link, Violation};
@@ -48,6 +48,10 @@ pub(super) struct Transmission {
     control: BufList,
     keepalive_acks: Vec<KeepaliveAck>,
     ask_alive: bool,
+    /// An acknowledgement has let the other tasks go first, for they may have a message that carries it.
+    ack_waits: bool,
+    /// Messages whose senders are just being told; empty in between.
+    settled: Vec<Rc<Outgoing>>,
     /// The share of the message that is being received.
     held: Option<(Layout, Held)>,
     full: bool,
@@ -57,7 +61,8 @@ pub(super) struct Transmission {
     frame_since: Option<Instant>,
     /// The peer was asked whether it is there, and nothing has come since.
     asked: bool,
-    timer: Sleep,
+    /// When to look at the clock again, and what wakes the task then; `None` before its first look.
+    timer: Option<(Instant, Sleep)>,
 }
 
 impl Transmission {
@@ -66,7 +71,6 @@ impl Transmission {
         let (mut decoder, encoder, control) = link.into_parts();
         decoder.set_limits(conn.messenger.options.limits);
         let now = now();
-        let timer = sleep_until(now + conn.messenger.options.keepalive_interval);
         Self {
             conn,
             epoch,
@@ -76,13 +80,15 @@ impl Transmission {
             control,
             keepalive_acks: Vec::new(),
             ask_alive: false,
+            ack_waits: false,
+            settled: Vec::new(),
             held: None,
             full: false,
             now,
             heard: now,
             frame_since: None,
             asked: false,
-            timer,
+            timer: None,
         }
     }
 
@@ -122,6 +128,10 @@ impl Transmission {
         // Whatever is queued from here on is seen below.
         self.conn.attentive.set(true);
         self.tick(cx)?;
+        if self.conn.session.borrow().queued() > 0 {
+            // What is there goes out before we look for more, which may take a while.
+            self.pump(cx, &send, sending.as_mut())?;
+        }
         let mut budget = TURN_FRAMES;
         loop {
             let mut again = false;
@@ -136,19 +146,7 @@ impl Transmission {
             if self.is_over() {
                 return Err(Reason::Replaced);
             }
-            loop {
-                if sending.is_none() {
-                    let batch = self.gather()?;
-                    if batch.is_empty() {
-                        break;
-                    }
-                    sending.set(Some(send(batch)));
-                }
-                let Some(future) = sending.as_mut().as_pin_mut() else { break };
-                let Poll::Ready(result) = future.poll(cx) else { break };
-                sending.set(None);
-                result?;
-            }
+            self.pump(cx, &send, sending.as_mut())?;
             if receiving.is_none() && intake == Intake::Hungry {
                 let want = self.decoder.want();
                 receiving.set(Some(receive(want)));
@@ -165,6 +163,28 @@ impl Transmission {
         // While something is being sent, its end brings the next look at the queue.
         self.conn.attentive.set(sending.is_some());
         Ok(())
+    }
+
+    /// Sends what is queued, as far as it goes now.
+    fn pump<S: Future<Output = io::Result<()>>>(
+        &mut self,
+        cx: &mut Context<'_>,
+        send: impl Fn(BufList) -> S,
+        mut sending: Pin<&mut Option<S>>,
+    ) -> Result<(), Reason> {
+        loop {
+            if sending.is_none() {
+                let batch = self.gather(cx)?;
+                if batch.is_empty() {
+                    return Ok(());
+                }
+                sending.set(Some(send(batch)));
+            }
+            let Some(future) = sending.as_mut().as_pin_mut() else { return Ok(()) };
+            let Poll::Ready(result) = future.poll(cx) else { return Ok(()) };
+            sending.set(None);
+            result?;
+        }
     }
 
     fn received(&mut self, result: io::Result<usize>, buf: BufMut) -> Result<(), Reason> {
@@ -269,15 +289,16 @@ impl Transmission {
         if session.is_lossy() {
             return Ok(());
         }
-        let mut settled = Vec::new();
+        // Who is told of it, and who waits for the room that it gives, may come back here.
+        let settled = &mut self.settled;
         let result = session.acknowledged(seq, |outgoing| settled.push(outgoing));
         drop(session);
-        settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+        settled.drain(..).for_each(|outgoing| outgoing.settle(Ok(())));
         Ok(result?)
     }
 
     /// What is to be sent now.
-    fn gather(&mut self) -> Result<BufList, Reason> {
+    fn gather(&mut self, cx: &Context<'_>) -> Result<BufList, Reason> {
         let mut batch = std::mem::take(&mut self.control);
         for ack in self.keepalive_acks.drain(..) {
             self.encoder.control(Tag::Keepalive2Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
@@ -288,7 +309,10 @@ impl Transmission {
             self.encoder.control(Tag::Keepalive2, &ask.encode(), &mut batch).map_err(Violation::from)?;
         }
         let mut session = self.conn.session.borrow_mut();
-        let mut handed_over = Vec::new();
+        let handed_over = &mut self.settled;
+        if batch.is_empty() && session.queued() > 1 {
+            batch = BufList::with_room((2 * session.queued()).min(SEND_PARTS));
+        }
         while batch.len() < SEND_BYTES && batch.parts().len() < SEND_PARTS {
             let Some((seq, outgoing)) = session.pop() else { break };
             let message = &outgoing.message;
@@ -300,17 +324,24 @@ impl Transmission {
             }
         }
         if session.owes_ack() {
+            // Whoever was just answered may ask again, and a handler may have left its reply to a task.
+            if batch.is_empty() && !std::mem::replace(&mut self.ack_waits, true) {
+                cx.waker().wake_by_ref();
+                return Ok(batch);
+            }
             let ack = Ack { seq: session.tell() };
             self.encoder.control(Tag::Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
         }
+        self.ack_waits = false;
         drop(session);
-        handed_over.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
+        handed_over.drain(..).for_each(|outgoing| outgoing.settle(Ok(())));
         Ok(batch)
     }
 
     /// Looks at the clock, now and then.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
-        if Pin::new(&mut self.timer).poll(cx).is_pending() {
+        let due = self.timer.as_ref().map_or(self.now, |(due, _)| *due);
+        if self.now < due {
             return Ok(());
         }
         let options = &self.conn.messenger.options;
@@ -328,9 +359,11 @@ impl Transmission {
         }
         let patience = options.keepalive_timeout.saturating_sub(options.keepalive_interval);
         let period = options.keepalive_interval.min(patience).min(options.frame_timeout);
-        self.timer = sleep_until(self.now + period.max(std::time::Duration::from_millis(1)));
-        // A timer runs only once it was looked at.
-        let _ = Pin::new(&mut self.timer).poll(cx);
+        let due = self.now + period.max(std::time::Duration::from_millis(1));
+        let mut timer = sleep_until(due);
+        // It runs only once it was looked at; and then, as a task's waker does not change, no more until it is due.
+        let _ = Pin::new(&mut timer).poll(cx);
+        self.timer = Some((due, timer));
         Ok(())
     }
 }

@@ -24,6 +24,7 @@ pub enum Policy {
 
 impl Policy {
     /// Nothing is kept.
+    #[inline]
     pub fn is_lossy(self) -> bool {
         self != Self::LosslessPeer
     }
@@ -72,6 +73,7 @@ impl<M> Session<M> {
     }
 
     /// Nothing is kept across connections.
+    #[inline]
     pub fn is_lossy(&self) -> bool {
         self.lossy
     }
@@ -102,11 +104,13 @@ impl<M> Session<M> {
     }
 
     /// Appends a message.
+    #[inline]
     pub fn push(&mut self, priority: u16, message: M) {
         self.waiting.push(priority, message);
     }
 
     /// The next message to send, and its number.  A lossless session keeps it until it is acknowledged.
+    #[inline]
     pub fn pop(&mut self) -> Option<(u64, M)>
     where
         M: Clone,
@@ -129,6 +133,7 @@ impl<M> Session<M> {
     ///
     /// # Errors
     /// When so much was never sent.
+    #[inline]
     pub fn acknowledged(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), Violation> {
         if seq <= self.acked {
             return Ok(());
@@ -149,6 +154,7 @@ impl<M> Session<M> {
     ///
     /// # Errors
     /// When one was left out, in a lossless session.
+    #[inline]
     pub fn received(&mut self, seq: u64) -> Result<Verdict, Violation> {
         let expected = self.resume.in_seq + 1;
         if seq < expected {
@@ -162,12 +168,14 @@ impl<M> Session<M> {
     }
 
     /// The highest number received; the peer is about to be told.
+    #[inline]
     pub fn tell(&mut self) -> u64 {
         self.told = self.resume.in_seq;
         self.told
     }
 
     /// The peer does not know yet what was received; in a lossless session it should.
+    #[inline]
     pub fn owes_ack(&self) -> bool {
         !self.lossy && self.told != self.resume.in_seq
     }

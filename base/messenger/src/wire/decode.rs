@@ -108,6 +108,7 @@ pub struct Frame {
 
 impl Frame {
     /// The first segment: a control frame's payload, or a message's header.
+    #[inline]
     pub fn first(&self) -> &[u8] {
         match &self.first {
             First::Buf(buf) => buf,
@@ -316,6 +317,7 @@ impl Decoder {
     }
 
     /// The body of a frame, decrypted, when all of it is there; otherwise sees to where the rest will go.
+    #[inline]
     fn take_body(&mut self, layout: &Layout) -> Result<Option<Buf>, WireError> {
         let (first, rest, data_at) = match self.crypto {
             None => {
@@ -365,6 +367,7 @@ impl Decoder {
     }
 
     /// Decrypts a body in place: its first part and the rest, each with its tag.
+    #[inline]
     fn open(&mut self, body: &mut [u8], first: usize) -> Result<(), WireError> {
         let Some(crypto) = &mut self.crypto else { return Ok(()) };
         let (first, rest) = body.split_at_mut(first);
@@ -378,6 +381,7 @@ impl Decoder {
     }
 
     /// Cuts a body in crc mode into its segments; `None` when the sender gave the frame up.
+    #[inline]
     fn cut_plain(&self, layout: &Layout, mut body: Buf) -> Result<Option<Frame>, WireError> {
         let tag = layout.tag;
         let check = |segment: usize, bytes: &[u8], said: [u8; CRC_LEN]| {

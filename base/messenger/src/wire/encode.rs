@@ -44,6 +44,7 @@ impl Encoder {
     }
 
     /// Makes room in the arena.
+    #[inline]
     fn reserve(&mut self, len: usize) {
         if self.arena.spare() < len {
             self.arena = self.pools.arena();
@@ -51,6 +52,7 @@ impl Encoder {
     }
 
     /// Cuts off what was written into the arena.
+    #[inline]
     fn flush(&mut self, out: &mut BufList) {
         let len = self.arena.len();
         if len > 0 {

@@ -105,6 +105,7 @@ impl Tag {
     ];
 
     /// The tag with this number.
+    #[inline]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
     }
@@ -141,11 +142,13 @@ pub struct Preamble {
 const _: () = assert!(size_of::<Preamble>() == PREAMBLE_LEN);
 
 /// The checksum of a preamble: CRC32C begun with zero and not inverted at the end, which is how Ceph's function works.
+#[inline]
 pub fn preamble_crc(bytes: &[u8]) -> u32 {
     !crc32c::extend(u32::MAX, bytes)
 }
 
 /// The checksum of a segment: CRC32C begun with all ones and not inverted at the end.
+#[inline]
 pub fn segment_crc<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let mut parts = parts.into_iter();
     let first = parts.next().unwrap_or_default();
@@ -189,12 +192,14 @@ pub const fn padded(len: usize) -> usize {
 
 impl Layout {
     /// The layout of a frame with these segments: empty ones at the end are left out.
+    #[inline]
     pub fn new(tag: Tag, lens: [u32; SEGMENTS_MAX]) -> Self {
         let count = lens.iter().rposition(|&len| len > 0).map_or(1, |last| last + 1);
         Self { tag, count, lens }
     }
 
     /// The preamble's bytes.
+    #[inline]
     pub fn preamble(&self, aligns: [u16; SEGMENTS_MAX]) -> [u8; PREAMBLE_LEN] {
         let mut preamble = Preamble { tag: self.tag as u8, count: self.count as u8, ..Preamble::default() };
         let described = self.lens.iter().zip(aligns).take(self.count);
@@ -206,6 +211,7 @@ impl Layout {
     }
 
     /// Reads a preamble, and holds it against what is taken.
+    #[inline]
     pub fn read(bytes: &[u8; PREAMBLE_LEN], limits: &Limits) -> Result<Self, WireError> {
         let preamble: Preamble = zerocopy::transmute!(*bytes);
         let (found, said) = (preamble_crc(&bytes[..PREAMBLE_LEN - CRC_LEN]), preamble.crc.get());
@@ -239,11 +245,13 @@ impl Layout {
     }
 
     /// Bytes of all segments but the first: what a message carries.
+    #[inline]
     pub fn payload_len(&self) -> usize {
         self.lens[1..].iter().map(|&len| len as usize).sum()
     }
 
     /// Bytes of the first segment in crc mode, its checksum included.
+    #[inline]
     pub fn first_crc_len(&self) -> usize {
         match self.lens[0] as usize {
             0 => 0,
@@ -252,6 +260,7 @@ impl Layout {
     }
 
     /// Bytes of the other segments in crc mode, the epilogue included.
+    #[inline]
     pub fn rest_crc_len(&self) -> usize {
         if self.count > 1 { self.payload_len() + EPILOGUE_CRC_LEN } else { 0 }
     }
@@ -272,6 +281,7 @@ impl Layout {
 }
 
 /// What an epilogue's status says: `true` when the frame is whole, `false` when it is to be dropped.
+#[inline]
 pub fn read_status(status: u8) -> Result<bool, WireError> {
     match status & STATUS_MASK {
         STATUS_COMPLETE => Ok(true),

@@ -56,6 +56,7 @@ pub struct Header {
 
 impl Header {
     /// The bytes.
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let raw = Raw {
             seq: self.seq.into(),
@@ -74,6 +75,7 @@ impl Header {
     }
 
     /// Reads one, from exactly its bytes.
+    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let raw = Raw::ref_from_bytes(bytes).map_err(|_| Malformed { what: "a message's header" })?;
         Ok(Self {
