@@ -6,7 +6,10 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_messenger::{Address, Auth, Connection, Key, Keyring, Message, Messenger, Options, Policy, Portal};
+use forebay_messenger::wire::control::mode;
+use forebay_messenger::{
+    Address, Auth, Connection, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal, Window,
+};
 use forebay_reactor::rdma::{RdmaListener, RdmaStream};
 use forebay_reactor::{Buf, BufList, BufMut, DriverChoice, Pool, Reactor, spawn, timeout};
 
@@ -36,6 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for secure in [false, true] {
                 messages(ip, secure).await?;
                 println!("ok messenger-rdma: messages, {name}, {}", if secure { "secure" } else { "crc" });
+                remote_writes(ip, secure).await?;
+                println!("ok messenger-rdma: one-sided writes, {name}, {}", if secure { "secure" } else { "crc" });
             }
             Ok::<(), Box<dyn std::error::Error>>(())
         })?;
@@ -127,6 +132,47 @@ async fn windows(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
+/// The same between messengers: by the device in crc mode; by messages in secure mode, where nothing travels in the clear.
+async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
+    let portal = Portal::default();
+    let options = options(ip, secure);
+    let opened: Rc<RefCell<Option<Window>>> = Rc::default();
+    let keep = opened.clone();
+    let open = move |connection: &Connection, message: Message| {
+        let window = connection.window(1 << 20).expect("memory");
+        window.on_persist(|_, _, _| async { Ok(()) });
+        let place = Buf::copy_of(&window.place().encode());
+        connection.post(message.reply(2).front(place)).expect("there is room");
+        *keep.borrow_mut() = Some(window);
+    };
+    let server = Messenger::new(&portal, options.clone(), open);
+    let address = server.bind(&Address::Rdma((ip, 0).into()))?;
+    let client = Messenger::new(&portal, options, |_: &Connection, _: Message| {});
+    let connection = client.connect(&address, Policy::LosslessPeer);
+    let reply = connection.request(Message::new(1)).await?;
+    let place = Place::decode(&reply.front.to_vec())?;
+    assert_eq!(connection.writes_one_sided(), !secure);
+    let data: Vec<u8> = (0..700_000).map(byte).collect();
+    for at in 0..3u64 {
+        let writing = connection.write(place, at * 1000, Buf::copy_of(&data));
+        timeout(PATIENCE, writing).await.map_err(|_| "a write takes too long")??;
+        let mut found = vec![0; data.len()];
+        opened.borrow().as_ref().ok_or("a window")?.read(at as usize * 1000, &mut found);
+        assert!(found == data, "what was written is there when the write is complete");
+    }
+    connection.persist(place, 0, 1 << 20).await?;
+    let by_message = opened.borrow().as_ref().ok_or("a window")?.writes_by_message();
+    assert_eq!(by_message > 0, secure, "{by_message} writes came as messages");
+    drop(opened.take());
+    let late = timeout(PATIENCE, connection.write(place, 0, Buf::copy_of(b"x"))).await;
+    assert!(late.map_err(|_| "a late write takes too long")?.is_err(), "a window that is gone takes nothing");
+    // A write that the device refuses ends the stream; the session goes on over the next one.
+    connection.request(Message::new(1)).await?;
+    client.shutdown();
+    server.shutdown();
+    Ok(())
+}
+
 /// Who waits for bytes is told when the peer has gone.
 async fn ends(ip: IpAddr) -> Outcome {
     let (client, server) = pair(ip, Duration::ZERO).await?;
@@ -141,17 +187,21 @@ async fn ends(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
+fn options(ip: IpAddr, secure: bool) -> Options {
+    let key = Key::new([7; 32]);
+    let auth = Auth::SharedKey { name: "a".into(), key: key.clone(), keyring: Rc::new(Keyring::new().with("a", key)) };
+    Options {
+        auth,
+        modes: Some(vec![if secure { mode::SECURE } else { mode::CRC }]),
+        rdma_local: Some(ip),
+        ..Options::default()
+    }
+}
+
 /// Messages of all lengths there and back, by one connection that is lost in between.
 async fn messages(ip: IpAddr, secure: bool) -> Outcome {
     let portal = Portal::default();
-    let key = Key::new([7; 32]);
-    let auth = Auth::SharedKey { name: "a".into(), key: key.clone(), keyring: Rc::new(Keyring::new().with("a", key)) };
-    let mode = if secure {
-        forebay_messenger::wire::control::mode::SECURE
-    } else {
-        forebay_messenger::wire::control::mode::CRC
-    };
-    let options = Options { auth, modes: Some(vec![mode]), rdma_local: Some(ip), ..Options::default() };
+    let options = options(ip, secure);
     let echo = |connection: &Connection, message: Message| {
         let reply = message.reply(2).data(message.data.clone());
         let connection = connection.clone();

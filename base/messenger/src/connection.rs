@@ -1,6 +1,7 @@
 //! A connection as its users see it: messages go in, in order, and what becomes of them is told.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -8,6 +9,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use forebay_reactor::random;
+use forebay_reactor::rdma::RdmaStream;
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
 
 use crate::message::{Message, Role};
@@ -16,6 +18,7 @@ use crate::requests::Requests;
 use crate::session::{Policy, Session, Violation};
 use crate::throttle::{Budget, Held, Throttle};
 use crate::transport::Address;
+use crate::window;
 use crate::wire::Limits;
 
 /// Why a connection has ended, or has no connection at the moment.
@@ -157,6 +160,10 @@ pub(crate) struct Conn {
     pub(crate) changed: Notify,
     pub(crate) reason: RefCell<Option<Reason>>,
     requests: RefCell<Requests>,
+    /// Memory that the peer may write to.
+    pub(crate) windows: RefCell<BTreeMap<u64, Rc<window::Inner>>>,
+    /// The stream, while it is one whose device writes for us.
+    pub(crate) rdma: RefCell<Option<RdmaStream>>,
 }
 
 impl Conn {
@@ -189,6 +196,8 @@ impl Conn {
             changed: Notify::new(),
             reason: RefCell::default(),
             requests: RefCell::default(),
+            windows: RefCell::default(),
+            rdma: RefCell::default(),
         })
     }
 
@@ -205,6 +214,8 @@ impl Conn {
     pub(crate) fn take_over(&self) -> u64 {
         self.epoch.set(self.epoch.get() + 1);
         self.session.borrow_mut().lost();
+        let before = self.rdma.take();
+        drop(before);
         self.attentive.set(false);
         self.wake();
         self.epoch.get()
@@ -262,6 +273,9 @@ impl Conn {
         *self.reason.borrow_mut() = Some(reason.clone());
         self.epoch.set(self.epoch.get() + 1);
         self.fail(&reason);
+        // The memory goes with the stream that registered it, and the owner's windows are of no more use.
+        let gone = (self.rdma.take(), self.windows.take());
+        drop(gone);
         self.set_state(State::Closed);
         self.attentive.set(false);
         self.wake();
@@ -292,7 +306,7 @@ impl Conn {
     }
 
     /// Queues a message; or leaves it where it is, and says `false`, when there is no room.
-    fn offer(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> Result<bool, SendError> {
+    pub(crate) fn offer(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> Result<bool, SendError> {
         if self.is_closed() {
             return Err(self.ended());
         }
@@ -326,7 +340,7 @@ impl Conn {
     }
 
     /// Queues a message as soon as there is room.
-    async fn queue(self: &Rc<Self>, mut message: Message, mut done: Option<Done>) -> Result<(), SendError> {
+    pub(crate) async fn queue(self: &Rc<Self>, mut message: Message, mut done: Option<Done>) -> Result<(), SendError> {
         let _turn = self.line.acquire(1).await;
         while !self.offer(&mut message, &mut done)? {
             self.room(message.len()).await;
@@ -354,7 +368,7 @@ impl Conn {
     }
 }
 
-type Done = oneshot::Sender<Result<(), SendError>>;
+pub(crate) type Done = oneshot::Sender<Result<(), SendError>>;
 
 /// A connection to a peer, over all the streams that it has in its life.  Clones share it.
 #[derive(Clone)]
@@ -406,7 +420,13 @@ impl Connection {
     ///
     /// # Errors
     /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
-    pub fn request(&self, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
+    pub fn request(&self, mut message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
+        message.role = Role::Request;
+        self.ask(message)
+    }
+
+    /// Sends what is answered, whatever its role.
+    pub(crate) fn ask(&self, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
         Request { conn: &self.conn, chosen: None, tid: 0, step: Step::New(message) }
     }
 
@@ -538,7 +558,7 @@ impl Future for Request<'_> {
         if let Step::New(_) = this.step {
             this.begin()?;
             let Step::New(message) = &mut this.step else { unreachable!("just seen") };
-            (message.role, message.tid) = (Role::Request, this.tid);
+            message.tid = this.tid;
             // Whoever waits for room was there before.
             if this.conn.line.available() > 0 && this.conn.offer(message, &mut None)? {
                 this.conn.requests.borrow_mut().queued(this.tid);

@@ -42,6 +42,7 @@ mod requests;
 pub mod session;
 mod throttle;
 mod transport;
+mod window;
 pub mod wire;
 
 pub use connection::{Connection, Reason, SendError, State};
@@ -51,3 +52,4 @@ pub use portal::Portal;
 pub use session::{Key, Keyring, Policy, Violation};
 pub use throttle::Budget;
 pub use transport::Address;
+pub use window::{Content, PLACE_LEN, Place, Window, WriteError};

@@ -30,6 +30,8 @@ pub enum Role {
     Request,
     /// The answer to the request with this tid.
     Reply,
+    /// Asks for something to be done with a window of the receiver's messenger; handlers do not see it.
+    Window,
 }
 
 impl Role {
@@ -42,6 +44,7 @@ impl Role {
         match code {
             1 => Self::Request,
             2 => Self::Reply,
+            3 => Self::Window,
             _ => Self::OneWay,
         }
     }

@@ -7,10 +7,11 @@ use std::rc::{Rc, Weak};
 use forebay_reactor::{spawn, yield_now};
 
 use crate::connection::{Conn, Connection};
-use crate::message::Message;
+use crate::message::{Message, Role};
 use crate::messenger::Inner;
 use crate::priority::PriorityQueue;
 use crate::throttle::{Budget, Throttle};
+use crate::window;
 use crate::wire::Pools;
 
 /// Messages that handlers see before others have their turn.
@@ -76,7 +77,12 @@ impl Shared {
         for _ in 0..DISPATCH_TURN {
             let next = self.queue.borrow_mut().pop();
             let Some((conn, message)) = next else { break };
-            if !conn.is_closed() {
+            if conn.is_closed() {
+                continue;
+            }
+            if message.role == Role::Window {
+                window::asked(&conn, message);
+            } else {
                 let connection = Connection::new(conn);
                 connection.conn.messenger.handler.message(&connection, message);
             }

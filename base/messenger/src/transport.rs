@@ -195,6 +195,14 @@ impl Channel {
         }
     }
 
+    /// The stream, if its device can write into the peer's memory.
+    pub(crate) fn rdma(&self) -> Option<RdmaStream> {
+        match self {
+            Self::Rdma(stream) => Some(stream.clone()),
+            Self::Socket(_) | Self::Shm(_) => None,
+        }
+    }
+
     /// Bytes cannot be damaged on the way: checksums would find nothing.
     pub(crate) fn is_sound(&self) -> bool {
         matches!(self, Self::Shm(_))

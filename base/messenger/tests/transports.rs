@@ -1,13 +1,13 @@
 //! The same exchange over every transport, on both drivers of the system.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Policy, Portal, Reason,
-    SendError, State,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal,
+    Reason, SendError, State, Window, WriteError,
 };
 use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
 
@@ -141,6 +141,87 @@ fn a_clients_own_numbers_go_to_all_its_peers() {
         assert_eq!(first.await.expect("answered").tid, 50);
         // It has ended, and may be sent again.
         assert_eq!(one.request_as(50, Message::new(1)).await.expect("answered").tid, 50);
+        server.shutdown();
+        client.shutdown();
+    });
+}
+
+/// Opens a window of 100,000 bytes for whoever asks, and keeps it in `windows`; what is to persist is copied to `durable`.
+fn opener(
+    windows: Rc<RefCell<Vec<Window>>>,
+    durable: Rc<RefCell<Vec<(u64, u64)>>>,
+) -> impl Fn(&Connection, Message) + 'static {
+    move |connection, message| {
+        let window = connection.window(100_000).expect("memory");
+        if message.kind == 2 {
+            let durable = durable.clone();
+            window.on_persist(move |_, offset, len| {
+                let durable = durable.clone();
+                async move {
+                    forebay_reactor::yield_now().await;
+                    if offset == 99_999 {
+                        return Err(std::io::Error::other("the medium is gone"));
+                    }
+                    durable.borrow_mut().push((offset, len));
+                    Ok(())
+                }
+            });
+        }
+        connection.post(message.reply(1).front(Buf::copy_of(&window.place().encode()))).expect("there is room");
+        windows.borrow_mut().push(window);
+    }
+}
+
+#[test]
+fn a_peer_writes_into_a_window_and_no_further() {
+    everywhere(|address, options| async move {
+        let (windows, durable) = (Rc::default(), Rc::default());
+        let portal = Portal::default();
+        let server = Messenger::new(&portal, options.clone(), opener(Rc::clone(&windows), Rc::clone(&durable)));
+        let address = server.bind(&address).expect("bound");
+        let client = Messenger::new(&portal, options, quiet);
+        let connection = client.connect(&address, Policy::LosslessPeer);
+        let place = async |kind: u16| {
+            let reply = connection.request(Message::new(kind)).await.expect("answered");
+            Place::decode(&reply.front.to_vec()).expect("a place")
+        };
+        let (plain, lasting) = (place(1).await, place(2).await);
+        assert!(plain != lasting && plain.len() == 100_000 && !connection.writes_one_sided());
+        // Many at once, each to a part of its own.
+        let writing: Vec<_> = (0..50u64)
+            .map(|at| {
+                let connection = connection.clone();
+                spawn(async move { connection.write(lasting, at * 2000, bytes(1900, at as usize)).await })
+            })
+            .collect();
+        for one in writing {
+            one.await.expect("written");
+        }
+        let mut found = vec![0; 100_000];
+        windows.borrow()[1].read(0, &mut found);
+        for at in 0..50usize {
+            assert!(bytes(1900, at) == found[at * 2000..at * 2000 + 1900], "part {at}");
+            assert!(found[at * 2000 + 1900..(at + 1) * 2000].iter().all(|&byte| byte == 0), "behind part {at}");
+        }
+        assert_eq!(windows.borrow()[1].writes_by_message(), 50);
+        windows.borrow()[0].read(0, &mut found);
+        assert!(found.iter().all(|&byte| byte == 0), "the other one is as it was");
+        // Nothing to write is nothing to do, and the end is the end.
+        connection.write(plain, 100_000, BufList::new()).await.expect("nothing fits everywhere");
+        let past = connection.write(plain, 99_999, bytes(2, 0)).await;
+        assert_eq!(past, Err(WriteError::PastTheEnd { offset: 99_999, len: 2, window: 100_000 }));
+        connection.persist(lasting, 10, 20).await.expect("durable");
+        assert_eq!(*durable.borrow(), [(10, 20)]);
+        assert_eq!(connection.persist(plain, 0, 1).await, Err(WriteError::NotDurable));
+        assert_eq!(connection.persist(lasting, 99_999, 1).await, Err(WriteError::Failed("the medium is gone".into())));
+        // A number belongs to its connection, and to nobody any more when its window is dropped.
+        let other = client.connect(&address, Policy::LosslessPeer);
+        assert!(matches!(other.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
+        windows.borrow_mut().clear();
+        assert!(matches!(connection.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
+        assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
+        // Messages go on as before.
+        connection.request(Message::new(1)).await.expect("answered");
         server.shutdown();
         client.shutdown();
     });

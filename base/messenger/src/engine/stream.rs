@@ -14,7 +14,7 @@ use crate::session::state::Verdict;
 use crate::session::{Link, Violation};
 use crate::throttle::Held;
 use crate::transport::Channel;
-use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck};
+use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck, mode};
 use crate::wire::{Decoder, Encoder, Frame, Header, Layout, Next, Tag, Want, entity};
 
 /// Frames taken in one turn; then the others have theirs.
@@ -68,6 +68,9 @@ pub(super) struct Transmission {
 impl Transmission {
     /// On a connection whose handshake is over.
     pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, link: Link) -> Self {
+        // What a device writes is not encrypted.
+        let clear = link.mode() != mode::SECURE;
+        *conn.rdma.borrow_mut() = channel.rdma().filter(|_| clear);
         let (mut decoder, encoder, control) = link.into_parts();
         decoder.set_limits(conn.messenger.options.limits);
         let now = now();

@@ -663,6 +663,21 @@ impl Window {
     }
 }
 
+impl Window {
+    /// Writes from this side, as the peer could.
+    ///
+    /// # Panics
+    /// When the bytes do not fit.
+    pub fn put(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
+        for (at, &byte) in bytes.iter().enumerate() {
+            // SAFETY: within the buffer, which lives and which nobody in this process refers to as a slice; volatile, as the
+            // device may write to it too.
+            unsafe { self.buf.as_ptr().add(offset + at).write_volatile(byte) };
+        }
+    }
+}
+
 impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: registered by `Endpoint::window`; from here on the device refuses what the peer writes.

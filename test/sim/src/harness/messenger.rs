@@ -7,6 +7,7 @@
 //! - whoever was told that a message was delivered finds it delivered;
 //! - as long as no side has lost its session, everything is delivered, and everybody is told so;
 //! - a request is answered with what belongs to it;
+//! - what was written into a window, or made durable, is there when the writer is told so, and nothing else is;
 //! - in the end nothing is held, queued or waited for.
 
 use std::cell::{Cell, RefCell};
@@ -17,8 +18,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Policy, Portal, Reason,
-    Role, SendError,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal,
+    Reason, Role, SendError, Window, WriteError,
 };
 use forebay_reactor::{Buf, BufList, sleep, spawn, timeout};
 
@@ -36,6 +37,10 @@ pub struct MessengerTally {
     pub delivered: u64,
     /// Requests answered.
     pub answered: u64,
+    /// Writes into windows that were completed, ...
+    pub written: u64,
+    /// ... and the times that some of it was made durable.
+    pub persisted: u64,
     /// Streams that were lost and made again.
     pub resumed: u64,
     /// Sessions that were lost.
@@ -53,10 +58,13 @@ pub struct MessengerTally {
 impl MessengerTally {
     /// Adds another's.
     pub fn add(&mut self, other: &Self) {
-        let Self { runs, delivered, answered, resumed, resets, failed, restarts, secure, lossy } = other;
+        let Self { runs, delivered, answered, written, persisted, resumed, resets, failed, restarts, secure, lossy } =
+            other;
         self.runs += runs;
         self.delivered += delivered;
         self.answered += answered;
+        self.written += written;
+        self.persisted += persisted;
         self.resumed += resumed;
         self.resets += resets;
         self.failed += failed;
@@ -154,6 +162,10 @@ fn client_name(at: usize) -> String {
 const KIND_NUMBERED: u16 = 7;
 const KIND_ASKED: u16 = 8;
 const KIND_ANSWER: u16 = 9;
+/// Asks for a window; the answer has its place.
+const KIND_OPEN: u16 = 10;
+/// Bytes of a window.
+const WINDOW: usize = 4096;
 
 /// The content of message `number` in one direction of one client.
 fn content(salt: u64, number: u64, longest: u64) -> Vec<u8> {
@@ -193,9 +205,54 @@ struct Oracle {
     wrong: RefCell<Option<String>>,
     tally: RefCell<MessengerTally>,
     session_lost: Cell<bool>,
+    /// The newest window of each client, as its owner has it.
+    windows: RefCell<BTreeMap<usize, Window>>,
+    /// What of it was made durable.
+    durable: RefCell<BTreeMap<usize, Vec<u8>>>,
 }
 
 impl Oracle {
+    /// Opens a window for a client, in place of the one before.
+    fn open_window(self: &Rc<Self>, connection: &Connection, client: usize) -> Place {
+        let window = connection.window(WINDOW).expect("memory");
+        let (place, oracle) = (window.place(), Rc::downgrade(self));
+        window.on_persist(move |content, offset, len| {
+            let oracle = oracle.clone();
+            async move {
+                sleep(Duration::from_micros(200)).await;
+                let mut bytes = vec![0; len as usize];
+                content.read(offset as usize, &mut bytes);
+                let oracle = oracle.upgrade().expect("it outlives the run");
+                let mut durable = oracle.durable.borrow_mut();
+                let medium = durable.get_mut(&client).expect("it has a window");
+                medium[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+                Ok(())
+            }
+        });
+        self.durable.borrow_mut().insert(client, vec![0; WINDOW]);
+        let before = self.windows.borrow_mut().insert(client, window);
+        drop(before);
+        place
+    }
+
+    /// Holds what a client knows of its window's bytes against what is there.
+    fn check_window(&self, client: usize, place: Place, known: &[Option<u8>], range: std::ops::Range<usize>) {
+        let windows = self.windows.borrow();
+        let Some(window) = windows.get(&client).filter(|window| window.place() == place) else {
+            return self.wrong(format!("client {client}: it is told of a window that is not there"));
+        };
+        let mut found = vec![0; WINDOW];
+        window.read(0, &mut found);
+        let differs = |found: &[u8], at: usize| known[at].is_some_and(|byte| byte != found[at]);
+        if let Some(at) = (0..WINDOW).find(|&at| differs(&found, at)) {
+            self.wrong(format!("client {client}: byte {at} of its window is not what it wrote"));
+        }
+        let durable = &self.durable.borrow()[&client];
+        if let Some(at) = range.into_iter().find(|&at| differs(durable, at)) {
+            self.wrong(format!("client {client}: byte {at} of its window is said to be durable, and is not"));
+        }
+    }
+
     fn wrong(&self, what: String) {
         self.wrong.borrow_mut().get_or_insert(what);
     }
@@ -317,6 +374,12 @@ impl Handler for ServerSide {
                 let connection = connection.clone();
                 drop(spawn(async move { connection.send(reply).await }));
             }
+            KIND_OPEN => {
+                let place = self.oracle.open_window(connection, client);
+                let reply = message.reply(KIND_ANSWER).front(Buf::copy_of(&place.encode()));
+                let connection = connection.clone();
+                drop(spawn(async move { connection.send(reply).await }));
+            }
             _ => self.oracle.wrong(format!("an unknown message: {message:?}")),
         }
     }
@@ -405,6 +468,9 @@ async fn client(oracle: Rc<Oracle>, scenario: Scenario, portal: Portal, address:
     let policy = if scenario.lossy { Policy::LossyClient } else { Policy::LosslessPeer };
     let mut connection = messenger.connect(&address, policy);
     let mut waiting = Vec::new();
+    if rng.coin() {
+        waiting.push(spawn(writer(oracle.clone(), connection.clone(), scenario.clone(), at, rng.fork())));
+    }
     for _ in 0..scenario.messages {
         if connection.reason().is_some() && connection.state() == forebay_messenger::State::Closed {
             // Lossy: whoever uses it connects again.
@@ -459,6 +525,54 @@ thread_local! {
     static CLIENTS: RefCell<Vec<Messenger>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Writes into a window of the server's, and has some of it made durable, one after the other.
+async fn writer(oracle: Rc<Oracle>, connection: Connection, scenario: Scenario, at: usize, mut rng: Rng) {
+    let mut known = vec![None; WINDOW];
+    let mut place = None;
+    for _ in 0..scenario.messages {
+        if connection.state() == forebay_messenger::State::Closed {
+            return;
+        }
+        let Some(window) = place else {
+            let mut open = Message::new(KIND_OPEN);
+            open.version = 100 + at as u16;
+            if let Ok(reply) = connection.request(open).await {
+                place = Place::decode(&reply.front.to_vec()).ok();
+                known = vec![Some(0); WINDOW];
+            }
+            continue;
+        };
+        let len = 1 + rng.below(scenario.longest.min(1500)) as usize;
+        let offset = rng.below((WINDOW - len) as u64 + 1) as usize;
+        let range = offset..offset + len;
+        let result = if rng.one_in(4) {
+            let result = connection.persist(window, offset as u64, len as u64).await;
+            if result.is_ok() {
+                oracle.check_window(at, window, &known, range);
+                oracle.tally.borrow_mut().persisted += 1;
+            }
+            result
+        } else {
+            let bytes: Vec<u8> = (0..len).map(|_| rng.bits() as u8).collect();
+            // Until it is said to be there it may or may not be.
+            known[range.clone()].fill(None);
+            let result = connection.write(window, offset as u64, Buf::copy_of(&bytes)).await;
+            if result.is_ok() {
+                known[range].iter_mut().zip(bytes).for_each(|(known, byte)| *known = Some(byte));
+                oracle.check_window(at, window, &known, 0..0);
+                oracle.tally.borrow_mut().written += 1;
+            }
+            result
+        };
+        match result {
+            Ok(()) => {}
+            // With the session the window is gone too.
+            Err(WriteError::NoWindow(_) | WriteError::Send(SendError::Ended(_))) => place = None,
+            Err(error) => oracle.wrong(format!("client {at}: a window is refused: {error}")),
+        }
+    }
+}
+
 async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Result<(), String> {
     let mut rng = Rng::new(mix64(scenario.seed ^ 0x6d73_6772));
     let address: Address = "127.0.0.1:3300".parse().expect("an address");
@@ -504,6 +618,7 @@ async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Resul
         }
     }
     server.shutdown();
+    oracle.windows.take();
     CLIENTS.take().iter().for_each(Messenger::shutdown);
     sleep(Duration::from_secs(1)).await;
     if server.handshakes() != 0 {
