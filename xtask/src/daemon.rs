@@ -119,6 +119,16 @@ impl Daemon {
         Ok(Crashed { sockets: self.sockets, words: self.words })
     }
 
+    /// SIGTERM, and a new one on the same data and sockets.
+    pub fn restart(self) -> Result<Self> {
+        let Self { process, sockets, words } = self;
+        let status = process.stop(PATIENCE)?;
+        if !status.success() {
+            bail!("the daemon ended with {status}:\n{}", shell::tail(&sockets.path().join("log"), 20));
+        }
+        Self::launch(words, sockets)
+    }
+
     /// SIGTERM, and waits; an error if it does not end cleanly.
     pub fn stop(self) -> Result<()> {
         let status = self.process.stop(PATIENCE)?;

@@ -42,6 +42,8 @@ enum Chore {
     Fuzz(fuzz::FuzzArguments),
     /// The kernel's NBD client in the guest, against a daemon here
     GuestNbd,
+    /// The kernel's NVMe/TCP initiator in the guest, against a daemon here
+    GuestNvme,
     /// Real kills of the daemon under writers that remember what they were promised
     Kill(kill::KillArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
@@ -93,7 +95,8 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::Conduct => conduct::run(),
         Chore::Demo(arguments) => demo::run(&arguments),
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
-        Chore::GuestNbd => guest::run(),
+        Chore::GuestNbd => guest::nbd(),
+        Chore::GuestNvme => guest::nvme::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {

@@ -249,6 +249,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "guest-nvme",
+            title: "the kernel's NVMe/TCP initiator, two paths, restarts",
+            after: &["build", "guest-kernel"],
+            command: Box::new(|| own(&["guest-nvme"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "build-arm",
             title: "the kernels, for AArch64",
             after: &["build"],

@@ -34,6 +34,10 @@ pub struct Status {
     pub http: Option<String>,
     /// Where NBD is served.
     pub nbd: Vec<String>,
+    /// Where NVMe/TCP is served.
+    pub nvme: Vec<String>,
+    /// The name of the NVMe subsystem.
+    pub nvme_nqn: String,
     /// The pools.
     pub pools: Vec<Pool>,
     /// How many images are exported.
@@ -127,6 +131,8 @@ pub struct ImageUsage {
 pub enum Front {
     /// Over NBD.
     Nbd,
+    /// Over NVMe/TCP.
+    Nvme,
 }
 
 impl Front {
@@ -134,6 +140,7 @@ impl Front {
     pub fn name(self) -> &'static str {
         match self {
             Front::Nbd => "nbd",
+            Front::Nvme => "nvme",
         }
     }
 
@@ -142,6 +149,7 @@ impl Front {
     pub fn first_unit(self) -> Option<u32> {
         match self {
             Front::Nbd => None,
+            Front::Nvme => Some(1),
         }
     }
 }

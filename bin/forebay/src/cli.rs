@@ -198,6 +198,14 @@ pub struct Serve {
     )]
     pub nbd: Vec<String>,
 
+    /// Where NVMe/TCP is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated"
+    )]
+    pub nvme: Vec<String>,
+
     /// Serve the HTTP API, /metrics and the status page here, besides on the control socket
     #[arg(
         long,
@@ -367,6 +375,14 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub nbd: bool,
 
+    /// Export it over NVMe/TCP, as a namespace of the daemon's subsystem
+    #[arg(long, group = "front")]
+    pub nvme: bool,
+
+    /// Its namespace id, from 1; the lowest free one if left out
+    #[arg(long, value_name = "N", requires = "nvme", conflicts_with = "nbd")]
+    pub nsid: Option<u32>,
+
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
@@ -379,8 +395,12 @@ pub struct Detach {
     pub image: ImageSpec,
 
     /// Only its export over NBD
-    #[arg(long)]
+    #[arg(long, group = "one")]
     pub nbd: bool,
+
+    /// Only its export over NVMe/TCP
+    #[arg(long, group = "one")]
+    pub nvme: bool,
 
     /// Disconnect the hosts that have it open, once their requests in flight are answered
     #[arg(short, long)]
@@ -622,10 +642,12 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused() {
-        for option in ["--iscsi", "--nvme", "--peer"] {
+        for option in ["--iscsi", "--peer"] {
             assert!(Cli::try_parse_from(["forebay", "serve", option, "x"]).is_err(), "{option}");
         }
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd"]).is_ok());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nvme", "--nsid", "3"]).is_ok());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--nsid", "3"]).is_err());
     }
 }

@@ -1,9 +1,12 @@
 //! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
 
 use std::fs;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::{Addr, DriverChoice};
 use serde::Deserialize;
 
@@ -17,6 +20,8 @@ const LINGER_US: u32 = 50;
 const LINGER_US_MAX: u32 = 1000;
 /// The store's data cache, when nothing is said.
 const STORE_CACHE: Size = Size(256 << 20);
+/// The largest id of an NVMe controller; those above mean something.
+const CNTLID_MAX: u16 = 0xFFEF;
 /// Most reactors: more than any machine this runs on has cores to give.
 const CORES_MAX: u16 = 256;
 
@@ -27,6 +32,7 @@ struct ConfigFile {
     data: Option<PathBuf>,
     control: Option<PathBuf>,
     nbd: Option<Vec<String>>,
+    nvme: Option<Vec<String>>,
     http: Option<String>,
     cores: Option<u16>,
     linger_us: Option<u32>,
@@ -36,6 +42,8 @@ struct ConfigFile {
     store: StoreSection,
     #[serde(default)]
     ram: RamSection,
+    #[serde(default)]
+    nvme_subsystem: NvmeSection,
 }
 
 /// The `[store]` section.
@@ -54,6 +62,60 @@ struct RamSection {
     size: Option<Size>,
 }
 
+/// The `[nvme-subsystem]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct NvmeSection {
+    nqn: Option<String>,
+    first_controller: Option<u16>,
+    last_controller: Option<u16>,
+    advertise: Option<Vec<String>>,
+}
+
+/// What hosts see of the NVMe subsystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeSubsystem {
+    /// Its name, if not the data directory's own.
+    pub nqn: Option<String>,
+    /// Ids of its controllers; daemons that serve one subsystem together have ranges of their own.
+    pub cntlids: RangeInclusive<u16>,
+    /// What discovery tells instead of the addresses that are listened on, in their order.
+    pub advertise: Vec<SocketAddr>,
+}
+
+impl Default for NvmeSubsystem {
+    fn default() -> Self {
+        Self { nqn: None, cntlids: 1..=CNTLID_MAX, advertise: Vec::new() }
+    }
+}
+
+impl NvmeSubsystem {
+    fn resolve(section: NvmeSection, addrs: usize) -> Result<Self> {
+        if let Some(nqn) = section.nqn.as_deref().filter(|nqn| !is_nqn(nqn)) {
+            return Err(Failure::invalid(format!("nvme-subsystem.nqn: '{nqn}' is no NVMe qualified name"))
+                .hint("such as nqn.2024-05.org.example:disks"));
+        }
+        let (first, last) = (section.first_controller.unwrap_or(1), section.last_controller.unwrap_or(CNTLID_MAX));
+        if first == 0 || first > last || last > CNTLID_MAX {
+            let text = format!("nvme-subsystem: controllers {first} to {last}; ids go from 1 to {CNTLID_MAX}");
+            return Err(Failure::invalid(text));
+        }
+        let mut advertise = Vec::new();
+        for text in section.advertise.unwrap_or_default() {
+            match parse_addr(&text)? {
+                Addr::Tcp(addr) => advertise.push(addr),
+                Addr::Unix(_) => {
+                    return Err(Failure::invalid(format!("nvme-subsystem.advertise: '{text}' is not TCP")));
+                }
+            }
+        }
+        if advertise.len() > addrs {
+            return Err(Failure::invalid("nvme-subsystem.advertise has more addresses than nvme"));
+        }
+        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise })
+    }
+}
+
 /// Everything the daemon needs to know, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -63,6 +125,10 @@ pub struct Config {
     pub control: PathBuf,
     /// Where NBD is served; never empty.
     pub nbd: Vec<Addr>,
+    /// Where NVMe/TCP is served.
+    pub nvme: Vec<Addr>,
+    /// What hosts see of it.
+    pub nvme_subsystem: NvmeSubsystem,
     /// Where HTTP is served besides the control socket.
     pub http: Option<std::net::SocketAddr>,
     /// Reactors.
@@ -111,6 +177,9 @@ impl Config {
             Some(addrs) => addrs.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?,
             None => vec![Addr::Unix(data.join("nbd.sock"))],
         };
+        let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
+        let nvme = nvme.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
+        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, nvme.len())?;
         let http = match serve.http.clone().or(file.http) {
             None => None,
             Some(text) => match parse_addr(&text)? {
@@ -148,6 +217,8 @@ impl Config {
         Ok(Self {
             control,
             nbd,
+            nvme,
+            nvme_subsystem,
             http,
             cores,
             linger: Duration::from_micros(linger_us.into()),
@@ -261,6 +332,10 @@ mod tests {
             ("nbd = []", "empty"),
             ("nbd = ['nowhere']", "nowhere"),
             ("http = 'unix:/x'", "--control"),
+            ("nvme = ['nowhere']", "nowhere"),
+            ("[nvme-subsystem]\nnqn = 'x'", "qualified name"),
+            ("[nvme-subsystem]\nfirst-controller = 9\nlast-controller = 8", "controllers 9 to 8"),
+            ("[nvme-subsystem]\nadvertise = ['127.0.0.1:1']", "more addresses"),
             ("[store]\nsize = '5GB'", "GiB"),
         ] {
             let failure = with_file(text, Serve::default()).expect_err(text);

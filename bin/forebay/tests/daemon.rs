@@ -16,7 +16,7 @@ fn nbd_socket(site: &Site) -> std::path::PathBuf {
 
 #[test]
 fn status_has_its_shape() {
-    let site = Site::serving(&["--cores", "2", "--http", "127.0.0.1:0"]);
+    let site = Site::serving(&["--cores", "2", "--http", "127.0.0.1:0", "--nvme", "127.0.0.1:0"]);
     let status = site.json(&["status"]);
     assert_eq!((&status["ready"], &status["cores"]), (&json!(true), &json!(2)));
     assert_eq!(status["pid"], json!(site.pid()));
@@ -27,6 +27,7 @@ fn status_has_its_shape() {
     let want = json!({
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
+        "nvme": ["string"], "nvme_nqn": "string",
         "pools": [pool], "targets": "number", "connections": "number",
     });
     assert_eq!(shape(&status), want);

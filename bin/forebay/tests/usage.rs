@@ -22,7 +22,6 @@ fn wrong_usage_exits_with_2_and_says_why() {
         (&["attach", "local/x", "--iscsi"], "--iscsi"),
         (&["attach", "local/x", "--nbd", "--replica", "x"], "--replica"),
         (&["serve", "--iscsi", "127.0.0.1:3260"], "--iscsi"),
-        (&["serve", "--nvme", "127.0.0.1:4420"], "--nvme"),
         (&["serve", "--peer", "127.0.0.1:1"], "--peer"),
         (&["ls", "--format", "xml"], "xml"),
         (&["ls", "--log-level", "a=b=c"], "log level"),

@@ -29,6 +29,9 @@ fn render(status: &Status) -> String {
         ("control", status.control.display().to_string()),
         ("nbd", status.nbd.join(", ")),
     ];
+    if !status.nvme.is_empty() {
+        rows.push(("nvme", format!("{} ({})", status.nvme.join(", "), status.nvme_nqn)));
+    }
     if let Some(http) = &status.http {
         rows.push(("http", http.clone()));
     }

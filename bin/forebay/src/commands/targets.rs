@@ -13,7 +13,8 @@ use crate::spec::ImageSpec;
 /// Exports an image and prints its URI.
 pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
     let ImageSpec { pool, image } = options.image;
-    let request = api::Attach { pool, image, front: Front::Nbd, read_only: options.read_only, unit: None };
+    let front = if options.nvme { Front::Nvme } else { Front::Nbd };
+    let request = api::Attach { pool, image, front, read_only: options.read_only, unit: options.nsid };
     let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
     output.print(&target, |target| target.uri.clone().unwrap_or_default())
 }
@@ -21,8 +22,23 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
 /// Ends an export.
 pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
     let ended = options.image.clone();
-    let operation = Detach { spec: options.image, front: Front::Nbd, force: options.force };
-    with_session(global, |session| session.call(operation, |_| {}))?;
+    let mut fronts = match (options.nbd, options.nvme) {
+        (true, _) => vec![Front::Nbd],
+        (_, true) => vec![Front::Nvme],
+        (false, false) => with_session(global, |session| session.call(ListTargets, |_| {}))?
+            .iter()
+            .filter(|target| target.pool == ended.pool && target.image == ended.image)
+            .map(|target| target.front)
+            .collect(),
+    };
+    if fronts.is_empty() {
+        // That there is none is for the engine to say.
+        fronts.push(Front::Nbd);
+    }
+    for front in fronts {
+        let operation = Detach { spec: options.image.clone(), front, force: options.force };
+        with_session(global, |session| session.call(operation, |_| {}))?;
+    }
     output.print(&ended, |_| String::new())
 }
 

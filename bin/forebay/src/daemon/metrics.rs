@@ -10,6 +10,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use forebay_nvmf::stats::{CommandKind, Snapshot as HostCounts};
+
 use super::control::App;
 use crate::engine::volumes::{Kind, LATENCY_BUCKETS, bucket_end_us};
 use crate::engine::{KindSnapshot, Snapshot};
@@ -96,6 +98,7 @@ impl Collector for Scrape {
             let counter = ConstCounter::new(value);
             counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
+        self.encode_nvme(&mut out)?;
         self.encode_pools(&mut out)?;
         self.encode_volumes(&mut out)?;
         self.encode_store(&mut out)
@@ -103,6 +106,51 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
+    fn encode_nvme(&self, out: &mut DescriptorEncoder) -> Encoded {
+        let nvme = &self.snapshot.nvme;
+        let counts = &nvme.counts;
+        for (name, help, value) in [
+            ("nvme_accepted", "Connections accepted over NVMe/TCP", counts.accepted),
+            ("nvme_turned_away", "Connections turned away over NVMe/TCP, as there were too many", counts.turned_away),
+            (
+                "nvme_ended_for_cause",
+                "Connections over NVMe/TCP ended for breaking the protocol",
+                counts.ended_for_cause,
+            ),
+            ("nvme_refused", "Connects over NVMe/TCP refused", counts.refused),
+            ("nvme_keep_alive_expired", "Controllers whose host fell silent", counts.keep_alive_expired),
+            ("nvme_digest_errors", "Data that did not have the digest that it came with", counts.digest_errors),
+            ("nvme_auth_failures", "Hosts that failed to authenticate", counts.auth_failures),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        let controllers = ConstGauge::new(nvme.controllers as f64);
+        let help = "Controllers that hosts have";
+        controllers.encode(out.encode_descriptor("nvme_controllers", help, None, MetricType::Gauge)?)?;
+        let help = "Commands of a host";
+        let mut family = out.encode_descriptor("nvme_host_commands", help, None, MetricType::Counter)?;
+        for (host, done) in &nvme.hosts {
+            for kind in CommandKind::ALL {
+                let labels = [("host", host.as_str()), ("command", kind.label())];
+                ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let each: [(&str, &str, Option<&Unit>, fn(&HostCounts) -> u64); 3] = [
+            ("nvme_host_errors", "Commands of a host that failed", None, |done| done.errors),
+            ("nvme_host_read", "What a host has read", Some(&Unit::Bytes), |done| done.bytes_read),
+            ("nvme_host_written", "What a host has written", Some(&Unit::Bytes), |done| done.bytes_written),
+        ];
+        for (name, help, unit, value) in each {
+            let mut family = out.encode_descriptor(name, help, unit, MetricType::Counter)?;
+            for (host, done) in &nvme.hosts {
+                let labels = [("host", host.as_str())];
+                ConstCounter::new(value(done)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_pools(&self, out: &mut DescriptorEncoder) -> Encoded {
         let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::Pool) -> u64); 4] = [
             ("pool_capacity", "What the pool can store in all", Some(&Unit::Bytes), |pool| pool.capacity),

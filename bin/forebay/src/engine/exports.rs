@@ -9,6 +9,7 @@ use forebay_block::BlockDevice;
 use forebay_reactor::sync::Semaphore;
 use tokio::sync::oneshot;
 
+use super::fronts::Exported;
 use super::volumes::Volume;
 use super::{Engine, targets};
 use crate::api::{self, Front, Target};
@@ -176,6 +177,7 @@ impl Engine {
         if !serving {
             let volume = self.open_volume(&spec).await?;
             let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
+            let image = volume.image.clone();
             let state = State::Serving { _volume: volume, device: device.clone() };
             let before =
                 self.exports.exports.borrow_mut().insert(key.clone(), Export { request: request.clone(), state });
@@ -187,7 +189,10 @@ impl Engine {
                 };
                 return Err(failure);
             }
-            self.publish(key.0, &spec, request.unit, &device);
+            let identity = self.identity.volume(&spec, image.id());
+            let (unit, read_only) = (request.unit, request.read_only);
+            let exported = Exported { spec: &spec, unit, identity: &identity, read_only };
+            self.publish(key.0, &exported, &device);
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
@@ -232,7 +237,10 @@ impl Engine {
             });
             let state = match opened {
                 Ok((device, volume)) => {
-                    self.publish(key.0, &key.1, request.unit, &device);
+                    let identity = self.identity.volume(&key.1, volume.image.id());
+                    let (unit, read_only) = (request.unit, request.read_only);
+                    let exported = Exported { spec: &key.1, unit, identity: &identity, read_only };
+                    self.publish(key.0, &exported, &device);
                     State::Serving { device, _volume: volume }
                 }
                 Err(failure) => {

@@ -5,6 +5,7 @@
 mod exports;
 pub mod fronts;
 pub mod handle;
+pub mod identity;
 mod images;
 mod reservations;
 pub mod store;
@@ -29,6 +30,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{LOCAL_POOL, RAM_POOL};
 use exports::Exports;
 use fronts::Fronts;
+use identity::Identity;
 use store::StoreCounter;
 use volumes::{Kind, LATENCY_BUCKETS, Volumes};
 
@@ -59,6 +61,7 @@ pub struct Engine {
     volumes: Volumes,
     exports: Exports,
     fronts: Fronts,
+    identity: Identity,
     closing: Cell<bool>,
 }
 
@@ -99,6 +102,19 @@ pub struct Snapshot {
     pub store: Vec<StoreCounter>,
     /// What the NBD servers count besides requests.
     pub nbd: ServerCounts,
+    /// What the NVMe servers count.
+    pub nvme: NvmeSnapshot,
+}
+
+/// What the NVMe servers count, at one moment.
+#[derive(Debug)]
+pub struct NvmeSnapshot {
+    /// Besides commands.
+    pub counts: forebay_nvmf::stats::Counts,
+    /// Controllers that hosts have.
+    pub controllers: usize,
+    /// Commands, by host.
+    pub hosts: BTreeMap<String, forebay_nvmf::stats::Snapshot>,
 }
 
 /// Bytes of memory for the store's data in a command that opens the store itself: it reads what it reads once.
@@ -107,6 +123,7 @@ const DIRECT_CACHE: usize = 0;
 impl Engine {
     /// Opens the store, and what the data directory remembers.
     pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
+        let identity = Identity::load(&options.data)?;
         let data_cache = options.daemon.as_ref().map_or(DIRECT_CACHE, |daemon| daemon.config.store_cache);
         let store = store::open(&options.store, data_cache).await?;
         let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
@@ -121,6 +138,7 @@ impl Engine {
                 return Err(failure);
             }
         };
+        let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
         let engine = Self {
             options,
             started: now(),
@@ -128,7 +146,8 @@ impl Engine {
             pools,
             volumes: Volumes::new(),
             exports,
-            fronts: Fronts::new(),
+            fronts,
+            identity,
             closing: Cell::new(false),
         };
         Ok(Rc::new(engine))
@@ -186,6 +205,8 @@ impl Engine {
             control: daemon.config.control.clone(),
             http: daemon.config.http.map(|addr| format!("http://{addr}/")),
             nbd: self.fronts.addrs(Front::Nbd).iter().map(ToString::to_string).collect(),
+            nvme: self.fronts.addrs(Front::Nvme).iter().map(ToString::to_string).collect(),
+            nvme_nqn: self.fronts.nvme().target().identity().nqn.clone(),
             pools,
             targets: self.exports.count(),
             connections: self.fronts.connections(),
@@ -217,6 +238,11 @@ impl Engine {
             volumes: volumes.collect(),
             store: store::counters(&self.store),
             nbd: self.fronts.nbd_stats().server(),
+            nvme: NvmeSnapshot {
+                counts: self.fronts.nvme().stats().counts(),
+                controllers: self.fronts.nvme().target().controller_ids().len(),
+                hosts: self.fronts.nvme().stats().hosts(),
+            },
             status: self.status().await?,
         })
     }

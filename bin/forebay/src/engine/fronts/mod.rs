@@ -5,6 +5,7 @@
 //! them through device handles, which the engine publishes.
 
 mod nbd;
+mod nvme;
 mod published;
 
 use std::cell::Cell;
@@ -15,11 +16,13 @@ use forebay_nbd::Stats;
 use forebay_reactor::{Addr, CoreHandle};
 
 use super::Engine;
+use super::identity::{Identity, Uuid};
 use crate::api::Front;
-use crate::config::Config;
+use crate::config::{Config, NvmeSubsystem};
 use crate::failure::Result;
 use crate::spec::ImageSpec;
 use nbd::NbdFront;
+use nvme::NvmeFront;
 
 /// One protocol that hosts speak.  All of it runs on the engine's core.
 pub trait HostFront {
@@ -45,7 +48,7 @@ pub trait HostFront {
     fn connections_of(&self, spec: &ImageSpec) -> usize;
 
     /// Lets hosts open a device, by its name or by its number within the front.
-    fn publish(&self, spec: &ImageSpec, unit: Option<u32>, device: &Rc<dyn BlockDevice>);
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>);
 
     /// Lets hosts open a device no more; those who have it open keep it.
     fn unpublish(&self, spec: &ImageSpec);
@@ -54,29 +57,44 @@ pub trait HostFront {
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()>;
 }
 
+/// What is exported, as a front sees it.
+pub struct Exported<'a> {
+    /// The image.
+    pub spec: &'a ImageSpec,
+    /// Its number within the front, where exports have numbers.
+    pub unit: Option<u32>,
+    /// What identifies the image everywhere and always.
+    pub identity: &'a Uuid,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
 /// A future that stays on its core and borrows the front.
 pub type Served<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// What listens for hosts.
 pub struct Fronts {
     nbd: NbdFront,
+    nvme: NvmeFront,
     serving: Cell<bool>,
 }
 
 impl Fronts {
     /// Nothing listens yet.
-    pub fn new() -> Self {
-        Self { nbd: NbdFront::new(), serving: Cell::new(false) }
+    pub fn new(identity: &Identity, config: Option<&Config>) -> Self {
+        let subsystem = config.map_or_else(NvmeSubsystem::default, |config| config.nvme_subsystem.clone());
+        Self { nbd: NbdFront::new(), nvme: NvmeFront::new(identity, &subsystem), serving: Cell::new(false) }
     }
 
     /// Every front, in the order in which they start.
-    fn all(&self) -> [&dyn HostFront; 1] {
-        [&self.nbd]
+    fn all(&self) -> [&dyn HostFront; 2] {
+        [&self.nbd, &self.nvme]
     }
 
     fn of(&self, front: Front) -> &dyn HostFront {
         match front {
             Front::Nbd => &self.nbd,
+            Front::Nvme => &self.nvme,
         }
     }
 
@@ -93,6 +111,11 @@ impl Fronts {
     /// What the NBD servers count.
     pub fn nbd_stats(&self) -> &Stats {
         self.nbd.stats()
+    }
+
+    /// The NVMe subsystem.
+    pub fn nvme(&self) -> &NvmeFront {
+        &self.nvme
     }
 
     /// Connections to an export.
@@ -132,8 +155,8 @@ impl Engine {
     }
 
     /// Lets hosts open a device.
-    pub fn publish(&self, front: Front, spec: &ImageSpec, unit: Option<u32>, device: &Rc<dyn BlockDevice>) {
-        self.fronts.of(front).publish(spec, unit, device);
+    pub fn publish(&self, front: Front, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
+        self.fronts.of(front).publish(exported, device);
     }
 
     /// Lets hosts open a device no more; those who have it open keep it.

@@ -11,7 +11,7 @@ use forebay_nbd::{Export, ExportSummary, Options, Server, Stats};
 use forebay_reactor::{Addr, CoreHandle, Listener, SharedListener, spawn};
 
 use super::published::Published;
-use super::{Engine, HostFront, Served, on_each_core};
+use super::{Engine, Exported, HostFront, Served, on_each_core};
 use crate::api::Front;
 use crate::config::Config;
 use crate::failure::{Failure, Result};
@@ -100,8 +100,8 @@ impl HostFront for NbdFront {
         self.stats.connections().iter().filter(|connection| connection.export == name).count()
     }
 
-    fn publish(&self, spec: &ImageSpec, _unit: Option<u32>, device: &Rc<dyn BlockDevice>) {
-        self.published.insert(spec.to_string(), DeviceHandle::new(device.clone()));
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
+        self.published.insert(exported.spec.to_string(), DeviceHandle::new(device.clone()));
     }
 
     fn unpublish(&self, spec: &ImageSpec) {

@@ -1,4 +1,6 @@
-//! The kernel's NBD client, in a guest with its own kernel, against a daemon on this machine.
+//! The kernel's clients, in a guest with its own kernel, against a daemon on this machine.
+
+pub mod nvme;
 
 use anyhow::Result;
 
@@ -6,7 +8,7 @@ use crate::daemon::{self, Daemon};
 use crate::shell::{self, Scratch};
 
 /// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest.
-pub fn run() -> Result<()> {
+pub fn nbd() -> Result<()> {
     shell::run(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let port = shell::free_port()?;

@@ -1,0 +1,118 @@
+//! What tells this data directory, and the volumes in it, from all others.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use aws_lc_rs::digest::{SHA256, digest};
+
+use super::targets::replace_file;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{ImageSpec, RAM_POOL};
+
+/// 128 bits that nothing else has.
+pub type Uuid = [u8; 16];
+
+/// The identity of a data directory.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    /// Made at the first start, kept in the file `identity`.
+    pub uuid: Uuid,
+    /// Made at every start: what is in memory only has no identity beyond it.
+    boot: Uuid,
+}
+
+impl Identity {
+    /// Reads a data directory's identity, or makes one.
+    pub fn load(data: &Path) -> Result<Self> {
+        let path = data.join("identity");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let text = format!("{}\n", format_uuid(&random()?));
+                replace_file(&path, text.as_bytes())
+                    .map_err(|error| Failure::io(error, format_args!("writing {}", path.display())))?;
+                text
+            }
+            Err(error) => return Err(Failure::io(error, format_args!("reading {}", path.display()))),
+        };
+        let uuid = parse_uuid(text.trim()).ok_or_else(|| {
+            Failure::new(FailureKind::Corrupt, format!("the identity in {} is no UUID", path.display()))
+                .hint("put back the one that was there: hosts know volumes by it")
+        })?;
+        Ok(Self { uuid, boot: random()? })
+    }
+
+    /// The identity of a volume: of its image, whatever its name, as long as the image exists.
+    pub fn volume(&self, spec: &ImageSpec, image_id: &str) -> Uuid {
+        let scope = if spec.pool == RAM_POOL { &self.boot } else { &self.uuid };
+        let text = [&scope[..], spec.pool.as_bytes(), b"\0", image_id.as_bytes()].concat();
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&digest(&SHA256, &text).as_ref()[..16]);
+        stamp(uuid)
+    }
+}
+
+/// Marks 128 bits as a UUID of the kind that each maker defines (RFC 9562, version 8).
+fn stamp(mut uuid: Uuid) -> Uuid {
+    uuid[6] = uuid[6] & 0x0F | 0x80;
+    uuid[8] = uuid[8] & 0x3F | 0x80;
+    uuid
+}
+
+fn random() -> Result<Uuid> {
+    let mut uuid = [0; 16];
+    aws_lc_rs::rand::fill(&mut uuid).map_err(|_| Failure::failed("the system gives no random numbers"))?;
+    Ok(stamp(uuid))
+}
+
+/// As people write it.
+pub fn format_uuid(uuid: &Uuid) -> String {
+    let mut text = String::with_capacity(36);
+    for (at, byte) in uuid.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&at) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// From how people write it.
+pub fn parse_uuid(text: &str) -> Option<Uuid> {
+    let digits: String = text.chars().filter(|&char| char != '-').collect();
+    if digits.len() != 32 || !digits.is_ascii() {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (at, byte) in uuid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_stays_and_tells_volumes_apart() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let first = Identity::load(dir.path()).expect("made");
+        let again = Identity::load(dir.path()).expect("read");
+        assert_eq!(first.uuid, again.uuid);
+        let local: ImageSpec = "local/a".parse().expect("a spec");
+        let ram: ImageSpec = "ram/a".parse().expect("a spec");
+        assert_eq!(first.volume(&local, "1"), again.volume(&local, "1"));
+        assert_ne!(first.volume(&local, "1"), first.volume(&local, "2"));
+        assert_ne!(first.volume(&ram, "1"), again.volume(&ram, "1"), "memory does not last");
+        assert_eq!(parse_uuid(&format_uuid(&first.uuid)), Some(first.uuid));
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("identity"), "something else").expect("written");
+        assert_eq!(Identity::load(dir.path()).expect_err("no UUID").kind, FailureKind::Corrupt);
+    }
+}

@@ -1,0 +1,268 @@
+//! Serving: accepts connections, and runs them.  The only part of this crate that waits for anything.
+
+mod admin;
+mod budget;
+mod connection;
+mod io;
+mod outbox;
+mod view;
+mod work;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io as std_io;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_block::BlockDevice;
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Addr, Listener, Stream, sleep, spawn};
+
+use crate::session::Pools;
+use crate::session::io::Rules;
+use crate::target::{BLOCK_SHIFT, Control, Namespace, Port, Target};
+use budget::Budget;
+use connection::{Connection, End};
+
+/// How long accepting rests after it failed, as it does when there are no file descriptors left.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How often is looked whether the commands of a namespace that is to go have ended.
+const LEAVING_LOOK: Duration = Duration::from_millis(1);
+
+/// The devices behind the namespaces, on one core: the server's view of whoever owns the volumes.
+pub trait Devices {
+    /// Opens the device of a namespace; `None` when it has just gone.
+    fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>>;
+}
+
+/// A namespace that was opened on this core.
+pub(crate) struct OpenNamespace {
+    info: Arc<Namespace>,
+    device: Rc<dyn BlockDevice>,
+}
+
+impl OpenNamespace {
+    /// What decides about a command, as things are now.
+    fn rules(&self) -> Rules {
+        let geometry = self.device.geometry();
+        Rules {
+            blocks: geometry.size >> BLOCK_SHIFT,
+            block_shift: BLOCK_SHIFT,
+            write_protected: geometry.read_only || self.info.read_only,
+        }
+    }
+}
+
+#[derive(Default)]
+struct OpenNamespaces {
+    /// The target's generation when they were looked through last.
+    seen: u64,
+    open: HashMap<u32, Rc<OpenNamespace>>,
+    /// Those that the target has no more, as long as something uses them.
+    leaving: Vec<Rc<OpenNamespace>>,
+}
+
+/// A server on one core.  Several cores each have their own, on shared listeners, with the same [`Target`].
+pub struct Server {
+    target: Target,
+    devices: Box<dyn Devices>,
+    pools: Rc<Pools>,
+    budget: Rc<Budget>,
+    hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
+    namespaces: RefCell<OpenNamespaces>,
+    connections: RefCell<BTreeMap<u64, Arc<Control>>>,
+    next_connection: Cell<u64>,
+    stopping: Cell<bool>,
+    /// A connection has gone, or the server is to stop.
+    changed: Notify,
+}
+
+impl Server {
+    /// A server of `target` on this core, which opens namespaces through `devices`.
+    pub fn new(target: Target, devices: Box<dyn Devices>) -> Rc<Self> {
+        let budget = Budget::new(target.limits().core_bytes, None);
+        Rc::new(Self {
+            target,
+            devices,
+            pools: Rc::new(Pools::new()),
+            budget,
+            hosts: RefCell::default(),
+            namespaces: RefCell::default(),
+            connections: RefCell::default(),
+            next_connection: Cell::new(0),
+            stopping: Cell::new(false),
+            changed: Notify::new(),
+        })
+    }
+
+    /// What it serves.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Connections now, those without a queue too.
+    pub fn connections(&self) -> usize {
+        self.connections.borrow().len()
+    }
+
+    /// Bytes of data of commands that are under way or not sent yet.
+    pub fn bytes_held(&self) -> usize {
+        self.budget.used()
+    }
+
+    /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
+    pub async fn serve(self: Rc<Self>, listener: Listener, port: Arc<Port>) {
+        tracing::info!(addr = %listener.local_addr(), port = port.id, "serving NVMe/TCP");
+        while !self.stopping.get() {
+            match self.unless_stopped(listener.accept()).await {
+                Some(Ok((stream, peer))) => self.adopt(stream, peer, port.clone()),
+                Some(Err(error)) if error.kind() == std_io::ErrorKind::ConnectionAborted => {}
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    self.unless_stopped(sleep(ACCEPT_REST)).await;
+                }
+                None => break,
+            }
+        }
+    }
+
+    /// Serves a connection that was accepted elsewhere.
+    pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, port: Arc<Port>) {
+        let stats = self.target.stats();
+        stats.count(|counts| counts.accepted += 1);
+        let max = self.target.limits().connections_max;
+        if self.stopping.get() || self.connections() >= max {
+            stats.count(|counts| counts.turned_away += 1);
+            tracing::warn!(%peer, max, "a connection too many is turned away");
+            return;
+        }
+        let id = self.next_connection.get();
+        self.next_connection.set(id + 1);
+        let control = Arc::new(Control::default());
+        self.connections.borrow_mut().insert(id, control.clone());
+        let place = Place { server: self.clone(), id };
+        let connection = Connection::new(self.clone(), port, stream, peer.clone(), control);
+        drop(spawn(async move {
+            let end = connection.run().await;
+            match &end {
+                End::Fatal(fatal) => {
+                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    tracing::warn!(%peer, reason = %fatal, "a connection is ended");
+                }
+                End::TooSlow => {
+                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    tracing::warn!(%peer, "a connection is ended that did not become a queue in time");
+                }
+                End::Socket(error) => tracing::info!(%peer, %error, "a connection failed"),
+                end => tracing::debug!(%peer, ?end, "a connection has ended"),
+            }
+            drop(place);
+        }));
+    }
+
+    /// Lets go of the namespaces that the target has no more (or has anew), and waits until no command of this core is
+    /// under way on them.
+    pub async fn let_go(&self) {
+        self.forget_removed();
+        // A connection keeps its last namespace at hand; it looks anew when it is woken.
+        self.connections.borrow().values().for_each(|control| control.wake());
+        let mut leaving = std::mem::take(&mut self.namespaces.borrow_mut().leaving);
+        loop {
+            leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
+            if leaving.is_empty() {
+                return;
+            }
+            sleep(LEAVING_LOOK).await;
+        }
+    }
+
+    /// Lets go of what is open of namespaces that the target has no more.
+    fn forget_removed(&self) {
+        let mut namespaces = self.namespaces.borrow_mut();
+        let generation = self.target.generation();
+        if namespaces.seen == generation {
+            return;
+        }
+        namespaces.seen = generation;
+        let OpenNamespaces { open, leaving, .. } = &mut *namespaces;
+        leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
+        open.retain(|nsid, open| {
+            let stays = self.target.namespace(*nsid).is_some_and(|now| Arc::ptr_eq(&now, &open.info));
+            if !stays {
+                leaving.push(open.clone());
+            }
+            stays
+        });
+    }
+
+    /// Stops accepting, ends all connections, their commands under way first, and waits until they are gone.
+    pub async fn stop(&self) {
+        self.stopping.set(true);
+        self.connections.borrow().values().for_each(|control| control.stop());
+        self.changed.notify_all();
+        self.changed.wait_until(|| self.connections.borrow().is_empty()).await;
+        self.namespaces.borrow_mut().open.clear();
+    }
+
+    /// A namespace, opened if it is not yet.
+    fn namespace(&self, nsid: u32) -> Option<Rc<OpenNamespace>> {
+        self.forget_removed();
+        let mut namespaces = self.namespaces.borrow_mut();
+        if let Some(open) = namespaces.open.get(&nsid) {
+            return Some(open.clone());
+        }
+        let info = self.target.namespace(nsid)?;
+        let device = self.devices.open(&info)?;
+        let open = Rc::new(OpenNamespace { info, device });
+        namespaces.open.insert(nsid, open.clone());
+        Some(open)
+    }
+
+    /// The budget of a host's connections on this core.
+    fn host_budget(&self, host: &str) -> Rc<Budget> {
+        let mut hosts = self.hosts.borrow_mut();
+        if let Some(budget) = hosts.get(host).and_then(Weak::upgrade) {
+            return budget;
+        }
+        hosts.retain(|_, budget| budget.strong_count() > 0);
+        let budget = Budget::new(self.target.limits().host_bytes, Some(self.budget.clone()));
+        hosts.insert(host.to_owned(), Rc::downgrade(&budget));
+        budget
+    }
+
+    /// What `future` comes to; `None` when the server is stopped before.
+    async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut stopped = pin!(self.changed.wait_until(|| self.stopping.get()));
+        std::future::poll_fn(|cx| {
+            if stopped.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({} connections)", self.connections())
+    }
+}
+
+/// A connection's place in the list, given up when its task ends, however it ends.
+struct Place {
+    server: Rc<Server>,
+    id: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.server.connections.borrow_mut().remove(&self.id);
+        self.server.changed.notify_all();
+    }
+}

@@ -1,0 +1,270 @@
+//! The commands of an admin queue, and those of fabrics.
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_block::BufList;
+use forebay_reactor::sleep;
+use forebay_reactor::sync::InFlight;
+
+use super::connection::{Admin, Connection, End, Note, Queue, Role};
+use super::view::AdminView;
+use crate::session::admin::{self, Answer};
+use crate::session::{Controller, Kind, Power, io};
+use crate::stats::CommandKind;
+use crate::target::{Notice, Refused};
+use crate::wire::command::{FABRICS, Sgl};
+use crate::wire::fabrics::{CONNECT_DATA, Connect, Property, connect_field, fctype};
+use crate::wire::{Cqe, Sqe, Status};
+
+/// Bytes of data that a host may send with an admin command.
+const DATA_MAX: u32 = 64 * 1024;
+/// How often a Connect that waits looks whether it may go on.
+const CONNECT_LOOK: Duration = Duration::from_millis(2);
+/// The shortest keep-alive timeout.
+const KEEP_ALIVE_MIN_MS: u32 = 1000;
+
+impl Connection {
+    /// A command that is not an I/O command, with what is in its capsule.
+    pub(super) fn admin_command(&mut self, sqe: Sqe, data: BufList) {
+        let fabrics = sqe.opcode() == FABRICS;
+        let direction = if fabrics { sqe.fctype() } else { sqe.opcode() };
+        let len = sqe.sgl().len();
+        if !io::has_data_in(direction) || len == 0 {
+            return self.admin_with_data(&sqe, &[]);
+        }
+        if len > DATA_MAX {
+            return self.fail(&sqe, Status::SGL_LENGTH.final_());
+        }
+        match sqe.sgl() {
+            Sgl::InCapsule { .. } => match io::in_capsule(sqe.sgl(), len, &data) {
+                Ok(data) => self.admin_with_data(&sqe, &data.into_contiguous()),
+                Err(status) => self.fail(&sqe, status),
+            },
+            // A Connect has its data in the capsule (base 6.3).
+            _ if matches!(self.role, Role::Fresh) => self.fail(&sqe, Status::SGL_TYPE.final_()),
+            _ => self.ask(sqe.cid(), len, Note::Admin(sqe)),
+        }
+    }
+
+    /// The same, with the data that came from the host.
+    pub(super) fn admin_with_data(&mut self, sqe: &Sqe, data: &[u8]) {
+        if sqe.opcode() == FABRICS {
+            return self.fabrics_command(sqe, data);
+        }
+        let Role::Admin(admin) = &mut self.role else { return self.fail(sqe, Status::SEQUENCE.final_()) };
+        if !admin.controller.is_ready() {
+            return self.fail(sqe, Status::SEQUENCE.final_());
+        }
+        let view = AdminView { server: &self.server, port: &self.port };
+        let answer = admin::execute(&mut admin.controller, &view, sqe, data);
+        self.follow_controller();
+        if let Some(queue) = &self.queue {
+            let failed = matches!(answer, Answer::Failed(_));
+            queue.entered.counters.answered(CommandKind::Other, 0, failed);
+        }
+        match answer {
+            Answer::Done(result) => self.respond(sqe.cid(), Status::SUCCESS, result, 0),
+            Answer::Data(data) if data.len() > sqe.sgl().len() as usize => {
+                self.fail(sqe, Status::SGL_LENGTH.final_());
+            }
+            Answer::Data(data) => {
+                let data = forebay_block::Buf::copy_of(&data);
+                self.outbox.replies.data(sqe.cid(), data.into(), false);
+                self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
+            }
+            Answer::Failed(status) => self.fail(sqe, status),
+            Answer::Later => self.tell_events(),
+            Answer::Abort { queue, cid } => {
+                let Role::Admin(admin) = &mut self.role else { return };
+                let aborted = queue == 0 && admin.controller.abort_request(cid);
+                if aborted {
+                    self.respond(cid, Status::ABORTED, 0, 0);
+                }
+                // Bit 0: it was not aborted.  What is with a device is soon done anyway.
+                self.respond(sqe.cid(), Status::SUCCESS, u64::from(!aborted), 0);
+            }
+        }
+    }
+
+    /// Makes the rest of the connection, and the other queues, follow what the host has set.
+    fn follow_controller(&mut self) {
+        let (Role::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
+        let features = &admin.controller.features;
+        queue.association.write_through.store(!features.write_cache, Ordering::Relaxed);
+        queue.association.queues_granted.store(features.queues, Ordering::Release);
+        if admin.keep_alive_ms != admin.controller.keep_alive_ms {
+            admin.keep_alive_ms = admin.controller.keep_alive_ms;
+            admin.keep_alive = keep_alive(admin.keep_alive_ms);
+            // A timer that was just made wants to be polled.
+            self.waker.wake_by_ref();
+        }
+    }
+
+    fn fabrics_command(&mut self, sqe: &Sqe, data: &[u8]) {
+        match (sqe.fctype(), &mut self.role) {
+            (fctype::CONNECT, Role::Fresh) => self.connect(sqe, data),
+            (_, Role::Fresh) => self.fail(sqe, Status::SEQUENCE.final_()),
+            (fctype::CONNECT, _) => self.fail(sqe, Status::SEQUENCE.final_()),
+            (fctype::PROPERTY_GET, Role::Admin(admin)) => match admin.controller.property(Property::decode(sqe)) {
+                Ok(value) => self.respond(sqe.cid(), Status::SUCCESS, value, 0),
+                Err(status) => self.fail(sqe, status),
+            },
+            (fctype::PROPERTY_SET, Role::Admin(admin)) => match admin.controller.set_property(Property::decode(sqe)) {
+                Ok(power) => {
+                    self.power(power);
+                    self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
+                }
+                Err(status) => self.fail(sqe, status),
+            },
+            (fctype::DISCONNECT, Role::Io) => {
+                self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
+                self.stop_receiving(End::Disconnected);
+            }
+            _ => self.fail(sqe, Status::INVALID_OPCODE.final_()),
+        }
+    }
+
+    fn power(&mut self, power: Power) {
+        let Some(queue) = &self.queue else { return };
+        match power {
+            Power::Same => {}
+            Power::Enabled => queue.association.ready.store(true, Ordering::Release),
+            Power::Disabled => {
+                queue.association.ready.store(false, Ordering::Release);
+                queue.association.end_queues(false);
+            }
+            Power::Shutdown => queue.association.ready.store(false, Ordering::Release),
+        }
+        self.follow_controller();
+    }
+
+    // ---- Connect ----
+
+    fn connect(&mut self, sqe: &Sqe, data: &[u8]) {
+        if data.len() < CONNECT_DATA {
+            return self.fail(sqe, Status::SGL_LENGTH.final_());
+        }
+        let parameter = |wrong| Refused { status: Status::CONNECT_PARAMETER.final_(), wrong: Some(wrong) };
+        let connect = match Connect::decode(sqe, data) {
+            Ok(connect) => connect,
+            Err(None) => {
+                return self.refuse(sqe, Refused { status: Status::CONNECT_FORMAT.final_(), wrong: None });
+            }
+            Err(Some(wrong)) => return self.refuse(sqe, parameter(wrong)),
+        };
+        let entries = usize::from(connect.sq_size) + 1;
+        if entries < 2 || entries > Self::entries_max(connect.queue) {
+            return self.refuse(sqe, parameter(connect_field::SIZE));
+        }
+        let target = &self.server.target;
+        if connect.queue == 0 && target.is_leaving(&connect.host_id) {
+            self.connecting = Some((*sqe, data.to_vec(), sleep(CONNECT_LOOK)));
+            self.waker.wake_by_ref();
+            return;
+        }
+        let made = if connect.queue == 0 {
+            target.connect_admin(&connect, &self.control).map(|(association, notices)| {
+                let controller =
+                    Controller::new(association.kind, association.cntlid, connect.host_id, connect.keep_alive_ms);
+                let keep_alive_ms = connect.keep_alive_ms;
+                let admin = Admin { controller, notices, keep_alive: keep_alive(keep_alive_ms), keep_alive_ms };
+                (association, Role::Admin(Box::new(admin)))
+            })
+        } else {
+            target.connect_io(&connect, &self.control).map(|association| (association, Role::Io))
+        };
+        let (association, role) = match made {
+            Ok(made) => made,
+            Err(refused) => {
+                tracing::info!(
+                    peer = %self.peer, host = connect.host, subsystem = connect.subsystem, queue = connect.queue,
+                    status = %refused.status, "a host is refused"
+                );
+                return self.refuse(sqe, refused);
+            }
+        };
+        self.role = role;
+        let discovery = association.kind == Kind::Discovery;
+        let (host, cntlid, queue) = (connect.host.clone(), association.cntlid, connect.queue);
+        if queue == 0 {
+            tracing::info!(peer = %self.peer, host, cntlid, discovery, "a host has connected");
+        }
+        self.outbox.set_budget(self.server.host_budget(&host));
+        let entered = target.stats().enter(self.peer.to_string(), host, cntlid, queue, discovery);
+        self.work = InFlight::new(entries);
+        self.work.set_task(&self.waker);
+        let flow_control = !connect.no_flow_control;
+        self.queue = Some(Queue { id: queue, association, entries: entries as u16, head: 1, flow_control, entered });
+        self.settled();
+        self.outstanding -= 1;
+        // FFFFh says that the host may do without flow control.
+        let sq_head = if flow_control { 1 } else { 0xFFFF };
+        let cqe = Cqe { result: cntlid.into(), sq_head, cid: sqe.cid(), status: Status::SUCCESS };
+        self.outbox.replies.response(&cqe);
+        self.outbox.replied(0);
+        self.waker.wake_by_ref();
+    }
+
+    fn refuse(&mut self, sqe: &Sqe, refused: Refused) {
+        self.server.target.stats().count(|counts| counts.refused += 1);
+        let result = refused.wrong.map_or(0, |wrong| wrong.result());
+        self.respond(sqe.cid(), refused.status, result, 0);
+    }
+
+    // ---- What comes without a command ----
+
+    /// Tells the host of what has happened, as far as it has asked.
+    fn tell_events(&mut self) {
+        while let Role::Admin(admin) = &mut self.role
+            && let Some((cid, result)) = admin.controller.tell()
+        {
+            self.respond(cid, Status::SUCCESS, result, 0);
+        }
+    }
+
+    /// Looks for notices of others, at the keep-alive timer, and at a Connect that waits.
+    pub(super) fn poll_admin(&mut self, cx: &mut Context<'_>) {
+        if let Some((sqe, data, timer)) = &mut self.connecting
+            && Pin::new(timer).poll(cx).is_ready()
+        {
+            let (sqe, data) = (*sqe, std::mem::take(data));
+            self.connecting = None;
+            self.connect(&sqe, &data);
+        }
+        let Role::Admin(admin) = &mut self.role else { return };
+        let mut events = false;
+        while let Poll::Ready(Some(notice)) = pin!(admin.notices.recv()).poll(cx) {
+            match notice {
+                Notice::Event(event) => {
+                    admin.controller.raise(event);
+                    events = true;
+                }
+                Notice::Error(entry) => admin.controller.note_error(entry),
+            }
+        }
+        let Some(queue) = &self.queue else { return };
+        let mut silent = false;
+        while let Some(timer) = &mut admin.keep_alive
+            && Pin::new(timer).poll(cx).is_ready()
+        {
+            silent = !queue.association.traffic.swap(false, Ordering::Relaxed);
+            admin.keep_alive = if silent { None } else { keep_alive(admin.keep_alive_ms) };
+        }
+        if silent {
+            self.server.target.stats().count(|counts| counts.keep_alive_expired += 1);
+            tracing::warn!(peer = %self.peer, host = queue.association.host, "a host has fallen silent");
+            return self.stop_receiving(End::Silent);
+        }
+        if events {
+            self.tell_events();
+        }
+    }
+}
+
+/// A timer that looks whether something has come since it last looked.
+fn keep_alive(ms: u32) -> Option<forebay_reactor::time::Sleep> {
+    (ms > 0).then(|| sleep(Duration::from_millis(ms.max(KEEP_ALIVE_MIN_MS).into())))
+}

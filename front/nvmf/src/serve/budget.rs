@@ -1,0 +1,64 @@
+//! Bytes that many connections share.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::Waker;
+
+/// A number of bytes that may be in use.
+pub(super) struct Budget {
+    used: Cell<usize>,
+    max: usize,
+    /// Connections that would go on if there were more.
+    waiting: RefCell<Vec<Waker>>,
+    /// What has to have room as well.
+    above: Option<Rc<Budget>>,
+}
+
+impl Budget {
+    pub(super) fn new(max: usize, above: Option<Rc<Budget>>) -> Rc<Self> {
+        Rc::new(Self { used: Cell::new(0), max, waiting: RefCell::default(), above })
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        // One command always goes, however long.
+        self.used.get() == 0 || self.used.get() + bytes <= self.max
+    }
+
+    /// Takes bytes if there is room; otherwise `waker` is called when there may be.
+    pub(super) fn take(&self, bytes: usize, waker: &Waker) -> bool {
+        let full = [Some(self), self.above.as_deref()].into_iter().flatten().find(|budget| !budget.has_room(bytes));
+        if let Some(full) = full {
+            let mut waiting = full.waiting.borrow_mut();
+            if !waiting.iter().any(|waiting| waiting.will_wake(waker)) {
+                waiting.push(waker.clone());
+            }
+            return false;
+        }
+        self.take_anyway(bytes);
+        true
+    }
+
+    /// Takes bytes that are in memory already.
+    pub(super) fn take_anyway(&self, bytes: usize) {
+        self.used.set(self.used.get() + bytes);
+        if let Some(above) = &self.above {
+            above.used.set(above.used.get() + bytes);
+        }
+    }
+
+    /// Gives bytes back.
+    pub(super) fn give(&self, bytes: usize) {
+        self.used.set(self.used.get() - bytes);
+        if !self.waiting.borrow().is_empty() {
+            self.waiting.take().into_iter().for_each(Waker::wake);
+        }
+        if let Some(above) = &self.above {
+            above.give(bytes);
+        }
+    }
+
+    /// Bytes in use.
+    pub(super) fn used(&self) -> usize {
+        self.used.get()
+    }
+}

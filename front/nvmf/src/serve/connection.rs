@@ -1,0 +1,476 @@
+//! One connection: receives, hands on commands, gathers replies, sends.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use forebay_block::{BufList, BufMut};
+use forebay_reactor::sync::InFlight;
+use forebay_reactor::time::Sleep;
+use forebay_reactor::{Addr, Stream, cross, sleep};
+
+use super::io::{Fused, Pending, Started};
+use super::outbox::Outbox;
+use super::work::Work;
+use super::{OpenNamespace, Server};
+use crate::session::{
+    ADMIN_ENTRIES_MAX, Agreed, Controller, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies, Transfers, Want,
+};
+use crate::stats::Entered;
+use crate::target::{Association, Control, Notice, Port};
+use crate::wire::pdu::{Fes, IcReq, IcResp};
+use crate::wire::{Cqe, Sqe, Status};
+
+/// PDUs taken in one turn; then the connection lets the others have theirs.
+const TURN_PDUS: u32 = 256;
+/// How long a connection whose host broke a rule waits for it to close, so that it can read why.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// How a connection came to its end.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The host closed it.
+    Closed,
+    /// The host ended it, with this status.
+    Terminated { _status: u16 },
+    /// The host disconnected its queue.
+    Disconnected,
+    /// The socket failed.
+    Socket(io::Error),
+    /// The host broke the protocol.
+    Fatal(Fatal),
+    /// It did not become a queue in time.
+    TooSlow,
+    /// The host fell silent.
+    Silent,
+    /// The server is closing down, or the controller has gone.
+    Stopped,
+}
+
+/// What a connection is.
+pub(super) enum Role {
+    /// Nothing yet.
+    Fresh,
+    /// An admin queue, with its controller.
+    Admin(Box<Admin>),
+    /// An I/O queue.
+    Io,
+}
+
+/// What only an admin queue has.
+pub(super) struct Admin {
+    pub(super) controller: Controller,
+    pub(super) notices: cross::Receiver<Notice>,
+    pub(super) keep_alive: Option<Sleep>,
+    /// What the timer was set to, in milliseconds.
+    pub(super) keep_alive_ms: u32,
+}
+
+/// What every queue has.
+pub(super) struct Queue {
+    pub(super) id: u16,
+    pub(super) association: Arc<Association>,
+    pub(super) entries: u16,
+    pub(super) head: u16,
+    /// The host minds the queue's head.
+    pub(super) flow_control: bool,
+    pub(super) entered: Entered,
+}
+
+/// What the data of a command is for.
+pub(super) enum Note {
+    /// An I/O command.
+    Io(Started),
+    /// One half of a fused operation.
+    Fused(Rc<Fused>, bool),
+    /// A command of the admin queue, or of fabrics.
+    Admin(Sqe),
+}
+
+/// What a look at the received bytes came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Intake {
+    /// More has to be received.
+    Hungry,
+    /// The turn has been long enough.
+    Tired,
+    /// Something else has to happen first.
+    Busy,
+}
+
+pub(super) struct Connection {
+    pub(super) server: Rc<Server>,
+    pub(super) port: Arc<Port>,
+    pub(super) stream: Stream,
+    pub(super) peer: Addr,
+    pub(super) control: Arc<Control>,
+    pub(super) receiver: Receiver,
+    pub(super) outbox: Outbox,
+    pub(super) work: InFlight<Work, Pending>,
+    /// Commands that wait for room.
+    pub(super) waiting: VecDeque<Started>,
+    pub(super) transfers: Transfers<Note>,
+    /// The first half of a fused operation, whose second half comes next.
+    pub(super) fused: Option<Sqe>,
+    pub(super) fused_data: BufList,
+    pub(super) role: Role,
+    pub(super) queue: Option<Queue>,
+    /// Commands that are not answered yet.
+    pub(super) outstanding: usize,
+    /// The namespace of the last command, and the generation in which it was found.
+    pub(super) last: Option<(u64, Rc<OpenNamespace>)>,
+    /// The answer to a Connect that waits for an earlier controller of the host to end.
+    pub(super) connecting: Option<(Sqe, Vec<u8>, Sleep)>,
+    pub(super) waker: Waker,
+    /// Nothing is taken in any more, and how it came to that.
+    end: Option<End>,
+    /// Bytes that come are dropped.
+    discard: bool,
+    /// The last word is sent.
+    lingering: bool,
+    timer: Option<Sleep>,
+}
+
+impl Connection {
+    pub(super) fn new(server: Rc<Server>, port: Arc<Port>, stream: Stream, peer: Addr, control: Arc<Control>) -> Self {
+        let pools = server.pools.clone();
+        let timer = Some(sleep(server.target.limits().handshake_timeout));
+        Self {
+            port,
+            stream,
+            peer,
+            control,
+            receiver: Receiver::new(pools.clone()),
+            outbox: Outbox::new(Replies::new(pools)),
+            work: InFlight::new(1),
+            waiting: VecDeque::new(),
+            transfers: Transfers::default(),
+            fused: None,
+            fused_data: BufList::new(),
+            role: Role::Fresh,
+            queue: None,
+            outstanding: 0,
+            last: None,
+            connecting: None,
+            waker: Waker::noop().clone(),
+            end: None,
+            discard: false,
+            lingering: false,
+            timer,
+            server,
+        }
+    }
+
+    /// Serves until the connection ends.  All commands that were begun are done by then, or the time that
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) gives them is over.
+    pub(super) async fn run(mut self) -> End {
+        let end = {
+            let mut receiving = pin!(None);
+            let mut sending = pin!(None);
+            std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await
+        };
+        self.stream.shutdown();
+        if let Some(queue) = self.queue.take() {
+            self.server.target.disconnect(&queue.association, queue.id);
+        }
+        end
+    }
+
+    fn turn<R, S>(
+        &mut self,
+        cx: &mut Context<'_>,
+        (receive, mut receiving): (impl Fn(Stream, Want) -> R, Pin<&mut Option<R>>),
+        (send, mut sending): (impl Fn(Stream, BufList) -> S, Pin<&mut Option<S>>),
+    ) -> Poll<End>
+    where
+        R: Future<Output = (io::Result<usize>, BufMut)>,
+        S: Future<Output = io::Result<()>>,
+    {
+        self.work.set_task(cx.waker());
+        if !self.waker.will_wake(cx.waker()) {
+            self.waker = cx.waker().clone();
+            self.control.set_task(cx.waker());
+        }
+        if self.control.stopping() {
+            self.stop_receiving(End::Stopped);
+        }
+        if self.last.as_ref().is_some_and(|(seen, _)| *seen != self.server.target.generation()) {
+            // It may be what somebody waits for.
+            self.last = None;
+        }
+        self.poll_work();
+        self.poll_admin(cx);
+        self.start_waiting();
+
+        let mut budget = TURN_PDUS;
+        loop {
+            let mut again = false;
+            if let Some(future) = receiving.as_mut().as_pin_mut()
+                && let Poll::Ready((result, buf)) = future.poll(cx)
+            {
+                receiving.set(None);
+                self.received(result, buf);
+            }
+            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(&mut budget) };
+            loop {
+                if sending.is_none()
+                    && let Some(batch) = self.outbox.next_batch()
+                {
+                    sending.set(Some(send(self.stream.clone(), batch)));
+                }
+                let Some(future) = sending.as_mut().as_pin_mut() else { break };
+                let Poll::Ready(result) = future.poll(cx) else { break };
+                sending.set(None);
+                self.outbox.sent();
+                if let Err(error) = result {
+                    self.outbox.deafen();
+                    self.stop_receiving(End::Socket(error));
+                }
+                self.start_waiting();
+            }
+            let open = self.end.is_none() || self.discard;
+            if receiving.is_none() && intake == Intake::Hungry && open {
+                self.outbox.replies.rest();
+                let want = self.receiver.want();
+                receiving.set(Some(receive(self.stream.clone(), want)));
+                again = true;
+            }
+            if intake == Intake::Tired {
+                cx.waker().wake_by_ref();
+                break;
+            }
+            if !again {
+                break;
+            }
+        }
+        if self.end.is_some() && !self.discard {
+            // What is still to come is not wanted.
+            receiving.set(None);
+        }
+        self.ended(cx)
+    }
+
+    fn received(&mut self, result: io::Result<usize>, mut buf: BufMut) {
+        match result {
+            Ok(0) => {
+                self.discard = false;
+                self.outbox.deafen();
+                self.stop_receiving(End::Closed);
+            }
+            Ok(_) if self.discard => {
+                buf.clear();
+                self.receiver.received(buf, 0);
+            }
+            Ok(got) => {
+                if let Some(queue) = &self.queue
+                    && !queue.association.traffic.load(Ordering::Relaxed)
+                {
+                    queue.association.traffic.store(true, Ordering::Relaxed);
+                }
+                self.receiver.received(buf, got);
+            }
+            Err(error) => {
+                self.discard = false;
+                self.outbox.deafen();
+                self.stop_receiving(End::Socket(error));
+            }
+        }
+    }
+
+    pub(super) fn stop_receiving(&mut self, end: End) {
+        if self.end.is_some() {
+            return;
+        }
+        if let End::Fatal(fatal) = &end {
+            // The host is told, and nothing after it.
+            self.outbox.conclude(&fatal.encode());
+            self.discard = true;
+        }
+        self.end = Some(end);
+        // From here on what is under way has only so much time.
+        self.timer = Some(sleep(self.server.target.limits().drain_timeout));
+        self.connecting = None;
+        self.fused = None;
+        self.fused_data = BufList::new();
+        // Commands whose data has not come never began; what they hold is given back with the connection.
+        drop(self.transfers.clear().collect::<Vec<_>>());
+        self.waiting.clear();
+    }
+
+    /// Takes what has arrived, as far as the turn allows.
+    fn take_in(&mut self, budget: &mut u32) -> Intake {
+        loop {
+            if self.end.is_some() {
+                return Intake::Hungry;
+            }
+            if self.connecting.is_some() {
+                // While a Connect waits nothing else may come; the next bytes wait in the socket.
+                return Intake::Busy;
+            }
+            if *budget == 0 {
+                return Intake::Tired;
+            }
+            let transfers = &self.transfers;
+            match self.receiver.next(|header, last| transfers.check(header, last)) {
+                Ok(Some(pdu)) => {
+                    *budget -= 1;
+                    self.take(pdu);
+                }
+                Ok(None) => return Intake::Hungry,
+                Err(fatal) => {
+                    self.stop_receiving(End::Fatal(fatal));
+                    return Intake::Hungry;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, pdu: Pdu) {
+        match pdu {
+            Pdu::IcReq(request) => self.initialize(&request),
+            Pdu::Term(status) => {
+                tracing::info!(peer = %self.peer, status, "a host ends its connection with an error");
+                self.outbox.deafen();
+                self.stop_receiving(End::Terminated { _status: status });
+            }
+            Pdu::Command { sqe, data, intact } => self.command(sqe, data, intact),
+            Pdu::Data { header, data, intact, .. } => {
+                if let Some((note, data, intact)) = self.transfers.arrived(&header, data, intact) {
+                    self.data_arrived(header.cid, note, data, intact);
+                }
+            }
+        }
+    }
+
+    fn initialize(&mut self, request: &IcReq) {
+        let agreed = Agreed::of(request);
+        let resp = IcResp {
+            version: 0,
+            controller_alignment: 0,
+            digests: agreed.digests(),
+            h2c_data_max: H2C_DATA_MAX as u32,
+        };
+        self.outbox.replies.ic_resp(&resp);
+        self.outbox.replied(0);
+        self.receiver.agree(agreed);
+        self.outbox.replies.agree(agreed);
+    }
+
+    fn command(&mut self, sqe: Sqe, data: BufList, intact: bool) {
+        let entries = match &mut self.queue {
+            None => 1,
+            Some(queue) => {
+                if queue.flow_control {
+                    queue.head = if queue.head + 1 >= queue.entries { 0 } else { queue.head + 1 };
+                }
+                usize::from(queue.entries)
+            }
+        };
+        if self.outstanding >= entries {
+            let fatal = Fatal::new(Fes::Sequence, 0, &[], "more commands than the queue has room for");
+            return self.stop_receiving(End::Fatal(fatal));
+        }
+        self.outstanding += 1;
+        if !intact {
+            self.server.target.stats().count(|counts| counts.digest_errors += 1);
+            return self.fail(&sqe, Status::TRANSPORT);
+        }
+        match self.role {
+            Role::Io if sqe.opcode() != crate::wire::command::FABRICS => self.io_command(sqe, data),
+            _ => self.admin_command(sqe, data),
+        }
+    }
+
+    fn data_arrived(&mut self, cid: u16, note: Note, data: BufList, intact: bool) {
+        if !intact {
+            self.server.target.stats().count(|counts| counts.digest_errors += 1);
+        }
+        match note {
+            Note::Io(started) if intact => self.start(started, data),
+            Note::Io(started) => self.fail_started(started, Status::TRANSPORT),
+            Note::Fused(fused, first) => self.fused_arrived(&fused, first, data, intact),
+            Note::Admin(sqe) if intact => self.admin_with_data(&sqe, &data.to_vec()),
+            Note::Admin(sqe) => {
+                debug_assert_eq!(sqe.cid(), cid);
+                self.fail(&sqe, Status::TRANSPORT);
+            }
+        }
+    }
+
+    /// Asks for a command's data.
+    pub(super) fn ask(&mut self, cid: u16, len: u32, note: Note) {
+        let tag = self.transfers.begin(cid, len, note);
+        self.outbox.replies.ready_to_transfer(cid, tag, len);
+        self.outbox.replied(0);
+    }
+
+    /// Answers a command, whose reply holds so many bytes.
+    pub(super) fn respond(&mut self, cid: u16, status: Status, result: u64, bytes: usize) {
+        self.outstanding -= 1;
+        let sq_head = self.queue.as_ref().map_or(0, |queue| queue.head);
+        self.outbox.replies.response(&Cqe { result, sq_head, cid, status });
+        self.outbox.replied(bytes);
+    }
+
+    /// Answers a command with an error.
+    pub(super) fn fail(&mut self, sqe: &Sqe, status: Status) {
+        self.note_error(sqe, status);
+        self.respond(sqe.cid(), status, 0, 0);
+    }
+
+    /// Entries of the admin queue that a host may have.
+    pub(super) fn entries_max(queue: u16) -> usize {
+        if queue == 0 { ADMIN_ENTRIES_MAX } else { crate::session::QUEUE_ENTRIES_MAX }
+    }
+
+    /// The connection has become a queue: there is no hurry any more.
+    pub(super) fn settled(&mut self) {
+        self.timer = None;
+    }
+
+    /// Ready when nothing is left to do, or the time for it is over.
+    fn ended(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        if let Some(timer) = &mut self.timer
+            && Pin::new(timer).poll(cx).is_ready()
+        {
+            self.timer = None;
+            let Some(end) = self.end.take() else {
+                return Poll::Ready(End::TooSlow);
+            };
+            if !self.work.is_empty() {
+                tracing::warn!(peer = %self.peer, commands = self.work.len(), "a connection ends before its commands are done");
+            }
+            return Poll::Ready(end);
+        }
+        if self.end.is_some() && self.work.is_empty() && self.outbox.is_empty() {
+            if self.discard {
+                // All is said; the host has a moment to read it and to close.
+                if !std::mem::replace(&mut self.lingering, true) {
+                    self.timer = Some(sleep(LINGER));
+                    cx.waker().wake_by_ref();
+                }
+                return Poll::Pending;
+            }
+            return Poll::Ready(self.end.take().unwrap_or(End::Stopped));
+        }
+        Poll::Pending
+    }
+}
+
+async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
+    if want.all {
+        let len = want.buf.spare();
+        let (result, buf) = stream.recv_exact(want.buf).await;
+        return (result.map(|()| len), buf);
+    }
+    stream.recv(want.buf).await
+}
+
+async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
+    stream.send(batch).await
+}

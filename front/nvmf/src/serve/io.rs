@@ -1,0 +1,361 @@
+//! The commands of an I/O queue.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use forebay_block::{BufList, Extent, Request};
+
+use super::OpenNamespace;
+use super::connection::{Connection, Note};
+use super::work::{self, Outcome, Work};
+use crate::session::io::{self, Action, Command, Data, FUSED_MAX};
+use crate::stats::CommandKind;
+use crate::target::Notice;
+use crate::wire::command::{Fuse, NSID_ALL, Sgl};
+use crate::wire::log::ErrorEntry;
+use crate::wire::{Sqe, Status};
+
+/// A command that makes sense, and is not with the device yet.
+pub(super) struct Started {
+    pub(super) sqe: Sqe,
+    command: Command,
+    namespace: Rc<OpenNamespace>,
+    /// Bytes that it holds already.
+    held: usize,
+}
+
+/// What is known of a command that the device has not answered.
+pub(super) struct Pending {
+    sqe: Sqe,
+    /// The second half, when it is a fused operation.
+    second: Option<u16>,
+    action: Action,
+    held: usize,
+    _namespace: Rc<OpenNamespace>,
+}
+
+/// A fused operation whose data is gathered.
+pub(super) struct Fused {
+    first: Sqe,
+    second: Sqe,
+    namespace: RefCell<Option<Rc<OpenNamespace>>>,
+    extent: Extent,
+    fua: bool,
+    expect: RefCell<Option<BufList>>,
+    data: RefCell<Option<BufList>>,
+    intact: Cell<bool>,
+}
+
+fn kind_of(action: &Action) -> CommandKind {
+    match action {
+        Action::Read(_) => CommandKind::Read,
+        Action::Write { .. } => CommandKind::Write,
+        Action::Compare(_) => CommandKind::Compare,
+        Action::WriteZeroes { .. } => CommandKind::WriteZeroes,
+        Action::Flush => CommandKind::Flush,
+        Action::Ranges { .. } => CommandKind::Deallocate,
+        Action::Verify(_) => CommandKind::Other,
+        Action::Reservation => CommandKind::Reservation,
+    }
+}
+
+fn bytes_of(action: &Action) -> u64 {
+    match action {
+        Action::Read(extent) | Action::Write { extent, .. } => extent.len,
+        _ => 0,
+    }
+}
+
+impl Connection {
+    /// A command of an I/O queue, with what is in its capsule.
+    pub(super) fn io_command(&mut self, sqe: Sqe, data: BufList) {
+        if let Some(first) = self.fused.take() {
+            let first_data = std::mem::take(&mut self.fused_data);
+            if sqe.fuse() == Fuse::Second {
+                return self.fused_command((first, first_data), (sqe, data));
+            }
+            self.fail(&first, Status::FUSED_MISSING.final_());
+        }
+        match sqe.fuse() {
+            Fuse::None => {}
+            Fuse::First => {
+                self.fused = Some(sqe);
+                self.fused_data = data;
+                return;
+            }
+            Fuse::Second => return self.fail(&sqe, Status::FUSED_MISSING.final_()),
+            Fuse::Reserved => return self.fail(&sqe, Status::INVALID_FIELD.final_()),
+        }
+        let (command, namespace) = match self.prepare(&sqe) {
+            Ok(prepared) => prepared,
+            Err(status) => return self.fail(&sqe, status),
+        };
+        let started = Started { sqe, command, namespace, held: 0 };
+        if let Data::In(len) = command.data
+            && matches!(sqe.sgl(), Sgl::InCapsule { .. })
+        {
+            return match io::in_capsule(sqe.sgl(), len, &data) {
+                Ok(data) => {
+                    // It is in memory already, bounded by the length of the queue.
+                    self.outbox.hold_anyway(len as usize);
+                    self.start(Started { held: len as usize, ..started }, data);
+                }
+                Err(status) => self.fail_started(started, status),
+            };
+        }
+        if self.waiting.is_empty() {
+            if let Some(refused) = self.try_begin(started) {
+                self.waiting.push_back(refused);
+            }
+        } else {
+            self.waiting.push_back(started);
+        }
+    }
+
+    /// The namespace of a command, if it may be reached here.
+    fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, Status> {
+        let generation = self.server.target.generation();
+        let namespace = match &self.last {
+            Some((seen, last)) if *seen == generation && last.info.nsid == nsid => last.clone(),
+            _ => {
+                self.last = None;
+                if nsid == 0 || nsid == NSID_ALL {
+                    return Err(Status::INVALID_NAMESPACE.final_());
+                }
+                let found = self.server.namespace(nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
+                self.last = Some((generation, found.clone()));
+                found
+            }
+        };
+        match self.port.ana(namespace.info.ana_group).refuses() {
+            Some(status) => Err(status),
+            None => Ok(namespace),
+        }
+    }
+
+    fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
+        let namespace = self.find(sqe.nsid())?;
+        let command = io::decode(sqe, &namespace.rules())?;
+        Ok((command, namespace))
+    }
+
+    /// Begins a command, unless there is no room for its data.
+    fn try_begin(&mut self, mut started: Started) -> Option<Started> {
+        let len = match started.command.data {
+            Data::None => 0,
+            Data::In(len) | Data::Out(len) => len as usize,
+        };
+        if len > 0 {
+            let held = self.outbox.held();
+            let room = held == 0 || held + len <= self.server.target.limits().connection_bytes;
+            let waker = self.waker.clone();
+            if !room || !self.outbox.hold(len, &waker) {
+                return Some(started);
+            }
+            started.held = len;
+        }
+        match started.command.data {
+            Data::In(len) => self.ask(started.sqe.cid(), len, Note::Io(started)),
+            _ => self.start(started, BufList::new()),
+        }
+        None
+    }
+
+    /// Begins what has waited for room, if there is some now.
+    pub(super) fn start_waiting(&mut self) {
+        while let Some(started) = self.waiting.pop_front() {
+            if let Some(refused) = self.try_begin(started) {
+                self.waiting.push_front(refused);
+                break;
+            }
+        }
+    }
+
+    /// Hands a command to the device, with the data that came from the host.
+    pub(super) fn start(&mut self, started: Started, data: BufList) {
+        let Started { sqe, command, namespace, held } = started;
+        let device = &namespace.device;
+        let queue = self.queue.as_ref();
+        let through = queue.is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
+        let work = match command.action {
+            Action::Read(extent) => work::read(device, extent),
+            Action::Write { extent, fua } => work::write(device, extent, data, fua || through),
+            Action::Compare(extent) => work::compare(device, extent, data),
+            Action::WriteZeroes { extent, no_unmap, fua } => {
+                work::one(device, Request::WriteZeroes { extent, no_unmap, fua: fua || through })
+            }
+            Action::Flush => work::one(device, Request::Flush),
+            Action::Verify(extent) => work::verify(device, extent),
+            Action::Ranges { deallocate } => {
+                match io::ranges(&data.into_contiguous(), &namespace.rules()) {
+                    Ok(ranges) if deallocate && !ranges.is_empty() => work::discard(device, ranges),
+                    // Hints on how the ranges will be used change nothing here.
+                    Ok(_) => Work::Many(Box::pin(std::future::ready(Ok(Outcome::Done)))),
+                    Err(status) => return self.fail_started(Started { sqe, command, namespace, held }, status),
+                }
+            }
+            Action::Reservation => {
+                let started = Started { sqe, command, namespace, held };
+                return self.fail_started(started, Status::INVALID_OPCODE.final_());
+            }
+        };
+        let pending = Pending { sqe, second: None, action: command.action, held, _namespace: namespace };
+        if let Some((result, pending)) = self.work.start(work, pending) {
+            self.finish(result, pending);
+        }
+    }
+
+    /// Takes up what the device has answered.
+    pub(super) fn poll_work(&mut self) {
+        if self.work.is_empty() {
+            return;
+        }
+        let mut done = VecDeque::new();
+        self.work.poll(|result, pending| done.push_back((result, pending)));
+        for (result, pending) in done {
+            self.finish(result, pending);
+        }
+    }
+
+    /// Answers a command that the device is done with.
+    fn finish(&mut self, result: Result<Outcome, Status>, pending: Pending) {
+        let Pending { sqe, second, action, held, _namespace: namespace } = pending;
+        let cid = sqe.cid();
+        let result = match result {
+            Ok(Outcome::Data(data)) if data.len() as u64 != bytes_of(&action) => Err(Status::INTERNAL),
+            other => other,
+        };
+        if let Some(queue) = &self.queue {
+            queue.entered.counters.answered(kind_of(&action), bytes_of(&action), result.is_err());
+        }
+        drop(namespace);
+        match result {
+            Ok(Outcome::Data(data)) => {
+                // Without flow control the host needs nothing of a response that says it went well.
+                let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
+                self.outbox.replies.data(cid, data, success);
+                if success {
+                    self.outstanding -= 1;
+                    self.outbox.replied(held);
+                } else {
+                    self.respond(cid, Status::SUCCESS, 0, held);
+                }
+            }
+            Ok(Outcome::Done) => {
+                self.respond(cid, Status::SUCCESS, 0, held);
+                if let Some(second) = second {
+                    self.respond(second, Status::SUCCESS, 0, 0);
+                }
+            }
+            Err(status) => {
+                self.note_error(&sqe, status);
+                self.respond(cid, status, 0, held);
+                if let Some(second) = second {
+                    self.respond(second, Status::FUSED_FAILED, 0, 0);
+                }
+            }
+        }
+    }
+
+    /// Answers a command that did not get to the device.
+    pub(super) fn fail_started(&mut self, started: Started, status: Status) {
+        self.note_error(&started.sqe, status);
+        if let Some(queue) = &self.queue {
+            queue.entered.counters.answered(kind_of(&started.command.action), 0, true);
+        }
+        self.respond(started.sqe.cid(), status, 0, started.held);
+    }
+
+    /// Notes an error for the log page, but for those that are a part of normal life.
+    pub(super) fn note_error(&mut self, sqe: &Sqe, status: Status) {
+        let usual = [Status::COMPARE_FAILED, Status::RESERVATION_CONFLICT, Status::FUSED_FAILED];
+        let Some(queue) = &self.queue else { return };
+        if usual.iter().any(|usual| usual.code() == status.code()) || status.code() >> 8 == 3 {
+            return;
+        }
+        let (slba, nsid) = (sqe.slba(), sqe.nsid());
+        let entry = ErrorEntry { count: 0, queue: queue.id, cid: sqe.cid(), status, lba: slba, nsid };
+        queue.association.notice(Notice::Error(entry));
+    }
+
+    // ---- Compare and Write ----
+
+    fn fused_command(&mut self, (first, first_data): (Sqe, BufList), (second, second_data): (Sqe, BufList)) {
+        let both = match (self.prepare(&first), self.prepare(&second)) {
+            (Err(status), _) => Err((status, Status::FUSED_FAILED)),
+            (_, Err(status)) => Err((Status::FUSED_FAILED, status)),
+            (Ok((compare, namespace)), Ok((write, _))) => match (compare.action, write.action) {
+                _ if first.nsid() != second.nsid() => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
+                (Action::Compare(expect), Action::Write { extent, fua }) if expect == extent => {
+                    if extent.len > FUSED_MAX {
+                        Err((Status::ATOMIC_UNIT.final_(), Status::FUSED_FAILED))
+                    } else {
+                        Ok((namespace, extent, fua))
+                    }
+                }
+                _ => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
+            },
+        };
+        let (namespace, extent, fua) = match both {
+            Ok(both) => both,
+            Err((of_first, of_second)) => {
+                self.fail(&first, of_first);
+                return self.fail(&second, of_second);
+            }
+        };
+        self.outbox.hold_anyway(2 * extent.len as usize);
+        let fused = Rc::new(Fused {
+            first,
+            second,
+            namespace: RefCell::new(Some(namespace)),
+            extent,
+            fua,
+            expect: RefCell::default(),
+            data: RefCell::default(),
+            intact: Cell::new(true),
+        });
+        for (sqe, data, is_first) in [(first, first_data, true), (second, second_data, false)] {
+            let len = extent.len as u32;
+            match sqe.sgl() {
+                Sgl::InCapsule { .. } => {
+                    let part = io::in_capsule(sqe.sgl(), len, &data);
+                    let intact = part.is_ok();
+                    self.fused_arrived(&fused, is_first, part.unwrap_or_default(), intact);
+                }
+                _ => self.ask(sqe.cid(), len, Note::Fused(fused.clone(), is_first)),
+            }
+        }
+    }
+
+    /// The data of one half is there; with both the operation begins.
+    pub(super) fn fused_arrived(&mut self, fused: &Rc<Fused>, first: bool, data: BufList, intact: bool) {
+        let place = if first { &fused.expect } else { &fused.data };
+        place.replace(Some(data));
+        fused.intact.set(fused.intact.get() && intact);
+        if fused.expect.borrow().is_none() || fused.data.borrow().is_none() {
+            return;
+        }
+        let held = 2 * fused.extent.len as usize;
+        let Some(namespace) = fused.namespace.take() else { return };
+        if !fused.intact.get() {
+            self.respond(fused.first.cid(), Status::TRANSPORT, 0, held);
+            return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
+        }
+        let through = self.queue.as_ref().is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
+        let request = Request::CompareAndWrite {
+            offset: fused.extent.offset,
+            expect: fused.expect.take().unwrap_or_default(),
+            data: fused.data.take().unwrap_or_default(),
+            fua: fused.fua || through,
+        };
+        let work = work::one(&namespace.device, request);
+        let action = Action::Write { extent: fused.extent, fua: fused.fua };
+        let pending =
+            Pending { sqe: fused.first, second: Some(fused.second.cid()), action, held, _namespace: namespace };
+        if let Some((result, pending)) = self.work.start(work, pending) {
+            self.finish(result, pending);
+        }
+    }
+}

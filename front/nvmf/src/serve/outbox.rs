@@ -1,0 +1,130 @@
+//! Replies on their way, and what they hold until they are sent.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use forebay_block::BufList;
+
+use super::budget::Budget;
+use crate::session::Replies;
+
+/// Bytes gathered for one send.
+const SEND_BYTES: usize = 512 * 1024;
+/// Buffers gathered for one send.
+const SEND_PARTS: usize = 256;
+
+pub(super) struct Outbox {
+    pub(super) replies: Replies,
+    /// Bytes that the replies in `replies` hold.
+    unsent: usize,
+    /// Batches that are full.
+    batches: VecDeque<(BufList, usize)>,
+    /// Bytes that the batch that is being sent holds; `None` when none is.
+    sending: Option<usize>,
+    /// Bytes that this connection holds, of commands under way too.
+    held: usize,
+    budget: Option<Rc<Budget>>,
+    /// Nobody reads the replies any more.
+    deaf: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(replies: Replies) -> Self {
+        Self { replies, unsent: 0, batches: VecDeque::new(), sending: None, held: 0, budget: None, deaf: false }
+    }
+
+    /// From now on what is held counts against the budget of a host.
+    pub(super) fn set_budget(&mut self, budget: Rc<Budget>) {
+        debug_assert_eq!(self.held, 0);
+        self.budget = Some(budget);
+    }
+
+    /// Bytes that this connection holds.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Holds bytes if the budget has room.
+    pub(super) fn hold(&mut self, bytes: usize, waker: &std::task::Waker) -> bool {
+        let room = self.budget.as_ref().is_none_or(|budget| budget.take(bytes, waker));
+        self.held += if room { bytes } else { 0 };
+        room
+    }
+
+    /// Holds bytes that are in memory already.
+    pub(super) fn hold_anyway(&mut self, bytes: usize) {
+        self.held += bytes;
+        if let Some(budget) = &self.budget {
+            budget.take_anyway(bytes);
+        }
+    }
+
+    pub(super) fn release(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.held -= bytes;
+            if let Some(budget) = &self.budget {
+                budget.give(bytes);
+            }
+        }
+    }
+
+    /// Another reply was put into `replies`, which holds so many bytes.
+    pub(super) fn replied(&mut self, bytes: usize) {
+        self.unsent += bytes;
+        if self.deaf {
+            self.replies.clear();
+            let unsent = std::mem::take(&mut self.unsent);
+            self.release(unsent);
+        } else if self.replies.len() >= SEND_BYTES || self.replies.parts() >= SEND_PARTS {
+            self.batches.push_back((self.replies.take(), std::mem::take(&mut self.unsent)));
+        }
+    }
+
+    pub(super) fn next_batch(&mut self) -> Option<BufList> {
+        debug_assert!(self.sending.is_none());
+        if let Some((batch, held)) = self.batches.pop_front() {
+            self.sending = Some(held);
+            return Some(batch);
+        }
+        if self.replies.is_empty() {
+            return None;
+        }
+        self.sending = Some(std::mem::take(&mut self.unsent));
+        Some(self.replies.take())
+    }
+
+    pub(super) fn sent(&mut self) {
+        if let Some(sent) = self.sending.take() {
+            self.release(sent);
+        }
+    }
+
+    /// Nothing waits, and nothing is being sent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.replies.is_empty() && self.sending.is_none()
+    }
+
+    /// From now on replies are dropped; those that wait are dropped too.
+    pub(super) fn deafen(&mut self) {
+        self.deaf = true;
+        let mut dropped = std::mem::take(&mut self.unsent);
+        dropped += self.batches.drain(..).map(|(_, held)| held).sum::<usize>();
+        self.replies.clear();
+        self.release(dropped);
+    }
+
+    /// Says a last word, and is deaf after.
+    pub(super) fn conclude(&mut self, last: &[u8]) {
+        if !self.deaf {
+            self.deafen();
+            self.replies.term(last);
+        }
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let held = self.held;
+        self.release(held);
+    }
+}

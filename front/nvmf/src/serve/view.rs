@@ -1,0 +1,60 @@
+//! Everything outside a controller, as its admin queue sees it.
+
+use forebay_reactor::now;
+
+use super::Server;
+use crate::session::admin::{Identity, View};
+use crate::stats::CommandKind;
+use crate::target::{Port, describe};
+use crate::wire::identify;
+use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
+
+pub(super) struct AdminView<'a> {
+    pub(super) server: &'a Server,
+    pub(super) port: &'a Port,
+}
+
+impl View for AdminView<'_> {
+    fn identity(&self) -> &Identity {
+        self.server.target.identity()
+    }
+
+    fn namespaces(&self) -> Vec<u32> {
+        self.server.target.namespace_ids()
+    }
+
+    fn namespace(&self, nsid: u32) -> Option<identify::Namespace> {
+        let open = self.server.namespace(nsid)?;
+        let geometry = open.device.geometry();
+        Some(describe(&open.info, geometry.size, geometry.preferred_io, geometry.read_only))
+    }
+
+    fn controllers(&self) -> Vec<u16> {
+        self.server.target.controller_ids()
+    }
+
+    fn ana(&self) -> (u64, Vec<AnaGroup>) {
+        self.server.target.ana_groups(self.port)
+    }
+
+    fn discovery(&self) -> (u64, Vec<DiscoveryEntry>) {
+        self.server.target.discovery(self.port)
+    }
+
+    fn health(&self) -> Health {
+        let total = self.server.target.stats().total();
+        let count = |kinds: &[CommandKind]| kinds.iter().map(|&kind| total.commands[kind as usize]).sum();
+        Health {
+            bytes_read: total.bytes_read,
+            bytes_written: total.bytes_written,
+            reads: count(&[CommandKind::Read, CommandKind::Compare]),
+            writes: count(&[CommandKind::Write]),
+            uptime_s: now().as_nanos() / 1_000_000_000,
+            ..Health::default()
+        }
+    }
+
+    fn reservations(&self) -> bool {
+        false
+    }
+}

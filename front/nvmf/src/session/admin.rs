@@ -1,0 +1,361 @@
+//! What the admin queue answers.
+
+use super::controller::EVENT_REQUESTS_MAX;
+use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
+use crate::wire::command::{NSID_ALL, admin as opcode};
+use crate::wire::identify::{self, cns, event};
+use crate::wire::log::{self, AnaGroup, DiscoveryEntry, Health};
+use crate::wire::{PAGE, Page, Sqe, Status};
+
+/// Namespace ids go from 1 to this.
+pub const NAMESPACES_MAX: u32 = 8192;
+/// ANA groups go from 1 to this.
+pub const ANA_GROUPS_MAX: u32 = 16;
+/// I/O queues of a controller, at most.
+pub const QUEUES_MAX: u16 = 64;
+/// Seconds that an ANA transition takes at most.
+const ANA_TRANSITION_S: u8 = 10;
+/// Bytes of the ANA log page with every group and every namespace.
+const ANA_LOG_MAX: usize = 16 + ANA_GROUPS_MAX as usize * 32 + NAMESPACES_MAX as usize * 4;
+/// Granularity of the keep-alive timer: a second, in units of 100 ms.
+const KEEP_ALIVE_UNIT: u16 = 10;
+
+/// What never changes of a subsystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name.
+    pub nqn: String,
+    /// Serial number; 20 characters count.
+    pub serial: String,
+    /// Model; 40 characters count.
+    pub model: String,
+    /// Firmware revision; 8 characters count.
+    pub firmware: String,
+}
+
+/// What the admin queue needs to know of everything outside its controller.
+pub trait View {
+    /// The subsystem.
+    fn identity(&self) -> &Identity;
+    /// Ids of the namespaces that are there, in order.
+    fn namespaces(&self) -> Vec<u32>;
+    /// A namespace as it is now.
+    fn namespace(&self, nsid: u32) -> Option<identify::Namespace>;
+    /// Ids of the controllers, in order.
+    fn controllers(&self) -> Vec<u16>;
+    /// ANA groups as they are reached through this controller, and how often that has changed.
+    fn ana(&self) -> (u64, Vec<AnaGroup>);
+    /// What discovery tells, and how often that has changed.
+    fn discovery(&self) -> (u64, Vec<DiscoveryEntry>);
+    /// How the volumes fare.
+    fn health(&self) -> Health;
+    /// Reservations are to be had.
+    fn reservations(&self) -> bool;
+}
+
+/// What an admin command comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Done, with a result.
+    Done(u64),
+    /// Done, with data.
+    Data(Vec<u8>),
+    /// It failed.
+    Failed(Status),
+    /// It is answered when an event happens.
+    Later,
+    /// The command with this number, on this queue, is no longer wanted.
+    Abort {
+        /// The queue.
+        queue: u16,
+        /// The command.
+        cid: u16,
+    },
+}
+
+impl From<Result<Answer, Status>> for Answer {
+    fn from(result: Result<Answer, Status>) -> Self {
+        result.unwrap_or_else(Answer::Failed)
+    }
+}
+
+const INVALID_FIELD: Status = Status::INVALID_FIELD.final_();
+const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.final_();
+
+/// Does an admin command; `data` is what came with it.
+pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Answer {
+    let io = controller.kind == Kind::Io;
+    match sqe.opcode() {
+        opcode::IDENTIFY => identify(controller, view, sqe).map(Answer::Data).into(),
+        opcode::GET_LOG => get_log(controller, view, sqe).map(Answer::Data).into(),
+        opcode::KEEP_ALIVE => Answer::Done(0),
+        opcode::ASYNC_EVENT => controller.request_event(sqe.cid()).map(|()| Answer::Later).into(),
+        opcode::GET_FEATURES => get_feature(controller, sqe).into(),
+        opcode::SET_FEATURES => set_feature(controller, sqe, data).map(Answer::Done).into(),
+        opcode::ABORT if io => Answer::Abort { queue: sqe.cdw(10) as u16, cid: (sqe.cdw(10) >> 16) as u16 },
+        _ => Answer::Failed(Status::INVALID_OPCODE.final_()),
+    }
+}
+
+fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+    let (what, nsid) = (sqe.cdw(10) as u8, sqe.nsid());
+    let cntid = (sqe.cdw(10) >> 16) as u16;
+    let csi = (sqe.cdw(11) >> 24) as u8;
+    if controller.kind == Kind::Discovery && !matches!(what, cns::CONTROLLER | cns::ACTIVE_LIST) {
+        return Err(INVALID_FIELD);
+    }
+    let nvm_only = |page: Result<Vec<u8>, Status>| if csi == identify::CSI_NVM { page } else { Err(INVALID_FIELD) };
+    // An id that could be but is not, is answered with zeroes.
+    let of_namespace = |encode: fn(&identify::Namespace) -> Vec<u8>| match nsid {
+        1..=NAMESPACES_MAX => Ok(view.namespace(nsid).as_ref().map_or_else(|| vec![0; identify::LEN], encode)),
+        _ => Err(INVALID_NAMESPACE),
+    };
+    let existing = |encode: fn(&identify::Namespace) -> Vec<u8>| {
+        view.namespace(nsid).as_ref().map(encode).ok_or(INVALID_NAMESPACE)
+    };
+    let list = || match nsid {
+        0..=0xFFFF_FFFD => Ok(identify::namespace_list(view.namespaces().into_iter(), nsid)),
+        _ => Err(INVALID_NAMESPACE),
+    };
+    match what {
+        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => of_namespace(identify::Namespace::encode),
+        cns::CONTROLLER => Ok(identify_controller(controller, view)),
+        cns::ACTIVE_LIST if controller.kind == Kind::Discovery => Ok(vec![0; identify::LEN]),
+        cns::ACTIVE_LIST | cns::ALLOCATED_LIST => list(),
+        cns::CSI_ACTIVE_LIST | cns::CSI_ALLOCATED_LIST => nvm_only(list()),
+        cns::DESCRIPTORS => existing(identify::Namespace::descriptors),
+        // No protection information, no storage tags: all zero.
+        cns::CSI_NAMESPACE | cns::CSI_ALLOCATED_NAMESPACE => nvm_only(existing(|_| vec![0; identify::LEN])),
+        cns::CSI_CONTROLLER => nvm_only(Ok(identify::nvm_controller(0, 0, 0))),
+        cns::INDEPENDENT_NAMESPACE => existing(identify::Namespace::encode_independent),
+        cns::FORMAT_NAMESPACE | cns::CSI_FORMAT_NAMESPACE => {
+            // Of all formats, number 0 exists.
+            let index = sqe.cdw(11) & 0xFFFF;
+            let example = view.namespaces().first().and_then(|&first| view.namespace(first));
+            match (what, index, example) {
+                (cns::FORMAT_NAMESPACE, 0, Some(namespace)) => Ok(namespace.encode_format()),
+                (cns::CSI_FORMAT_NAMESPACE, 0, _) => nvm_only(Ok(vec![0; identify::LEN])),
+                _ => Err(INVALID_FIELD),
+            }
+        }
+        cns::ATTACHED_CONTROLLERS if view.namespace(nsid).is_none() => Err(INVALID_NAMESPACE),
+        cns::ATTACHED_CONTROLLERS | cns::CONTROLLERS => {
+            Ok(identify::controller_list(view.controllers().into_iter(), cntid))
+        }
+        cns::PRIMARY => Ok(identify::primary(controller.cntlid)),
+        // There are none of these: lists without entries.
+        cns::SECONDARY | cns::GRANULARITY | cns::UUIDS | cns::NVM_SETS => Ok(vec![0; identify::LEN]),
+        cns::COMMAND_SETS => Ok(identify::command_sets()),
+        _ => Err(INVALID_FIELD),
+    }
+}
+
+fn identify_controller(controller: &Controller, view: &impl View) -> Vec<u8> {
+    let identity = view.identity();
+    let discovery = controller.kind == Kind::Discovery;
+    identify::Controller {
+        serial: &identity.serial,
+        model: &identity.model,
+        firmware: &identity.firmware,
+        cntlid: controller.cntlid,
+        nqn: if discovery { crate::wire::fabrics::DISCOVERY_NQN } else { &identity.nqn },
+        discovery,
+        transfer_pages_log2: (TRANSFER_MAX / PAGE).ilog2() as u8,
+        events: if discovery { event::DISCOVERY } else { event::NAMESPACE | event::ANA },
+        event_requests_max: EVENT_REQUESTS_MAX as u8 - 1,
+        keep_alive_unit: KEEP_ALIVE_UNIT,
+        namespaces_max: NAMESPACES_MAX,
+        ana_group_max: ANA_GROUPS_MAX,
+        ana_groups: ANA_GROUPS_MAX,
+        ana_transition_s: ANA_TRANSITION_S,
+        commands_max: if discovery { ADMIN_ENTRIES_MAX as u16 } else { QUEUE_ENTRIES_MAX as u16 },
+        in_capsule: if discovery { 0 } else { IN_CAPSULE as u32 },
+        reservations: view.reservations(),
+    }
+    .encode()
+}
+
+fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+    let page = sqe.cdw(10) as u8;
+    let specific = (sqe.cdw(10) >> 8) as u8 & 0x7F;
+    let retain = sqe.cdw(10) & 1 << 15 != 0;
+    let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
+    let len = (dwords + 1) * 4;
+    let offset = u64::from(sqe.cdw(12)) | u64::from(sqe.cdw(13)) << 32;
+    if len > TRANSFER_MAX as u64 || offset % 4 != 0 {
+        return Err(INVALID_FIELD);
+    }
+    let pages = if controller.kind == Kind::Io { log::IO_PAGES } else { log::DISCOVERY_PAGES };
+    if !pages.contains(&page) || (page == log::id::RESERVATION && !view.reservations()) {
+        return Err(Status::INVALID_LOG.final_());
+    }
+    let of_controller = [0, NSID_ALL].contains(&sqe.nsid());
+    let content = match page {
+        log::id::SUPPORTED => log::supported(pages),
+        log::id::ERROR => log::errors(controller.errors()),
+        log::id::SMART if !of_controller => return Err(INVALID_FIELD),
+        log::id::SMART => log::health(&Health { errors: controller.error_count(), ..view.health() }),
+        log::id::FIRMWARE => log::firmware(&view.identity().firmware),
+        log::id::CHANGED => log::changed(&controller.changed()),
+        log::id::EFFECTS => log::effects(view.reservations()),
+        log::id::ANA => {
+            let (change, groups) = view.ana();
+            let mut page = log::ana(change, &groups, specific & 1 != 0);
+            // Hosts ask for as much as there could be, part by part.
+            page.resize(page.len().max(ANA_LOG_MAX), 0);
+            page
+        }
+        log::id::FEATURES => log::features(&FEATURES.iter().map(|feature| (feature.id, false)).collect::<Vec<_>>()),
+        log::id::DISCOVERY => {
+            let (generation, entries) = view.discovery();
+            log::discovery(generation, &entries)
+        }
+        _ => return Err(Status::INVALID_LOG.final_()),
+    };
+    if offset > content.len() as u64 {
+        return Err(INVALID_FIELD);
+    }
+    if !retain {
+        controller.log_read(page);
+    }
+    let mut part = content[offset as usize..].to_vec();
+    part.resize(len as usize, 0);
+    Ok(part)
+}
+
+/// A feature that every controller has.
+struct Feature {
+    id: u8,
+    changeable: bool,
+    /// A discovery controller has it, too.
+    discovery: bool,
+}
+
+const fn feature(id: u8, changeable: bool, discovery: bool) -> Feature {
+    Feature { id, changeable, discovery }
+}
+
+/// Feature identifiers (base figure 316).
+mod fid {
+    pub(super) const ARBITRATION: u8 = 0x01;
+    pub(super) const POWER: u8 = 0x02;
+    pub(super) const TEMPERATURE: u8 = 0x04;
+    pub(super) const RECOVERY: u8 = 0x05;
+    pub(super) const WRITE_CACHE: u8 = 0x06;
+    pub(super) const QUEUES: u8 = 0x07;
+    pub(super) const ATOMICITY: u8 = 0x0A;
+    pub(super) const EVENTS: u8 = 0x0B;
+    pub(super) const KEEP_ALIVE: u8 = 0x0F;
+    pub(super) const BEHAVIOUR: u8 = 0x16;
+    pub(super) const HOST_ID: u8 = 0x81;
+}
+
+const FEATURES: &[Feature] = &[
+    feature(fid::ARBITRATION, true, false),
+    feature(fid::POWER, true, false),
+    feature(fid::TEMPERATURE, true, false),
+    feature(fid::RECOVERY, true, false),
+    feature(fid::WRITE_CACHE, true, false),
+    feature(fid::QUEUES, true, false),
+    feature(fid::ATOMICITY, true, false),
+    feature(fid::EVENTS, true, true),
+    feature(fid::KEEP_ALIVE, true, true),
+    feature(fid::BEHAVIOUR, true, false),
+    feature(fid::HOST_ID, false, false),
+];
+
+/// Bytes of the host behaviour support structure.
+const BEHAVIOUR_LEN: usize = 512;
+
+fn find(controller: &Controller, id: u8) -> Result<&'static Feature, Status> {
+    let found = FEATURES.iter().find(|feature| feature.id == id);
+    found.filter(|feature| controller.kind == Kind::Io || feature.discovery).ok_or(INVALID_FIELD)
+}
+
+/// What one side of a number of queues says, from a count.
+fn queues(count: u16) -> u64 {
+    let from_zero = u64::from(count.max(1) - 1);
+    from_zero | from_zero << 16
+}
+
+fn get_feature(controller: &Controller, sqe: &Sqe) -> Result<Answer, Status> {
+    let feature = find(controller, sqe.cdw(10) as u8)?;
+    let default;
+    let features = match sqe.cdw(10) >> 8 & 7 {
+        0 => &controller.features,
+        // Nothing is saved, so what is saved is the default.
+        1 | 2 => {
+            default = super::Features { queues: QUEUES_MAX, ..Default::default() };
+            &default
+        }
+        3 => return Ok(Answer::Done(u64::from(feature.changeable) << 2)),
+        _ => return Err(INVALID_FIELD),
+    };
+    Ok(match feature.id {
+        fid::ARBITRATION => Answer::Done(features.arbitration.into()),
+        fid::POWER => Answer::Done(features.power.into()),
+        fid::TEMPERATURE => match sqe.cdw(11) >> 16 & 0xF {
+            0 => Answer::Done(features.temperature[(sqe.cdw(11) >> 20 & 1) as usize].into()),
+            _ => return Err(INVALID_FIELD),
+        },
+        fid::RECOVERY => Answer::Done(features.recovery.into()),
+        fid::WRITE_CACHE => Answer::Done(features.write_cache.into()),
+        fid::QUEUES => Answer::Done(queues(features.queues)),
+        fid::ATOMICITY => Answer::Done(features.atomicity.into()),
+        fid::EVENTS => Answer::Done(features.events.into()),
+        fid::KEEP_ALIVE => Answer::Done(controller.keep_alive_ms.into()),
+        fid::BEHAVIOUR => {
+            let mut data = features.behaviour.clone();
+            data.resize(BEHAVIOUR_LEN, 0);
+            Answer::Data(data)
+        }
+        fid::HOST_ID => {
+            let mut page = Page::new(16);
+            page.bytes(0, &controller.host_id);
+            Answer::Data(page.finish())
+        }
+        _ => return Err(INVALID_FIELD),
+    })
+}
+
+fn set_feature(controller: &mut Controller, sqe: &Sqe, data: &[u8]) -> Result<u64, Status> {
+    let feature = find(controller, sqe.cdw(10) as u8)?;
+    if sqe.cdw(10) & 1 << 31 != 0 {
+        return Err(Status::NOT_SAVEABLE.final_());
+    }
+    if !feature.changeable {
+        // The host's identifier is given when it connects, and stays.
+        return Err(if feature.id == fid::HOST_ID {
+            Status::SEQUENCE.final_()
+        } else {
+            Status::NOT_CHANGEABLE.final_()
+        });
+    }
+    let value = sqe.cdw(11);
+    let features = &mut controller.features;
+    match feature.id {
+        fid::ARBITRATION => features.arbitration = value,
+        fid::POWER if value & 0x1F != 0 => return Err(INVALID_FIELD),
+        fid::POWER => features.power = value & 0xE0,
+        fid::TEMPERATURE if value >> 16 & 0xF != 0 || value >> 20 & 3 > 1 => return Err(INVALID_FIELD),
+        fid::TEMPERATURE => features.temperature[(value >> 20 & 1) as usize] = value as u16,
+        fid::RECOVERY if value & 1 << 16 != 0 => return Err(INVALID_FIELD),
+        fid::RECOVERY => features.recovery = value & 0xFFFF,
+        fid::WRITE_CACHE => features.write_cache = value & 1 != 0,
+        fid::QUEUES => {
+            let (sq, cq) = (value & 0xFFFF, value >> 16);
+            if sq == 0xFFFF || cq == 0xFFFF {
+                return Err(INVALID_FIELD);
+            }
+            features.queues = (sq.min(cq) + 1).min(QUEUES_MAX.into()) as u16;
+            return Ok(queues(features.queues));
+        }
+        fid::ATOMICITY => features.atomicity = value & 1,
+        fid::EVENTS => features.events = value,
+        fid::KEEP_ALIVE => controller.keep_alive_ms = value,
+        fid::BEHAVIOUR if data.len() < BEHAVIOUR_LEN => return Err(Status::SGL_LENGTH.final_()),
+        fid::BEHAVIOUR => features.behaviour = data[..BEHAVIOUR_LEN].to_vec(),
+        _ => return Err(INVALID_FIELD),
+    }
+    Ok(0)
+}

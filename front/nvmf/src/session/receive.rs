@@ -1,0 +1,402 @@
+use std::rc::Rc;
+
+use forebay_accel::crc32c;
+use forebay_block::{Buf, BufList, BufMut};
+
+use super::pools::{DATA_OWN, Pools, STAGING_CROWDED, STAGING_LARGE, STAGING_LARGE_MAX, STAGING_SMALL};
+use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE};
+use crate::wire::command::SQE_LEN;
+use crate::wire::pdu::{self, Common, DataHeader, Fes, IcReq, digest, flag, kind};
+use crate::wire::{Sqe, u32_at};
+
+/// Receives with little in them after which staging is small again.
+const QUIET_RECEIVES: u32 = 32;
+
+/// What both sides agreed on when they began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Agreed {
+    /// Headers have digests.
+    pub header_digest: bool,
+    /// Data has digests.
+    pub data_digest: bool,
+    /// Data towards the host is aligned to so many bytes.
+    pub host_alignment: usize,
+}
+
+impl Agreed {
+    /// What an ICReq asks for.
+    pub fn of(request: &IcReq) -> Self {
+        Self {
+            header_digest: request.digests & digest::HEADER != 0,
+            data_digest: request.digests & digest::DATA != 0,
+            host_alignment: (usize::from(request.host_alignment) + 1) * 4,
+        }
+    }
+
+    /// As ICResp says it.
+    pub fn digests(&self) -> u8 {
+        (u8::from(self.header_digest) * digest::HEADER) | (u8::from(self.data_digest) * digest::DATA)
+    }
+}
+
+/// A PDU of the host, checked as far as it can be without knowing its command.
+#[derive(Debug)]
+pub enum Pdu {
+    /// The host begins.
+    IcReq(IcReq),
+    /// A command, and the data in its capsule.
+    Command {
+        /// The entry.
+        sqe: Sqe,
+        /// What is in the capsule.
+        data: BufList,
+        /// The data has the digest that it came with.
+        intact: bool,
+    },
+    /// Data of a command.
+    Data {
+        /// Whose, and where.
+        header: DataHeader,
+        /// The host calls it the last of what was asked for.
+        last: bool,
+        /// The bytes.
+        data: BufList,
+        /// They have the digest that they came with.
+        intact: bool,
+    },
+    /// The host ends the connection, because of this.
+    Term(u16),
+}
+
+/// A buffer to receive into.
+#[derive(Debug)]
+pub struct Want {
+    /// Receive into its spare room.
+    pub buf: BufMut,
+    /// All of the room, not only what there is.
+    pub all: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Head {
+    Command(Sqe),
+    Data(DataHeader, bool),
+}
+
+/// A PDU whose header is parsed and whose data is not all there.
+#[derive(Debug)]
+struct Partial {
+    head: Head,
+    /// Bytes between the header and the data.
+    pad: usize,
+    /// Bytes of data.
+    len: usize,
+    /// A digest follows the data.
+    digest: bool,
+    /// Where the data goes, when it has a buffer of its own.
+    own: Own,
+}
+
+#[derive(Debug)]
+enum Own {
+    /// It is staged.
+    No,
+    /// It is being received into.
+    Out,
+    /// It is filled so far.
+    Here(BufMut),
+    /// All of it is there.
+    Full(Buf),
+}
+
+/// Cuts the received stream into PDUs.
+///
+/// Short data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a byte
+/// is copied at most when it arrived together with what precedes it.
+#[derive(Debug)]
+pub struct Receiver {
+    pools: Rc<Pools>,
+    agreed: Option<Agreed>,
+    /// Received and not yet parsed; `None` while it is being received into.
+    staging: Option<BufMut>,
+    /// The class that the next staging buffer is to be of.
+    large: bool,
+    quiet: u32,
+    partial: Option<Partial>,
+}
+
+impl Receiver {
+    /// A receiver that waits for an ICReq.
+    pub fn new(pools: Rc<Pools>) -> Self {
+        let staging = pools.small.get();
+        Self { pools, agreed: None, staging: Some(staging), large: false, quiet: 0, partial: None }
+    }
+
+    /// From now on the connection is as agreed.
+    pub fn agree(&mut self, agreed: Agreed) {
+        self.agreed = Some(agreed);
+    }
+
+    /// The next PDU that is there as a whole; `None` when more has to be received.  Nothing is parsed while a buffer is
+    /// out.
+    ///
+    /// `expected` says whether data was asked for, before memory is set aside for it.
+    ///
+    /// # Errors
+    /// When the stream makes no sense from here on.
+    pub fn next(&mut self, expected: impl Fn(&DataHeader, bool) -> Result<(), Fes>) -> Result<Option<Pdu>, Fatal> {
+        let Some(staging) = &mut self.staging else { return Ok(None) };
+        if self.partial.is_none() {
+            match head(staging, self.agreed)? {
+                None => return Ok(None),
+                Some(Parsed::Whole(pdu, len)) => {
+                    staging.advance(len);
+                    return Ok(Some(pdu));
+                }
+                Some(Parsed::Part(partial, len)) => {
+                    if let Head::Data(header, last) = &partial.head {
+                        expected(header, *last)
+                            .map_err(|fes| Fatal::new(fes, 12, &staging[..len], "data that was not asked for"))?;
+                    }
+                    staging.advance(len);
+                    self.partial = Some(partial);
+                }
+            }
+        }
+        let Some(partial) = &mut self.partial else { return Ok(None) };
+        if partial.pad > 0 {
+            let now = partial.pad.min(staging.len());
+            staging.advance(now);
+            partial.pad -= now;
+            if partial.pad > 0 {
+                return Ok(None);
+            }
+        }
+        let trailer = if partial.digest { pdu::DIGEST } else { 0 };
+        match &mut partial.own {
+            Own::No if partial.len + trailer <= staging.len() => {}
+            Own::No if partial.len < DATA_OWN => return Ok(None),
+            Own::No => {
+                let mut buf = self.pools.data(partial.len);
+                let here = staging.len().min(partial.len);
+                buf.extend_from_slice(&staging[..here]);
+                staging.advance(here);
+                // The next header is then received on its own, and its data straight to its place.
+                self.large = false;
+                partial.own = if here == partial.len { Own::Full(buf.freeze()) } else { Own::Here(buf) };
+                if here < partial.len || trailer > staging.len() {
+                    return Ok(None);
+                }
+            }
+            Own::Full(_) if trailer <= staging.len() => {}
+            Own::Out | Own::Here(_) | Own::Full(_) => return Ok(None),
+        }
+        let Some(partial) = self.partial.take() else { return Ok(None) };
+        let data = match partial.own {
+            Own::Full(buf) => buf,
+            _ => take(&self.pools, staging, partial.len),
+        };
+        let mut intact = true;
+        if partial.digest {
+            intact = crc32c::crc32c(&data) == u32_at(staging, 0);
+            staging.advance(pdu::DIGEST);
+        }
+        let data = BufList::from(data);
+        Ok(Some(match partial.head {
+            Head::Command(sqe) => Pdu::Command { sqe, data, intact },
+            Head::Data(header, last) => Pdu::Data { header, last, data, intact },
+        }))
+    }
+
+    /// What to receive next.
+    ///
+    /// # Panics
+    /// When a buffer is out already.
+    pub fn want(&mut self) -> Want {
+        if let Some(partial) = &mut self.partial
+            && matches!(partial.own, Own::Here(_))
+            && let Own::Here(buf) = std::mem::replace(&mut partial.own, Own::Out)
+        {
+            return Want { buf, all: true };
+        }
+        let mut staging = self.staging.take().expect("one receive at a time");
+        if staging.is_empty() {
+            staging.reclaim();
+        }
+        // Data that goes on past what is staged has to lie in one piece, with its digest.
+        let missing = self.partial.as_ref().map_or(0, |partial| {
+            let own = matches!(partial.own, Own::Full(_));
+            let data = if own { 0 } else { partial.len };
+            (partial.pad + data + pdu::DIGEST).saturating_sub(staging.len())
+        });
+        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
+        let small = (!self.large || none_left) && staging.len() + missing <= STAGING_SMALL;
+        let size = if small { STAGING_SMALL } else { STAGING_LARGE };
+        let fits = staging.spare() >= missing.max(size / 4) && staging.capacity() <= size;
+        if fits {
+            return Want { buf: staging, all: false };
+        }
+        let mut next = match (small, none_left) {
+            (true, _) => self.pools.small.get(),
+            (false, false) => self.pools.large.get(),
+            // What does not fit into a small one is shorter than what gets a buffer of its own.
+            (false, true) => self.pools.data(2 * DATA_OWN),
+        };
+        next.extend_from_slice(&staging);
+        Want { buf: next, all: false }
+    }
+
+    /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
+    pub fn received(&mut self, buf: BufMut, got: usize) {
+        if let Some(partial) = &mut self.partial
+            && matches!(partial.own, Own::Out)
+        {
+            partial.own = if buf.spare() == 0 { Own::Full(buf.freeze()) } else { Own::Here(buf) };
+            return;
+        }
+        let filled = buf.spare() == 0;
+        self.staging = Some(buf);
+        if self.large {
+            self.quiet = if got < STAGING_SMALL / 2 { self.quiet + 1 } else { 0 };
+            if self.quiet >= QUIET_RECEIVES {
+                self.large = false;
+                self.quiet = 0;
+            }
+        } else if filled && got >= STAGING_SMALL / 2 {
+            self.large = true;
+            self.quiet = 0;
+        }
+    }
+
+    /// True when nothing of a PDU has arrived that is not complete: the stream may end here.
+    pub fn between_pdus(&self) -> bool {
+        self.partial.is_none() && self.staging.as_ref().is_none_or(|staging| staging.is_empty())
+    }
+}
+
+/// Cuts data out of staging.
+fn take(pools: &Pools, staging: &mut BufMut, len: usize) -> Buf {
+    let crowded = pools.large.outstanding() > STAGING_CROWDED;
+    if crowded && staging.capacity() > STAGING_SMALL {
+        let mut apart = pools.apart(len);
+        apart.extend_from_slice(&staging[..len]);
+        staging.advance(len);
+        return apart.freeze();
+    }
+    staging.split_to(len)
+}
+
+enum Parsed {
+    /// A PDU without data, and its length.
+    Whole(Pdu, usize),
+    /// A PDU with data, and the length of its header.
+    Part(Partial, usize),
+}
+
+/// Where the fields of the common header are, for a TermReq's information.
+mod field {
+    pub(super) const KIND: u32 = 0;
+    pub(super) const FLAGS: u32 = 1;
+    pub(super) const HEADER_LEN: u32 = 2;
+    pub(super) const DATA_OFFSET: u32 = 3;
+    pub(super) const LEN: u32 = 4;
+    pub(super) const VERSION: u32 = 8;
+    pub(super) const DATA_LEN: u32 = 16;
+}
+
+/// Parses a header, if it is all there.
+fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> {
+    if staged.len() < pdu::COMMON {
+        return Ok(None);
+    }
+    let common = Common::decode(staged);
+    let fatal = |fes, information, text| Fatal::new(fes, information, &staged[..staged.len().min(128)], text);
+    let invalid = |at, text| fatal(Fes::InvalidField, at, text);
+    let header_len = match common.kind {
+        kind::IC_REQ => pdu::IC_LEN,
+        kind::COMMAND => pdu::CAPSULE_HEADER,
+        kind::H2C_DATA | kind::H2C_TERM => pdu::DATA_HEADER,
+        _ => return Err(invalid(field::KIND, "a PDU of a type that no host sends")),
+    };
+    let agreed = match (common.kind, agreed) {
+        (kind::H2C_TERM, _) => Agreed::default(),
+        (kind::IC_REQ, None) => Agreed::default(),
+        (kind::IC_REQ, Some(_)) => return Err(fatal(Fes::Sequence, 0, "a second ICReq")),
+        (_, None) => return Err(fatal(Fes::Sequence, 0, "a PDU before ICReq")),
+        (_, Some(agreed)) => agreed,
+    };
+    if usize::from(common.header_len) != header_len {
+        return Err(invalid(field::HEADER_LEN, "a header of another length"));
+    }
+    if (common.flags & flag::HEADER_DIGEST != 0) != agreed.header_digest {
+        return Err(invalid(field::FLAGS, "a header digest that was not agreed on, or none"));
+    }
+    let len = common.len as usize;
+    let whole_header = header_len + if agreed.header_digest { pdu::DIGEST } else { 0 };
+    let data_max = match common.kind {
+        kind::COMMAND => IN_CAPSULE,
+        kind::H2C_DATA => H2C_DATA_MAX,
+        kind::H2C_TERM => pdu::TERM_MAX - pdu::DATA_HEADER,
+        _ => 0,
+    };
+    // 255 * 4 is as far as the data can be off.
+    if len < whole_header || len > whole_header + data_max + 1024 {
+        return Err(invalid(field::LEN, "a PDU of an impossible length"));
+    }
+    if common.kind == kind::IC_REQ && len != pdu::IC_LEN {
+        return Err(invalid(field::LEN, "an ICReq of another length"));
+    }
+    // A TermReq ends the connection, and is needed as a whole; it has no digest, and its "data" no offset.
+    let needed = if common.kind == kind::H2C_TERM { len } else { whole_header };
+    if staged.len() < needed {
+        return Ok(None);
+    }
+    if agreed.header_digest && crc32c::crc32c(&staged[..header_len]) != u32_at(staged, header_len) {
+        return Err(fatal(Fes::HeaderDigest, u32_at(staged, header_len), "a wrong header digest"));
+    }
+    match common.kind {
+        kind::IC_REQ => {
+            let request = IcReq::decode(staged);
+            if request.version != 0 {
+                return Err(fatal(Fes::Unsupported, field::VERSION, "another PDU format version"));
+            }
+            if request.host_alignment > 31 {
+                return Err(invalid(10, "an alignment past 128 bytes"));
+            }
+            return Ok(Some(Parsed::Whole(Pdu::IcReq(request), pdu::IC_LEN)));
+        }
+        kind::H2C_TERM => {
+            return Ok(Some(Parsed::Whole(Pdu::Term(crate::wire::u16_at(staged, 8)), len)));
+        }
+        _ => {}
+    }
+    let offset = usize::from(common.data_offset);
+    let has_data = len > whole_header;
+    let digest = common.flags & flag::DATA_DIGEST != 0;
+    if has_data && digest != agreed.data_digest {
+        return Err(invalid(field::FLAGS, "a data digest that was not agreed on, or none"));
+    }
+    let trailer = if has_data && digest { pdu::DIGEST } else { 0 };
+    if has_data && (offset < whole_header || offset % 4 != 0 || offset + trailer > len) {
+        return Err(invalid(field::DATA_OFFSET, "data at an impossible place"));
+    }
+    let data_len = if has_data { len - offset - trailer } else { 0 };
+    if data_len > data_max {
+        return Err(fatal(Fes::DataLimit, field::LEN, "more data than a PDU may carry"));
+    }
+    let head = if common.kind == kind::COMMAND {
+        Head::Command(Sqe::of(&staged[pdu::COMMON..pdu::COMMON + SQE_LEN]))
+    } else {
+        let header = DataHeader::decode(staged);
+        if header.len as usize != data_len || data_len == 0 {
+            return Err(invalid(field::DATA_LEN, "a data length that contradicts the PDU's"));
+        }
+        Head::Data(header, common.flags & flag::LAST != 0)
+    };
+    if !has_data && let Head::Command(sqe) = head {
+        let pdu = Pdu::Command { sqe, data: BufList::new(), intact: true };
+        return Ok(Some(Parsed::Whole(pdu, whole_header)));
+    }
+    let pad = offset - whole_header;
+    Ok(Some(Parsed::Part(Partial { head, pad, len: data_len, digest: trailer > 0, own: Own::No }, whole_header)))
+}

@@ -1,0 +1,172 @@
+use std::rc::Rc;
+
+use forebay_accel::crc32c;
+use forebay_block::{BufList, BufMut};
+
+use super::{Agreed, Pools};
+use crate::wire::Cqe;
+use crate::wire::pdu::{self, Common, DataHeader, IcResp, flag, kind};
+
+/// Data up to this length is copied behind its header; longer data is sent from where it is.
+const DATA_COPY_MAX: usize = 512;
+/// Room that a header and its digests take at most, padding included.
+const ROOM: usize = 256;
+
+/// What waits to be sent, gathered for one send.
+#[derive(Debug)]
+pub struct Replies {
+    pools: Rc<Pools>,
+    agreed: Agreed,
+    /// Headers and short data written since something was last appended to `ready`; `None` when nothing was for long.
+    headers: Option<BufMut>,
+    ready: BufList,
+}
+
+impl Replies {
+    /// Nothing waits yet.
+    pub fn new(pools: Rc<Pools>) -> Self {
+        Self { pools, agreed: Agreed::default(), headers: None, ready: BufList::new() }
+    }
+
+    /// From now on PDUs are as agreed.
+    pub fn agree(&mut self, agreed: Agreed) {
+        self.agreed = agreed;
+    }
+
+    /// True when nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.headers.as_ref().is_none_or(|headers| headers.is_empty())
+    }
+
+    /// Bytes that wait.
+    pub fn len(&self) -> usize {
+        self.ready.len() + self.headers.as_ref().map_or(0, |headers| headers.len())
+    }
+
+    /// Buffers that wait.
+    pub fn parts(&self) -> usize {
+        self.ready.parts().len() + 1
+    }
+
+    /// Everything that waits, to be sent as one run of bytes.
+    pub fn take(&mut self) -> BufList {
+        self.seal();
+        std::mem::take(&mut self.ready)
+    }
+
+    /// Forgets everything that waits.
+    pub fn clear(&mut self) {
+        self.headers = None;
+        self.ready = BufList::new();
+    }
+
+    /// Holds no buffer any more when nothing waits, as befits a connection that is quiet.
+    pub fn rest(&mut self) {
+        if self.is_empty() {
+            self.headers = None;
+        }
+    }
+
+    /// The connection is granted.
+    pub fn ic_resp(&mut self, resp: &IcResp) {
+        self.write(&resp.encode());
+    }
+
+    /// The connection is ended.
+    pub fn term(&mut self, pdu: &[u8]) {
+        self.write(pdu);
+    }
+
+    /// A command is done.
+    pub fn response(&mut self, cqe: &Cqe) {
+        let digest = self.agreed.header_digest;
+        let len = pdu::RESPONSE_HEADER + if digest { pdu::DIGEST } else { 0 };
+        let flags = if digest { flag::HEADER_DIGEST } else { 0 };
+        let header_len = pdu::RESPONSE_HEADER as u8;
+        let common = Common { kind: kind::RESPONSE, flags, header_len, data_offset: 0, len: len as u32 };
+        let mut header = [0; pdu::RESPONSE_HEADER];
+        header[..pdu::COMMON].copy_from_slice(&common.encode());
+        header[pdu::COMMON..].copy_from_slice(&cqe.encode());
+        self.header(&header);
+    }
+
+    /// Asks for a command's data, all of it.
+    pub fn ready_to_transfer(&mut self, cid: u16, tag: u16, len: u32) {
+        let digest = self.agreed.header_digest;
+        let whole = pdu::DATA_HEADER + if digest { pdu::DIGEST } else { 0 };
+        let flags = if digest { flag::HEADER_DIGEST } else { 0 };
+        let header_len = pdu::DATA_HEADER as u8;
+        let common = Common { kind: kind::R2T, flags, header_len, data_offset: 0, len: whole as u32 };
+        self.header(&DataHeader { cid, tag, offset: 0, len }.encode(common));
+    }
+
+    /// A command's data, all of it; with `success` it is the command's answer as well.
+    pub fn data(&mut self, cid: u16, data: BufList, success: bool) {
+        let Agreed { header_digest, data_digest, host_alignment } = self.agreed;
+        let header = pdu::DATA_HEADER + if header_digest { pdu::DIGEST } else { 0 };
+        let offset = header.next_multiple_of(host_alignment.max(4));
+        let len = offset + data.len() + if data_digest { pdu::DIGEST } else { 0 };
+        let mut flags = flag::LAST;
+        for (bit, set) in
+            [(flag::HEADER_DIGEST, header_digest), (flag::DATA_DIGEST, data_digest), (flag::SUCCESS, success)]
+        {
+            if set {
+                flags |= bit;
+            }
+        }
+        let common = Common {
+            kind: kind::C2H_DATA,
+            flags,
+            header_len: pdu::DATA_HEADER as u8,
+            data_offset: offset as u8,
+            len: len as u32,
+        };
+        let bytes = DataHeader { cid, tag: 0, offset: 0, len: data.len() as u32 }.encode(common);
+        self.header(&bytes);
+        if offset > header {
+            self.write(&[0; 128][..offset - header]);
+        }
+        let digest = data_digest.then(|| crc32c::crc32c_parts(data.parts().iter().map(|part| &part[..])));
+        if data.len() <= DATA_COPY_MAX {
+            data.parts().iter().for_each(|part| self.write(part));
+        } else {
+            self.seal();
+            self.ready.append(data);
+        }
+        if let Some(digest) = digest {
+            self.write(&digest.to_le_bytes());
+        }
+    }
+
+    /// A header, with its digest if there are digests.
+    fn header(&mut self, bytes: &[u8]) {
+        self.write(bytes);
+        if self.agreed.header_digest {
+            self.write(&crc32c::crc32c(bytes).to_le_bytes());
+        }
+    }
+
+    /// Writes a few bytes behind what was written before.
+    fn write(&mut self, bytes: &[u8]) {
+        debug_assert!(bytes.len() <= DATA_COPY_MAX);
+        if self.headers.as_ref().is_none_or(|headers| headers.spare() < bytes.len()) {
+            self.seal();
+            if self.headers.as_ref().is_none_or(|headers| headers.spare() < bytes.len().max(ROOM)) {
+                self.headers = Some(self.pools.small.get());
+            }
+        }
+        if let Some(headers) = &mut self.headers {
+            headers.extend_from_slice(bytes);
+        }
+    }
+
+    /// Moves what was written to what is ready.
+    fn seal(&mut self) {
+        if let Some(headers) = &mut self.headers
+            && !headers.is_empty()
+        {
+            let len = headers.len();
+            self.ready.push(headers.split_to(len));
+        }
+    }
+}

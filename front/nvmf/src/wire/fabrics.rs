@@ -1,0 +1,170 @@
+//! Fabrics commands: Connect, properties, authentication (base 6), and the NVMe Qualified Name.
+
+use super::{Page, Sqe, string_of, u16_at, u32_at, u64_at};
+
+/// Fabrics command types.
+pub mod fctype {
+    /// Property Set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property Get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTH_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTH_RECEIVE: u8 = 0x06;
+    /// Disconnect.
+    pub const DISCONNECT: u8 = 0x08;
+}
+
+/// Controller properties (base 3.1.3), by offset.
+pub mod property {
+    /// Controller Capabilities, 8 bytes.
+    pub const CAP: u32 = 0x00;
+    /// Version, 4 bytes.
+    pub const VS: u32 = 0x08;
+    /// Controller Configuration, 4 bytes.
+    pub const CC: u32 = 0x14;
+    /// Controller Status, 4 bytes.
+    pub const CSTS: u32 = 0x1C;
+    /// NVM Subsystem Reset, 4 bytes.
+    pub const NSSR: u32 = 0x20;
+    /// Controller Ready Timeouts, 4 bytes.
+    pub const CRTO: u32 = 0x68;
+}
+
+/// Bytes of the Connect command's data.
+pub const CONNECT_DATA: usize = 1024;
+/// The well-known name of discovery.
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// Bytes of a qualified name, at most.
+pub const NQN_MAX: usize = 223;
+/// The controller id that asks for any.
+pub const CNTLID_ANY: u16 = 0xFFFF;
+
+/// A Connect command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connect {
+    /// 0 for the admin queue.
+    pub queue: u16,
+    /// Entries of the submission queue, counted from zero.
+    pub sq_size: u16,
+    /// The host keeps track of the queue by itself (CATTR bit 2).
+    pub no_flow_control: bool,
+    /// Keep-alive timeout in milliseconds; 0 for none.
+    pub keep_alive_ms: u32,
+    /// Host identifier.
+    pub host_id: [u8; 16],
+    /// Controller.
+    pub cntlid: u16,
+    /// Name of the subsystem.
+    pub subsystem: String,
+    /// Name of the host.
+    pub host: String,
+}
+
+/// Which parameter of a Connect is wrong (base 6.3): its offset, and whether that is in the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wrong {
+    /// Bytes from the start of the entry, or of the data.
+    pub offset: u16,
+    /// In the data.
+    pub in_data: bool,
+}
+
+impl Wrong {
+    /// Of a field of the submission queue entry.
+    pub const fn entry(offset: u16) -> Self {
+        Self { offset, in_data: false }
+    }
+
+    /// Of a field of the data.
+    pub const fn data(offset: u16) -> Self {
+        Self { offset, in_data: true }
+    }
+
+    /// As the completion says it.
+    pub fn result(self) -> u64 {
+        u64::from(self.offset) | u64::from(self.in_data) << 16
+    }
+}
+
+/// Where things are in the Connect command and its data.
+pub mod connect_field {
+    use super::Wrong;
+    /// Queue identifier.
+    pub const QUEUE: Wrong = Wrong::entry(42);
+    /// Queue size.
+    pub const SIZE: Wrong = Wrong::entry(44);
+    /// Host identifier.
+    pub const HOST_ID: Wrong = Wrong::data(0);
+    /// Controller.
+    pub const CNTLID: Wrong = Wrong::data(16);
+    /// Name of the subsystem.
+    pub const SUBSYSTEM: Wrong = Wrong::data(256);
+    /// Name of the host.
+    pub const HOST: Wrong = Wrong::data(512);
+}
+
+impl Connect {
+    /// Of a command and its data.
+    ///
+    /// # Errors
+    /// `None` when the format of the record is another one; otherwise what is wrong.
+    pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Self, Option<Wrong>> {
+        if u16_at(&sqe.0, 40) != 0 {
+            return Err(None);
+        }
+        let name = |from: usize, wrong| {
+            let text = string_of(&data[from..from + 256]).filter(|text| is_nqn(text));
+            text.map(str::to_owned).ok_or(Some(wrong))
+        };
+        Ok(Self {
+            queue: u16_at(&sqe.0, 42),
+            sq_size: u16_at(&sqe.0, 44),
+            no_flow_control: sqe.0[46] & 4 != 0,
+            keep_alive_ms: u32_at(&sqe.0, 48),
+            host_id: data[..16].try_into().expect("16 bytes"),
+            cntlid: u16_at(data, 16),
+            subsystem: name(256, connect_field::SUBSYSTEM)?,
+            host: name(512, connect_field::HOST)?,
+        })
+    }
+
+    /// The command's dwords 10 to 12 on `sqe`, and its data; for hosts.
+    pub fn encode(&self, mut sqe: Sqe) -> (Sqe, Vec<u8>) {
+        sqe.0[4] = fctype::CONNECT;
+        sqe.0[42..44].copy_from_slice(&self.queue.to_le_bytes());
+        sqe.0[44..46].copy_from_slice(&self.sq_size.to_le_bytes());
+        sqe.0[46] = u8::from(self.no_flow_control) << 2;
+        sqe.0[48..52].copy_from_slice(&self.keep_alive_ms.to_le_bytes());
+        let mut data = Page::new(CONNECT_DATA);
+        data.bytes(0, &self.host_id).u16(16, self.cntlid);
+        data.string(256, 256, &self.subsystem).string(512, 256, &self.host);
+        (sqe, data.finish())
+    }
+}
+
+/// It may be a qualified name (base 4.5): `nqn.`, a date, a name; no more is asked of it, since hosts have all kinds.
+pub fn is_nqn(text: &str) -> bool {
+    text.starts_with("nqn.") && text.len() >= 11 && text.len() <= NQN_MAX && !text.chars().any(char::is_control)
+}
+
+/// A property and how wide the host thinks it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Property {
+    /// Which.
+    pub offset: u32,
+    /// It is 8 bytes wide, not 4.
+    pub wide: bool,
+    /// What is to be set.
+    pub value: u64,
+}
+
+impl Property {
+    /// Of a Property Get or Set.
+    pub fn decode(sqe: &Sqe) -> Self {
+        Self { offset: u32_at(&sqe.0, 44), wide: sqe.0[40] & 7 == 1, value: u64_at(&sqe.0, 48) }
+    }
+}

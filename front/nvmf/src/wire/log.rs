@@ -1,0 +1,309 @@
+//! Log pages (base 5.16).
+
+use super::{Page, Status, command};
+
+/// Log page identifiers.
+pub mod id {
+    /// Supported Log Pages.
+    pub const SUPPORTED: u8 = 0x00;
+    /// Error Information.
+    pub const ERROR: u8 = 0x01;
+    /// SMART / Health Information.
+    pub const SMART: u8 = 0x02;
+    /// Firmware Slot Information.
+    pub const FIRMWARE: u8 = 0x03;
+    /// Changed Namespace List.
+    pub const CHANGED: u8 = 0x04;
+    /// Commands Supported and Effects.
+    pub const EFFECTS: u8 = 0x05;
+    /// Asymmetric Namespace Access.
+    pub const ANA: u8 = 0x0C;
+    /// Feature Identifiers Supported and Effects.
+    pub const FEATURES: u8 = 0x12;
+    /// Discovery.
+    pub const DISCOVERY: u8 = 0x70;
+    /// Reservation Notification.
+    pub const RESERVATION: u8 = 0x80;
+}
+
+/// Entries of the error log that a controller keeps.
+pub const ERRORS_MAX: usize = 16;
+/// Namespaces in a Changed Namespace List; more are "many".
+pub const CHANGED_MAX: usize = 1024;
+
+/// The pages that an I/O controller has.
+pub const IO_PAGES: &[u8] = &[
+    id::SUPPORTED,
+    id::ERROR,
+    id::SMART,
+    id::FIRMWARE,
+    id::CHANGED,
+    id::EFFECTS,
+    id::ANA,
+    id::FEATURES,
+    id::RESERVATION,
+];
+
+/// The pages that a discovery controller has.
+pub const DISCOVERY_PAGES: &[u8] = &[id::SUPPORTED, id::ERROR, id::DISCOVERY];
+
+/// Supported Log Pages (base 5.16.1.1).
+pub fn supported(pages: &[u8]) -> Vec<u8> {
+    let mut page = Page::new(1024);
+    for &id in pages {
+        page.u32(usize::from(id) * 4, 1);
+    }
+    page.finish()
+}
+
+/// Something that went wrong with a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorEntry {
+    /// Counts errors from 1.
+    pub count: u64,
+    /// Queue.
+    pub queue: u16,
+    /// Command.
+    pub cid: u16,
+    /// What it was answered with.
+    pub status: Status,
+    /// First logical block.
+    pub lba: u64,
+    /// Namespace.
+    pub nsid: u32,
+}
+
+/// Error Information, the newest first (base 5.16.1.2).
+pub fn errors<'a>(entries: impl Iterator<Item = &'a ErrorEntry>) -> Vec<u8> {
+    let mut page = Page::new(ERRORS_MAX * 64);
+    for (index, entry) in entries.take(ERRORS_MAX).enumerate() {
+        let at = index * 64;
+        page.u64(at, entry.count).u16(at + 8, entry.queue).u16(at + 10, entry.cid);
+        page.u16(at + 12, entry.status.0 << 1).u16(at + 14, 0xFFFF);
+        page.u64(at + 16, entry.lba).u32(at + 24, entry.nsid);
+        // Transport type: TCP.
+        page.u8(at + 29, 3);
+    }
+    page.finish()
+}
+
+/// What the health page reports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Health {
+    /// The volumes cannot be written.
+    pub read_only: bool,
+    /// Bytes read by hosts.
+    pub bytes_read: u64,
+    /// Bytes written by hosts.
+    pub bytes_written: u64,
+    /// Read and compare commands.
+    pub reads: u64,
+    /// Write commands.
+    pub writes: u64,
+    /// Seconds that the daemon has been up.
+    pub uptime_s: u64,
+    /// Errors of the medium.
+    pub media_errors: u64,
+    /// Errors ever entered into the error log.
+    pub errors: u64,
+}
+
+/// SMART / Health Information (base 5.16.1.3).  There is no sensor: it is always 300 K.
+pub fn health(health: &Health) -> Vec<u8> {
+    let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
+    let mut page = Page::new(512);
+    page.u8(0, if health.read_only { 1 << 3 } else { 0 }).u16(1, 300).u8(3, 100).u8(4, 10);
+    page.u128(32, units(health.bytes_read)).u128(48, units(health.bytes_written));
+    page.u128(64, health.reads.into()).u128(80, health.writes.into());
+    page.u128(128, (health.uptime_s / 3600).into());
+    page.u128(160, health.media_errors.into()).u128(176, health.errors.into());
+    page.finish()
+}
+
+/// Firmware Slot Information (base 5.16.1.4): one slot.
+pub fn firmware(revision: &str) -> Vec<u8> {
+    let mut page = Page::new(512);
+    page.u8(0, 1).ascii(8, 8, revision);
+    page.finish()
+}
+
+/// Changed Namespace List (base 5.16.1.5).
+pub fn changed(ids: &[u32]) -> Vec<u8> {
+    let mut page = Page::new(CHANGED_MAX * 4);
+    if ids.len() > CHANGED_MAX {
+        page.u32(0, u32::MAX);
+        return page.finish();
+    }
+    for (index, id) in ids.iter().enumerate() {
+        page.u32(index * 4, *id);
+    }
+    page.finish()
+}
+
+/// Commands Supported and Effects (base 5.16.1.6).
+pub fn effects(reservations: bool) -> Vec<u8> {
+    use command::{admin, nvm};
+    /// Supported.
+    const SUPPORTED: u32 = 1;
+    /// Changes the content of logical blocks.
+    const CONTENT: u32 = 1 << 1;
+    let mut page = Page::new(4096);
+    let of_admin = [
+        admin::GET_LOG,
+        admin::IDENTIFY,
+        admin::ABORT,
+        admin::SET_FEATURES,
+        admin::GET_FEATURES,
+        admin::ASYNC_EVENT,
+        admin::KEEP_ALIVE,
+    ];
+    for opcode in of_admin {
+        page.u32(usize::from(opcode) * 4, SUPPORTED);
+    }
+    let mut io = |opcode: u8, effects: u32| {
+        page.u32(1024 + usize::from(opcode) * 4, effects);
+    };
+    for opcode in [nvm::FLUSH, nvm::READ, nvm::COMPARE, nvm::VERIFY] {
+        io(opcode, SUPPORTED);
+    }
+    for opcode in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DSM] {
+        io(opcode, SUPPORTED | CONTENT);
+    }
+    if reservations {
+        for opcode in [nvm::RESV_REGISTER, nvm::RESV_REPORT, nvm::RESV_ACQUIRE, nvm::RESV_RELEASE] {
+            io(opcode, SUPPORTED);
+        }
+    }
+    page.finish()
+}
+
+/// Feature Identifiers Supported and Effects (base 5.16.1.18).
+pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
+    let mut page = Page::new(1024);
+    for &(id, of_namespace) in supported {
+        // Scope: a controller, or a namespace.
+        let scope = if of_namespace { 1 << 20 } else { 1 << 21 };
+        page.u32(usize::from(id) * 4, 1 | scope);
+    }
+    page.finish()
+}
+
+/// How a group of namespaces is reached through a controller (base 2.4.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum AnaState {
+    /// The best way.
+    Optimized = 1,
+    /// It works; others may be faster.
+    NonOptimized = 2,
+    /// Not through here, for now.
+    Inaccessible = 3,
+    /// Not through here, ever.
+    PersistentLoss = 4,
+    /// Changing.
+    Change = 15,
+}
+
+impl AnaState {
+    /// Of its number.
+    pub fn of(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => AnaState::Optimized,
+            2 => AnaState::NonOptimized,
+            3 => AnaState::Inaccessible,
+            4 => AnaState::PersistentLoss,
+            15 => AnaState::Change,
+            _ => return None,
+        })
+    }
+
+    /// Its name, as nvme-cli and the kernel write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AnaState::Optimized => "optimized",
+            AnaState::NonOptimized => "non-optimized",
+            AnaState::Inaccessible => "inaccessible",
+            AnaState::PersistentLoss => "persistent-loss",
+            AnaState::Change => "change",
+        }
+    }
+
+    /// Of its name.
+    pub fn named(name: &str) -> Option<Self> {
+        [1, 2, 3, 4, 15].into_iter().filter_map(Self::of).find(|state| state.name() == name)
+    }
+
+    /// What commands that touch the medium are answered with; `None` when they may go on.
+    pub fn refuses(self) -> Option<Status> {
+        match self {
+            AnaState::Optimized | AnaState::NonOptimized => None,
+            AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+            AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+            AnaState::Change => Some(Status::ANA_TRANSITION),
+        }
+    }
+}
+
+/// A group in the ANA log page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnaGroup {
+    /// Its id, from 1.
+    pub id: u32,
+    /// How it is reached.
+    pub state: AnaState,
+    /// Its namespaces, in order.
+    pub namespaces: Vec<u32>,
+}
+
+/// Asymmetric Namespace Access (base 5.16.1.13).
+pub fn ana(change: u64, groups: &[AnaGroup], groups_only: bool) -> Vec<u8> {
+    let mut page = Page::new(16);
+    page.u64(0, change).u16(8, groups.len() as u16);
+    for group in groups {
+        let namespaces: &[u32] = if groups_only { &[] } else { &group.namespaces };
+        let mut head = Page::new(32);
+        head.u32(0, group.id).u32(4, namespaces.len() as u32).u64(8, change).u8(16, group.state as u8);
+        page.extend(&head.finish());
+        for id in namespaces {
+            page.extend(&id.to_le_bytes());
+        }
+    }
+    page.finish()
+}
+
+/// One entry of the discovery log page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoveryEntry {
+    /// The address, as text.
+    pub address: String,
+    /// IPv6.
+    pub v6: bool,
+    /// The TCP port.
+    pub service: u16,
+    /// The port's id.
+    pub port: u16,
+    /// Name of the subsystem.
+    pub nqn: String,
+    /// It is the discovery subsystem that is being asked.
+    pub discovery: bool,
+    /// TLS is needed.
+    pub tls: bool,
+}
+
+/// Discovery (base 5.16.1.23).
+pub fn discovery(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
+    let mut page = Page::new(1024);
+    page.u64(0, generation).u64(8, entries.len() as u64);
+    for entry in entries {
+        let mut at = Page::new(1024);
+        at.u8(0, 3).u8(1, if entry.v6 { 2 } else { 1 }).u8(2, if entry.discovery { 3 } else { 2 });
+        // A secure channel is required, or nothing is said of one: libnvme takes "not required" for a wish to have it.
+        // Flow control of queues may be left out.
+        at.u8(3, u8::from(entry.tls) | 1 << 2);
+        at.u16(4, entry.port).u16(6, super::fabrics::CNTLID_ANY).u16(8, 32);
+        at.ascii(32, 32, &entry.service.to_string()).string(256, 256, &entry.nqn).ascii(512, 256, &entry.address);
+        at.u8(768, if entry.tls { 2 } else { 0 });
+        page.extend(&at.finish());
+    }
+    page.finish()
+}

@@ -1,0 +1,168 @@
+//! The kernel's NVMe/TCP initiator, in a guest with its own kernel, against a daemon on this machine.
+//!
+//! The guest's script asks for what has to happen here through files in a shared folder: it writes `ask`, a word a line,
+//! and waits for `answer`, whose first line is 0 or 1.  It can ask for `forebay WORDS...`, `restart` or `kill` (and start)
+//! the daemon, and `cut` or `mend` the way to its second port.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::daemon::{self, Daemon};
+use crate::shell::{self, Process, Scratch};
+
+/// How often is looked whether the guest asks for something.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Serves a volume by two ports and runs test/interop/guest-nvme.sh in the guest.
+pub fn run() -> Result<()> {
+    shell::run(&mut daemon::build_command())?;
+    let scratch = Scratch::within(&shell::target(), "guest")?;
+    let (first, second) = (shell::free_port()?, shell::free_port()?);
+    let way = Way::open(second)?;
+    let config = scratch.path().join("config.toml");
+    let advertise = format!("'10.0.2.2:{first}', '10.0.2.2:{}'", way.port);
+    fs::write(&config, format!("[nvme-subsystem]\nadvertise = [{advertise}]\n"))?;
+    let addrs = [format!("127.0.0.1:{first}"), format!("127.0.0.1:{second}")];
+    let config = config.display().to_string();
+    let words = ["--config", &config, "--nvme", &addrs[0], "--nvme", &addrs[1], "--cores", "2"];
+    let daemon = Daemon::start(&scratch.path().join("store"), &words)?;
+    shell::output(daemon.command().args(["create", "local/guest", "--size", "320M"]))?;
+    shell::output(daemon.command().args(["attach", "local/guest", "--nvme"]))?;
+
+    let share = scratch.path().join("share");
+    fs::create_dir(&share)?;
+    let mut guest = shell::command(shell::root().join("test/lab/guest"));
+    guest.arg(shell::root().join("test/interop/guest-nvme.sh")).arg(first.to_string());
+    guest.env("SHARE", &share).env("TIMEOUT", "420");
+    let log = scratch.path().join("console");
+    let mut guest = Process::start(&mut guest, &log)?;
+    let mut daemon = Some(daemon);
+    let mut shown = 0;
+    let status = loop {
+        let ended = guest.ended();
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        print!("{}", text.get(shown..).unwrap_or_default());
+        std::io::stdout().flush()?;
+        shown = text.len();
+        if let Some(status) = ended {
+            break status;
+        }
+        if let Ok(asked) = fs::read_to_string(share.join("ask")) {
+            fs::remove_file(share.join("ask"))?;
+            let words: Vec<&str> = asked.lines().collect();
+            let answer = match serve(&words, &mut daemon, &way) {
+                Ok(text) => format!("0\n{text}"),
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    format!("1\n{error:#}\n")
+                }
+            };
+            put(&share, &answer)?;
+        }
+        thread::sleep(LOOK);
+    };
+    let daemon = daemon.context("the daemon did not come up again")?;
+    if !status.success() {
+        bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
+    }
+    daemon.stop()
+}
+
+/// Makes an answer appear as a whole.
+fn put(share: &Path, answer: &str) -> Result<()> {
+    let new = share.join("answer.new");
+    fs::write(&new, answer)?;
+    Ok(fs::rename(new, share.join("answer"))?)
+}
+
+/// Does what the guest has asked for.
+fn serve(words: &[&str], daemon: &mut Option<Daemon>, way: &Way) -> Result<String> {
+    match words {
+        ["forebay", words @ ..] => {
+            let daemon = daemon.as_ref().context("no daemon runs")?;
+            shell::output(daemon.command().args(words))
+        }
+        ["restart"] => {
+            *daemon = Some(daemon.take().context("no daemon runs")?.restart()?);
+            Ok(String::new())
+        }
+        ["kill"] => {
+            *daemon = Some(daemon.take().context("no daemon runs")?.crash()?.restart()?);
+            Ok(String::new())
+        }
+        ["cut"] => {
+            way.cut(true);
+            Ok(String::new())
+        }
+        ["mend"] => {
+            way.cut(false);
+            Ok(String::new())
+        }
+        words => bail!("the guest asks for {words:?}"),
+    }
+}
+
+/// A way to a port of this machine that can be cut.
+struct Way {
+    port: u16,
+    is_cut: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Way {
+    fn open(to: u16) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let way =
+            Self { port: listener.local_addr()?.port(), is_cut: Arc::default(), open: Arc::new(Mutex::default()) };
+        let (is_cut, open) = (way.is_cut.clone(), way.open.clone());
+        // Ends with the process.
+        thread::spawn(move || {
+            for host in listener.incoming().flatten() {
+                if is_cut.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(daemon) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+                let _ = (host.set_nodelay(true), daemon.set_nodelay(true));
+                if let Err(error) = carry(host, daemon, &open) {
+                    eprintln!("the way to the second port: {error}");
+                }
+            }
+        });
+        Ok(way)
+    }
+
+    /// Cuts it, which ends every connection, or mends it.
+    fn cut(&self, cut: bool) {
+        self.is_cut.store(cut, Ordering::SeqCst);
+        if cut {
+            for stream in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// Carries bytes both ways until one side ends.
+fn carry(host: TcpStream, daemon: TcpStream, open: &Mutex<Vec<TcpStream>>) -> std::io::Result<()> {
+    open.lock().unwrap_or_else(PoisonError::into_inner).push(host.try_clone()?);
+    for (mut from, mut to) in [(host.try_clone()?, daemon.try_clone()?), (daemon, host)] {
+        thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok(got @ 1..) = from.read(&mut buffer) {
+                if to.write_all(&buffer[..got]).is_err() {
+                    break;
+                }
+            }
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        });
+    }
+    Ok(())
+}
