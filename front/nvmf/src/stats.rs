@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Hosts whose counts are kept after they have gone; those that come later are counted together.
 const HOSTS_MAX: usize = 1024;
-/// The name under which the hosts past [`HOSTS_MAX`] are counted.
+/// The name under which the hosts past the first thousand are counted.
 pub const OTHER_HOSTS: &str = "other";
 
 /// Kinds of commands that are counted apart.

@@ -331,7 +331,7 @@ impl Target {
         self.namespaces_changed(nsid);
     }
 
-    /// Takes a namespace away.  Commands that have begun go on; see [`Server::detach`](crate::Server::detach).
+    /// Takes a namespace away.  Commands that have begun go on; see [`Server::let_go`](crate::Server::let_go).
     pub fn remove_namespace(&self, nsid: u32) {
         if write(&self.0.namespaces).remove(&nsid).is_some() {
             self.namespaces_changed(nsid);
