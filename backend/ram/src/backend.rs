@@ -11,7 +11,7 @@ use forebay_block::{
 };
 
 use crate::content::{Content, PAGE};
-use crate::object::{OBJECT_SIZE_MAX, Object, Pool, check_overflow};
+use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, Pool, check_overflow};
 
 /// A pool of objects in memory, lost when it is dropped.
 ///
@@ -42,7 +42,7 @@ impl RamBackend {
     }
 
     /// Looks at an object's content at `snap`.
-    fn look<T>(
+    pub(crate) fn look<T>(
         &self,
         object: &ObjectName,
         snap: SnapId,
@@ -59,7 +59,7 @@ impl RamBackend {
         Box::pin(ready(result))
     }
 
-    fn transact(&self, name: &ObjectName, transaction: &Transaction) -> Result<u64> {
+    pub(crate) fn transact(&self, name: &ObjectName, transaction: &Transaction, classes: &dyn Classes) -> Result<u64> {
         check_name(name)?;
         if transaction.snapc.as_ref().is_some_and(|snapc| !snapc.is_valid()) {
             return Err(Error::new(ErrorKind::Invalid, format!("object {name}: snapshot context out of order")));
@@ -69,7 +69,7 @@ impl RamBackend {
         let describe = |error: Error| Error::new(error.kind(), format!("object {name}"));
         let Some(object) = objects.get_mut(name) else {
             let mut object = Object::default();
-            let version = object.submit(transaction, pool).map_err(describe)?;
+            let version = object.submit(transaction, pool, classes).map_err(describe)?;
             if !object.is_gone() {
                 self.heads.set(self.heads.get() + 1);
                 objects.insert(name.clone(), object);
@@ -77,7 +77,7 @@ impl RamBackend {
             return Ok(version);
         };
         let existed = object.head().is_some();
-        let version = object.submit(transaction, pool).map_err(describe)?;
+        let version = object.submit(transaction, pool, classes).map_err(describe)?;
         match (existed, object.head().is_some()) {
             (false, true) => self.heads.set(self.heads.get() + 1),
             (true, false) => self.heads.set(self.heads.get() - 1),
@@ -171,7 +171,7 @@ impl ObjectBackend for RamBackend {
     }
 
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
-        Box::pin(ready(self.transact(object, &transaction)))
+        Box::pin(ready(self.transact(object, &transaction, &NoClasses)))
     }
 
     fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>> {

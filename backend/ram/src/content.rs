@@ -58,6 +58,9 @@ pub(crate) struct Content {
     pages: BTreeMap<u64, Rc<Page>>,
     /// The object's key-value map.
     pub(crate) kv: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What object classes keep beside it.
+    #[cfg(feature = "cluster")]
+    pub(crate) attributes: BTreeMap<String, Vec<u8>>,
 }
 
 impl Content {

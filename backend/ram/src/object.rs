@@ -3,12 +3,29 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, SnapClone, SnapContext, SnapId, SnapSet, Transaction};
+use forebay_block::{
+    Error, ErrorKind, Extent, Method, ObjectOp, Result, SnapClone, SnapContext, SnapId, SnapSet, Transaction,
+};
 
 use crate::content::{Content, Space};
 
 /// Largest object in bytes.  Pages are sparse, so this is a matter of sanity, not of memory.
 pub(crate) const OBJECT_SIZE_MAX: u64 = 1 << 40;
+
+/// Object classes: what a [`Call`](ObjectOp::Call) does.
+pub(crate) trait Classes {
+    /// Calls a method on an object; whatever it did before it fails is undone.
+    fn call(&self, head: &mut Option<Content>, method: Method, input: &[u8], space: &Rc<Space>) -> Result<()>;
+}
+
+/// A pool of one client has none.
+pub(crate) struct NoClasses;
+
+impl Classes for NoClasses {
+    fn call(&self, _: &mut Option<Content>, method: Method, _: &[u8], _: &Rc<Space>) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, format!("{method:?}")))
+    }
+}
 
 /// What all objects of a backend share.
 pub(crate) struct Pool {
@@ -80,19 +97,20 @@ impl Object {
     }
 
     /// Does a transaction wholly or not at all; answers the version after it.
-    pub(crate) fn submit(&mut self, transaction: &Transaction, pool: &mut Pool) -> Result<u64> {
+    pub(crate) fn submit(&mut self, transaction: &Transaction, pool: &mut Pool, classes: &dyn Classes) -> Result<u64> {
         let ops = &transaction.ops[..];
         let changes = ops.iter().any(|op| !is_guard(op));
         let kept = if changes { self.keep(transaction.snapc.as_deref(), pool) } else { None };
         // A step that fails changes nothing, so a transaction whose only change comes last is done in place; any
         // other is done on a copy, which shares its pages with the original.
-        if ops.split_last().is_none_or(|(_, before)| before.iter().all(is_guard)) {
+        let calls = ops.iter().any(|op| matches!(op, ObjectOp::Call { .. }));
+        if !calls && ops.split_last().is_none_or(|(_, before)| before.iter().all(is_guard)) {
             let then = Then { head: None, clones: &self.clones, seq: self.seq, version: self.version };
-            apply(&mut self.head, ops, &then, pool)?;
+            apply(&mut self.head, ops, &then, pool, classes)?;
         } else {
             let mut draft = self.head.clone();
             let then = Then { head: Some(&self.head), clones: &self.clones, seq: self.seq, version: self.version };
-            apply(&mut draft, ops, &then, pool)?;
+            apply(&mut draft, ops, &then, pool, classes)?;
             self.head = draft;
         }
         if changes {
@@ -151,7 +169,13 @@ struct Then<'a> {
     version: u64,
 }
 
-fn apply(head: &mut Option<Content>, ops: &[ObjectOp], then: &Then<'_>, pool: &Pool) -> Result<()> {
+fn apply(
+    head: &mut Option<Content>,
+    ops: &[ObjectOp],
+    then: &Then<'_>,
+    pool: &Pool,
+    classes: &dyn Classes,
+) -> Result<()> {
     for op in ops {
         match op {
             ObjectOp::AssertExists => drop(existing(head)?),
@@ -225,7 +249,7 @@ fn apply(head: &mut Option<Content>, ops: &[ObjectOp], then: &Then<'_>, pool: &P
                 Found::Clone(kept) => *head = Some(kept.content.clone()),
                 Found::Nothing => *head = None,
             },
-            ObjectOp::Call { .. } => return Err(ErrorKind::Unsupported.into()),
+            ObjectOp::Call { method, input } => classes.call(head, *method, input, &pool.space)?,
         }
     }
     Ok(())

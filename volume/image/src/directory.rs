@@ -11,8 +11,8 @@ use forebay_block::{
 use forebay_reactor::Buf;
 
 use crate::format::{
-    DIRECTORY, ID_LEN_MAX, decode_string, encode_string, id_key, id_object, is_valid_id, name_key, name_keys,
-    name_of_key,
+    DIRECTORY, ID_LEN_MAX, NAMESPACE_READY, NAMESPACE_STATE, decode_string, encode_string, id_key, id_object,
+    is_valid_id, name_key, name_keys, name_of_key,
 };
 
 /// What became of an attempt to add an entry.
@@ -28,15 +28,16 @@ pub(crate) enum Added {
 /// The directory of a backend.
 pub(crate) struct Directory<'a> {
     backend: &'a Rc<dyn ObjectBackend>,
+    namespace: &'a Rc<str>,
 }
 
 impl<'a> Directory<'a> {
-    pub(crate) fn of(backend: &'a Rc<dyn ObjectBackend>) -> Self {
-        Self { backend }
+    pub(crate) fn of(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
+        Self { backend, namespace }
     }
 
-    fn object() -> ObjectName {
-        ObjectName::new(DIRECTORY)
+    fn object(&self) -> ObjectName {
+        ObjectName::in_namespace(self.namespace.clone(), DIRECTORY)
     }
 
     /// The id of the image of that name.
@@ -56,7 +57,7 @@ impl<'a> Directory<'a> {
     }
 
     async fn get(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>> {
-        match self.backend.kv_get(&Self::object(), vec![key]).await {
+        match self.backend.kv_get(&self.object(), vec![key]).await {
             Ok(mut values) => Ok(values.pop().flatten()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -66,7 +67,7 @@ impl<'a> Directory<'a> {
     /// Names after `cursor`, in their order, `max` at most; and where to go on.
     pub(crate) async fn names(&self, cursor: Option<Vec<u8>>, max: usize) -> Result<(Vec<String>, Option<Vec<u8>>)> {
         let after = cursor.unwrap_or_default();
-        match self.backend.kv_list(&Self::object(), name_keys(), &after, max).await {
+        match self.backend.kv_list(&self.object(), name_keys(), &after, max).await {
             Ok(page) => {
                 let names = page.pairs.iter().filter_map(|(key, _)| name_of_key(key)).collect();
                 let next = page.more.then(|| page.pairs.last().map(|(key, _)| key.clone())).flatten();
@@ -79,13 +80,18 @@ impl<'a> Directory<'a> {
 
     /// Adds an image; neither its name nor its id may be there.
     pub(crate) async fn add(&self, name: &str, id: &str) -> Result<Added> {
-        let ops = vec![
+        let mut ops = vec![
             ObjectOp::Create { exclusive: false },
             ObjectOp::KvCompare { key: name_key(name), value: None },
             ObjectOp::KvCompare { key: id_key(id), value: None },
             ObjectOp::KvSet { pairs: entries(name, id) },
         ];
-        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+        if !self.namespace.is_empty() {
+            // A namespace has a directory from its creation on; one that is being removed takes no more images.
+            self.check_namespace().await?;
+            ops[0] = ObjectOp::KvCompare { key: NAMESPACE_STATE.to_vec(), value: Some(NAMESPACE_READY.to_vec()) };
+        }
+        match self.backend.submit(&self.object(), Transaction::new(ops).durable()).await {
             Ok(_) => Ok(Added::New),
             Err(error) if error.kind() == ErrorKind::Guard => {
                 Ok(self.id_of(name).await?.map_or(Added::IdTaken, Added::NameTaken))
@@ -94,11 +100,18 @@ impl<'a> Directory<'a> {
         }
     }
 
+    async fn check_namespace(&self) -> Result<()> {
+        if self.get(NAMESPACE_STATE.to_vec()).await?.as_deref() == Some(NAMESPACE_READY) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::NotFound, format!("namespace {}, or it is being removed", self.namespace)))
+    }
+
     /// Removes an image; done already is done.  `Busy` if name and id belong to different images by now.
     pub(crate) async fn remove(&self, name: &str, id: &str) -> Result<()> {
         let mut ops = holds(name, id);
         ops.push(ObjectOp::KvRemove { keys: vec![name_key(name), id_key(id)] });
-        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+        match self.backend.submit(&self.object(), Transaction::new(ops).durable()).await {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::NotFound) => {
                 if self.id_of(name).await?.is_none() && self.name_of(id).await?.is_none() {
@@ -116,7 +129,7 @@ impl<'a> Directory<'a> {
         ops.push(ObjectOp::KvCompare { key: name_key(to), value: None });
         ops.push(ObjectOp::KvRemove { keys: vec![name_key(from)] });
         ops.push(ObjectOp::KvSet { pairs: entries(to, id) });
-        match self.backend.submit(&Self::object(), Transaction::new(ops).durable()).await {
+        match self.backend.submit(&self.object(), Transaction::new(ops).durable()).await {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == ErrorKind::Guard => {
                 let kind = if self.id_of(to).await?.is_some() { ErrorKind::Exists } else { ErrorKind::NotFound };
@@ -129,7 +142,7 @@ impl<'a> Directory<'a> {
 
     /// Makes `rbd_id.NAME` lead to `id`.  `Exists` if it leads to another image that has that name.
     pub(crate) async fn write_id(&self, name: &str, id: &str) -> Result<()> {
-        let object = id_object(name);
+        let object = id_object(self.namespace, name);
         let content: BufList = Buf::copy_of(&encode_string(id)).into();
         let create = vec![ObjectOp::Create { exclusive: true }, ObjectOp::Write { offset: 0, data: content.clone() }];
         match self.backend.submit(&object, Transaction::new(create).durable()).await {
@@ -152,7 +165,7 @@ impl<'a> Directory<'a> {
     /// What `rbd_id.NAME` says; `None` if it is not there or says nothing that could be an id.
     async fn read_id(&self, name: &str) -> Result<Option<String>> {
         let read = ObjectRead { snap: SnapId::HEAD, extent: forebay_block::Extent::new(0, 4 + ID_LEN_MAX as u64) };
-        match self.backend.read(&id_object(name), read).await {
+        match self.backend.read(&id_object(self.namespace, name), read).await {
             Ok(data) => {
                 let bytes = data.fill(read.extent).to_vec();
                 Ok(decode_string(&bytes).filter(|id| is_valid_id(id)))
@@ -166,7 +179,7 @@ impl<'a> Directory<'a> {
     pub(crate) async fn remove_id(&self, name: &str, id: &str) -> Result<()> {
         let content = Buf::copy_of(&encode_string(id)).into();
         let ops = vec![ObjectOp::AssertExists, ObjectOp::Compare { offset: 0, data: content }, ObjectOp::Remove];
-        match self.backend.submit(&id_object(name), Transaction::new(ops).durable()).await {
+        match self.backend.submit(&id_object(self.namespace, name), Transaction::new(ops).durable()).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Mismatch(_)) => Ok(()),
             other => other.map(drop),
         }

@@ -1,9 +1,12 @@
 //! What is stored of an image besides its data, byte for byte: `docs/formats/rbd-image.md`.
 
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
+
+use crate::wire::snapshot::{Parent, Snapshot};
 
 /// The object that lists a pool's images.
 pub(crate) const DIRECTORY: &str = "rbd_directory";
@@ -11,6 +14,11 @@ pub(crate) const DIRECTORY: &str = "rbd_directory";
 pub(crate) const ID_LEN_MAX: usize = 14;
 /// The orders (binary logarithms of the object size) that RBD has.
 pub(crate) const ORDERS: std::ops::RangeInclusive<u8> = 12..=25;
+
+/// The directory's key, in a namespace, that says whether it takes new images.
+pub(crate) const NAMESPACE_STATE: &[u8] = b"state";
+/// It does.
+pub(crate) const NAMESPACE_READY: &[u8] = &[0];
 
 const NAME_PREFIX: &str = "name_";
 const ID_PREFIX: &str = "id_";
@@ -20,18 +28,37 @@ const METADATA_PREFIX: &str = "metadata_";
 const DATA_PREFIX: &str = "rbd_data.";
 
 /// The object that holds the id of the image of that name.
-pub(crate) fn id_object(name: &str) -> ObjectName {
-    ObjectName::new(format!("rbd_id.{name}"))
+pub(crate) fn id_object(namespace: &Rc<str>, name: &str) -> ObjectName {
+    ObjectName::in_namespace(namespace.clone(), format!("rbd_id.{name}"))
 }
 
 /// The object that holds an image's metadata.
-pub(crate) fn header_object(id: &str) -> ObjectName {
-    ObjectName::new(format!("rbd_header.{id}"))
+pub(crate) fn header_object(namespace: &Rc<str>, id: &str) -> ObjectName {
+    ObjectName::in_namespace(namespace.clone(), format!("rbd_header.{id}"))
+}
+
+/// The object that holds the object map of the head, or of a snapshot.
+pub(crate) fn map_object(namespace: &Rc<str>, id: &str, snap: Option<SnapId>) -> ObjectName {
+    let name = match snap {
+        Some(snap) => format!("rbd_object_map.{id}.{:016x}", snap.0),
+        None => format!("rbd_object_map.{id}"),
+    };
+    ObjectName::in_namespace(namespace.clone(), name)
+}
+
+/// The object of a pool that lists the clones, of the older kind, of its images.
+pub(crate) fn children_object(namespace: &Rc<str>) -> ObjectName {
+    ObjectName::in_namespace(namespace.clone(), "rbd_children")
 }
 
 /// What the names of an image's data objects begin with.
 pub(crate) fn object_prefix(id: &str) -> String {
     format!("{DATA_PREFIX}{id}")
+}
+
+/// The same, where they are in another pool than the image, whose own is `pool`.
+pub(crate) fn object_prefix_elsewhere(pool: i64, id: &str) -> String {
+    format!("{DATA_PREFIX}{pool}.{id}")
 }
 
 /// The directory's key for a name.
@@ -116,11 +143,30 @@ impl Features {
         "non-primary",
         "dirty-cache",
     ];
-    /// Those with which an image can be written.
-    const WRITABLE: u64 = 1;
-    /// Those with which an image can be read: besides, exclusive-lock, object-map, fast-diff, deep-flatten,
-    /// journaling, operations and non-primary, none of which changes where the bytes of an image are.
-    const READABLE: u64 = Self::WRITABLE | 0b101_0111_1100;
+    /// One client writes at a time.
+    pub const EXCLUSIVE_LOCK: Features = Features(1 << 2);
+    /// It is known which objects there are.
+    pub const OBJECT_MAP: Features = Features(1 << 3);
+    /// It is known which objects changed since the newest snapshot.
+    pub const FAST_DIFF: Features = Features(1 << 4);
+    /// What a clone copies from its parent, its snapshots see too.
+    pub const DEEP_FLATTEN: Features = Features(1 << 5);
+    /// Its data is in another pool than its metadata.
+    pub const DATA_POOL: Features = Features(1 << 7);
+    /// RBD's own default: layering, exclusive-lock, object-map, fast-diff, deep-flatten.  Ours where other clients use
+    /// the pool.
+    pub const RBD_DEFAULT: Features = Features(0b11_1101);
+    /// Those with which an image can be written where nobody else uses the pool: layering, deep-flatten, and
+    /// operations, which is a note that something in the header is newer.
+    const WRITABLE: u64 = 0b1_0010_0001;
+    /// Those with which it can be written where others do: besides, exclusive-lock, object-map, fast-diff, data-pool.
+    const WRITABLE_SHARED: u64 = Self::WRITABLE | 0b1001_1100;
+    /// Those with which an image can be read, but not always written: exclusive-lock, object-map, fast-diff,
+    /// journaling, non-primary, none of which changes where the bytes of an image are.
+    const READABLE: u64 = 0b100_0101_1100;
+    /// Notes of `op_features` that change nothing for who reads and writes: a clone's parent and child by snapshot
+    /// number, groups, snapshots in the trash.
+    pub(crate) const OPERATIONS: u64 = 0b1111;
 
     /// The names of the bits; of an unknown one, its number.
     pub fn names(self) -> Vec<String> {
@@ -129,8 +175,14 @@ impl Features {
     }
 
     /// Those of these that keep an image from being opened here.
-    pub(crate) fn unsupported(self, read_only: bool) -> Features {
-        Features(self.0 & !if read_only { Self::READABLE } else { Self::WRITABLE })
+    pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> Features {
+        let writable = if shared { Self::WRITABLE_SHARED } else { Self::WRITABLE };
+        Features(self.0 & !(writable | if read_only { Self::READABLE } else { 0 }))
+    }
+
+    /// All of those are among these.
+    pub fn has(self, those: Features) -> bool {
+        self.0 & those.0 == those.0
     }
 }
 
@@ -153,14 +205,17 @@ pub(crate) struct Header {
     pub(crate) created: Option<Duration>,
     pub(crate) accessed: Option<Duration>,
     pub(crate) modified: Option<Duration>,
-    pub(crate) has_parent: bool,
+    /// The pool in which the data is, where that is another.
+    pub(crate) data_pool: Option<i64>,
+    /// What the key `parent` holds, and what that says.
+    pub(crate) parent: Option<(Vec<u8>, Parent)>,
     /// Newest first.
-    pub(crate) snaps: Vec<SnapId>,
+    pub(crate) snapshots: Vec<Snapshot>,
 }
 
 impl Header {
     /// The keys that [`decode`](Self::decode) wants, in its order.
-    pub(crate) const KEYS: [&str; 11] = [
+    pub(crate) const KEYS: [&str; 12] = [
         "size",
         "order",
         "features",
@@ -172,6 +227,7 @@ impl Header {
         "access_timestamp",
         "modify_timestamp",
         "parent",
+        "data_pool_id",
     ];
 
     /// Of an image that is being created at `now` (since 1970-01-01T00:00:00Z).
@@ -187,26 +243,27 @@ impl Header {
             created: Some(now),
             accessed: Some(now),
             modified: Some(now),
-            has_parent: false,
-            snaps: Vec::new(),
+            data_pool: None,
+            parent: None,
+            snapshots: Vec::new(),
         }
     }
 
     /// The keys of a header that is created, in the order in which a key-value map sorts them.
     pub(crate) fn encode(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let time = |time: Option<Duration>| encode_time(time.unwrap_or_default());
-        [
-            ("access_timestamp", time(self.accessed)),
-            ("create_timestamp", time(self.created)),
+        let data_pool = self.data_pool.map(|pool| ("data_pool_id", pool.to_le_bytes().to_vec()));
+        let mut keys = vec![("access_timestamp", time(self.accessed)), ("create_timestamp", time(self.created))];
+        keys.extend(data_pool);
+        keys.extend([
             ("features", self.features.0.to_le_bytes().to_vec()),
             ("modify_timestamp", time(self.modified)),
             ("object_prefix", encode_string(&self.object_prefix)),
             ("order", vec![self.order]),
             ("size", self.size.to_le_bytes().to_vec()),
             ("snap_seq", self.snap_seq.to_le_bytes().to_vec()),
-        ]
-        .map(|(key, value)| (key.as_bytes().to_vec(), value))
-        .to_vec()
+        ]);
+        keys.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect()
     }
 
     /// The keys and value that set a size.
@@ -214,8 +271,8 @@ impl Header {
         (b"size".to_vec(), size.to_le_bytes().to_vec())
     }
 
-    /// From the values of [`KEYS`](Self::KEYS) and the keys of the snapshots.
-    pub(crate) fn decode(values: &[Option<Vec<u8>>], snapshot_keys: &[Vec<u8>]) -> Result<Self> {
+    /// From the values of [`KEYS`](Self::KEYS), and the keys and values of the snapshots.
+    pub(crate) fn decode(values: &[Option<Vec<u8>>], snapshots: &[(Vec<u8>, Vec<u8>)]) -> Result<Self> {
         let value = |at: usize| values.get(at).and_then(|value| value.as_deref());
         let bad = |at: usize| {
             let what = if value(at).is_none() { "missing" } else { "malformed" };
@@ -233,8 +290,13 @@ impl Header {
         if object_prefix.is_empty() || object_prefix.len() > ObjectName::LEN_MAX - 17 {
             return Err(bad(3));
         }
-        let mut snaps = snapshot_keys.iter().map(|key| decode_snapshot_key(key)).collect::<Result<Vec<_>>>()?;
-        snaps.sort_unstable_by(|a, b| b.cmp(a));
+        let mut snapshots = snapshots.iter().map(decode_snapshot).collect::<Result<Vec<_>>>()?;
+        snapshots.sort_unstable_by_key(|snapshot| std::cmp::Reverse(snapshot.id));
+        let parent = match value(10) {
+            Some(bytes) => Some((bytes.to_vec(), Parent::decode(bytes).ok_or_else(|| bad(10))?)),
+            None => None,
+        };
+        let data_pool = value(11).map(|bytes| decode_u64(bytes).ok_or_else(|| bad(11))).transpose()?;
         let header = Self {
             size: number(0)?,
             order,
@@ -246,8 +308,9 @@ impl Header {
             created: time(7)?,
             accessed: time(8)?,
             modified: time(9)?,
-            has_parent: value(10).is_some(),
-            snaps,
+            data_pool: data_pool.map(u64::cast_signed),
+            parent: parent.filter(|(_, parent)| parent.is_there()),
+            snapshots,
         };
         if !header.snap_context().is_valid() {
             return Err(Error::new(ErrorKind::Corrupt, "a snapshot is newer than header key 'snap_seq' says"));
@@ -257,13 +320,32 @@ impl Header {
 
     /// What writes must keep.
     pub(crate) fn snap_context(&self) -> SnapContext {
-        SnapContext { seq: self.snap_seq, snaps: self.snaps.clone() }
+        SnapContext { seq: self.snap_seq, snaps: self.snapshots.iter().map(|snapshot| snapshot.id).collect() }
+    }
+
+    /// The flag that says that object maps are not to be believed.
+    pub(crate) const MAP_INVALID: u64 = 1;
+    /// The flag that says that of the changes since the newest snapshot.
+    pub(crate) const FAST_DIFF_INVALID: u64 = 2;
+
+    /// The parent's value for a head that may find so many bytes there.
+    pub(crate) fn encode_overlap(&self, overlap: u64) -> Option<(Vec<u8>, Vec<u8>, Vec<u8>)> {
+        let (stored, parent) = self.parent.as_ref()?;
+        let changed = Parent { overlap: Some(overlap), ..parent.clone() };
+        Some((b"parent".to_vec(), stored.clone(), changed.encode_like(stored)))
     }
 
     /// Bytes an object.
     pub(crate) fn object_size(&self) -> u64 {
         1 << self.order
     }
+}
+
+fn decode_snapshot((key, value): &(Vec<u8>, Vec<u8>)) -> Result<Snapshot> {
+    let id = decode_snapshot_key(key)?;
+    Snapshot::decode(value).filter(|snapshot| snapshot.id == id).ok_or_else(|| {
+        Error::new(ErrorKind::Corrupt, format!("header key '{}' is malformed", String::from_utf8_lossy(key)))
+    })
 }
 
 fn decode_snapshot_key(key: &[u8]) -> Result<SnapId> {
@@ -309,8 +391,11 @@ mod tests {
         assert_eq!(name_of_key(b"name_vm-1").as_deref(), Some("vm-1"));
         assert_eq!(name_of_key(b"id_x"), None);
         assert_eq!(encode_string("10226b8b4567"), b"\x0c\x00\x00\x0010226b8b4567");
-        assert_eq!(id_object("vm-1").name(), "rbd_id.vm-1");
-        assert_eq!(header_object("10226b8b4567").name(), "rbd_header.10226b8b4567");
+        assert_eq!(id_object(&"".into(), "vm-1").name(), "rbd_id.vm-1");
+        assert_eq!(header_object(&"".into(), "10226b8b4567").name(), "rbd_header.10226b8b4567");
+        let map = |snap| map_object(&"ns".into(), "10226b8b4567", snap).to_string();
+        assert_eq!(map(None), "ns/rbd_object_map.10226b8b4567");
+        assert_eq!(map(Some(SnapId(10))), "ns/rbd_object_map.10226b8b4567.000000000000000a");
     }
 
     #[test]
@@ -354,24 +439,34 @@ mod tests {
             values[at] = Some(value);
         }
         values[4] = Some(0x10u64.to_le_bytes().to_vec());
-        let keys = [&b"snapshot_0000000000000004"[..], b"snapshot_0000000000000010"].map(<[u8]>::to_vec);
+        let stored = |id: u64| {
+            let body = [&id.to_le_bytes()[..], &[1, 0, 0, 0, b's'], &[0; 8], &[0; 8]].concat();
+            let value = [&[1, 1][..], &(body.len() as u32).to_le_bytes(), &body].concat();
+            (format!("snapshot_{id:016x}").into_bytes(), value)
+        };
+        let keys = [stored(4), stored(16)];
         let decoded = Header::decode(&values, &keys).expect("a good header");
         assert_eq!(decoded.snap_context(), SnapContext { seq: 16, snaps: vec![SnapId(16), SnapId(4)] });
-        let newer = [b"snapshot_0000000000000011".to_vec()];
+        let newer = [stored(17)];
         assert_eq!(Header::decode(&values, &newer).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
-        let odd = [b"snapshot_zz".to_vec()];
-        assert_eq!(Header::decode(&values, &odd).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+        let other = [(b"snapshot_0000000000000004".to_vec(), stored(5).1)];
+        for odd in [[(b"snapshot_zz".to_vec(), stored(4).1)], [(stored(4).0, vec![1, 2, 3])], other] {
+            assert_eq!(Header::decode(&values, &odd).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+        }
     }
 
     #[test]
     fn features_have_names() {
         assert_eq!(Features(0b1101).to_string(), "layering, exclusive-lock, object-map");
         assert_eq!(Features(1 << 40).to_string(), "bit 40");
-        assert_eq!(Features(0b1101).unsupported(false), Features(0b1100));
-        assert_eq!(Features(0b1101).unsupported(true), Features(0));
-        // Striping, a data pool, migration and a dirty cache change where the bytes are.
-        for bit in [1, 7, 9, 11, 12, 63] {
-            assert_eq!(Features(1 << bit).unsupported(true), Features(1 << bit));
+        assert_eq!(Features(0b1101).unsupported(false, false), Features(0b1100));
+        assert_eq!(Features(0b1101).unsupported(true, false), Features(0));
+        assert_eq!(Features::RBD_DEFAULT.unsupported(false, true), Features(0));
+        assert_eq!(Features::DATA_POOL.unsupported(true, false), Features::DATA_POOL);
+        // Striping, migration and a dirty cache change where the bytes are; nobody else may write a journal.
+        for bit in [1, 9, 11, 12, 63] {
+            assert_eq!(Features(1 << bit).unsupported(true, true), Features(1 << bit));
         }
+        assert_eq!(Features(1 << 6).unsupported(false, true), Features(1 << 6));
     }
 }

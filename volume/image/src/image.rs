@@ -6,15 +6,19 @@ use std::rc::Rc;
 
 use forebay_block::{
     BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName, Reply, Request,
-    Result, SizeWatch, SnapContext,
+    Result, SizeWatch, SnapContext, SnapId,
 };
-use forebay_reactor::sync::Semaphore;
+use forebay_reactor::spawn;
+use forebay_reactor::sync::{Notify, Semaphore};
 
-use crate::format::{Features, Header};
-use crate::gate::Gate;
+use crate::clone::{ParentImage, open_parent};
+use crate::format::{Features, Header, header_object};
+use crate::gate::{Gate, Hold, Pass};
 use crate::images::{Images, Progress};
 use crate::layout::Layout;
+use crate::objectmap::ObjectMap;
 use crate::requests;
+use crate::session::Session;
 
 /// Longest read or write in bytes; longer ones are for the fronts to cut.
 pub(crate) const TRANSFER_MAX: u32 = 32 << 20;
@@ -35,17 +39,37 @@ pub struct ImageUsage {
     pub used: u64,
 }
 
+/// What of an image a request sees: its head, or a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) snap: SnapId,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Bytes that may be in the parent.
+    pub(crate) overlap: u64,
+}
+
 /// What all handles of one open image share.
 pub(crate) struct Shared {
     /// Keeps the registry in which this is found.
-    _images: Rc<Images>,
+    images: Rc<Images>,
+    /// Where the metadata is.
     backend: Rc<dyn ObjectBackend>,
+    /// Where the data is.
+    data: Rc<dyn ObjectBackend>,
     id: String,
     name: RefCell<String>,
     layout: Layout,
-    features: Features,
+    /// As it was read last.
+    header: RefCell<Rc<Header>>,
     size: Cell<u64>,
     snapc: RefCell<Option<Rc<SnapContext>>>,
+    parent: RefCell<Option<Rc<ParentImage>>>,
+    /// Bytes of the head that may be in the parent.
+    overlap: Cell<u64>,
+    /// Its dealings with other clients of the pool, where there are any.
+    session: RefCell<Option<Rc<Session>>>,
+    refreshing: Semaphore,
     preferred_io: u32,
     gate: Gate,
     resizing: Semaphore,
@@ -53,32 +77,225 @@ pub(crate) struct Shared {
     handles: Cell<usize>,
     /// It is being removed.
     ended: Cell<bool>,
+    /// Its last handle has gone, and what belongs to it is being given up.
+    closing: Cell<bool>,
+    closed: Notify,
 }
 
 impl Shared {
-    pub(crate) fn new(images: &Rc<Images>, name: &str, id: &str, header: &Header) -> Rc<Self> {
-        // An image that never had a snapshot has nothing to say about them.
-        let snapc = (header.snap_seq > 0).then(|| Rc::new(header.snap_context()));
-        Rc::new(Self {
-            _images: images.clone(),
-            backend: images.backend().clone(),
+    /// An image of that header; its parent, if it has one, is opened, and that one's, up to `depth`.
+    pub(crate) async fn open(
+        images: &Rc<Images>,
+        name: &str,
+        id: &str,
+        header: Header,
+        depth: u32,
+    ) -> Result<Rc<Self>> {
+        let backend = images.backend().clone();
+        let data = match (header.data_pool, backend.shared()) {
+            (Some(pool), Some(shared)) => shared.pool(pool).await?,
+            _ => backend.clone(),
+        };
+        let parent = match &header.parent {
+            Some((_, spec)) => Some(Box::pin(open_parent(images, spec, depth)).await?),
+            None => None,
+        };
+        Ok(Rc::new(Self {
+            images: images.clone(),
+            preferred_io: data.info().preferred_io,
+            backend,
+            data,
             id: id.to_owned(),
             name: RefCell::new(name.to_owned()),
-            layout: Layout::new(header.order, &header.object_prefix),
-            features: header.features,
+            layout: Layout::new(header.order, &header.object_prefix, images.namespace()),
             size: Cell::new(header.size),
-            snapc: RefCell::new(snapc),
-            preferred_io: images.backend().info().preferred_io,
+            snapc: RefCell::new(context_of(&header)),
+            overlap: Cell::new(overlap_of(&header)),
+            header: RefCell::new(Rc::new(header)),
+            parent: RefCell::new(parent),
+            session: RefCell::default(),
+            refreshing: Semaphore::new(1),
             gate: Gate::new(),
             resizing: Semaphore::new(1),
             watch: Rc::default(),
             handles: Cell::new(0),
             ended: Cell::new(false),
-        })
+            closing: Cell::new(false),
+            closed: Notify::new(),
+        }))
+    }
+
+    /// Begins to deal with the pool's other clients, if it can have any, and catches up with what they did since the
+    /// header was read.
+    pub(crate) async fn begin_session(self: &Rc<Self>) -> Result<()> {
+        if let Some(objects) = self.backend.shared() {
+            let session = Session::begin(Rc::downgrade(self), objects, self.header_object()).await?;
+            *self.session.borrow_mut() = Some(session);
+            self.refresh().await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the header anew, and shows what it says.
+    pub(crate) async fn refresh(self: &Rc<Self>) -> Result<()> {
+        // One after another, so that an older one does not come last.
+        let _alone = self.refreshing.acquire(1).await;
+        let header = self.images.header(&self.id).await?;
+        let spec = header.parent.as_ref().map(|(_, spec)| (spec.pool, &spec.namespace, &spec.image, spec.snap));
+        let known = self.parent();
+        let known = known.as_ref().map(|parent| &parent.spec);
+        if spec != known.map(|spec| (spec.pool, &spec.namespace, &spec.image, spec.snap)) {
+            let parent = match &header.parent {
+                Some((_, spec)) => Some(open_parent(&self.images, spec, 0).await?),
+                None => None,
+            };
+            *self.parent.borrow_mut() = parent;
+        }
+        self.apply(header);
+        Ok(())
+    }
+
+    /// After a change of our own: the header as it is stored now, when there is more in it than the size.
+    pub(crate) async fn refresh_stored(self: &Rc<Self>) -> Result<()> {
+        if self.session().is_some() || self.parent().is_some() { self.refresh().await } else { Ok(()) }
+    }
+
+    fn apply(&self, header: Header) {
+        *self.snapc.borrow_mut() = context_of(&header);
+        // While we change it ourselves, we are ahead of what is stored.
+        if let Some(_alone) = self.resizing.try_acquire(1) {
+            self.overlap.set(overlap_of(&header));
+            self.set_size(header.size);
+        }
+        if let Some(map) = self.map() {
+            map.set_flags(header.flags);
+        }
+        *self.header.borrow_mut() = Rc::new(header);
     }
 
     pub(crate) fn backend(&self) -> &Rc<dyn ObjectBackend> {
         &self.backend
+    }
+
+    /// Where the data is.
+    pub(crate) fn data(&self) -> &Rc<dyn ObjectBackend> {
+        &self.data
+    }
+
+    pub(crate) fn header(&self) -> Rc<Header> {
+        self.header.borrow().clone()
+    }
+
+    pub(crate) fn namespace(&self) -> &Rc<str> {
+        self.images.namespace()
+    }
+
+    pub(crate) fn header_object(&self) -> ObjectName {
+        header_object(self.namespace(), &self.id)
+    }
+
+    pub(crate) fn parent(&self) -> Option<Rc<ParentImage>> {
+        self.parent.borrow().clone()
+    }
+
+    pub(crate) fn session(&self) -> Option<Rc<Session>> {
+        self.session.borrow().clone()
+    }
+
+    /// The object map, where there is one and it can be kept.
+    pub(crate) fn map(&self) -> Option<Rc<ObjectMap>> {
+        self.session.borrow().as_ref()?.map()
+    }
+
+    /// The head as it is now.
+    pub(crate) fn head(&self) -> View {
+        View { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get() }
+    }
+
+    /// A snapshot, if there is one of that number.
+    pub(crate) fn view_of(&self, snap: SnapId) -> Option<View> {
+        let header = self.header();
+        let snapshot = header.snapshots.iter().find(|snapshot| snapshot.id == snap)?;
+        let overlap = snapshot.overlap.unwrap_or(0).min(snapshot.size);
+        Some(View { snap, size: snapshot.size, overlap })
+    }
+
+    /// Bytes of an object that may be in the parent.
+    pub(crate) fn overlap_in(&self, view: View, object: u64) -> u64 {
+        let start = object.saturating_mul(self.layout.object_size());
+        view.overlap.saturating_sub(start).min(self.layout.object_size())
+    }
+
+    pub(crate) fn set_overlap(&self, overlap: u64) {
+        self.overlap.set(overlap);
+    }
+
+    /// Only who has the exclusive lock may write this image.
+    fn needs_lock(&self) -> bool {
+        self.header.borrow().features.has(Features::EXCLUSIVE_LOCK)
+    }
+
+    /// Writes may go, as far as the exclusive lock is concerned.
+    pub(crate) fn may_write(&self) -> bool {
+        match &*self.session.borrow() {
+            None => true,
+            Some(session) => session.is_locked() || !self.needs_lock(),
+        }
+    }
+
+    /// Waits for the exclusive lock, if it is needed.
+    pub(crate) async fn lock(self: &Rc<Self>) -> Result<()> {
+        match self.session() {
+            Some(session) if self.needs_lock() => session.acquire(self).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a change of a range may pass, with the exclusive lock if it needs that.  The lock is not given up
+    /// before the change has ended.
+    pub(crate) async fn enter(self: &Rc<Self>, extent: Extent) -> Result<Pass> {
+        loop {
+            if !self.may_write() {
+                self.lock().await?;
+            }
+            let pass = self.gate.pass(extent).await;
+            // It may have been given up while we waited.
+            if self.may_write() {
+                return Ok(pass);
+            }
+        }
+    }
+
+    /// Waits until a range is held alone, likewise.
+    pub(crate) async fn enter_alone(self: &Rc<Self>, extent: Extent) -> Result<Hold> {
+        loop {
+            if !self.may_write() {
+                self.lock().await?;
+            }
+            let hold = self.gate.hold(extent).await;
+            if self.may_write() {
+                return Ok(hold);
+            }
+        }
+    }
+
+    /// Gives up what other clients see of it, when its last handle has gone.
+    async fn close(self: Rc<Self>) {
+        if let Some(session) = self.session() {
+            session.end(&self).await;
+        }
+        self.session.take();
+        self.closed.notify_all();
+    }
+
+    /// It is being closed: who wants it waits for that, and opens it anew.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.get()
+    }
+
+    /// Waits until it has been closed.
+    pub(crate) async fn closed(&self) {
+        self.closed.wait_until(|| self.session.borrow().is_none()).await;
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -129,9 +346,15 @@ impl Shared {
 
     /// Refuses an image that this crate cannot handle.
     pub(crate) fn check_features(&self, read_only: bool) -> Result<()> {
-        let unsupported = self.features.unsupported(read_only);
+        let header = self.header();
+        let unsupported = header.features.unsupported(read_only, self.backend.shared().is_some());
         if unsupported == Features::default() {
-            return Ok(());
+            let unknown = header.op_features & !Features::OPERATIONS;
+            if unknown == 0 || read_only {
+                return Ok(());
+            }
+            let what = format!("image {}: writing an image with the operations {unknown:#x}", self.name());
+            return Err(Error::new(ErrorKind::Unsupported, what));
         }
         let how = if read_only { "reading" } else { "writing" };
         let what = format!("image {}: {how} an image with the features {unsupported}", self.name());
@@ -152,22 +375,35 @@ impl Shared {
     }
 
     /// Refuses what reaches past the end.
-    pub(crate) fn check_range(&self, extent: Extent) -> Result<()> {
+    pub(crate) fn check_range(&self, view: View, extent: Extent) -> Result<()> {
         self.check_there()?;
         match extent.checked_end() {
-            Some(end) if end <= self.size() => Ok(()),
+            Some(end) if end <= view.size => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::OutOfRange,
-                format!("image {}: {} bytes at {} of {}", self.name(), extent.len, extent.offset, self.size()),
+                format!("image {}: {} bytes at {} of {}", self.name(), extent.len, extent.offset, view.size),
             )),
         }
     }
+}
+
+/// What writes must keep; an image that never had a snapshot has nothing to say about them.
+fn context_of(header: &Header) -> Option<Rc<SnapContext>> {
+    (header.snap_seq > 0).then(|| Rc::new(header.snap_context()))
+}
+
+/// Bytes of the head that may be in the parent.
+fn overlap_of(header: &Header) -> u64 {
+    let overlap = header.parent.as_ref().and_then(|(_, parent)| parent.overlap);
+    overlap.unwrap_or(0).min(header.size)
 }
 
 /// An open image: a handle, of which there may be several.
 pub struct Image {
     shared: Rc<Shared>,
     read_only: bool,
+    /// The snapshot that it shows.
+    snapshot: Option<View>,
 }
 
 impl Image {
@@ -176,9 +412,23 @@ impl Image {
         Images::of(&backend).open(name, options).await
     }
 
-    pub(crate) fn new(shared: Rc<Shared>, options: OpenOptions) -> Rc<Self> {
+    pub(crate) fn new(shared: Rc<Shared>, options: OpenOptions, snapshot: Option<View>) -> Rc<Self> {
         shared.handles.set(shared.handles.get() + 1);
-        Rc::new(Self { shared, read_only: options.read_only })
+        Rc::new(Self { shared, read_only: options.read_only || snapshot.is_some(), snapshot })
+    }
+
+    fn view(&self) -> View {
+        self.snapshot.unwrap_or_else(|| self.shared.head())
+    }
+
+    /// Waits until the image, of which this was the last handle, has been given up: others can have its lock, and
+    /// remove it.  Dropping the handle does the same in the background.
+    pub async fn close(self: Rc<Self>) {
+        let shared = self.shared.clone();
+        drop(self);
+        if shared.is_closing() {
+            shared.closed().await;
+        }
     }
 
     pub(crate) fn shared(&self) -> &Rc<Shared> {
@@ -197,7 +447,7 @@ impl Image {
 
     /// Bytes now.
     pub fn size(&self) -> u64 {
-        self.shared.size()
+        self.view().size
     }
 
     /// Bytes an object.
@@ -217,20 +467,25 @@ impl Image {
 
     /// What it takes up; `progress` tells how many of its objects have been looked at.
     pub async fn usage_with_progress(&self, progress: impl FnMut(Progress)) -> Result<ImageUsage> {
-        requests::usage(&self.shared, progress).await
+        requests::usage(&self.shared, self.view(), progress).await
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
-        self.shared.handles.set(self.shared.handles.get() - 1);
+        let handles = self.shared.handles.get() - 1;
+        self.shared.handles.set(handles);
+        if handles == 0 && self.shared.session().is_some() {
+            self.shared.closing.set(true);
+            drop(spawn(self.shared.clone().close()));
+        }
     }
 }
 
 impl BlockDevice for Image {
     fn geometry(&self) -> Geometry {
         Geometry {
-            size: self.shared.size(),
+            size: self.size(),
             block_size: 1,
             preferred_io: self.shared.preferred_io,
             transfer_max: TRANSFER_MAX,
@@ -243,14 +498,14 @@ impl BlockDevice for Image {
             let error = Error::new(ErrorKind::ReadOnly, format!("image {} is open for reading only", self.name()));
             return Box::pin(ready(Err(error)));
         }
-        requests::submit(&self.shared, request)
+        requests::submit(&self.shared, self.view(), request)
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-        requests::map(&self.shared, extent)
+        requests::map(&self.shared, self.view(), extent)
     }
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
-        Some(self.shared.watch.clone())
+        self.snapshot.is_none().then(|| self.shared.watch.clone())
     }
 }

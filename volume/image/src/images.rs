@@ -6,16 +6,22 @@ use std::fmt::Display;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, Extent, ObjectBackend, ObjectOp, Result, Transaction};
+use forebay_block::{Error, ErrorKind, Extent, Method, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{random, wall_clock};
 
 use crate::OBJECT_SIZE_DEFAULT;
 use crate::directory::{Added, Directory};
-use crate::format::{Features, Header, SNAPSHOT_PREFIX, header_object};
-use crate::image::{Image, OpenOptions, Shared};
-use crate::layout::Layout;
+use crate::format::{
+    Features, Header, SNAPSHOT_PREFIX, children_object, header_object, map_object, object_prefix_elsewhere,
+};
+use crate::image::{Image, OpenOptions, Shared, View};
+use crate::objectmap;
 use crate::resize::{trim, unless_absent};
+use crate::session::NOTIFY_TIMEOUT;
+use crate::wire::bitmap::OBJECTS_MAX;
+use crate::wire::notify::Message;
+use crate::wire::snapshot::{Snapshot, encode_detach_child, encode_remove_child};
 
 /// Longest name of a new image in bytes, librbd's limit.
 pub const NAME_LEN_MAX: usize = 95;
@@ -25,6 +31,10 @@ pub const SIZE_MAX: u64 = 1 << 60;
 const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one go.
 const PAGE: usize = 1000;
+/// The bit of `op_features` that says that a clone is listed by its parent's header.
+const CLONE_CHILD: u64 = 2;
+/// The feature that says that a header has `op_features`.
+const OPERATIONS: Features = Features(1 << 8);
 /// Ids tried until one is free.
 const ID_TRIES: usize = 8;
 
@@ -35,13 +45,16 @@ pub struct CreateOptions {
     pub size: u64,
     /// Bytes an object, a power of two from 64 KiB to 32 MiB.
     pub object_size: u64,
-    /// Layering or nothing.
-    pub features: Features,
+    /// `None`: RBD's default where other clients use the pool ([`Features::RBD_DEFAULT`], without an object map for
+    /// an image that is too large for one), layering elsewhere.
+    pub features: Option<Features>,
+    /// The name of another pool in which the data shall be.
+    pub data_pool: Option<String>,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, features: Features::LAYERING }
+        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, features: None, data_pool: None }
     }
 }
 
@@ -102,9 +115,28 @@ impl ImageInfo {
     }
 }
 
-/// The images of one backend.
+/// A snapshot of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Its number within the pool.
+    pub id: u64,
+    /// Its name; open it as `IMAGE@NAME`.
+    pub name: String,
+    /// Bytes of the image then.
+    pub size: u64,
+    /// It cannot be removed.
+    pub protected: bool,
+    /// Made by a user; others belong to groups, to the trash or to mirroring.
+    pub by_user: bool,
+    /// Clones that were made of it and that it knows itself.
+    pub children: u32,
+}
+
+/// The images of one backend, or of one namespace of it.
 pub struct Images {
     backend: Rc<dyn ObjectBackend>,
+    /// RBD's namespace; empty: the one without a name.
+    namespace: Rc<str>,
     /// By id.  An entry without handles is what is ending.
     open: RefCell<BTreeMap<String, Weak<Shared>>>,
     /// Names that are being created, renamed or removed.
@@ -120,14 +152,22 @@ thread_local! {
 impl Images {
     /// The images of `backend`: the same for every caller on this core, so that an image is never open twice.
     pub fn of(backend: &Rc<dyn ObjectBackend>) -> Rc<Self> {
+        Self::in_namespace(backend, "")
+    }
+
+    /// Those of one of RBD's namespaces, which must have been made (`rbd namespace create`) before images are.
+    pub fn in_namespace(backend: &Rc<dyn ObjectBackend>, namespace: &str) -> Rc<Self> {
         ALL.with_borrow_mut(|all| {
             all.retain(|images| images.strong_count() > 0);
-            let same = |images: &Rc<Images>| std::ptr::addr_eq(Rc::as_ptr(&images.backend), Rc::as_ptr(backend));
+            let same = |images: &Rc<Images>| {
+                &*images.namespace == namespace && std::ptr::addr_eq(Rc::as_ptr(&images.backend), Rc::as_ptr(backend))
+            };
             if let Some(images) = all.iter().filter_map(Weak::upgrade).find(same) {
                 return images;
             }
             let images = Rc::new(Self {
                 backend: backend.clone(),
+                namespace: namespace.into(),
                 open: RefCell::default(),
                 changing: RefCell::default(),
                 opening: Semaphore::new(1),
@@ -142,22 +182,44 @@ impl Images {
         &self.backend
     }
 
+    pub(crate) fn namespace(&self) -> &Rc<str> {
+        &self.namespace
+    }
+
+    fn directory(&self) -> Directory<'_> {
+        Directory::of(&self.backend, &self.namespace)
+    }
+
+    /// The images that a name of the form `NAMESPACE/IMAGE` means, and the name there.  There are namespaces only
+    /// where a pool is shared.
+    fn route<'a>(&self, name: &'a str) -> Option<(Rc<Self>, &'a str)> {
+        let (namespace, image) = name.split_once('/')?;
+        let here = self.namespace.is_empty() && !namespace.is_empty() && self.backend.shared().is_some();
+        here.then(|| (Self::in_namespace(&self.backend, namespace), image))
+    }
+
     /// Creates an image.  What a crash left of an earlier attempt at the same name is completed.
     ///
     /// # Errors
     /// `Exists`; `Invalid` for a name, size, object size or feature that cannot be; `Busy` while another change of
     /// that name is under way; those of the backend, after which the image is not there.
-    pub async fn create(&self, name: &str, options: CreateOptions) -> Result<()> {
+    pub async fn create(&self, name: &str, mut options: CreateOptions) -> Result<()> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.create(name, options)).await;
+        }
         check_name(name)?;
-        check_options(name, &options)?;
+        let features = options.features.unwrap_or_else(|| self.default_features(&options));
+        let elsewhere = if options.data_pool.is_some() { Features::DATA_POOL } else { Features::default() };
+        options.features = Some(Features(features.0 & !Features::DATA_POOL.0 | elsewhere.0));
+        check_options(name, &options, self.backend.shared().is_some())?;
         let _changing = self.change(name)?;
-        let directory = Directory::of(&self.backend);
+        let directory = self.directory();
         let (id, is_new) = self.claim(&directory, name).await?;
         let finished = self.finish_create(&directory, name, &id, &options).await;
         if let (Err(error), true) = (&finished, is_new) {
             // A header that was there already belongs to somebody else.
             let with_header = error.kind() != ErrorKind::Exists;
-            undo_create(&self.backend, &directory, name, &id, with_header).await;
+            self.undo_create(&directory, name, &id, with_header).await;
         }
         finished.map_err(|error| within(format_args!("creating image {name}"), error))
     }
@@ -188,15 +250,55 @@ impl Images {
         id: &str,
         options: &CreateOptions,
     ) -> Result<()> {
-        directory.write_id(name, id).await?;
         let order = options.object_size.trailing_zeros() as u8;
-        let header = Header::new(id, options.size, order, options.features, wall_clock());
+        let features = options.features.unwrap_or_default();
+        let mut header = Header::new(id, options.size, order, features, wall_clock());
+        if let (Some(pool), Some(shared)) = (&options.data_pool, self.backend.shared()) {
+            header.data_pool = Some(shared.pool_id_of(pool).await?);
+            header.object_prefix = object_prefix_elsewhere(shared.pool_id(), id);
+        }
+        directory.write_id(name, id).await?;
         let ops = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs: header.encode() }];
-        self.backend.submit(&header_object(id), Transaction::new(ops).durable()).await.map(drop)
+        self.backend.submit(&self.header_object(id), Transaction::new(ops).durable()).await?;
+        if features.has(Features::OBJECT_MAP) {
+            let objects = options.size.div_ceil(options.object_size);
+            objectmap::create(&self.backend, &map_object(&self.namespace, id, None), objects).await?;
+        }
+        Ok(())
+    }
+
+    fn default_features(&self, options: &CreateOptions) -> Features {
+        if self.backend.shared().is_none() {
+            return Features::LAYERING;
+        }
+        let objects = options.size.div_ceil(options.object_size.max(1));
+        let without = if objects > OBJECTS_MAX { Features::OBJECT_MAP.0 | Features::FAST_DIFF.0 } else { 0 };
+        Features(Features::RBD_DEFAULT.0 & !without)
+    }
+
+    fn header_object(&self, id: &str) -> ObjectName {
+        header_object(&self.namespace, id)
+    }
+
+    /// Takes back, as far as it goes, what a creation that failed has done.  What cannot be taken back can be completed
+    /// by creating the image again, or removed.
+    async fn undo_create(&self, directory: &Directory<'_>, name: &str, id: &str, with_header: bool) {
+        let undo = async {
+            if with_header {
+                for object in [map_object(&self.namespace, id, None), self.header_object(id)] {
+                    unless_absent(self.backend.submit(&object, Transaction::of(ObjectOp::Remove).durable())).await?;
+                }
+            }
+            directory.remove_id(name, id).await?;
+            directory.remove(name, id).await
+        };
+        if let Err(error) = undo.await {
+            tracing::warn!(image = name, %error, "what is left of an image that could not be created stays for now");
+        }
     }
 
     async fn header_exists(&self, id: &str) -> Result<bool> {
-        match self.backend.stat(&header_object(id), forebay_block::SnapId::HEAD).await {
+        match self.backend.stat(&self.header_object(id), forebay_block::SnapId::HEAD).await {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
@@ -221,12 +323,15 @@ impl Images {
     /// Up to `max` names in order, from the first or going on at `cursor`; and the cursor to go on at, if there are
     /// more.
     pub async fn list_page(&self, cursor: Option<Vec<u8>>, max: usize) -> Result<(Vec<String>, Option<Vec<u8>>)> {
-        let listed = Directory::of(&self.backend).names(cursor, max.max(1)).await;
+        let listed = self.directory().names(cursor, max.max(1)).await;
         listed.map_err(|error| within("listing images", error))
     }
 
     /// What an image is.
     pub async fn info(&self, name: &str) -> Result<ImageInfo> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.info(name)).await;
+        }
         let (id, header) = self.load(name).await?;
         // While it shrinks, the open image is ahead of what is stored.
         let size = self.find_open(&id).map_or(header.size, |shared| shared.size());
@@ -237,8 +342,8 @@ impl Images {
             object_size: header.object_size(),
             features: header.features,
             flags: header.flags,
-            snapshots: header.snaps.len(),
-            has_parent: header.has_parent,
+            snapshots: header.snapshots.len(),
+            has_parent: header.parent.is_some(),
             created: header.created,
             accessed: header.accessed,
             modified: header.modified,
@@ -246,30 +351,71 @@ impl Images {
         })
     }
 
-    /// Opens an image.  Opened again, it is the same image by another handle.
+    /// The snapshots of an image, oldest first.
+    pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.snapshots(name)).await;
+        }
+        let (_, header) = self.load(name).await?;
+        let info = |snapshot: &Snapshot| SnapshotInfo {
+            id: snapshot.id.0,
+            name: snapshot.name.clone(),
+            size: snapshot.size,
+            protected: snapshot.protected,
+            by_user: snapshot.by_user,
+            children: snapshot.children,
+        };
+        Ok(header.snapshots.iter().rev().map(info).collect())
+    }
+
+    /// Opens an image, or as `IMAGE@SNAPSHOT` a snapshot of it, which can only be read.  Opened again, it is the same
+    /// image by another handle.
     ///
     /// # Errors
     /// `NotFound`; `Busy` while it is being created, renamed or removed; `Unsupported` for features that are not
-    /// known here, and for clones; `Corrupt` for a damaged header.
+    /// known here; `Corrupt` for a damaged header.
     pub async fn open(self: &Rc<Self>, name: &str, options: OpenOptions) -> Result<Rc<Image>> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.open(name, options)).await;
+        }
+        let (name, snapshot) = match name.split_once('@') {
+            Some((name, snapshot)) => (name, Some(snapshot)),
+            None => (name, None),
+        };
         self.check_unchanging(name)?;
         // One after another: between looking for an open one and opening it, nobody else opens and resizes it.
         let _opening = self.opening.acquire(1).await;
         let id = self.id_of(name).await?;
-        let shared = match self.find_open(&id) {
-            Some(shared) => shared,
-            None => {
-                let header = self.header(&id).await.map_err(|error| within(format_args!("image {name}"), error))?;
-                check_openable(name, &header)?;
-                Shared::new(self, name, &id, &header)
-            }
+        let read_only = options.read_only || snapshot.is_some();
+        let shared = self.open_shared(name, &id, read_only).await;
+        let shared = shared.map_err(|error| within(format_args!("image {name}"), error))?;
+        shared.check_features(read_only)?;
+        let view = match snapshot {
+            Some(snapshot) => Some(find_snapshot(&shared, name, snapshot)?),
+            None => None,
         };
-        shared.check_features(options.read_only)?;
         self.check_unchanging(name)?;
         let mut open = self.open.borrow_mut();
         open.retain(|_, shared| shared.strong_count() > 0);
         open.insert(id, Rc::downgrade(&shared));
-        Ok(Image::new(shared, options))
+        Ok(Image::new(shared, options, view))
+    }
+
+    /// The open image of that id, or one that is opened now, which nobody finds yet.
+    async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<Shared>> {
+        if let Some(shared) = self.find_open(id) {
+            if !shared.is_closing() {
+                return Ok(shared);
+            }
+            // Its lock and its watch are being given up.
+            shared.closed().await;
+        }
+        let header = self.header(id).await?;
+        check_openable(name, &header)?;
+        let shared = Shared::open(self, name, id, header, 0).await?;
+        shared.check_features(read_only)?;
+        shared.begin_session().await?;
+        Ok(shared)
     }
 
     /// Gives an image another name, open or not.
@@ -278,6 +424,11 @@ impl Images {
     /// `NotFound`; `Exists` if the new name is taken; `Invalid` if it cannot be one; `Busy` while either name is
     /// being changed.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
+        if let (Some((images, from)), Some((there, to))) = (self.route(from), self.route(to))
+            && Rc::ptr_eq(&images, &there)
+        {
+            return Box::pin(images.rename(from, to)).await;
+        }
         check_name(to)?;
         if from == to {
             return Err(Error::new(ErrorKind::Exists, format!("image {to}")));
@@ -285,7 +436,7 @@ impl Images {
         let _from = self.change(from)?;
         let _to = self.change(to)?;
         let (id, _) = self.load(from).await?;
-        let directory = Directory::of(&self.backend);
+        let directory = self.directory();
         let renamed = async {
             if directory.id_of(to).await?.is_some() {
                 return Err(Error::new(ErrorKind::Exists, format!("image {to}")));
@@ -299,7 +450,14 @@ impl Images {
             if let Some(shared) = self.find_open(&id) {
                 shared.set_name(to);
             }
-            directory.remove_id(from, &id).await
+            directory.remove_id(from, &id).await?;
+            if let Some(shared) = self.backend.shared() {
+                // Others that have it open look for its name again; who does not answer has none.
+                let update = Message::HeaderUpdate.encode();
+                let told = shared.notify(&self.header_object(&id), update, NOTIFY_TIMEOUT).await;
+                told.map(drop).unwrap_or_else(|error| tracing::debug!(image = to, %error, "others were not told"));
+            }
+            Ok(())
         };
         renamed.await.map_err(|error| within(format_args!("renaming image {from} to {to}"), error))
     }
@@ -308,13 +466,20 @@ impl Images {
     ///
     /// # Errors
     /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, or is being changed.
-    pub async fn remove(&self, name: &str, options: RemoveOptions, mut progress: impl FnMut(Progress)) -> Result<()> {
-        let _changing = self.change(name)?;
-        let directory = Directory::of(&self.backend);
+    pub async fn remove(
+        self: &Rc<Self>,
+        name: &str,
+        options: RemoveOptions,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<()> {
+        let routed = self.route(name);
+        let (images, name) = routed.as_ref().map_or((self, name), |(images, name)| (images, *name));
+        let _changing = images.change(name)?;
+        let directory = images.directory();
         let removed = async {
-            let id = self.id_of(name).await?;
-            match self.header(&id).await {
-                Ok(header) => self.remove_content(name, &id, &header, options, &mut progress).await?,
+            let id = images.id_of(name).await?;
+            match images.header(&id).await {
+                Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
                 // Its creation or an earlier removal was cut short.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -327,55 +492,99 @@ impl Images {
 
     /// Removes data, then header: while there is data, the header tells where.
     async fn remove_content(
-        &self,
+        self: &Rc<Self>,
         name: &str,
         id: &str,
         header: &Header,
         options: RemoveOptions,
         progress: &mut impl FnMut(Progress),
     ) -> Result<()> {
-        if !header.snaps.is_empty() {
+        if !header.snapshots.is_empty() {
             return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
         }
         check_openable(name, header)?;
-        let unsupported = header.features.unsupported(false);
+        let unsupported = header.features.unsupported(false, self.backend.shared().is_some());
         if unsupported != Features::default() {
             let what = format!("image {name}: removing an image with the features {unsupported}");
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
-        let open = self.find_open(id);
-        if let Some(shared) = &open {
-            if shared.handles() > 0 && !options.force {
-                return Err(Error::new(ErrorKind::Busy, format!("image {name} is open")));
-            }
-            shared.set_ended(true);
+        let open = self.find_open(id).filter(|shared| !shared.is_closing());
+        if let Some(shared) = &open
+            && shared.handles() > 0
+            && !options.force
+        {
+            return Err(Error::new(ErrorKind::Busy, format!("image {name} is open")));
         }
-        let removed = async {
-            // Writes that are under way would bring objects back.
-            let _hold = match &open {
-                Some(shared) => Some(shared.gate().hold(Extent::new(0, SIZE_MAX)).await),
-                None => None,
-            };
-            let layout = Layout::new(header.order, &header.object_prefix);
-            trim(&self.backend, &layout, None, 0..header.size, progress).await?;
-            self.backend.flush().await?;
-            self.backend.submit(&header_object(id), Transaction::of(ObjectOp::Remove).durable()).await
+        let was_open = open.is_some();
+        let shared = match open {
+            Some(shared) => shared,
+            None => self.open_shared(name, id, false).await?,
         };
-        match (removed.await, &open) {
-            (Ok(_), _) => {
+        shared.set_ended(true);
+        let removed = async {
+            let session = shared.session();
+            if let Some(session) = &session {
+                let others = session.others().await?;
+                if let Some(other) = others.first() {
+                    return Err(Error::new(ErrorKind::Busy, format!("image {name} is open elsewhere: {other}")));
+                }
+            }
+            // Writes that are under way would bring objects back.
+            let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
+            // What the parent has goes with the header: there is nothing to hide or to keep of it.
+            shared.set_overlap(0);
+            trim(&shared, 0..header.size, progress).await?;
+            shared.data().flush().await?;
+            self.forget_child(id, header).await?;
+            drop(hold);
+            if let Some(session) = &session {
+                session.end(&shared).await;
+            }
+            if header.features.has(Features::OBJECT_MAP) {
+                let map = map_object(&self.namespace, id, None);
+                unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
+            }
+            self.backend.submit(&self.header_object(id), Transaction::of(ObjectOp::Remove).durable()).await
+        };
+        match removed.await {
+            Ok(_) => {
                 self.open.borrow_mut().remove(id);
                 Ok(())
             }
-            (Err(error), Some(shared)) => {
-                shared.set_ended(false);
+            Err(error) => {
+                if was_open {
+                    shared.set_ended(false);
+                    shared.refresh_stored().await.unwrap_or_default();
+                } else if let Some(session) = shared.session() {
+                    session.end(&shared).await;
+                }
                 Err(error)
             }
-            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// A clone that is being removed is forgotten where its parent's side lists it.
+    async fn forget_child(&self, id: &str, header: &Header) -> Result<()> {
+        let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
+        let pool = shared.pool(parent.pool).await?;
+        let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();
+        let forgotten = if header.op_features & CLONE_CHILD != 0 {
+            let object = header_object(&parent.namespace.as_str().into(), &parent.image);
+            let input = encode_detach_child(parent.snap, shared.pool_id(), &self.namespace, id);
+            pool.submit(&object, call("child_detach", input)).await
+        } else {
+            // The list of the older kind is in the clone's pool.
+            let object = children_object(&self.namespace);
+            self.backend.submit(&object, call("remove_child", encode_remove_child(parent, id))).await
+        };
+        match forgotten {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
     async fn id_of(&self, name: &str) -> Result<String> {
-        let id = Directory::of(&self.backend).id_of(name).await;
+        let id = self.directory().id_of(name).await;
         let id = id.map_err(|error| within(format_args!("image {name}"), error))?;
         id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("image {name}")))
     }
@@ -387,15 +596,15 @@ impl Images {
         Ok((id, header))
     }
 
-    async fn header(&self, id: &str) -> Result<Header> {
-        let object = header_object(id);
+    pub(crate) async fn header(&self, id: &str) -> Result<Header> {
+        let object = self.header_object(id);
         let keys = Header::KEYS.iter().map(|key| key.as_bytes().to_vec()).collect();
         let values = self.backend.kv_get(&object, keys).await?;
-        let mut snapshots: Vec<Vec<u8>> = Vec::new();
+        let mut snapshots: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         loop {
-            let after = snapshots.last().map_or(&[][..], |key| &key[..]);
+            let after = snapshots.last().map_or(&[][..], |(key, _)| &key[..]);
             let page = self.backend.kv_list(&object, SNAPSHOT_PREFIX.as_bytes(), after, PAGE).await?;
-            snapshots.extend(page.pairs.into_iter().map(|(key, _)| key));
+            snapshots.extend(page.pairs);
             if !page.more {
                 return Header::decode(&values, &snapshots);
             }
@@ -437,28 +646,6 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Takes back, as far as it goes, what a creation that failed has done.  What cannot be taken back can be completed
-/// by creating the image again, or removed.
-async fn undo_create(
-    backend: &Rc<dyn ObjectBackend>,
-    directory: &Directory<'_>,
-    name: &str,
-    id: &str,
-    with_header: bool,
-) {
-    let undo = async {
-        if with_header {
-            let gone = backend.submit(&header_object(id), Transaction::of(ObjectOp::Remove).durable());
-            unless_absent(gone).await?;
-        }
-        directory.remove_id(name, id).await?;
-        directory.remove(name, id).await
-    };
-    if let Err(error) = undo.await {
-        tracing::warn!(image = name, %error, "what is left of an image that could not be created stays for now");
-    }
-}
-
 /// The error, told with what was being done.
 pub(crate) fn within(what: impl Display, error: Error) -> Error {
     let context = if error.context().is_empty() { what.to_string() } else { format!("{what}: {}", error.context()) };
@@ -481,16 +668,20 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn check_openable(name: &str, header: &Header) -> Result<()> {
-    if header.has_parent {
-        return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a clone of another image")));
-    }
     if header.size > SIZE_MAX {
         return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a size of {} bytes", header.size)));
     }
     Ok(())
 }
 
-fn check_options(name: &str, options: &CreateOptions) -> Result<()> {
+fn find_snapshot(shared: &Shared, name: &str, snapshot: &str) -> Result<View> {
+    let header = shared.header();
+    let found = header.snapshots.iter().find(|found| found.by_user && found.name == snapshot);
+    let view = found.and_then(|found| shared.view_of(found.id));
+    view.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {name}@{snapshot}")))
+}
+
+fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()> {
     let refuse = |why: String| Err(Error::new(ErrorKind::Invalid, format!("image {name}: {why}")));
     if options.size > SIZE_MAX {
         return refuse(format!("{} bytes are more than the largest size, {SIZE_MAX}", options.size));
@@ -498,9 +689,19 @@ fn check_options(name: &str, options: &CreateOptions) -> Result<()> {
     if !options.object_size.is_power_of_two() || !OBJECT_SIZES.contains(&options.object_size) {
         return refuse(format!("an object size of {} is no power of two from 64 KiB to 32 MiB", options.object_size));
     }
-    let unsupported = options.features.unsupported(false);
+    let features = options.features.unwrap_or_default();
+    // That something in a header is newer is noted when there is something.
+    let unsupported = Features(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
     if unsupported != Features::default() {
         return refuse(format!("the features {unsupported} cannot be had"));
+    }
+    if features.has(Features::FAST_DIFF) && !features.has(Features::OBJECT_MAP)
+        || features.has(Features::OBJECT_MAP) && !features.has(Features::EXCLUSIVE_LOCK)
+    {
+        return refuse("fast-diff needs object-map, and that needs exclusive-lock".to_owned());
+    }
+    if features.has(Features::OBJECT_MAP) && options.size.div_ceil(options.object_size) > OBJECTS_MAX {
+        return refuse(format!("more than {OBJECTS_MAX} objects are too many for an object map"));
     }
     Ok(())
 }

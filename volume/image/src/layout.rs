@@ -1,6 +1,7 @@
 //! Which object holds which bytes of an image.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use forebay_block::{Extent, ObjectName};
 
@@ -23,12 +24,14 @@ pub(crate) struct Layout {
     order: u8,
     /// `PREFIX.`, to which 16 hexadecimal digits are added.
     prefix: String,
+    namespace: Rc<str>,
     names: RefCell<Vec<Option<(u64, ObjectName)>>>,
 }
 
 impl Layout {
-    pub(crate) fn new(order: u8, object_prefix: &str) -> Self {
-        Self { order, prefix: format!("{object_prefix}."), names: RefCell::default() }
+    pub(crate) fn new(order: u8, object_prefix: &str, namespace: &Rc<str>) -> Self {
+        let prefix = format!("{object_prefix}.");
+        Self { order, prefix, namespace: namespace.clone(), names: RefCell::default() }
     }
 
     pub(crate) fn object_size(&self) -> u64 {
@@ -79,7 +82,8 @@ impl Layout {
         match slot {
             Some((number, name)) if *number == object => name.clone(),
             _ => {
-                let name = ObjectName::new(format!("{}{object:016x}", self.prefix));
+                let name = format!("{}{object:016x}", self.prefix);
+                let name = ObjectName::in_namespace(self.namespace.clone(), name);
                 *slot = Some((object, name.clone()));
                 name
             }
@@ -93,7 +97,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_request_without_gap() {
-        let layout = Layout::new(16, "rbd_data.a1");
+        let layout = Layout::new(16, "rbd_data.a1", &"".into());
         let unit = 1u64 << 16;
         for extent in
             [(0, 1), (0, unit), (0, unit + 1), (unit - 1, 2), (100, 5 * unit), (3 * unit, 0), (u64::MAX - 9, 9)]
@@ -117,7 +121,7 @@ mod tests {
 
     #[test]
     fn names_are_hexadecimal_and_remembered_rightly() {
-        let layout = Layout::new(22, "rbd_data.10226b8b4567");
+        let layout = Layout::new(22, "rbd_data.10226b8b4567", &"".into());
         for object in [0, 10, 256, 0, 512 + 10, 10, u64::MAX] {
             assert_eq!(layout.name(object).name(), format!("rbd_data.10226b8b4567.{object:016x}"));
         }
@@ -125,7 +129,7 @@ mod tests {
 
     #[test]
     fn objects_are_counted_up() {
-        let layout = Layout::new(16, "p");
+        let layout = Layout::new(16, "p", &"".into());
         assert_eq!([0, 1, 65536, 65537].map(|size| layout.objects(size)), [0, 1, 1, 2]);
     }
 }

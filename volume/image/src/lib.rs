@@ -8,16 +8,23 @@
 //! open.  An open [`Image`] is a [`BlockDevice`](forebay_block::BlockDevice).  The functions of this module are short
 //! forms for callers that have only the backend at hand.
 
+mod clone;
 mod directory;
 mod format;
+#[cfg(any(fuzzing, test, feature = "fuzz"))]
+pub mod fuzz;
 mod gate;
 mod image;
 mod images;
 mod layout;
+mod lock;
 mod metadata;
+mod objectmap;
 mod requests;
 mod resize;
+mod session;
 mod window;
+mod wire;
 
 use std::rc::Rc;
 
@@ -25,7 +32,7 @@ use forebay_block::{ObjectBackend, Result};
 
 pub use format::Features;
 pub use image::{Image, ImageUsage, OpenOptions};
-pub use images::{CreateOptions, ImageInfo, Images, NAME_LEN_MAX, Progress, RemoveOptions, SIZE_MAX};
+pub use images::{CreateOptions, ImageInfo, Images, NAME_LEN_MAX, Progress, RemoveOptions, SIZE_MAX, SnapshotInfo};
 pub use metadata::METADATA_VALUE_MAX;
 
 /// Objects of 4 MiB, as everywhere in RBD.

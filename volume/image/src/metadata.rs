@@ -2,7 +2,7 @@
 
 use forebay_block::{Error, ErrorKind, ObjectOp, Result, Transaction};
 
-use crate::format::{header_object, metadata_key};
+use crate::format::metadata_key;
 use crate::image::Image;
 
 /// Longest value in bytes.
@@ -13,7 +13,7 @@ impl Image {
     pub async fn metadata(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let shared = self.shared();
         shared.check_there()?;
-        let mut values = shared.backend().kv_get(&header_object(shared.id()), vec![metadata_key(key)]).await?;
+        let mut values = shared.backend().kv_get(&shared.header_object(), vec![metadata_key(key)]).await?;
         Ok(values.pop().flatten())
     }
 
@@ -36,6 +36,6 @@ impl Image {
         };
         // A header that is gone must not come back as one that holds this alone.
         let change = Transaction::new(vec![ObjectOp::AssertExists, change]).durable();
-        shared.backend().submit(&header_object(shared.id()), change).await.map(drop)
+        shared.backend().submit(&shared.header_object(), change).await.map(drop)
     }
 }

@@ -11,16 +11,18 @@ use std::task::{Context, Poll};
 
 use forebay_block::{
     BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Reply, Request,
-    Result, Transaction,
+    Result, SnapId, Transaction,
 };
 use forebay_reactor::spawn;
 
+use crate::clone::{CopiedUp, copy_up};
 use crate::gate::Pass;
-use crate::image::{ImageUsage, Shared, TRANSFER_MAX};
+use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
 use crate::images::Progress;
 use crate::layout::Piece;
 use crate::resize::unless_absent;
 use crate::window::{REQUEST_WINDOW, WALK_WINDOW, windowed};
+use crate::wire::bitmap::State;
 
 /// A change of a range.
 enum Change {
@@ -29,10 +31,10 @@ enum Change {
     Clear,
 }
 
-/// Does a request; the handle has checked that it may write.
-pub(crate) fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
+/// Does a request; the handle has checked that it may write, which it may only to the head.
+pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request) -> LocalFuture<Result<Reply>> {
     let Some(extent) = request.extent() else { return flush(shared) };
-    if let Err(error) = shared.check_range(extent) {
+    if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
     }
     if let Request::CompareAndWrite { expect, data, .. } = &request
@@ -45,7 +47,7 @@ pub(crate) fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Resul
         Request::Read(_) if extent.len > TRANSFER_MAX.into() => {
             failed(Error::new(ErrorKind::Invalid, format!("image {}: a read of {} bytes", shared.name(), extent.len)))
         }
-        Request::Read(extent) => read(shared, extent),
+        Request::Read(extent) => read(shared, view, extent),
         _ if extent.len == 0 => Box::pin(ready(Ok(Reply::Done))),
         Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), fua),
         Request::Discard(_) => change(shared, extent, Change::Clear, false),
@@ -61,38 +63,66 @@ fn failed<T: 'static>(error: Error) -> LocalFuture<Result<T>> {
 }
 
 fn flush(shared: &Rc<Shared>) -> LocalFuture<Result<Reply>> {
-    let flushed = shared.backend().flush();
+    let flushed = shared.data().flush();
     Box::pin(async move { flushed.await.map(|()| Reply::Done) })
 }
 
 // ---- Reading ----
 
-fn read(shared: &Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
+fn read(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
-        let data = read_piece(shared, piece);
+        let data = read_piece(shared, view, piece);
         return Box::pin(async move { data.await.map(Reply::Data) });
     }
     let shared = shared.clone();
-    Box::pin(async move { read_pieces(&shared, extent).await.map(Reply::Data) })
+    Box::pin(async move { read_pieces(&shared, view, extent).await.map(Reply::Data) })
 }
 
-/// Exactly the piece's bytes; an object that is not there holds zeroes.
-fn read_piece(shared: &Shared, piece: Piece) -> impl Future<Output = Result<BufList>> + use<> {
+/// Reads any run of an image at a view; what is past its end reads as zeroes.
+pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent) -> Result<BufList> {
+    let within = extent.len.min(view.size.saturating_sub(extent.offset));
+    let mut data = if within == 0 {
+        BufList::new()
+    } else {
+        Box::pin(read_pieces(shared, view, Extent::new(extent.offset, within))).await?
+    };
+    data.append(BufList::zeroes((extent.len - within) as usize));
+    Ok(data)
+}
+
+/// The head's object is known not to be there.
+fn is_absent(shared: &Shared, view: View, object: u64) -> bool {
+    view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
+}
+
+/// Exactly the piece's bytes; an object that is not there holds what the parent has, or zeroes.
+fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
-    let stored = shared.backend().read(&shared.object_name(piece.object), ObjectRead::head(offset, len));
-    async move {
-        match stored.await {
-            Ok(data) => Ok(data.fill(piece.extent)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(BufList::zeroes(len as usize)),
-            Err(error) => Err(error),
+    let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
+    let stored = (!is_absent(shared, view, piece.object)).then(|| {
+        shared.data().read(&shared.object_name(piece.object), ObjectRead { snap: view.snap, extent: piece.extent })
+    });
+    let parent = (from_parent > 0).then(|| shared.parent()).flatten();
+    let at = piece.object * shared.layout().object_size() + offset;
+    Box::pin(async move {
+        if let Some(stored) = stored {
+            match stored.await {
+                Ok(data) => return Ok(data.fill(piece.extent)),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
-    }
+        let Some(parent) = parent else { return Ok(BufList::zeroes(len as usize)) };
+        let mut data = read_all(&parent.shared, parent.view, Extent::new(at, from_parent)).await?;
+        data.append(BufList::zeroes((len - from_parent) as usize));
+        Ok(data)
+    })
 }
 
-async fn read_pieces(shared: &Rc<Shared>, extent: Extent) -> Result<BufList> {
+async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
     let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
-    let next = || -> Option<LocalFuture<Result<BufList>>> { Some(Box::pin(read_piece(shared, pieces.next()?))) };
+    let next = || Some(read_piece(shared, view, pieces.next()?));
     windowed(REQUEST_WINDOW, next, |number, data| parts[number] = data).await?;
     let mut whole = BufList::new();
     parts.into_iter().for_each(|part| whole.append(part));
@@ -136,13 +166,15 @@ impl Drop for OneWrite {
 
 /// Writes or clears a range that is not empty.
 fn change(shared: &Rc<Shared>, extent: Extent, change: Change, fua: bool) -> LocalFuture<Result<Reply>> {
-    let pass = shared.gate().try_pass(extent);
-    if let Some(piece) = shared.layout().single(extent)
-        && let Some(pass) = pass
-    {
-        let work = change_piece(shared, piece, &change, fua);
-        return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
-    }
+    let pass = try_enter(shared, extent);
+    let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
+    let pass = match (single, pass) {
+        (Some(piece), Some(pass)) => {
+            let work = change_piece(shared, piece, &change, fua);
+            return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
+        }
+        (_, pass) => pass,
+    };
     let shared = shared.clone();
     let task = spawn(async move {
         let _pass = match pass {
@@ -154,11 +186,24 @@ fn change(shared: &Rc<Shared>, extent: Extent, change: Change, fua: bool) -> Loc
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
 
+/// A write passes at once if nobody holds its range, and nobody else may write.
+fn try_enter(shared: &Shared, extent: Extent) -> Option<Pass> {
+    if shared.may_write() { shared.gate().try_pass(extent) } else { None }
+}
+
 /// Waits until a write may pass; the image may have become smaller, or gone, meanwhile.
-async fn wait_to_pass(shared: &Shared, extent: Extent) -> Result<Pass> {
-    let pass = shared.gate().pass(extent).await;
-    shared.check_range(extent)?;
+async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent) -> Result<Pass> {
+    let pass = shared.enter(extent).await?;
+    shared.check_range(shared.head(), extent)?;
     Ok(pass)
+}
+
+/// A change of this object is one transaction: nothing of it is in a parent, and the object map need not change.
+fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
+    if shared.overlap_in(shared.head(), object) > 0 {
+        return false;
+    }
+    shared.map().is_none_or(|map| map.is_marked(object) && matches!(change, Change::Write(_)))
 }
 
 async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, fua: bool) -> Result<()> {
@@ -167,7 +212,7 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, fua
     windowed(REQUEST_WINDOW, next, |_, _| {}).await
 }
 
-fn change_piece(shared: &Shared, piece: Piece, change: &Change, durable: bool) -> LocalFuture<Result<u64>> {
+fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, durable: bool) -> LocalFuture<Result<u64>> {
     let extent = piece.extent;
     let op = match change {
         Change::Write(data) => {
@@ -177,9 +222,12 @@ fn change_piece(shared: &Shared, piece: Piece, change: &Change, durable: bool) -
         }
         Change::Clear => clear_op(shared, piece),
     };
+    if !is_plain(shared, piece.object, change) {
+        return Box::pin(change_managed(shared.clone(), piece.object, vec![op], durable));
+    }
     let may_be_absent = matches!(op, ObjectOp::Remove);
     let transaction = Transaction { snapc: shared.snapc(), ops: vec![op], durable };
-    let work = shared.backend().submit(&shared.object_name(piece.object), transaction);
+    let work = shared.data().submit(&shared.object_name(piece.object), transaction);
     if may_be_absent { unless_absent(work) } else { work }
 }
 
@@ -206,7 +254,7 @@ fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
 
 /// Writes zeroes that keep their space, a window of them at a time.
 fn write_zeroes(shared: &Rc<Shared>, extent: Extent, fua: bool) -> LocalFuture<Result<Reply>> {
-    let pass = shared.gate().try_pass(extent);
+    let pass = try_enter(shared, extent);
     let shared = shared.clone();
     let task = spawn(async move {
         let _pass = match pass {
@@ -237,7 +285,9 @@ fn compare_and_write(
 ) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
         // The backend's transaction is atomic against everything else that happens to the object.
-        if let Some(pass) = shared.gate().try_pass(extent) {
+        if let Some(pass) = try_enter(shared, extent)
+            && is_plain(shared, piece.object, &Change::Write(BufList::new()))
+        {
             let work = compare_and_write_piece(shared, piece, expect, data, fua);
             return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
         }
@@ -250,9 +300,9 @@ fn compare_and_write(
     }
     let shared = shared.clone();
     let task = spawn(async move {
-        let _hold = shared.gate().hold(extent).await;
-        shared.check_range(extent)?;
-        let found = read_pieces(&shared, extent).await?;
+        let _hold = shared.enter_alone(extent).await?;
+        shared.check_range(shared.head(), extent)?;
+        let found = read_pieces(&shared, shared.head(), extent).await?;
         if let Some(at) = first_difference(&found, &expect) {
             return Err(Error::new(ErrorKind::Mismatch(at), format!("image {}", shared.name())));
         }
@@ -262,7 +312,7 @@ fn compare_and_write(
 }
 
 fn compare_and_write_piece(
-    shared: &Shared,
+    shared: &Rc<Shared>,
     piece: Piece,
     expect: BufList,
     data: BufList,
@@ -270,7 +320,60 @@ fn compare_and_write_piece(
 ) -> LocalFuture<Result<u64>> {
     let offset = piece.extent.offset;
     let ops = vec![ObjectOp::Compare { offset, data: expect }, ObjectOp::Write { offset, data }];
-    shared.backend().submit(&shared.object_name(piece.object), Transaction { snapc: shared.snapc(), ops, durable })
+    if !is_plain(shared, piece.object, &Change::Write(BufList::new())) {
+        return Box::pin(change_managed(shared.clone(), piece.object, ops, durable));
+    }
+    shared.data().submit(&shared.object_name(piece.object), Transaction { snapc: shared.snapc(), ops, durable })
+}
+
+// ---- With a parent, or an object map ----
+
+/// Changes an object with all that belongs to it: the object map before and after, and what the parent has of it.
+async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, durable: bool) -> Result<u64> {
+    let overlap = shared.overlap_in(shared.head(), object);
+    let snapc = shared.snapc();
+    let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
+    let clears = matches!(ops[..], [ObjectOp::Remove | ObjectOp::Truncate { .. } | ObjectOp::Zero { .. }]);
+    if overlap > 0 && matches!(ops[..], [ObjectOp::Remove]) {
+        // Without the object, what the parent has would show through.
+        ops = vec![ObjectOp::Create { exclusive: false }, ObjectOp::Truncate { size: 0 }];
+    }
+    let removes = matches!(ops[..], [ObjectOp::Remove]);
+    // What replaces the whole object needs nothing of what it held, unless snapshots do.
+    let replaces = match &ops[..] {
+        [ObjectOp::Create { .. }, ObjectOp::Truncate { size: 0 }] => true,
+        [ObjectOp::Write { offset: 0, data }] => data.len() as u64 == shared.layout().object_size(),
+        _ => false,
+    };
+    let guarded = overlap > 0 && (keeps || !replaces);
+    let map = shared.map();
+    let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
+    if clears && absent && overlap == 0 {
+        return Ok(0);
+    }
+    if let Some(map) = &map {
+        map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;
+    }
+    let name = shared.object_name(object);
+    let mut known_absent = absent;
+    let version = loop {
+        if guarded && known_absent && copy_up(&shared, object, overlap, &ops, durable).await? == CopiedUp::WithChange {
+            break 0;
+        }
+        let mut all = Vec::with_capacity(ops.len() + 1);
+        all.extend(guarded.then_some(ObjectOp::AssertExists));
+        all.extend(ops.iter().cloned());
+        match shared.data().submit(&name, Transaction { snapc: snapc.clone(), ops: all, durable }).await {
+            Ok(version) => break version,
+            Err(error) if error.kind() == ErrorKind::NotFound && removes => break 0,
+            Err(error) if error.kind() == ErrorKind::NotFound && guarded => known_absent = true,
+            Err(error) => return Err(error),
+        }
+    };
+    if let (Some(map), true) = (&map, removes) {
+        map.update(object, State::Nonexistent, Some(State::Pending)).await?;
+    }
+    Ok(version)
 }
 
 /// Where two lists of equal length first differ.
@@ -297,16 +400,16 @@ fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
 
 // ---- What is stored where ----
 
-/// What is stored where, object by object.
-pub(crate) fn map(shared: &Rc<Shared>, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-    if let Err(error) = shared.check_range(extent) {
+/// What is stored where, object by object; what the parent stores counts.
+pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+    if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
     }
     let shared = shared.clone();
     Box::pin(async move {
         let mut pieces = shared.layout().pieces(extent);
         let mut parts: Vec<Option<ExtentMap>> = vec![None; pieces_of(&shared, extent)];
-        let next = || Some(map_piece(&shared, pieces.next()?));
+        let next = || Some(map_piece(&shared, view, pieces.next()?));
         windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
         let mut whole = ExtentMap::new();
         let mut at = extent.offset;
@@ -318,32 +421,57 @@ pub(crate) fn map(shared: &Rc<Shared>, extent: Extent) -> LocalFuture<Result<Ext
     })
 }
 
-fn map_piece(shared: &Shared, piece: Piece) -> LocalFuture<Result<ExtentMap>> {
+fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece) -> LocalFuture<Result<ExtentMap>> {
     let Extent { offset, len } = piece.extent;
-    let map = shared.backend().map(&shared.object_name(piece.object), ObjectRead::head(offset, len));
+    let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
+    let parent = (from_parent > 0).then(|| shared.parent()).flatten();
+    let own = map_own(shared, view, piece);
+    let at = piece.object * shared.layout().object_size() + offset;
+    Box::pin(async move {
+        if let Some(map) = own.await? {
+            return Ok(map);
+        }
+        let mut whole = ExtentMap::new();
+        let mut covered = 0;
+        if let Some(parent) = parent {
+            let within = from_parent.min(parent.view.size.saturating_sub(at));
+            let map = map(&parent.shared, parent.view, Extent::new(at.min(parent.view.size), within)).await?;
+            for run in map.runs() {
+                whole.push(offset + covered, run.extent.len, run.state);
+                covered += run.extent.len;
+            }
+        }
+        whole.push(offset + covered, len - covered, ExtentState::Hole);
+        Ok(whole)
+    })
+}
+
+/// What the image itself stores of a piece; nothing if it has no such object.
+fn map_own(shared: &Shared, view: View, piece: Piece) -> LocalFuture<Result<Option<ExtentMap>>> {
+    if is_absent(shared, view, piece.object) {
+        return Box::pin(ready(Ok(None)));
+    }
+    let read = ObjectRead { snap: view.snap, extent: piece.extent };
+    let map = shared.data().map(&shared.object_name(piece.object), read);
     Box::pin(async move {
         match map.await {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let mut hole = ExtentMap::new();
-                hole.push(offset, len, ExtentState::Hole);
-                Ok(hole)
-            }
-            other => other,
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
         }
     })
 }
 
-/// Adds up what is stored, object by object.
-pub(crate) async fn usage(shared: &Rc<Shared>, mut progress: impl FnMut(Progress)) -> Result<ImageUsage> {
+/// Adds up what is stored, object by object; what is in the parent is the parent's.
+pub(crate) async fn usage(shared: &Rc<Shared>, view: View, mut progress: impl FnMut(Progress)) -> Result<ImageUsage> {
     shared.check_there()?;
-    let provisioned = shared.size();
+    let provisioned = view.size;
     let total = shared.layout().objects(provisioned);
     let mut pieces = shared.layout().pieces(Extent::new(0, provisioned));
     let (mut done, mut used) = (0, 0);
     progress(Progress { done, total });
-    let next = || Some(map_piece(shared, pieces.next()?));
-    windowed(WALK_WINDOW, next, |_, map: ExtentMap| {
-        used += map.data_bytes();
+    let next = || Some(map_own(shared, view, pieces.next()?));
+    windowed(WALK_WINDOW, next, |_, map: Option<ExtentMap>| {
+        used += map.map_or(0, |map| map.data_bytes());
         done += 1;
         progress(Progress { done, total });
     })

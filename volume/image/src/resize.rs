@@ -1,39 +1,41 @@
 //! Changing an image's size while it is in use, and cutting off its end.
 
+use std::future::ready;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, LocalFuture, ObjectBackend, ObjectOp, Result, SnapContext, Transaction};
+use forebay_block::{Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Transaction};
 
-use crate::format::{Header, header_object};
+use crate::clone::copy_up;
+use crate::format::Header;
 use crate::image::{Image, Shared};
 use crate::images::{Progress, SIZE_MAX, within};
-use crate::layout::Layout;
 use crate::window::{WALK_WINDOW, windowed};
+use crate::wire::bitmap::State;
 
-/// Removes the objects that lie wholly in `range`, and cuts the one in which it begins.
+/// Removes the objects that lie wholly in `range`, and cuts the one in which it begins.  The object map, if there is
+/// one, knows before and after; what it says is not there is left alone.
 ///
 /// Nothing of it is durable before the next flush.  It can be repeated: what is gone stays gone.
-pub(crate) async fn trim(
-    backend: &Rc<dyn ObjectBackend>,
-    layout: &Layout,
-    snapc: Option<Rc<SnapContext>>,
-    range: Range<u64>,
-    progress: &mut impl FnMut(Progress),
-) -> Result<()> {
+pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
+    let layout = shared.layout();
     let first_whole = layout.objects(range.start);
     let end = layout.objects(range.end);
     let cut = (!range.start.is_multiple_of(layout.object_size())).then(|| range.start / layout.object_size());
     let total = cut.iter().count() as u64 + end.saturating_sub(first_whole);
+    let cut_at = range.start % layout.object_size();
+    let map = shared.map();
+    if let Some(map) = &map {
+        map.update_range(first_whole..end, State::Pending, Some(State::Exists)).await?;
+    }
     let mut objects = (first_whole..end).chain(cut);
     let next = || -> Option<LocalFuture<Result<u64>>> {
         let object = objects.next()?;
         let op = match cut {
-            Some(cut) if cut == object => ObjectOp::Truncate { size: range.start % layout.object_size() },
+            Some(cut) if cut == object => ObjectOp::Truncate { size: cut_at },
             _ => ObjectOp::Remove,
         };
-        let transaction = Transaction { snapc: snapc.clone(), ops: vec![op], durable: false };
-        Some(unless_absent(backend.submit(&layout.name(object), transaction)))
+        Some(trim_object(shared, object, op))
     };
     let mut done = 0;
     progress(Progress { done, total });
@@ -41,7 +43,32 @@ pub(crate) async fn trim(
         done += 1;
         progress(Progress { done, total });
     })
-    .await
+    .await?;
+    if let Some(map) = &map {
+        map.update_range(first_whole..end, State::Nonexistent, Some(State::Pending)).await?;
+    }
+    Ok(())
+}
+
+/// Removes or cuts an object that need not show the parent's bytes any more; but snapshots keep theirs.
+fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Result<u64>> {
+    let overlap = shared.overlap_in(shared.head(), object);
+    let snapc = shared.snapc();
+    let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
+    if !(overlap > 0 && keeps) && shared.map().is_some_and(|map| !map.may_exist(object)) {
+        return Box::pin(ready(Ok(0)));
+    }
+    let name = shared.object_name(object);
+    let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false };
+    if !(overlap > 0 && keeps) {
+        return unless_absent(shared.data().submit(&name, transaction));
+    }
+    let shared = shared.clone();
+    Box::pin(async move {
+        // What snapshots see of the parent becomes their own, so that they need it no more when it is let go of.
+        copy_up(&shared, object, overlap, &[], false).await?;
+        unless_absent(shared.data().submit(&name, transaction)).await
+    })
 }
 
 /// Removing what is not there is done.
@@ -88,7 +115,9 @@ impl Image {
         if new_size > SIZE_MAX {
             return refuse(ErrorKind::Invalid, format!("{new_size} bytes are more than the largest size, {SIZE_MAX}"));
         }
-        let _alone = shared.resizing().acquire(1).await;
+        // Before the size is looked at, which may be another once we have the lock.
+        shared.lock().await?;
+        let alone = shared.resizing().acquire(1).await;
         shared.check_there()?;
         let size = shared.size();
         if new_size < size && !allow_shrink {
@@ -99,12 +128,27 @@ impl Image {
         } else {
             grow(shared, size, new_size, &mut progress).await
         };
+        if resized.is_ok() {
+            shared.refresh_stored().await?;
+        }
+        drop(alone);
+        if let Some(session) = shared.session()
+            && resized.is_ok()
+        {
+            session.header_changed().await;
+        }
         resized.map_err(|error| within(format_args!("resizing image {} to {new_size} bytes", shared.name()), error))
     }
 }
 
-async fn grow(shared: &Shared, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     if new_size > size {
+        // While this has passed, the lock is not given up.
+        let _pass = shared.enter(Extent::new(size, new_size - size)).await?;
+        check_stored(shared, size)?;
+        if let Some(map) = shared.map() {
+            map.resize(shared.layout().objects(new_size)).await?;
+        }
         store_size(shared, new_size).await?;
         shared.set_size(new_size);
     }
@@ -112,20 +156,45 @@ async fn grow(shared: &Shared, size: u64, new_size: u64, progress: &mut impl FnM
     Ok(())
 }
 
-async fn shrink(shared: &Shared, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let mut shown = Shown { shared, before: Some(size) };
     shared.set_size(new_size);
-    let hold = shared.gate().hold(Extent::new(new_size, size - new_size)).await;
-    trim(shared.backend(), shared.layout(), shared.snapc(), new_size..size, progress).await?;
+    let hold = shared.enter_alone(Extent::new(new_size, size - new_size)).await?;
+    check_stored(shared, size)?;
+    trim(shared, new_size..size, progress).await?;
     // What is cut off must be gone for good before the header says so, or growing again would bring it back.
-    shared.backend().flush().await?;
+    shared.data().flush().await?;
     store_size(shared, new_size).await?;
     shown.before = None;
+    let overlap = shared.head().overlap;
+    shared.set_overlap(overlap.min(new_size));
+    if let Some(map) = shared.map() {
+        map.resize(shared.layout().objects(new_size)).await?;
+    }
     drop(hold);
     Ok(())
 }
 
+/// Refuses to go on if somebody else changed the size while we waited for the lock.
+fn check_stored(shared: &Shared, size: u64) -> Result<()> {
+    if shared.session().is_some() && shared.header().size != size {
+        return Err(Error::new(ErrorKind::Busy, "somebody else has changed the size meanwhile"));
+    }
+    Ok(())
+}
+
+/// Stores the size, and with it how much of the image the parent may still have.
 async fn store_size(shared: &Shared, size: u64) -> Result<()> {
-    let ops = vec![ObjectOp::AssertExists, ObjectOp::KvSet { pairs: vec![Header::encode_size(size)] }];
-    shared.backend().submit(&header_object(shared.id()), Transaction::new(ops).durable()).await.map(drop)
+    let header = shared.header();
+    let mut pairs = vec![Header::encode_size(size)];
+    let mut ops = vec![ObjectOp::AssertExists];
+    ops.extend(shared.session().and_then(|session| session.assertion()));
+    if header.parent.as_ref().and_then(|(_, parent)| parent.overlap).is_some_and(|overlap| overlap > size)
+        && let Some((key, before, after)) = header.encode_overlap(size)
+    {
+        ops.push(ObjectOp::KvCompare { key: key.clone(), value: Some(before) });
+        pairs.push((key, after));
+    }
+    ops.push(ObjectOp::KvSet { pairs });
+    shared.backend().submit(&shared.header_object(), Transaction::new(ops).durable()).await.map(drop)
 }

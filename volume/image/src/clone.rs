@@ -1,0 +1,141 @@
+//! Clones: what a clone does not have itself is in its parent, an image at a snapshot.
+
+use std::rc::Rc;
+
+use forebay_block::{BufList, Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
+use forebay_reactor::Buf;
+
+use crate::format::{Features, Header, map_object};
+use crate::image::{Shared, View};
+use crate::images::Images;
+use crate::objectmap::mark_in_snapshot;
+use crate::requests::read_all;
+use crate::wire::bitmap::State;
+use crate::wire::snapshot::Parent;
+
+/// Clones of clones that are followed; more of them is taken for a ring.
+const DEPTH_MAX: u32 = 64;
+/// Runs of zeroes of this size are left out of what is copied up.
+const GRAIN: usize = 4096;
+
+/// The image that a clone was made of, at its snapshot.
+pub(crate) struct ParentImage {
+    pub(crate) spec: Parent,
+    pub(crate) shared: Rc<Shared>,
+    pub(crate) view: View,
+}
+
+/// Opens the parent of an image.
+pub(crate) async fn open_parent(images: &Rc<Images>, spec: &Parent, depth: u32) -> Result<Rc<ParentImage>> {
+    let what = || format!("parent image {} in pool {}", spec.image, spec.pool);
+    if depth >= DEPTH_MAX {
+        return Err(Error::new(ErrorKind::Corrupt, format!("{}: clones of clones, {DEPTH_MAX} deep", what())));
+    }
+    let backend = match images.backend().shared() {
+        Some(shared) if shared.pool_id() != spec.pool => shared.pool(spec.pool).await?,
+        _ => images.backend().clone(),
+    };
+    let images = Images::in_namespace(&backend, &spec.namespace);
+    let header = images.header(&spec.image).await.map_err(|error| crate::images::within(what(), error))?;
+    let shared = Shared::open(&images, &what(), &spec.image, header, depth + 1).await?;
+    shared.check_features(true)?;
+    let view = shared.view_of(spec.snap).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("{}: its snapshot {}, of which this is a clone", what(), spec.snap.0))
+    })?;
+    Ok(Rc::new(ParentImage { spec: spec.clone(), shared, view }))
+}
+
+/// What came of copying up.
+#[derive(PartialEq, Eq)]
+pub(crate) enum CopiedUp {
+    /// The object is there now; the change is still to be made.
+    Only,
+    /// The change is made, too.
+    WithChange,
+}
+
+/// Makes an object that is only in the parent one of the clone's own, for a change of it.
+///
+/// The clone's snapshots must go on seeing what they see.  Without snapshots the copy and the change are one
+/// transaction.  With them the copy goes first and without a snapshot context, as if it had always been there: so all
+/// snapshots see it, and the change after it keeps it for them.
+pub(crate) async fn copy_up(
+    shared: &Rc<Shared>,
+    object: u64,
+    overlap: u64,
+    change: &[ObjectOp],
+    durable: bool,
+) -> Result<CopiedUp> {
+    let Some(parent) = shared.parent() else { return Ok(CopiedUp::Only) };
+    let from = Extent::new(object * shared.layout().object_size(), overlap);
+    let data = read_all(&parent.shared, parent.view, from).await?;
+    let writes = stored_runs(&data);
+    let name = shared.object_name(object);
+    let snapc = shared.snapc();
+    let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
+    let compares = change.iter().any(|op| matches!(op, ObjectOp::Compare { .. }));
+    let alone = keeps && !writes.is_empty() || compares;
+    if keeps && !writes.is_empty() {
+        mark_in_snapshots(shared, object).await?;
+    }
+    let mut ops = vec![ObjectOp::Create { exclusive: true }];
+    ops.extend(writes);
+    let transaction = if alone {
+        Transaction { snapc: if keeps { None } else { snapc }, ops, durable }
+    } else {
+        ops.extend_from_slice(change);
+        Transaction { snapc, ops, durable }
+    };
+    match shared.data().submit(&name, transaction).await {
+        Ok(_) => Ok(if alone { CopiedUp::Only } else { CopiedUp::WithChange }),
+        // Somebody was faster.
+        Err(error) if error.kind() == ErrorKind::Exists => Ok(CopiedUp::Only),
+        Err(error) => Err(error),
+    }
+}
+
+/// What of `data` is not zero, as writes.
+fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
+    let bytes = data.to_vec();
+    let mut writes = Vec::new();
+    let mut start = None;
+    let blocks = bytes.len().div_ceil(GRAIN);
+    for block in 0..=blocks {
+        let end = ((block + 1) * GRAIN).min(bytes.len());
+        let holds = block < blocks && bytes[block * GRAIN..end].iter().any(|&byte| byte != 0);
+        match (start, holds) {
+            (None, true) => start = Some(block * GRAIN),
+            (Some(from), false) => {
+                let run = &bytes[from..(block * GRAIN).min(bytes.len())];
+                writes.push(ObjectOp::Write { offset: from as u64, data: Buf::copy_of(run).into() });
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    writes
+}
+
+/// In the object maps of all snapshots, the object is there from now on: dirty in the oldest, clean in the others.
+async fn mark_in_snapshots(shared: &Rc<Shared>, object: u64) -> Result<()> {
+    let header = shared.header();
+    if !header.features.has(Features::OBJECT_MAP) || shared.map().is_none() {
+        return Ok(());
+    }
+    let objects_at = |size: u64| shared.layout().objects(size);
+    let mut oldest = true;
+    for snapshot in header.snapshots.iter().rev() {
+        if snapshot.flags & Header::MAP_INVALID != 0 || object >= objects_at(snapshot.size) {
+            continue;
+        }
+        let clean = header.features.has(Features::FAST_DIFF) && !oldest;
+        let state = if clean { State::Clean } else { State::Exists };
+        let map = map_object(shared.namespace(), shared.id(), Some(snapshot.id));
+        match mark_in_snapshot(shared.backend(), &map, object, state).await {
+            // A snapshot that has no map has none to be kept true.
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => oldest = false,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What RBD's clients tell each other and keep beside an image's data, byte for byte: `docs/formats/rbd-image.md`.
+//!
+//! Everything here is pure, decodes bytes that came from a cluster, and takes no more memory than they have.
+
+pub(crate) mod bitmap;
+pub(crate) mod lock;
+pub(crate) mod notify;
+pub(crate) mod snapshot;
+
+/// Reads Ceph's encodings: little-endian numbers, strings with their length before them, and structures with a
+/// version, the oldest version that can read them, and their length.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+/// A structure's beginning.
+pub(crate) struct Versioned<'a> {
+    pub(crate) version: u8,
+    /// The oldest version that can read it.
+    pub(crate) compat: u8,
+    /// What belongs to it, newer fields at the end included.
+    pub(crate) body: Reader<'a>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(len)?;
+        self.rest = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn i64(&mut self) -> Option<i64> {
+        self.array().map(i64::from_le_bytes)
+    }
+
+    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()?;
+        self.take(usize::try_from(len).ok()?)
+    }
+
+    pub(crate) fn string(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    /// A value that may be missing.
+    pub(crate) fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        match self.u8()? {
+            0 => Some(None),
+            _ => read(self).map(Some),
+        }
+    }
+
+    /// A structure that versions up to `known` may read; one whose `compat` is newer is not for us.
+    pub(crate) fn versioned(&mut self, known: u8) -> Option<Versioned<'a>> {
+        let (version, compat) = (self.u8()?, self.u8()?);
+        let body = self.bytes()?;
+        (compat <= known).then_some(Versioned { version, compat, body: Reader::new(body) })
+    }
+
+    /// What is left.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+}
+
+/// Writes Ceph's encodings.
+#[derive(Default)]
+pub(crate) struct Writer {
+    out: Vec<u8>,
+}
+
+impl Writer {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn u8(mut self, value: u8) -> Self {
+        self.out.push(value);
+        self
+    }
+
+    pub(crate) fn u32(mut self, value: u32) -> Self {
+        self.out.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn u64(mut self, value: u64) -> Self {
+        self.out.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn i64(self, value: i64) -> Self {
+        self.u64(value as u64)
+    }
+
+    pub(crate) fn bytes(mut self, value: &[u8]) -> Self {
+        self.out.extend((value.len() as u32).to_le_bytes());
+        self.out.extend_from_slice(value);
+        self
+    }
+
+    pub(crate) fn string(self, value: &str) -> Self {
+        self.bytes(value.as_bytes())
+    }
+
+    /// A structure with its version, the oldest that can read it, and its length.
+    pub(crate) fn versioned(self, version: u8, compat: u8, body: Writer) -> Self {
+        self.u8(version).u8(compat).bytes(&body.out)
+    }
+
+    pub(crate) fn done(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex"))
+        .collect()
+}

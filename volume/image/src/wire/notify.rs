@@ -1,0 +1,137 @@
+//! What the clients of an image tell each other, by notifications on its header.
+
+use super::{Reader, Writer};
+
+/// Who sends: its number, and its watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Client {
+    pub(crate) number: u64,
+    pub(crate) watch: u64,
+}
+
+/// A notification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// The sender has the exclusive lock now.
+    AcquiredLock(Client),
+    /// The sender has given it up.
+    ReleasedLock(Client),
+    /// The sender wants it.
+    RequestLock {
+        client: Client,
+        /// It will take it if it does not get it.
+        force: bool,
+    },
+    /// The header has changed.
+    HeaderUpdate,
+    /// Something is asked of whoever has the lock (a resize, a snapshot, ...), by its number.
+    Operation(u32),
+    /// Something that whoever has the lock need not answer.
+    Other(u32),
+}
+
+const ACQUIRED: u32 = 0;
+const RELEASED: u32 = 1;
+const REQUEST: u32 = 2;
+const HEADER_UPDATE: u32 = 3;
+
+/// Flatten, resize, and the others that the owner of the lock does for others: snapshots made, removed, renamed,
+/// protected and unprotected, object maps rebuilt, renames, features, migration, sparsify, metadata.
+fn is_operation(op: u32) -> bool {
+    matches!(op, 6..=17 | 20)
+}
+
+impl Message {
+    /// As librbd sends it.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let client = |op: u32, client: &Client| Writer::new().u32(op).u64(client.number).u64(client.watch);
+        let body = match self {
+            Message::AcquiredLock(from) => client(ACQUIRED, from),
+            Message::ReleasedLock(from) => client(RELEASED, from),
+            Message::RequestLock { client: from, force } => client(REQUEST, from).u8((*force).into()),
+            Message::HeaderUpdate => Writer::new().u32(HEADER_UPDATE),
+            Message::Operation(op) | Message::Other(op) => Writer::new().u32(*op),
+        };
+        Writer::new().versioned(6, 1, body).done()
+    }
+
+    /// From what came; `None` if it cannot be read.  An empty one is what the oldest clients send of a header update.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.is_empty() {
+            return Some(Message::HeaderUpdate);
+        }
+        let mut message = Reader::new(bytes).versioned(7)?;
+        let body = &mut message.body;
+        let client = |body: &mut Reader<'_>| {
+            if message.version < 2 {
+                return Some(Client::default());
+            }
+            Some(Client { number: body.u64()?, watch: body.u64()? })
+        };
+        Some(match body.u32()? {
+            ACQUIRED => Message::AcquiredLock(client(body)?),
+            RELEASED => Message::ReleasedLock(client(body)?),
+            REQUEST => {
+                let client = client(body)?;
+                let force = message.version >= 3 && body.u8()? != 0;
+                Message::RequestLock { client, force }
+            }
+            HEADER_UPDATE => Message::HeaderUpdate,
+            op if is_operation(op) => Message::Operation(op),
+            op => Message::Other(op),
+        })
+    }
+}
+
+/// The answer to a request: 0, or a negative errno.
+pub(crate) fn encode_response(result: i32) -> Vec<u8> {
+    Writer::new().versioned(1, 1, Writer::new().u32(result as u32)).done()
+}
+
+/// The result in an answer; `None` if there is none: somebody who has nothing to say to it.
+pub(crate) fn decode_response(bytes: &[u8]) -> Option<i32> {
+    Some(Reader::new(bytes).versioned(1)?.body.u32()? as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::unhex;
+    use super::*;
+
+    #[test]
+    fn messages_round_trip_and_byte_for_byte() {
+        let client = Client { number: 4123, watch: 0x55aa };
+        let request = Message::RequestLock { client, force: false };
+        let bytes = unhex("0601 15000000 02000000 1b10000000000000 aa55000000000000 00");
+        assert_eq!(request.encode(), bytes);
+        for message in [
+            Message::AcquiredLock(client),
+            Message::ReleasedLock(client),
+            request,
+            Message::HeaderUpdate,
+            Message::Operation(8),
+            Message::Other(18),
+        ] {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Some(message));
+            for at in 1..bytes.len() {
+                assert_eq!(Message::decode(&bytes[..at]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn older_messages() {
+        assert_eq!(Message::decode(&[]), Some(Message::HeaderUpdate));
+        let first = unhex("0101 04000000 02000000");
+        let expected = Message::RequestLock { client: Client::default(), force: false };
+        assert_eq!(Message::decode(&first), Some(expected));
+    }
+
+    #[test]
+    fn responses() {
+        assert_eq!(encode_response(-95), unhex("0101 04000000 a1ffffff"));
+        assert_eq!(decode_response(&encode_response(-30)), Some(-30));
+        assert_eq!(decode_response(&[]), None);
+    }
+}

@@ -1,0 +1,169 @@
+//! What a header keeps of snapshots and of the image that a clone was made of.
+
+use forebay_block::SnapId;
+
+use super::{Reader, Writer};
+
+/// Where a clone's other bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parent {
+    pub(crate) pool: i64,
+    pub(crate) namespace: String,
+    pub(crate) image: String,
+    pub(crate) snap: SnapId,
+    /// Bytes that the head may find there; `None`: it needs none of them any more, though snapshots do.
+    pub(crate) overlap: Option<u64>,
+}
+
+impl Parent {
+    /// From the value of the key `parent`.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        Self::read(&mut Reader::new(bytes))
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let mut value = reader.versioned(2)?;
+        let body = &mut value.body;
+        let pool = body.i64()?;
+        let namespace = if value.version >= 2 { body.string()? } else { String::new() };
+        let (image, snap) = (body.string()?, SnapId(body.u64()?));
+        let overlap = if value.version >= 2 { body.optional(Reader::u64)? } else { Some(body.u64()?) };
+        Some(Self { pool, namespace, image, snap, overlap })
+    }
+
+    /// As the key `parent` holds it, of the form that `like` has: clients older than the newer one may still use it.
+    pub(crate) fn encode_like(&self, like: &[u8]) -> Vec<u8> {
+        if like.first() == Some(&1) {
+            let body = Writer::new().i64(self.pool).string(&self.image).u64(self.snap.0);
+            return Writer::new().versioned(1, 1, body.u64(self.overlap.unwrap_or(0))).done();
+        }
+        let body = Writer::new().i64(self.pool).string(&self.namespace).string(&self.image).u64(self.snap.0);
+        let body = match self.overlap {
+            Some(overlap) => body.u8(1).u64(overlap),
+            None => body.u8(0),
+        };
+        Writer::new().versioned(2, 2, body).done()
+    }
+
+    /// It is a clone of an image at all: older clusters keep an empty one of a clone that was flattened.
+    pub(crate) fn is_there(&self) -> bool {
+        self.pool >= 0 && !self.image.is_empty()
+    }
+}
+
+/// What is kept of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub(crate) id: SnapId,
+    pub(crate) name: String,
+    /// Bytes of the image then.
+    pub(crate) size: u64,
+    /// The parent then, of the older form that has one for each snapshot.
+    pub(crate) parent: Option<Parent>,
+    /// It cannot be removed.
+    pub(crate) protected: bool,
+    /// As those of an image: 1, its object map is invalid.
+    pub(crate) flags: u64,
+    /// Made by a user; others belong to groups, to the trash or to mirroring.
+    pub(crate) by_user: bool,
+    /// Clones that name it themselves.
+    pub(crate) children: u32,
+    /// Bytes that it may find in the parent.
+    pub(crate) overlap: Option<u64>,
+}
+
+impl Snapshot {
+    /// From the value of its key.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut value = Reader::new(bytes).versioned(8)?;
+        let body = &mut value.body;
+        let (version, older) = (value.version, value.compat < 8);
+        let (id, name, size) = (SnapId(body.u64()?), body.string()?, body.u64()?);
+        if older {
+            body.u64()?;
+        }
+        let parent = if older && version >= 2 { Some(Parent::read(body)?).filter(Parent::is_there) } else { None };
+        let protected = version >= 3 && body.u8()? == 2;
+        let flags = if version >= 4 { body.u64()? } else { 0 };
+        let by_user = if version >= 5 { body.versioned(u8::MAX)?.body.u32()? == 0 } else { true };
+        if version >= 6 {
+            body.u64()?;
+        }
+        let children = if version >= 7 { body.u32()? } else { 0 };
+        let overlap = if version >= 8 { body.optional(Reader::u64)? } else { None };
+        let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
+        Some(Self { id, name, size, parent, protected, flags, by_user, children, overlap })
+    }
+}
+
+/// The input of `rbd.remove_child`, which forgets a clone of the older kind: the parent's pool keeps a list of them.
+pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
+    Writer::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
+}
+
+/// The input of `rbd.child_detach`, which forgets a clone of the newer kind: the parent's header keeps a list of them.
+pub(crate) fn encode_detach_child(snap: SnapId, pool: i64, namespace: &str, child: &str) -> Vec<u8> {
+    let body = Writer::new().i64(pool).string(child).string(namespace);
+    Writer::new().u64(snap.0).versioned(2, 1, body).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::unhex;
+    use super::*;
+
+    /// What `rbd clone` 16.2 stored.
+    #[test]
+    fn a_parent_of_rbd_byte_for_byte() {
+        let bytes = unhex(
+            "0202 2d000000 0100000000000000 00000000 0c000000 313031356664626137316564 0500000000000000 01 0000a00000000000",
+        );
+        let parent = Parent::decode(&bytes).expect("readable");
+        let expected = Parent {
+            pool: 1,
+            namespace: String::new(),
+            image: "1015fdba71ed".into(),
+            snap: SnapId(5),
+            overlap: Some(10 << 20),
+        };
+        assert_eq!(parent, expected);
+        assert_eq!(parent.encode_like(&bytes), bytes);
+        for at in 0..bytes.len() {
+            assert_eq!(Parent::decode(&bytes[..at]), None);
+        }
+        let older =
+            unhex("0101 28000000 0100000000000000 0c000000 313031356664626137316564 0500000000000000 0000a00000000000");
+        assert_eq!(Parent::decode(&older), Some(expected.clone()));
+        assert_eq!(expected.encode_like(&older), older);
+    }
+
+    /// What `rbd snap create` 16.2 stored, of a clone and of its parent.
+    #[test]
+    fn snapshots_of_rbd() {
+        let of_clone = unhex(
+            "0808 3e000000 0600000000000000 02000000 6373 0000a00000000000 00 0000000000000000 0101 04000000 00000000
+             3fb9016b4a40191f 00000000 01 0000a00000000000",
+        );
+        let snapshot = Snapshot::decode(&of_clone).expect("readable");
+        assert_eq!((snapshot.id, &snapshot.name[..], snapshot.size), (SnapId(6), "cs", 10 << 20));
+        assert_eq!((snapshot.overlap, snapshot.protected, snapshot.by_user), (Some(10 << 20), false, true));
+        let protected = unhex(
+            "0808 36000000 0500000000000000 02000000 7331 0000a00000000000 02 0000000000000000 0101 04000000 00000000
+             3cb9016bfae3911b 01000000 00",
+        );
+        let snapshot = Snapshot::decode(&protected).expect("readable");
+        assert_eq!((snapshot.id, snapshot.protected, snapshot.children, snapshot.overlap), (SnapId(5), true, 1, None));
+        for at in 0..protected.len() {
+            assert_eq!(Snapshot::decode(&protected[..at]), None);
+        }
+    }
+
+    #[test]
+    fn an_older_snapshot_has_its_own_parent() {
+        let parent = Writer::new().i64(3).string("abc").u64(7).u64(4096);
+        let body = Writer::new().u64(9).string("s").u64(8192).u64(1).versioned(1, 1, parent).u8(0).u64(1);
+        let snapshot = Snapshot::decode(&Writer::new().versioned(4, 1, body).done()).expect("readable");
+        assert_eq!((snapshot.flags, snapshot.overlap), (1, Some(4096)));
+        assert_eq!(snapshot.parent.map(|parent| (parent.pool, parent.image)), Some((3, "abc".into())));
+    }
+}
