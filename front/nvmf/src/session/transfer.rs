@@ -1,5 +1,6 @@
-use forebay_block::BufList;
+use forebay_block::{BufList, BufMut};
 
+use super::pools::DATA_OWN;
 use crate::wire::pdu::{DataHeader, Fes};
 
 /// A command's data that the host was asked for with an R2T.
@@ -7,9 +8,48 @@ use crate::wire::pdu::{DataHeader, Fes};
 struct Transfer<T> {
     cid: u16,
     len: u32,
+    /// Bytes that have come.
+    here: u32,
     data: BufList,
+    /// Short pieces that go behind `data`.
+    gathered: Option<BufMut>,
     intact: bool,
     note: T,
+}
+
+impl<T> Transfer<T> {
+    /// Takes a piece.  One that is short and not all of the data is copied: it may keep a whole receive buffer in
+    /// memory, and a host may cut its data into pieces of a byte.
+    fn take(&mut self, piece: BufList) {
+        let len = piece.len();
+        if len >= DATA_OWN || len == self.len as usize {
+            self.seal();
+            self.data.append(piece);
+        } else {
+            piece.parts().iter().for_each(|part| self.gather(part));
+        }
+        self.here += len as u32;
+    }
+
+    fn gather(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = ((self.len - self.here) as usize).min(DATA_OWN);
+            let gathered = self.gathered.get_or_insert_with(|| BufMut::with_capacity(room));
+            let (now, later) = bytes.split_at(gathered.spare().min(bytes.len()));
+            gathered.extend_from_slice(now);
+            bytes = later;
+            if gathered.spare() == 0 {
+                self.seal();
+            }
+        }
+    }
+
+    /// Moves what was gathered to `data`.
+    fn seal(&mut self) {
+        if let Some(gathered) = self.gathered.take() {
+            self.data.push(gathered.freeze());
+        }
+    }
 }
 
 /// The transfers of a connection under way, by tag.  One R2T asks for all of a command's data, so data comes in order.
@@ -41,7 +81,8 @@ impl<T> Transfers<T> {
     /// # Panics
     /// When there are 65,536 already; a queue is far shorter.
     pub fn begin(&mut self, cid: u16, len: u32, note: T) -> u16 {
-        let transfer = Some(Transfer { cid, len, data: BufList::new(), intact: true, note });
+        let transfer = Transfer { cid, len, here: 0, data: BufList::new(), gathered: None, intact: true, note };
+        let transfer = Some(transfer);
         match self.free.pop() {
             Some(tag) => {
                 self.slots[usize::from(tag)] = transfer;
@@ -62,7 +103,7 @@ impl<T> Transfers<T> {
     pub fn check(&self, header: &DataHeader, last: bool) -> Result<(), Fes> {
         let found = self.slots.get(usize::from(header.tag)).and_then(Option::as_ref);
         let transfer = found.filter(|transfer| transfer.cid == header.cid).ok_or(Fes::Sequence)?;
-        let at = transfer.data.len() as u64;
+        let at = u64::from(transfer.here);
         let end = at + u64::from(header.len);
         if u64::from(header.offset) != at || end > u64::from(transfer.len) {
             return Err(Fes::DataOutOfRange);
@@ -77,11 +118,12 @@ impl<T> Transfers<T> {
     pub fn arrived(&mut self, header: &DataHeader, data: BufList, intact: bool) -> Option<(T, BufList, bool)> {
         let slot = self.slots.get_mut(usize::from(header.tag))?;
         let transfer = slot.as_mut()?;
-        transfer.data.append(data);
+        transfer.take(data);
         transfer.intact &= intact;
-        if (transfer.data.len() as u64) < u64::from(transfer.len) {
+        if transfer.here < transfer.len {
             return None;
         }
+        transfer.seal();
         let Transfer { data, intact, note, .. } = slot.take()?;
         self.free.push(header.tag);
         Some((note, data, intact))

@@ -1,0 +1,283 @@
+//! A host that sends what it is told to, and a device that answers when it is told to.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, Buf, BufMut, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+};
+use forebay_nvmf::session::admin::Identity;
+use forebay_nvmf::wire::command::{FABRICS, Sgl};
+use forebay_nvmf::wire::fabrics::{CNTLID_ANY, Connect, fctype, property};
+use forebay_nvmf::wire::pdu::{self, Common, DataHeader, IcReq, flag, kind};
+use forebay_nvmf::wire::{Sqe, Status, u16_at, u64_at};
+use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Target};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Addr, Listener, Stream, spawn};
+use forebay_sim::{Faults, World};
+
+pub const NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
+pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:host-one";
+pub const NSID: u32 = 1;
+
+pub fn addr() -> Addr {
+    Addr::Unix("/run/nvme".into())
+}
+
+/// Bytes in memory.  While it is shut, requests wait.
+pub struct Disk {
+    pub bytes: RefCell<Vec<u8>>,
+    pub shut: Cell<bool>,
+    /// Requests that wait, and the bytes of the reads among them.
+    pub waiting: Cell<usize>,
+    pub reading: Cell<u64>,
+    /// Requests that were begun, ever.
+    pub begun: Cell<usize>,
+    opened: Notify,
+}
+
+impl Disk {
+    pub fn new(size: usize) -> Rc<Self> {
+        Rc::new(Self {
+            bytes: RefCell::new(vec![0; size]),
+            shut: Cell::new(false),
+            waiting: Cell::new(0),
+            reading: Cell::new(0),
+            begun: Cell::new(0),
+            opened: Notify::new(),
+        })
+    }
+
+    pub fn open(&self) {
+        self.shut.set(false);
+        self.opened.notify_all();
+    }
+
+    fn execute(&self, request: Request) -> Result<Reply> {
+        let mut bytes = self.bytes.borrow_mut();
+        let place = |extent: Extent| extent.offset as usize..extent.end() as usize;
+        match request {
+            Request::Read(extent) => return Ok(Reply::Data(Buf::copy_of(&bytes[place(extent)]).into())),
+            Request::Write { offset, data, .. } | Request::CompareAndWrite { offset, data, .. } => {
+                data.copy_to(&mut bytes[offset as usize..offset as usize + data.len()]);
+            }
+            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => bytes[place(extent)].fill(0),
+            Request::Flush => {}
+        }
+        Ok(Reply::Done)
+    }
+}
+
+/// The device as the server has it.
+struct Shared(Rc<Disk>);
+
+impl BlockDevice for Shared {
+    fn geometry(&self) -> Geometry {
+        let size = self.0.bytes.borrow().len() as u64;
+        Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
+    }
+
+    /// A request goes on when nobody waits for it any more.
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let disk = self.0.clone();
+        disk.begun.set(disk.begun.get() + 1);
+        if !disk.shut.get() {
+            return Box::pin(std::future::ready(disk.execute(request)));
+        }
+        let read = if let Request::Read(extent) = &request { extent.len } else { 0 };
+        disk.waiting.set(disk.waiting.get() + 1);
+        disk.reading.set(disk.reading.get() + read);
+        let task = spawn(async move {
+            disk.opened.wait_until(|| !disk.shut.get()).await;
+            disk.waiting.set(disk.waiting.get() - 1);
+            disk.reading.set(disk.reading.get() - read);
+            disk.execute(request)
+        });
+        Box::pin(task)
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let mut map = ExtentMap::new();
+        map.push(extent.offset, extent.len, ExtentState::Data);
+        Box::pin(std::future::ready(Ok(map)))
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
+
+struct Shelf(Rc<Disk>);
+
+impl Devices for Shelf {
+    fn open(&self, _namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
+        Some(Rc::new(Shared(self.0.clone())))
+    }
+}
+
+pub fn namespace() -> Namespace {
+    Namespace { nsid: NSID, name: "pool/disk".into(), uuid: [7; 16], ana_group: 1, read_only: false }
+}
+
+/// A target with one namespace, served in simulation.
+pub fn simulate<F: Future<Output = ()>>(limits: Limits, test: impl Fn(Rc<Server>, Rc<Disk>, Arc<Port>) -> F) {
+    let world = World::new(1, Faults::none());
+    let reactor = world.reactor();
+    let run = world.run(&reactor, async {
+        let identity = Identity { nqn: NQN.into(), serial: "1".into(), model: "m".into(), firmware: "1".into() };
+        let target = Target::new(identity, 1..=100, limits.clone());
+        let port = Port::new(1, vec![PortAddress::Unix]);
+        target.add_port(port.clone());
+        target.add_namespace(namespace());
+        let disk = Disk::new(8 << 20);
+        let server = Server::new(target, Box::new(Shelf(disk.clone())));
+        let listener = Listener::bind(&addr()).expect("binds");
+        drop(spawn(server.clone().serve(listener, port.clone())));
+        test(server.clone(), disk.clone(), port).await;
+        disk.open();
+        server.stop().await;
+    });
+    run.unwrap_or_else(|stop| panic!("{stop}\n{}", world.trace(60)));
+}
+
+/// A PDU of the target: its type, its whole header, and its data.
+#[derive(Debug, Clone)]
+pub struct Got {
+    pub kind: u8,
+    pub header: Vec<u8>,
+    pub data: Vec<u8>,
+}
+
+impl Got {
+    /// Command and status of a response.
+    pub fn response(&self) -> (u16, Status) {
+        assert_eq!(self.kind, kind::RESPONSE, "{self:?}");
+        (u16_at(&self.header, 20), Status(u16_at(&self.header, 22) >> 1))
+    }
+
+    pub fn data_header(&self) -> DataHeader {
+        DataHeader::decode(&self.header)
+    }
+}
+
+/// A connection.
+pub struct Host {
+    pub stream: Stream,
+    input: Vec<u8>,
+}
+
+impl Host {
+    pub async fn open() -> Self {
+        let stream = Stream::connect(&addr()).await.expect("connects");
+        let mut host = Self { stream, input: Vec::new() };
+        host.send(&IcReq { version: 0, host_alignment: 0, digests: 0, r2t_max: 0 }.encode()).await;
+        assert_eq!(host.pdu().await.expect("granted").kind, kind::IC_RESP);
+        host
+    }
+
+    /// Asks for a queue, and does not wait for the answer.
+    pub async fn ask_queue(&mut self, queue: u16, entries: u16, cntlid: u16) {
+        let connect = Connect {
+            queue,
+            sq_size: entries - 1,
+            no_flow_control: false,
+            keep_alive_ms: 0,
+            host_id: [9; 16],
+            cntlid,
+            subsystem: NQN.into(),
+            host: HOST.into(),
+        };
+        let (sqe, data) = connect.encode(Sqe::new(FABRICS, 0, 0));
+        let sqe = sqe.with_sgl(Sgl::InCapsule { offset: 0, len: data.len() as u32 });
+        self.send(&capsule(&sqe, &data)).await;
+    }
+
+    /// An admin queue of a controller that is ready, and the controller's id.
+    pub async fn admin() -> (Self, u16) {
+        let mut host = Self::open().await;
+        host.ask_queue(0, 32, CNTLID_ANY).await;
+        let answer = host.pdu().await.expect("connected");
+        assert!(answer.response().1.is_success(), "{:?}", answer.response());
+        let cntlid = u64_at(&answer.header, 8) as u16;
+        let mut sqe = Sqe::new(FABRICS, 1, 0);
+        sqe.0[4] = fctype::PROPERTY_SET;
+        sqe.0[44..48].copy_from_slice(&property::CC.to_le_bytes());
+        sqe.0[48..52].copy_from_slice(&(1_u32 | 0x46 << 16).to_le_bytes());
+        host.send(&capsule(&sqe, &[])).await;
+        assert!(host.pdu().await.expect("enabled").response().1.is_success());
+        (host, cntlid)
+    }
+
+    /// An I/O queue.
+    pub async fn io(cntlid: u16, queue: u16, entries: u16) -> Self {
+        let mut host = Self::open().await;
+        host.ask_queue(queue, entries, cntlid).await;
+        let answer = host.pdu().await.expect("connected");
+        assert!(answer.response().1.is_success(), "{:?}", answer.response());
+        host
+    }
+
+    pub async fn send(&self, bytes: &[u8]) {
+        // The target may have closed already; who sends then sees it when receiving.
+        let _ = self.stream.send(Buf::copy_of(bytes)).await;
+    }
+
+    /// The next PDU; `None` when the connection is closed.
+    pub async fn pdu(&mut self) -> Option<Got> {
+        loop {
+            if self.input.len() >= pdu::COMMON {
+                let common = Common::decode(&self.input);
+                let len = common.len as usize;
+                if self.input.len() >= len {
+                    let whole: Vec<u8> = self.input.drain(..len).collect();
+                    let (header, data) = whole.split_at(common.header_len.into());
+                    return Some(Got { kind: common.kind, header: header.to_vec(), data: data.to_vec() });
+                }
+            }
+            let (got, buf) = self.stream.recv(BufMut::with_capacity(64 * 1024)).await;
+            if !got.is_ok_and(|got| got > 0) {
+                return None;
+            }
+            self.input.extend_from_slice(&buf);
+        }
+    }
+}
+
+/// A command capsule.
+pub fn capsule(sqe: &Sqe, data: &[u8]) -> Vec<u8> {
+    let offset = if data.is_empty() { 0 } else { pdu::CAPSULE_HEADER as u8 };
+    let len = (pdu::CAPSULE_HEADER + data.len()) as u32;
+    let common =
+        Common { kind: kind::COMMAND, flags: 0, header_len: pdu::CAPSULE_HEADER as u8, data_offset: offset, len };
+    [&common.encode()[..], &sqe.0, data].concat()
+}
+
+/// Data of a command.
+pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
+    let common = Common {
+        kind: kind::H2C_DATA,
+        flags: if last { flag::LAST } else { 0 },
+        header_len: pdu::DATA_HEADER as u8,
+        data_offset: pdu::DATA_HEADER as u8,
+        len: (pdu::DATA_HEADER + data.len()) as u32,
+    };
+    [&DataHeader { cid, tag, offset, len: data.len() as u32 }.encode(common)[..], data].concat()
+}
+
+/// A command on blocks of 512 bytes.
+pub fn blocks(opcode: u8, cid: u16, first: u64, count: u32) -> Sqe {
+    let mut sqe = Sqe::new(opcode, cid, NSID).with(12, count - 1);
+    sqe.0[40..48].copy_from_slice(&first.to_le_bytes());
+    sqe
+}
+
+/// What `future` comes to within a minute of the simulation.
+pub async fn soon<F: Future>(future: F) -> Option<F::Output> {
+    forebay_reactor::timeout(Duration::from_secs(60), future).await.ok()
+}
+
+pub use forebay_nvmf::wire::command::{admin as admin_opcode, nvm};
