@@ -11,6 +11,56 @@ use forebay_nvmf::wire::fabrics::fctype;
 use forebay_nvmf::wire::pdu::{DataHeader, kind};
 use forebay_nvmf::wire::{Sqe, Status};
 
+/// Commands that a host sends without reading their answers, and what it sends in all.
+async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<()> {
+    let bytes: Vec<u8> = (0..count).flat_map(|cid| capsule(&command(cid), &[])).collect();
+    soon(host.send(&bytes)).await
+}
+
+#[test]
+fn who_does_not_read_the_answers_is_not_read_either() {
+    simulate(Limits::default(), |_, _, _| async move {
+        const COUNT: u16 = 60_000;
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        assert_eq!(flood(&host, COUNT, |cid| Sqe::new(nvm::FLUSH, cid, NSID)).await, None, "all of it was taken");
+        // The send was given up, but what has been taken is answered.
+        let (cid, status) = host.pdu().await.expect("an answer").response();
+        assert!(cid == 0 && status.is_success());
+    });
+}
+
+#[test]
+fn a_host_that_reads_late_gets_every_answer() {
+    simulate(Limits::default(), |_, _, _| async move {
+        const COUNT: u16 = 20_000;
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let bytes: Vec<u8> = (0..COUNT).flat_map(|cid| capsule(&Sqe::new(nvm::FLUSH, cid, NSID), &[])).collect();
+        let stream = host.stream.clone();
+        let sending = forebay_reactor::spawn(async move { stream.send(Buf::copy_of(&bytes)).await });
+        assert_eq!(soon(std::future::pending::<()>()).await, None);
+        for _ in 0..COUNT {
+            assert!(soon(host.pdu()).await.flatten().expect("an answer").response().1.is_success());
+        }
+        sending.await.expect("all is sent");
+    });
+}
+
+#[test]
+fn log_pages_that_are_not_read_do_not_pile_up() {
+    simulate(Limits::default(), |server, _, _| async move {
+        let (admin, _) = Host::admin().await;
+        let log = |cid| {
+            let sqe = Sqe::new(admin_opcode::GET_LOG, cid, 0).with(10, 0xFFFF << 16 | 0x0C).with(11, 3);
+            sqe.with_sgl(Sgl::Transport { len: 1 << 20 })
+        };
+        assert_eq!(flood(&admin, 4000, log).await, None, "all of it was taken");
+        let held = server.bytes_held();
+        assert!(held <= 32 << 20, "{held} bytes are held");
+    });
+}
+
 #[test]
 fn data_in_tiny_pieces_takes_no_more_memory_than_the_command() {
     const LEN: u32 = 256 * 1024;

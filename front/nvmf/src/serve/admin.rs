@@ -72,8 +72,10 @@ impl Connection {
             }
             Answer::Data(data) => {
                 let data = forebay_block::Buf::copy_of(&data);
+                let held = data.len();
+                self.outbox.hold_anyway(held);
                 self.outbox.replies.data(sqe.cid(), data.into(), false);
-                self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
+                self.respond(sqe.cid(), Status::SUCCESS, 0, held);
             }
             Answer::Failed(status) => self.fail(sqe, status),
             Answer::Later => self.tell_events(),

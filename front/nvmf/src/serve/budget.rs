@@ -46,6 +46,11 @@ impl Budget {
         }
     }
 
+    /// More was taken than there is: bytes that were in memory already.
+    pub(super) fn is_over(&self) -> bool {
+        self.used.get() > self.max || self.above.as_ref().is_some_and(|above| above.is_over())
+    }
+
     /// Gives bytes back.
     pub(super) fn give(&self, bytes: usize) {
         self.used.set(self.used.get() - bytes);

@@ -101,6 +101,8 @@ enum Intake {
     Tired,
     /// Something else has to happen first.
     Busy,
+    /// The host has to read what it was answered, or the device to be done with what it has.
+    Full,
 }
 
 pub(super) struct Connection {
@@ -240,6 +242,10 @@ impl Connection {
                 receiving.set(Some(receive(self.stream.clone(), want)));
                 again = true;
             }
+            if intake == Intake::Full && !self.is_full() {
+                // It was sent just now, and nothing else would look again.
+                again = true;
+            }
             if intake == Intake::Tired {
                 cx.waker().wake_by_ref();
                 break;
@@ -312,6 +318,9 @@ impl Connection {
                 // While a Connect waits nothing else may come; the next bytes wait in the socket.
                 return Intake::Busy;
             }
+            if self.is_full() {
+                return Intake::Full;
+            }
             if *budget == 0 {
                 return Intake::Tired;
             }
@@ -328,6 +337,13 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// No more commands are taken for now.  What is waited for never needs the host to send something: data that it
+    /// was asked for may be behind the commands that are not taken.
+    fn is_full(&self) -> bool {
+        let over = self.outbox.is_over(self.server.target.limits().connection_bytes);
+        self.outbox.is_full() || (over && (self.outbox.keeps_bytes() || !self.work.is_empty()))
     }
 
     fn take(&mut self, pdu: Pdu) {

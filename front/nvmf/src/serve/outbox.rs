@@ -12,15 +12,29 @@ use crate::session::Replies;
 const SEND_BYTES: usize = 512 * 1024;
 /// Buffers gathered for one send.
 const SEND_PARTS: usize = 256;
+/// Replies that wait to be sent, past which a connection takes no more commands: the host does not read.  Twice what
+/// the longest queue can have under way.
+const REPLIES_MAX: usize = 2 * crate::session::QUEUE_ENTRIES_MAX;
+
+/// What a number of replies keep until they are sent.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kept {
+    /// Replies.
+    count: usize,
+    /// Bytes that they hold of the budget.
+    held: usize,
+}
 
 pub(super) struct Outbox {
     pub(super) replies: Replies,
-    /// Bytes that the replies in `replies` hold.
-    unsent: usize,
+    /// Of the replies in `replies`.
+    unsent: Kept,
     /// Batches that are full.
-    batches: VecDeque<(BufList, usize)>,
-    /// Bytes that the batch that is being sent holds; `None` when none is.
-    sending: Option<usize>,
+    batches: VecDeque<(BufList, Kept)>,
+    /// Of the batch that is being sent; `None` when none is.
+    sending: Option<Kept>,
+    /// Of all of these.
+    kept: Kept,
     /// Bytes that this connection holds, of commands under way too.
     held: usize,
     budget: Option<Rc<Budget>>,
@@ -30,7 +44,16 @@ pub(super) struct Outbox {
 
 impl Outbox {
     pub(super) fn new(replies: Replies) -> Self {
-        Self { replies, unsent: 0, batches: VecDeque::new(), sending: None, held: 0, budget: None, deaf: false }
+        Self {
+            replies,
+            unsent: Kept::default(),
+            batches: VecDeque::new(),
+            sending: None,
+            kept: Kept::default(),
+            held: 0,
+            budget: None,
+            deaf: false,
+        }
     }
 
     /// From now on what is held counts against the budget of a host.
@@ -68,13 +91,38 @@ impl Outbox {
         }
     }
 
+    /// So much waits to be sent that no more commands are to be taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.kept.count >= REPLIES_MAX
+    }
+
+    /// Replies that wait hold bytes.
+    pub(super) fn keeps_bytes(&self) -> bool {
+        self.kept.held > 0
+    }
+
+    /// More is held than there should be, by this connection or by all of its host or core.
+    pub(super) fn is_over(&self, connection_max: usize) -> bool {
+        self.held > connection_max || self.budget.as_ref().is_some_and(|budget| budget.is_over())
+    }
+
+    /// Replies are sent, or nobody wants them any more.
+    fn forget(&mut self, kept: Kept) {
+        self.kept.count -= kept.count;
+        self.kept.held -= kept.held;
+        self.release(kept.held);
+    }
+
     /// Another reply was put into `replies`, which holds so many bytes.
     pub(super) fn replied(&mut self, bytes: usize) {
-        self.unsent += bytes;
+        for kept in [&mut self.unsent, &mut self.kept] {
+            kept.count += 1;
+            kept.held += bytes;
+        }
         if self.deaf {
             self.replies.clear();
             let unsent = std::mem::take(&mut self.unsent);
-            self.release(unsent);
+            self.forget(unsent);
         } else if self.replies.len() >= SEND_BYTES || self.replies.parts() >= SEND_PARTS {
             self.batches.push_back((self.replies.take(), std::mem::take(&mut self.unsent)));
         }
@@ -82,8 +130,8 @@ impl Outbox {
 
     pub(super) fn next_batch(&mut self) -> Option<BufList> {
         debug_assert!(self.sending.is_none());
-        if let Some((batch, held)) = self.batches.pop_front() {
-            self.sending = Some(held);
+        if let Some((batch, kept)) = self.batches.pop_front() {
+            self.sending = Some(kept);
             return Some(batch);
         }
         if self.replies.is_empty() {
@@ -95,7 +143,7 @@ impl Outbox {
 
     pub(super) fn sent(&mut self) {
         if let Some(sent) = self.sending.take() {
-            self.release(sent);
+            self.forget(sent);
         }
     }
 
@@ -107,10 +155,10 @@ impl Outbox {
     /// From now on replies are dropped; those that wait are dropped too.
     pub(super) fn deafen(&mut self) {
         self.deaf = true;
-        let mut dropped = std::mem::take(&mut self.unsent);
-        dropped += self.batches.drain(..).map(|(_, held)| held).sum::<usize>();
+        let unsent = std::mem::take(&mut self.unsent);
+        let batches = std::mem::take(&mut self.batches).into_iter().map(|(_, kept)| kept);
+        batches.chain([unsent]).for_each(|kept| self.forget(kept));
         self.replies.clear();
-        self.release(dropped);
     }
 
     /// Says a last word, and is deaf after.
