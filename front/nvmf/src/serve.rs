@@ -170,11 +170,13 @@ impl Server {
         self.forget_removed();
         // A connection keeps its last namespace at hand; it looks anew when it is woken.
         self.connections.borrow().values().for_each(|control| control.wake());
-        let mut leaving = std::mem::take(&mut self.namespaces.borrow_mut().leaving);
         loop {
-            leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-            if leaving.is_empty() {
-                return;
+            {
+                let leaving = &mut self.namespaces.borrow_mut().leaving;
+                leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
+                if leaving.is_empty() {
+                    return;
+                }
             }
             sleep(LEAVING_LOOK).await;
         }

@@ -82,3 +82,23 @@ fn data_in_tiny_pieces_takes_no_more_memory_than_the_command() {
     assert!(kept <= 2 * LEN as usize, "{kept} bytes are kept for {LEN}");
     assert!(data.to_vec().iter().enumerate().all(|(at, &byte)| byte == at as u8));
 }
+
+#[test]
+fn a_namespace_can_go_although_a_host_owes_data_for_it() {
+    simulate(Limits::default(), |server, disk, _| async move {
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let write = blocks(nvm::WRITE, 3, 0, 256).with_sgl(Sgl::Transport { len: 128 << 10 });
+        host.send(&capsule(&write, &[])).await;
+        let asked = host.pdu().await.expect("R2T");
+        assert_eq!(asked.kind, kind::R2T);
+        server.target().remove_namespace(NSID);
+        soon(server.let_go()).await.expect("nothing waits for the host");
+        let begun = disk.begun.get();
+        // It sends the data after all, and is told.
+        host.send(&h2c_data(3, asked.data_header().tag, 0, &[1; 128 << 10], true)).await;
+        let (cid, status) = host.pdu().await.expect("an answer").response();
+        assert_eq!((cid, status.code()), (3, Status::INVALID_NAMESPACE.code()));
+        assert_eq!(disk.begun.get(), begun, "nothing was written");
+    });
+}

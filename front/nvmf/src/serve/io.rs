@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 
 use forebay_block::{BufList, Extent, Request};
@@ -17,11 +17,12 @@ use crate::wire::command::{Fuse, NSID_ALL, Sgl};
 use crate::wire::log::ErrorEntry;
 use crate::wire::{Sqe, Status};
 
-/// A command that makes sense, and is not with the device yet.
+/// A command that makes sense, and is not with the device yet.  It may wait for its host for ever, so that it does not
+/// keep its namespace open.
 pub(super) struct Started {
     pub(super) sqe: Sqe,
     command: Command,
-    namespace: Rc<OpenNamespace>,
+    namespace: Weak<OpenNamespace>,
     /// Bytes that it holds already.
     held: usize,
 }
@@ -40,7 +41,8 @@ pub(super) struct Pending {
 pub(super) struct Fused {
     first: Sqe,
     second: Sqe,
-    namespace: RefCell<Option<Rc<OpenNamespace>>>,
+    namespace: Weak<OpenNamespace>,
+    begun: Cell<bool>,
     extent: Extent,
     fua: bool,
     expect: RefCell<Option<BufList>>,
@@ -92,7 +94,7 @@ impl Connection {
             Ok(prepared) => prepared,
             Err(status) => return self.fail(&sqe, status),
         };
-        let started = Started { sqe, command, namespace, held: 0 };
+        let started = Started { sqe, command, namespace: Rc::downgrade(&namespace), held: 0 };
         if let Data::In(len) = command.data
             && matches!(sqe.sgl(), Sgl::InCapsule { .. })
         {
@@ -129,10 +131,20 @@ impl Connection {
                 found
             }
         };
-        match self.port.ana(namespace.info.ana_group).refuses() {
-            Some(status) => Err(status),
-            None => Ok(namespace),
-        }
+        self.accessible(&namespace)?;
+        Ok(namespace)
+    }
+
+    /// Whether a namespace may be reached through this port now.
+    fn accessible(&self, namespace: &OpenNamespace) -> Result<(), Status> {
+        self.port.ana(namespace.info.ana_group).refuses().map_or(Ok(()), Err)
+    }
+
+    /// The namespace of a command that has waited, if it may still be reached here.
+    fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, Status> {
+        let namespace = namespace.upgrade().ok_or(Status::INVALID_NAMESPACE.final_())?;
+        self.accessible(&namespace)?;
+        Ok(namespace)
     }
 
     fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
@@ -175,7 +187,11 @@ impl Connection {
 
     /// Hands a command to the device, with the data that came from the host.
     pub(super) fn start(&mut self, started: Started, data: BufList) {
-        let Started { sqe, command, namespace, held } = started;
+        let namespace = match self.still(&started.namespace) {
+            Ok(namespace) => namespace,
+            Err(status) => return self.fail_started(started, status),
+        };
+        let Started { sqe, command, held, .. } = started;
         let device = &namespace.device;
         let queue = self.queue.as_ref();
         let through = queue.is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
@@ -193,11 +209,10 @@ impl Connection {
                     Ok(ranges) if deallocate && !ranges.is_empty() => work::discard(device, ranges),
                     // Hints on how the ranges will be used change nothing here.
                     Ok(_) => Work::Many(Box::pin(std::future::ready(Ok(Outcome::Done)))),
-                    Err(status) => return self.fail_started(Started { sqe, command, namespace, held }, status),
+                    Err(status) => return self.fail_started(started, status),
                 }
             }
             Action::Reservation => {
-                let started = Started { sqe, command, namespace, held };
                 return self.fail_started(started, Status::INVALID_OPCODE.final_());
             }
         };
@@ -309,7 +324,8 @@ impl Connection {
         let fused = Rc::new(Fused {
             first,
             second,
-            namespace: RefCell::new(Some(namespace)),
+            namespace: Rc::downgrade(&namespace),
+            begun: Cell::new(false),
             extent,
             fua,
             expect: RefCell::default(),
@@ -338,11 +354,17 @@ impl Connection {
             return;
         }
         let held = 2 * fused.extent.len as usize;
-        let Some(namespace) = fused.namespace.take() else { return };
-        if !fused.intact.get() {
-            self.respond(fused.first.cid(), Status::TRANSPORT, 0, held);
-            return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
+        if fused.begun.replace(true) {
+            return;
         }
+        let intact = if fused.intact.get() { Ok(()) } else { Err(Status::TRANSPORT) };
+        let namespace = match intact.and_then(|()| self.still(&fused.namespace)) {
+            Ok(namespace) => namespace,
+            Err(status) => {
+                self.respond(fused.first.cid(), status, 0, held);
+                return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
+            }
+        };
         let through = self.queue.as_ref().is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
         let request = Request::CompareAndWrite {
             offset: fused.extent.offset,
