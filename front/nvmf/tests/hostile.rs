@@ -102,3 +102,21 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         assert_eq!(disk.begun.get(), begun, "nothing was written");
     });
 }
+
+#[test]
+fn nothing_is_asked_for_that_is_not_wanted() {
+    simulate(Limits::default(), |_, _, _| async move {
+        let (mut admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let mut send = Sqe::new(FABRICS, 1, 0).with_sgl(Sgl::Transport { len: 64 << 10 });
+        send.0[4] = fctype::AUTH_SEND;
+        let unknown = Sqe::new(0x91, 2, 0).with_sgl(Sgl::Transport { len: 64 << 10 });
+        for (io, sqe) in [(true, send), (false, send), (false, unknown)] {
+            let queue = if io { &mut host } else { &mut admin };
+            queue.send(&capsule(&sqe, &[])).await;
+            let answer = queue.pdu().await.expect("an answer");
+            assert_eq!(answer.kind, kind::RESPONSE, "the data is not asked for");
+            assert!(!answer.response().1.is_success());
+        }
+    });
+}

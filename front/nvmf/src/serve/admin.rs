@@ -15,12 +15,12 @@ use crate::session::admin::{self, Answer};
 use crate::session::{Controller, Kind, Power, io};
 use crate::stats::CommandKind;
 use crate::target::{Notice, Refused};
-use crate::wire::command::{FABRICS, Sgl};
+use crate::wire::command::{FABRICS, Sgl, admin as opcode};
 use crate::wire::fabrics::{CONNECT_DATA, Connect, Property, connect_field, fctype};
 use crate::wire::{Cqe, Sqe, Status};
 
 /// Bytes of data that a host may send with an admin command.
-const DATA_MAX: u32 = 64 * 1024;
+const DATA_MAX: u32 = 4096;
 /// How often a Connect that waits looks whether it may go on.
 const CONNECT_LOOK: Duration = Duration::from_millis(2);
 /// The shortest keep-alive timeout.
@@ -45,6 +45,8 @@ impl Connection {
             },
             // A Connect has its data in the capsule (base 6.3).
             _ if matches!(self.role, Role::Fresh) => self.fail(&sqe, Status::SGL_TYPE.final_()),
+            // Nothing is asked for that nobody would look at, since it is kept until all of it is there.
+            _ if fabrics || sqe.opcode() != opcode::SET_FEATURES => self.admin_with_data(&sqe, &[]),
             _ => self.ask(sqe.cid(), len, Note::Admin(sqe)),
         }
     }
