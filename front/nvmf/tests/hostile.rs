@@ -120,3 +120,23 @@ fn nothing_is_asked_for_that_is_not_wanted() {
         }
     });
 }
+
+#[test]
+fn verifying_stays_within_the_bytes_of_a_connection() {
+    let limits = Limits { connection_bytes: 4 << 20, ..Limits::default() };
+    simulate(limits, |_, disk, _| async move {
+        const COUNT: u16 = 64;
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        disk.shut.set(true);
+        for cid in 0..COUNT {
+            host.send(&capsule(&blocks(nvm::VERIFY, cid, 0, 4096), &[])).await;
+        }
+        assert_eq!(soon(std::future::pending::<()>()).await, None);
+        assert!(disk.reading.get() <= 4 << 20, "{} bytes are being read", disk.reading.get());
+        disk.open();
+        for _ in 0..COUNT {
+            assert!(soon(host.pdu()).await.flatten().expect("an answer").response().1.is_success());
+        }
+    });
+}

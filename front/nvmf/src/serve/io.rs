@@ -70,6 +70,17 @@ fn bytes_of(action: &Action) -> u64 {
     }
 }
 
+/// Bytes of memory that a command takes at most, from its beginning to the end of its answer.
+fn memory_of(command: &Command) -> usize {
+    match (command.action, command.data) {
+        // What is compared is read, and may be copied to lie in one piece.
+        (Action::Compare(_), Data::In(len)) => 3 * len as usize,
+        (Action::Verify(extent), _) => extent.len.min(work::VERIFY_PIECE) as usize,
+        (_, Data::In(len) | Data::Out(len)) => len as usize,
+        (_, Data::None) => 0,
+    }
+}
+
 impl Connection {
     /// A command of an I/O queue, with what is in its capsule.
     pub(super) fn io_command(&mut self, sqe: Sqe, data: BufList) {
@@ -101,8 +112,9 @@ impl Connection {
             return match io::in_capsule(sqe.sgl(), len, &data) {
                 Ok(data) => {
                     // It is in memory already, bounded by the length of the queue.
-                    self.outbox.hold_anyway(len as usize);
-                    self.start(Started { held: len as usize, ..started }, data);
+                    let held = memory_of(&command);
+                    self.outbox.hold_anyway(held);
+                    self.start(Started { held, ..started }, data);
                 }
                 Err(status) => self.fail_started(started, status),
             };
@@ -155,10 +167,7 @@ impl Connection {
 
     /// Begins a command, unless there is no room for its data.
     fn try_begin(&mut self, mut started: Started) -> Option<Started> {
-        let len = match started.command.data {
-            Data::None => 0,
-            Data::In(len) | Data::Out(len) => len as usize,
-        };
+        let len = memory_of(&started.command);
         if len > 0 {
             let held = self.outbox.held();
             let room = held == 0 || held + len <= self.server.target.limits().connection_bytes;

@@ -9,7 +9,7 @@ use forebay_block::{BlockDevice, BufList, Error, ErrorKind, Extent, LocalFuture,
 use crate::wire::Status;
 
 /// A piece of a read that is not sent anywhere.
-const VERIFY_PIECE: u64 = 1 << 20;
+pub(super) const VERIFY_PIECE: u64 = 1 << 20;
 
 /// What a command came to.
 #[derive(Debug)]
