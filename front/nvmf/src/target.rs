@@ -205,10 +205,12 @@ impl Association {
 
     /// Ends its I/O queues, or all of them.
     pub(crate) fn end_queues(&self, admin_too: bool) {
+        // Under the lock under which queues are added, so that none is added behind this.
+        let queues = self.queues();
         if admin_too {
             self.dead.store(true, Ordering::Release);
         }
-        self.queues().iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
+        queues.iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
@@ -491,9 +493,8 @@ impl Target {
     /// A host connects an I/O queue of a controller that it has.
     pub(crate) fn connect_io(&self, connect: &Connect, control: &Arc<Control>) -> Result<Arc<Association>, Refused> {
         let found = self.controllers().all.get(&connect.cntlid).cloned();
-        let association = found
-            .filter(|each| each.kind == Kind::Io && !each.dead.load(Ordering::Acquire))
-            .ok_or(Refused::parameter(connect_field::CNTLID))?;
+        let association =
+            found.filter(|each| each.kind == Kind::Io).ok_or(Refused::parameter(connect_field::CNTLID))?;
         if connect.subsystem != self.0.identity.nqn {
             return Err(Refused::parameter(connect_field::SUBSYSTEM));
         }
@@ -503,6 +504,11 @@ impl Target {
         if association.host_id != connect.host_id {
             return Err(Refused::parameter(connect_field::HOST_ID));
         }
+        // From here on the controller cannot end, or be reset, unnoticed.
+        let mut queues = association.queues();
+        if association.dead.load(Ordering::Acquire) {
+            return Err(Refused::parameter(connect_field::CNTLID));
+        }
         if !association.ready.load(Ordering::Acquire) {
             return Err(Refused::status(Status::SEQUENCE.final_()));
         }
@@ -511,7 +517,6 @@ impl Target {
             0 => self.0.limits.queues_max,
             granted => granted,
         };
-        let mut queues = association.queues();
         if connect.queue > granted || queues.contains_key(&connect.queue) {
             return Err(Refused::parameter(connect_field::QUEUE));
         }

@@ -140,3 +140,30 @@ fn verifying_stays_within_the_bytes_of_a_connection() {
         }
     });
 }
+
+#[test]
+fn a_write_of_the_past_is_over_before_the_host_is_back() {
+    simulate(Limits::default(), |_, disk, _| async move {
+        let (admin, cntlid) = Host::admin().await;
+        let host = Host::io(cntlid, 1, 128).await;
+        disk.shut.set(true);
+        let write = blocks(nvm::WRITE, 3, 0, 8).with_sgl(Sgl::InCapsule { offset: 0, len: 4096 });
+        host.send(&capsule(&write, &[1; 4096])).await;
+        while disk.waiting.get() == 0 {
+            forebay_reactor::yield_now().await;
+        }
+        host.stream.shutdown();
+        admin.stream.shutdown();
+        drop((host, admin));
+        // However long the device takes, and however often the host comes back.
+        for _ in 0..10 {
+            let mut again = Host::open().await;
+            again.ask_queue(0, 32, forebay_nvmf::wire::fabrics::CNTLID_ANY).await;
+            let answer = soon(again.pdu()).await.expect("an answer, or the end");
+            assert!(answer.is_none_or(|answer| !answer.response().1.is_success()), "the old write is still under way");
+        }
+        disk.open();
+        let (_admin, _) = Host::admin().await;
+        assert_eq!(disk.waiting.get(), 0);
+    });
+}

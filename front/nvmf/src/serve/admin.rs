@@ -16,7 +16,7 @@ use crate::session::{Controller, Kind, Power, io};
 use crate::stats::CommandKind;
 use crate::target::{Notice, Refused};
 use crate::wire::command::{FABRICS, Sgl, admin as opcode};
-use crate::wire::fabrics::{CONNECT_DATA, Connect, Property, connect_field, fctype};
+use crate::wire::fabrics::{CONNECT_DATA, Connect, DISCOVERY_NQN, Property, connect_field, fctype};
 use crate::wire::{Cqe, Sqe, Status};
 
 /// Bytes of data that a host may send with an admin command.
@@ -164,7 +164,8 @@ impl Connection {
             return self.refuse(sqe, parameter(connect_field::SIZE));
         }
         let target = &self.server.target;
-        if connect.queue == 0 && target.is_leaving(&connect.host_id) {
+        let discovers = connect.subsystem == DISCOVERY_NQN;
+        if connect.queue == 0 && !discovers && target.is_leaving(&connect.host_id) {
             self.connecting = Some((*sqe, data.to_vec(), sleep(CONNECT_LOOK)));
             self.waker.wake_by_ref();
             return;

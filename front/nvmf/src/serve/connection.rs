@@ -168,8 +168,9 @@ impl Connection {
         }
     }
 
-    /// Serves until the connection ends.  All commands that were begun are done by then, or the time that
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) gives them is over.
+    /// Serves until the connection ends.  The host has what
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) gives it to read its answers; all commands that were begun
+    /// are done by then, unless the server stops.
     pub(super) async fn run(mut self) -> End {
         let end = {
             let mut receiving = pin!(None);
@@ -177,10 +178,24 @@ impl Connection {
             std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await
         };
         self.stream.shutdown();
+        self.outbox.deafen();
+        self.last = None;
+        self.settle().await;
         if let Some(queue) = self.queue.take() {
             self.server.target.disconnect(&queue.association, queue.id);
         }
         end
+    }
+
+    /// Waits for what the device still does, however long that takes: the queue counts as being there until then, and so
+    /// the host does not come back before.  Only a server that stops does not wait.
+    async fn settle(&mut self) {
+        std::future::poll_fn(|cx| {
+            self.work.set_task(cx.waker());
+            self.work.poll(|_, _| {});
+            if self.work.is_empty() || self.server.stopping.get() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     fn turn<R, S>(
@@ -296,6 +311,10 @@ impl Connection {
             // The host is told, and nothing after it.
             self.outbox.conclude(&fatal.encode());
             self.discard = true;
+        }
+        if let (Role::Admin(_), Some(queue)) = (&self.role, &self.queue) {
+            // Without an admin queue there is no controller, however long this one still has something to say.
+            queue.association.end_queues(true);
         }
         self.end = Some(end);
         // From here on what is under way has only so much time.
@@ -459,7 +478,9 @@ impl Connection {
                 return Poll::Ready(End::TooSlow);
             };
             if !self.work.is_empty() {
-                tracing::warn!(peer = %self.peer, commands = self.work.len(), "a connection ends before its commands are done");
+                tracing::warn!(
+                    peer = %self.peer, commands = self.work.len(), "a connection has ended, but not its commands"
+                );
             }
             return Poll::Ready(end);
         }
