@@ -21,7 +21,7 @@ use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Sessi
 use crate::throttle::Budget;
 use crate::transport::{Acceptor, Address, Manner};
 use crate::wire::control::mode;
-use crate::wire::{EntityAddr, Limits, entity};
+use crate::wire::{AddrKind, EntityAddr, Limits, entity};
 
 /// How we show who we are, and how others do.
 #[derive(Debug, Clone)]
@@ -45,6 +45,15 @@ pub enum Auth {
         secret: cephx::Secret,
         /// Services whose tickets are wanted, of [`entity`], added up.
         services: u32,
+        /// Where the tickets go.
+        wallet: Rc<cephx::Wallet>,
+    },
+    /// As a client of a Ceph cluster's OSDs or managers, by a ticket; nobody can connect to us.
+    CephxService {
+        /// Where the ticket is.
+        wallet: Rc<cephx::Wallet>,
+        /// Of [`entity`].
+        service: u32,
     },
 }
 
@@ -53,7 +62,10 @@ impl Auth {
         match self {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, key, .. } => Box::new(shared_key::Client::new(name.clone(), key.clone())),
-            Self::Cephx { id, secret, services } => Box::new(cephx::Client::new(id.clone(), secret.clone(), *services)),
+            Self::Cephx { id, secret, services, wallet } => {
+                Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, wallet.clone()))
+            }
+            Self::CephxService { wallet, service } => Box::new(cephx::Authorizer::new(wallet.clone(), *service)),
         }
     }
 
@@ -62,7 +74,13 @@ impl Auth {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, keyring, .. } => Box::new(shared_key::Server::new(name.clone(), keyring.clone())),
             Self::Cephx { id, .. } => Box::new(shared_key::Server::new(id.clone(), Rc::default())),
+            Self::CephxService { .. } => Box::new(shared_key::Server::new(String::new(), Rc::default())),
         }
+    }
+
+    /// The peers are a Ceph cluster's daemons.
+    pub(crate) fn is_ceph(&self) -> bool {
+        matches!(self, Self::Cephx { .. } | Self::CephxService { .. })
     }
 }
 
@@ -105,7 +123,8 @@ pub struct Options {
     pub peer_entity: Option<u8>,
     /// Our number; with cephx the monitor's takes its place.
     pub gid: u64,
-    /// Tells apart the lives of a process at the same place; `None` for a random one.
+    /// Tells apart the lives of a process at the same place; `None` for a random one.  A Ceph cluster fences a client
+    /// by its address and this: all messengers of one client have the same.
     pub nonce: Option<u32>,
     /// How we show who we are, and how others do.
     pub auth: Auth,
@@ -261,6 +280,16 @@ impl Inner {
     pub(crate) fn own_addr(&self, target: Option<EntityAddr>) -> EntityAddr {
         let place = || self.place.borrow().as_ref().and_then(Address::socket);
         EntityAddr::msgr2(target.and_then(|target| target.socket).or_else(place), self.nonce)
+    }
+
+    /// Our own address on a connection that we make.
+    pub(crate) fn client_addr(&self, nonce: u32) -> EntityAddr {
+        // Ceph's daemons take all connections from one address for the same client, and that is what is blocklisted.
+        // Ours know a session by its address, so that each has its own.
+        if self.options.auth.is_ceph() {
+            return EntityAddr { kind: AddrKind::Any, ..self.own_addr(None) };
+        }
+        EntityAddr { nonce, ..self.own_addr(None) }
     }
 
     pub(crate) fn count(&self) -> usize {

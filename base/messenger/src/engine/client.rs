@@ -91,7 +91,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let config = ClientConfig {
         entity: options.entity,
         peer_entity: options.peer_entity,
-        addrs: vec![EntityAddr { nonce: conn.nonce, ..messenger.own_addr(None) }],
+        addrs: vec![messenger.client_addr(conn.nonce)],
         target: EntityAddr::msgr2(conn.address.socket(), 0),
         gid: options.gid,
         modes: options.modes(conn.address.is_local()),

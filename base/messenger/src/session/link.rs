@@ -497,6 +497,7 @@ impl Link {
         }
         self.mode = done.mode;
         self.keys = Keys { global_id: done.global_id, ..auth.done(done.mode, &done.payload)? };
+        auth.numbered(done.global_id);
         self.protect(true)
     }
 
