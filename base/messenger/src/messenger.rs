@@ -394,6 +394,14 @@ impl Messenger {
         Connection::new(conn)
     }
 
+    /// A connection to one instance of a peer, told apart by its nonce from those before and after it at the same place.
+    pub fn connect_instance(&self, address: &Address, nonce: u32, policy: Policy) -> Connection {
+        let connection = self.connect(address, policy);
+        // The task that makes the stream has not had a turn yet.
+        connection.conn.target_nonce.set(nonce);
+        connection
+    }
+
     /// Joins two ends in this process.
     fn connect_local(
         &self,

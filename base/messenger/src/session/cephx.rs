@@ -79,7 +79,11 @@ impl Secret {
 
     /// Decrypts what follows a length.
     fn open(&self, from: &mut Reader<'_>) -> Result<Vec<u8>, AuthError> {
-        let mut data = from.blob()?.to_vec();
+        self.decrypt(from.blob()?)
+    }
+
+    fn decrypt(&self, bytes: &[u8]) -> Result<Vec<u8>, AuthError> {
+        let mut data = bytes.to_vec();
         let cipher = PaddedBlockDecryptingKey::cbc_pkcs7(self.key()).expect("AES in CBC mode");
         let context = DecryptionContext::Iv128(FixedLength::from(IV));
         let plain = cipher.decrypt(&mut data, context).map_err(|_| AuthError::Decrypt)?;

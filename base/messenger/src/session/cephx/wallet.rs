@@ -147,7 +147,8 @@ impl AuthClient for Authorizer {
             return Err(AuthError::OutOfTurn);
         }
         let Some((ticket, nonce)) = &self.shown else { return Err(AuthError::OutOfTurn) };
-        let content = ticket.session.open(&mut Reader::new(payload, WHAT))?;
+        // Unlike everything else that is encrypted, it has no length in front.
+        let content = ticket.session.decrypt(payload)?;
         let mut reader = Reader::new(&content, WHAT);
         reader.u8()?;
         Ok(authorizer(self.wallet.global_id(), ticket, *nonce, Some(reader.u64()?)))
@@ -216,9 +217,9 @@ mod tests {
         let challenge = sealed(&key, |out| {
             out.u8(1).u64(41);
         });
-        let more = client.more(&challenge, &mut || 0).expect("answered");
+        let more = client.more(&challenge[4..], &mut || 0).expect("answered");
         assert_eq!(open(&more, &key), (99, Some(42)));
-        assert_eq!(client.more(&challenge, &mut || 0), Err(AuthError::OutOfTurn));
+        assert_eq!(client.more(&challenge[4..], &mut || 0), Err(AuthError::OutOfTurn));
         let done = sealed(&key, |out| {
             out.u8(2).u64(100).blob(&[5; 64]);
         });
