@@ -208,6 +208,18 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "rbd",
+            title: "images in a real Ceph cluster, with RBD's own clients",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rbd.sh"));
+                script.env("FOREBAY", daemon::program());
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "rados",
             title: "the RADOS client and a real Ceph cluster",
             after: &["build-rados"],
