@@ -191,3 +191,26 @@ fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
         assert!(host.pdu().await.expect("an answer").response().1.is_success());
     });
 }
+
+#[test]
+fn hosts_that_owe_data_do_not_keep_the_others_out() {
+    let limits = Limits { core_bytes: 1 << 20, host_bytes: 1 << 20, ..Limits::default() };
+    simulate(limits, |_, _, _| async move {
+        let (_admin, cntlid) = Host::admin().await;
+        let mut owing = Host::io(cntlid, 1, 128).await;
+        let write = blocks(nvm::WRITE, 3, 0, 2048).with_sgl(Sgl::Transport { len: 1 << 20 });
+        owing.send(&capsule(&write, &[])).await;
+        assert_eq!(owing.pdu().await.expect("R2T").kind, kind::R2T);
+        let name = "nqn.2014-08.org.nvmexpress:uuid:host-two";
+        let (_admin, cntlid) = Host::admin_of(name).await;
+        let mut host = Host::io_of(name, cntlid, 1, 128).await;
+        for cid in 0..100 {
+            let read = blocks(nvm::READ, cid, 0, 256).with_sgl(Sgl::Transport { len: 128 << 10 });
+            host.send(&capsule(&read, &[])).await;
+        }
+        for _ in 0..100 {
+            assert_eq!(soon(host.pdu()).await.flatten().expect("data").kind, kind::C2H_DATA);
+            assert!(soon(host.pdu()).await.flatten().expect("an answer").response().1.is_success());
+        }
+    });
+}
