@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 
-use forebay_block::{BufList, BufMut, Extent, ExtentMap, ExtentState, SparseData};
+use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, SparseData};
+use forebay_reactor::Pool;
 
 /// Bytes a page.  A format choice of this backend, whatever the machine's page size.
 pub(crate) const PAGE: usize = 4096;
@@ -24,22 +25,39 @@ impl Space {
     }
 }
 
+/// Pages that one chunk holds.
+const CHUNK: usize = 256;
+
+/// What a page holds; who reads it shares the memory, so a write copies it while somebody does.
 struct Page {
-    bytes: [u8; PAGE],
+    bytes: Buf,
     space: Rc<Space>,
 }
 
 impl Page {
-    fn zeroed(space: &Rc<Space>) -> Self {
+    fn new(bytes: Buf, space: &Rc<Space>) -> Self {
         space.pages.set(space.pages.get() + 1);
-        Self { bytes: [0; PAGE], space: space.clone() }
+        Self { bytes, space: space.clone() }
+    }
+
+    /// Writes into it, at `start`; memory of its own comes from `memory`.
+    fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
+        match self.bytes.get_mut() {
+            Some(bytes) => bytes[start..start + data.len()].copy_from_slice(data),
+            None => {
+                let mut bytes = memory.get();
+                bytes.extend_from_slice(&self.bytes[..start]);
+                bytes.extend_from_slice(data);
+                bytes.extend_from_slice(&self.bytes[start + data.len()..]);
+                self.bytes = bytes.freeze();
+            }
+        }
     }
 }
 
 impl Clone for Page {
     fn clone(&self) -> Self {
-        self.space.pages.set(self.space.pages.get() + 1);
-        Self { bytes: self.bytes, space: self.space.clone() }
+        Self::new(self.bytes.clone(), &self.space)
     }
 }
 
@@ -49,13 +67,103 @@ impl Drop for Page {
     }
 }
 
+/// A new page with `data` at `start`, and zeroes around it.
+fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
+    const ZEROES: [u8; PAGE] = [0; PAGE];
+    let mut bytes = memory.get();
+    bytes.extend_from_slice(&ZEROES[..start]);
+    bytes.extend_from_slice(data);
+    bytes.extend_from_slice(&ZEROES[start + data.len()..]);
+    bytes.freeze()
+}
+
+/// Pages that lie side by side, with the memory they come from: all of it goes when they do.
+#[derive(Clone)]
+struct Chunk {
+    pages: Vec<Option<Rc<Page>>>,
+    count: usize,
+    memory: Pool,
+}
+
+impl Chunk {
+    fn new() -> Self {
+        Self { pages: vec![None; CHUNK], count: 0, memory: Pool::new(PAGE, CHUNK) }
+    }
+}
+
+/// The pages of an object, by number.
+#[derive(Clone, Default)]
+struct Pages(BTreeMap<u64, Chunk>);
+
+impl Pages {
+    fn get(&self, index: u64) -> Option<&Rc<Page>> {
+        self.0.get(&(index / CHUNK as u64))?.pages[index as usize % CHUNK].as_ref()
+    }
+
+    /// The pages from `first` to `last`, in order.
+    fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Rc<Page>)> {
+        let chunks = self.0.range(first / CHUNK as u64..=last / CHUNK as u64);
+        chunks.flat_map(move |(number, chunk)| {
+            let base = number * CHUNK as u64;
+            let from = first.saturating_sub(base).min(CHUNK as u64) as usize;
+            let to = (last - base).min(CHUNK as u64 - 1) as usize;
+            let pages = chunk.pages[from..=to].iter().enumerate();
+            pages.filter_map(move |(at, page)| Some((base + (from + at) as u64, page.as_ref()?)))
+        })
+    }
+
+    /// Writes into one page.
+    fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<Space>) {
+        let chunk = self.0.entry(index / CHUNK as u64).or_insert_with(Chunk::new);
+        match &mut chunk.pages[index as usize % CHUNK] {
+            Some(page) => Rc::make_mut(page).write(start, data, &chunk.memory),
+            slot => {
+                *slot = Some(Rc::new(Page::new(page_of(start, data, &chunk.memory), space)));
+                chunk.count += 1;
+            }
+        }
+    }
+
+    /// Zeroes a part of a page, if it is there.
+    fn zero(&mut self, index: u64, start: usize, len: usize) {
+        const ZEROES: [u8; PAGE] = [0; PAGE];
+        if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64))
+            && let Some(page) = &mut chunk.pages[index as usize % CHUNK]
+        {
+            Rc::make_mut(page).write(start, &ZEROES[..len], &chunk.memory);
+        }
+    }
+
+    /// Drops the pages from `from` up to but not including `to`.
+    fn remove(&mut self, from: u64, to: u64) {
+        if from >= to {
+            return;
+        }
+        let last = to - 1;
+        let numbers: Vec<u64> =
+            self.0.range(from / CHUNK as u64..=last / CHUNK as u64).map(|(&number, _)| number).collect();
+        for number in numbers {
+            let base = number * CHUNK as u64;
+            let first = from.saturating_sub(base) as usize;
+            let end = (last - base).min(CHUNK as u64 - 1) as usize;
+            let Some(chunk) = self.0.get_mut(&number) else { continue };
+            for slot in &mut chunk.pages[first..=end] {
+                chunk.count -= usize::from(slot.take().is_some());
+            }
+            if chunk.count == 0 {
+                self.0.remove(&number);
+            }
+        }
+    }
+}
+
 /// Bytes and keys of a head or a clone.  A clone of it shares the pages until either is written.
 ///
 /// Bytes past `size` in the last page are always zero.
 #[derive(Clone, Default)]
 pub(crate) struct Content {
     size: u64,
-    pages: BTreeMap<u64, Rc<Page>>,
+    pages: Pages,
     /// The object's key-value map.
     pub(crate) kv: BTreeMap<Vec<u8>, Vec<u8>>,
     /// What object classes keep beside it.
@@ -74,7 +182,7 @@ impl Content {
             return 0;
         }
         let (first, last) = (extent.offset / PAGE_U64, (extent.end() - 1) / PAGE_U64);
-        let own = self.pages.range(first..=last).filter(|(_, page)| Rc::strong_count(page) == 1).count();
+        let own = self.pages.range(first, last).filter(|(_, page)| Rc::strong_count(page) == 1).count();
         last - first + 1 - own as u64
     }
 
@@ -86,8 +194,7 @@ impl Content {
             while !rest.is_empty() {
                 let start = (at % PAGE_U64) as usize;
                 let len = rest.len().min(PAGE - start);
-                let page = self.pages.entry(at / PAGE_U64).or_insert_with(|| Rc::new(Page::zeroed(space)));
-                Rc::make_mut(page).bytes[start..start + len].copy_from_slice(&rest[..len]);
+                self.pages.write(at / PAGE_U64, start, &rest[..len], space);
                 rest = &rest[len..];
                 at += len as u64;
             }
@@ -113,19 +220,14 @@ impl Content {
         }
         self.zero_in_page(from, whole_from * PAGE_U64);
         self.zero_in_page(whole_to * PAGE_U64, to);
-        while let Some(index) = self.pages.range(whole_from..whole_to).next().map(|(&index, _)| index) {
-            self.pages.remove(&index);
-        }
+        self.pages.remove(whole_from, whole_to);
     }
 
     fn zero_in_page(&mut self, from: u64, to: u64) {
         if from == to {
             return;
         }
-        if let Some(page) = self.pages.get_mut(&(from / PAGE_U64)) {
-            let start = (from % PAGE_U64) as usize;
-            Rc::make_mut(page).bytes[start..start + (to - from) as usize].fill(0);
-        }
+        self.pages.zero(from / PAGE_U64, (from % PAGE_U64) as usize, (to - from) as usize);
     }
 
     /// Sets the size; what is cut off is gone, what is added reads as zeroes.
@@ -138,33 +240,28 @@ impl Content {
 
     /// Takes the bytes of `data` alone; the keys stay.
     pub(crate) fn replace(&mut self, data: &BufList, space: &Rc<Space>) {
-        self.pages.clear();
+        self.pages = Pages::default();
         self.size = 0;
         self.write(0, data, space);
     }
 
-    /// The stored runs of `extent`, which must not overflow.
+    /// The stored runs of `extent`, which must not overflow.  The memory is shared, not copied.
     pub(crate) fn read(&self, extent: Extent) -> SparseData {
         let mut data = SparseData::default();
-        for run in self.map(extent).runs() {
-            if run.state == ExtentState::Data {
-                data.runs.push((run.extent.offset, self.copy_out(run.extent).into()));
+        let end = extent.end().min(self.size);
+        if extent.offset >= end {
+            return data;
+        }
+        for (index, page) in self.pages.range(extent.offset / PAGE_U64, (end - 1) / PAGE_U64) {
+            let base = index * PAGE_U64;
+            let (from, to) = (extent.offset.max(base), end.min(base + PAGE_U64));
+            let part = page.bytes.slice((from - base) as usize..(to - base) as usize);
+            match data.runs.last_mut() {
+                Some((at, run)) if *at + run.len() as u64 == from => run.push(part),
+                _ => data.runs.push((from, part.into())),
             }
         }
         data
-    }
-
-    /// Copies a run whose pages are all there.
-    fn copy_out(&self, extent: Extent) -> BufMut {
-        let mut out = BufMut::with_capacity(extent.len as usize);
-        let last = (extent.end() - 1) / PAGE_U64;
-        for (index, page) in self.pages.range(extent.offset / PAGE_U64..=last) {
-            let base = index * PAGE_U64;
-            let from = extent.offset.max(base) - base;
-            let to = extent.end().min(base + PAGE_U64) - base;
-            out.extend_from_slice(&page.bytes[from as usize..to as usize]);
-        }
-        out
     }
 
     /// What is stored where in `extent`, which must not overflow.
@@ -173,7 +270,7 @@ impl Content {
         let mut at = extent.offset;
         let end = extent.end().min(self.size);
         if at < end {
-            for index in self.pages.range(at / PAGE_U64..=(end - 1) / PAGE_U64).map(|(index, _)| index) {
+            for (index, _) in self.pages.range(at / PAGE_U64, (end - 1) / PAGE_U64) {
                 let from = (index * PAGE_U64).max(at);
                 let to = ((index + 1) * PAGE_U64).min(end);
                 map.push(at, from - at, ExtentState::Hole);
@@ -194,7 +291,7 @@ impl Content {
             while !rest.is_empty() {
                 let start = (at % PAGE_U64) as usize;
                 let len = rest.len().min(PAGE - start);
-                let page = self.pages.get(&(at / PAGE_U64)).map_or(&ZEROES, |page| &page.bytes);
+                let page = self.pages.get(at / PAGE_U64).map_or(&ZEROES[..], |page| &page.bytes[..]);
                 let stored = &page[start..start + len];
                 if stored != &rest[..len] {
                     let same = stored.iter().zip(rest).take_while(|(a, b)| a == b).count();

@@ -227,6 +227,16 @@ impl Buf {
         let _ = len;
     }
 
+    /// The bytes, to be changed, if no other buffer refers to the same memory.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        if !self.block.is_unique() {
+            return None;
+        }
+        // SAFETY: the only reference to the block is this buffer's, which is borrowed uniquely, so nobody else reads or
+        // writes it or can get to a reference while the slice lives; all of it is initialised memory.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.block.ptr().add(self.start), self.len) })
+    }
+
     /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
     #[inline]
     pub fn retained(&self) -> usize {
@@ -509,6 +519,20 @@ mod tests {
         drop(head);
         assert!(buf.reclaim());
         assert_eq!((buf.len(), buf.spare()), (0, 8));
+    }
+
+    #[test]
+    fn only_who_is_alone_changes_bytes() {
+        let mut buf = Buf::copy_of(b"headtail").slice(4..8);
+        buf.get_mut().expect("alone")[0] = b'T';
+        let other = buf.clone();
+        assert!(buf.get_mut().is_none());
+        assert_eq!(&other[..], b"Tail");
+        drop(other);
+        assert!(buf.get_mut().is_some());
+        let mut growing = BufMut::copy_of(b"headtail");
+        let mut head = growing.split_to(4);
+        assert!(head.get_mut().is_none(), "the rest may still be written");
     }
 
     #[test]

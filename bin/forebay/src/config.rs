@@ -10,7 +10,7 @@ use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::{Addr, DriverChoice};
 use serde::Deserialize;
 
-use crate::cli::{Ceph, Driver, Global, Serve};
+use crate::cli::{Driver, Global, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
@@ -42,8 +42,6 @@ struct ConfigFile {
     store: StoreSection,
     #[serde(default)]
     ram: RamSection,
-    #[serde(default)]
-    ceph: CephSection,
     #[serde(default)]
     nvme_subsystem: NvmeSection,
 }
@@ -118,16 +116,6 @@ impl NvmeSubsystem {
     }
 }
 
-/// The `[ceph]` section.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct CephSection {
-    conf: Option<PathBuf>,
-    id: Option<String>,
-    keyring: Option<PathBuf>,
-    cluster: Option<String>,
-}
-
 /// Everything the daemon needs to know, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -159,8 +147,6 @@ pub struct Config {
     pub ram_size: u64,
     /// What is logged.
     pub log_level: Option<String>,
-    /// How a Ceph cluster is reached.
-    pub ceph: forebay_rados::Flags,
 }
 
 impl Config {
@@ -242,12 +228,6 @@ impl Config {
             store_cache,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_level: global.log_level.clone().or(file.log_level),
-            ceph: global.ceph.flags(Ceph {
-                conf: file.ceph.conf,
-                id: file.ceph.id,
-                keyring: file.ceph.keyring,
-                cluster: file.ceph.cluster,
-            }),
             data,
         })
     }
@@ -312,7 +292,6 @@ mod tests {
             pretty_format: false,
             no_progress: false,
             log_level: None,
-            ceph: Ceph::default(),
         }
     }
 

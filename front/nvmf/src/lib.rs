@@ -5,6 +5,8 @@
 //! protocol without any I/O, [`wire`] its bytes, [`stats`] what is counted.
 //! What is offered of the protocol and what is left out is in `docs/design/nvmf.md`.
 
+#[cfg(any(fuzzing, test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod serve;
 pub mod session;
 pub mod stats;

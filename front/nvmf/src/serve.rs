@@ -19,8 +19,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::BlockDevice;
+use forebay_block::reservation::{Reservations, View};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Addr, Listener, Stream, sleep, spawn};
+use forebay_reactor::{Addr, JoinHandle, Listener, Stream, sleep, spawn};
 
 use crate::session::Pools;
 use crate::session::io::Rules;
@@ -43,6 +44,18 @@ pub trait Devices {
 pub(crate) struct OpenNamespace {
     info: Arc<Namespace>,
     device: Rc<dyn BlockDevice>,
+    /// Who may read and write, where that can be reserved.
+    reservations: Option<RefCell<View>>,
+    /// Tells the hosts that lose what they had.
+    telling: Option<JoinHandle<()>>,
+}
+
+impl Drop for OpenNamespace {
+    fn drop(&mut self) {
+        if let Some(telling) = self.telling.take() {
+            telling.abort();
+        }
+    }
 }
 
 impl OpenNamespace {
@@ -219,7 +232,12 @@ impl Server {
         }
         let info = self.target.namespace(nsid)?;
         let device = self.devices.open(&info)?;
-        let open = Rc::new(OpenNamespace { info, device });
+        let reservations = device.reservations();
+        let telling = reservations
+            .as_ref()
+            .map(|reservations| spawn(tell_reservations(self.target.clone(), info.clone(), reservations.clone())));
+        let reservations = reservations.map(|reservations| RefCell::new(reservations.view()));
+        let open = Rc::new(OpenNamespace { info, device, reservations, telling });
         namespaces.open.insert(nsid, open.clone());
         Some(open)
     }
@@ -247,6 +265,19 @@ impl Server {
             future.as_mut().poll(cx).map(Some)
         })
         .await
+    }
+}
+
+/// Tells hosts of what happens to their registrations and reservations.
+async fn tell_reservations(target: Target, namespace: Arc<Namespace>, reservations: Reservations) {
+    let (mut changes, mut view) = (reservations.changes(), reservations.view());
+    let mut seen = view.table().last_event();
+    while changes.next().await {
+        let table = view.table().clone();
+        for event in table.events_after(seen) {
+            target.tell_reservation(&namespace, event);
+        }
+        seen = table.last_event();
     }
 }
 

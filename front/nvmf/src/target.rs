@@ -4,13 +4,14 @@
 //! the ANA state of a group.  The locks are taken when something is attached, when a host connects, and by the admin
 //! queue.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
 
+use forebay_block::reservation::{Event as ReservationEvent, HostId};
 use forebay_reactor::cross;
 
 use crate::session::admin::{ANA_GROUPS_MAX, Identity, NAMESPACES_MAX};
@@ -18,7 +19,7 @@ use crate::session::{Event, Kind};
 use crate::stats::Stats;
 use crate::wire::fabrics::{CNTLID_ANY, Connect, DISCOVERY_NQN, Wrong, connect_field};
 use crate::wire::log::{AnaGroup, AnaState, DiscoveryEntry, ErrorEntry};
-use crate::wire::{Status, identify};
+use crate::wire::{Status, identify, reservation};
 
 /// Bytes of a logical block, as a power of two: what every host can use, ESXi included.  The sizes that a namespace
 /// prefers say that 4 KiB are better.
@@ -38,6 +39,10 @@ pub struct Namespace {
     /// Writes are refused.
     pub read_only: bool,
 }
+
+/// What reservations of a namespace were told of already, by whichever core was first.
+#[derive(Debug, Default)]
+struct Told(Mutex<BTreeMap<u32, u64>>);
 
 impl Namespace {
     /// NGUID: the UUID's bytes.
@@ -185,6 +190,8 @@ pub(crate) struct Association {
     pub(crate) kind: Kind,
     pub(crate) host: String,
     pub(crate) host_id: [u8; 16],
+    /// Who it is to reservations.
+    pub(crate) reserver: Option<HostId>,
     /// I/O queues may connect.
     pub(crate) ready: AtomicBool,
     /// Every write is durable when answered.
@@ -194,10 +201,6 @@ pub(crate) struct Association {
     /// I/O queues that the host was granted.
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     dead: AtomicBool,
-    /// There is something in `mistaken`.
-    may_mistake: AtomicBool,
-    /// Ids that have become another volume's, while the host may still take them for the former's.
-    mistaken: Mutex<BTreeSet<u32>>,
     queues: Mutex<BTreeMap<u16, Arc<Control>>>,
     notices: cross::Sender<Notice>,
 }
@@ -215,28 +218,6 @@ impl Association {
             self.dead.store(true, Ordering::Release);
         }
         queues.iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
-    }
-
-    fn mistaken(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.mistaken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The host may think that an id is another volume's: its commands are meant for that one.
-    pub(crate) fn mistakes(&self, nsid: u32) -> bool {
-        self.may_mistake.load(Ordering::Acquire) && self.mistaken().contains(&nsid)
-    }
-
-    /// An id is given to another volume.
-    fn may_mistake(&self, nsid: u32) {
-        self.mistaken().insert(nsid);
-        self.may_mistake.store(true, Ordering::Release);
-    }
-
-    /// The host was told which volume an id is.
-    pub(crate) fn knows(&self, nsid: u32) {
-        let mut mistaken = self.mistaken();
-        mistaken.remove(&nsid);
-        self.may_mistake.store(!mistaken.is_empty(), Ordering::Release);
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
@@ -276,8 +257,6 @@ struct Inner {
     limits: Limits,
     stats: Stats,
     namespaces: RwLock<BTreeMap<u32, Arc<Namespace>>>,
-    /// The volume that had each id last.
-    volumes: Mutex<BTreeMap<u32, [u8; 16]>>,
     /// Changes of the namespaces so far.
     generation: AtomicU64,
     ports: RwLock<Vec<Arc<Port>>>,
@@ -285,6 +264,7 @@ struct Inner {
     discovery_changes: AtomicU64,
     access: RwLock<Arc<Access>>,
     controllers: Mutex<Controllers>,
+    told: Told,
 }
 
 /// A subsystem; all cores share it.
@@ -308,13 +288,13 @@ impl Target {
             limits,
             stats: Stats::new(),
             namespaces: RwLock::default(),
-            volumes: Mutex::default(),
             generation: AtomicU64::new(1),
             ports: RwLock::default(),
             ana_changes: AtomicU64::new(1),
             discovery_changes: AtomicU64::new(1),
             access: RwLock::default(),
             controllers: Mutex::default(),
+            told: Told::default(),
         }))
     }
 
@@ -350,8 +330,7 @@ impl Target {
 
     // ---- Namespaces ----
 
-    /// Adds a namespace, or replaces the one with its id.  Where the id was another volume's, a controller of before
-    /// takes no commands for it until its host has asked what it is now: what is on its way was meant for the other.
+    /// Adds a namespace, or replaces the one with its id.
     ///
     /// # Panics
     /// When an id is out of its range.
@@ -359,11 +338,8 @@ impl Target {
         assert!((1..=NAMESPACES_MAX).contains(&namespace.nsid), "namespace id {}", namespace.nsid);
         assert!((1..=ANA_GROUPS_MAX).contains(&namespace.ana_group), "ANA group {}", namespace.ana_group);
         let nsid = namespace.nsid;
-        let mut volumes = self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        if volumes.insert(nsid, namespace.uuid).is_some_and(|before| before != namespace.uuid) {
-            self.controllers().all.values().for_each(|controller| controller.may_mistake(nsid));
-        }
-        drop(volumes);
+        // Another volume's events are counted anew.
+        self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&nsid);
         write(&self.0.namespaces).insert(nsid, Arc::new(namespace));
         self.namespaces_changed(nsid);
     }
@@ -504,13 +480,12 @@ impl Target {
             kind,
             host: connect.host.clone(),
             host_id: connect.host_id,
+            reserver: reservation::host(&connect.host_id),
             ready: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
             traffic: AtomicBool::new(true),
             queues_granted: 0.into(),
             dead: AtomicBool::new(false),
-            may_mistake: AtomicBool::new(false),
-            mistaken: Mutex::default(),
             queues: Mutex::new(BTreeMap::from([(0, control.clone())])),
             notices,
         });
@@ -572,6 +547,34 @@ impl Target {
             association.end_queues(true);
         }
         controllers.leaving.retain(|each| !each.queues().is_empty());
+    }
+
+    /// A controller of a host.
+    pub(crate) fn controller_of(&self, host_id: &[u8; 16]) -> Option<u16> {
+        let controllers = self.controllers();
+        let mut of_host = controllers.all.values().filter(|each| each.host_id == *host_id && each.kind == Kind::Io);
+        of_host.next().map(|each| each.cntlid)
+    }
+
+    /// Tells the hosts that it concerns of an event of a namespace's reservations, once.
+    pub(crate) fn tell_reservation(&self, namespace: &Namespace, event: &ReservationEvent) {
+        let first = {
+            let mut told = self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let newest = told.entry(namespace.nsid).or_default();
+            let first = *newest < event.number;
+            *newest = (*newest).max(event.number);
+            first
+        };
+        if !first {
+            return;
+        }
+        let kind = reservation::notification(event.kind);
+        let all: Vec<_> = self.controllers().all.values().cloned().collect();
+        for id in reservation::identifiers(&event.hosts) {
+            for controller in all.iter().filter(|each| each.host_id == id) {
+                controller.notice(Notice::Event(Event::Reservation { nsid: namespace.nsid, kind }));
+            }
+        }
     }
 
     /// A controller that a host had before still has commands under way: a new one of that host must wait, or a write of

@@ -8,6 +8,7 @@ pub mod fabrics;
 pub mod identify;
 pub mod log;
 pub mod pdu;
+pub mod reservation;
 pub mod status;
 
 pub use command::{Cqe, Sqe};

@@ -27,7 +27,7 @@ use crate::wire::pdu::{Fes, IcReq, IcResp};
 use crate::wire::{Cqe, Sqe, Status};
 
 /// PDUs taken in one turn; then the connection lets the others have theirs.
-const TURN_PDUS: u32 = 256;
+const TURN_PDUS: u32 = 16;
 /// How long a connection whose host broke a rule waits for it to close, so that it can read why.
 const LINGER: Duration = Duration::from_millis(500);
 

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 
-use forebay_block::{BufList, Extent, Request};
+use std::future::ready;
+
+use forebay_block::{Buf, BufList, Extent, Request};
 
 use super::OpenNamespace;
 use super::connection::{Connection, Note};
@@ -13,9 +15,9 @@ use super::work::{self, Outcome, Work};
 use crate::session::io::{self, Action, Command, Data, FUSED_MAX};
 use crate::stats::CommandKind;
 use crate::target::Notice;
-use crate::wire::command::{Fuse, NSID_ALL, Sgl};
+use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
 use crate::wire::log::ErrorEntry;
-use crate::wire::{Sqe, Status};
+use crate::wire::{Sqe, Status, reservation};
 
 /// A command that makes sense, and is not with the device yet.  It may wait for its host for ever, so that it does not
 /// keep its namespace open.
@@ -59,10 +61,11 @@ fn kind_of(action: &Action) -> CommandKind {
         Action::Flush => CommandKind::Flush,
         Action::Ranges { .. } => CommandKind::Deallocate,
         Action::Verify(_) => CommandKind::Other,
-        Action::Reservation => CommandKind::Reservation,
+        Action::Reservation | Action::ReservationReport => CommandKind::Reservation,
     }
 }
 
+/// Bytes that a command moves between host and volume.
 fn bytes_of(action: &Action) -> u64 {
     match action {
         Action::Read(extent) | Action::Write { extent, .. } => extent.len,
@@ -139,9 +142,6 @@ impl Connection {
                     return Err(Status::INVALID_NAMESPACE.final_());
                 }
                 let found = self.server.namespace(nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
-                if self.queue.as_ref().is_some_and(|queue| queue.association.mistakes(nsid)) {
-                    return Err(Status::INVALID_NAMESPACE.final_());
-                }
                 self.last = Some((generation, found.clone()));
                 found
             }
@@ -165,7 +165,20 @@ impl Connection {
     fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
         let namespace = self.find(sqe.nsid())?;
         let command = io::decode(sqe, &namespace.rules())?;
+        self.admit(&namespace, &command.action)?;
         Ok((command, namespace))
+    }
+
+    /// Whether reservations let this host do something now.
+    fn admit(&self, namespace: &OpenNamespace, action: &Action) -> Result<(), Status> {
+        if let Some(view) = &namespace.reservations
+            && let Some(access) = action.access()
+            && let Some(queue) = &self.queue
+            && !view.borrow_mut().allows(queue.association.reserver.as_ref(), access)
+        {
+            return Err(Status::RESERVATION_CONFLICT.final_());
+        }
+        Ok(())
     }
 
     /// Begins a command, unless there is no room for its data.
@@ -203,6 +216,10 @@ impl Connection {
             Ok(namespace) => namespace,
             Err(status) => return self.fail_started(started, status),
         };
+        // Its data may have been long in coming, and another host may have the reservation now.
+        if let Err(status) = self.admit(&namespace, &started.command.action) {
+            return self.fail_started(started, status);
+        }
         let Started { sqe, command, held, .. } = started;
         let device = &namespace.device;
         let queue = self.queue.as_ref();
@@ -224,9 +241,10 @@ impl Connection {
                     Err(status) => return self.fail_started(started, status),
                 }
             }
-            Action::Reservation => {
-                return self.fail_started(started, Status::INVALID_OPCODE.final_());
-            }
+            Action::Reservation | Action::ReservationReport => match self.reservation(&sqe, &namespace, data) {
+                Ok(work) => work,
+                Err(status) => return self.fail_started(started, status),
+            },
         };
         let pending = Pending { sqe, second: None, action: command.action, held, _namespace: namespace };
         if let Some((result, pending)) = self.work.start(work, pending) {
@@ -251,7 +269,11 @@ impl Connection {
         let Pending { sqe, second, action, held, _namespace: namespace } = pending;
         let cid = sqe.cid();
         let result = match result {
-            Ok(Outcome::Data(data)) if data.len() as u64 != bytes_of(&action) => Err(Status::INTERNAL),
+            Ok(Outcome::Data(data))
+                if action != Action::ReservationReport && data.len() as u64 != bytes_of(&action) =>
+            {
+                Err(Status::INTERNAL)
+            }
             other => other,
         };
         if let Some(queue) = &self.queue {
@@ -305,6 +327,30 @@ impl Connection {
         let (slba, nsid) = (sqe.slba(), sqe.nsid());
         let entry = ErrorEntry { count: 0, queue: queue.id, cid: sqe.cid(), status, lba: slba, nsid };
         queue.association.notice(Notice::Error(entry));
+    }
+
+    /// A reservation command.
+    fn reservation(&self, sqe: &Sqe, namespace: &Rc<OpenNamespace>, data: BufList) -> Result<Work, Status> {
+        let view = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.final_())?;
+        let host = self.queue.as_ref().and_then(|queue| queue.association.reserver.clone());
+        let host = host.ok_or(Status::HOST_ID.final_())?;
+        if sqe.opcode() == nvm::RESV_REPORT {
+            let len = (sqe.cdw(10) as usize + 1) * 4;
+            let target = &self.server.target;
+            let mut report = reservation::report(view.borrow_mut().table(), |id| target.controller_of(id));
+            report.resize(len, 0);
+            let report = Buf::copy_of(&report);
+            return Ok(Work::Many(Box::pin(ready(Ok(Outcome::Data(report.into()))))));
+        }
+        let action = reservation::decode(sqe, &data.into_contiguous())?;
+        let applied = view.borrow().reservations().apply(&host, action);
+        Ok(Work::Many(Box::pin(async move {
+            match applied.await {
+                Ok(Ok(_)) => Ok(Outcome::Done),
+                Ok(Err(refusal)) => Err(reservation::status(refusal)),
+                Err(error) => Err(Status::of(&error, true)),
+            }
+        })))
     }
 
     // ---- Compare and Write ----

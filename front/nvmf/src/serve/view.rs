@@ -9,6 +9,9 @@ use crate::target::{Port, describe};
 use crate::wire::identify;
 use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
 
+/// RESCAP: reservations persist through power loss, all six kinds, and keys can be ignored as since NVMe 1.3.
+const RESERVATIONS_ALL: u8 = 0xFF;
+
 pub(super) struct AdminView<'a> {
     pub(super) server: &'a Server,
     pub(super) port: &'a Port,
@@ -26,7 +29,11 @@ impl View for AdminView<'_> {
     fn namespace(&self, nsid: u32) -> Option<identify::Namespace> {
         let open = self.server.namespace(nsid)?;
         let geometry = open.device.geometry();
-        Some(describe(&open.info, geometry.size, geometry.preferred_io, geometry.read_only))
+        let mut described = describe(&open.info, geometry.size, geometry.preferred_io, geometry.read_only);
+        if open.reservations.is_some() {
+            described.reservations = RESERVATIONS_ALL;
+        }
+        Some(described)
     }
 
     fn controllers(&self) -> Vec<u16> {
@@ -55,6 +62,11 @@ impl View for AdminView<'_> {
     }
 
     fn reservations(&self) -> bool {
-        false
+        true
+    }
+
+    fn reservations_persist(&self, nsid: u32) -> Option<bool> {
+        let open = self.server.namespace(nsid)?;
+        Some(open.reservations.as_ref()?.borrow_mut().table().persists())
     }
 }

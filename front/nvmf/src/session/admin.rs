@@ -51,6 +51,8 @@ pub trait View {
     fn health(&self) -> Health;
     /// Reservations are to be had.
     fn reservations(&self) -> bool;
+    /// A namespace's reservations persist through power loss; `None` when there is no such namespace.
+    fn reservations_persist(&self, nsid: u32) -> Option<bool>;
 }
 
 /// What an admin command comes to.
@@ -90,8 +92,8 @@ pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
         opcode::GET_LOG => get_log(controller, view, sqe).map(Answer::Data).into(),
         opcode::KEEP_ALIVE => Answer::Done(0),
         opcode::ASYNC_EVENT => controller.request_event(sqe.cid()).map(|()| Answer::Later).into(),
-        opcode::GET_FEATURES => get_feature(controller, sqe).into(),
-        opcode::SET_FEATURES => set_feature(controller, sqe, data).map(Answer::Done).into(),
+        opcode::GET_FEATURES => get_feature(controller, view, sqe).into(),
+        opcode::SET_FEATURES => set_feature(controller, view, sqe, data).map(Answer::Done).into(),
         opcode::ABORT if io => Answer::Abort { queue: sqe.cdw(10) as u16, cid: (sqe.cdw(10) >> 16) as u16 },
         _ => Answer::Failed(Status::INVALID_OPCODE.final_()),
     }
@@ -205,7 +207,14 @@ fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<V
             page.resize(page.len().max(ANA_LOG_MAX), 0);
             page
         }
-        log::id::FEATURES => log::features(&FEATURES.iter().map(|feature| (feature.id, false)).collect::<Vec<_>>()),
+        log::id::FEATURES => {
+            let of_namespace = |id| [fid::RESERVATION_MASK, fid::RESERVATION_PERSISTENCE].contains(&id);
+            log::features(&FEATURES.iter().map(|each| (each.id, of_namespace(each.id))).collect::<Vec<_>>())
+        }
+        log::id::RESERVATION => {
+            let (oldest, count) = controller.notification();
+            log::reservation(oldest, count)
+        }
         log::id::DISCOVERY => {
             let (generation, entries) = view.discovery();
             log::discovery(generation, &entries)
@@ -248,6 +257,8 @@ mod fid {
     pub(super) const KEEP_ALIVE: u8 = 0x0F;
     pub(super) const BEHAVIOUR: u8 = 0x16;
     pub(super) const HOST_ID: u8 = 0x81;
+    pub(super) const RESERVATION_MASK: u8 = 0x82;
+    pub(super) const RESERVATION_PERSISTENCE: u8 = 0x83;
 }
 
 const FEATURES: &[Feature] = &[
@@ -262,6 +273,8 @@ const FEATURES: &[Feature] = &[
     feature(fid::KEEP_ALIVE, true, true),
     feature(fid::BEHAVIOUR, true, false),
     feature(fid::HOST_ID, false, false),
+    feature(fid::RESERVATION_MASK, true, false),
+    feature(fid::RESERVATION_PERSISTENCE, false, false),
 ];
 
 /// Bytes of the host behaviour support structure.
@@ -278,7 +291,7 @@ fn queues(count: u16) -> u64 {
     from_zero | from_zero << 16
 }
 
-fn get_feature(controller: &Controller, sqe: &Sqe) -> Result<Answer, Status> {
+fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Answer, Status> {
     let feature = find(controller, sqe.cdw(10) as u8)?;
     let default;
     let features = match sqe.cdw(10) >> 8 & 7 {
@@ -314,11 +327,16 @@ fn get_feature(controller: &Controller, sqe: &Sqe) -> Result<Answer, Status> {
             page.bytes(0, &controller.host_id);
             Answer::Data(page.finish())
         }
+        fid::RESERVATION_MASK | fid::RESERVATION_PERSISTENCE => {
+            let persists = view.reservations_persist(sqe.nsid()).ok_or(INVALID_NAMESPACE)?;
+            let mask = features.reservation_mask.get(&sqe.nsid()).copied().unwrap_or(0);
+            Answer::Done(if feature.id == fid::RESERVATION_MASK { mask.into() } else { persists.into() })
+        }
         _ => return Err(INVALID_FIELD),
     })
 }
 
-fn set_feature(controller: &mut Controller, sqe: &Sqe, data: &[u8]) -> Result<u64, Status> {
+fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Result<u64, Status> {
     let feature = find(controller, sqe.cdw(10) as u8)?;
     if sqe.cdw(10) & 1 << 31 != 0 {
         return Err(Status::NOT_SAVEABLE.final_());
@@ -353,6 +371,14 @@ fn set_feature(controller: &mut Controller, sqe: &Sqe, data: &[u8]) -> Result<u6
         fid::ATOMICITY => features.atomicity = value & 1,
         fid::EVENTS => features.events = value,
         fid::KEEP_ALIVE => controller.keep_alive_ms = value,
+        fid::RESERVATION_MASK => {
+            let ids = match sqe.nsid() {
+                NSID_ALL => view.namespaces(),
+                nsid if view.reservations_persist(nsid).is_none() => return Err(INVALID_NAMESPACE),
+                nsid => vec![nsid],
+            };
+            features.reservation_mask.extend(ids.into_iter().map(|nsid| (nsid, value & 0xE)));
+        }
         fid::BEHAVIOUR if data.len() < BEHAVIOUR_LEN => return Err(Status::SGL_LENGTH.final_()),
         fid::BEHAVIOUR => features.behaviour = data[..BEHAVIOUR_LEN].to_vec(),
         _ => return Err(INVALID_FIELD),

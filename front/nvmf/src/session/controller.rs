@@ -1,6 +1,6 @@
 //! A controller's own state: properties, features, asynchronous events, errors.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::QUEUE_ENTRIES_MAX;
 use crate::wire::Status;
@@ -39,8 +39,13 @@ pub enum Event {
     Ana,
     /// The discovery log page has changed.
     Discovery,
-    /// There is something in the reservation notification log.
-    Reservation,
+    /// A registration or reservation of the host has changed by another's doing.
+    Reservation {
+        /// On this namespace.
+        nsid: u32,
+        /// In the numbers of the notification log.
+        kind: u8,
+    },
 }
 
 /// The kinds of events, as bits.
@@ -54,6 +59,9 @@ mod kind {
 
 /// Asynchronous event requests that wait for something to happen, at most.
 pub(super) const EVENT_REQUESTS_MAX: usize = 4;
+
+/// Reservation notifications that are kept.
+const NOTIFICATIONS_MAX: usize = 255;
 
 /// What a host has set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +82,8 @@ pub struct Features {
     pub atomicity: u32,
     /// Which events the host wants.
     pub events: u32,
+    /// Reservation notifications that the host does not want, by namespace.
+    pub reservation_mask: BTreeMap<u32, u32>,
     /// Host behaviour support, as the host has set it.
     pub behaviour: Vec<u8>,
 }
@@ -89,6 +99,7 @@ impl Default for Features {
             queues: 0,
             atomicity: 0,
             events: 0,
+            reservation_mask: BTreeMap::new(),
             behaviour: Vec::new(),
         }
     }
@@ -119,6 +130,9 @@ pub struct Controller {
     changed: BTreeSet<u32>,
     errors: VecDeque<ErrorEntry>,
     error_count: u64,
+    /// Reservation notifications that were not read, numbered from 1.
+    notifications: VecDeque<(u64, u32, u8)>,
+    notified: u64,
 }
 
 mod cc {
@@ -156,6 +170,8 @@ impl Controller {
             changed: BTreeSet::new(),
             errors: VecDeque::new(),
             error_count: 0,
+            notifications: VecDeque::new(),
+            notified: 0,
         }
     }
 
@@ -238,6 +254,17 @@ impl Controller {
 
     /// Something has happened.
     pub fn raise(&mut self, event: Event) {
+        if let Event::Reservation { nsid, kind } = event {
+            if self.features.reservation_mask.get(&nsid).is_some_and(|mask| mask >> kind & 1 != 0) {
+                return;
+            }
+            self.notified += 1;
+            // The oldest go when nobody reads them.
+            if self.notifications.len() >= NOTIFICATIONS_MAX {
+                self.notifications.pop_front();
+            }
+            self.notifications.push_back((self.notified, nsid, kind));
+        }
         if let Event::Namespace(nsid) = event
             && self.changed.len() <= log::CHANGED_MAX
         {
@@ -247,7 +274,7 @@ impl Controller {
             Event::Namespace(_) => (kind::NAMESPACE, event::NAMESPACE),
             Event::Ana => (kind::ANA, event::ANA),
             Event::Discovery => (kind::DISCOVERY, event::DISCOVERY),
-            Event::Reservation => (kind::RESERVATION, u32::MAX),
+            Event::Reservation { .. } => (kind::RESERVATION, u32::MAX),
         };
         let of_this_kind = match self.kind {
             Kind::Io => bit != kind::DISCOVERY,
@@ -288,6 +315,17 @@ impl Controller {
         };
         self.told &= !bit;
         self.pending &= !bit;
+        if page == log::id::RESERVATION {
+            self.notifications.pop_front();
+            if !self.notifications.is_empty() {
+                self.pending |= kind::RESERVATION;
+            }
+        }
+    }
+
+    /// The oldest reservation notification (count, namespace, kind), and how many there are.
+    pub(super) fn notification(&self) -> (Option<(u64, u32, u8)>, usize) {
+        (self.notifications.front().copied(), self.notifications.len())
     }
 
     /// The namespaces that changed since the list was read last.

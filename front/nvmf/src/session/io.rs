@@ -1,10 +1,11 @@
 //! What an I/O command asks of a device.
 
 use forebay_block::Extent;
+use forebay_block::reservation::Access;
 
 use super::TRANSFER_MAX;
 use crate::wire::command::{Sgl, nvm};
-use crate::wire::{Sqe, Status, u32_at, u64_at};
+use crate::wire::{Sqe, Status, reservation, u32_at, u64_at};
 
 /// Bytes of a Compare and Write that is fused, at most: what is written wholly or not at all.
 pub const FUSED_MAX: u64 = crate::wire::identify::ATOMIC as u64;
@@ -65,11 +66,22 @@ pub enum Action {
     },
     /// Read, and say whether that went well.
     Verify(Extent),
-    /// One of the reservation commands; its data is in the terms of `wire::reservation`.
+    /// Register, Acquire or Release; what exactly is in the terms of `wire::reservation`.
     Reservation,
+    /// Who is registered, and who holds the reservation.
+    ReservationReport,
 }
 
 impl Action {
+    /// What it does, as far as reservations care (base figure 124); `None` when they never refuse it.
+    pub fn access(&self) -> Option<Access> {
+        match self {
+            Action::Read(_) | Action::Compare(_) | Action::Verify(_) => Some(Access::Read),
+            Action::Reservation | Action::ReservationReport => None,
+            _ => Some(Access::Write),
+        }
+    }
+
     /// It changes what is stored.
     pub fn is_write(&self) -> bool {
         matches!(self, Action::Write { .. } | Action::WriteZeroes { .. } | Action::Ranges { deallocate: true })
@@ -119,6 +131,21 @@ pub fn decode(sqe: &Sqe, rules: &Rules) -> Result<Command, Status> {
         }
         nvm::FLUSH => of_data(Action::Flush, Data::None),
         nvm::VERIFY => of_data(Action::Verify(range(sqe, rules)?), Data::None),
+        nvm::RESV_REGISTER | nvm::RESV_ACQUIRE | nvm::RESV_RELEASE => {
+            let len = data_len(sqe, reservation::data_len(opcode).into())?;
+            of_data(Action::Reservation, Data::In(len))
+        }
+        nvm::RESV_REPORT => {
+            let len = (u64::from(sqe.cdw(10)) + 1) * 4;
+            if len > TRANSFER_MAX as u64 {
+                return Err(Status::INVALID_FIELD.final_());
+            }
+            if sqe.cdw(11) & 1 == 0 {
+                // Host identifiers have 128 bits, which only the extended structures hold.
+                return Err(Status::HOST_ID.final_());
+            }
+            of_data(Action::ReservationReport, Data::Out(data_len(sqe, len)?))
+        }
         nvm::DSM => {
             let deallocate = sqe.cdw(11) & 4 != 0;
             if deallocate {

@@ -188,6 +188,15 @@ pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
     page.finish()
 }
 
+/// Reservation Notification (base 5.16.1.26): the oldest that was not read, as its count, namespace and type, of so many.
+pub fn reservation(oldest: Option<(u64, u32, u8)>, available: usize) -> Vec<u8> {
+    let mut page = Page::new(64);
+    if let Some((count, nsid, kind)) = oldest {
+        page.u64(0, count).u8(8, kind).u8(9, (available - 1).min(255) as u8).u32(12, nsid);
+    }
+    page.finish()
+}
+
 /// How a group of namespaces is reached through a controller (base 2.4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

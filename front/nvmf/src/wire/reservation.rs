@@ -1,0 +1,108 @@
+//! Reservation commands and what they report (base 7).
+
+use forebay_block::reservation::{Action, EventKind, HostId, Kind, Refusal, Table};
+
+use super::command::nvm;
+use super::{Page, Sqe, Status, u64_at};
+
+/// What the name of a host that comes over NVMe begins with; its identifier follows, in hexadecimal digits.
+const PREFIX: &str = "nvme:";
+
+/// The identity of a host, from its identifier.
+pub fn host(id: &[u8; 16]) -> Option<HostId> {
+    let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    HostId::new(format!("{PREFIX}{digits}").as_bytes())
+}
+
+/// The identifier of a host; zeroes for one that has come by another protocol.
+fn id_of(host: &HostId) -> [u8; 16] {
+    let digits = std::str::from_utf8(host.as_bytes()).ok().and_then(|text| text.strip_prefix(PREFIX));
+    let mut id = [0; 16];
+    if let Some(digits) = digits.filter(|digits| digits.len() == 32 && digits.is_ascii()) {
+        for (at, byte) in id.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap_or(0);
+        }
+    }
+    id
+}
+
+/// Bytes of data that a reservation command takes from the host.
+pub fn data_len(opcode: u8) -> u32 {
+    if opcode == nvm::RESV_RELEASE { 8 } else { 16 }
+}
+
+/// What Reservation Register, Acquire or Release asks for.
+///
+/// # Errors
+/// When a field is not understood.
+pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
+    const INVALID: Status = Status::INVALID_FIELD.final_();
+    let dword = sqe.cdw(10);
+    let what = dword & 7;
+    let ignore = dword & 8 != 0;
+    let key = u64_at(data, 0);
+    let second = if data.len() >= 16 { u64_at(data, 8) } else { 0 };
+    let current = (!ignore).then_some(key);
+    let kind = Kind::from_nvme((dword >> 8) as u8).ok_or(INVALID);
+    match (sqe.opcode(), what) {
+        (nvm::RESV_REGISTER, _) => {
+            let persist = match dword >> 30 {
+                0 => None,
+                2 => Some(false),
+                3 => Some(true),
+                _ => return Err(INVALID),
+            };
+            match what {
+                0 => Ok(Action::Add { key: second, persist }),
+                1 => Ok(Action::Remove { current, persist }),
+                2 => Ok(Action::Replace { current, new: second, persist }),
+                _ => Err(INVALID),
+            }
+        }
+        // Whoever acquires has to know its key.
+        (nvm::RESV_ACQUIRE, _) if ignore => Err(INVALID),
+        (nvm::RESV_ACQUIRE, 0) => Ok(Action::Reserve { key, kind: kind? }),
+        (nvm::RESV_ACQUIRE, 1 | 2) => Ok(Action::Preempt { key, victim: second, kind: kind?, abort: what == 2 }),
+        (nvm::RESV_RELEASE, 0) => Ok(Action::Release { key: current, kind: kind? }),
+        (nvm::RESV_RELEASE, 1) => Ok(Action::Clear { key: current }),
+        _ => Err(INVALID),
+    }
+}
+
+/// What a refusal is answered with.
+pub fn status(refusal: Refusal) -> Status {
+    match refusal {
+        Refusal::Conflict => Status::RESERVATION_CONFLICT.final_(),
+        Refusal::Invalid | Refusal::WrongKind | Refusal::TooMany => Status::INVALID_FIELD.final_(),
+    }
+}
+
+/// Reservation Report with extended data structures (base figure 436); `cntlid` finds a host's controller.
+pub fn report(table: &Table, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u8> {
+    let mut page = Page::new(64);
+    page.u32(0, table.generation());
+    page.u8(4, table.held().map_or(0, |held| held.kind.nvme()));
+    page.u16(5, table.registrants().len() as u16).u8(9, u8::from(table.persists()));
+    for registrant in table.registrants() {
+        let id = id_of(&registrant.host);
+        let mut entry = Page::new(64);
+        entry.u16(0, cntlid(&id).unwrap_or(0xFFFF)).u8(2, u8::from(table.is_holder(&registrant.host)));
+        entry.u64(8, registrant.key).bytes(16, &id);
+        page.extend(&entry.finish());
+    }
+    page.finish()
+}
+
+/// The type of a notification (base figure 269).
+pub fn notification(kind: EventKind) -> u8 {
+    match kind {
+        EventKind::RegistrationPreempted => 1,
+        EventKind::Released => 2,
+        EventKind::Cleared => 3,
+    }
+}
+
+/// The identifiers of hosts that come over NVMe.
+pub fn identifiers(hosts: &[HostId]) -> impl Iterator<Item = [u8; 16]> + '_ {
+    hosts.iter().map(id_of).filter(|id| *id != [0; 16])
+}

@@ -1,0 +1,388 @@
+//! A target and its hosts on a simulated network.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use forebay_nvme_host::client::Client;
+use forebay_nvme_host::codec::{self, Digests, blocks, sqe, with};
+use forebay_nvmf::wire::log::AnaState;
+use forebay_reactor::{random, sleep, spawn, yield_now};
+
+const NONE: Digests = Digests { header: false, data: false };
+const BOTH: Digests = Digests { header: true, data: true };
+
+fn le(bytes: &[u8], at: usize, len: usize) -> u64 {
+    (0..len).rev().fold(0, |value, byte| value << 8 | u64::from(bytes[at + byte]))
+}
+
+async fn hosts(digests: Digests, host: &str) -> (Client, Client) {
+    let (admin, cntlid) = Client::admin(&addr(), digests, NQN, host).await.expect("an admin queue");
+    let io = Client::io(&addr(), digests, NQN, host, cntlid, 1).await.expect("an I/O queue");
+    (admin, io)
+}
+
+async fn identify(admin: &mut Client, cns: u32, nsid: u32) -> Vec<u8> {
+    admin.run(with(sqe(0x06, nsid), 10, cns), &[], 4096).await.expect("connected").ok()
+}
+
+fn log(page: u32, len: usize) -> codec::Sqe {
+    with(sqe(0x02, 0xFFFF_FFFF), 10, page | (len as u32 / 4 - 1) << 16)
+}
+
+#[test]
+fn random_commands_do_what_they_do_to_a_vector() {
+    simulate(12, |seed, site| async move {
+        let model = Model::new(3 << 20, seed % 3 != 0);
+        site.add(1, &model);
+        let digests = Digests { header: seed & 2 != 0, data: seed & 4 != 0 };
+        let (_admin, mut io) = hosts(digests, HOST).await;
+        let mut want = vec![0_u8; 3 << 20];
+        let places = want.len() as u64 / 512;
+        for _ in 0..60 {
+            let count = [1, 8, 32, 33, 200, 2048][random() as usize % 6].min(places);
+            let first = random() % (places - count + 1);
+            let range = first as usize * 512..(first + count) as usize * 512;
+            let len = range.len();
+            match random() % 8 {
+                0..3 => {
+                    let data: Vec<u8> = (0..len).map(|at| (at as u64 ^ random() >> 60) as u8).collect();
+                    io.run(blocks(0x01, 1, first, count as u32), &data, 0).await.expect("write").ok();
+                    want[range].copy_from_slice(&data);
+                }
+                3..6 => {
+                    let data = io.run(blocks(0x02, 1, first, count as u32), &[], len).await.expect("read").ok();
+                    assert!(data == want[range], "what was read differs");
+                }
+                6 => {
+                    io.run(blocks(0x08, 1, first, count as u32), &[], 0).await.expect("write zeroes").ok();
+                    want[range].fill(0);
+                }
+                _ => {
+                    let mut ranges = vec![0; 16];
+                    ranges[4..8].copy_from_slice(&(count as u32).to_le_bytes());
+                    ranges[8..16].copy_from_slice(&first.to_le_bytes());
+                    io.run(with(sqe(0x09, 1), 11, 4), &ranges, 0).await.expect("deallocate").ok();
+                    want[range].fill(0);
+                }
+            }
+        }
+        assert!(*model.bytes.borrow() == want);
+        io.run(sqe(0x00, 1), &[], 0).await.expect("flush").ok();
+        assert_eq!(model.flushes.get(), 1);
+        let fua = with(blocks(0x01, 1, 0, 1), 12, 1 << 30);
+        io.run(fua, &[1; 512], 0).await.expect("write").ok();
+        assert_eq!(model.durable_writes.get(), 1);
+        assert_eq!(site.server.bytes_held(), 0, "everything that was held is given back");
+    });
+}
+
+#[test]
+fn compare_alone_and_fused() {
+    simulate(4, |seed, site| async move {
+        let model = Model::new(1 << 20, seed > 1);
+        site.add(1, &model);
+        let (_admin, mut io) = hosts(if seed == 2 { BOTH } else { NONE }, HOST).await;
+        for in_capsule in [8192, 0] {
+            io.in_capsule = in_capsule;
+            model.bytes.borrow_mut()[..4096].fill(7);
+            io.run(blocks(0x05, 1, 0, 8), &[7; 4096], 0).await.expect("compare").ok();
+            let other = io.run(blocks(0x05, 1, 0, 8), &[8; 4096], 0).await.expect("compare");
+            assert_eq!(other.completion.status, 0x285);
+            for (expect, found) in [(7_u8, 0), (7, 0x285)] {
+                let mut first = blocks(0x05, 1, 0, 8);
+                first[1] |= 1;
+                let mut second = blocks(0x01, 1, 0, 8);
+                second[1] |= 2;
+                let first = io.start(first, &[expect; 4096], 0).await.expect("sent");
+                let second = io.start(second, &[9; 4096], 0).await.expect("sent");
+                let (first, second) = (io.finish(first).await.expect("done"), io.finish(second).await.expect("done"));
+                assert_eq!(first.completion.status, found);
+                assert_eq!(second.completion.status, if found == 0 { 0 } else { 0x009 });
+                assert_eq!(model.bytes.borrow()[0], 9);
+            }
+        }
+        // A first half alone, a second half alone, halves that do not fit.
+        let mut first = blocks(0x05, 1, 0, 1);
+        first[1] |= 1;
+        let lonely = io.start(first, &[9; 512], 0).await.expect("sent");
+        io.run(sqe(0x00, 1), &[], 0).await.expect("flush").ok();
+        assert_eq!(io.finish(lonely).await.expect("done").completion.status, 0x00A);
+        let mut second = blocks(0x01, 1, 0, 1);
+        second[1] |= 2;
+        assert_eq!(io.run(second, &[1; 512], 0).await.expect("done").completion.status, 0x00A);
+        let first = io.start(first, &[9; 512], 0).await.expect("sent");
+        let mut elsewhere = blocks(0x01, 1, 1, 1);
+        elsewhere[1] |= 2;
+        assert_eq!(io.run(elsewhere, &[1; 512], 0).await.expect("done").completion.status, 0x009);
+        assert_eq!(io.finish(first).await.expect("done").completion.status, 0x002);
+        assert_eq!(site.server.bytes_held(), 0);
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_next_is_served() {
+    simulate(2, |_, site| async move {
+        let model = Model::new(1 << 20, false);
+        site.add(1, &model);
+        let (mut admin, mut io) = hosts(NONE, HOST).await;
+        let end = (1 << 20) / 512;
+        for (command, data, read, status) in [
+            (blocks(0x02, 1, end, 1), 0, 512, 0x080),
+            (blocks(0x02, 1, u64::MAX, 2), 0, 1024, 0x080),
+            (blocks(0x02, 2, 0, 1), 0, 512, 0x00B),
+            (blocks(0x02, 0, 0, 1), 0, 512, 0x00B),
+            (blocks(0x02, u32::MAX, 0, 1), 0, 512, 0x00B),
+            (blocks(0x02, 1, 0, 4096), 0, 2 << 20, 0x002),
+            (blocks(0x02, 1, 0, 2), 0, 512, 0x00F),
+            (blocks(0x01, 1, 0, 2), 512, 0, 0x00F),
+            (blocks(0x02, 1, 0, 1), 0, 0, 0x011),
+            (sqe(0x04, 1), 0, 0, 0x001),
+            (sqe(0x99, 1), 0, 0, 0x001),
+        ] {
+            let done = io.run(command, &vec![1; data], read).await.expect("answered");
+            assert_eq!((done.completion.status, done.completion.final_), (status, true), "{command:x?}");
+        }
+        for (command, status) in [
+            (with(sqe(0x06, 0), 10, 0xFF), 0x002),
+            (with(sqe(0x06, 9999), 10, 0), 0x00B),
+            (log(0xC7, 64), 0x109),
+            (with(sqe(0x0A, 0), 10, 0x7E), 0x002),
+            (with(sqe(0x09, 0), 10, 7 | 1 << 31), 0x00D + 0x100),
+            (sqe(0x80, 1), 0x001),
+        ] {
+            let read = if command[0] & 3 == 2 { 4096 } else { 0 };
+            let done = admin.run(command, &[], read).await.expect("answered");
+            assert_eq!(done.completion.status, status, "{command:x?}");
+        }
+        let errors = admin.run(log(0x01, 1024), &[], 1024).await.expect("log").ok();
+        assert!(le(&errors, 0, 8) >= 10, "the error log counts them");
+        io.run(blocks(0x01, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+    });
+}
+
+#[test]
+fn identify_features_and_logs_say_what_holds() {
+    simulate(2, |_, site| async move {
+        site.add(1, &Model::new(1 << 20, false));
+        site.add(7, &Model::new(2 << 20, false));
+        let (mut admin, _io) = hosts(BOTH, HOST).await;
+        let page = identify(&mut admin, 1, 0).await;
+        assert_eq!(&page[24..29], b"Model");
+        assert_eq!(&page[768..768 + NQN.len()], NQN.as_bytes());
+        assert_eq!((page[111], le(&page, 1792, 4), page[525] & 1, le(&page, 522, 2)), (1, (64 + 16384) / 16, 1, 1));
+        let page = identify(&mut admin, 0, 7).await;
+        assert_eq!((le(&page, 0, 8), page[130], page[30] & 1), (4096, 9, 1));
+        assert_eq!(&page[104..120], &[8; 16]);
+        // 4 KiB are atomic, and no more is said.
+        assert_eq!((le(&page, 34, 2), le(&page, 36, 2), le(&page, 40, 2), le(&page, 44, 2)), (7, 7, 7, 7));
+        assert!(identify(&mut admin, 0, 3).await.iter().all(|&byte| byte == 0), "an inactive namespace");
+        let page = identify(&mut admin, 2, 0).await;
+        assert_eq!((le(&page, 0, 4), le(&page, 4, 4), le(&page, 8, 4)), (1, 7, 0));
+        assert_eq!(le(&identify(&mut admin, 2, 1).await, 0, 4), 7);
+        let page = identify(&mut admin, 3, 1).await;
+        assert_eq!((page[0], page[1], page[12], page[13], page[32], page[52]), (1, 8, 2, 16, 3, 4));
+        for cns in [0x05, 0x06, 0x07, 0x08, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1A, 0x1C] {
+            identify(&mut admin, cns, 1).await;
+        }
+        let queues = admin.run(with(with(sqe(0x09, 0), 10, 7), 11, 7 | 7 << 16), &[], 0).await.expect("set");
+        assert_eq!(queues.completion.result, 7 | 7 << 16);
+        let queues = admin.run(with(sqe(0x0A, 0), 10, 7), &[], 0).await.expect("get");
+        assert_eq!(queues.completion.result, 7 | 7 << 16);
+        let page = admin.run(log(0x0C, 4096), &[], 4096).await.expect("ana").ok();
+        assert_eq!((le(&page, 8, 2), le(&page, 20, 4), page[32]), (1, 2, AnaState::Optimized as u8));
+        let page = admin.run(log(0x00, 1024), &[], 1024).await.expect("pages").ok();
+        for each in [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x0C, 0x80] {
+            assert_eq!(page[each * 4] & 1, 1, "log page {each:#x}");
+            admin.run(log(each as u32, 512), &[], 512).await.expect("log").ok();
+        }
+    });
+}
+
+#[test]
+fn write_cache_off_makes_every_write_durable() {
+    simulate(1, |_, site| async move {
+        let model = Model::new(1 << 20, false);
+        site.add(1, &model);
+        let (mut admin, mut io) = hosts(NONE, HOST).await;
+        io.run(blocks(0x01, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+        assert_eq!(model.durable_writes.get(), 0);
+        admin.run(with(with(sqe(0x09, 0), 10, 6), 11, 0), &[], 0).await.expect("set").ok();
+        io.run(blocks(0x01, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+        assert_eq!(model.durable_writes.get(), 1);
+    });
+}
+
+#[test]
+fn events_tell_of_namespaces_sizes_and_states_once_each() {
+    simulate(4, |_, site| async move {
+        let model = Model::new(1 << 20, false);
+        site.add(1, &model);
+        let (mut admin, mut io) = hosts(NONE, HOST).await;
+        let wanted = 1 << 8 | 1 << 11;
+        admin.run(with(with(sqe(0x09, 0), 10, 0xB), 11, wanted), &[], 0).await.expect("set").ok();
+        let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
+        site.add(2, &Model::new(1 << 20, false));
+        let told = admin.finish(request).await.expect("an event").completion;
+        assert_eq!((told.status, told.result), (0, 2 | 4 << 16));
+        // While it is not read, nothing more is told of that kind, and other kinds are.
+        let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
+        model.resize(2 << 20);
+        site.target.set_ana(&site.port, 1, AnaState::Inaccessible);
+        let told = admin.finish(request).await.expect("an event").completion;
+        assert_eq!(told.result, 2 | 3 << 8 | 0xC << 16);
+        let refused = io.run(blocks(0x02, 1, 0, 1), &[], 512).await.expect("answered").completion;
+        assert_eq!((refused.status, refused.final_), (0x302, false));
+        site.target.set_ana(&site.port, 1, AnaState::NonOptimized);
+        io.run(blocks(0x02, 1, 0, 1), &[], 512).await.expect("read").ok();
+        let page = admin.run(log(4, 4096), &[], 4096).await.expect("changed").ok();
+        assert_eq!((le(&page, 0, 4), le(&page, 4, 4), le(&page, 8, 4)), (1, 2, 0));
+        let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
+        site.target.remove_namespace(2);
+        let told = admin.finish(request).await.expect("an event").completion;
+        assert_eq!(told.result, 2 | 4 << 16);
+        assert_eq!(io.run(blocks(0x02, 2, 0, 1), &[], 512).await.expect("answered").completion.status, 0x00B);
+        let grown = io.run(blocks(0x02, 1, 3000, 1), &[], 512).await.expect("read");
+        assert_eq!(grown.completion.status, 0, "past the old end");
+        // Asked five times, it is too often; a request can be taken back.
+        let mut requests = Vec::new();
+        for _ in 0..5 {
+            requests.push(admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent"));
+        }
+        assert_eq!(admin.finish(requests[4]).await.expect("answered").completion.status, 0x105);
+        let abort = with(sqe(0x08, 0), 10, u32::from(requests[0]) << 16);
+        assert_eq!(admin.run(abort, &[], 0).await.expect("abort").completion.result, 0);
+        assert_eq!(admin.finish(requests[0]).await.expect("aborted").completion.status, 0x007);
+    });
+}
+
+#[test]
+fn discovery_tells_ports_and_that_they_changed() {
+    simulate(2, |_, site| async move {
+        let (mut admin, _) = Client::admin(&addr(), NONE, DISCOVERY, HOST).await.expect("discovery");
+        let page = admin.run(log(0x70, 3072), &[], 3072).await.expect("log").ok();
+        assert_eq!(le(&page, 8, 8), 2);
+        assert_eq!((page[1024], page[1026], page[2048], page[2050]), (3, 3, 3, 2));
+        assert_eq!(&page[2048 + 256..2048 + 256 + NQN.len()], NQN.as_bytes());
+        assert_eq!(&page[2048 + 512..2048 + 512 + 9], b"192.0.2.7");
+        admin.run(with(with(sqe(0x09, 0), 10, 0xB), 11, 1 << 31), &[], 0).await.expect("set").ok();
+        let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
+        site.target.add_port(forebay_nvmf::Port::new(2, vec![]));
+        let told = admin.finish(request).await.expect("an event").completion;
+        assert_eq!(told.result, 2 | 0xF0 << 8 | 0x70 << 16);
+        assert_eq!(admin.run(sqe(0x08, 0), &[], 0).await.expect("answered").completion.status, 0x001);
+    });
+}
+
+#[test]
+fn reservations_keep_others_out_and_tell_them() {
+    simulate(4, |_, site| async move {
+        let model = Model::new(1 << 20, false);
+        site.add(1, &model);
+        let (_a, mut first) = hosts(NONE, HOST).await;
+        let (mut admin, mut second) = hosts(NONE, OTHER).await;
+        let keys = |current: u64, new: u64| [current.to_le_bytes(), new.to_le_bytes()].concat();
+        let register = sqe(0x0D, 1);
+        first.run(register, &keys(0, 11), 0).await.expect("register").ok();
+        second.run(register, &keys(0, 22), 0).await.expect("register").ok();
+        // Write exclusive.
+        let acquire = with(sqe(0x11, 1), 10, 1 << 8);
+        first.run(acquire, &keys(11, 0), 0).await.expect("acquire").ok();
+        assert_eq!(second.run(acquire, &keys(22, 0), 0).await.expect("answered").completion.status, 0x083);
+        assert_eq!(second.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("answered").completion.status, 0x083);
+        second.run(blocks(2, 1, 0, 1), &[], 512).await.expect("read").ok();
+        first.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+        let report = with(with(sqe(0x0E, 1), 10, 255), 11, 1);
+        let page = second.run(report, &[], 1024).await.expect("report").ok();
+        assert_eq!((page[4], le(&page, 5, 2), page[64 + 2], page[128 + 2]), (1, 2, 1, 0));
+        assert_eq!((le(&page, 64 + 8, 8), &page[64 + 16..64 + 32]), (11, &codec::host_id(HOST)[..]));
+        // The second takes it; the first is told, and is kept out.
+        let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
+        let release = with(sqe(0x15, 1), 10, 1 << 8);
+        first.run(with(register, 10, 1), &keys(11, 0), 0).await.expect("unregister").ok();
+        let refused = first.run(release, &11_u64.to_le_bytes(), 0).await.expect("answered").completion;
+        assert_eq!(refused.status, 0x083);
+        second.run(acquire, &keys(22, 0), 0).await.expect("acquire").ok();
+        first.run(register, &keys(0, 33), 0).await.expect("register").ok();
+        let preempt = with(sqe(0x11, 1), 10, 1 | 1 << 8);
+        first.run(preempt, &keys(33, 22), 0).await.expect("preempt").ok();
+        let told = admin.finish(request).await.expect("an event").completion;
+        assert_eq!(told.result, 6 | 0x80 << 16);
+        let page = admin.run(log(0x80, 64), &[], 64).await.expect("log").ok();
+        assert_eq!((le(&page, 0, 8), page[8], le(&page, 12, 4)), (1, 1, 1));
+        assert_eq!(second.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("answered").completion.status, 0x083);
+    });
+}
+
+#[test]
+fn a_new_controller_waits_for_the_commands_of_the_old_one() {
+    simulate(4, |_, site| async move {
+        let model = Model::new(1 << 20, true);
+        site.add(1, &model);
+        let (admin, mut io) = hosts(NONE, HOST).await;
+        model.held.set(true);
+        io.start(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        admin.close();
+        io.close();
+        let again = spawn(async { Client::admin(&addr(), NONE, NQN, HOST).await });
+        sleep(Duration::from_millis(50)).await;
+        assert!(!again.is_finished(), "the old write may still land");
+        // Another host does not wait.
+        Client::admin(&addr(), NONE, NQN, OTHER).await.expect("the other host");
+        model.held.set(false);
+        let (_, cntlid) = again.await.expect("connected");
+        assert_eq!(model.in_flight.get(), 0);
+        assert!(cntlid >= 5);
+    });
+}
+
+#[test]
+fn a_silent_host_loses_its_controller_and_one_that_talks_keeps_it() {
+    simulate(1, |_, site| async move {
+        site.add(1, &Model::new(1 << 20, false));
+        let (mut admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
+        let set = with(with(sqe(0x09, 0), 10, 0xF), 11, 2000);
+        admin.run(set, &[], 0).await.expect("set").ok();
+        let mut io = Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("an I/O queue");
+        for _ in 0..10 {
+            sleep(Duration::from_millis(1500)).await;
+            io.run(blocks(2, 1, 0, 1), &[], 512).await.expect("any traffic counts").ok();
+        }
+        assert_eq!(site.target.controller_ids(), [cntlid]);
+        sleep(Duration::from_secs(6)).await;
+        assert!(site.target.controller_ids().is_empty());
+        assert!(io.run(blocks(2, 1, 0, 1), &[], 512).await.is_err(), "its queues have gone, too");
+        assert_eq!(site.target.stats().counts().keep_alive_expired, 1);
+    });
+}
+
+#[test]
+fn connect_is_held_against_what_there_is() {
+    simulate(2, |_, site| async move {
+        site.add(1, &Model::new(1 << 20, false));
+        let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
+        for (queue, entries, subsystem, host, id, want) in [
+            (0, 32, "nqn.2020-01.org.example:other", HOST, 0xFFFF, (0x182, 1 << 16 | 256)),
+            (0, 32, NQN, "somebody", 0xFFFF, (0x182, 1 << 16 | 512)),
+            (0, 32, NQN, HOST, 3, (0x182, 1 << 16 | 16)),
+            (0, 1, NQN, HOST, 0xFFFF, (0x182, 44)),
+            (1, 2000, NQN, HOST, cntlid, (0x182, 44)),
+            (1, 32, NQN, HOST, cntlid + 1, (0x182, 1 << 16 | 16)),
+            (1, 32, NQN, OTHER, cntlid, (0x182, 1 << 16 | 512)),
+            (99, 32, NQN, HOST, cntlid, (0x182, 42)),
+        ] {
+            let mut client = Client::connect(&addr(), NONE).await.expect("connected");
+            let done = client.connect_queue(queue, entries, subsystem, host, id, false).await.expect("answered");
+            assert_eq!((done.completion.status, done.completion.result), want, "{queue} {entries} {subsystem} {host}");
+        }
+        let _io = Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("an I/O queue");
+        let mut client = Client::connect(&addr(), NONE).await.expect("connected");
+        let twice = client.connect_queue(1, 32, NQN, HOST, cntlid, false).await.expect("answered").completion;
+        assert_eq!((twice.status, twice.result), (0x182, 42));
+        let early = client.run(sqe(0x06, 0), &[], 4096).await.expect("answered").completion;
+        assert_eq!(early.status, 0x00C);
+        yield_now().await;
+    });
+}
