@@ -184,6 +184,55 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "build-rados",
+            title: "the RADOS client's examples",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut build = shell::cargo();
+                build.args(["build", "--quiet", "--release", "-p", "forebay-rados", "--examples"]);
+                Ok(build)
+            }),
+            counted: false,
+            weight: 1,
+        },
+        Stage {
+            name: "rados-crush",
+            title: "CRUSH and Debian's crushtool",
+            after: &["build-rados"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rados-crush.sh"));
+                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "rbd",
+            title: "images in a real Ceph cluster, with RBD's own clients",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rbd.sh"));
+                script.env("FOREBAY", daemon::program());
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "rados",
+            title: "the RADOS client and a real Ceph cluster",
+            after: &["build-rados"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/rados.sh"));
+                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
+                script.env("SEEDS", if quick { "1" } else { "1 2 3 4" });
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "messenger-ceph",
             title: "the messenger and a real Ceph monitor",
             after: &["build-mon"],

@@ -19,7 +19,7 @@ use crate::session::{Policy, Session, Violation};
 use crate::throttle::{Budget, Held, Throttle};
 use crate::transport::Address;
 use crate::window;
-use crate::wire::Limits;
+use crate::wire::{EntityAddr, Limits};
 
 /// Why a connection has ended, or has no connection at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +141,10 @@ pub(crate) struct Conn {
     pub(crate) policy: Policy,
     /// Tells the sessions of one messenger with the same peer apart: the peer knows each by its address.
     pub(crate) nonce: u32,
+    /// Which instance of the peer is meant; zero for whichever is there.
+    pub(crate) target_nonce: Cell<u32>,
+    /// Our own address, as the peer has seen it.
+    pub(crate) own_addr: Cell<Option<EntityAddr>>,
     pub(crate) link: Link,
     pub(crate) session: RefCell<Session<Rc<Outgoing>>>,
     /// The highest number of a connection that this peer has made.
@@ -183,6 +187,8 @@ impl Conn {
             entity: Cell::new(0),
             policy,
             nonce: (random() as u32).max(1),
+            target_nonce: Cell::new(0),
+            own_addr: Cell::new(None),
             link,
             session: RefCell::new(session),
             peer_global_seq: Cell::new(0),
@@ -480,6 +486,11 @@ impl Connection {
     /// Where the peer is.
     pub fn address(&self) -> &Address {
         &self.conn.address
+    }
+
+    /// Our own address, with the place that the peer sees; known to the side that connects, once messages flow.
+    pub fn own_addr(&self) -> Option<EntityAddr> {
+        self.conn.own_addr.get()
     }
 
     /// Who the peer has shown to be; empty without authentication, and on the side that connects.

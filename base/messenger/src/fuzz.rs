@@ -120,7 +120,7 @@ pub fn auth(data: &[u8]) {
     match kind % 6 {
         // A method's payloads, each with its length before it.
         0 => {
-            let mut client = cephx::Client::new("a", secret(), 0xff);
+            let mut client = cephx::Client::new("a", secret(), 0xff, cephx::Wallet::new());
             let more = data.get(..9).unwrap_or_default();
             let _ = client.more(more, &mut random);
             let _ = client.done(mode::SECURE, data.get(9..).unwrap_or_default());
@@ -142,7 +142,7 @@ pub fn auth(data: &[u8]) {
             }
         }
         // Whole streams.
-        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0))), data)),
+        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0, cephx::Wallet::new()))), data)),
         4 => drop(drive(client(Box::new(NoAuth)), data)),
         _ => drop(drive(server(Box::new(NoAuth)), data)),
     }

@@ -21,7 +21,7 @@ use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Sessi
 use crate::throttle::Budget;
 use crate::transport::{Acceptor, Address, Manner};
 use crate::wire::control::mode;
-use crate::wire::{EntityAddr, Limits, entity};
+use crate::wire::{AddrKind, EntityAddr, Limits, entity};
 
 /// How we show who we are, and how others do.
 #[derive(Debug, Clone)]
@@ -45,6 +45,15 @@ pub enum Auth {
         secret: cephx::Secret,
         /// Services whose tickets are wanted, of [`entity`], added up.
         services: u32,
+        /// Where the tickets go.
+        wallet: Rc<cephx::Wallet>,
+    },
+    /// As a client of a Ceph cluster's OSDs or managers, by a ticket; nobody can connect to us.
+    CephxService {
+        /// Where the ticket is.
+        wallet: Rc<cephx::Wallet>,
+        /// Of [`entity`].
+        service: u32,
     },
 }
 
@@ -53,7 +62,10 @@ impl Auth {
         match self {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, key, .. } => Box::new(shared_key::Client::new(name.clone(), key.clone())),
-            Self::Cephx { id, secret, services } => Box::new(cephx::Client::new(id.clone(), secret.clone(), *services)),
+            Self::Cephx { id, secret, services, wallet } => {
+                Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, wallet.clone()))
+            }
+            Self::CephxService { wallet, service } => Box::new(cephx::Authorizer::new(wallet.clone(), *service)),
         }
     }
 
@@ -62,7 +74,13 @@ impl Auth {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, keyring, .. } => Box::new(shared_key::Server::new(name.clone(), keyring.clone())),
             Self::Cephx { id, .. } => Box::new(shared_key::Server::new(id.clone(), Rc::default())),
+            Self::CephxService { .. } => Box::new(shared_key::Server::new(String::new(), Rc::default())),
         }
+    }
+
+    /// The peers are a Ceph cluster's daemons.
+    pub(crate) fn is_ceph(&self) -> bool {
+        matches!(self, Self::Cephx { .. } | Self::CephxService { .. })
     }
 }
 
@@ -105,7 +123,8 @@ pub struct Options {
     pub peer_entity: Option<u8>,
     /// Our number; with cephx the monitor's takes its place.
     pub gid: u64,
-    /// Tells apart the lives of a process at the same place; `None` for a random one.
+    /// Tells apart the lives of a process at the same place; `None` for a random one.  A Ceph cluster fences a client
+    /// by its address and this: all messengers of one client have the same.
     pub nonce: Option<u32>,
     /// How we show who we are, and how others do.
     pub auth: Auth,
@@ -263,6 +282,16 @@ impl Inner {
         EntityAddr::msgr2(target.and_then(|target| target.socket).or_else(place), self.nonce)
     }
 
+    /// Our own address on a connection that we make.
+    pub(crate) fn client_addr(&self, nonce: u32) -> EntityAddr {
+        // Ceph's daemons take all connections from one address for the same client, and that is what is blocklisted.
+        // Ours know a session by its address, so that each has its own.
+        if self.options.auth.is_ceph() {
+            return EntityAddr { kind: AddrKind::Any, ..self.own_addr(None) };
+        }
+        EntityAddr { nonce, ..self.own_addr(None) }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.conns.borrow().len()
     }
@@ -363,6 +392,14 @@ impl Messenger {
         self.inner.remember(&conn);
         drop(spawn(engine::client(conn.clone())));
         Connection::new(conn)
+    }
+
+    /// A connection to one instance of a peer, told apart by its nonce from those before and after it at the same place.
+    pub fn connect_instance(&self, address: &Address, nonce: u32, policy: Policy) -> Connection {
+        let connection = self.connect(address, policy);
+        // The task that makes the stream has not had a turn yet.
+        connection.conn.target_nonce.set(nonce);
+        connection
     }
 
     /// Joins two ends in this process.

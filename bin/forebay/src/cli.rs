@@ -58,6 +58,42 @@ pub struct Global {
     /// `info,forebay_nbd=debug`
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
+
+    /// How a Ceph cluster is reached.
+    #[command(flatten)]
+    pub ceph: Ceph,
+}
+
+/// How a Ceph cluster is reached: what every Ceph client takes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct Ceph {
+    /// Configuration of a Ceph cluster, whose pools can then be named [default: CEPH_CONF, then /etc/ceph/ceph.conf]
+    #[arg(long, short = 'c', global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub conf: Option<PathBuf>,
+
+    /// Who we are to the Ceph cluster: client.ID [default: admin]
+    #[arg(long, global = true, value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Keyring with our key for the Ceph cluster
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub keyring: Option<PathBuf>,
+
+    /// Name of the Ceph cluster, that its files begin with [default: ceph]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub cluster: Option<String>,
+}
+
+impl Ceph {
+    /// As the client takes them, over those of a configuration file.
+    pub fn flags(&self, file: Ceph) -> forebay_rados::Flags {
+        forebay_rados::Flags {
+            conf: self.conf.clone().or(file.conf),
+            id: self.id.clone().or(file.id),
+            keyring: self.keyring.clone().or(file.keyring),
+            cluster: self.cluster.clone().or(file.cluster),
+        }
+    }
 }
 
 impl Global {

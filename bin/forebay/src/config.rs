@@ -10,7 +10,7 @@ use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::{Addr, DriverChoice};
 use serde::Deserialize;
 
-use crate::cli::{Driver, Global, Serve};
+use crate::cli::{Ceph, Driver, Global, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
@@ -42,6 +42,8 @@ struct ConfigFile {
     store: StoreSection,
     #[serde(default)]
     ram: RamSection,
+    #[serde(default)]
+    ceph: CephSection,
     #[serde(default)]
     nvme_subsystem: NvmeSection,
 }
@@ -116,6 +118,16 @@ impl NvmeSubsystem {
     }
 }
 
+/// The `[ceph]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct CephSection {
+    conf: Option<PathBuf>,
+    id: Option<String>,
+    keyring: Option<PathBuf>,
+    cluster: Option<String>,
+}
+
 /// Everything the daemon needs to know, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -147,6 +159,8 @@ pub struct Config {
     pub ram_size: u64,
     /// What is logged.
     pub log_level: Option<String>,
+    /// How a Ceph cluster is reached.
+    pub ceph: forebay_rados::Flags,
 }
 
 impl Config {
@@ -228,6 +242,12 @@ impl Config {
             store_cache,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_level: global.log_level.clone().or(file.log_level),
+            ceph: global.ceph.flags(Ceph {
+                conf: file.ceph.conf,
+                id: file.ceph.id,
+                keyring: file.ceph.keyring,
+                cluster: file.ceph.cluster,
+            }),
             data,
         })
     }
@@ -292,6 +312,7 @@ mod tests {
             pretty_format: false,
             no_progress: false,
             log_level: None,
+            ceph: Ceph::default(),
         }
     }
 

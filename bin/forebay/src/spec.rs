@@ -14,6 +14,9 @@ pub const LOCAL_POOL: &str = "local";
 /// The pool in memory, lost when the daemon stops.
 pub const RAM_POOL: &str = "ram";
 
+/// Says that a pool is the Ceph cluster's, where its name alone would be taken for one of ours.
+pub const RADOS_PREFIX: &str = "rados:";
+
 /// Longest pool or image name in bytes.
 const NAME_LEN_MAX: usize = forebay_image::NAME_LEN_MAX;
 
@@ -29,9 +32,8 @@ pub struct ImageSpec {
 impl ImageSpec {
     /// Of a pool's and an image's name, each checked.
     pub fn new(pool: &str, image: &str) -> Result<Self, String> {
-        check_name("pool", pool)?;
         check_name("image", image)?;
-        Ok(Self { pool: pool.into(), image: image.into() })
+        Ok(Self { pool: pool_name(pool)?, image: image.into() })
     }
 }
 
@@ -67,10 +69,16 @@ impl FromStr for PoolSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let name = text.strip_suffix('/').unwrap_or(text);
-        check_name("pool", name)?;
-        Ok(Self(name.into()))
+        Ok(Self(pool_name(text.strip_suffix('/').unwrap_or(text))?))
     }
+}
+
+/// A pool's name, one for each pool: `rados:rbd` and `rbd` are the same, `rados:local` and `local` are not.
+fn pool_name(name: &str) -> Result<String, String> {
+    let bare = name.strip_prefix(RADOS_PREFIX).unwrap_or(name);
+    check_name("pool", bare)?;
+    let ours = bare == LOCAL_POOL || bare == RAM_POOL;
+    Ok(if ours { name.into() } else { bare.into() })
 }
 
 /// What a name may be: it must survive a path, a URI, an NBD export name and a shell without surprises.
@@ -124,6 +132,9 @@ mod tests {
         assert_eq!(spec.to_string(), "local/disk1");
         let spec: ImageSpec = "ram/disk1".parse().expect("pool and image");
         assert_eq!((spec.pool.as_str(), spec.image.as_str()), ("ram", "disk1"));
+        for (text, pool) in [("rados:rbd/x", "rbd"), ("rbd/x", "rbd"), ("rados:local/x", "rados:local")] {
+            assert_eq!(text.parse::<ImageSpec>().expect("a spec").pool, pool);
+        }
     }
 
     #[test]
@@ -131,6 +142,7 @@ mod tests {
         for (text, says) in [
             ("", "empty"),
             ("local/", "empty"),
+            ("rados:/x", "empty"),
             ("/x", "empty"),
             ("a/b/c", "namespace"),
             ("a/b/c/d", "no image spec"),

@@ -4,7 +4,7 @@
 //! the ANA state of a group.  The locks are taken when something is attached, when a host connects, and by the admin
 //! queue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -201,6 +201,10 @@ pub(crate) struct Association {
     /// I/O queues that the host was granted.
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     dead: AtomicBool,
+    /// There is something in `mistaken`.
+    may_mistake: AtomicBool,
+    /// Ids that have become another volume's, while the host may still take them for the former's.
+    mistaken: Mutex<BTreeSet<u32>>,
     queues: Mutex<BTreeMap<u16, Arc<Control>>>,
     notices: cross::Sender<Notice>,
 }
@@ -218,6 +222,28 @@ impl Association {
             self.dead.store(true, Ordering::Release);
         }
         queues.iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
+    }
+
+    fn mistaken(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.mistaken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host may think that an id is another volume's: its commands are meant for that one.
+    pub(crate) fn mistakes(&self, nsid: u32) -> bool {
+        self.may_mistake.load(Ordering::Acquire) && self.mistaken().contains(&nsid)
+    }
+
+    /// An id is given to another volume.
+    fn may_mistake(&self, nsid: u32) {
+        self.mistaken().insert(nsid);
+        self.may_mistake.store(true, Ordering::Release);
+    }
+
+    /// The host was told which volume an id is.
+    pub(crate) fn knows(&self, nsid: u32) {
+        let mut mistaken = self.mistaken();
+        mistaken.remove(&nsid);
+        self.may_mistake.store(!mistaken.is_empty(), Ordering::Release);
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
@@ -257,6 +283,8 @@ struct Inner {
     limits: Limits,
     stats: Stats,
     namespaces: RwLock<BTreeMap<u32, Arc<Namespace>>>,
+    /// The volume that had each id last.
+    volumes: Mutex<BTreeMap<u32, [u8; 16]>>,
     /// Changes of the namespaces so far.
     generation: AtomicU64,
     ports: RwLock<Vec<Arc<Port>>>,
@@ -288,6 +316,7 @@ impl Target {
             limits,
             stats: Stats::new(),
             namespaces: RwLock::default(),
+            volumes: Mutex::default(),
             generation: AtomicU64::new(1),
             ports: RwLock::default(),
             ana_changes: AtomicU64::new(1),
@@ -330,7 +359,8 @@ impl Target {
 
     // ---- Namespaces ----
 
-    /// Adds a namespace, or replaces the one with its id.
+    /// Adds a namespace, or replaces the one with its id.  Where the id was another volume's, a controller of before
+    /// takes no commands for it until its host has asked what it is now: what is on its way was meant for the other.
     ///
     /// # Panics
     /// When an id is out of its range.
@@ -338,6 +368,11 @@ impl Target {
         assert!((1..=NAMESPACES_MAX).contains(&namespace.nsid), "namespace id {}", namespace.nsid);
         assert!((1..=ANA_GROUPS_MAX).contains(&namespace.ana_group), "ANA group {}", namespace.ana_group);
         let nsid = namespace.nsid;
+        let mut volumes = self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        if volumes.insert(nsid, namespace.uuid).is_some_and(|before| before != namespace.uuid) {
+            self.controllers().all.values().for_each(|controller| controller.may_mistake(nsid));
+        }
+        drop(volumes);
         // Another volume's events are counted anew.
         self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&nsid);
         write(&self.0.namespaces).insert(nsid, Arc::new(namespace));
@@ -486,6 +521,8 @@ impl Target {
             traffic: AtomicBool::new(true),
             queues_granted: 0.into(),
             dead: AtomicBool::new(false),
+            may_mistake: AtomicBool::new(false),
+            mistaken: Mutex::default(),
             queues: Mutex::new(BTreeMap::from([(0, control.clone())])),
             notices,
         });

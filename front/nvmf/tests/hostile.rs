@@ -167,3 +167,50 @@ fn a_write_of_the_past_is_over_before_the_host_is_back() {
         assert_eq!(disk.waiting.get(), 0);
     });
 }
+
+#[test]
+fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
+    simulate(Limits::default(), |server, disk, _| async move {
+        let (mut admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let write = blocks(nvm::WRITE, 3, 0, 8).with_sgl(Sgl::InCapsule { offset: 0, len: 4096 });
+        server.target().remove_namespace(NSID);
+        server.let_go().await;
+        server.target().add_namespace(forebay_nvmf::Namespace { uuid: [8; 16], ..namespace() });
+        // The host does not know yet, and means the former volume.
+        for _ in 0..2 {
+            host.send(&capsule(&write, &[1; 4096])).await;
+            let status = host.pdu().await.expect("an answer").response().1;
+            assert_eq!(status.code(), Status::INVALID_NAMESPACE.code());
+            assert_eq!(disk.begun.get(), 0, "nothing was written");
+        }
+        let what = Sqe::new(admin_opcode::IDENTIFY, 9, NSID).with(10, 3).with_sgl(Sgl::Transport { len: 4096 });
+        admin.send(&capsule(&what, &[])).await;
+        assert_eq!(admin.pdu().await.expect("what it is").kind, kind::C2H_DATA);
+        host.send(&capsule(&write, &[1; 4096])).await;
+        assert!(host.pdu().await.expect("an answer").response().1.is_success());
+    });
+}
+
+#[test]
+fn hosts_that_owe_data_do_not_keep_the_others_out() {
+    let limits = Limits { core_bytes: 1 << 20, host_bytes: 1 << 20, ..Limits::default() };
+    simulate(limits, |_, _, _| async move {
+        let (_admin, cntlid) = Host::admin().await;
+        let mut owing = Host::io(cntlid, 1, 128).await;
+        let write = blocks(nvm::WRITE, 3, 0, 2048).with_sgl(Sgl::Transport { len: 1 << 20 });
+        owing.send(&capsule(&write, &[])).await;
+        assert_eq!(owing.pdu().await.expect("R2T").kind, kind::R2T);
+        let name = "nqn.2014-08.org.nvmexpress:uuid:host-two";
+        let (_admin, cntlid) = Host::admin_of(name).await;
+        let mut host = Host::io_of(name, cntlid, 1, 128).await;
+        for cid in 0..100 {
+            let read = blocks(nvm::READ, cid, 0, 256).with_sgl(Sgl::Transport { len: 128 << 10 });
+            host.send(&capsule(&read, &[])).await;
+        }
+        for _ in 0..100 {
+            assert_eq!(soon(host.pdu()).await.flatten().expect("data").kind, kind::C2H_DATA);
+            assert!(soon(host.pdu()).await.flatten().expect("an answer").response().1.is_success());
+        }
+    });
+}

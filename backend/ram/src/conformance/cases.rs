@@ -338,6 +338,13 @@ pub(super) async fn listing(backend: Rc<dyn ObjectBackend>) {
     }
     assert_eq!(all_names(&backend, Some("conformance-c"), 5).await, BTreeSet::new());
     backend.flush().await.expect("flush");
+    // A cluster counts in the background.
+    for _ in 0..120 {
+        if backend.usage().await.expect("usage").objects as usize == before + 3 * 24 {
+            return;
+        }
+        forebay_reactor::sleep(std::time::Duration::from_millis(500)).await;
+    }
     assert_eq!(backend.usage().await.expect("usage").objects as usize, before + 3 * 24);
 }
 

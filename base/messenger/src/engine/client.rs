@@ -91,8 +91,8 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let config = ClientConfig {
         entity: options.entity,
         peer_entity: options.peer_entity,
-        addrs: vec![EntityAddr { nonce: conn.nonce, ..messenger.own_addr(None) }],
-        target: EntityAddr::msgr2(conn.address.socket(), 0),
+        addrs: vec![messenger.client_addr(conn.nonce)],
+        target: EntityAddr::msgr2(conn.address.socket(), conn.target_nonce.get()),
         gid: options.gid,
         modes: options.modes(conn.address.is_local()),
         supported: options.supported,
@@ -109,6 +109,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     }
     messenger.next_global_seq(agreed.resume.global_seq);
     conn.entity.set(link.peer_entity());
+    conn.own_addr.set(link.own_addr());
     let epoch = conn.take_over();
     let connection = Connection::new(conn.clone());
     if let Some(full) = agreed.reset {

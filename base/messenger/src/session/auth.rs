@@ -78,6 +78,9 @@ pub trait AuthClient {
 
     /// The server is done: checks that it is who it should be.
     fn done(&mut self, mode: u32, payload: &[u8]) -> Result<Keys, AuthError>;
+
+    /// The server has given us this number.
+    fn numbered(&mut self, _global_id: u64) {}
 }
 
 /// What the server's side of a method comes to.

@@ -1,13 +1,19 @@
 //! The client's side of cephx, as far as a monitor asks for it ("Authentication"; Ceph's `doc/dev/cephx_protocol.rst`).
 //!
 //! The monitor sends a challenge; we answer with a number that only the key's holder can compute; it sends a ticket with
-//! a session key, and in secure mode a connection's secret, both encrypted.  Tickets for other services are kept as they
-//! are, for whoever speaks to those.
+//! a session key, and in secure mode a connection's secret, both encrypted.  Tickets for other services go into a
+//! [`Wallet`], for the connections to those.
+
+mod wallet;
+
+use std::rc::Rc;
 
 use aws_lc_rs::cipher::{
     AES_128, DecryptionContext, EncryptionContext, PaddedBlockDecryptingKey, PaddedBlockEncryptingKey, UnboundCipherKey,
 };
 use aws_lc_rs::iv::FixedLength;
+
+pub use wallet::{Authorizer, Wallet};
 
 use super::auth::{AuthClient, AuthError, Keys};
 use crate::wire::codec::{Reader, Writer};
@@ -29,7 +35,7 @@ const TICKETS_MAX: u32 = 32;
 
 /// A key of cephx: AES-128.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; KEY_LEN]);
+pub struct Secret(pub(super) [u8; KEY_LEN]);
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -73,7 +79,11 @@ impl Secret {
 
     /// Decrypts what follows a length.
     fn open(&self, from: &mut Reader<'_>) -> Result<Vec<u8>, AuthError> {
-        let mut data = from.blob()?.to_vec();
+        self.decrypt(from.blob()?)
+    }
+
+    fn decrypt(&self, bytes: &[u8]) -> Result<Vec<u8>, AuthError> {
+        let mut data = bytes.to_vec();
         let cipher = PaddedBlockDecryptingKey::cbc_pkcs7(self.key()).expect("AES in CBC mode");
         let context = DecryptionContext::Iv128(FixedLength::from(IV));
         let plain = cipher.decrypt(&mut data, context).map_err(|_| AuthError::Decrypt)?;
@@ -119,49 +129,52 @@ pub struct Client {
     services: u32,
     challenged: bool,
     tickets: Vec<Ticket>,
+    wallet: Rc<Wallet>,
 }
 
 impl Client {
-    /// As `client.ID`, who has `secret`; with tickets for `services` (of [`entity`], added up).
-    pub fn new(id: impl Into<String>, secret: Secret, services: u32) -> Self {
-        Self { id: id.into(), secret, services, challenged: false, tickets: Vec::new() }
+    /// As `client.ID`, who has `secret`; with tickets for `services` (of [`entity`], added up), which go into `wallet`.
+    /// What is in there already lets the client stay the one that it was.
+    pub fn new(id: impl Into<String>, secret: Secret, services: u32, wallet: Rc<Wallet>) -> Self {
+        Self { id: id.into(), secret, services, challenged: false, tickets: wallet.tickets(), wallet }
     }
 
     /// The tickets that came with authentication.
     pub fn tickets(&self) -> &[Ticket] {
         &self.tickets
     }
+}
 
-    fn read_tickets(&mut self, secret: &Secret, from: &mut Reader<'_>) -> Result<(), AuthError> {
+fn session_of(tickets: &[Ticket], service: u32) -> Option<Secret> {
+    tickets.iter().find(|ticket| ticket.service == service).map(|ticket| ticket.session.clone())
+}
+
+/// Reads tickets whose keys are sealed with `secret`; each takes the place of the one that was there before.
+fn read_tickets(tickets: &mut Vec<Ticket>, secret: &Secret, from: &mut Reader<'_>) -> Result<(), AuthError> {
+    from.u8()?;
+    let count = from.u32()?;
+    if count > TICKETS_MAX {
+        return Err(from.malformed().into());
+    }
+    for _ in 0..count {
+        let service = from.u32()?;
         from.u8()?;
-        let count = from.u32()?;
-        if count > TICKETS_MAX {
-            return Err(from.malformed().into());
-        }
-        for _ in 0..count {
-            let service = from.u32()?;
-            from.u8()?;
-            let content = secret.open(from)?;
-            let mut inner = Reader::new(&content, WHAT);
-            inner.u8()?;
-            let session = Secret::read(&mut inner)?;
-            let valid_seconds = inner.u32()?;
-            let encrypted = from.u8()? != 0;
-            // A ticket is encrypted once more when it replaces one, with that one's key.
-            let blob = match (encrypted, self.session_of(service)) {
-                (false, _) => from.blob()?.to_vec(),
-                (true, Some(before)) => Reader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
-                (true, None) => return Err(AuthError::Decrypt),
-            };
-            self.tickets.retain(|ticket| ticket.service != service);
-            self.tickets.push(Ticket { service, session, valid_seconds, blob });
-        }
-        Ok(())
+        let content = secret.open(from)?;
+        let mut inner = Reader::new(&content, WHAT);
+        inner.u8()?;
+        let session = Secret::read(&mut inner)?;
+        let valid_seconds = inner.u32()?;
+        let encrypted = from.u8()? != 0;
+        // A ticket is encrypted once more when it replaces one, with that one's key.
+        let blob = match (encrypted, session_of(tickets, service)) {
+            (false, _) => from.blob()?.to_vec(),
+            (true, Some(before)) => Reader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
+            (true, None) => return Err(AuthError::Decrypt),
+        };
+        tickets.retain(|ticket| ticket.service != service);
+        tickets.push(Ticket { service, session, valid_seconds, blob });
     }
-
-    fn session_of(&self, service: u32) -> Option<Secret> {
-        self.tickets.iter().find(|ticket| ticket.service == service).map(|ticket| ticket.session.clone())
-    }
+    Ok(())
 }
 
 impl AuthClient for Client {
@@ -171,8 +184,9 @@ impl AuthClient for Client {
 
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         self.challenged = false;
+        self.tickets = self.wallet.tickets();
         let mut out = Writer::new();
-        out.u8(AUTH_MODE_MON).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(0);
+        out.u8(AUTH_MODE_MON).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.wallet.global_id());
         out.finish()
     }
 
@@ -187,8 +201,11 @@ impl AuthClient for Client {
         let mut out = Writer::new();
         out.u16(GET_AUTH_SESSION_KEY).u8(3).u64(client_challenge);
         out.u64(self.secret.answer(server_challenge, client_challenge));
-        // No old ticket.
-        out.u8(1).u64(0).blob(b"");
+        // The old ticket shows that the number is ours.
+        match self.wallet.ticket(u32::from(entity::AUTH)) {
+            Some(old) => out.raw(&old.blob),
+            None => out.u8(1).u64(0).blob(b""),
+        };
         out.u32(u32::from(entity::AUTH) | self.services);
         Ok(out.finish())
     }
@@ -208,8 +225,8 @@ impl AuthClient for Client {
         }
         // Whoever can encrypt with our key is the monitor: this is its proof.
         let secret = self.secret.clone();
-        self.read_tickets(&secret, &mut reader)?;
-        let session = self.session_of(u32::from(entity::AUTH)).ok_or(AuthError::Decrypt)?;
+        read_tickets(&mut self.tickets, &secret, &mut reader)?;
+        let session = session_of(&self.tickets, u32::from(entity::AUTH)).ok_or(AuthError::Decrypt)?;
         let connection = reader.blob()?;
         let more = reader.blob()?;
         let mut keys = Keys { session: session.0.to_vec(), ..Keys::default() };
@@ -220,9 +237,14 @@ impl AuthClient for Client {
             return Err(AuthError::Decrypt);
         }
         if !more.is_empty() {
-            self.read_tickets(&session, &mut Reader::new(more, WHAT))?;
+            read_tickets(&mut self.tickets, &session, &mut Reader::new(more, WHAT))?;
         }
+        self.wallet.fill(&self.tickets);
         Ok(keys)
+    }
+
+    fn numbered(&mut self, global_id: u64) {
+        self.wallet.set_global_id(global_id);
     }
 }
 
@@ -299,7 +321,7 @@ mod tests {
     }
 
     fn challenged() -> Client {
-        let mut client = Client::new("admin", Secret([7; 16]), 0);
+        let mut client = Client::new("admin", Secret([7; 16]), 0, Wallet::new());
         client.begin(&[2], &mut || 0);
         let mut challenge = Writer::new();
         challenge.u8(1).u64(0x1234);

@@ -270,6 +270,14 @@ impl Link {
         }
     }
 
+    /// Our own address, of a client; with the place that the peer sees, when it has told.
+    pub fn own_addr(&self) -> Option<EntityAddr> {
+        match &self.role {
+            Role::Client { config, .. } => config.addrs.first().copied(),
+            Role::Server { .. } => None,
+        }
+    }
+
     /// What the peer is, of [`entity`](crate::wire::entity); known after its hello.
     pub fn peer_entity(&self) -> u8 {
         self.peer_entity
@@ -497,6 +505,7 @@ impl Link {
         }
         self.mode = done.mode;
         self.keys = Keys { global_id: done.global_id, ..auth.done(done.mode, &done.payload)? };
+        auth.numbered(done.global_id);
         self.protect(true)
     }
 

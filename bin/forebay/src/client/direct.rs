@@ -24,8 +24,8 @@ pub struct Direct {
 
 impl Direct {
     /// Opens the store.
-    pub fn open(data: &Path, store: &Path) -> Result<Self> {
-        let options = EngineOptions { data: data.into(), store: store.into(), daemon: None };
+    pub fn open(data: &Path, store: &Path, ceph: forebay_rados::Flags) -> Result<Self> {
+        let options = EngineOptions { data: data.into(), store: store.into(), ceph, daemon: None };
         let (engine, jobs) = jobs();
         let (opened, wait) = mpsc::channel();
         let run = move || {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::direct::Direct;
 use super::http::{Request, Response};
 use crate::api::{ErrorBody, Line, Progress};
-use crate::cli::Global;
+use crate::cli::{Ceph, Global};
 use crate::config::{absolute, default_data_dir, default_store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::Operation;
@@ -118,7 +118,7 @@ impl Session {
                  --data names the directory, --control the daemon's socket",
             ));
         }
-        Ok(Session::Direct(Direct::open(&places.data, &store)?))
+        Ok(Session::Direct(Direct::open(&places.data, &store, global.ceph.flags(Ceph::default()))?))
     }
 
     /// The running daemon.

@@ -107,7 +107,12 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
         tracing::info!(store = %config.store.display(), size = %Size(size), "first start: creating the store");
         store::init(&config.store, Some(size), false).await?;
     }
-    let options = EngineOptions { data: config.data.clone(), store: config.store.clone(), daemon: Some(daemon) };
+    let options = EngineOptions {
+        data: config.data.clone(),
+        store: config.store.clone(),
+        ceph: config.ceph.clone(),
+        daemon: Some(daemon),
+    };
     let engine = Engine::open(options).await?;
     let up = match engine.start_fronts().await {
         Ok(()) => engine.status().await,

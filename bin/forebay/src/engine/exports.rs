@@ -113,7 +113,7 @@ impl Exports {
 }
 
 /// Runs what blocks on a thread of its own, so that the reactor goes on.
-async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     let run = move || {
         // The one who waits may have gone.

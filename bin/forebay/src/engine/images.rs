@@ -18,7 +18,7 @@ const USAGE_STEPS: u64 = 1000;
 impl Engine {
     /// The images of a pool, by name.
     pub async fn list_images(&self, pool: &str) -> Result<Vec<ImageSummary>> {
-        let backend = self.pool(pool)?;
+        let backend = self.pool(pool).await?;
         let mut names = image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
         names.sort_unstable();
         let mut images = Vec::with_capacity(names.len());
@@ -33,7 +33,7 @@ impl Engine {
     /// A new image, empty.
     pub async fn create_image(self: Rc<Self>, request: api::CreateImage) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         let _reserved = self.reserve_unexported(&spec)?;
         let options =
             image::CreateOptions { size: request.size, object_size: request.object_size, ..Default::default() };
@@ -44,7 +44,7 @@ impl Engine {
 
     /// An image's size and layout.
     pub async fn image_info(&self, spec: &ImageSpec) -> Result<api::ImageInfo> {
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         let info = image::info(&backend, &spec.image).await.map_err(|error| self.image_failure(error, spec))?;
         Ok(describe(spec, &info))
     }
@@ -84,12 +84,12 @@ impl Engine {
             .resize(size, allow_shrink, |now| progress.report(now.done, now.total))
             .await
             .map_err(|error| self.image_failure(error, spec))?;
-        self.pool(&spec.pool)?.flush().await.map_err(|error| self.image_failure(error, spec))
+        self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }
 
     async fn rename_image(self: &Rc<Self>, spec: &ImageSpec, name: &str) -> Result<api::ImageInfo> {
         let to = image_spec(&spec.pool, name)?;
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         if *spec == to {
             return Err(Failure::new(FailureKind::Exists, format!("{spec} has that name already")));
         }
@@ -106,14 +106,14 @@ impl Engine {
 
     /// Removes an image and its data.
     pub async fn remove_image(self: &Rc<Self>, spec: &ImageSpec, progress: ProgressSink) -> Result<()> {
-        self.pool(&spec.pool)?;
+        self.pool(&spec.pool).await?;
         let _reserved = self.reserve_unexported(spec)?;
         self.remove_reserved(spec, progress).await
     }
 
     /// Removes an image that one has to oneself.
     pub async fn remove_reserved(&self, spec: &ImageSpec, progress: ProgressSink) -> Result<()> {
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         image::remove(&backend, &spec.image, |now| progress.report(now.done, now.total))
             .await
             .map_err(|error| self.image_failure(error, spec))?;

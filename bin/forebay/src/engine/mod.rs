@@ -2,6 +2,7 @@
 //!
 //! The command line runs the same engine in its own process when no daemon runs.
 
+mod ceph;
 mod exports;
 pub mod fronts;
 pub mod handle;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use forebay_block::ObjectBackend;
+use forebay_block::{ObjectBackend, Usage};
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
@@ -27,7 +28,8 @@ use forebay_store::Store;
 use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
-use crate::spec::{LOCAL_POOL, RAM_POOL};
+use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
+use ceph::Ceph;
 use exports::Exports;
 use fronts::Fronts;
 use identity::Identity;
@@ -40,6 +42,8 @@ pub struct EngineOptions {
     pub data: PathBuf,
     /// The embedded store's file or device.
     pub store: PathBuf,
+    /// How a Ceph cluster is reached.
+    pub ceph: forebay_rados::Flags,
     /// It is the daemon's engine, not a command's.
     pub daemon: Option<DaemonOptions>,
 }
@@ -58,6 +62,7 @@ pub struct Engine {
     started: Instant,
     store: Rc<Store>,
     pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>>,
+    ceph: Ceph,
     volumes: Volumes,
     exports: Exports,
     fronts: Fronts,
@@ -139,11 +144,13 @@ impl Engine {
             }
         };
         let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
+        let ceph = Ceph::new(options.ceph.clone());
         let engine = Self {
             options,
             started: now(),
             store,
             pools,
+            ceph,
             volumes: Volumes::new(),
             exports,
             fronts,
@@ -153,19 +160,17 @@ impl Engine {
         Ok(Rc::new(engine))
     }
 
-    /// A pool by name.
-    pub fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
+    /// A pool by name: one of our own, or of the Ceph cluster.
+    pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
         if let Some(pool) = self.pools.get(name) {
             return Ok(pool.clone());
         }
-        let unknown = Failure::new(FailureKind::NotFound, format!("there is no pool '{name}'"));
-        Err(match name {
-            RAM_POOL => unknown.hint("the pool 'ram' lives in the daemon; start it with 'forebay serve'"),
-            _ => unknown.hint(format!(
-                "this build has the pools '{LOCAL_POOL}' (the embedded store) and '{RAM_POOL}'; \
-                 it cannot reach the pools of a Ceph cluster yet"
-            )),
-        })
+        if name == RAM_POOL {
+            let unknown = Failure::new(FailureKind::NotFound, format!("there is no pool '{name}'"));
+            return Err(unknown.hint("the pool 'ram' lives in the daemon; start it with 'forebay serve'"));
+        }
+        // What would be taken for a pool of our own is written with its kind before it.
+        self.ceph.pool(name.strip_prefix(RADOS_PREFIX).unwrap_or(name)).await
     }
 
     /// Makes everything durable and closes the store.  Nothing may be asked of the engine after.
@@ -174,6 +179,7 @@ impl Engine {
             return Ok(());
         }
         self.exports.let_go();
+        self.ceph.close();
         self.store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
     }
 
@@ -182,18 +188,21 @@ impl Engine {
         let Some(daemon) = &self.options.daemon else {
             return Err(Failure::new(FailureKind::Unreachable, "no daemon runs"));
         };
-        let mut pools = Vec::new();
+        let mut usages = Vec::new();
         for (name, backend) in &self.pools {
             let usage = backend.usage().await.map_err(|error| self.pool_failure(error, name))?;
-            pools.push(Pool {
-                name: (*name).into(),
-                kind: backend.info().kind.into(),
-                capacity: usage.capacity,
-                used: usage.used,
-                available: usage.available,
-                objects: usage.objects,
-            });
+            usages.push(((*name).to_owned(), backend.info().kind, usage));
         }
+        usages.extend(self.ceph.usage().await.into_iter().map(|(name, usage)| (name, "rados", usage)));
+        let describe = |(name, kind, usage): (String, &str, Usage)| Pool {
+            name,
+            kind: kind.into(),
+            capacity: usage.capacity,
+            used: usage.used,
+            available: usage.available,
+            objects: usage.objects,
+        };
+        let pools = usages.into_iter().map(describe).collect();
         Ok(Status {
             ready: !self.closing.get() && self.fronts.is_serving(),
             version: env!("CARGO_PKG_VERSION").into(),

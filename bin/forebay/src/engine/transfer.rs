@@ -66,7 +66,7 @@ impl Engine {
         begun: oneshot::Sender<()>,
     ) -> Result<Imported> {
         let spec = import.spec.clone();
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         let reserved = self.reserve_unexported(&spec)?;
         let options = image::CreateOptions {
             size: import.size.unwrap_or(0),

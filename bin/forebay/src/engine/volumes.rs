@@ -291,7 +291,7 @@ impl Engine {
     }
 
     async fn open_shared(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
-        let backend = self.pool(&spec.pool)?;
+        let backend = self.pool(&spec.pool).await?;
         if let Some(volume) = self.volumes.find(spec) {
             return Ok(volume);
         }

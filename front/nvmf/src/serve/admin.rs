@@ -17,6 +17,7 @@ use crate::stats::CommandKind;
 use crate::target::{Notice, Refused};
 use crate::wire::command::{FABRICS, Sgl, admin as opcode};
 use crate::wire::fabrics::{CONNECT_DATA, Connect, DISCOVERY_NQN, Property, connect_field, fctype};
+use crate::wire::identify::cns;
 use crate::wire::{Cqe, Sqe, Status};
 
 /// Bytes of data that a host may send with an admin command.
@@ -64,6 +65,10 @@ impl Connection {
         let answer = admin::execute(&mut admin.controller, &view, sqe, data);
         self.follow_controller();
         if let Some(queue) = &self.queue {
+            let identity = [cns::NAMESPACE, cns::DESCRIPTORS].contains(&(sqe.cdw(10) as u8));
+            if sqe.opcode() == opcode::IDENTIFY && identity && matches!(answer, Answer::Data(_)) {
+                queue.association.knows(sqe.nsid());
+            }
             let failed = matches!(answer, Answer::Failed(_));
             queue.entered.counters.answered(CommandKind::Other, 0, failed);
         }

@@ -24,9 +24,19 @@ impl Budget {
         self.used.get() == 0 || self.used.get() + bytes <= self.max
     }
 
+    /// There is room for one who has nothing yet, of which as much again is spared.
+    fn is_spared(&self, bytes: usize) -> bool {
+        self.used.get() + bytes <= self.max.saturating_mul(2)
+    }
+
     /// Takes bytes if there is room; otherwise `waker` is called when there may be.
     pub(super) fn take(&self, bytes: usize, waker: &Waker) -> bool {
-        let full = [Some(self), self.above.as_deref()].into_iter().flatten().find(|budget| !budget.has_room(bytes));
+        let full = match &self.above {
+            _ if !self.has_room(bytes) => Some(self),
+            // Others may have taken everything and never give it back: nobody is kept out altogether.
+            Some(above) if !(above.has_room(bytes) || self.used.get() == 0 && above.is_spared(bytes)) => Some(&**above),
+            _ => None,
+        };
         if let Some(full) = full {
             let mut waiting = full.waiting.borrow_mut();
             if !waiting.iter().any(|waiting| waiting.will_wake(waker)) {

@@ -142,6 +142,9 @@ impl Connection {
                     return Err(Status::INVALID_NAMESPACE.final_());
                 }
                 let found = self.server.namespace(nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
+                if self.queue.as_ref().is_some_and(|queue| queue.association.mistakes(nsid)) {
+                    return Err(Status::INVALID_NAMESPACE.final_());
+                }
                 self.last = Some((generation, found.clone()));
                 found
             }

@@ -181,6 +181,11 @@ impl Host {
 
     /// Asks for a queue, and does not wait for the answer.
     pub async fn ask_queue(&mut self, queue: u16, entries: u16, cntlid: u16) {
+        self.ask_queue_as(HOST, queue, entries, cntlid).await;
+    }
+
+    /// Asks for a queue in the name of a host.
+    pub async fn ask_queue_as(&mut self, name: &str, queue: u16, entries: u16, cntlid: u16) {
         let connect = Connect {
             queue,
             sq_size: entries - 1,
@@ -189,7 +194,7 @@ impl Host {
             host_id: [9; 16],
             cntlid,
             subsystem: NQN.into(),
-            host: HOST.into(),
+            host: name.into(),
         };
         let (sqe, data) = connect.encode(Sqe::new(FABRICS, 0, 0));
         let sqe = sqe.with_sgl(Sgl::InCapsule { offset: 0, len: data.len() as u32 });
@@ -198,8 +203,13 @@ impl Host {
 
     /// An admin queue of a controller that is ready, and the controller's id.
     pub async fn admin() -> (Self, u16) {
+        Self::admin_of(HOST).await
+    }
+
+    /// The same in the name of a host.
+    pub async fn admin_of(name: &str) -> (Self, u16) {
         let mut host = Self::open().await;
-        host.ask_queue(0, 32, CNTLID_ANY).await;
+        host.ask_queue_as(name, 0, 32, CNTLID_ANY).await;
         let answer = host.pdu().await.expect("connected");
         assert!(answer.response().1.is_success(), "{:?}", answer.response());
         let cntlid = u64_at(&answer.header, 8) as u16;
@@ -214,8 +224,13 @@ impl Host {
 
     /// An I/O queue.
     pub async fn io(cntlid: u16, queue: u16, entries: u16) -> Self {
+        Self::io_of(HOST, cntlid, queue, entries).await
+    }
+
+    /// The same in the name of a host.
+    pub async fn io_of(name: &str, cntlid: u16, queue: u16, entries: u16) -> Self {
         let mut host = Self::open().await;
-        host.ask_queue(queue, entries, cntlid).await;
+        host.ask_queue_as(name, queue, entries, cntlid).await;
         let answer = host.pdu().await.expect("connected");
         assert!(answer.response().1.is_success(), "{:?}", answer.response());
         host

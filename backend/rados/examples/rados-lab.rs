@@ -1,0 +1,318 @@
+//! What the tests in `test/interop` do with a real cluster, and with the maps of Ceph's own tools.
+//!
+//! `rados-lab crush MAP RULE SIZE FIRST LAST [DEVICE=WEIGHT]...` prints placements as `crushtool --show-mappings` does;
+//! `rados-lab groups OSDMAP POOL` as `osdmaptool --test-map-pgs-dump` does; `rados-lab objects OSDMAP POOL` reads names
+//! and prints where they are; `rados-lab status` connects and says what it knows; `rados-lab conformance [CASE]` does what
+//! every object backend must on pools of its own; `rados-lab steps SEED` compares random steps with a backend in memory;
+//! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    ErrorKind, Method, Notification, ObjectBackend, ObjectName, ObjectOp, SharedObjects, SnapId, Transaction,
+    WatchHandler,
+};
+use forebay_messenger::wire::Writer;
+use forebay_rados::crush::CrushMap;
+use forebay_rados::map::{OsdMap, PgId};
+use forebay_rados::{Cluster, Config, Flags, Surroundings};
+use forebay_ram::RamBackend;
+use forebay_ram::conformance::{CASES, Guard, Step, StepOp, compare, steps_from_seed};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Buf, DriverChoice, Reactor, sleep, spawn};
+
+struct Edge;
+
+impl Surroundings for Edge {
+    fn read(&self, path: &Path) -> std::io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+    fn variable(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+    fn host(&self) -> String {
+        "lab".into()
+    }
+    fn resolve(&self, name: &str) -> std::io::Result<Vec<IpAddr>> {
+        Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
+    }
+    fn service(&self, _: &str) -> std::io::Result<Vec<(String, u16)>> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn list(osds: &[i32]) -> String {
+    let osds: Vec<String> = osds.iter().map(ToString::to_string).collect();
+    format!("[{}]", osds.join(","))
+}
+
+fn crush(words: &[String]) -> Outcome {
+    let [file, rule, size, first, last, weights @ ..] = words else {
+        return Err("usage: crush MAP RULE SIZE FIRST LAST".into());
+    };
+    let map = CrushMap::decode(&std::fs::read(file)?)?;
+    let mut all = vec![0x1_0000; 4096];
+    for pair in weights {
+        let (device, weight) = pair.split_once('=').ok_or("write DEVICE=WEIGHT")?;
+        all[device.parse::<usize>()?] = (weight.parse::<f64>()? * 65536.0) as u32;
+    }
+    let rule: usize = rule.parse()?;
+    for x in first.parse()?..=last.parse::<u32>()? {
+        println!("CRUSH rule {rule} x {x} {}", list(&map.place(rule, x, size.parse()?, &all, -1)));
+    }
+    Ok(())
+}
+
+fn groups(words: &[String]) -> Outcome {
+    let [file, pool] = words else { return Err("usage: groups OSDMAP POOL".into()) };
+    let map = OsdMap::decode(&std::fs::read(file)?)?;
+    let pool: i64 = pool.parse()?;
+    for seed in 0..map.pools.get(&pool).ok_or("no such pool")?.pg_num {
+        let pg = PgId { pool, seed };
+        let at = map.map_pg(pg).ok_or("no such pool")?;
+        println!("{pg}\t{}\t{}", list(&at.acting), at.primary);
+    }
+    Ok(())
+}
+
+fn objects(words: &[String]) -> Outcome {
+    let [file, id] = words else { return Err("usage: objects OSDMAP POOL".into()) };
+    let map = OsdMap::decode(&std::fs::read(file)?)?;
+    let id: i64 = id.parse()?;
+    let pool = map.pools.get(&id).ok_or("no such pool")?;
+    for name in std::io::stdin().lock().lines() {
+        let name = name?;
+        let hash = pool.hash_object("", &name).ok_or("an unknown hash")?;
+        let pg = PgId { pool: id, seed: pool.group(hash) };
+        let at = map.map_pg(pg).ok_or("no such pool")?;
+        println!("{name} {id}.{hash:x} {pg} {} {} {} {}", list(&at.up), at.up_primary, list(&at.acting), at.primary);
+    }
+    Ok(())
+}
+
+async fn connect() -> Result<Rc<Cluster>, Box<dyn std::error::Error>> {
+    let flags = Flags { id: std::env::var("LAB_ID").ok(), ..Flags::default() };
+    let config = Config::resolve(&flags, &Edge)?;
+    Ok(Cluster::connect(config).await?)
+}
+
+async fn status() -> Outcome {
+    let cluster = connect().await?;
+    println!("{:#?}", cluster.status());
+    let map = cluster.map();
+    for (id, name) in &map.names {
+        let pool = cluster.pool(name)?;
+        println!("pool {id} {name}: {:?}", pool.usage().await?);
+    }
+    cluster.close();
+    Ok(())
+}
+
+/// Runs `work` on a pool of its own, which goes at the end.
+async fn on_a_pool<F: Future<Output = ()>>(
+    cluster: &Rc<Cluster>,
+    name: &str,
+    work: impl FnOnce(Rc<dyn ObjectBackend>) -> F,
+) -> Outcome {
+    cluster.create_pool(name, 8).await?;
+    let pool = cluster.pool(name)?;
+    work(pool).await;
+    Ok(cluster.delete_pool(name).await?)
+}
+
+async fn conformance(only: Option<&str>) -> Outcome {
+    let cluster = connect().await?;
+    let started: BTreeMap<&str, _> = CASES.iter().copied().collect();
+    for (name, case) in &started {
+        if only.is_some_and(|only| only != *name) {
+            continue;
+        }
+        println!("case {name}");
+        on_a_pool(&cluster, &format!("conformance-{name}"), case).await?;
+    }
+    cluster.close();
+    Ok(())
+}
+
+async fn steps(seed: u64) -> Outcome {
+    let cluster = connect().await?;
+    on_a_pool(&cluster, &format!("steps-{seed}"), |pool| async move {
+        let model: Rc<dyn ObjectBackend> = RamBackend::new("model");
+        for round in 0..4 {
+            let mut steps = steps_from_seed(seed * 4 + round, 40);
+            // Rolling back is alone in its transaction here.
+            for submit in
+                steps.iter_mut().filter_map(|step| if let Step::Submit(all) = step { Some(all) } else { None })
+            {
+                for one in submit {
+                    if let Some(rollback) = one.ops.iter().find(|op| matches!(op, StepOp::Rollback(_))).cloned() {
+                        one.ops = vec![rollback];
+                        one.guards.retain(|guard| !matches!(guard, Guard::CreateNew));
+                    }
+                }
+            }
+            compare(pool.clone(), model.clone(), &steps).await;
+        }
+    })
+    .await?;
+    cluster.close();
+    Ok(())
+}
+
+/// Gathers what comes to a watch, and answers.
+#[derive(Default)]
+struct Ear {
+    pool: RefCell<Option<Rc<dyn SharedObjects>>>,
+    object: Option<ObjectName>,
+    heard: RefCell<Vec<Notification>>,
+    broken: RefCell<Option<ErrorKind>>,
+    changed: Notify,
+}
+
+impl WatchHandler for Ear {
+    fn notified(&self, notification: Notification) {
+        let (pool, object) = (self.pool.borrow().clone(), self.object.clone());
+        let (id, cookie) = (notification.id, notification.cookie);
+        self.heard.borrow_mut().push(notification);
+        self.changed.notify_all();
+        if let (Some(pool), Some(object)) = (pool, object) {
+            let answer = pool.answer_notification(&object, id, cookie, b"heard".to_vec());
+            drop(spawn(async move { answer.await.expect("answered") }));
+        }
+    }
+    fn broken(&self, error: forebay_block::Error) {
+        *self.broken.borrow_mut() = Some(error.kind());
+        self.changed.notify_all();
+    }
+}
+
+/// What clients that share a pool do with one another: two clients of this process.
+async fn shared(hook: Option<&str>) -> Outcome {
+    let (one, two) = (connect().await?, connect().await?);
+    let name = "shared";
+    one.create_pool(name, 8).await?;
+    let (a, b) = (
+        one.pool(name)?,
+        loop {
+            // The other client's map comes when it comes.
+            match two.pool(name) {
+                Ok(pool) => break pool,
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        },
+    );
+    let (sa, sb) = (a.shared().ok_or("it shares")?, b.shared().ok_or("it shares")?);
+    let object = ObjectName::new("header");
+    let ear = |pool: &Rc<dyn SharedObjects>| {
+        Rc::new(Ear { pool: RefCell::new(Some(pool.clone())), object: Some(object.clone()), ..Ear::default() })
+    };
+    let nobody = sa.watch(&object, ear(&sa)).await.err().map(|error| error.kind());
+    assert_eq!(nobody, Some(ErrorKind::NotFound), "a watch on what is not there");
+    a.submit(&object, Transaction::of(ObjectOp::Create { exclusive: true })).await?;
+    let (heard_a, heard_b) = (ear(&sa), ear(&sb));
+    let watch_a = sa.watch(&object, heard_a.clone()).await?;
+    let watch_b = sb.watch(&object, heard_b.clone()).await?;
+    let mut seen = sa.watchers(&object).await?;
+    seen.sort_by_key(|watcher| watcher.client);
+    let mut expected = vec![(sa.identity(), watch_a.cookie()), (sb.identity(), watch_b.cookie())];
+    expected.sort_by_key(|(identity, _)| identity.number);
+    for (watcher, (identity, cookie)) in seen.iter().zip(&expected) {
+        assert_eq!((watcher.client, watcher.cookie), (identity.number, *cookie));
+        assert_eq!(watcher.address, identity.address, "who we are to others is who we say we are");
+    }
+    assert_eq!(seen.len(), 2);
+    let notified = sb.notify(&object, b"hello".to_vec(), Duration::from_secs(10)).await?;
+    assert_eq!((notified.answers.len(), notified.missed.len()), (2, 0));
+    assert!(notified.answers.iter().all(|answer| answer.payload == b"heard"));
+    assert_eq!(heard_a.heard.borrow()[0].payload, b"hello");
+    assert_eq!(heard_a.heard.borrow()[0].sender, sb.identity().number);
+    println!("ok watch and notify");
+
+    if let Some(hook) = hook {
+        // Something that makes the OSD's session go.
+        let status = std::process::Command::new("sh").args(["-c", hook]).status()?;
+        assert!(status.success());
+        loop {
+            let again = sb.notify(&object, b"again".to_vec(), Duration::from_secs(10)).await;
+            if again.is_ok_and(|notified| notified.answers.len() == 2) {
+                break;
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert_eq!((*heard_a.broken.borrow(), *heard_b.broken.borrow()), (None, None));
+        println!("ok watches are taken up again");
+    }
+
+    // A lock, by its object class: name, type, cookie, tag, description, duration, flags.
+    let mut input = Writer::new();
+    input.versioned(1, 1, |out| {
+        out.blob(b"lock").u8(1).blob(b"cookie").blob(b"").blob(b"").u32(0).u32(0).u8(0);
+    });
+    let lock = ObjectOp::Call { method: Method::new("lock", "lock"), input: input.finish() };
+    a.submit(&object, Transaction::of(lock.clone())).await?;
+    let refused = b.submit(&object, Transaction::of(lock)).await.map_err(|error| error.kind());
+    assert_eq!(refused, Err(ErrorKind::Busy));
+    let mut input = Writer::new();
+    input.versioned(1, 1, |out| {
+        out.blob(b"lock");
+    });
+    let info = sb.exec(&object, SnapId::HEAD, Method::new("lock", "get_info"), input.finish()).await?;
+    assert!(info.windows(6).any(|part| part == b"cookie"));
+    println!("ok class calls");
+
+    drop(watch_b);
+    while sa.watchers(&object).await?.len() > 1 {
+        sleep(Duration::from_millis(50)).await;
+    }
+    sa.blocklist(&sb.identity().address, Some(Duration::from_secs(60))).await?;
+    let write = Transaction::of(ObjectOp::Write { offset: 0, data: Buf::copy_of(b"x").into() });
+    let fenced = b.submit(&object, write).await.map_err(|error| error.kind());
+    assert_eq!(fenced, Err(ErrorKind::Fenced), "who is on the blocklist writes no more");
+    println!("ok blocklist");
+
+    a.submit(&object, Transaction::of(ObjectOp::Remove)).await?;
+    heard_a.changed.wait_until(|| heard_a.broken.borrow().is_some()).await;
+    assert_eq!(*heard_a.broken.borrow(), Some(ErrorKind::NotFound), "a watch on what is removed");
+    println!("ok a removed object ends its watches");
+    drop(watch_a);
+    one.delete_pool(name).await?;
+    two.close();
+    one.close();
+    Ok(())
+}
+
+fn run(words: &[String]) -> Outcome {
+    let reactor = || Reactor::system(DriverChoice::Auto).expect("a reactor");
+    match words.split_first().map(|(verb, rest)| (verb.as_str(), rest)) {
+        Some(("crush", rest)) => crush(rest),
+        Some(("groups", rest)) => groups(rest),
+        Some(("objects", rest)) => objects(rest),
+        Some(("status", [])) => reactor().block_on(status()),
+        Some(("conformance", rest)) => reactor().block_on(conformance(rest.first().map(String::as_str))),
+        Some(("shared", rest)) => reactor().block_on(shared(rest.first().map(String::as_str))),
+        Some(("steps", [seed])) => reactor().block_on(steps(seed.parse()?)),
+        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared".into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

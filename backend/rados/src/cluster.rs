@@ -1,0 +1,278 @@
+//! A client of one cluster, on one core.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
+use forebay_messenger::Portal;
+use forebay_messenger::session::cephx::Wallet;
+use forebay_reactor::{random, timeout};
+
+use crate::config::{Config, Credentials};
+use crate::error::failure;
+use crate::map::{Epoch, Fsid, OsdMap};
+use crate::monitor::wire::{self, OsdMaps, Space, kind, pool_op};
+use crate::monitor::{Listener, Monitors, malformed};
+use crate::osd::Objecter;
+use crate::pool::RadosPool;
+
+/// What a client knows of its cluster at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterStatus {
+    /// The cluster's identity, as it is usually written.
+    pub fsid: String,
+    /// Our number in it.
+    pub client: u64,
+    /// The monitor that we talk to.
+    pub monitor: Option<String>,
+    /// Monitors.
+    pub monitors: usize,
+    /// The epoch of the OSDs' map.
+    pub epoch: Epoch,
+    /// OSDs that are up ...
+    pub osds_up: usize,
+    /// ... of these.
+    pub osds: usize,
+    /// Pools.
+    pub pools: usize,
+    /// Sessions with OSDs.
+    pub sessions: usize,
+    /// Requests that are not answered.
+    pub requests: usize,
+    /// The cluster has put us on its blocklist.
+    pub fenced: bool,
+}
+
+/// A client: its session with the monitors, and those with OSDs.
+pub struct Cluster {
+    wallet: Rc<Wallet>,
+    monitors: Monitors,
+    objecter: Rc<Objecter>,
+    nonce: u32,
+    /// Pools that somebody has, so that each is there once.
+    pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
+}
+
+struct Maps(Weak<Objecter>);
+
+impl Listener for Maps {
+    fn osd_maps(&self, maps: &OsdMaps<'_>) {
+        if let Some(objecter) = self.0.upgrade() {
+            objecter.take_maps(maps);
+        }
+    }
+}
+
+impl Cluster {
+    /// Connects: to a monitor, and until a map of the OSDs is there.
+    ///
+    /// # Errors
+    /// `Denied` when the monitors refuse our key; `TimedOut` when none answers in time.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub async fn connect(config: Config) -> Result<Rc<Self>> {
+        if matches!(config.credentials, Credentials::None) {
+            let text = "a cluster without authentication (auth client required = none)";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let portal = Portal::default();
+        let wallet = Wallet::new();
+        // One number for all connections: by it, and by our address, the cluster fences us.
+        let nonce = (random() as u32).max(1);
+        let limit = config.connect_timeout;
+        let objecter = Objecter::new(&config, wallet.clone(), nonce, &portal);
+        let maps: Rc<dyn Listener> = Rc::new(Maps(Rc::downgrade(&objecter)));
+        let monitors = Monitors::start(config, wallet.clone(), nonce, &portal, maps);
+        objecter.set_monitors(monitors.clone());
+        let cluster = Rc::new(Self { wallet, monitors, objecter, nonce, pools: RefCell::default() });
+        cluster.monitors.connected().await?;
+        let came = cluster.objecter.changed.wait_until(|| cluster.objecter.map().is_some());
+        if timeout(limit, came).await.is_err() {
+            let text = format!("no map of the OSDs came within {} s", limit.as_secs_f32());
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+        Ok(cluster)
+    }
+
+    /// What is known at the moment.
+    pub fn status(&self) -> ClusterStatus {
+        let (requests, sessions) = self.objecter.counts();
+        let map = self.map();
+        ClusterStatus {
+            fsid: text(&self.monitors.fsid()),
+            client: self.wallet.global_id(),
+            monitor: self.monitors.current(),
+            monitors: self.monitors.count(),
+            epoch: map.epoch,
+            osds_up: map.osds_up(),
+            osds: map.osds(),
+            pools: map.pools.len(),
+            sessions,
+            requests,
+            fenced: self.objecter.is_fenced(),
+        }
+    }
+
+    /// The map of the OSDs, as it is now.
+    pub fn map(&self) -> Rc<OsdMap> {
+        self.objecter.map().expect("a client that has connected has a map")
+    }
+
+    /// A pool by its name.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unsupported` for a pool that needs more than this client knows.
+    pub fn pool(self: &Rc<Self>, name: &str) -> Result<Rc<RadosPool>> {
+        let map = self.map();
+        let absent = || Error::new(ErrorKind::NotFound, format!("pool {name}"));
+        let id = map.pool_named(name).ok_or_else(absent)?;
+        self.pool_by_id(id)
+    }
+
+    /// A pool by its number: the same one for all who have it.
+    pub(crate) fn pool_by_id(self: &Rc<Self>, id: i64) -> Result<Rc<RadosPool>> {
+        let map = self.map();
+        let absent = || Error::new(ErrorKind::NotFound, format!("pool {id}"));
+        let (pool, name) = map.pools.get(&id).zip(map.names.get(&id)).ok_or_else(absent)?;
+        map.check_pool(pool).map_err(|text| Error::new(ErrorKind::Unsupported, format!("pool {name}: {text}")))?;
+        let mut pools = self.pools.borrow_mut();
+        pools.retain(|_, pool| pool.strong_count() > 0);
+        if let Some(pool) = pools.get(&id).and_then(Weak::upgrade) {
+            return Ok(pool);
+        }
+        let pool = RadosPool::new(self.clone(), id, name);
+        pools.insert(id, Rc::downgrade(&pool));
+        Ok(pool)
+    }
+
+    /// Who we are to other clients.
+    pub(crate) fn identity(&self) -> ClientIdentity {
+        let seen = self.monitors.own_addr();
+        let address = match seen.and_then(|addr| addr.socket) {
+            Some(socket) => format!("{socket}/{}", self.nonce),
+            None => format!(":/{}", self.nonce),
+        };
+        ClientIdentity { number: self.wallet.global_id(), address }
+    }
+
+    /// Fences a client, and waits until our map says so.
+    pub(crate) async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
+        let mut fields = vec![
+            ("prefix", wire::quote("osd blocklist")),
+            ("blocklistop", wire::quote("add")),
+            ("addr", wire::quote(address)),
+        ];
+        if let Some(expire) = expire {
+            fields.push(("expire", format!("{:.3}", expire.as_secs_f64())));
+        }
+        self.monitors.command(&fields).await?;
+        let reply =
+            self.monitors.request(kind::GET_VERSION, (1, 1), &wire::version("osdmap"), Default::default()).await?;
+        let newest = wire::version_reply(&reply.front.to_vec()).map_err(malformed)?;
+        self.reached(u32::try_from(newest).unwrap_or(Epoch::MAX)).await;
+        Ok(())
+    }
+
+    /// Runs a command of the monitors: its fields as name and value, both as text, `prefix` the first.  What it prints.
+    ///
+    /// # Errors
+    /// What the monitors answer.
+    pub async fn command(&self, fields: &[(&str, &str)]) -> Result<Vec<u8>> {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, wire::quote(value))).collect();
+        self.monitors.command(&fields).await
+    }
+
+    /// Creates a pool of replicated objects, and waits until it is in the map.
+    ///
+    /// # Errors
+    /// What the monitors answer.
+    pub async fn create_pool(&self, name: &str, groups: u32) -> Result<()> {
+        let fields = [
+            ("prefix", wire::quote("osd pool create")),
+            ("pool", wire::quote(name)),
+            ("pg_num", groups.to_string()),
+            ("pgp_num", groups.to_string()),
+        ];
+        self.monitors.command(&fields).await?;
+        let there = self.objecter.changed.wait_until(|| self.map().pool_named(name).is_some());
+        there.await;
+        Ok(())
+    }
+
+    /// Deletes a pool and everything in it, if the cluster allows that (`mon allow pool delete`).
+    ///
+    /// # Errors
+    /// What the monitors answer.
+    pub async fn delete_pool(&self, name: &str) -> Result<()> {
+        let fields = [
+            ("prefix", wire::quote("osd pool delete")),
+            ("pool", wire::quote(name)),
+            ("pool2", wire::quote(name)),
+            ("yes_i_really_really_mean_it", "true".into()),
+        ];
+        self.monitors.command(&fields).await.map(drop)
+    }
+
+    /// Takes new snapshot numbers for a pool.
+    pub(crate) async fn create_snap(&self, pool: i64) -> Result<u64> {
+        let (status, epoch, number) = self.pool_op(pool, pool_op::CREATE_UNMANAGED_SNAP, 0).await?;
+        if status < 0 {
+            return Err(failure(status, "taking a snapshot's number"));
+        }
+        self.reached(epoch).await;
+        number.ok_or_else(|| Error::new(ErrorKind::Io, "the monitors gave no snapshot's number"))
+    }
+
+    /// Gives up a snapshot's number.
+    pub(crate) async fn remove_snap(&self, pool: i64, snap: u64) -> Result<()> {
+        let (status, epoch, _) = self.pool_op(pool, pool_op::DELETE_UNMANAGED_SNAP, snap).await?;
+        if status < 0 {
+            return Err(failure(status, format!("giving up the snapshot's number {snap}")));
+        }
+        self.reached(epoch).await;
+        Ok(())
+    }
+
+    async fn pool_op(&self, pool: i64, op: u32, snap: u64) -> Result<(i32, Epoch, Option<u64>)> {
+        let front = wire::snapshot_op(&self.monitors.fsid(), pool, op, snap);
+        let reply = self.monitors.request(kind::POOL_OP, (4, 2), &front, Default::default()).await?;
+        wire::pool_reply(&reply.front.to_vec()).map_err(malformed)
+    }
+
+    /// Waits until our map is as new as this.
+    async fn reached(&self, epoch: Epoch) {
+        self.objecter.changed.wait_until(|| self.map().epoch >= epoch).await;
+    }
+
+    pub(crate) async fn space(&self, pool: i64) -> Result<Space> {
+        let front = wire::statfs(&self.monitors.fsid(), pool);
+        let reply = self.monitors.request(kind::STATFS, (2, 1), &front, Default::default()).await?;
+        wire::statfs_reply(&reply.front.to_vec()).map_err(malformed)
+    }
+
+    pub(crate) fn objecter(&self) -> &Rc<Objecter> {
+        &self.objecter
+    }
+
+    /// Ends all sessions; what is not answered fails.
+    pub fn close(&self) {
+        self.objecter.close();
+        self.monitors.close();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A cluster's identity in its usual form.
+fn text(fsid: &Fsid) -> String {
+    let hex: Vec<String> = fsid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let part = |range: std::ops::Range<usize>| hex[range].concat();
+    [part(0..4), part(4..6), part(6..8), part(8..10), part(10..16)].join("-")
+}

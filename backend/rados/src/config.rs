@@ -1,0 +1,298 @@
+//! What a client of a Ceph cluster is told: who it is, its key, where the monitors are, and a few settings.
+//!
+//! The rules are those of every Ceph client: a `ceph.conf` with sections, keyrings, and the environment.  Files, names
+//! and the environment are reached through [`Surroundings`], so that everything here is pure.
+
+mod conf;
+mod keyring;
+mod monitors;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_messenger::session::cephx::Secret;
+use forebay_messenger::wire::control::mode;
+
+pub use conf::Conf;
+pub use keyring::find_key;
+pub use monitors::parse_monitors;
+
+/// What the outside gives to who resolves a configuration.
+pub trait Surroundings {
+    /// A file's text.
+    fn read(&self, path: &Path) -> io::Result<String>;
+    /// A variable of the environment.
+    fn variable(&self, name: &str) -> Option<String>;
+    /// This machine's name, up to its first dot.
+    fn host(&self) -> String;
+    /// The addresses of another machine, by its name.
+    fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
+    /// Names and ports of the service `_NAME._tcp`, the most wanted first.
+    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>>;
+}
+
+/// What the user says: the flags that every Ceph client has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `-c`: the configuration file.
+    pub conf: Option<PathBuf>,
+    /// `--id`: the part of the name behind `client.`.
+    pub id: Option<String>,
+    /// `--keyring`.
+    pub keyring: Option<PathBuf>,
+    /// `--cluster`: the name that configuration files and keyrings begin with.
+    pub cluster: Option<String>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No configuration file was named, and none is at the usual places.
+    #[error("no configuration of a Ceph cluster was found (looked for {0})")]
+    NoConf(String),
+    /// A file cannot be read.
+    #[error("reading {path}: {error}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A line is wrong.
+    #[error("{path}:{line}: {text}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        text: String,
+    },
+    /// A setting has a value that it cannot have.
+    #[error("the setting '{name}' is '{value}': {text}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        text: String,
+    },
+    /// There is no key for us.
+    #[error("no key for {name} was found (looked for {places})")]
+    NoKey {
+        /// Who we are.
+        name: String,
+        /// Where a keyring could be.
+        places: String,
+    },
+    /// The configuration names no monitor that can be reached.
+    #[error("{0}")]
+    NoMonitors(String),
+}
+
+/// How we show who we are.
+#[derive(Debug, Clone)]
+pub enum Credentials {
+    /// The cluster asks nobody.
+    None,
+    /// By a key.
+    Cephx(Secret),
+}
+
+/// A client's configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The part of our name behind `client.`.
+    pub id: String,
+    /// How we show it.
+    pub credentials: Credentials,
+    /// Where monitors are, by the second version of the protocol.
+    pub monitors: Vec<SocketAddr>,
+    /// How connections to monitors are protected, of [`mode`], the most wanted first.
+    pub monitor_modes: Vec<u32>,
+    /// How connections to OSDs are.
+    pub osd_modes: Vec<u32>,
+    /// A request to an OSD fails after so long; `None`: it waits until it can be done.
+    pub osd_timeout: Option<Duration>,
+    /// A request to the monitors fails after so long.
+    pub monitor_timeout: Duration,
+    /// The first connection fails after so long.
+    pub connect_timeout: Duration,
+}
+
+/// When nothing is said.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Config {
+    /// Resolves flags, files and the environment.
+    pub fn resolve(flags: &Flags, outside: &dyn Surroundings) -> Result<Self, ConfigError> {
+        let cluster = flags.cluster.clone().unwrap_or_else(|| "ceph".into());
+        let id = flags.id.clone().unwrap_or_else(|| "admin".into());
+        let (path, text) = find_conf(flags, &cluster, outside)?;
+        let conf = Conf::parse(&text, &cluster, &id, &outside.host()).map_err(|(line, text)| ConfigError::Line {
+            path: path.clone(),
+            line,
+            text,
+        })?;
+        let credentials = find_credentials(flags, &conf, outside)?;
+        let monitors = find_monitors(&conf, outside)?;
+        let seconds = |name: &'static str, default: Option<Duration>| match conf.get(name) {
+            None => Ok(default),
+            Some(value) => match value.parse::<f64>() {
+                // Nothing means for ever, as in every Ceph client.
+                Ok(0.0) => Ok(None),
+                Ok(seconds) if seconds.is_finite() && (0.0..1e9).contains(&seconds) => {
+                    Ok(Some(Duration::from_secs_f64(seconds)))
+                }
+                _ => Err(ConfigError::Value { name, value, text: "it is a number of seconds".into() }),
+            },
+        };
+        const FOREVER: Duration = Duration::from_secs(1 << 30);
+        Ok(Self {
+            credentials,
+            monitors,
+            monitor_modes: modes(&conf, "ms_mon_client_mode", &[mode::SECURE, mode::CRC])?,
+            osd_modes: modes(&conf, "ms_client_mode", &[mode::CRC, mode::SECURE])?,
+            osd_timeout: seconds("rados_osd_op_timeout", None)?,
+            monitor_timeout: seconds("rados_mon_op_timeout", Some(MONITOR_TIMEOUT))?.unwrap_or(FOREVER),
+            connect_timeout: seconds("client_mount_timeout", Some(CONNECT_TIMEOUT))?.unwrap_or(FOREVER),
+            id,
+        })
+    }
+}
+
+fn read(outside: &dyn Surroundings, path: &Path) -> Result<Option<String>, ConfigError> {
+    match outside.read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ConfigError::Read { path: path.into(), error }),
+    }
+}
+
+fn find_conf(flags: &Flags, cluster: &str, outside: &dyn Surroundings) -> Result<(PathBuf, String), ConfigError> {
+    let named = flags.conf.clone().or_else(|| outside.variable("CEPH_CONF").map(PathBuf::from));
+    if let Some(path) = named {
+        let text = outside.read(&path).map_err(|error| ConfigError::Read { path: path.clone(), error })?;
+        return Ok((path, text));
+    }
+    let mut places = vec![PathBuf::from(format!("/etc/ceph/{cluster}.conf"))];
+    places.extend(outside.variable("HOME").map(|home| Path::new(&home).join(format!(".ceph/{cluster}.conf"))));
+    places.push(format!("{cluster}.conf").into());
+    for path in &places {
+        if let Some(text) = read(outside, path)? {
+            return Ok((path.clone(), text));
+        }
+    }
+    Err(ConfigError::NoConf(join(&places)))
+}
+
+fn join(places: &[PathBuf]) -> String {
+    places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> Result<Credentials, ConfigError> {
+    let methods = conf.get("auth_client_required").or_else(|| conf.get("auth_supported"));
+    let methods = methods.unwrap_or_else(|| "cephx, none".into());
+    let takes = |method: &str| methods.split([',', ' ', ';']).any(|word| word == method);
+    if !takes("cephx") {
+        if takes("none") {
+            return Ok(Credentials::None);
+        }
+        let text = "this client knows cephx and none".into();
+        return Err(ConfigError::Value { name: "auth_client_required", value: methods, text });
+    }
+    let secret = |name: &'static str, text: &str| {
+        let wrong = || ConfigError::Value { name, value: "(hidden)".into(), text: "it is no key".into() };
+        Secret::from_base64(text).map(Credentials::Cephx).ok_or_else(wrong)
+    };
+    let named = flags.keyring.clone().or_else(|| outside.variable("CEPH_KEYRING").map(PathBuf::from));
+    if named.is_none() {
+        if let Some(key) = conf.get("key") {
+            return secret("key", &key);
+        }
+        if let Some(path) = conf.get("keyfile") {
+            let path = PathBuf::from(path);
+            let text = outside.read(&path).map_err(|error| ConfigError::Read { path, error })?;
+            return secret("keyfile", text.trim());
+        }
+    }
+    let name = conf.name();
+    let places = match (named, conf.get("keyring")) {
+        (Some(path), _) => vec![path],
+        (None, Some(list)) => list.split([',', ';']).map(|path| PathBuf::from(path.trim())).collect(),
+        (None, None) => {
+            let names =
+                [format!("$cluster.{name}.keyring"), "$cluster.keyring".into(), "keyring".into(), "keyring.bin".into()];
+            names.iter().map(|file| PathBuf::from(conf.expand(&format!("/etc/ceph/{file}")))).collect()
+        }
+    };
+    for path in &places {
+        let Some(text) = read(outside, path)? else { continue };
+        let found = find_key(&text, &name);
+        if let Some(key) = found.map_err(|(line, text)| ConfigError::Line { path: path.clone(), line, text })? {
+            return secret("keyring", &key);
+        }
+    }
+    Err(ConfigError::NoKey { name, places: join(&places) })
+}
+
+fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAddr>, ConfigError> {
+    let mut texts: Vec<String> = conf.get("mon_host").into_iter().collect();
+    if texts.is_empty() {
+        texts = conf.monitor_addrs();
+    }
+    let wrong = |value: &str, text: String| ConfigError::Value { name: "mon_host", value: value.into(), text };
+    let mut addrs = Vec::new();
+    for text in &texts {
+        for place in parse_monitors(text).map_err(|error| wrong(text, error))? {
+            match place.host.parse::<IpAddr>() {
+                Ok(ip) => addrs.push(SocketAddr::new(ip, place.port)),
+                Err(_) => {
+                    let ips = outside
+                        .resolve(&place.host)
+                        .map_err(|error| wrong(text, format!("{}: {error}", place.host)))?;
+                    addrs.extend(ips.into_iter().map(|ip| SocketAddr::new(ip, place.port)));
+                }
+            }
+        }
+    }
+    if texts.is_empty() {
+        let service = conf.get("mon_dns_srv_name").unwrap_or_else(|| "ceph-mon".into());
+        let none = |error: io::Error| {
+            let text = format!("the configuration has no 'mon host', and the name service no _{service}._tcp: {error}");
+            ConfigError::NoMonitors(text)
+        };
+        for (name, port) in outside.service(&service).map_err(none)? {
+            // A record for the first version of the protocol says its port.
+            if port == monitors::PORT_V1 {
+                continue;
+            }
+            let ips = outside.resolve(&name).map_err(none)?;
+            addrs.extend(ips.into_iter().map(|ip| SocketAddr::new(ip, port)));
+        }
+    }
+    addrs.dedup();
+    if addrs.is_empty() {
+        let text = "no monitor of the configuration speaks the protocol's second version (msgr2, usually on port 3300)";
+        return Err(ConfigError::NoMonitors(text.into()));
+    }
+    Ok(addrs)
+}
+
+fn modes(conf: &Conf, name: &'static str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
+    let Some(value) = conf.get(name) else { return Ok(default.to_vec()) };
+    let one = |word: &str| match word {
+        "crc" => Ok(mode::CRC),
+        "secure" => Ok(mode::SECURE),
+        _ => Err(ConfigError::Value { name, value: value.clone(), text: "it is a list of 'crc' and 'secure'".into() }),
+    };
+    let all: Vec<u32> = value.split([' ', ',']).filter(|word| !word.is_empty()).map(one).collect::<Result<_, _>>()?;
+    if all.is_empty() { Ok(default.to_vec()) } else { Ok(all) }
+}
+
+#[cfg(test)]
+mod tests;

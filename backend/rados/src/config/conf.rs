@@ -1,0 +1,162 @@
+//! `ceph.conf`: sections of settings, and what stands in for what in them.
+
+use std::collections::BTreeMap;
+
+/// Metavariables within metavariables at most.
+const DEPTH_MAX: u32 = 8;
+
+/// The settings of a configuration file, as they are for one client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conf {
+    sections: BTreeMap<String, BTreeMap<String, String>>,
+    cluster: String,
+    id: String,
+    host: String,
+}
+
+/// A setting's name: spaces, dashes and underlines are the same.
+fn normal(name: &str) -> String {
+    let words: Vec<&str> = name.split([' ', '\t', '-', '_']).filter(|word| !word.is_empty()).collect();
+    words.join("_").to_ascii_lowercase()
+}
+
+/// A line without its comment.
+fn code(line: &str) -> &str {
+    let mut quote = None;
+    let mut before = None;
+    for (at, c) in line.char_indices() {
+        match (quote, c) {
+            (Some(open), c) if c == open && before != Some('\\') => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '#' | ';') if before != Some('\\') => return &line[..at],
+            (None, _) => {}
+        }
+        before = Some(c);
+    }
+    line
+}
+
+/// A value without the quotes around it and the backslashes in it.
+fn value(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let inner = match text.chars().next() {
+        Some(quote @ ('"' | '\'')) => {
+            let rest = &text[1..];
+            let end = rest.rfind(quote).ok_or_else(|| format!("the quote {quote} is not closed"))?;
+            if !rest[end + 1..].trim().is_empty() {
+                return Err("there is something behind the closing quote".into());
+            }
+            &rest[..end]
+        }
+        _ => text,
+    };
+    let mut out = String::with_capacity(inner.len());
+    let mut escaped = false;
+    for c in inner.chars() {
+        if escaped || c != '\\' {
+            out.push(c);
+        }
+        escaped = !escaped && c == '\\';
+    }
+    Ok(out)
+}
+
+impl Conf {
+    /// Reads a file; `Err` names the line, counted from 1, and what is wrong with it.
+    pub fn parse(text: &str, cluster: &str, id: &str, host: &str) -> Result<Self, (usize, String)> {
+        let mut sections: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        let mut section = "global".to_owned();
+        let mut carried = String::new();
+        for (number, line) in text.lines().enumerate() {
+            let wrong = |text: String| (number + 1, text);
+            let line = code(line).trim_end();
+            // A backslash at the end goes on in the next line.
+            if let Some(part) = line.strip_suffix('\\') {
+                carried.push_str(part);
+                continue;
+            }
+            let whole = std::mem::take(&mut carried) + line;
+            let line = whole.trim();
+            if line.is_empty() {
+                continue;
+            }
+            if let Some(rest) = line.strip_prefix('[') {
+                let Some((name, "")) = rest.split_once(']').map(|(name, rest)| (name, rest.trim())) else {
+                    return Err(wrong(format!("'{line}' is no section; write [NAME]")));
+                };
+                section = name.trim().to_owned();
+                continue;
+            }
+            let Some((name, text)) = line.split_once('=') else {
+                return Err(wrong(format!("'{line}' is no setting; write NAME = VALUE")));
+            };
+            let settings = sections.entry(section.clone()).or_default();
+            settings.insert(normal(name), value(text).map_err(wrong)?);
+        }
+        Ok(Self { sections, cluster: cluster.into(), id: id.into(), host: host.into() })
+    }
+
+    /// Who we are: `client.ID`.
+    pub fn name(&self) -> String {
+        format!("client.{}", self.id)
+    }
+
+    /// A setting, from the section that is most about us, with what stands for something else replaced.
+    pub fn get(&self, name: &str) -> Option<String> {
+        self.raw(name).map(|text| self.replace(text, 0))
+    }
+
+    fn raw(&self, name: &str) -> Option<&str> {
+        let own = self.name();
+        let find = |section: &str| self.sections.get(section)?.get(name);
+        [own.as_str(), "client", "global"].into_iter().find_map(find).map(String::as_str)
+    }
+
+    /// The text with what stands for something else replaced: `$cluster`, `$name`, other settings.
+    pub fn expand(&self, text: &str) -> String {
+        self.replace(text, 0)
+    }
+
+    fn replace(&self, text: &str, depth: u32) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find('$') {
+            out.push_str(&rest[..at]);
+            let after = &rest[at + 1..];
+            let (name, behind) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+                Some((name, behind)) => (name, behind),
+                None => {
+                    let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+                    after.split_at(end)
+                }
+            };
+            match self.variable(name, depth) {
+                Some(found) => out.push_str(&found),
+                None => out.push_str(&rest[at..rest.len() - behind.len()]),
+            }
+            rest = behind;
+        }
+        out.push_str(rest);
+        out
+    }
+
+    fn variable(&self, name: &str, depth: u32) -> Option<String> {
+        match name {
+            "cluster" => Some(self.cluster.clone()),
+            "type" => Some("client".into()),
+            "id" | "num" => Some(self.id.clone()),
+            "name" => Some(self.name()),
+            "host" => Some(self.host.clone()),
+            // A setting that stands for itself stays as it is.
+            _ if depth < DEPTH_MAX => self.raw(&normal(name)).map(|text| self.replace(text, depth + 1)),
+            _ => None,
+        }
+    }
+
+    /// The addresses that sections of monitors say, in the old way.
+    pub fn monitor_addrs(&self) -> Vec<String> {
+        let monitors = self.sections.iter().filter(|(name, _)| name.starts_with("mon."));
+        monitors.filter_map(|(_, settings)| settings.get("mon_addr").cloned()).collect()
+    }
+}

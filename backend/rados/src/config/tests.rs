@@ -1,0 +1,113 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+#[derive(Default)]
+struct Outside {
+    files: BTreeMap<PathBuf, String>,
+    variables: BTreeMap<String, String>,
+}
+
+impl Outside {
+    fn with(files: &[(&str, &str)]) -> Self {
+        Self { files: files.iter().map(|(path, text)| (path.into(), (*text).into())).collect(), ..Self::default() }
+    }
+}
+
+impl Surroundings for Outside {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.files.get(path).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).cloned()
+    }
+    fn host(&self) -> String {
+        "here".into()
+    }
+    fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        if name == "mon.example" { Ok(vec![[192, 0, 2, 7].into()]) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>> {
+        match name {
+            "ceph-mon" => Ok(vec![("mon.example".into(), 3300), ("mon.example".into(), 6789)]),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+const KEY: &str = "AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==";
+
+fn keyring(name: &str) -> String {
+    format!("[client.other]\n\tkey = nonsense\n[{name}]\n\tkey = {KEY}\n\tcaps mon = \"allow *\"\n")
+}
+
+#[test]
+fn the_usual_places() {
+    let outside = Outside::with(&[
+        ("/etc/ceph/ceph.conf", "[global]\nmon host = 10.0.0.1\n"),
+        ("/etc/ceph/ceph.client.admin.keyring", &keyring("client.admin")),
+    ]);
+    let config = Config::resolve(&Flags::default(), &outside).expect("a configuration");
+    assert_eq!((config.id.as_str(), config.monitors), ("admin", vec!["10.0.0.1:3300".parse().expect("an address")]));
+    assert!(matches!(config.credentials, Credentials::Cephx(_)));
+    assert_eq!(config.osd_modes, [mode::CRC, mode::SECURE]);
+    assert_eq!(config.osd_timeout, None);
+}
+
+#[test]
+fn flags_and_the_environment() {
+    let mut outside = Outside::with(&[
+        (
+            "/x.conf",
+            "mon host = mon.example\nms_client_mode = secure\nkeyring = /k/$cluster.$name\n[client.u]\nrados osd op timeout = 2.5 # s\n",
+        ),
+        ("/k/west.client.u", &keyring("client.u")),
+    ]);
+    outside.variables.insert("CEPH_CONF".into(), "/x.conf".into());
+    let flags = Flags { id: Some("u".into()), cluster: Some("west".into()), ..Flags::default() };
+    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
+    assert_eq!(config.osd_modes, [mode::SECURE]);
+    assert_eq!(config.osd_timeout, Some(Duration::from_millis(2500)));
+    let error = Config::resolve(&Flags { id: Some("nobody".into()), ..flags }, &outside).expect_err("no key");
+    assert!(error.to_string().contains("/k/west.client.nobody"), "{error}");
+}
+
+#[test]
+fn the_name_service() {
+    let outside = Outside::with(&[("/c", "auth client required = none")]);
+    let flags = Flags { conf: Some("/c".into()), ..Flags::default() };
+    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
+    assert!(matches!(config.credentials, Credentials::None));
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let check = |text: &str, says: &str| {
+        let outside = Outside::with(&[("/c", text)]);
+        let error = Config::resolve(&Flags { conf: Some("/c".into()), ..Flags::default() }, &outside).expect_err(text);
+        assert!(error.to_string().contains(says), "{text}: {error}");
+    };
+    check("[global\n", "/c:1: ");
+    check("\n\nnonsense\n", "/c:3: ");
+    check("auth client required = gss", "cephx and none");
+    check("auth client required = none\nmon host = v1:1.2.3.4", "msgr2");
+    check("auth client required = none\nmon host = h:x", "no address");
+    check("auth client required = none\nmon host = 1.2.3.4\nms client mode = strange", "'crc' and 'secure'");
+    check("auth client required = none\nmon host = 1.2.3.4\nrados osd op timeout = soon", "seconds");
+    check("key = short\nmon host = 1.2.3.4", "no key");
+    let error = Config::resolve(&Flags::default(), &Outside::default()).expect_err("nothing is there");
+    assert!(error.to_string().contains("/etc/ceph/ceph.conf"), "{error}");
+}
+
+#[test]
+fn lines_quotes_and_variables() {
+    let text = "a b = one \\\n two\nc = \"x # y\" ; note\nself = $self\nd_d = ${c}/$id/$unknown\n[client]\nc = z\n";
+    let conf = Conf::parse(text, "ceph", "admin", "h").expect("a configuration");
+    assert_eq!(conf.get("a_b").as_deref(), Some("one  two"));
+    assert_eq!(conf.get("c").as_deref(), Some("z"));
+    assert_eq!(conf.get("d_d").as_deref(), Some("z/admin/$unknown"));
+    assert_eq!(conf.get("self").as_deref(), Some("$self"));
+    assert!(Conf::parse("a = 'x", "ceph", "admin", "h").is_err());
+}

@@ -1,0 +1,130 @@
+//! CRUSH: where a placement group's copies are, computed from the cluster's map.
+//!
+//! The algorithm is defined by what Ceph's implementation answers, which every client must answer too; it is compared
+//! with Debian's `crushtool` in `test/interop/rados-crush.sh`.  Pure: no I/O, no time, no chance.
+
+mod choose;
+mod decode;
+pub mod hash;
+mod log;
+
+use std::collections::BTreeMap;
+
+/// No device: what stands in a place of an erasure-coded placement that could not be filled.
+pub const ITEM_NONE: i32 = 0x7fff_ffff;
+/// Weight of a device that is fully in, and of a primary affinity of one: 16.16 fixed point.
+pub const WEIGHT_ONE: u32 = 0x1_0000;
+/// The choose-args that are used for pools without their own.
+const CHOOSE_ARGS_DEFAULT: i64 = -1;
+
+/// How a bucket chooses among its items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Alg {
+    /// All items weigh the same.
+    Uniform,
+    /// A list, newest last: weights, and their sums from the first on.
+    List { weights: Vec<u32>, sums: Vec<u32> },
+    /// A binary tree of weights.
+    Tree { nodes: Vec<u32> },
+    /// Straws of scaled length.
+    Straw { straws: Vec<u32> },
+    /// Exponentially distributed draws by weight.
+    Straw2 { weights: Vec<u32> },
+}
+
+/// A bucket: a host, a rack, a root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) id: i32,
+    /// Its type's number; devices have 0.
+    pub(crate) kind: i32,
+    pub(crate) alg: Alg,
+    pub(crate) items: Vec<i32>,
+}
+
+/// A step of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Noop,
+    Take(i32),
+    Emit,
+    Choose {
+        firstn: bool,
+        leaf: bool,
+        count: i32,
+        kind: i32,
+    },
+    SetTries(i32),
+    SetLeafTries(i32),
+    SetLocalTries(i32),
+    SetLocalFallbackTries(i32),
+    SetVaryR(i32),
+    SetStable(i32),
+    /// Of a later release than this knows.
+    Unknown(u32),
+}
+
+/// What replaces weights and ids of a bucket's items, for some pools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ChooseArg {
+    /// By position in the result; the last one counts for all further ones.
+    pub(crate) weight_sets: Vec<Vec<u32>>,
+    pub(crate) ids: Vec<i32>,
+}
+
+/// Of the algorithm; the cluster's operator sets them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tunables {
+    pub(crate) local_tries: u32,
+    pub(crate) local_fallback_tries: u32,
+    pub(crate) total_tries: u32,
+    pub(crate) descend_once: bool,
+    pub(crate) vary_r: u32,
+    pub(crate) stable: bool,
+}
+
+impl Default for Tunables {
+    /// Those of a map that is too old to say ("legacy").
+    fn default() -> Self {
+        Self { local_tries: 2, local_fallback_tries: 5, total_tries: 19, descend_once: false, vary_r: 0, stable: false }
+    }
+}
+
+/// A cluster's hierarchy of devices, and the rules by which they are chosen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CrushMap {
+    /// By `-1 - id`.
+    buckets: Vec<Option<Bucket>>,
+    rules: Vec<Option<Vec<Step>>>,
+    devices_max: i32,
+    tunables: Tunables,
+    choose_args: BTreeMap<i64, BTreeMap<u32, ChooseArg>>,
+}
+
+impl CrushMap {
+    fn bucket(&self, id: i32) -> Option<&Bucket> {
+        let place = usize::try_from(-1 - i64::from(id)).ok()?;
+        self.buckets.get(place)?.as_ref()
+    }
+
+    /// How many rules there may be; some numbers may be unused.
+    pub fn rules(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// There is such a rule, and this client knows all of its steps.
+    pub fn knows_rule(&self, rule: usize) -> bool {
+        let known = |steps: &Vec<Step>| steps.iter().all(|step| !matches!(step, Step::Unknown(_)));
+        self.rules.get(rule).and_then(Option::as_ref).is_some_and(known)
+    }
+
+    /// Chooses up to `max` devices for the input `x` by a rule.  `weights` says for each device how far it is in, of
+    /// [`WEIGHT_ONE`]; `pool` picks the choose-args.  Nothing for a rule that is not there or not known.
+    pub fn place(&self, rule: usize, x: u32, max: usize, weights: &[u32], pool: i64) -> Vec<i32> {
+        if !self.knows_rule(rule) {
+            return Vec::new();
+        }
+        let args = self.choose_args.get(&pool).or_else(|| self.choose_args.get(&CHOOSE_ARGS_DEFAULT));
+        choose::place(self, rule, x, max, weights, args)
+    }
+}

@@ -1,0 +1,93 @@
+//! What fuzzers and property tests call: bytes from monitors and OSDs, through everything that decodes them.  None of it
+//! may panic, take long, or take much memory.
+
+use forebay_block::Extent;
+use forebay_messenger::wire::Reader;
+use forebay_reactor::{Buf, BufList};
+
+use crate::config::{Conf, find_key, parse_monitors};
+use crate::crush::CrushMap;
+use crate::map::{Incremental, MonMap, OsdMap, PgId};
+use crate::monitor::wire as monitor;
+use crate::osd::hobject::HObject;
+use crate::osd::wire::{Backoff, Reply};
+use crate::pool::answer;
+
+/// Maps: of monitors, of OSDs, changes; what is decoded also answers.
+pub fn maps(data: &[u8]) {
+    let _ = MonMap::decode(data);
+    let whole = OsdMap::decode_unverified(data);
+    let change = Incremental::decode_unverified(data);
+    if let Ok(mut map) = whole {
+        let groups: Vec<PgId> =
+            map.pools.keys().take(4).flat_map(|&pool| (0..4).map(move |seed| PgId { pool, seed })).collect();
+        for &pg in &groups {
+            map.map_pg(pg);
+        }
+        if let Ok(change) = change {
+            let _ = map.apply(change);
+            for pg in groups {
+                map.map_pg(pg);
+            }
+        }
+    }
+}
+
+/// CRUSH: what is decoded also places.
+pub fn crush(data: &[u8]) {
+    let Some((&seed, data)) = data.split_first() else { return };
+    let Ok(map) = CrushMap::decode(data) else { return };
+    let weights = [0x1_0000, 0x8000, 0, 0x1_0000, 0x1_0000, 0x4000, 0x1_0000, 0x1_0000];
+    for rule in 0..map.rules().min(4) {
+        for max in [1, 3, 6] {
+            let placed = map.place(rule, seed.into(), max, &weights, i64::from(seed % 3) - 1);
+            assert!(placed.len() <= max);
+        }
+    }
+}
+
+/// Messages of monitors and OSDs.
+pub fn messages(data: &[u8]) {
+    let Some((&version, data)) = data.split_first() else { return };
+    let _ = monitor::osd_maps(data);
+    let _ = monitor::mon_map(data);
+    let _ = monitor::command_ack(data);
+    let _ = monitor::pool_reply(data);
+    let _ = monitor::statfs_reply(data);
+    let _ = monitor::auth_reply(data);
+    let _ = Backoff::decode(data);
+    let _ = monitor::version_reply(data);
+    let _ = crate::pool::shared::watchers(data);
+    let _ = crate::pool::shared::notified(data);
+    crate::osd::watch::decode_any(version.into(), data);
+    let list = || BufList::from(Buf::copy_of(data));
+    let payload = BufList::zeroes(usize::from(version) * 3);
+    if let Ok(reply) = Reply::decode(version.into(), data, payload) {
+        let output: usize = reply.ops.iter().map(|(_, data)| data.len()).sum();
+        assert!(output <= usize::from(version) * 3);
+    }
+    let mut reader = Reader::new(data, "anything");
+    if let Ok(one) = HObject::decode(&mut reader) {
+        assert!(one == one.clone() && (one.max || one < HObject { max: true, ..HObject::default() }));
+    }
+    let _ = answer::stat(&list());
+    let _ = answer::extents(&list());
+    let _ = answer::pairs(&list());
+    let _ = answer::snap_set(&list());
+    let _ = answer::names(&list());
+    if let Ok(read) = answer::sparse(list(), Extent::new(4096, 65536)) {
+        assert_eq!(read.fill(Extent::new(4096, 65536)).len(), 65536);
+    }
+}
+
+/// Configuration files, keyrings, lists of monitors.
+pub fn config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(conf) = Conf::parse(text, "ceph", "admin", "host") {
+        for name in ["mon_host", "keyring", "a", "b"] {
+            let _ = conf.get(name);
+        }
+    }
+    let _ = find_key(text, "client.admin");
+    let _ = parse_monitors(text);
+}

@@ -1,0 +1,216 @@
+//! The OSDs and pools (`OSDMap`).
+
+use std::collections::BTreeMap;
+
+use forebay_accel::crc32c;
+use forebay_messenger::wire::{EntityAddr, Malformed, Reader};
+
+use super::place::PgId;
+use super::pool::Pool;
+use super::{Epoch, Fsid, MapError};
+use crate::crush::CrushMap;
+use crate::denc::ReaderExt;
+
+const WHAT: &str = "a map of OSDs";
+/// OSDs at most.
+pub(super) const OSDS_MAX: u32 = 1 << 20;
+
+/// Bits of [`OsdMap::flags`].
+pub mod flags {
+    /// The cluster is full.
+    pub const FULL: u32 = 1 << 1;
+    /// Reads wait.
+    pub const PAUSE_READS: u32 = 1 << 2;
+    /// Writes wait.
+    pub const PAUSE_WRITES: u32 = 1 << 3;
+}
+
+/// Bits of an OSD's state.
+pub(super) mod state {
+    pub const EXISTS: u32 = 1 << 0;
+    pub const UP: u32 = 1 << 1;
+}
+
+/// What a client needs to know of the cluster.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OsdMap {
+    /// The cluster.
+    pub fsid: Fsid,
+    /// Of this map.
+    pub epoch: Epoch,
+    /// Of [`flags`].
+    pub flags: u32,
+    /// By number.
+    pub pools: BTreeMap<i64, Pool>,
+    /// Pools' names.
+    pub names: BTreeMap<i64, String>,
+    /// By OSD: state bits.
+    pub(super) states: Vec<u32>,
+    /// By OSD: how far it is in.
+    pub(super) weights: Vec<u32>,
+    /// By OSD: where clients reach it.
+    pub(super) addrs: Vec<Vec<EntityAddr>>,
+    /// By OSD: how willing it is to be primary; empty when all are.
+    pub(super) affinities: Vec<u32>,
+    pub(super) pg_temp: BTreeMap<PgId, Vec<i32>>,
+    pub(super) primary_temp: BTreeMap<PgId, i32>,
+    pub(super) upmap: BTreeMap<PgId, Vec<i32>>,
+    pub(super) upmap_items: BTreeMap<PgId, Vec<(i32, i32)>>,
+    pub(super) upmap_primaries: BTreeMap<PgId, i32>,
+    pub(super) crush: CrushMap,
+}
+
+/// Splits a map or a change into its clients' part and the epoch-independent rest, and verifies the checksum, which
+/// covers all but itself.  The third is what lies behind the checksum.
+pub(super) fn unwrap<'a>(
+    bytes: &'a [u8],
+    what: &'static str,
+) -> Result<(u8, Reader<'a>, Option<(u32, u32)>), Malformed> {
+    let mut whole = Reader::new(bytes, what);
+    let (version, mut inner) = whole.part(8)?;
+    if version < 7 {
+        return Err(whole.malformed());
+    }
+    let end = bytes.len() - whole.rest().len();
+    let (part_version, part) = inner.part(u8::MAX)?;
+    // What OSDs need to know.
+    inner.part(u8::MAX)?;
+    let mut checksum = None;
+    if version >= 8 {
+        let at = end - inner.rest().len();
+        let said = inner.u32()?;
+        // Ceph's have no final inversion.
+        let found = !crc32c::crc32c_parts([&bytes[..at], &bytes[at + 4..end]]);
+        checksum = Some((found, said));
+    }
+    Ok((part_version, part, checksum))
+}
+
+pub(super) fn verify(checksum: Option<(u32, u32)>, epoch: Epoch) -> Result<(), MapError> {
+    match checksum {
+        Some((found, said)) if found != said => Err(MapError::Checksum { epoch, found, said }),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn pg_list(from: &mut Reader<'_>) -> Result<(PgId, Vec<i32>), Malformed> {
+    Ok((PgId::decode(from)?, from.list()?.into_iter().map(|osd| osd as i32).collect()))
+}
+
+pub(super) fn pg_pairs(from: &mut Reader<'_>) -> Result<(PgId, Vec<(i32, i32)>), Malformed> {
+    Ok((PgId::decode(from)?, from.vec(|from| Ok((from.i32()?, from.i32()?)))?))
+}
+
+pub(super) fn pg_osd(from: &mut Reader<'_>) -> Result<(PgId, i32), Malformed> {
+    Ok((PgId::decode(from)?, from.i32()?))
+}
+
+impl OsdMap {
+    /// Reads a map of Nautilus or later, and verifies its checksum.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MapError> {
+        let (map, checksum) = Self::read(bytes)?;
+        verify(checksum, map.epoch)?;
+        Ok(map)
+    }
+
+    /// Reads a map whatever its checksum says, for those that no checksum may keep out.
+    #[cfg(any(fuzzing, test, feature = "fuzz"))]
+    pub(crate) fn decode_unverified(bytes: &[u8]) -> Result<Self, MapError> {
+        Self::read(bytes).map(|(map, _)| map)
+    }
+
+    fn read(bytes: &[u8]) -> Result<(Self, Option<(u32, u32)>), MapError> {
+        let (version, mut part, checksum) = unwrap(bytes, WHAT)?;
+        let from = &mut part;
+        let mut map = Self { fsid: from.array()?, epoch: from.u32()?, ..Self::default() };
+        if version < 7 {
+            return Err(from.malformed().into());
+        }
+        // When it was created and changed.
+        from.take(16)?;
+        let mut pools = BTreeMap::new();
+        from.map(|from| Ok((from.i64()?, Pool::decode(from)?)), |(id, pool)| drop(pools.insert(id, pool)))?;
+        map.pools = pools;
+        let mut names = BTreeMap::new();
+        from.map(|from| Ok((from.i64()?, from.text()?)), |(id, name)| drop(names.insert(id, name)))?;
+        map.names = names;
+        // The highest pool's number.
+        from.u32()?;
+        map.flags = from.u32()?;
+        let count = from.u32()?;
+        if count > OSDS_MAX {
+            return Err(from.malformed().into());
+        }
+        map.states = from.list()?;
+        map.weights = from.list()?;
+        map.addrs = from.vec(EntityAddr::decode_vector)?;
+        from.map(pg_list, |(pg, osds)| drop(map.pg_temp.insert(pg, osds)))?;
+        map.primary_temp = from.vec(pg_osd)?.into_iter().collect();
+        map.affinities = from.list()?;
+        map.crush = CrushMap::decode(from.blob()?)?;
+        map.resize(count as usize);
+        // Profiles of erasure codes: by name, settings.
+        from.map(|from| Ok((from.blob()?, from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ())?)), |_| ())?;
+        from.map(pg_list, |(pg, osds)| drop(map.upmap.insert(pg, osds)))?;
+        from.map(pg_pairs, |(pg, pairs)| drop(map.upmap_items.insert(pg, pairs)))?;
+        // The version of the CRUSH map; snapshots that are being removed and were purged.
+        from.u32()?;
+        for _ in 0..2 {
+            from.map(|from| Ok((from.i64()?, from.map(|from| from.take(16), |_| ())?)), |_| ())?;
+        }
+        if version >= 9 {
+            from.take(16)?;
+        }
+        if version >= 10 {
+            map.upmap_primaries = from.vec(pg_osd)?.into_iter().collect();
+        }
+        Ok((map, checksum))
+    }
+
+    /// Room for so many OSDs.
+    pub(super) fn resize(&mut self, count: usize) {
+        self.states.resize(count, 0);
+        self.weights.resize(count, 0);
+        self.addrs.resize(count, Vec::new());
+        if !self.affinities.is_empty() {
+            self.affinities.resize(count, crate::crush::WEIGHT_ONE);
+        }
+    }
+
+    /// OSDs that there may be.
+    pub fn osds(&self) -> usize {
+        self.states.len()
+    }
+
+    /// How many OSDs are up.
+    pub fn osds_up(&self) -> usize {
+        (0..self.osds() as i32).filter(|&osd| self.is_up(osd)).count()
+    }
+
+    pub(super) fn has(&self, osd: i32, bits: u32) -> bool {
+        usize::try_from(osd).ok().and_then(|osd| self.states.get(osd)).is_some_and(|state| state & bits == bits)
+    }
+
+    /// It is part of the cluster, up or not.
+    pub fn exists(&self, osd: i32) -> bool {
+        self.has(osd, state::EXISTS)
+    }
+
+    /// It is up.
+    pub fn is_up(&self, osd: i32) -> bool {
+        self.has(osd, state::EXISTS | state::UP)
+    }
+
+    /// Where clients reach an OSD that is up.
+    pub fn addrs(&self, osd: i32) -> &[EntityAddr] {
+        if !self.is_up(osd) {
+            return &[];
+        }
+        self.addrs.get(osd as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// A pool's number by its name.
+    pub fn pool_named(&self, name: &str) -> Option<i64> {
+        self.names.iter().find(|(_, found)| *found == name).map(|(&id, _)| id)
+    }
+}

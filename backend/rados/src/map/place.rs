@@ -1,0 +1,218 @@
+//! From an object's name to the OSDs that have it.
+
+use forebay_messenger::wire::{Malformed, Reader, Writer};
+
+use super::osdmap::OsdMap;
+use super::pool::{Pool, PoolKind, pool_flags};
+use crate::crush::hash::{hash_name, hash2};
+use crate::crush::{ITEM_NONE, WEIGHT_ONE};
+use crate::denc::WriterExt;
+
+/// Parts an object's namespace from its name when they are hashed.
+const NAMESPACE_SEPARATOR: u8 = 0x1f;
+
+/// A placement group: its pool and its number (or, raw, any hash of which only some bits count).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PgId {
+    /// The pool.
+    pub pool: i64,
+    /// The number.
+    pub seed: u32,
+}
+
+impl std::fmt::Display for PgId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:x}", self.pool, self.seed)
+    }
+}
+
+impl PgId {
+    /// Reads one.
+    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        if from.u8()? != 1 {
+            return Err(from.malformed());
+        }
+        let (pool, seed) = (from.u64()? as i64, from.u32()?);
+        // A preferred OSD, of old.
+        from.u32()?;
+        Ok(Self { pool, seed })
+    }
+
+    /// Appends it.
+    pub(crate) fn encode(self, out: &mut Writer) {
+        out.u8(1).i64(self.pool).u32(self.seed).i32(-1);
+    }
+}
+
+/// Where a placement group is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Mapping {
+    /// Where it should be; [`ITEM_NONE`] for a shard that is nowhere.
+    pub up: Vec<i32>,
+    /// The first of them to be asked; -1 for none.
+    pub up_primary: i32,
+    /// Where it is at the moment.
+    pub acting: Vec<i32>,
+    /// Who takes requests at the moment; -1 for nobody.
+    pub primary: i32,
+}
+
+impl Mapping {
+    /// The primary's shard, for erasure-coded pools; -1 otherwise.
+    pub fn primary_shard(&self, pool: &Pool) -> i8 {
+        match pool.kind {
+            PoolKind::Replicated => -1,
+            PoolKind::Erasure => self.acting.iter().position(|&osd| osd == self.primary).map_or(-1, |at| at as i8),
+        }
+    }
+}
+
+/// `x` modulo a number that grows: when `b` grows, values move only to new numbers.
+fn stable_mod(x: u32, b: u32) -> u32 {
+    let mask = b.checked_next_power_of_two().map_or(u32::MAX, |power| power - 1);
+    if x & mask < b { x & mask } else { x & (mask >> 1) }
+}
+
+impl Pool {
+    /// The hash of a name, or of the key that takes its place, within its namespace.  `None` for an unknown hash.
+    pub fn hash_object(&self, namespace: &str, name: &str) -> Option<u32> {
+        if namespace.is_empty() {
+            return hash_name(self.hash, name.as_bytes());
+        }
+        let mut text = Vec::with_capacity(namespace.len() + 1 + name.len());
+        text.extend_from_slice(namespace.as_bytes());
+        text.push(NAMESPACE_SEPARATOR);
+        text.extend_from_slice(name.as_bytes());
+        hash_name(self.hash, &text)
+    }
+
+    /// The group of a hash.
+    pub fn group(&self, hash: u32) -> u32 {
+        stable_mod(hash, self.pg_num)
+    }
+
+    /// What CRUSH is asked with for a group.
+    fn placement_seed(&self, pg: PgId) -> u32 {
+        let seed = stable_mod(pg.seed, self.pgp_num);
+        if self.has(pool_flags::HASH_PS_POOL) { hash2(seed, pg.pool as u32) } else { seed.wrapping_add(pg.pool as u32) }
+    }
+}
+
+impl OsdMap {
+    /// Where a placement group is.  `None` when there is no such pool.
+    pub fn map_pg(&self, pg: PgId) -> Option<Mapping> {
+        let pool = self.pools.get(&pg.pool)?;
+        let pg = PgId { seed: pool.group(pg.seed), ..pg };
+        let seed = pool.placement_seed(pg);
+        let mut up = self.crush.place(pool.rule as usize, seed, pool.size as usize, &self.weights, pg.pool);
+        self.keep(pool, &mut up, |osd| self.exists(osd));
+        self.apply_upmap(pg, &mut up);
+        self.keep(pool, &mut up, |osd| self.is_up(osd));
+        let up_primary = self.apply_affinity(pool, seed, &mut up);
+        let (mut acting, mut primary) = self.temporary(pool, pg);
+        if acting.is_empty() {
+            acting = up.clone();
+            if primary < 0 {
+                primary = up_primary;
+            }
+        }
+        Some(Mapping { up, up_primary, acting, primary })
+    }
+
+    /// Says what this client does not know of a pool; without it, objects would be looked for in the wrong place.
+    pub fn check_pool(&self, pool: &Pool) -> Result<(), String> {
+        if !self.crush.knows_rule(pool.rule as usize) {
+            return Err(format!(
+                "its CRUSH rule {} is not there, or has steps that this client does not know",
+                pool.rule
+            ));
+        }
+        if hash_name(pool.hash, b"").is_none() {
+            return Err(format!("it hashes names by method {}, which this client does not know", pool.hash));
+        }
+        Ok(())
+    }
+
+    /// Leaves out, or empties the places of, those for which `keep` does not hold.
+    fn keep(&self, pool: &Pool, osds: &mut Vec<i32>, keep: impl Fn(i32) -> bool) {
+        if pool.shifts() {
+            osds.retain(|&osd| keep(osd));
+        } else {
+            osds.iter_mut().filter(|osd| !keep(**osd)).for_each(|osd| *osd = ITEM_NONE);
+        }
+    }
+
+    /// An OSD that is there and marked out.
+    fn is_out(&self, osd: i32) -> bool {
+        osd != ITEM_NONE && usize::try_from(osd).ok().and_then(|osd| self.weights.get(osd)) == Some(&0)
+    }
+
+    /// Exceptions that the balancer or the operator has made.
+    fn apply_upmap(&self, pg: PgId, osds: &mut Vec<i32>) {
+        if let Some(instead) = self.upmap.get(&pg) {
+            // One target that is out makes the whole exception void, those behind it too.
+            if instead.iter().any(|&osd| self.is_out(osd)) {
+                return;
+            }
+            osds.clone_from(instead);
+        }
+        for &(from, to) in self.upmap_items.get(&pg).into_iter().flatten() {
+            if osds.contains(&to) || self.is_out(to) {
+                continue;
+            }
+            if let Some(place) = osds.iter_mut().find(|osd| **osd == from) {
+                *place = to;
+            }
+        }
+        if let Some(&primary) = self.upmap_primaries.get(&pg) {
+            let is_in = usize::try_from(primary).ok().and_then(|osd| self.weights.get(osd)).is_some_and(|&w| w != 0);
+            if is_in && let Some(at) = osds.iter().position(|&osd| osd == primary) {
+                osds.swap(0, at);
+            }
+        }
+    }
+
+    /// Picks the primary; OSDs that are less willing are passed over for a share of the groups.
+    fn apply_affinity(&self, pool: &Pool, seed: u32, osds: &mut [i32]) -> i32 {
+        let first = osds.iter().copied().find(|&osd| osd != ITEM_NONE).unwrap_or(-1);
+        let affinity = |osd: i32| self.affinities.get(osd as usize).copied().unwrap_or(WEIGHT_ONE);
+        if !osds.iter().any(|&osd| osd != ITEM_NONE && affinity(osd) != WEIGHT_ONE) {
+            return first;
+        }
+        let willing = |osd: i32| affinity(osd) >= WEIGHT_ONE || (hash2(seed, osd as u32) >> 16) < affinity(osd);
+        let place = osds.iter().position(|&osd| osd != ITEM_NONE && willing(osd));
+        // If nobody is willing, the first must.
+        let Some(place) = place.or_else(|| osds.iter().position(|&osd| osd != ITEM_NONE)) else { return first };
+        let primary = osds[place];
+        if pool.shifts() {
+            osds[..=place].rotate_right(1);
+        }
+        primary
+    }
+
+    /// Where a group is while it moves; empty when it is where it should be.
+    fn temporary(&self, pool: &Pool, pg: PgId) -> (Vec<i32>, i32) {
+        let mut acting = self.pg_temp.get(&pg).cloned().unwrap_or_default();
+        self.keep(pool, &mut acting, |osd| self.is_up(osd));
+        let primary = match self.primary_temp.get(&pg) {
+            Some(&primary) => primary,
+            None => acting.iter().copied().find(|&osd| osd != ITEM_NONE).unwrap_or(-1),
+        };
+        (acting, primary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_split_only_into_new_ones() {
+        for b in 1..200 {
+            for x in (0..2000).map(|x: u32| x.wrapping_mul(0x9e37_79b9)) {
+                let (before, after) = (stable_mod(x, b), stable_mod(x, b + 1));
+                assert!(before < b && (after == before || after == b));
+            }
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! The session with the monitors: one of them at a time, whichever answers.
+//!
+//! A task keeps a connection to a monitor: it tries one after the other until one takes us, subscribes to the maps,
+//! repeats what is not answered yet, and begins anew when the connection ends.  Tickets are renewed in time.
+
+pub(crate) mod wire;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind, Result};
+use forebay_messenger::session::Violation;
+use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
+use forebay_messenger::{Address, Auth, Connection, Handler, Message, Messenger, Options, Policy, Portal, Reason};
+use forebay_reactor::sync::{Notify, oneshot};
+use forebay_reactor::{Buf, BufList, Instant, now, random, sleep, spawn, timeout};
+
+use crate::config::{Config, Credentials};
+use crate::map::{Epoch, Fsid, MonMap};
+use wire::kind;
+
+/// Features of messages that we know: those of Pacific.  They decide in which encodings maps come.
+pub(crate) const FEATURES: u64 = 0x3f01_cfbd_fffd_ffff;
+/// Time for a monitor to take us.
+const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
+/// Rest after every monitor was tried.
+const REST: Duration = Duration::from_secs(1);
+/// Tickets are renewed at least so often.
+const RENEWAL_MAX: Duration = Duration::from_secs(3600);
+/// Tickets are not renewed more often, however short they are valid.
+const RENEWAL_MIN: Duration = Duration::from_secs(5);
+/// Services whose tickets we want.
+const SERVICES: u32 = entity::MON as u32 | entity::OSD as u32;
+
+/// A request that waits for its answer.
+struct Pending {
+    kind: u16,
+    versions: (u16, u16),
+    front: Buf,
+    data: BufList,
+    answer: oneshot::Sender<Message>,
+}
+
+/// What monitors tell to whom it concerns.
+pub(crate) trait Listener {
+    /// Maps of OSDs came.
+    fn osd_maps(&self, maps: &wire::OsdMaps<'_>);
+}
+
+struct Shared {
+    config: Config,
+    wallet: Rc<Wallet>,
+    messenger: RefCell<Option<Messenger>>,
+    connection: RefCell<Option<Connection>>,
+    map: RefCell<MonMap>,
+    /// The epoch of the OSDs' map that we wait for.
+    wanted: Cell<Epoch>,
+    pending: RefCell<BTreeMap<u64, Pending>>,
+    last_tid: Cell<u64>,
+    /// Why the last monitor did not take us.
+    trouble: RefCell<Option<Error>>,
+    /// Every place was tried so often.
+    rounds: Cell<u32>,
+    /// Since when the tickets of the monitors themselves are valid.
+    authenticated: Cell<Option<Instant>>,
+    changed: Notify,
+    closed: Cell<bool>,
+    /// Our address, as the last monitor saw it.
+    seen: Cell<Option<EntityAddr>>,
+    listener: Rc<dyn Listener>,
+}
+
+/// The session with the monitors.
+#[derive(Clone)]
+pub(crate) struct Monitors(Rc<Shared>);
+
+impl Monitors {
+    /// Begins a session; [`connected`](Self::connected) waits until it is there.
+    pub(crate) fn start(
+        config: Config,
+        wallet: Rc<Wallet>,
+        nonce: u32,
+        portal: &Portal,
+        listener: Rc<dyn Listener>,
+    ) -> Self {
+        let (auth, modes) = match &config.credentials {
+            Credentials::None => (Auth::None, None),
+            Credentials::Cephx(secret) => {
+                let (id, secret, wallet) = (config.id.clone(), secret.clone(), wallet.clone());
+                (Auth::Cephx { id, secret, services: SERVICES, wallet }, Some(config.monitor_modes.clone()))
+            }
+        };
+        let options = Options {
+            entity: entity::CLIENT,
+            peer_entity: Some(entity::MON),
+            nonce: Some(nonce),
+            auth,
+            modes,
+            supported: FEATURES,
+            handshake_timeout: MONITOR_PATIENCE,
+            ..Options::default()
+        };
+        let shared = Rc::new(Shared {
+            config,
+            wallet,
+            messenger: RefCell::default(),
+            connection: RefCell::default(),
+            map: RefCell::default(),
+            wanted: Cell::new(0),
+            pending: RefCell::default(),
+            last_tid: Cell::new(0),
+            trouble: RefCell::default(),
+            rounds: Cell::new(0),
+            authenticated: Cell::new(None),
+            changed: Notify::new(),
+            closed: Cell::new(false),
+            seen: Cell::new(None),
+            listener,
+        });
+        let messenger = Messenger::new(portal, options, Incoming(Rc::downgrade(&shared)));
+        *shared.messenger.borrow_mut() = Some(messenger);
+        drop(spawn(keep_connected(shared.clone())));
+        drop(spawn(renew(Rc::downgrade(&shared))));
+        Self(shared)
+    }
+
+    /// Waits until a monitor has taken us and told of itself.
+    pub(crate) async fn connected(&self) -> Result<()> {
+        let shared = &self.0;
+        // A monitor may be down for a while, but a key that is refused by all is wrong.
+        let denied = || shared.trouble.borrow().as_ref().is_some_and(|error| error.kind() == ErrorKind::Denied);
+        let settled = || shared.fsid().is_some() || shared.closed.get() || (shared.rounds.get() > 0 && denied());
+        let limit = shared.config.connect_timeout;
+        let settled = timeout(limit, shared.changed.wait_until(settled)).await;
+        if settled.is_ok() && shared.fsid().is_some() && !shared.closed.get() {
+            return Ok(());
+        }
+        let trouble = shared.trouble.borrow().clone();
+        Err(trouble.unwrap_or_else(|| {
+            Error::new(ErrorKind::TimedOut, format!("no monitor has answered within {} s", limit.as_secs_f32()))
+        }))
+    }
+
+    /// The cluster's identity.
+    pub(crate) fn fsid(&self) -> Fsid {
+        self.0.map.borrow().fsid
+    }
+
+    /// The monitor that we talk to at the moment.
+    pub(crate) fn current(&self) -> Option<String> {
+        self.0.connection.borrow().as_ref().map(|connection| connection.address().to_string())
+    }
+
+    /// Where the monitor sees us.
+    pub(crate) fn own_addr(&self) -> Option<EntityAddr> {
+        self.0.seen.get()
+    }
+
+    /// How many monitors there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.map.borrow().monitors.len()
+    }
+
+    /// The map of this epoch and all later ones are wanted.
+    pub(crate) fn want_osd_map(&self, from: Epoch) {
+        self.0.wanted.set(from);
+    }
+
+    /// The next map was missed: asks for it again.
+    pub(crate) fn ask_again(&self) {
+        self.0.subscribe();
+    }
+
+    /// Sends a request, again if the monitor is lost, and waits for its answer.
+    pub(crate) async fn request(
+        &self,
+        kind: u16,
+        versions: (u16, u16),
+        front: &[u8],
+        data: BufList,
+    ) -> Result<Message> {
+        let shared = &self.0;
+        let tid = shared.last_tid.get() + 1;
+        shared.last_tid.set(tid);
+        let (answer, answered) = oneshot::channel();
+        let pending = Pending { kind, versions, front: Buf::copy_of(front), data, answer };
+        if let Some(connection) = &*shared.connection.borrow() {
+            shared.post(connection, tid, &pending);
+        }
+        shared.pending.borrow_mut().insert(tid, pending);
+        let result = timeout(shared.config.monitor_timeout, answered).await;
+        shared.pending.borrow_mut().remove(&tid);
+        match result {
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => Err(Error::new(ErrorKind::ShuttingDown, "the session with the monitors has ended")),
+            Err(_) => {
+                let seconds = shared.config.monitor_timeout.as_secs_f32();
+                Err(Error::new(ErrorKind::TimedOut, format!("the monitors have not answered within {seconds} s")))
+            }
+        }
+    }
+
+    /// Runs a command: its fields as name and JSON value, the first one being its `prefix`.  What it prints.
+    pub(crate) async fn command(&self, fields: &[(&str, String)]) -> Result<Vec<u8>> {
+        let fields: Vec<String> =
+            fields.iter().map(|(name, value)| format!("{}: {value}", wire::quote(name))).collect();
+        let json = format!("{{{}}}", fields.join(", "));
+        let front = wire::command(&self.fsid(), &json);
+        let reply = self.request(kind::MON_COMMAND, (1, 1), &front, BufList::new()).await?;
+        let (status, words) = wire::command_ack(&reply.front.to_vec()).map_err(malformed)?;
+        if status < 0 {
+            return Err(crate::error::failure(status, words));
+        }
+        Ok(reply.data.to_vec())
+    }
+
+    /// Ends the session.
+    pub(crate) fn close(&self) {
+        self.0.closed.set(true);
+        self.0.changed.notify_all();
+        self.0.pending.borrow_mut().clear();
+        let messenger = self.0.messenger.borrow_mut().take();
+        if let Some(messenger) = messenger {
+            messenger.shutdown();
+        }
+    }
+}
+
+pub(crate) fn malformed(error: forebay_messenger::wire::Malformed) -> Error {
+    Error::new(ErrorKind::Io, format!("{error}, as a monitor sent it"))
+}
+
+impl Shared {
+    fn fsid(&self) -> Option<Fsid> {
+        Some(self.map.borrow()).filter(|map| map.epoch > 0).map(|map| map.fsid)
+    }
+
+    fn post(&self, connection: &Connection, tid: u64, pending: &Pending) {
+        let mut message = Message::new(pending.kind).front(pending.front.clone()).data(pending.data.clone());
+        (message.version, message.compat_version) = pending.versions;
+        message.tid = tid;
+        // What is refused is sent again over the next connection.
+        if let Err(error) = connection.post(message) {
+            tracing::debug!(%error, "a request to a monitor waits for the next one");
+        }
+    }
+
+    fn subscribe(&self) {
+        let connection = self.connection.borrow();
+        let Some(connection) = &*connection else { return };
+        let front = wire::subscribe(&[
+            ("monmap", u64::from(self.map.borrow().epoch) + 1),
+            ("osdmap", u64::from(self.wanted.get())),
+        ]);
+        let mut message = Message::new(kind::MON_SUBSCRIBE).front(Buf::copy_of(&front));
+        (message.version, message.compat_version) = (3, 1);
+        if let Err(error) = connection.post(message) {
+            tracing::debug!(%error, "a subscription is not sent");
+        }
+    }
+
+    /// Places to try, in the order of trying: those of the map first, from a random one on.
+    fn places(&self) -> Vec<SocketAddr> {
+        let map = self.map.borrow();
+        let known = map.monitors.iter().flat_map(|monitor| &monitor.addrs);
+        let mut places: Vec<_> =
+            known.filter(|addr| addr.kind == AddrKind::Msgr2).filter_map(|addr| addr.socket).collect();
+        let mut configured = self.config.monitors.clone();
+        for list in [&mut places, &mut configured] {
+            if !list.is_empty() {
+                let first = random() as usize % list.len();
+                list.rotate_left(first);
+            }
+        }
+        places.extend(configured);
+        let mut seen = std::collections::BTreeSet::new();
+        places.retain(|place| seen.insert(*place));
+        places
+    }
+
+    fn settle(&self, message: Message) {
+        let mut tid = message.tid;
+        if message.kind == kind::AUTH_REPLY {
+            // These answers have no number; there is one request at a time.
+            let waits = |(&tid, pending): (&u64, &Pending)| (pending.kind == kind::AUTH).then_some(tid);
+            tid = self.pending.borrow().iter().find_map(waits).unwrap_or(tid);
+        }
+        let pending = self.pending.borrow_mut().remove(&tid);
+        match pending {
+            Some(pending) => pending.answer.send(message),
+            None => tracing::debug!(kind = message.kind, "an answer came for which nobody waits"),
+        }
+    }
+
+    fn take_map(&self, front: &[u8]) {
+        match wire::mon_map(front).and_then(MonMap::decode) {
+            Ok(map) => {
+                let ours = self.fsid();
+                if ours.is_some_and(|ours| ours != map.fsid) {
+                    tracing::warn!("a monitor of another cluster has answered; its map is not taken");
+                    return;
+                }
+                *self.map.borrow_mut() = map;
+                self.changed.notify_all();
+            }
+            Err(error) => tracing::warn!(%error, "a monitor's message is not taken"),
+        }
+    }
+}
+
+/// What comes from monitors.
+struct Incoming(Weak<Shared>);
+
+impl Handler for Incoming {
+    fn message(&self, _: &Connection, message: Message) {
+        let Some(shared) = self.0.upgrade() else { return };
+        match message.kind {
+            kind::MON_MAP => shared.take_map(&message.front.to_vec()),
+            kind::OSD_MAP => {
+                let front = message.front.to_vec();
+                match wire::osd_maps(&front) {
+                    Ok(maps) => shared.listener.osd_maps(&maps),
+                    Err(error) => tracing::warn!(%error, "a monitor's message is not taken"),
+                }
+            }
+            kind::MON_COMMAND_ACK
+            | kind::POOL_OP_REPLY
+            | kind::STATFS_REPLY
+            | kind::AUTH_REPLY
+            | kind::GET_VERSION_REPLY => {
+                shared.settle(message);
+            }
+            other => tracing::trace!(kind = other, "a monitor's message says nothing to us"),
+        }
+    }
+}
+
+/// Keeps a connection to one of the monitors until the session is closed.
+async fn keep_connected(shared: Rc<Shared>) {
+    while !shared.closed.get() {
+        for place in shared.places() {
+            let Some(messenger) = shared.messenger.borrow().clone() else { return };
+            let connection = messenger.connect(&Address::Tcp(place), Policy::LossyClient);
+            let reason = match timeout(MONITOR_PATIENCE, connection.ready()).await {
+                Ok(Ok(())) => serve(&shared, &connection).await,
+                Ok(Err(reason)) => reason,
+                Err(_) => Reason::Handshake("it is connected"),
+            };
+            connection.close();
+            shared.connection.borrow_mut().take();
+            if shared.closed.get() {
+                return;
+            }
+            note(&shared, place, &reason);
+        }
+        shared.rounds.set(shared.rounds.get().saturating_add(1));
+        shared.changed.notify_all();
+        let _ = timeout(REST, shared.changed.wait_until(|| shared.closed.get())).await;
+    }
+}
+
+/// Speaks to a monitor until the connection ends.
+async fn serve(shared: &Rc<Shared>, connection: &Connection) -> Reason {
+    *shared.connection.borrow_mut() = Some(connection.clone());
+    shared.trouble.borrow_mut().take();
+    shared.authenticated.set(Some(now()));
+    shared.seen.set(connection.own_addr().or(shared.seen.get()));
+    tracing::debug!(monitor = %connection.address(), client = shared.wallet.global_id(), "a monitor has taken us");
+    shared.subscribe();
+    for (&tid, pending) in &*shared.pending.borrow() {
+        shared.post(connection, tid, pending);
+    }
+    shared.changed.notify_all();
+    connection.ended().await
+}
+
+/// Remembers why a monitor is lost, and what that means.
+fn note(shared: &Shared, place: SocketAddr, reason: &Reason) {
+    let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
+    let name = format!("client.{}", shared.config.id);
+    if refused && shared.wallet.global_id() != 0 {
+        // Whoever we were, we are not taken for it any more.
+        tracing::warn!(%place, %reason, "a monitor does not take {name} for the client that it was; it begins anew");
+        shared.wallet.clear();
+        return;
+    }
+    tracing::info!(%place, %reason, "a monitor is lost");
+    let kind = if refused { ErrorKind::Denied } else { ErrorKind::TimedOut };
+    let text = if refused {
+        format!("the monitor at {place} refuses {name}: {reason}")
+    } else {
+        format!("the monitor at {place} cannot be reached: {reason}")
+    };
+    *shared.trouble.borrow_mut() = Some(Error::new(kind, text));
+}
+
+/// Renews tickets when half of the time for which they are valid is over.
+async fn renew(shared: Weak<Shared>) {
+    let mut due = None;
+    loop {
+        sleep(due.unwrap_or(RENEWAL_MIN)).await;
+        let Some(session) = shared.upgrade() else { return };
+        if session.closed.get() {
+            return;
+        }
+        let half = |service: u8| {
+            let ticket = session.wallet.ticket(service.into())?;
+            Some(Duration::from_secs(u64::from(ticket.valid_seconds) / 2))
+        };
+        let (Some(own), Some(osd)) = (half(entity::AUTH), half(entity::OSD)) else { continue };
+        if due.is_some() {
+            let old = session.authenticated.get().is_some_and(|since| since.elapsed() >= own);
+            let connection = session.connection.borrow().clone().filter(|_| old);
+            if let Some(connection) = connection {
+                // The monitors' own ticket comes with authentication only.
+                connection.close();
+            } else if let Err(error) = renew_now(&Monitors(session)).await {
+                tracing::warn!(%error, "tickets cannot be renewed; it is tried again");
+                due = Some(RENEWAL_MIN);
+                continue;
+            }
+        }
+        due = Some(own.min(osd).clamp(RENEWAL_MIN, RENEWAL_MAX));
+    }
+}
+
+/// Asks for new tickets.  That of the monitors themselves is renewed by authenticating again.
+pub(crate) async fn renew_now(monitors: &Monitors) -> Result<()> {
+    let wallet = monitors.0.wallet.clone();
+    let Some(payload) = wallet.renewal(SERVICES, random()) else { return Ok(()) };
+    let reply = monitors.request(kind::AUTH, (1, 1), &wire::auth(&payload), BufList::new()).await?;
+    let (status, payload) = wire::auth_reply(&reply.front.to_vec()).map_err(malformed)?;
+    if status < 0 {
+        return Err(crate::error::failure(status, "renewing tickets"));
+    }
+    let refused = |error| Error::new(ErrorKind::Denied, format!("renewing tickets: {error}"));
+    wallet.renewed(&payload).map_err(refused)
+}

@@ -1,0 +1,203 @@
+//! Messages to and from monitors.
+
+use forebay_messenger::wire::{Malformed, Reader, Writer};
+
+use crate::denc::{ReaderExt, WriterExt};
+use crate::map::{Epoch, Fsid};
+
+/// Types of messages.
+pub(crate) mod kind {
+    pub(crate) const MON_MAP: u16 = 4;
+    pub(crate) const STATFS: u16 = 13;
+    pub(crate) const STATFS_REPLY: u16 = 14;
+    pub(crate) const MON_SUBSCRIBE: u16 = 15;
+    pub(crate) const AUTH: u16 = 17;
+    pub(crate) const AUTH_REPLY: u16 = 18;
+    pub(crate) const GET_VERSION: u16 = 19;
+    pub(crate) const GET_VERSION_REPLY: u16 = 20;
+    pub(crate) const OSD_MAP: u16 = 41;
+    pub(crate) const POOL_OP_REPLY: u16 = 48;
+    pub(crate) const POOL_OP: u16 = 49;
+    pub(crate) const MON_COMMAND: u16 = 50;
+    pub(crate) const MON_COMMAND_ACK: u16 = 51;
+}
+
+/// What is asked of a pool.
+pub(crate) mod pool_op {
+    pub(crate) const CREATE_UNMANAGED_SNAP: u32 = 0x21;
+    pub(crate) const DELETE_UNMANAGED_SNAP: u32 = 0x22;
+}
+
+/// Maps in a message at most.
+const MAPS_MAX: usize = 4096;
+
+/// What all requests to the monitors' services begin with.
+fn paxos(out: &mut Writer) -> &mut Writer {
+    // The version that is known, and a session of old.
+    out.u64(0).u16(u16::MAX).u64(0)
+}
+
+fn skip_paxos(from: &mut Reader<'_>) -> Result<(), Malformed> {
+    from.take(18).map(drop)
+}
+
+/// A request to be told of things by name, each from a version on.
+pub(crate) fn subscribe(what: &[(&str, u64)]) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u32(what.len() as u32);
+    for (name, start) in what {
+        out.text(name).u64(*start).u8(0);
+    }
+    // A host's name.
+    out.text("");
+    out.finish()
+}
+
+/// A command, in JSON.
+pub(crate) fn command(fsid: &Fsid, json: &str) -> Vec<u8> {
+    let mut out = Writer::new();
+    paxos(&mut out).raw(fsid).u32(1).text(json);
+    out.finish()
+}
+
+/// The answer to a command: a status, which is a negative error number or not, and words about it.
+pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), Malformed> {
+    let mut from = Reader::new(front, "the answer to a command");
+    skip_paxos(&mut from)?;
+    let status = from.i32()?;
+    let words = String::from_utf8_lossy(from.blob()?).into_owned();
+    Ok((status, words))
+}
+
+/// A request about a pool's snapshot.
+pub(crate) fn snapshot_op(fsid: &Fsid, pool: i64, op: u32, snap: u64) -> Vec<u8> {
+    let mut out = Writer::new();
+    paxos(&mut out).raw(fsid).u32(pool as u32).u32(op).u64(0).u64(snap).text("").u8(0).u16(u16::MAX);
+    out.finish()
+}
+
+/// The answer to a request about a pool: a status, the map's epoch in which it is done, and a number if one came.
+pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), Malformed> {
+    let mut from = Reader::new(front, "the answer to a request about a pool");
+    skip_paxos(&mut from)?;
+    from.take(16)?;
+    let (status, epoch) = (from.i32()?, from.u32()?);
+    let number = match from.flag()? {
+        true => Reader::new(from.blob()?, "a snapshot's number").u64().ok(),
+        false => None,
+    };
+    Ok((status, epoch, number))
+}
+
+/// Asks how full a pool is.
+pub(crate) fn statfs(fsid: &Fsid, pool: i64) -> Vec<u8> {
+    let mut out = Writer::new();
+    paxos(&mut out).raw(fsid).u8(1).i64(pool);
+    out.finish()
+}
+
+/// How full a pool is: kibibytes in all, used, and left; objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Space {
+    pub(crate) total_kib: u64,
+    pub(crate) used_kib: u64,
+    pub(crate) left_kib: u64,
+    pub(crate) objects: u64,
+}
+
+pub(crate) fn statfs_reply(front: &[u8]) -> Result<Space, Malformed> {
+    let mut from = Reader::new(front, "how full a pool is");
+    from.take(16 + 8)?;
+    Ok(Space { total_kib: from.u64()?, used_kib: from.u64()?, left_kib: from.u64()?, objects: from.u64()? })
+}
+
+/// Asks for the newest version of something.
+pub(crate) fn version(what: &str) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u64(0).text(what);
+    out.finish()
+}
+
+pub(crate) fn version_reply(front: &[u8]) -> Result<u64, Malformed> {
+    let mut from = Reader::new(front, "a version");
+    from.u64()?;
+    from.u64()
+}
+
+/// A step of authentication on an open connection.
+pub(crate) fn auth(payload: &[u8]) -> Vec<u8> {
+    let mut out = Writer::new();
+    // The method is cephx; the last number is the epoch of the monitors' map.
+    paxos(&mut out).u32(2).blob(payload).u32(0);
+    out.finish()
+}
+
+/// The answer: a status, and the method's payload.
+pub(crate) fn auth_reply(front: &[u8]) -> Result<(i32, Vec<u8>), Malformed> {
+    let mut from = Reader::new(front, "the answer to a step of authentication");
+    from.u32()?;
+    let status = from.i32()?;
+    from.u64()?;
+    Ok((status, from.blob()?.to_vec()))
+}
+
+/// Maps of OSDs: whole ones and changes, by epoch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OsdMaps<'a> {
+    pub(crate) fsid: Fsid,
+    pub(crate) changes: Vec<(Epoch, &'a [u8])>,
+    pub(crate) wholes: Vec<(Epoch, &'a [u8])>,
+}
+
+pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, Malformed> {
+    let mut from = Reader::new(front, "a message with maps of OSDs");
+    let fsid = from.array()?;
+    let mut read = || {
+        let count = from.count(8)?;
+        if count > MAPS_MAX {
+            return Err(from.malformed());
+        }
+        (0..count).map(|_| Ok((from.u32()?, from.blob()?))).collect()
+    };
+    Ok(OsdMaps { fsid, changes: read()?, wholes: read()? })
+}
+
+/// The monitors' map, out of its message.
+pub(crate) fn mon_map(front: &[u8]) -> Result<&[u8], Malformed> {
+    Reader::new(front, "a message with a map of monitors").blob()
+}
+
+/// A string in JSON.
+pub(crate) fn quote(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncated_answers_are_errors() {
+        let mut whole = Writer::new();
+        paxos(&mut whole).raw(&[7; 16]).i32(-17).u32(9).u8(1).blob(&5u64.to_le_bytes());
+        let whole = whole.finish();
+        assert_eq!(pool_reply(&whole), Ok((-17, 9, Some(5))));
+        for len in 0..whole.len() {
+            assert!(pool_reply(&whole[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn words_in_json() {
+        assert_eq!(quote("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
+    }
+}

@@ -1,0 +1,267 @@
+//! The session with one OSD.
+
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_messenger::session::Violation;
+use forebay_messenger::wire::AddrKind;
+use forebay_messenger::{Address, Connection, Handler, Message, Policy, Reason, SendError};
+use forebay_reactor::{Buf, sleep, spawn};
+
+use super::hobject::HObject;
+use super::wire::{Backoff, Reply, backoff, kind};
+use super::{Objecter, Place, hobject};
+use crate::map::OsdMap;
+use crate::monitor;
+
+/// Rest before an OSD is connected to again, at first, and at most.
+const REST_MIN: Duration = Duration::from_millis(50);
+const REST_MAX: Duration = Duration::from_secs(2);
+/// Backoffs that one OSD may have in force.
+const BACKOFFS_MAX: usize = 1 << 16;
+
+/// Where a session stands.
+enum State {
+    /// Requests go to the connection.
+    Open(Connection),
+    /// The connection's queue is full.
+    Full(Connection),
+    /// The connection was lost, and is made again after a rest.
+    Resting,
+}
+
+pub(super) struct Session {
+    state: State,
+    /// Where the OSD is, and which of its lives this is, by the map by which it was opened.
+    place: Option<(Address, u32)>,
+    rest: Duration,
+    backoffs: Vec<Backoff>,
+    /// Tells it apart from those before it.
+    serial: u64,
+}
+
+fn address(map: &OsdMap, osd: i32) -> Option<(Address, u32)> {
+    let addrs = map.addrs(osd).iter().filter(|addr| addr.kind == AddrKind::Msgr2);
+    addrs.filter_map(|addr| Some((Address::Tcp(addr.socket?), addr.nonce))).next()
+}
+
+impl Session {
+    pub(super) fn open(objecter: &Rc<Objecter>, map: &OsdMap, osd: i32) -> Self {
+        let place = address(map, osd);
+        let messenger = objecter.messenger.borrow().clone();
+        let state = match (&place, messenger) {
+            (Some((place, nonce)), Some(messenger)) => {
+                State::Open(messenger.connect_instance(place, *nonce, Policy::LossyClient))
+            }
+            _ => {
+                tracing::warn!(osd, "it has no address of the protocol's second version; requests to it wait");
+                State::Resting
+            }
+        };
+        let serial = objecter.last_serial.get() + 1;
+        objecter.last_serial.set(serial);
+        Self { state, place, rest: REST_MIN, backoffs: Vec::new(), serial }
+    }
+
+    /// It is still with the OSD of this map.
+    pub(super) fn is_at(&self, map: &OsdMap, osd: i32) -> bool {
+        self.place.is_some() && self.place == address(map, osd)
+    }
+
+    /// Which session this is; zero while it has no connection.
+    pub(super) fn serial(&self) -> u64 {
+        if self.connection().is_some() { self.serial } else { 0 }
+    }
+
+    /// A request can be sent now.
+    pub(super) fn takes(&self) -> bool {
+        matches!(self.state, State::Open(_))
+    }
+
+    fn connection(&self) -> Option<&Connection> {
+        match &self.state {
+            State::Open(connection) | State::Full(connection) => Some(connection),
+            State::Resting => None,
+        }
+    }
+
+    /// Ends it; the connection is for the caller to close.
+    pub(super) fn close(&mut self) -> Option<Connection> {
+        match std::mem::replace(&mut self.state, State::Resting) {
+            State::Open(connection) | State::Full(connection) => Some(connection),
+            State::Resting => None,
+        }
+    }
+
+    /// The OSD has asked not to be sent what is about this object.
+    pub(super) fn holds_back(&self, place: &Place, object: impl FnOnce() -> HObject) -> bool {
+        if self.backoffs.is_empty() {
+            return false;
+        }
+        let object = object();
+        self.backoffs.iter().any(|backoff| covers(backoff, place, &object))
+    }
+
+    /// Sends a message; false when there is no room, and the session has to be waited for.
+    pub(super) fn post(&mut self, objecter: &Rc<Objecter>, osd: i32, message: Message) -> bool {
+        let State::Open(connection) = &self.state else { return false };
+        match connection.post(message) {
+            Ok(()) => true,
+            Err(SendError::Full) => {
+                let connection = connection.clone();
+                self.state = State::Full(connection.clone());
+                drop(spawn(drain(Rc::downgrade(objecter), osd, connection)));
+                false
+            }
+            // Whoever has ended it says so.
+            Err(error) => {
+                tracing::debug!(osd, %error, "a request waits for the next connection");
+                false
+            }
+        }
+    }
+}
+
+fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool {
+    backoff.pg == place.pg && backoff.shard == place.shard && backoff.begin <= *object && *object < backoff.end
+}
+
+/// Waits until a connection's queue has room again.
+async fn drain(objecter: Weak<Objecter>, osd: i32, connection: Connection) {
+    while connection.pending().bytes > 0 && connection.reason().is_none() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let Some(objecter) = objecter.upgrade() else { return };
+    {
+        let mut sessions = objecter.sessions.borrow_mut();
+        let Some(session) = sessions.get_mut(&osd).filter(|session| session.connection() == Some(&connection)) else {
+            return;
+        };
+        session.state = State::Open(connection);
+    }
+    objecter.send_waiting(Some(osd));
+}
+
+/// What comes from OSDs, and what becomes of connections to them.
+pub(super) struct Incoming(pub(super) Weak<Objecter>);
+
+impl Incoming {
+    /// The OSD at the other end, if the connection is one that counts.
+    fn find(&self, connection: &Connection) -> Option<(Rc<Objecter>, i32)> {
+        let objecter = self.0.upgrade()?;
+        let osd = {
+            let sessions = objecter.sessions.borrow();
+            sessions.iter().find(|(_, session)| session.connection() == Some(connection)).map(|(&osd, _)| osd)?
+        };
+        Some((objecter, osd))
+    }
+}
+
+impl Handler for Incoming {
+    fn message(&self, connection: &Connection, message: Message) {
+        let Some((objecter, osd)) = self.find(connection) else { return };
+        match message.kind {
+            kind::OSD_OP_REPLY => {
+                let front = message.front.clone().into_contiguous();
+                match Reply::decode(message.version, &front, message.data.clone()) {
+                    Ok(reply) => objecter.take_reply(osd, message.tid, reply),
+                    Err(error) => {
+                        tracing::warn!(osd, %error, "the session is begun anew");
+                        connection.close();
+                        lost(&objecter, osd, false);
+                    }
+                }
+            }
+            kind::OSD_MAP => {
+                let front = message.front.to_vec();
+                match monitor::wire::osd_maps(&front) {
+                    Ok(maps) => objecter.take_maps(&maps),
+                    Err(error) => tracing::warn!(osd, %error, "a map is not taken"),
+                }
+            }
+            kind::WATCH_NOTIFY => objecter.take_event(message.version, &message.front.to_vec(), message.data.clone()),
+            kind::BACKOFF => match Backoff::decode(&message.front.to_vec()) {
+                Ok(backoff) => take_backoff(&objecter, osd, connection, backoff),
+                Err(error) => tracing::warn!(osd, %error, "a message is not taken"),
+            },
+            other => tracing::trace!(osd, kind = other, "a message says nothing to us"),
+        }
+    }
+
+    fn opened(&self, connection: &Connection) {
+        let Some((objecter, osd)) = self.find(connection) else { return };
+        tracing::debug!(osd, "a session is open");
+        if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
+            session.rest = REST_MIN;
+        }
+    }
+
+    fn lost(&self, connection: &Connection, reason: &Reason) {
+        let Some((objecter, osd)) = self.find(connection) else { return };
+        tracing::info!(osd, %reason, "the session with an OSD is lost");
+        let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
+        lost(&objecter, osd, refused);
+    }
+}
+
+/// A session has lost its connection: a new one is made after a rest, unless the map has changed by then.
+fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
+    let rest = {
+        let mut sessions = objecter.sessions.borrow_mut();
+        let Some(session) = sessions.get_mut(&osd) else { return };
+        session.state = State::Resting;
+        session.backoffs.clear();
+        let rest = session.rest;
+        session.rest = (rest * 2).min(REST_MAX);
+        rest
+    };
+    objecter.unsend(osd, |_, _| true);
+    objecter.disturb();
+    let objecter = Rc::downgrade(objecter);
+    drop(spawn(async move {
+        sleep(rest).await;
+        let Some(objecter) = objecter.upgrade() else { return };
+        let monitors = objecter.monitors.borrow().clone();
+        if let Some(monitors) = monitors.filter(|_| refused) {
+            // Our ticket may have expired.
+            if let Err(error) = monitor::renew_now(&monitors).await {
+                tracing::warn!(%error, "tickets cannot be renewed");
+            }
+        }
+        let Some(map) = objecter.map() else { return };
+        {
+            let mut sessions = objecter.sessions.borrow_mut();
+            let Some(session) = sessions.get_mut(&osd).filter(|session| session.connection().is_none()) else { return };
+            let rest = session.rest;
+            *session = Session { rest, ..Session::open(&objecter, &map, osd) };
+        }
+        objecter.send_waiting(Some(osd));
+    }));
+}
+
+fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, backoff: Backoff) {
+    match backoff.op {
+        backoff::BLOCK => {
+            let answer = Backoff { op: backoff::ACK_BLOCK, ..backoff.clone() };
+            if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd)
+                && session.backoffs.len() < BACKOFFS_MAX
+            {
+                session.backoffs.push(backoff);
+            }
+            let mut message = Message::new(kind::BACKOFF).front(Buf::copy_of(&answer.encode()));
+            (message.version, message.compat_version) = (1, 1);
+            if let Err(error) = connection.post(message) {
+                tracing::debug!(osd, %error, "a backoff is not acknowledged");
+            }
+        }
+        backoff::UNBLOCK => {
+            if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
+                session.backoffs.retain(|other| other.id != backoff.id);
+            }
+            // What was on its way when the OSD began to hold back was dropped there.
+            objecter.unsend(osd, |op, place| covers(&backoff, place, &hobject(op, place)));
+            objecter.send_waiting(Some(osd));
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,278 @@
+//! Watches and notifications.
+//!
+//! A watch is a registration with an object's OSD, for this client's session with it.  It is kept alive by a ping every
+//! few seconds, and taken up again when the session is lost or the placement group moves; as long as that is done in
+//! time, nothing is missed.  Each watch has a task that does this, and ends with it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind, Notification, ObjectName, Result, WatchHandler};
+use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_reactor::sync::oneshot;
+use forebay_reactor::{Buf, BufList, random, spawn, timeout};
+
+use super::wire::{OsdOp, Reply, SNAP_HEAD, flag, watch};
+use super::{Objecter, Place, Request, check};
+use crate::error::errno;
+
+/// A watch is looked after so often; OSDs forget it after 30 s.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Seconds for which an OSD keeps a watch that it hears nothing of.
+const WATCH_TIMEOUT_S: u32 = 30;
+
+/// A watch of this client.
+pub(crate) struct Watched {
+    pub(crate) cookie: u64,
+    pool: i64,
+    object: ObjectName,
+    handler: Rc<dyn WatchHandler>,
+    generation: Cell<u32>,
+    /// The session and the place with which it is registered.
+    registered: RefCell<Option<(u64, Rc<Place>)>>,
+    ended: Cell<bool>,
+}
+
+/// Answers to a notification, or why there are none: a status, and the bytes.
+pub(crate) type Completed = (i32, Vec<u8>);
+
+#[derive(Default)]
+pub(super) struct Watches {
+    watches: RefCell<HashMap<u64, Rc<Watched>>>,
+    notifies: RefCell<HashMap<u64, oneshot::Sender<Completed>>>,
+}
+
+/// What an OSD tells of a watch or a notification.
+struct Event {
+    op: u8,
+    cookie: u64,
+    id: u64,
+    payload: Vec<u8>,
+    status: i32,
+    sender: u64,
+}
+
+/// Events of watches.
+mod event {
+    pub(super) const NOTIFY: u8 = 1;
+    pub(super) const COMPLETE: u8 = 2;
+    pub(super) const DISCONNECT: u8 = 3;
+}
+
+impl Event {
+    fn decode(version: u16, front: &[u8]) -> std::result::Result<Self, Malformed> {
+        let mut from = Reader::new(front, "an event of a watch");
+        let (part, op, cookie) = (from.u8()?, from.u8()?, from.u64()?);
+        // A version of old.
+        from.u64()?;
+        let id = from.u64()?;
+        let payload = if part >= 1 { from.blob()?.to_vec() } else { Vec::new() };
+        let status = if version >= 2 { from.i32()? } else { 0 };
+        let sender = if version >= 3 { from.u64()? } else { 0 };
+        Ok(Self { op, cookie, id, payload, status, sender })
+    }
+}
+
+/// For fuzzers: whatever comes is an event or an error.
+#[cfg(any(fuzzing, test, feature = "fuzz"))]
+pub(crate) fn decode_any(version: u16, front: &[u8]) {
+    let _ = Event::decode(version, front).map(|event| event.payload.len());
+}
+
+fn lost(object: &ObjectName, reply: &Reply) -> Error {
+    let kind = match -reply.result {
+        errno::ENOENT => ErrorKind::NotFound,
+        errno::ESHUTDOWN => ErrorKind::Fenced,
+        // ENOTCONN: the OSD has forgotten the watch.
+        _ => ErrorKind::TimedOut,
+    };
+    Error::new(kind, format!("the watch on object {object}"))
+}
+
+impl Objecter {
+    /// Takes an event.
+    pub(super) fn take_event(self: &Rc<Self>, version: u16, front: &[u8], data: BufList) {
+        let event = match Event::decode(version, front) {
+            Ok(event) => event,
+            Err(error) => return tracing::warn!(%error, "a message is not taken"),
+        };
+        if event.op == event::COMPLETE {
+            let waiting = self.watches.notifies.borrow_mut().remove(&event.cookie);
+            if let Some(waiting) = waiting {
+                waiting.send((event.status, data.to_vec()));
+            }
+            return;
+        }
+        let watched = self.watches.watches.borrow().get(&event.cookie).cloned();
+        let Some(watched) = watched else { return };
+        match event.op {
+            event::NOTIFY => watched.handler.notified(Notification {
+                id: event.id,
+                cookie: event.cookie,
+                sender: event.sender,
+                payload: event.payload,
+            }),
+            event::DISCONNECT => {
+                let objecter = self.clone();
+                drop(spawn(async move {
+                    // The object may be gone, which its OSD says when asked.
+                    let error = match objecter.watch_op(&watched, watch::PING).await.unwrap_or_else(|| Err(ended())) {
+                        Ok(reply) if reply.result < 0 => lost(&watched.object, &reply),
+                        Ok(_) => return,
+                        Err(error) => error,
+                    };
+                    objecter.end_watch(&watched, Some(error));
+                }));
+            }
+            _ => {}
+        }
+    }
+
+    fn watch_op(self: &Rc<Self>, watched: &Watched, op: u8) -> oneshot::Receiver<Result<Reply>> {
+        let ops = vec![OsdOp::watch(watched.cookie, op, watched.generation.get(), WATCH_TIMEOUT_S)];
+        let (pool, object) = (watched.pool, watched.object.clone());
+        let flags = flag::READ | flag::WRITE;
+        self.submit(Request { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops })
+    }
+
+    /// Sets a watch.
+    pub(crate) async fn watch(
+        self: &Rc<Self>,
+        pool: i64,
+        object: &ObjectName,
+        handler: Rc<dyn WatchHandler>,
+    ) -> Result<Rc<Watched>> {
+        let watched = Rc::new(Watched {
+            cookie: random().max(1),
+            pool,
+            object: object.clone(),
+            handler,
+            generation: Cell::new(1),
+            registered: RefCell::default(),
+            ended: Cell::new(false),
+        });
+        // From here on events are for it: they may come before the answer.
+        self.watches.watches.borrow_mut().insert(watched.cookie, watched.clone());
+        let answered = self.watch_op(&watched, watch::WATCH).await.unwrap_or_else(|| Err(ended()));
+        match answered.and_then(|reply| check(reply, object)) {
+            Ok(_) => {
+                *watched.registered.borrow_mut() = self.standing(&watched);
+                drop(spawn(keep(Rc::downgrade(self), watched.clone())));
+                Ok(watched)
+            }
+            Err(error) => {
+                self.watches.watches.borrow_mut().remove(&watched.cookie);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a watch with its OSD.
+    pub(crate) async fn unwatch(self: &Rc<Self>, watched: &Rc<Watched>) -> Result<()> {
+        if watched.ended.get() {
+            return Ok(());
+        }
+        self.end_watch(watched, None);
+        let reply = self.watch_op(watched, watch::UNWATCH).await.unwrap_or_else(|| Err(ended()))?;
+        // An object that is gone has no watchers.
+        if reply.result == -errno::ENOENT {
+            return Ok(());
+        }
+        check(reply, &watched.object).map(drop)
+    }
+
+    fn end_watch(&self, watched: &Rc<Watched>, error: Option<Error>) {
+        if watched.ended.replace(true) {
+            return;
+        }
+        self.watches.watches.borrow_mut().remove(&watched.cookie);
+        self.disturb();
+        if let Some(error) = error {
+            watched.handler.broken(error);
+        }
+    }
+
+    /// The session and place on which a watch stands at the moment.
+    fn standing(&self, watched: &Watched) -> Option<(u64, Rc<Place>)> {
+        let place = self.place_of(watched.pool, &watched.object)?;
+        let serial = self.sessions.borrow().get(&place.mapping.primary)?.serial();
+        Some((serial, place))
+    }
+
+    fn stands(&self, watched: &Watched) -> bool {
+        let now = self.standing(watched);
+        let registered = watched.registered.borrow();
+        match (&now, &*registered) {
+            (Some((serial, place)), Some((before, registered))) => serial == before && place == registered,
+            _ => false,
+        }
+    }
+
+    /// Notifies all who watch an object, and waits for what comes of it.
+    pub(crate) async fn notify(
+        self: &Rc<Self>,
+        pool: i64,
+        object: &ObjectName,
+        payload: &[u8],
+        limit: Duration,
+    ) -> Result<Completed> {
+        let cookie = random().max(1);
+        let (done, completed) = oneshot::channel();
+        self.watches.notifies.borrow_mut().insert(cookie, done);
+        let seconds = limit.as_secs().clamp(1, u64::from(u32::MAX)) as u32;
+        let mut input = Writer::new();
+        input.u32(1).u32(seconds).blob(payload);
+        let ops = vec![OsdOp::notify(cookie).with(Buf::copy_of(&input.finish()))];
+        let request =
+            Request { pool, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::READ, ops };
+        let asked = async {
+            let reply = self.submit(request).await.unwrap_or_else(|| Err(ended()))?;
+            check(reply, object)?;
+            completed.await.ok_or_else(ended)
+        };
+        // The OSD ends it in time; if the OSD is lost meanwhile, nobody does.
+        let patience = Duration::from_secs(u64::from(seconds)) + 2 * PING_INTERVAL;
+        let result = timeout(patience, asked).await;
+        self.watches.notifies.borrow_mut().remove(&cookie);
+        let late = || Err(Error::new(ErrorKind::TimedOut, format!("a notification on object {object}")));
+        result.unwrap_or_else(|_| late())
+    }
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::ShuttingDown, "the client has ended")
+}
+
+/// Looks after a watch until it ends.
+async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
+    loop {
+        let Some(now) = objecter.upgrade() else { return };
+        let seen = now.disturbances();
+        if watched.ended.get() {
+            return;
+        }
+        let op = if now.stands(&watched) {
+            watch::PING
+        } else {
+            watched.generation.set(watched.generation.get() + 1);
+            watch::RECONNECT
+        };
+        let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(ended()));
+        let error = match answered {
+            Ok(reply) if reply.result >= 0 => None,
+            Ok(reply) => Some(lost(&watched.object, &reply)),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = error {
+            now.end_watch(&watched, Some(error));
+            return;
+        }
+        if op == watch::RECONNECT {
+            *watched.registered.borrow_mut() = now.standing(&watched);
+        }
+        let changed = now.disturbed.wait_until(|| now.disturbances() != seen || watched.ended.get());
+        let _ = timeout(PING_INTERVAL, changed).await;
+    }
+}

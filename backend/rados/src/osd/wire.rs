@@ -1,0 +1,355 @@
+//! Messages to and from OSDs: vectors of operations, their answers, backoffs.
+
+use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_reactor::BufList;
+
+use super::hobject::HObject;
+use crate::denc::{ReaderExt, WriterExt};
+use crate::map::{Epoch, PgId};
+
+/// Types of messages.
+pub(crate) mod kind {
+    pub(crate) const OSD_MAP: u16 = 41;
+    pub(crate) const OSD_OP: u16 = 42;
+    pub(crate) const OSD_OP_REPLY: u16 = 43;
+    pub(crate) const WATCH_NOTIFY: u16 = 44;
+    pub(crate) const BACKOFF: u16 = 61;
+}
+
+/// Codes of operations.
+pub(crate) mod code {
+    pub(crate) const READ: u16 = 0x1201;
+    pub(crate) const STAT: u16 = 0x1202;
+    pub(crate) const MAPEXT: u16 = 0x1203;
+    pub(crate) const SPARSE_READ: u16 = 0x1205;
+    pub(crate) const NOTIFY: u16 = 0x1206;
+    pub(crate) const NOTIFY_ACK: u16 = 0x1207;
+    pub(crate) const ASSERT_VER: u16 = 0x1208;
+    pub(crate) const LIST_WATCHERS: u16 = 0x1209;
+    pub(crate) const LIST_SNAPS: u16 = 0x120a;
+    pub(crate) const OMAP_GET_VALS: u16 = 0x1212;
+    pub(crate) const OMAP_GET_VALS_BY_KEYS: u16 = 0x1214;
+    pub(crate) const OMAP_CMP: u16 = 0x1219;
+    pub(crate) const CMPEXT: u16 = 0x1220;
+    pub(crate) const WRITE: u16 = 0x2201;
+    pub(crate) const WRITE_FULL: u16 = 0x2202;
+    pub(crate) const TRUNCATE: u16 = 0x2203;
+    pub(crate) const ZERO: u16 = 0x2204;
+    pub(crate) const DELETE: u16 = 0x2205;
+    pub(crate) const CREATE: u16 = 0x220d;
+    pub(crate) const ROLLBACK: u16 = 0x220e;
+    pub(crate) const WATCH: u16 = 0x220f;
+    pub(crate) const OMAP_SET_VALS: u16 = 0x2215;
+    pub(crate) const OMAP_RM_KEYS: u16 = 0x2218;
+    pub(crate) const CALL: u16 = 0x1401;
+    pub(crate) const PGNLS: u16 = 0x1505;
+}
+
+/// What is asked about a watch.
+pub(crate) mod watch {
+    pub(crate) const UNWATCH: u8 = 0;
+    pub(crate) const WATCH: u8 = 3;
+    pub(crate) const RECONNECT: u8 = 5;
+    pub(crate) const PING: u8 = 7;
+}
+
+/// Flags of a whole request.
+pub(crate) mod flag {
+    pub(crate) const ON_DISK: u32 = 0x4;
+    pub(crate) const RETRY: u32 = 0x8;
+    pub(crate) const READ: u32 = 0x10;
+    pub(crate) const WRITE: u32 = 0x20;
+    pub(crate) const PG_OP: u32 = 0x400;
+    pub(crate) const EXEC: u32 = 0x800;
+    pub(crate) const IGNORE_CACHE: u32 = 0x8000;
+    pub(crate) const IGNORE_OVERLAY: u32 = 0x2_0000;
+    pub(crate) const REDIRECTED: u32 = 0x20_0000;
+    pub(crate) const FULL_TRY: u32 = 0x80_0000;
+}
+
+/// Flag of one operation: being there is an error.
+pub(crate) const OP_EXCLUSIVE: u32 = 0x1;
+/// Bytes of an operation in a message's front.
+const OP_LEN: usize = 38;
+/// Operations in an answer at most.
+const OPS_MAX: usize = 1024;
+/// The state of objects now, not that of a snapshot.
+pub(crate) const SNAP_HEAD: u64 = u64::MAX - 1;
+/// An object's snapshots themselves.
+pub(crate) const SNAP_DIR: u64 = u64::MAX;
+
+/// One operation of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct OsdOp {
+    pub(crate) code: u16,
+    pub(crate) flags: u32,
+    args: [u8; 28],
+    pub(crate) data: BufList,
+}
+
+impl OsdOp {
+    /// One that needs no arguments.
+    pub(crate) fn new(code: u16) -> Self {
+        Self { code, flags: 0, args: [0; 28], data: BufList::new() }
+    }
+
+    /// One on a run of bytes.
+    pub(crate) fn extent(code: u16, offset: u64, len: u64) -> Self {
+        let mut op = Self::new(code);
+        op.args[..8].copy_from_slice(&offset.to_le_bytes());
+        op.args[8..16].copy_from_slice(&len.to_le_bytes());
+        op
+    }
+
+    /// One about a snapshot.
+    pub(crate) fn snap(code: u16, snap: u64) -> Self {
+        Self::extent(code, snap, 0)
+    }
+
+    /// The object's version must be this one.
+    pub(crate) fn assert_version(version: u64) -> Self {
+        Self::extent(code::ASSERT_VER, 0, version)
+    }
+
+    /// Objects of a placement group: so many, as of an epoch.
+    pub(crate) fn list(count: u64, epoch: Epoch) -> Self {
+        let mut op = Self::extent(code::PGNLS, count, 0);
+        op.args[8..12].copy_from_slice(&epoch.to_le_bytes());
+        op
+    }
+
+    /// About a watch, of [`watch`]: which of ours, how often it was taken up, seconds of silence after which it is forgotten.
+    pub(crate) fn watch(cookie: u64, op: u8, generation: u32, timeout_s: u32) -> Self {
+        let mut made = Self::extent(code::WATCH, cookie, 0);
+        made.args[16] = op;
+        made.args[17..21].copy_from_slice(&generation.to_le_bytes());
+        made.args[21..25].copy_from_slice(&timeout_s.to_le_bytes());
+        made
+    }
+
+    /// Notifies all who watch; what comes of it has this cookie.
+    pub(crate) fn notify(cookie: u64) -> Self {
+        Self::extent(code::NOTIFY, cookie, 0)
+    }
+
+    /// A call of an object class' method.
+    ///
+    /// # Panics
+    /// When a name is longer than 255 bytes.
+    pub(crate) fn call(class: &str, method: &str, input: &[u8]) -> Self {
+        let mut op = Self::new(code::CALL);
+        op.args[0] = u8::try_from(class.len()).expect("a class's name is short");
+        op.args[1] = u8::try_from(method.len()).expect("a method's name is short");
+        op.args[3..7].copy_from_slice(&(input.len() as u32).to_le_bytes());
+        let mut data = Vec::with_capacity(class.len() + method.len() + input.len());
+        data.extend_from_slice(class.as_bytes());
+        data.extend_from_slice(method.as_bytes());
+        data.extend_from_slice(input);
+        op.with(forebay_reactor::Buf::copy_of(&data))
+    }
+
+    /// With input.
+    pub(crate) fn with(mut self, data: impl Into<BufList>) -> Self {
+        self.data = data.into();
+        self
+    }
+}
+
+/// Keys, as operations take them.
+pub(crate) fn keys<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u32(keys.len() as u32);
+    for key in keys {
+        out.blob(key);
+    }
+    out.finish()
+}
+
+/// Keys and values, as operations take them.
+pub(crate) fn pairs<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u32(pairs.len() as u32);
+    for (key, value) in pairs {
+        out.blob(key).blob(value);
+    }
+    out.finish()
+}
+
+/// What a request is about, as it is sent at one time.
+pub(crate) struct Envelope<'a> {
+    pub(crate) pg: PgId,
+    pub(crate) shard: i8,
+    pub(crate) hash: u32,
+    pub(crate) epoch: Epoch,
+    pub(crate) flags: u32,
+    /// Our number in the cluster, and the request's, which stays the same when it is sent again.
+    pub(crate) client: u64,
+    pub(crate) tid: u64,
+    /// Seconds and nanoseconds since 1970, for the object's time of change.
+    pub(crate) time: (u32, u32),
+    /// The pool that is addressed, and within it the namespace and name; no name for a placement group itself.
+    pub(crate) pool: i64,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) key: &'a str,
+    pub(crate) snap: u64,
+    pub(crate) snap_seq: u64,
+    pub(crate) snaps: &'a [u64],
+    pub(crate) attempt: i32,
+    pub(crate) features: u64,
+}
+
+/// The front of a request (`MOSDOp` in its eighth version).
+pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.versioned(1, 1, |out| {
+        envelope.pg.encode(out);
+        out.u8(envelope.shard as u8);
+    });
+    out.u32(envelope.hash).u32(envelope.epoch).u32(envelope.flags);
+    out.versioned(2, 2, |out| {
+        // A client's name has type 8.
+        out.u8(8).u64(envelope.client).u64(envelope.tid).i32(0);
+    });
+    // No trace.
+    out.raw(&[0; 24]);
+    out.u32(0).u32(envelope.time.0).u32(envelope.time.1);
+    let whole_group = envelope.name.is_empty();
+    let hash = if whole_group { i64::from(envelope.hash) } else { -1 };
+    out.versioned(6, if whole_group { 6 } else { 3 }, |out| {
+        out.i64(envelope.pool).i32(-1).text(envelope.key).text(envelope.namespace).i64(hash);
+    });
+    out.text(envelope.name).u16(ops.len() as u16);
+    for op in ops {
+        out.u16(op.code).u32(op.flags).raw(&op.args).u32(op.data.len() as u32);
+    }
+    out.u64(envelope.snap).u64(envelope.snap_seq).u32(envelope.snaps.len() as u32);
+    for &snap in envelope.snaps {
+        out.u64(snap);
+    }
+    out.i32(envelope.attempt).u64(envelope.features);
+    out.finish()
+}
+
+/// Where a request is to go instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Redirect {
+    pub(crate) pool: i64,
+    pub(crate) key: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// An OSD's answer.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// Zero, a count, or a negative error number.
+    pub(crate) result: i32,
+    /// The attempt that is answered; negative when it is not said.
+    pub(crate) attempt: i32,
+    pub(crate) version: u64,
+    pub(crate) redirect: Option<Redirect>,
+    /// For each operation, its result and output.
+    pub(crate) ops: Vec<(i32, BufList)>,
+}
+
+impl Reply {
+    pub(crate) fn decode(version: u16, front: &[u8], mut data: BufList) -> Result<Self, Malformed> {
+        let mut from = Reader::new(front, "an OSD's answer");
+        let from = &mut from;
+        if version < 5 {
+            return Err(from.malformed());
+        }
+        from.blob()?;
+        PgId::decode(from)?;
+        from.u64()?;
+        let result = from.i32()?;
+        from.take(12)?;
+        // The OSD's epoch.
+        from.u32()?;
+        let count = from.count(OP_LEN)?;
+        if count > OPS_MAX {
+            return Err(from.malformed());
+        }
+        let raw = from.take(count * OP_LEN)?;
+        let attempt = from.i32()?;
+        let mut ops = Vec::with_capacity(count);
+        for op in raw.chunks_exact(OP_LEN) {
+            let status = from.i32()?;
+            let len = u32::from_le_bytes(op[OP_LEN - 4..].try_into().expect("four bytes")) as usize;
+            if len > data.len() {
+                return Err(from.malformed());
+            }
+            let rest = if len == data.len() { BufList::new() } else { data.slice(len..data.len()) };
+            let output = if len == 0 {
+                BufList::new()
+            } else if rest.is_empty() {
+                std::mem::take(&mut data)
+            } else {
+                data.slice(0..len)
+            };
+            data = if len == 0 { data } else { rest };
+            ops.push((status, output));
+        }
+        from.take(12)?;
+        let user_version = from.u64()?;
+        let mut redirect = None;
+        if version >= 7 && from.flag()? {
+            redirect = Some(Redirect::decode(from)?);
+        }
+        Ok(Self { result, attempt, version: user_version, redirect, ops })
+    }
+}
+
+impl Redirect {
+    fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (_, mut part) = from.part(1)?;
+        let (version, mut locator) = part.part(6)?;
+        let pool = locator.i64()?;
+        locator.i32()?;
+        let key = locator.text()?;
+        let namespace = if version >= 5 { locator.text()? } else { String::new() };
+        Ok(Self { pool, key, namespace, name: part.text()? })
+    }
+}
+
+/// An OSD asks us not to send, or to send again, what is about a range of objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    pub(crate) pg: PgId,
+    pub(crate) shard: i8,
+    pub(crate) epoch: Epoch,
+    pub(crate) op: u8,
+    pub(crate) id: u64,
+    pub(crate) begin: HObject,
+    pub(crate) end: HObject,
+}
+
+/// What a backoff says.
+pub(crate) mod backoff {
+    pub(crate) const BLOCK: u8 = 1;
+    pub(crate) const ACK_BLOCK: u8 = 2;
+    pub(crate) const UNBLOCK: u8 = 3;
+}
+
+impl Backoff {
+    pub(crate) fn decode(front: &[u8]) -> Result<Self, Malformed> {
+        let mut from = Reader::new(front, "an OSD's backoff");
+        let (_, mut pg) = from.part(1)?;
+        let (pg, shard) = (PgId::decode(&mut pg)?, pg.u8()? as i8);
+        let (epoch, op, id) = (from.u32()?, from.u8()?, from.u64()?);
+        Ok(Self { pg, shard, epoch, op, id, begin: HObject::decode(&mut from)?, end: HObject::decode(&mut from)? })
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.versioned(1, 1, |out| {
+            self.pg.encode(out);
+            out.u8(self.shard as u8);
+        });
+        out.u32(self.epoch).u8(self.op).u64(self.id);
+        self.begin.encode(&mut out);
+        self.end.encode(&mut out);
+        out.finish()
+    }
+}

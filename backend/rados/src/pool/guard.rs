@@ -1,0 +1,205 @@
+//! Steps that OSDs do not have: guards on whether a key is there, and zeroing that keeps an object's size.
+//!
+//! An OSD compares the value of a key that is not there as an empty one, refuses to compare on an object that is not
+//! there, and cuts an object off when its end is zeroed.  So for a guard on a key's absence or on an empty value, and for
+//! zeroing, the object is looked at first, and the transaction is sent on condition that the object is as it was seen; if
+//! it is not, this begins anew.  Meanwhile further transactions on the object wait in line, so that the order stays.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use forebay_block::{Error, ErrorKind, LocalFuture, ObjectBackend, ObjectName, ObjectOp, Result, SnapId, Transaction};
+use forebay_reactor::spawn;
+use forebay_reactor::sync::oneshot;
+
+use super::write::operation;
+use super::{RadosPool, ended};
+use crate::osd::wire::{OP_EXCLUSIVE, OsdOp, code};
+
+/// Attempts at most while others keep changing the object.
+const TRIES: usize = 64;
+
+type Waiting = oneshot::Receiver<Result<u64>>;
+
+/// Transactions that wait for the one that is under way on their object.
+#[derive(Default)]
+pub(super) struct Line(VecDeque<(Transaction, oneshot::Sender<Result<u64>>)>);
+
+/// A guard on whether a key is there.
+fn asks_for_absence(op: &ObjectOp) -> bool {
+    matches!(op, ObjectOp::KvCompare { value, .. } if value.as_ref().is_none_or(Vec::is_empty))
+}
+
+/// The transaction has steps that depend on how the object is.
+pub(super) fn needs_a_look(transaction: &Transaction) -> bool {
+    let steps = |op: &ObjectOp| asks_for_absence(op) || matches!(op, ObjectOp::Zero { .. });
+    transaction.ops.iter().any(steps)
+}
+
+/// What is known of an object.
+struct Seen {
+    /// `None`: it is not there.
+    version: Option<u64>,
+    size: u64,
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Seen {
+    /// The transaction's operations on an object that is as this was seen.  They end with a step of which it is known
+    /// that it fails: only the OSD can tell whether one before it does.
+    fn plan(&self, transaction: &Transaction) -> Vec<OsdOp> {
+        // As it will be when the next step is done.
+        let mut exists = self.version.is_some();
+        let mut size = self.size;
+        let mut values = self.values.clone();
+        let mut ops = Vec::new();
+        for op in &transaction.ops {
+            match op {
+                ObjectOp::KvCompare { key, value } => {
+                    if values.get(key) == value.as_ref() {
+                        // The condition on the version stands for it.
+                        continue;
+                    }
+                    // A value that it certainly does not have.
+                    let other = [values.get(key).map_or(&[][..], Vec::as_slice), &[1]].concat();
+                    ops.extend(operation(&ObjectOp::KvCompare { key: key.clone(), value: Some(other) }));
+                    return ops;
+                }
+                ObjectOp::Zero { extent } => {
+                    let end = extent.end().min(size);
+                    if exists && extent.offset < end {
+                        ops.push(OsdOp::extent(code::ZERO, extent.offset, end - extent.offset));
+                    }
+                    if exists && (end == size || extent.offset >= end) {
+                        // It was cut off; or nothing is zeroed, which all the same is a write that snapshots see.
+                        ops.push(OsdOp::extent(code::TRUNCATE, size, 0));
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            ops.extend(operation(op));
+            match op {
+                ObjectOp::Create { .. } => exists = true,
+                ObjectOp::Write { offset, data } => {
+                    exists = true;
+                    size = size.max(if data.is_empty() { 0 } else { offset + data.len() as u64 });
+                }
+                ObjectOp::WriteFull { data } => (exists, size) = (true, data.len() as u64),
+                ObjectOp::Truncate { size: new } if exists => size = *new,
+                ObjectOp::KvSet { pairs } => {
+                    exists = true;
+                    values.extend(pairs.iter().cloned());
+                }
+                ObjectOp::KvRemove { keys } => keys.iter().for_each(|key| drop(values.remove(key))),
+                ObjectOp::Remove => {
+                    (exists, size) = (false, 0);
+                    values.clear();
+                }
+                _ => {}
+            }
+        }
+        ops
+    }
+
+    /// Operations that hold only if the object is as it was seen.
+    fn condition(&self) -> Vec<OsdOp> {
+        match self.version {
+            Some(version) => vec![OsdOp::assert_version(version)],
+            None => {
+                let mut create = OsdOp::new(code::CREATE);
+                create.flags = OP_EXCLUSIVE;
+                vec![create, OsdOp::new(code::DELETE)]
+            }
+        }
+    }
+}
+
+impl RadosPool {
+    /// Waits behind a transaction that takes several steps, if there is one on this object.
+    pub(super) fn wait_in_line(&self, object: &ObjectName, transaction: &Transaction) -> Option<Waiting> {
+        let mut lines = self.lines.borrow_mut();
+        if lines.is_empty() {
+            return None;
+        }
+        let line = lines.get_mut(object)?;
+        let (answer, answered) = oneshot::channel();
+        line.0.push_back((transaction.clone(), answer));
+        Some(answered)
+    }
+
+    /// Does a transaction in several steps, and then those that have come meanwhile.
+    pub(super) fn begin_line(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
+        let (answer, answered) = oneshot::channel();
+        let lines = self.lines.clone();
+        lines.borrow_mut().insert(object.clone(), Line::default());
+        let (pool, object) = (self.this.upgrade(), object.clone());
+        drop(spawn(async move {
+            let Some(pool) = pool else { return };
+            let mut next = Some((transaction, answer));
+            while let Some((transaction, answer)) = next.take() {
+                if needs_a_look(&transaction) {
+                    answer.send(pool.look_and_send(&object, &transaction).await);
+                } else {
+                    // It is sent within the call; its answer needs not be waited for.
+                    let answered = pool.send(&object, &transaction);
+                    drop(spawn(async move { answer.send(answered.await) }));
+                }
+                let mut lines = lines.borrow_mut();
+                next = lines.get_mut(&object).and_then(|line| line.0.pop_front());
+                if next.is_none() {
+                    lines.remove(&object);
+                }
+            }
+        }));
+        Box::pin(async move { answered.await.unwrap_or_else(|| Err(ended())) })
+    }
+
+    async fn look_and_send(&self, object: &ObjectName, transaction: &Transaction) -> Result<u64> {
+        for _ in 0..TRIES {
+            let seen = self.look(object, transaction).await?;
+            let steps = seen.plan(transaction);
+            if steps.is_empty() {
+                return Ok(seen.version.unwrap_or(0));
+            }
+            let mut ops = seen.condition();
+            ops.extend(steps);
+            match self.send_ops(object, transaction, ops).await {
+                // Somebody has changed it since; unless it is as it was, and the transaction's own guard fails.
+                Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::Exists) => {
+                    let now = self.look(object, transaction).await?;
+                    if now.version == seen.version {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, format!("object {object}: others keep changing it")))
+    }
+
+    async fn look(&self, object: &ObjectName, transaction: &Transaction) -> Result<Seen> {
+        let keys: Vec<Vec<u8>> = transaction
+            .ops
+            .iter()
+            .filter_map(|op| if let ObjectOp::KvCompare { key, .. } = op { Some(key.clone()) } else { None })
+            .collect();
+        let stat = match self.stat(object, SnapId::HEAD).await {
+            Ok(stat) => stat,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Ok(Seen { version: None, size: 0, values: BTreeMap::new() });
+            }
+            Err(error) => return Err(error),
+        };
+        // Read after the version: if the object changes in between, the condition on the version does not hold.
+        if keys.is_empty() {
+            return Ok(Seen { version: Some(stat.version), size: stat.size, values: BTreeMap::new() });
+        }
+        let values = match self.kv_get(object, keys.clone()).await {
+            Ok(values) => values,
+            Err(error) if error.kind() == ErrorKind::NotFound => vec![None; keys.len()],
+            Err(error) => return Err(error),
+        };
+        let found = keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?)));
+        Ok(Seen { version: Some(stat.version), size: stat.size, values: found.collect() })
+    }
+}

@@ -1,0 +1,278 @@
+//! What a client holds between its connections: its number in the cluster and its tickets; and how it shows a ticket to
+//! the service that it is for.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::{Secret, Ticket, WHAT, read_tickets};
+use crate::session::auth::{AuthClient, AuthError, Keys};
+use crate::wire::codec::{Reader, Writer};
+use crate::wire::control::{method, mode};
+use crate::wire::entity;
+
+const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
+/// What an authorizer begins with: its version, which is also what it is for.
+const AUTHORIZER: u8 = 1;
+
+#[derive(Default)]
+struct Content {
+    global_id: u64,
+    tickets: Vec<Ticket>,
+}
+
+/// A client's number and tickets, shared by its connections to monitors, which fill it, and to services, which use it.
+///
+/// With it a client stays the same one for the cluster when it authenticates again: locks, watches and the detection of
+/// repeated writes go by the number.
+#[derive(Default)]
+pub struct Wallet(RefCell<Content>);
+
+impl std::fmt::Debug for Wallet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Tickets are not for logs.
+        write!(f, "Wallet(client.{})", self.global_id())
+    }
+}
+
+impl Wallet {
+    /// An empty one: the next authentication brings a new number.
+    pub fn new() -> Rc<Self> {
+        Rc::default()
+    }
+
+    /// The client's number; zero before the first authentication.
+    pub fn global_id(&self) -> u64 {
+        self.0.borrow().global_id
+    }
+
+    /// The ticket for a service, of [`entity`].
+    pub fn ticket(&self, service: u32) -> Option<Ticket> {
+        self.0.borrow().tickets.iter().find(|ticket| ticket.service == service).cloned()
+    }
+
+    /// Forgets everything: for who is not taken for the old client any more.
+    pub fn clear(&self) {
+        *self.0.borrow_mut() = Content::default();
+    }
+
+    pub(super) fn tickets(&self) -> Vec<Ticket> {
+        self.0.borrow().tickets.clone()
+    }
+
+    pub(super) fn fill(&self, tickets: &[Ticket]) {
+        self.0.borrow_mut().tickets = tickets.to_vec();
+    }
+
+    pub(super) fn set_global_id(&self, global_id: u64) {
+        self.0.borrow_mut().global_id = global_id;
+    }
+
+    /// The payload by which a monitor is asked, on an open connection, for new tickets of `services` (of [`entity`],
+    /// added up); `None` before the first authentication.
+    pub fn renewal(&self, services: u32, nonce: u64) -> Option<Vec<u8>> {
+        let ticket = self.ticket(u32::from(entity::AUTH))?;
+        let mut out = Writer::new();
+        out.u16(GET_PRINCIPAL_SESSION_KEY);
+        out.raw(&authorizer(self.global_id(), &ticket, nonce, None));
+        out.u8(1).u32(services);
+        Some(out.finish())
+    }
+
+    /// Takes in the monitor's answer to a [`renewal`](Self::renewal).
+    pub fn renewed(&self, payload: &[u8]) -> Result<(), AuthError> {
+        let mut reader = Reader::new(payload, WHAT);
+        let kind = reader.u16()?;
+        let status = reader.i32()?;
+        if status != 0 {
+            return Err(AuthError::Refused(status));
+        }
+        if kind != GET_PRINCIPAL_SESSION_KEY {
+            return Err(reader.malformed().into());
+        }
+        let session = self.ticket(u32::from(entity::AUTH)).ok_or(AuthError::OutOfTurn)?.session;
+        let mut tickets = self.tickets();
+        read_tickets(&mut tickets, &session, &mut reader)?;
+        self.fill(&tickets);
+        Ok(())
+    }
+}
+
+/// A ticket, and the proof that we have its key; the second one answers the service's challenge.
+fn authorizer(global_id: u64, ticket: &Ticket, nonce: u64, challenge: Option<u64>) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u8(AUTHORIZER).u64(global_id).u32(ticket.service).raw(&ticket.blob);
+    let mut proof = Writer::new();
+    proof.u8(2).u64(nonce).u8(u8::from(challenge.is_some()));
+    proof.u64(challenge.map_or(0, |challenge| challenge.wrapping_add(1)));
+    ticket.session.seal(&proof.finish(), &mut out);
+    out.finish()
+}
+
+/// The client's side of a connection to a service, such as an OSD.
+#[derive(Debug)]
+pub struct Authorizer {
+    wallet: Rc<Wallet>,
+    service: u32,
+    /// What is shown on this connection: the ticket, and the nonce of the proof.
+    shown: Option<(Ticket, u64)>,
+    challenged: bool,
+}
+
+impl Authorizer {
+    /// Shows the wallet's ticket for `service`, of [`entity`].
+    pub fn new(wallet: Rc<Wallet>, service: u32) -> Self {
+        Self { wallet, service, shown: None, challenged: false }
+    }
+
+    fn session(&self) -> Result<(&Secret, u64), AuthError> {
+        self.shown.as_ref().map(|(ticket, nonce)| (&ticket.session, *nonce)).ok_or(AuthError::OutOfTurn)
+    }
+}
+
+impl AuthClient for Authorizer {
+    fn method(&self) -> u32 {
+        method::CEPHX
+    }
+
+    fn begin(&mut self, _modes: &[u32], random: &mut dyn FnMut() -> u64) -> Vec<u8> {
+        self.challenged = false;
+        // Without a ticket the service refuses us, and says so.
+        self.shown = self.wallet.ticket(self.service).map(|ticket| (ticket, random()));
+        let Some((ticket, nonce)) = &self.shown else { return vec![AUTHORIZER] };
+        authorizer(self.wallet.global_id(), ticket, *nonce, None)
+    }
+
+    fn more(&mut self, payload: &[u8], _random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError> {
+        if std::mem::replace(&mut self.challenged, true) {
+            return Err(AuthError::OutOfTurn);
+        }
+        let Some((ticket, nonce)) = &self.shown else { return Err(AuthError::OutOfTurn) };
+        // Unlike everything else that is encrypted, it has no length in front.
+        let content = ticket.session.decrypt(payload)?;
+        let mut reader = Reader::new(&content, WHAT);
+        reader.u8()?;
+        Ok(authorizer(self.wallet.global_id(), ticket, *nonce, Some(reader.u64()?)))
+    }
+
+    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<Keys, AuthError> {
+        let (session, nonce) = self.session()?;
+        let content = session.open(&mut Reader::new(payload, WHAT))?;
+        let mut reader = Reader::new(&content, WHAT);
+        let version = reader.u8()?;
+        // Whoever can add one to our number has opened our proof, so it is the service.
+        if reader.u64()? != nonce.wrapping_add(1) {
+            return Err(AuthError::Decrypt);
+        }
+        let connection = if version >= 2 { reader.blob()?.to_vec() } else { Vec::new() };
+        if connection.is_empty() && chosen == mode::SECURE {
+            return Err(AuthError::Decrypt);
+        }
+        Ok(Keys { session: session.0.to_vec(), connection, ..Keys::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wallet() -> Rc<Wallet> {
+        let wallet = Wallet::new();
+        let ticket = |service: u8, key: u8| Ticket {
+            service: u32::from(service),
+            session: Secret([key; 16]),
+            valid_seconds: 3600,
+            blob: vec![1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        };
+        wallet.set_global_id(4711);
+        wallet.fill(&[ticket(entity::AUTH, 3), ticket(entity::OSD, 4)]);
+        wallet
+    }
+
+    /// What a service does with an authorizer: the nonce, and the challenge's answer if there is one.
+    fn open(bytes: &[u8], key: &Secret) -> (u64, Option<u64>) {
+        let mut reader = Reader::new(bytes, WHAT);
+        assert_eq!((reader.u8(), reader.u64()), (Ok(1), Ok(4711)));
+        reader.u32().expect("a service");
+        reader.take(13).expect("the ticket");
+        let content = key.open(&mut reader).expect("sealed with the ticket's key");
+        let mut proof = Reader::new(&content, WHAT);
+        assert_eq!(proof.u8(), Ok(2));
+        let nonce = proof.u64().expect("a nonce");
+        let answered = proof.u8().expect("a flag") != 0;
+        (nonce, answered.then(|| proof.u64().expect("an answer")))
+    }
+
+    fn sealed(key: &Secret, content: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let (mut plain, mut out) = (Writer::new(), Writer::new());
+        content(&mut plain);
+        key.seal(&plain.finish(), &mut out);
+        out.finish()
+    }
+
+    #[test]
+    fn a_service_is_shown_the_ticket_and_answered() {
+        let key = Secret([4; 16]);
+        let mut client = Authorizer::new(wallet(), entity::OSD.into());
+        assert_eq!(open(&client.begin(&[mode::SECURE], &mut || 99), &key), (99, None));
+        let challenge = sealed(&key, |out| {
+            out.u8(1).u64(41);
+        });
+        let more = client.more(&challenge[4..], &mut || 0).expect("answered");
+        assert_eq!(open(&more, &key), (99, Some(42)));
+        assert_eq!(client.more(&challenge[4..], &mut || 0), Err(AuthError::OutOfTurn));
+        let done = sealed(&key, |out| {
+            out.u8(2).u64(100).blob(&[5; 64]);
+        });
+        let keys = client.done(mode::SECURE, &done).expect("keys");
+        assert_eq!((keys.session, keys.connection), (vec![4; 16], vec![5; 64]));
+    }
+
+    #[test]
+    fn who_cannot_open_the_proof_is_not_the_service() {
+        let key = Secret([4; 16]);
+        let begun = || {
+            let mut client = Authorizer::new(wallet(), entity::OSD.into());
+            client.begin(&[mode::CRC], &mut || 99);
+            client
+        };
+        let wrong_number = sealed(&key, |out| {
+            out.u8(2).u64(99).blob(&[5; 64]);
+        });
+        assert_eq!(begun().done(mode::CRC, &wrong_number), Err(AuthError::Decrypt));
+        let wrong_key = sealed(&Secret([6; 16]), |out| {
+            out.u8(2).u64(100).blob(&[5; 64]);
+        });
+        assert!(begun().done(mode::CRC, &wrong_key).is_err());
+        let no_secret = sealed(&key, |out| {
+            out.u8(1).u64(100);
+        });
+        assert!(begun().done(mode::CRC, &no_secret).is_ok());
+        assert_eq!(begun().done(mode::SECURE, &no_secret), Err(AuthError::Decrypt));
+        let mut nobody = Authorizer::new(Wallet::new(), entity::OSD.into());
+        nobody.begin(&[mode::CRC], &mut || 99);
+        assert_eq!(nobody.done(mode::CRC, &no_secret), Err(AuthError::OutOfTurn));
+    }
+
+    #[test]
+    fn tickets_are_renewed() {
+        let wallet = wallet();
+        let request = wallet.renewal(u32::from(entity::OSD), 7).expect("we have a ticket of the monitors");
+        assert_eq!(request[..2], GET_PRINCIPAL_SESSION_KEY.to_le_bytes());
+        assert_eq!(open(&request[2..], &Secret([3; 16])).0, 7);
+        let mut reply = Writer::new();
+        reply.u16(GET_PRINCIPAL_SESSION_KEY).i32(0).u8(1).u32(1).u32(entity::OSD.into()).u8(1);
+        let content = sealed(&Secret([3; 16]), |out| {
+            out.u8(1).u16(1).u64(0).u16(16).raw(&[9; 16]).u32(60).u32(0);
+        });
+        reply.raw(&content).u8(0).blob(b"newer");
+        let reply = reply.finish();
+        for len in 0..reply.len() {
+            assert!(wallet.renewed(&reply[..len]).is_err(), "{len} bytes");
+        }
+        wallet.renewed(&reply).expect("renewed");
+        let ticket = wallet.ticket(entity::OSD.into()).expect("a ticket");
+        assert_eq!((ticket.session, ticket.blob, ticket.valid_seconds), (Secret([9; 16]), b"newer".to_vec(), 60));
+        assert!(Wallet::new().renewal(4, 7).is_none());
+        assert!(Wallet::new().renewed(&reply).is_err());
+    }
+}

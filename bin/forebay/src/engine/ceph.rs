@@ -1,0 +1,147 @@
+//! The pools of a Ceph cluster: connected to when the first of them is asked for.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{ObjectBackend, Usage};
+use forebay_rados::config::ConfigError;
+use forebay_rados::{Cluster, Config, Flags, RadosPool, Surroundings};
+use forebay_reactor::sync::Semaphore;
+use forebay_reactor::timeout;
+
+use super::exports::offload;
+use crate::failure::{Failure, FailureKind, Result};
+
+/// A cluster is waited for so long when it is only asked how full it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The real world, for who resolves a cluster's configuration.
+struct Edge;
+
+impl Surroundings for Edge {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok().filter(|value| !value.is_empty())
+    }
+
+    fn host(&self) -> String {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        name.trim().split('.').next().unwrap_or_default().to_owned()
+    }
+
+    fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
+    }
+
+    fn service(&self, _: &str) -> io::Result<Vec<(String, u16)>> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this build does not ask the name service for services"))
+    }
+}
+
+/// A cluster that may be there, and the pools of it that were asked for.
+pub struct Ceph {
+    flags: Flags,
+    cluster: RefCell<Option<Rc<Cluster>>>,
+    pools: RefCell<BTreeMap<String, Rc<RadosPool>>>,
+    /// It is connected to once.
+    connecting: Semaphore,
+}
+
+impl Ceph {
+    /// Connects to nothing yet.
+    pub fn new(flags: Flags) -> Self {
+        Self { flags, cluster: RefCell::default(), pools: RefCell::default(), connecting: Semaphore::new(1) }
+    }
+
+    /// A pool of the cluster.
+    pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
+        let absent = |failure: Failure| match failure.kind {
+            FailureKind::NotFound => failure.context(format!("there is no pool '{name}'")),
+            _ => failure,
+        };
+        let cluster = self.cluster().await.map_err(absent)?;
+        let known = self.pools.borrow().get(name).cloned();
+        // A pool that was deleted, and perhaps made again, has another number.
+        if let Some(pool) = known.filter(|pool| cluster.map().pool_named(name) == Some(pool.id())) {
+            return Ok(pool);
+        }
+        let pool = cluster.pool(name).map_err(|error| {
+            let failure = Failure::from(error);
+            match failure.kind {
+                FailureKind::NotFound => Failure::new(FailureKind::NotFound, format!("there is no pool '{name}'"))
+                    .hint("'ceph osd pool ls' lists those of the cluster"),
+                _ => failure,
+            }
+        })?;
+        self.pools.borrow_mut().insert(name.to_owned(), pool.clone());
+        Ok(pool)
+    }
+
+    /// The pools that were asked for, and how full they are.  A cluster that does not answer holds nobody up.
+    pub async fn usage(&self) -> Vec<(String, Usage)> {
+        let pools: Vec<_> = self.pools.borrow().iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
+        let mut all = Vec::new();
+        for (name, pool) in pools {
+            match timeout(PATIENCE, pool.usage()).await {
+                Ok(Ok(usage)) => all.push((name, usage)),
+                Ok(Err(error)) => tracing::debug!(pool = name, %error, "how full it is cannot be said"),
+                Err(_) => tracing::debug!(pool = name, "the cluster does not say how full it is"),
+            }
+        }
+        all
+    }
+
+    async fn cluster(&self) -> Result<Rc<Cluster>> {
+        let _turn = self.connecting.acquire(1).await;
+        if let Some(cluster) = &*self.cluster.borrow() {
+            return Ok(cluster.clone());
+        }
+        let flags = self.flags.clone();
+        let config = offload(move || Config::resolve(&flags, &Edge).map_err(explain)).await?;
+        let cluster = Cluster::connect(config).await;
+        let cluster = cluster.map_err(|error| Failure::from(error).context("connecting to the Ceph cluster"))?;
+        let status = cluster.status();
+        tracing::info!(
+            fsid = status.fsid,
+            client = status.client,
+            osds = status.osds_up,
+            "connected to a Ceph cluster"
+        );
+        *self.cluster.borrow_mut() = Some(cluster.clone());
+        Ok(cluster)
+    }
+
+    /// Ends the sessions.
+    pub fn close(&self) {
+        self.pools.borrow_mut().clear();
+        if let Some(cluster) = self.cluster.borrow_mut().take() {
+            cluster.close();
+        }
+    }
+}
+
+/// What a configuration's error means to a user.
+fn explain(error: ConfigError) -> Failure {
+    let kind = match &error {
+        ConfigError::NoConf(_) | ConfigError::NoKey { .. } => FailureKind::NotFound,
+        ConfigError::Read { error, .. } if error.kind() == io::ErrorKind::NotFound => FailureKind::NotFound,
+        ConfigError::Read { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => FailureKind::Denied,
+        _ => FailureKind::Invalid,
+    };
+    let failure = Failure::new(kind, error.to_string());
+    match &error {
+        ConfigError::NoConf(_) => failure.hint(
+            "the pools 'local' and 'ram' need none; for those of a cluster, start the daemon with -c FILE or CEPH_CONF",
+        ),
+        ConfigError::NoKey { .. } => failure.hint("name it with --keyring FILE, and who you are with --id ID"),
+        _ => failure,
+    }
+}
