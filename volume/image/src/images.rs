@@ -4,24 +4,21 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::rc::{Rc, Weak};
-use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, Extent, Method, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
+use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{random, wall_clock};
 
-use crate::OBJECT_SIZE_DEFAULT;
 use crate::directory::{Added, Directory};
-use crate::format::{
-    Features, Header, SNAPSHOT_PREFIX, children_object, header_object, map_object, object_prefix_elsewhere,
-};
+use crate::format::{Features, Header, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
 use crate::image::{Image, OpenOptions, Shared, View};
+use crate::info::{CreateOptions, ImageInfo, SnapshotInfo};
 use crate::objectmap;
-use crate::resize::{trim, unless_absent};
+use crate::resize::unless_absent;
 use crate::session::NOTIFY_TIMEOUT;
 use crate::wire::bitmap::OBJECTS_MAX;
 use crate::wire::notify::Message;
-use crate::wire::snapshot::{Snapshot, encode_detach_child, encode_remove_child};
+use crate::wire::snapshot::Snapshot;
 
 /// Longest name of a new image in bytes, librbd's limit.
 pub const NAME_LEN_MAX: usize = 95;
@@ -31,114 +28,18 @@ pub const SIZE_MAX: u64 = 1 << 60;
 const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one go.
 const PAGE: usize = 1000;
-/// The bit of `op_features` that says that a clone is listed by its parent's header.
-const CLONE_CHILD: u64 = 2;
 /// The feature that says that a header has `op_features`.
 const OPERATIONS: Features = Features(1 << 8);
 /// Ids tried until one is free.
 const ID_TRIES: usize = 8;
 
-/// How an image is created.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CreateOptions {
-    /// Bytes, up to [`SIZE_MAX`].
-    pub size: u64,
-    /// Bytes an object, a power of two from 64 KiB to 32 MiB.
-    pub object_size: u64,
-    /// `None`: RBD's default where other clients use the pool ([`Features::RBD_DEFAULT`], without an object map for
-    /// an image that is too large for one), layering elsewhere.
-    pub features: Option<Features>,
-    /// The name of another pool in which the data shall be.
-    pub data_pool: Option<String>,
-}
-
-impl Default for CreateOptions {
-    fn default() -> Self {
-        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, features: None, data_pool: None }
-    }
-}
-
-/// How an image is removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RemoveOptions {
-    /// Even if it is open; its open handles then answer [`ErrorKind::NotFound`].
-    pub force: bool,
-}
-
-/// How far something has come, in objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Done.
-    pub done: u64,
-    /// In all.
-    pub total: u64,
-}
-
-/// What an image is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageInfo {
-    /// Its name.
-    pub name: String,
-    /// Its id within the pool, which never changes.
-    pub id: String,
-    /// Bytes.
-    pub size: u64,
-    /// Bytes an object.
-    pub object_size: u64,
-    /// What the names of its data objects begin with.
-    pub block_name_prefix: String,
-    /// Its features.
-    pub features: Features,
-    /// Flag bits: 1, the object map is invalid; 2, fast-diff is invalid.
-    pub flags: u64,
-    /// Snapshots.
-    pub snapshots: usize,
-    /// It is a clone of another image.
-    pub has_parent: bool,
-    /// When it was created, since 1970-01-01T00:00:00Z, if known.
-    pub created: Option<Duration>,
-    /// When it was last read, as far as its clients note that.
-    pub accessed: Option<Duration>,
-    /// When it was last written, as far as its clients note that.
-    pub modified: Option<Duration>,
-}
-
-impl ImageInfo {
-    /// Objects, whether they exist or not.
-    pub fn objects(&self) -> u64 {
-        self.size.div_ceil(self.object_size)
-    }
-
-    /// The binary logarithm of the object size.
-    pub fn order(&self) -> u8 {
-        self.object_size.trailing_zeros() as u8
-    }
-}
-
-/// A snapshot of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotInfo {
-    /// Its number within the pool.
-    pub id: u64,
-    /// Its name; open it as `IMAGE@NAME`.
-    pub name: String,
-    /// Bytes of the image then.
-    pub size: u64,
-    /// It cannot be removed.
-    pub protected: bool,
-    /// Made by a user; others belong to groups, to the trash or to mirroring.
-    pub by_user: bool,
-    /// Clones that were made of it and that it knows itself.
-    pub children: u32,
-}
-
 /// The images of one backend, or of one namespace of it.
 pub struct Images {
-    backend: Rc<dyn ObjectBackend>,
+    pub(crate) backend: Rc<dyn ObjectBackend>,
     /// RBD's namespace; empty: the one without a name.
-    namespace: Rc<str>,
+    pub(crate) namespace: Rc<str>,
     /// By id.  An entry without handles is what is ending.
-    open: RefCell<BTreeMap<String, Weak<Shared>>>,
+    pub(crate) open: RefCell<BTreeMap<String, Weak<Shared>>>,
     /// Names that are being created, renamed or removed.
     changing: RefCell<BTreeSet<String>>,
     opening: Semaphore,
@@ -186,13 +87,13 @@ impl Images {
         &self.namespace
     }
 
-    fn directory(&self) -> Directory<'_> {
+    pub(crate) fn directory(&self) -> Directory<'_> {
         Directory::of(&self.backend, &self.namespace)
     }
 
     /// The images that a name of the form `NAMESPACE/IMAGE` means, and the name there.  There are namespaces only
     /// where a pool is shared.
-    fn route<'a>(&self, name: &'a str) -> Option<(Rc<Self>, &'a str)> {
+    pub(crate) fn route<'a>(&self, name: &'a str) -> Option<(Rc<Self>, &'a str)> {
         let (namespace, image) = name.split_once('/')?;
         let here = self.namespace.is_empty() && !namespace.is_empty() && self.backend.shared().is_some();
         here.then(|| (Self::in_namespace(&self.backend, namespace), image))
@@ -276,7 +177,7 @@ impl Images {
         Features(Features::RBD_DEFAULT.0 & !without)
     }
 
-    fn header_object(&self, id: &str) -> ObjectName {
+    pub(crate) fn header_object(&self, id: &str) -> ObjectName {
         header_object(&self.namespace, id)
     }
 
@@ -402,7 +303,7 @@ impl Images {
     }
 
     /// The open image of that id, or one that is opened now, which nobody finds yet.
-    async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<Shared>> {
+    pub(crate) async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<Shared>> {
         if let Some(shared) = self.find_open(id) {
             if !shared.is_closing() {
                 return Ok(shared);
@@ -462,128 +363,7 @@ impl Images {
         renamed.await.map_err(|error| within(format_args!("renaming image {from} to {to}"), error))
     }
 
-    /// Removes an image and its data.  Cut short, it can be done again: the image stays listed until all is gone.
-    ///
-    /// # Errors
-    /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, or is being changed.
-    pub async fn remove(
-        self: &Rc<Self>,
-        name: &str,
-        options: RemoveOptions,
-        mut progress: impl FnMut(Progress),
-    ) -> Result<()> {
-        let routed = self.route(name);
-        let (images, name) = routed.as_ref().map_or((self, name), |(images, name)| (images, *name));
-        let _changing = images.change(name)?;
-        let directory = images.directory();
-        let removed = async {
-            let id = images.id_of(name).await?;
-            match images.header(&id).await {
-                Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
-                // Its creation or an earlier removal was cut short.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-            directory.remove_id(name, &id).await?;
-            directory.remove(name, &id).await
-        };
-        removed.await.map_err(|error| within(format_args!("removing image {name}"), error))
-    }
-
-    /// Removes data, then header: while there is data, the header tells where.
-    async fn remove_content(
-        self: &Rc<Self>,
-        name: &str,
-        id: &str,
-        header: &Header,
-        options: RemoveOptions,
-        progress: &mut impl FnMut(Progress),
-    ) -> Result<()> {
-        if !header.snapshots.is_empty() {
-            return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
-        }
-        check_openable(name, header)?;
-        let unsupported = header.features.unsupported(false, self.backend.shared().is_some());
-        if unsupported != Features::default() {
-            let what = format!("image {name}: removing an image with the features {unsupported}");
-            return Err(Error::new(ErrorKind::Unsupported, what));
-        }
-        let open = self.find_open(id).filter(|shared| !shared.is_closing());
-        if let Some(shared) = &open
-            && shared.handles() > 0
-            && !options.force
-        {
-            return Err(Error::new(ErrorKind::Busy, format!("image {name} is open")));
-        }
-        let was_open = open.is_some();
-        let shared = match open {
-            Some(shared) => shared,
-            None => self.open_shared(name, id, false).await?,
-        };
-        shared.set_ended(true);
-        let removed = async {
-            let session = shared.session();
-            if let Some(session) = &session {
-                let others = session.others().await?;
-                if let Some(other) = others.first() {
-                    return Err(Error::new(ErrorKind::Busy, format!("image {name} is open elsewhere: {other}")));
-                }
-            }
-            // Writes that are under way would bring objects back.
-            let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
-            // What the parent has goes with the header: there is nothing to hide or to keep of it.
-            shared.set_overlap(0);
-            trim(&shared, 0..header.size, progress).await?;
-            shared.data().flush().await?;
-            self.forget_child(id, header).await?;
-            drop(hold);
-            if let Some(session) = &session {
-                session.end(&shared).await;
-            }
-            if header.features.has(Features::OBJECT_MAP) {
-                let map = map_object(&self.namespace, id, None);
-                unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
-            }
-            self.backend.submit(&self.header_object(id), Transaction::of(ObjectOp::Remove).durable()).await
-        };
-        match removed.await {
-            Ok(_) => {
-                self.open.borrow_mut().remove(id);
-                Ok(())
-            }
-            Err(error) => {
-                if was_open {
-                    shared.set_ended(false);
-                    shared.refresh_stored().await.unwrap_or_default();
-                } else if let Some(session) = shared.session() {
-                    session.end(&shared).await;
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// A clone that is being removed is forgotten where its parent's side lists it.
-    async fn forget_child(&self, id: &str, header: &Header) -> Result<()> {
-        let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
-        let pool = shared.pool(parent.pool).await?;
-        let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();
-        let forgotten = if header.op_features & CLONE_CHILD != 0 {
-            let object = header_object(&parent.namespace.as_str().into(), &parent.image);
-            let input = encode_detach_child(parent.snap, shared.pool_id(), &self.namespace, id);
-            pool.submit(&object, call("child_detach", input)).await
-        } else {
-            // The list of the older kind is in the clone's pool.
-            let object = children_object(&self.namespace);
-            self.backend.submit(&object, call("remove_child", encode_remove_child(parent, id))).await
-        };
-        match forgotten {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    async fn id_of(&self, name: &str) -> Result<String> {
+    pub(crate) async fn id_of(&self, name: &str) -> Result<String> {
         let id = self.directory().id_of(name).await;
         let id = id.map_err(|error| within(format_args!("image {name}"), error))?;
         id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("image {name}")))
@@ -611,7 +391,7 @@ impl Images {
         }
     }
 
-    fn find_open(&self, id: &str) -> Option<Rc<Shared>> {
+    pub(crate) fn find_open(&self, id: &str) -> Option<Rc<Shared>> {
         let mut open = self.open.borrow_mut();
         let found = open.get(id)?.upgrade();
         if found.is_none() {
@@ -627,7 +407,7 @@ impl Images {
         Ok(())
     }
 
-    fn change(&self, name: &str) -> Result<Changing<'_>> {
+    pub(crate) fn change(&self, name: &str) -> Result<Changing<'_>> {
         self.check_unchanging(name)?;
         self.changing.borrow_mut().insert(name.to_owned());
         Ok(Changing { images: self, name: name.to_owned() })
@@ -635,7 +415,7 @@ impl Images {
 }
 
 /// A name that is being changed; free again when dropped.
-struct Changing<'a> {
+pub(crate) struct Changing<'a> {
     images: &'a Images,
     name: String,
 }
@@ -667,7 +447,7 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("image name {name:?} {why}")))
 }
 
-fn check_openable(name: &str, header: &Header) -> Result<()> {
+pub(crate) fn check_openable(name: &str, header: &Header) -> Result<()> {
     if header.size > SIZE_MAX {
         return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a size of {} bytes", header.size)));
     }

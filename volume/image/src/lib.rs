@@ -16,10 +16,12 @@ pub mod fuzz;
 mod gate;
 mod image;
 mod images;
+mod info;
 mod layout;
 mod lock;
 mod metadata;
 mod objectmap;
+mod remove;
 mod requests;
 mod resize;
 mod session;
@@ -32,7 +34,8 @@ use forebay_block::{ObjectBackend, Result};
 
 pub use format::Features;
 pub use image::{Image, ImageUsage, OpenOptions};
-pub use images::{CreateOptions, ImageInfo, Images, NAME_LEN_MAX, Progress, RemoveOptions, SIZE_MAX, SnapshotInfo};
+pub use images::{Images, NAME_LEN_MAX, SIZE_MAX};
+pub use info::{CreateOptions, ImageInfo, Progress, RemoveOptions, SnapshotInfo};
 pub use metadata::METADATA_VALUE_MAX;
 
 /// Objects of 4 MiB, as everywhere in RBD.

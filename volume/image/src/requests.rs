@@ -18,7 +18,7 @@ use forebay_reactor::spawn;
 use crate::clone::{CopiedUp, copy_up};
 use crate::gate::Pass;
 use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
-use crate::images::Progress;
+use crate::info::Progress;
 use crate::layout::Piece;
 use crate::resize::unless_absent;
 use crate::window::{REQUEST_WINDOW, WALK_WINDOW, windowed};

@@ -9,7 +9,8 @@ use forebay_block::{Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Tra
 use crate::clone::copy_up;
 use crate::format::Header;
 use crate::image::{Image, Shared};
-use crate::images::{Progress, SIZE_MAX, within};
+use crate::images::{SIZE_MAX, within};
+use crate::info::Progress;
 use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::State;
 

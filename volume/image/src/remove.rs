@@ -1,0 +1,137 @@
+//! Removing images.
+
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Extent, Method, ObjectOp, Result, Transaction};
+
+use crate::format::{Features, Header, children_object, header_object, map_object};
+use crate::images::{Images, SIZE_MAX, check_openable, within};
+use crate::info::{Progress, RemoveOptions};
+use crate::resize::{trim, unless_absent};
+use crate::wire::snapshot::{encode_detach_child, encode_remove_child};
+
+/// The bit of `op_features` that says that a clone is listed by its parent's header.
+const CLONE_CHILD: u64 = 2;
+
+impl Images {
+    /// Removes an image and its data.  Cut short, it can be done again: the image stays listed until all is gone.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, or is being changed.
+    pub async fn remove(
+        self: &Rc<Self>,
+        name: &str,
+        options: RemoveOptions,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<()> {
+        let routed = self.route(name);
+        let (images, name) = routed.as_ref().map_or((self, name), |(images, name)| (images, *name));
+        let _changing = images.change(name)?;
+        let directory = images.directory();
+        let removed = async {
+            let id = images.id_of(name).await?;
+            match images.header(&id).await {
+                Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
+                // Its creation or an earlier removal was cut short.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            directory.remove_id(name, &id).await?;
+            directory.remove(name, &id).await
+        };
+        removed.await.map_err(|error| within(format_args!("removing image {name}"), error))
+    }
+
+    /// Removes data, then header: while there is data, the header tells where.
+    async fn remove_content(
+        self: &Rc<Self>,
+        name: &str,
+        id: &str,
+        header: &Header,
+        options: RemoveOptions,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<()> {
+        if !header.snapshots.is_empty() {
+            return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
+        }
+        check_openable(name, header)?;
+        let unsupported = header.features.unsupported(false, self.backend.shared().is_some());
+        if unsupported != Features::default() {
+            let what = format!("image {name}: removing an image with the features {unsupported}");
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let open = self.find_open(id).filter(|shared| !shared.is_closing());
+        if let Some(shared) = &open
+            && shared.handles() > 0
+            && !options.force
+        {
+            return Err(Error::new(ErrorKind::Busy, format!("image {name} is open")));
+        }
+        let was_open = open.is_some();
+        let shared = match open {
+            Some(shared) => shared,
+            None => self.open_shared(name, id, false).await?,
+        };
+        shared.set_ended(true);
+        let removed = async {
+            let session = shared.session();
+            if let Some(session) = &session {
+                let others = session.others().await?;
+                if let Some(other) = others.first() {
+                    return Err(Error::new(ErrorKind::Busy, format!("image {name} is open elsewhere: {other}")));
+                }
+            }
+            // Writes that are under way would bring objects back.
+            let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
+            // What the parent has goes with the header: there is nothing to hide or to keep of it.
+            shared.set_overlap(0);
+            trim(&shared, 0..header.size, progress).await?;
+            shared.data().flush().await?;
+            self.forget_child(id, header).await?;
+            drop(hold);
+            if let Some(session) = &session {
+                session.end(&shared).await;
+            }
+            if header.features.has(Features::OBJECT_MAP) {
+                let map = map_object(&self.namespace, id, None);
+                unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
+            }
+            self.backend.submit(&self.header_object(id), Transaction::of(ObjectOp::Remove).durable()).await
+        };
+        match removed.await {
+            Ok(_) => {
+                self.open.borrow_mut().remove(id);
+                Ok(())
+            }
+            Err(error) => {
+                if was_open {
+                    shared.set_ended(false);
+                    shared.refresh_stored().await.unwrap_or_default();
+                } else if let Some(session) = shared.session() {
+                    session.end(&shared).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// A clone that is being removed is forgotten where its parent's side lists it.
+    async fn forget_child(&self, id: &str, header: &Header) -> Result<()> {
+        let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
+        let pool = shared.pool(parent.pool).await?;
+        let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();
+        let forgotten = if header.op_features & CLONE_CHILD != 0 {
+            let object = header_object(&parent.namespace.as_str().into(), &parent.image);
+            let input = encode_detach_child(parent.snap, shared.pool_id(), &self.namespace, id);
+            pool.submit(&object, call("child_detach", input)).await
+        } else {
+            // The list of the older kind is in the clone's pool.
+            let object = children_object(&self.namespace);
+            self.backend.submit(&object, call("remove_child", encode_remove_child(parent, id))).await
+        };
+        match forgotten {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
