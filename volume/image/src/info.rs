@@ -28,7 +28,7 @@ impl Default for CreateOptions {
 /// How an image is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemoveOptions {
-    /// Even if it is open; its open handles then answer [`ErrorKind::NotFound`].
+    /// Even if it is open; its open handles then answer [`NotFound`](forebay_block::ErrorKind::NotFound).
     pub force: bool,
 }
 
