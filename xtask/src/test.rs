@@ -220,6 +220,30 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "build-rbd-lab",
+            title: "the program that shares images with RBD's clients",
+            after: &["build"],
+            command: Box::new(|| {
+                let mut build = shell::cargo();
+                build.args(["build", "--quiet", "--release", "-p", "forebay-rbd-lab"]);
+                Ok(build)
+            }),
+            counted: false,
+            weight: 1,
+        },
+        Stage {
+            name: "rbd-ceph",
+            title: "locks, object maps, clones and snapshots shared with RBD's own clients",
+            after: &["build-rbd-lab"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rbd-ceph.sh"));
+                script.env("PROGRAM", shell::target().join("release/rbd-lab"));
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "rados",
             title: "the RADOS client and a real Ceph cluster",
             after: &["build-rados"],
