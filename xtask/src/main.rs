@@ -44,6 +44,8 @@ enum Chore {
     GuestNbd,
     /// The kernel's NVMe/TCP initiator in the guest, against a daemon here
     GuestNvme,
+    /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
+    GuestIscsi,
     /// Real kills of the daemon under writers that remember what they were promised
     Kill(kill::KillArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
@@ -97,6 +99,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
         Chore::GuestNbd => guest::nbd(),
         Chore::GuestNvme => guest::nvme::run(),
+        Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {

@@ -330,6 +330,18 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "iscsi",
+            title: "real iSCSI initiators, the conformance suite",
+            after: &["build"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/iscsi.sh"));
+                script.env("FOREBAY", daemon::program()).env("QUICK", if quick { "1" } else { "0" });
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "build-arm",
             title: "the kernels, for AArch64",
             after: &["build"],

@@ -38,6 +38,10 @@ pub struct Status {
     pub nvme: Vec<String>,
     /// The name of the NVMe subsystem.
     pub nvme_nqn: String,
+    /// Where iSCSI is served.
+    pub iscsi: Vec<String>,
+    /// The name of the iSCSI target.
+    pub iscsi_name: String,
     /// The pools.
     pub pools: Vec<Pool>,
     /// How many images are exported.
@@ -133,6 +137,8 @@ pub enum Front {
     Nbd,
     /// Over NVMe/TCP.
     Nvme,
+    /// Over iSCSI.
+    Iscsi,
 }
 
 impl Front {
@@ -141,6 +147,7 @@ impl Front {
         match self {
             Front::Nbd => "nbd",
             Front::Nvme => "nvme",
+            Front::Iscsi => "iscsi",
         }
     }
 
@@ -150,6 +157,7 @@ impl Front {
         match self {
             Front::Nbd => None,
             Front::Nvme => Some(1),
+            Front::Iscsi => Some(0),
         }
     }
 }
@@ -251,6 +259,10 @@ pub struct Attach {
     /// Its number within the front (a LUN, a namespace id), kept over restarts; the lowest free one if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
+    /// Hosts that see it, by their names in the front's protocol (over iSCSI; `*` at the end of one stands for
+    /// anything); all do if left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
 }
 
 /// What an import has made.

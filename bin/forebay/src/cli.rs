@@ -242,6 +242,14 @@ pub struct Serve {
     )]
     pub nvme: Vec<String>,
 
+    /// Where iSCSI is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve iSCSI here: host:port or [v6]:port, 3260 by custom; may be repeated"
+    )]
+    pub iscsi: Vec<String>,
+
     /// Serve the HTTP API, /metrics and the status page here, besides on the control socket
     #[arg(
         long,
@@ -416,8 +424,20 @@ pub struct Attach {
     pub nvme: bool,
 
     /// Its namespace id, from 1; the lowest free one if left out
-    #[arg(long, value_name = "N", requires = "nvme", conflicts_with = "nbd")]
+    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
     pub nsid: Option<u32>,
+
+    /// Export it over iSCSI, as a unit of the daemon's target
+    #[arg(long, group = "front")]
+    pub iscsi: bool,
+
+    /// Its unit number, from 0; the lowest free one if left out
+    #[arg(long, value_name = "N", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    pub lun: Option<u32>,
+
+    /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]
+    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    pub initiator: Vec<String>,
 
     /// Refuse writes
     #[arg(long)]
@@ -437,6 +457,10 @@ pub struct Detach {
     /// Only its export over NVMe/TCP
     #[arg(long, group = "one")]
     pub nvme: bool,
+
+    /// Only its export over iSCSI
+    #[arg(long, group = "one")]
+    pub iscsi: bool,
 
     /// Disconnect the hosts that have it open, once their requests in flight are answered
     #[arg(short, long)]
@@ -678,12 +702,12 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused() {
-        for option in ["--iscsi", "--peer"] {
-            assert!(Cli::try_parse_from(["forebay", "serve", option, "x"]).is_err(), "{option}");
-        }
+        assert!(Cli::try_parse_from(["forebay", "serve", "--peer", "x"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd"]).is_ok());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nvme", "--nsid", "3"]).is_ok());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--nsid", "3"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--iscsi", "--lun", "3"]).is_ok());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--lun", "3"]).is_err());
     }
 }

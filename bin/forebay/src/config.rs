@@ -1,5 +1,7 @@
 //! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
 
+mod iscsi;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -13,6 +15,8 @@ use serde::Deserialize;
 use crate::cli::{Ceph, Driver, Global, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::Size;
+use iscsi::IscsiSection;
+pub use iscsi::IscsiTarget;
 
 /// How long a reactor polls before it sleeps, in microseconds: about what being woken takes on a virtual machine.
 const LINGER_US: u32 = 50;
@@ -33,6 +37,7 @@ struct ConfigFile {
     control: Option<PathBuf>,
     nbd: Option<Vec<String>>,
     nvme: Option<Vec<String>>,
+    iscsi: Option<Vec<String>>,
     http: Option<String>,
     cores: Option<u16>,
     linger_us: Option<u32>,
@@ -46,6 +51,8 @@ struct ConfigFile {
     ceph: CephSection,
     #[serde(default)]
     nvme_subsystem: NvmeSection,
+    #[serde(default)]
+    iscsi_target: IscsiSection,
 }
 
 /// The `[store]` section.
@@ -141,6 +148,10 @@ pub struct Config {
     pub nvme: Vec<Addr>,
     /// What hosts see of it.
     pub nvme_subsystem: NvmeSubsystem,
+    /// Where iSCSI is served.
+    pub iscsi: Vec<Addr>,
+    /// What hosts see of it.
+    pub iscsi_target: IscsiTarget,
     /// Where HTTP is served besides the control socket.
     pub http: Option<std::net::SocketAddr>,
     /// Reactors.
@@ -194,6 +205,9 @@ impl Config {
         let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
         let nvme = nvme.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
         let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, nvme.len())?;
+        let iscsi = if !serve.iscsi.is_empty() { serve.iscsi.clone() } else { file.iscsi.unwrap_or_default() };
+        let iscsi = iscsi.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
+        let iscsi_target = IscsiTarget::resolve(file.iscsi_target)?;
         let http = match serve.http.clone().or(file.http) {
             None => None,
             Some(text) => match parse_addr(&text)? {
@@ -233,6 +247,8 @@ impl Config {
             nbd,
             nvme,
             nvme_subsystem,
+            iscsi,
+            iscsi_target,
             http,
             cores,
             linger: Duration::from_micros(linger_us.into()),
@@ -354,6 +370,11 @@ mod tests {
             ("nbd = ['nowhere']", "nowhere"),
             ("http = 'unix:/x'", "--control"),
             ("nvme = ['nowhere']", "nowhere"),
+            ("iscsi = ['nowhere']", "nowhere"),
+            ("[iscsi-target]\nname = 'x'", "name of a target"),
+            ("[iscsi-target.chap]\nuser = 'a'\nsecret = 'short'", "12"),
+            ("[iscsi-target.mutual-chap]\nuser = 'a'\nsecret = 'long enough it is'", "chap"),
+            ("[iscsi-target]\nthreshold-percent = 101", "percent"),
             ("[nvme-subsystem]\nnqn = 'x'", "qualified name"),
             ("[nvme-subsystem]\nfirst-controller = 9\nlast-controller = 8", "controllers 9 to 8"),
             ("[nvme-subsystem]\nadvertise = ['127.0.0.1:1']", "more addresses"),

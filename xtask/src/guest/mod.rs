@@ -1,11 +1,21 @@
 //! The kernel's clients, in a guest with its own kernel, against a daemon on this machine.
 
+pub mod iscsi;
 pub mod nvme;
 
-use anyhow::Result;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
 
 use crate::daemon::{self, Daemon};
-use crate::shell::{self, Scratch};
+use crate::shell::{self, Process, Scratch};
+
+/// How often is looked whether the guest asks for something.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest.
 pub fn nbd() -> Result<()> {
@@ -18,4 +28,72 @@ pub fn nbd() -> Result<()> {
     guest.arg(shell::root().join("test/interop/guest-nbd.sh")).args([&port.to_string(), "local/guest"]);
     shell::run(&mut guest)?;
     daemon.stop()
+}
+
+/// Runs a guest whose script asks for what has to happen here, and stops the daemon when it has ended well.
+fn converse(
+    guest: &mut Command,
+    scratch: &Scratch,
+    share: &Path,
+    daemon: Daemon,
+    mut serve: impl FnMut(&[&str], &mut Option<Daemon>) -> Result<String>,
+) -> Result<()> {
+    let log = scratch.path().join("console");
+    let mut guest = Process::start(guest, &log)?;
+    let mut daemon = Some(daemon);
+    let mut shown = 0;
+    let status = loop {
+        let ended = guest.ended();
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        print!("{}", text.get(shown..).unwrap_or_default());
+        std::io::stdout().flush()?;
+        shown = text.len();
+        if let Some(status) = ended {
+            break status;
+        }
+        if let Ok(asked) = fs::read_to_string(share.join("ask")) {
+            fs::remove_file(share.join("ask"))?;
+            let words: Vec<&str> = asked.lines().collect();
+            let answer = match serve(&words, &mut daemon) {
+                Ok(text) => format!("0\n{text}"),
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    format!("1\n{error:#}\n")
+                }
+            };
+            put(share, &answer)?;
+        }
+        std::thread::sleep(LOOK);
+    };
+    let daemon = daemon.context("the daemon did not come up again")?;
+    if !status.success() {
+        bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
+    }
+    daemon.stop()
+}
+
+/// Makes an answer appear as a whole.
+fn put(share: &Path, answer: &str) -> Result<()> {
+    let new = share.join("answer.new");
+    fs::write(&new, answer)?;
+    Ok(fs::rename(new, share.join("answer"))?)
+}
+
+/// Does what any guest may ask for.
+fn serve(words: &[&str], daemon: &mut Option<Daemon>) -> Result<String> {
+    match words {
+        ["forebay", words @ ..] => {
+            let daemon = daemon.as_ref().context("no daemon runs")?;
+            shell::output(daemon.command().args(words))
+        }
+        ["restart"] => {
+            *daemon = Some(daemon.take().context("no daemon runs")?.restart()?);
+            Ok(String::new())
+        }
+        ["kill"] => {
+            *daemon = Some(daemon.take().context("no daemon runs")?.crash()?.restart()?);
+            Ok(String::new())
+        }
+        words => bail!("the guest asks for {words:?}"),
+    }
 }

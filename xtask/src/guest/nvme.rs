@@ -7,19 +7,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::daemon::{self, Daemon};
-use crate::shell::{self, Process, Scratch};
-
-/// How often is looked whether the guest asks for something.
-const LOOK: Duration = Duration::from_millis(20);
+use crate::shell::{self, Scratch};
 
 /// Serves a volume by two ports and runs test/interop/guest-nvme.sh in the guest.
 pub fn run() -> Result<()> {
@@ -42,62 +37,12 @@ pub fn run() -> Result<()> {
     let mut guest = shell::command(shell::root().join("test/lab/guest"));
     guest.arg(shell::root().join("test/interop/guest-nvme.sh")).arg(first.to_string());
     guest.env("SHARE", &share).env("TIMEOUT", "420");
-    let log = scratch.path().join("console");
-    let mut guest = Process::start(&mut guest, &log)?;
-    let mut daemon = Some(daemon);
-    let mut shown = 0;
-    let status = loop {
-        let ended = guest.ended();
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        print!("{}", text.get(shown..).unwrap_or_default());
-        std::io::stdout().flush()?;
-        shown = text.len();
-        if let Some(status) = ended {
-            break status;
-        }
-        if let Ok(asked) = fs::read_to_string(share.join("ask")) {
-            fs::remove_file(share.join("ask"))?;
-            let words: Vec<&str> = asked.lines().collect();
-            let answer = match serve(&words, &mut daemon, &way) {
-                Ok(text) => format!("0\n{text}"),
-                Err(error) => {
-                    eprintln!("{error:#}");
-                    format!("1\n{error:#}\n")
-                }
-            };
-            put(&share, &answer)?;
-        }
-        thread::sleep(LOOK);
-    };
-    let daemon = daemon.context("the daemon did not come up again")?;
-    if !status.success() {
-        bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
-    }
-    daemon.stop()
-}
-
-/// Makes an answer appear as a whole.
-fn put(share: &Path, answer: &str) -> Result<()> {
-    let new = share.join("answer.new");
-    fs::write(&new, answer)?;
-    Ok(fs::rename(new, share.join("answer"))?)
+    super::converse(&mut guest, &scratch, &share, daemon, |words, daemon| serve(words, daemon, &way))
 }
 
 /// Does what the guest has asked for.
 fn serve(words: &[&str], daemon: &mut Option<Daemon>, way: &Way) -> Result<String> {
     match words {
-        ["forebay", words @ ..] => {
-            let daemon = daemon.as_ref().context("no daemon runs")?;
-            shell::output(daemon.command().args(words))
-        }
-        ["restart"] => {
-            *daemon = Some(daemon.take().context("no daemon runs")?.restart()?);
-            Ok(String::new())
-        }
-        ["kill"] => {
-            *daemon = Some(daemon.take().context("no daemon runs")?.crash()?.restart()?);
-            Ok(String::new())
-        }
         ["cut"] => {
             way.cut(true);
             Ok(String::new())
@@ -106,7 +51,7 @@ fn serve(words: &[&str], daemon: &mut Option<Daemon>, way: &Way) -> Result<Strin
             way.cut(false);
             Ok(String::new())
         }
-        words => bail!("the guest asks for {words:?}"),
+        words => super::serve(words, daemon),
     }
 }
 

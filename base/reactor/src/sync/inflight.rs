@@ -110,6 +110,11 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
         }
     }
 
+    /// What the futures in it are for.
+    pub fn notes_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| slot.work.as_mut().map(|(_, note)| note))
+    }
+
     /// Polls what was woken, and hands over what is done.
     pub fn poll(&mut self, mut done: impl FnMut(F::Output, T)) {
         for word in 0..self.woken.bits.len() {

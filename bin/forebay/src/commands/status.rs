@@ -32,6 +32,9 @@ fn render(status: &Status) -> String {
     if !status.nvme.is_empty() {
         rows.push(("nvme", format!("{} ({})", status.nvme.join(", "), status.nvme_nqn)));
     }
+    if !status.iscsi.is_empty() {
+        rows.push(("iscsi", format!("{} ({})", status.iscsi.join(", "), status.iscsi_name)));
+    }
     if let Some(http) = &status.http {
         rows.push(("http", http.clone()));
     }

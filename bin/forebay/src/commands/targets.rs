@@ -13,8 +13,13 @@ use crate::spec::ImageSpec;
 /// Exports an image and prints its URI.
 pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
     let ImageSpec { pool, image } = options.image;
-    let front = if options.nvme { Front::Nvme } else { Front::Nbd };
-    let request = api::Attach { pool, image, front, read_only: options.read_only, unit: options.nsid };
+    let front = match (options.nvme, options.iscsi) {
+        (true, _) => Front::Nvme,
+        (_, true) => Front::Iscsi,
+        _ => Front::Nbd,
+    };
+    let (unit, hosts) = (options.nsid.or(options.lun), options.initiator);
+    let request = api::Attach { pool, image, front, read_only: options.read_only, unit, hosts };
     let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
     output.print(&target, |target| target.uri.clone().unwrap_or_default())
 }
@@ -22,10 +27,11 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
 /// Ends an export.
 pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
     let ended = options.image.clone();
-    let mut fronts = match (options.nbd, options.nvme) {
-        (true, _) => vec![Front::Nbd],
-        (_, true) => vec![Front::Nvme],
-        (false, false) => with_session(global, |session| session.call(ListTargets, |_| {}))?
+    let mut fronts = match (options.nbd, options.nvme, options.iscsi) {
+        (true, _, _) => vec![Front::Nbd],
+        (_, true, _) => vec![Front::Nvme],
+        (_, _, true) => vec![Front::Iscsi],
+        _ => with_session(global, |session| session.call(ListTargets, |_| {}))?
             .iter()
             .filter(|target| target.pool == ended.pool && target.image == ended.image)
             .map(|target| target.front)

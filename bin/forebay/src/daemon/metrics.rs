@@ -99,6 +99,7 @@ impl Collector for Scrape {
             counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
         self.encode_nvme(&mut out)?;
+        self.encode_iscsi(&mut out)?;
         self.encode_pools(&mut out)?;
         self.encode_volumes(&mut out)?;
         self.encode_store(&mut out)
@@ -144,6 +145,45 @@ impl Scrape {
         for (name, help, unit, value) in each {
             let mut family = out.encode_descriptor(name, help, unit, MetricType::Counter)?;
             for (host, done) in &nvme.hosts {
+                let labels = [("host", host.as_str())];
+                ConstCounter::new(value(done)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_iscsi(&self, out: &mut DescriptorEncoder) -> Encoded {
+        use forebay_iscsi::stats::{CommandKind, Snapshot};
+        let iscsi = &self.snapshot.iscsi;
+        let counts = &iscsi.counts;
+        for (name, help, value) in [
+            ("iscsi_accepted", "Connections accepted over iSCSI", counts.accepted),
+            ("iscsi_turned_away", "Connections turned away over iSCSI, as there were too many", counts.turned_away),
+            ("iscsi_logins_refused", "Logins over iSCSI refused", counts.logins_refused),
+            ("iscsi_ended_for_cause", "Connections over iSCSI ended for breaking the protocol", counts.ended_for_cause),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        let sessions = ConstGauge::new(iscsi.sessions as f64);
+        let help = "Sessions that hosts have over iSCSI";
+        sessions.encode(out.encode_descriptor("iscsi_sessions", help, None, MetricType::Gauge)?)?;
+        let help = "Commands of a host over iSCSI";
+        let mut family = out.encode_descriptor("iscsi_host_commands", help, None, MetricType::Counter)?;
+        for (host, done) in &iscsi.hosts {
+            for kind in CommandKind::ALL {
+                let labels = [("host", host.as_str()), ("command", kind.label())];
+                ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let each: [(&str, &str, Option<&Unit>, fn(&Snapshot) -> u64); 3] = [
+            ("iscsi_host_errors", "Commands of a host over iSCSI that failed", None, |done| done.errors),
+            ("iscsi_host_read", "What a host has read over iSCSI", Some(&Unit::Bytes), |done| done.bytes_read),
+            ("iscsi_host_written", "What a host has written over iSCSI", Some(&Unit::Bytes), |done| done.bytes_written),
+        ];
+        for (name, help, unit, value) in each {
+            let mut family = out.encode_descriptor(name, help, unit, MetricType::Counter)?;
+            for (host, done) in &iscsi.hosts {
                 let labels = [("host", host.as_str())];
                 ConstCounter::new(value(done)).encode(family.encode_family(&labels)?)?;
             }

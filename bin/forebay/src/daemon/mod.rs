@@ -74,13 +74,14 @@ async fn run(config: &Config, cores: &mut Cores, notifier: &Notifier) -> Result<
     let text = serde_json::to_vec(&file).map_err(|error| Failure::failed(error.to_string()))?;
     replace_file(&file_path, &text)
         .map_err(|error| Failure::io(error, format_args!("writing {}", file_path.display())))?;
-    let (nbd, nvme) = (status.nbd.join(", "), status.nvme.join(", "));
+    let (nbd, nvme, iscsi) = (status.nbd.join(", "), status.nvme.join(", "), status.iscsi.join(", "));
     tracing::info!(
         version = status.version,
         data = %config.data.display(),
         control = %config.control.display(),
         %nbd,
         %nvme,
+        %iscsi,
         http = status.http.as_deref().unwrap_or("-"),
         cores = config.cores,
         driver = status.driver,

@@ -191,7 +191,7 @@ impl Engine {
             }
             let identity = self.identity.volume(&spec, image.id());
             let (unit, read_only) = (request.unit, request.read_only);
-            let exported = Exported { spec: &spec, unit, identity: &identity, read_only };
+            let exported = Exported { spec: &spec, unit, identity: &identity, read_only, hosts: &request.hosts };
             self.publish(key.0, &exported, &device);
         }
         let exports = self.exports.exports.borrow();
@@ -239,7 +239,8 @@ impl Engine {
                 Ok((device, volume)) => {
                     let identity = self.identity.volume(&key.1, volume.image.id());
                     let (unit, read_only) = (request.unit, request.read_only);
-                    let exported = Exported { spec: &key.1, unit, identity: &identity, read_only };
+                    let exported =
+                        Exported { spec: &key.1, unit, identity: &identity, read_only, hosts: &request.hosts };
                     self.publish(key.0, &exported, &device);
                     State::Serving { device, _volume: volume }
                 }

@@ -109,6 +109,19 @@ pub struct Snapshot {
     pub nbd: ServerCounts,
     /// What the NVMe servers count.
     pub nvme: NvmeSnapshot,
+    /// What the iSCSI servers count.
+    pub iscsi: IscsiSnapshot,
+}
+
+/// What the iSCSI servers count, at one moment.
+#[derive(Debug)]
+pub struct IscsiSnapshot {
+    /// Besides commands.
+    pub counts: forebay_iscsi::stats::SiteSnapshot,
+    /// Sessions that hosts have.
+    pub sessions: usize,
+    /// Commands, by host.
+    pub hosts: BTreeMap<String, forebay_iscsi::stats::Snapshot>,
 }
 
 /// What the NVMe servers count, at one moment.
@@ -216,6 +229,8 @@ impl Engine {
             nbd: self.fronts.addrs(Front::Nbd).iter().map(ToString::to_string).collect(),
             nvme: self.fronts.addrs(Front::Nvme).iter().map(ToString::to_string).collect(),
             nvme_nqn: self.fronts.nvme().target().identity().nqn.clone(),
+            iscsi: self.fronts.addrs(Front::Iscsi).iter().map(ToString::to_string).collect(),
+            iscsi_name: self.fronts.iscsi().site().target().to_owned(),
             pools,
             targets: self.exports.count(),
             connections: self.fronts.connections(),
@@ -251,6 +266,11 @@ impl Engine {
                 counts: self.fronts.nvme().stats().counts(),
                 controllers: self.fronts.nvme().target().controller_ids().len(),
                 hosts: self.fronts.nvme().stats().hosts(),
+            },
+            iscsi: IscsiSnapshot {
+                counts: self.fronts.iscsi().site().counters().snapshot(),
+                sessions: self.fronts.iscsi().site().session_count(),
+                hosts: self.fronts.iscsi().site().hosts(),
             },
             status: self.status().await?,
         })

@@ -79,8 +79,14 @@ mod tests {
     fn the_list_survives() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(load(dir.path()), Ok(Vec::new()));
-        let targets =
-            vec![Attach { pool: "local".into(), image: "x".into(), front: Front::Nbd, read_only: true, unit: Some(3) }];
+        let targets = vec![Attach {
+            pool: "local".into(),
+            image: "x".into(),
+            front: Front::Nbd,
+            read_only: true,
+            unit: Some(3),
+            hosts: Vec::new(),
+        }];
         store(dir.path(), targets.clone()).expect("stored");
         assert_eq!(load(dir.path()), Ok(targets));
         store(dir.path(), Vec::new()).expect("stored again");

@@ -4,6 +4,7 @@
 //! sockets, so a connection stays on the core that took it.  Volumes live on the engine's core; the other cores reach
 //! them through device handles, which the engine publishes.
 
+mod iscsi;
 mod nbd;
 mod nvme;
 mod published;
@@ -18,9 +19,10 @@ use forebay_reactor::{Addr, CoreHandle};
 use super::Engine;
 use super::identity::{Identity, Uuid};
 use crate::api::Front;
-use crate::config::{Config, NvmeSubsystem};
+use crate::config::{Config, IscsiTarget, NvmeSubsystem};
 use crate::failure::Result;
 use crate::spec::ImageSpec;
+use iscsi::IscsiFront;
 use nbd::NbdFront;
 use nvme::NvmeFront;
 
@@ -67,6 +69,8 @@ pub struct Exported<'a> {
     pub identity: &'a Uuid,
     /// Writes are refused.
     pub read_only: bool,
+    /// Hosts that see it; all do when there is none.
+    pub hosts: &'a [String],
 }
 
 /// A future that stays on its core and borrows the front.
@@ -76,6 +80,7 @@ pub type Served<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
 pub struct Fronts {
     nbd: NbdFront,
     nvme: NvmeFront,
+    iscsi: IscsiFront,
     serving: Cell<bool>,
 }
 
@@ -83,18 +88,25 @@ impl Fronts {
     /// Nothing listens yet.
     pub fn new(identity: &Identity, config: Option<&Config>) -> Self {
         let subsystem = config.map_or_else(NvmeSubsystem::default, |config| config.nvme_subsystem.clone());
-        Self { nbd: NbdFront::new(), nvme: NvmeFront::new(identity, &subsystem), serving: Cell::new(false) }
+        let target = config.map_or_else(IscsiTarget::default, |config| config.iscsi_target.clone());
+        Self {
+            nbd: NbdFront::new(),
+            nvme: NvmeFront::new(identity, &subsystem),
+            iscsi: IscsiFront::new(identity, &target),
+            serving: Cell::new(false),
+        }
     }
 
     /// Every front, in the order in which they start.
-    fn all(&self) -> [&dyn HostFront; 2] {
-        [&self.nbd, &self.nvme]
+    fn all(&self) -> [&dyn HostFront; 3] {
+        [&self.nbd, &self.nvme, &self.iscsi]
     }
 
     fn of(&self, front: Front) -> &dyn HostFront {
         match front {
             Front::Nbd => &self.nbd,
             Front::Nvme => &self.nvme,
+            Front::Iscsi => &self.iscsi,
         }
     }
 
@@ -116,6 +128,11 @@ impl Fronts {
     /// The NVMe subsystem.
     pub fn nvme(&self) -> &NvmeFront {
         &self.nvme
+    }
+
+    /// The iSCSI target.
+    pub fn iscsi(&self) -> &IscsiFront {
+        &self.iscsi
     }
 
     /// Connections to an export.

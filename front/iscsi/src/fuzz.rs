@@ -1,0 +1,200 @@
+//! What the fuzzers and property tests call: bytes in, and a panic when the state machines do not keep their word.
+
+use std::rc::Rc;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::scsi::cdb::{self, PrOut, Transfer};
+use crate::scsi::{BLOCK, copy, inquiry, mode, opcodes, reserve};
+use crate::session::chap::{Chap, Credential};
+use crate::session::login::{Access, Denied, Directory, Login, SEED_LEN, Then};
+use crate::session::params::Offer;
+use crate::session::receive::{Garbled, Pools, Receiver, Rules, Want};
+use crate::session::text;
+use crate::wire::{BHS_LEN, Bhs, LoginRequest};
+
+/// The one target that a login finds.
+const TARGET: &str = "iqn.t";
+
+struct Place {
+    chap: bool,
+}
+
+impl Directory for Place {
+    fn target(&self, target: &str, _initiator: &str) -> Result<Access, Denied> {
+        let credential = |name: &str| Credential { name: name.into(), secret: name.as_bytes().to_vec() };
+        let chap = Chap { initiator: credential("initiator"), target: Some(credential("target")) };
+        match target {
+            TARGET => Ok(Access { chap: self.chap.then_some(chap) }),
+            _ => Err(Denied::NotFound),
+        }
+    }
+
+    fn discovery(&self, _initiator: &str) -> Result<Access, Denied> {
+        Ok(Access::default())
+    }
+
+    fn has_session(&self, tsih: u16) -> bool {
+        tsih == 1
+    }
+}
+
+/// What came out of a stream: each PDU's header, data, and whether it was damaged; and how it ended.
+type Cut = (Vec<(Bhs, Vec<u8>, bool)>, Option<Garbled>);
+
+fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
+    let mut receiver = Receiver::new(Rc::new(Pools::new()), rules);
+    let (mut out, mut at) = (Vec::new(), 0);
+    loop {
+        loop {
+            match receiver.next_pdu() {
+                Ok(Some(pdu)) => {
+                    assert_eq!(pdu.data.len(), pdu.bhs.data_len(), "a PDU has the data that it says");
+                    out.push((pdu.bhs, pdu.data.to_vec(), pdu.damaged));
+                }
+                Ok(None) => break,
+                Err(garbled) => return (out, Some(garbled)),
+            }
+        }
+        if at == stream.len() {
+            return (out, None);
+        }
+        let Want { mut buf, all } = receiver.want();
+        let wanted = if all { buf.spare() } else { piece().max(1) };
+        let len = wanted.min(buf.spare()).min(stream.len() - at);
+        assert!(len > 0, "there is room to receive into");
+        buf.extend_from_slice(&stream[at..at + len]);
+        at += len;
+        receiver.received(buf, len);
+    }
+}
+
+/// A stream of PDUs comes to the same, however it is cut.
+pub fn pdus(data: &[u8]) {
+    let Some((&[flags, a, b, c], stream)) = data.split_first_chunk() else { return };
+    let rules = Rules { header_digest: flags & 1 != 0, data_digest: flags & 2 != 0, data_max: 128 * 1024 };
+    let whole = cut(stream, rules, || usize::MAX);
+    let lengths = [a, b, c].map(|length| if length < 128 { usize::from(length) } else { usize::from(length) * 64 });
+    let mut turn = 0;
+    let pieces = cut(stream, rules, || {
+        turn += 1;
+        lengths[turn % lengths.len()]
+    });
+    assert_eq!(whole, pieces, "how the stream is cut makes a difference");
+}
+
+/// A login ends, and never with a session that nobody may have.
+pub fn login(data: &[u8]) {
+    let Some((&flags, mut rest)) = data.split_first() else { return };
+    let chap = flags & 1 != 0;
+    let offer = Offer { digests: flags & 2 != 0, ..Offer::default() };
+    let mut login = Login::new(offer, [7; SEED_LEN]);
+    let (mut proven, mut requests) = (false, 0);
+    while rest.len() >= BHS_LEN {
+        let (header, after) = rest.split_at(BHS_LEN);
+        let Ok(request) = LoginRequest::read_from_bytes(header) else { return };
+        let len = usize::from(request.data_len[1]) << 8 | usize::from(request.data_len[2]);
+        let (text, after) = after.split_at(len.min(after.len()));
+        rest = after;
+        proven |= text.windows(6).any(|window| window == b"CHAP_R");
+        requests += 1;
+        let step = login.request(&request, text, &Place { chap });
+        assert_eq!(
+            Bhs::read_from_bytes(step.response.as_bytes()).map(|bhs| bhs.data_len()).ok(),
+            Some(step.text.len())
+        );
+        match step.then {
+            Then::More => assert_eq!(step.response.status.get(), 0),
+            Then::Close(_) => {
+                assert_ne!(step.response.status.get(), 0);
+                return;
+            }
+            Then::Session(session) => {
+                assert!(session.target.is_none() || session.target.as_deref() == Some(TARGET));
+                assert!(!chap || proven || session.target.is_none(), "a session without a proof");
+                assert!(!offer.digests || session.params.header_digest);
+                assert!(session.params.first_burst <= session.params.burst_max);
+                return;
+            }
+        }
+        assert!(requests < 100, "a login that does not end");
+    }
+}
+
+/// Texts are read or refused, and what is read can be written.
+pub fn texts(data: &[u8]) {
+    let Ok(pairs) = text::parse(data) else { return };
+    let mut out = Vec::new();
+    for pair in &pairs {
+        let _ = (text::number(pair.value), text::binary(pair.value, 256));
+        text::push(&mut out, pair.key, pair.value);
+    }
+    assert_eq!(text::parse(&out).as_ref(), Ok(&pairs));
+}
+
+/// Commands and their parameter lists are understood or refused.
+pub fn commands(data: &[u8]) {
+    let Some((cdb, list)) = data.split_first_chunk::<16>() else { return };
+    if let Ok(command) = cdb::parse(cdb) {
+        assert!(
+            opcodes::report(false, 0, 0, 0).is_ok_and(|all| all[4..].chunks(8).any(|one| one[0] == cdb[0])),
+            "a command that is not listed is understood"
+        );
+        if let Transfer::In(len) | Transfer::Out(len) = command.transfer(BLOCK) {
+            assert!(len <= 2 * u64::from(u32::MAX) * u64::from(BLOCK));
+        }
+    }
+    let pages = mode::Pages { modes: mode::Modes::DEFAULT, read_only: false, blocks: 1 << 33, threshold: Some(1) };
+    let _ = mode::select(cdb[0] & 1 != 0, list, &pages);
+    let ask = mode::Ask {
+        ten: cdb[1] & 1 != 0,
+        no_descriptor: cdb[1] & 8 != 0,
+        long: cdb[1] & 16 != 0,
+        control: cdb[2] >> 6,
+        page: cdb[2] & 0x3f,
+        subpage: cdb[3],
+    };
+    if let Ok(sensed) = mode::sense(&ask, &pages)
+        && ask.control == 0
+    {
+        assert_eq!(mode::select(ask.ten, &sensed, &pages), Ok(pages.modes), "what is sensed can be selected");
+    }
+    if let Ok(copy) = copy::parse(list) {
+        assert!(copy.segments.iter().all(|segment| usize::from(segment.from.max(segment.to)) < copy.targets.len()));
+    }
+    let _ = inquiry::unmap_list(list).map(Iterator::count);
+    let _ = inquiry::set_port_groups(list);
+    let _ = opcodes::report(cdb[2] & 0x80 != 0, cdb[2] & 7, cdb[3], u16::from(cdb[5]));
+    for action in [PrOut::Register, PrOut::Reserve, PrOut::Preempt, PrOut::RegisterAndMove] {
+        let _ = reserve::action(action, cdb[2], list);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn noise_is_harmless(data in prop::collection::vec(any::<u8>(), 0..600)) {
+            pdus(&data);
+            login(&data);
+            texts(&data);
+            commands(&data);
+        }
+
+        #[test]
+        fn commands_of_all_kinds_are_harmless(
+            opcode: u8,
+            rest in prop::array::uniform15(any::<u8>()),
+            list in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut data = vec![opcode];
+            data.extend(rest);
+            data.extend(list);
+            commands(&data);
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What a unit says it is: INQUIRY and its vital product data, READ CAPACITY, REPORT LUNS, target port groups.
+
+use super::{BLOCK, PHYSICAL_EXPONENT, be16, be32, pad};
+
+/// Peripheral device types.
+const DISK: u8 = 0x00;
+const WELL_KNOWN: u8 = 0x1e;
+/// No unit there, but there could be one.
+const NOTHING: u8 = 0x7f;
+
+/// The one target port group and the one target port: every portal is both.
+pub const PORT_GROUP: u16 = 1;
+/// The target port's number.
+pub const PORT: u16 = 1;
+
+/// Blocks of the longest read or write: 32 MiB.
+pub const TRANSFER_BLOCKS_MAX: u32 = 65_536;
+/// Blocks that are moved best: 1 MiB.
+const TRANSFER_BLOCKS_BEST: u32 = 2048;
+/// Blocks of the longest COMPARE AND WRITE.
+pub const COMPARE_BLOCKS_MAX: u32 = 128;
+/// Blocks of the longest WRITE SAME: 2 GiB of zeroes, which cost nothing; other patterns are written in pieces.
+pub const SAME_BLOCKS_MAX: u32 = 0x40_0000;
+/// Blocks that an UNMAP may name in one descriptor or all of them: 512 MiB.
+pub const UNMAP_BLOCKS_MAX: u32 = 0x10_0000;
+/// Descriptors of an UNMAP.
+pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
+
+/// Who a unit is, the same over restarts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The volume's number in the world.
+    pub uuid: [u8; 16],
+    /// What people see of it; at most 16 bytes are shown.
+    pub product: String,
+    /// The revision; at most 4 bytes.
+    pub revision: String,
+}
+
+impl Identity {
+    /// The serial number: the UUID's 32 digits.
+    pub fn serial(&self) -> String {
+        use std::fmt::Write;
+        let mut text = String::with_capacity(32);
+        for byte in self.uuid {
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+
+    /// The NAA name: locally assigned (type 3), 60 bits of the UUID.
+    pub fn naa(&self) -> [u8; 8] {
+        let mut name: [u8; 8] = self.uuid[..8].try_into().expect("eight bytes");
+        // Both halves count, so that no one half has to be random.
+        name.iter_mut().zip(&self.uuid[8..]).for_each(|(byte, other)| *byte ^= other.rotate_left(3));
+        name[0] = 0x30 | name[0] & 0x0f;
+        name
+    }
+}
+
+/// A text in a field of fixed length, filled up with spaces.
+fn field(out: &mut Vec<u8>, text: &str, len: usize) {
+    let printable = text.bytes().map(|byte| if (0x20..0x7f).contains(&byte) { byte } else { b'_' });
+    out.extend(printable.chain(std::iter::repeat(b' ')).take(len));
+}
+
+/// The vendor, as every unit says it.
+const VENDOR: &str = "FOREBAY";
+
+/// Standard data.
+pub fn standard(identity: &Identity) -> Vec<u8> {
+    // Third-party copy; target port groups, implicit and explicit.
+    let flags = 0x08 | 0x30;
+    let mut out = vec![DISK, 0, 0x06, 0x12, 0, flags, 0, 0x02];
+    field(&mut out, VENDOR, 8);
+    field(&mut out, &identity.product, 16);
+    field(&mut out, &identity.revision, 4);
+    pad(&mut out, 58);
+    // SAM-5, SPC-4, SBC-3, iSCSI.
+    for version in [0x00a0u16, 0x0460, 0x04c0, 0x0960] {
+        out.extend(version.to_be_bytes());
+    }
+    pad(&mut out, 96);
+    out[4] = (out.len() - 5) as u8;
+    out
+}
+
+/// Standard data where there is no unit.
+pub fn nothing() -> Vec<u8> {
+    let mut out = vec![NOTHING, 0, 0x06, 0x12, 31, 0, 0, 0x02];
+    field(&mut out, VENDOR, 8);
+    field(&mut out, "", 20);
+    out
+}
+
+/// Standard data of the well-known unit that answers REPORT LUNS.
+pub fn well_known() -> Vec<u8> {
+    let mut out = nothing();
+    out[0] = WELL_KNOWN;
+    out
+}
+
+/// What a vital product data page needs to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Unit<'a> {
+    /// Who it is.
+    pub identity: &'a Identity,
+    /// The target's name.
+    pub target: &'a str,
+    /// The medium turns.
+    pub rotational: bool,
+    /// The power of two of blocks in which thresholds count.
+    pub threshold_exponent: u8,
+}
+
+const PAGES: [u8; 8] = [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2];
+
+/// A vital product data page; `None` when there is no such page.
+pub fn page(page: u8, unit: &Unit<'_>) -> Option<Vec<u8>> {
+    let mut out = vec![DISK, page, 0, 0];
+    match page {
+        0x00 => out.extend(PAGES),
+        0x80 => out.extend(unit.identity.serial().bytes()),
+        0x83 => designators(&mut out, unit),
+        0x86 => {
+            // No protection; head of queue, ordered, simple; there is a volatile cache.
+            out.extend([0, 0x07, 0x01, 0x00]);
+            pad(&mut out, 64);
+        }
+        0x8f => third_party_copy(&mut out),
+        0xb0 => limits(&mut out),
+        0xb1 => {
+            out.extend(if unit.rotational { 7200u16 } else { 1 }.to_be_bytes());
+            pad(&mut out, 64);
+        }
+        0xb2 => {
+            // UNMAP, WRITE SAME (16) and (10) with unmap; unmapped blocks read as zeroes; thin.
+            out.extend([unit.threshold_exponent, 0x80 | 0x40 | 0x20 | 0x04, 0x02, 0]);
+        }
+        _ => return None,
+    }
+    let len = (out.len() - 4) as u16;
+    out[2..4].copy_from_slice(&len.to_be_bytes());
+    Some(out)
+}
+
+fn designator(out: &mut Vec<u8>, code_set: u8, association: u8, kind: u8, name: &[u8]) {
+    // Names of ports and targets say which protocol they are of: iSCSI.
+    let protocol = if association > 0 { (0x50, 0x80) } else { (0, 0) };
+    out.extend([protocol.0 | code_set, protocol.1 | association << 4 | kind, 0, name.len() as u8]);
+    out.extend(name);
+}
+
+/// A name of iSCSI in a designator: ended by a zero byte, its length a multiple of four.
+fn scsi_name(text: String) -> Vec<u8> {
+    let mut name = text.into_bytes();
+    name.push(0);
+    let len = name.len().next_multiple_of(4);
+    pad(&mut name, len);
+    // 252 bytes are all that a designator holds; names of nodes are shorter.
+    name.truncate(252);
+    name
+}
+
+/// The unit's own NAA designator, as third-party copies name it.
+pub fn naa_designator(identity: &Identity) -> [u8; 12] {
+    let mut out = [0; 12];
+    out[..4].copy_from_slice(&[1, 3, 0, 8]);
+    out[4..].copy_from_slice(&identity.naa());
+    out
+}
+
+fn designators(out: &mut Vec<u8>, unit: &Unit<'_>) {
+    out.extend(naa_designator(unit.identity));
+    let mut uuid = vec![0x10, 0];
+    uuid.extend(unit.identity.uuid);
+    designator(out, 1, 0, 0x0a, &uuid);
+    let mut vendor = Vec::new();
+    field(&mut vendor, VENDOR, 8);
+    vendor.extend(unit.identity.serial().bytes());
+    designator(out, 2, 0, 1, &vendor);
+    designator(out, 1, 1, 4, &[0, 0, (PORT >> 8) as u8, PORT as u8]);
+    designator(out, 1, 1, 5, &[0, 0, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8]);
+    designator(out, 3, 1, 8, &scsi_name(format!("{},t,0x{PORT_GROUP:04x}", unit.target)));
+    designator(out, 3, 2, 8, &scsi_name(unit.target.to_owned()));
+}
+
+fn limits(out: &mut Vec<u8>) {
+    // WRITE SAME of no blocks is none of all blocks (WSNZ).
+    out.extend([0x01, COMPARE_BLOCKS_MAX as u8]);
+    out.extend((1u16 << PHYSICAL_EXPONENT).to_be_bytes());
+    for number in [TRANSFER_BLOCKS_MAX, TRANSFER_BLOCKS_BEST, 0, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX] {
+        out.extend(number.to_be_bytes());
+    }
+    // Granularity of unmapping; its alignment, which is said to be known.
+    out.extend((1u32 << PHYSICAL_EXPONENT).to_be_bytes());
+    out.extend(0x8000_0000u32.to_be_bytes());
+    out.extend(u64::from(SAME_BLOCKS_MAX).to_be_bytes());
+    pad(out, 64);
+}
+
+fn third_party_copy(out: &mut Vec<u8>) {
+    let mut add = |kind: u16, body: &[u8]| {
+        // Each descriptor's length is a multiple of four.
+        let len = body.len().next_multiple_of(4);
+        out.extend(kind.to_be_bytes());
+        out.extend((len as u16).to_be_bytes());
+        out.extend(body);
+        out.extend(std::iter::repeat_n(0, len - body.len()));
+    };
+    // Supported commands: EXTENDED COPY (LID1), and RECEIVE COPY RESULTS with its three service actions.
+    add(0x0001, &[8, 0x83, 1, 0x00, 0x84, 3, 0x00, 0x03, 0x04]);
+    // Parameter data.
+    let mut body = vec![0; 28];
+    body[4..6].copy_from_slice(&super::copy::TARGETS_MAX.to_be_bytes());
+    body[6..8].copy_from_slice(&super::copy::SEGMENTS_MAX.to_be_bytes());
+    body[8..12].copy_from_slice(&(super::copy::LIST_MAX as u32).to_be_bytes());
+    add(0x0004, &body);
+    // Supported descriptors: block to block, and units named by their designators.
+    add(0x0008, &[2, 0x02, 0xe4]);
+    // Supported CSCD descriptor numbers beside those of the list: none.
+    add(0x000c, &[0, 0]);
+    // General copy operations.
+    let mut body = vec![0; 32];
+    body[3] = 1;
+    body[7] = 1;
+    add(0x8001, &body);
+}
+
+/// READ CAPACITY (10); what is larger says so.
+pub fn capacity10(blocks: u64) -> Vec<u8> {
+    let last = u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX);
+    [last.to_be_bytes(), BLOCK.to_be_bytes()].concat()
+}
+
+/// READ CAPACITY (16).
+pub fn capacity16(blocks: u64) -> Vec<u8> {
+    let mut out = blocks.saturating_sub(1).to_be_bytes().to_vec();
+    out.extend(BLOCK.to_be_bytes());
+    // Thin, and unmapped blocks read as zeroes.
+    out.extend([0, PHYSICAL_EXPONENT, 0xc0, 0]);
+    pad(&mut out, 32);
+    out
+}
+
+/// REPORT LUNS.
+pub fn report_luns(luns: impl Iterator<Item = [u8; 8]>) -> Vec<u8> {
+    let mut out = vec![0; 8];
+    luns.for_each(|lun| out.extend(lun));
+    let len = (out.len() - 8) as u32;
+    out[..4].copy_from_slice(&len.to_be_bytes());
+    out
+}
+
+/// REPORT TARGET PORT GROUPS: one group, always active and optimized.
+pub fn port_groups(extended: bool) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    if extended {
+        out.extend([0x10, 0, 0, 0]);
+    }
+    // Preferred or not; active/optimized; that is all it supports; status; one port.
+    out.extend([0x80, 0x01, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8, 0, 0x02, 0, 1]);
+    out.extend([0, 0, (PORT >> 8) as u8, PORT as u8]);
+    let len = (out.len() - 4) as u32;
+    out[..4].copy_from_slice(&len.to_be_bytes());
+    out
+}
+
+/// SET TARGET PORT GROUPS: the byte of the list that asks for a state that there is not, if one does.
+pub fn set_port_groups(list: &[u8]) -> Result<(), u16> {
+    for (index, descriptor) in list.get(4..).unwrap_or_default().chunks_exact(4).enumerate() {
+        let at = (4 + index * 4) as u16;
+        if be16(descriptor, 2) != PORT_GROUP {
+            return Err(at + 2);
+        }
+        if descriptor[0] & 0x0f != 0 {
+            return Err(at);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that UNMAP's list announces and holds, as descriptors of first block and count; `None` when it is cut short.
+pub fn unmap_list(list: &[u8]) -> Option<impl Iterator<Item = (u64, u32)> + '_> {
+    let len = usize::from(be16(list, 2)) / 16 * 16;
+    let descriptors = list.get(8..8 + len)?;
+    Some(descriptors.chunks_exact(16).map(|one| (super::be64(one, 0), be32(one, 8))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity { uuid: [0x12; 16], product: "local/disk".into(), revision: "0.1".into() }
+    }
+
+    #[test]
+    fn every_page_has_the_length_that_it_says() {
+        let identity = identity();
+        let unit = Unit { identity: &identity, target: "iqn.x:y", rotational: false, threshold_exponent: 11 };
+        assert!(PAGES.is_sorted());
+        for number in PAGES {
+            let page = page(number, &unit).expect("a page");
+            assert_eq!((page[1], usize::from(be16(&page, 2)) + 4), (number, page.len()), "{number:#x}");
+        }
+        assert_eq!(page(0xb0, &unit).expect("a page").len(), 64);
+        assert_eq!(page(0xb1, &unit).expect("a page").len(), 64);
+        assert!(page(0xb5, &unit).is_none());
+        assert_eq!(standard(&identity).len(), usize::from(standard(&identity)[4]) + 5);
+        assert_eq!(&standard(&identity)[8..32], b"FOREBAY local/disk      ");
+    }
+
+    #[test]
+    fn designators_follow_each_other() {
+        let identity = identity();
+        let unit = Unit { identity: &identity, target: "iqn.x:y", rotational: false, threshold_exponent: 11 };
+        let page = page(0x83, &unit).expect("a page");
+        let (mut at, mut kinds) = (4, Vec::new());
+        while at < page.len() {
+            kinds.push(page[at + 1] & 0x3f);
+            at += 4 + usize::from(page[at + 3]);
+        }
+        assert_eq!((at, kinds), (page.len(), vec![3, 10, 1, 0x14, 0x15, 0x18, 0x28]));
+        assert_eq!(page[8] >> 4, 3, "a locally assigned name");
+    }
+
+    #[test]
+    fn large_units_say_that_they_are() {
+        assert_eq!(capacity10(1 << 32), [0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0]);
+        assert_eq!(capacity10((1 << 32) + 1)[..4], [0xff; 4]);
+        assert_eq!(be16(&capacity10(8), 2), 7);
+        assert_eq!(capacity16(1 << 33)[..8], ((1u64 << 33) - 1).to_be_bytes());
+    }
+
+    #[test]
+    fn unmap_lists_that_are_cut_short_are_seen() {
+        let mut list = vec![0, 22, 0, 16, 0, 0, 0, 0];
+        list.extend([0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 0]);
+        assert_eq!(unmap_list(&list).expect("whole").collect::<Vec<_>>(), [(5, 6)]);
+        assert!(unmap_list(&list[..20]).is_none());
+        assert_eq!(unmap_list(&[]).map(Iterator::count), None);
+    }
+
+    #[test]
+    fn groups_are_set_to_what_they_are() {
+        assert_eq!(set_port_groups(&[0, 0, 0, 0, 0, 0, 0, 1]), Ok(()));
+        assert_eq!(set_port_groups(&[0, 0, 0, 0, 2, 0, 0, 1]), Err(4));
+        assert_eq!(set_port_groups(&[0, 0, 0, 0, 0, 0, 0, 2]), Err(6));
+    }
+}

@@ -1,0 +1,201 @@
+//! PERSISTENT RESERVE IN and OUT: the bytes of what `forebay_block::Reservations` knows and does (SPC-4, sections
+//! 5.13, 6.15 and 6.16).
+
+use forebay_block::reservation::{Action, HostId, Kind, Refusal, Table};
+
+use super::cdb::{PrIn, PrOut};
+use super::sense::{Sense, code};
+use super::{be16, be32, be64, pad};
+
+/// Bytes of the parameter list of all service actions but REGISTER AND MOVE.
+const LIST_LEN: u32 = 24;
+/// What iSCSI's hosts are told apart by begins with this.
+const PREFIX: &str = "iscsi:";
+
+/// Who an initiator is to reservations: its name and its part of the session's name, which together are its port.
+pub fn host(initiator: &str, isid: [u8; 6]) -> Option<HostId> {
+    HostId::new(format!("{PREFIX}{}", port_name(initiator, isid)).as_bytes())
+}
+
+/// The name of an initiator's port (RFC 7143, section 4.4.1).
+pub fn port_name(initiator: &str, isid: [u8; 6]) -> String {
+    use std::fmt::Write;
+    let mut name = format!("{initiator},i,0x");
+    for byte in isid {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+/// A transport id (SPC-4, section 7.6.4.6); of who comes over another protocol, one that no initiator has.
+fn transport_id(host: &HostId) -> Vec<u8> {
+    let name = std::str::from_utf8(host.as_bytes()).ok().and_then(|name| name.strip_prefix(PREFIX));
+    let mut text = match name {
+        Some(name) => name.as_bytes().to_vec(),
+        None => {
+            let digits: String = host.as_bytes().iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+            format!("iqn.2026-11.io.forebay:other.{digits},i,0x000000000000").into_bytes()
+        }
+    };
+    text.push(0);
+    let len = text.len().next_multiple_of(4).max(20);
+    pad(&mut text, len);
+    let mut out = vec![0x45, 0];
+    out.extend((len as u16).to_be_bytes());
+    out.extend(text);
+    out
+}
+
+/// The host that a transport id names, and the id's length.
+fn parse_transport_id(bytes: &[u8]) -> Option<(HostId, usize)> {
+    if bytes.first()? & 0x3f != 0x05 {
+        return None;
+    }
+    let len = usize::from(be16(bytes, 2));
+    let text = bytes.get(4..4 + len)?;
+    let end = text.iter().position(|&byte| byte == 0)?;
+    let name = std::str::from_utf8(&text[..end]).ok()?;
+    // Without the session's part it is a device, not a port, and it is a port that reservations are of.
+    if bytes[0] >> 6 != 1 || !name.contains(",i,0x") {
+        return None;
+    }
+    Some((HostId::new(format!("{PREFIX}{}", name.to_ascii_lowercase()).as_bytes())?, 4 + len))
+}
+
+/// Answers PERSISTENT RESERVE IN.
+pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
+    let mut out = table.generation().to_be_bytes().to_vec();
+    out.extend([0; 4]);
+    let holder = table.held();
+    match action {
+        PrIn::Keys => table.registrants().iter().for_each(|registrant| out.extend(registrant.key.to_be_bytes())),
+        PrIn::Reservation => {
+            if let Some(held) = holder {
+                let key = if held.kind.is_held_by_all() { 0 } else { table.key_of(&held.holder).unwrap_or(0) };
+                out.extend(key.to_be_bytes());
+                out.extend([0, 0, 0, 0, 0, held.kind.scsi(), 0, 0]);
+            }
+        }
+        PrIn::Capabilities => {
+            // Through all target ports at once; kept through power loss.
+            let persists = u8::from(table.persists());
+            return vec![0, 8, 0x04 | 0x01, 0x80 | 0x10 | persists, 0xea, 0x01, 0, 0];
+        }
+        PrIn::FullStatus => {
+            for registrant in table.registrants() {
+                let holds = table.is_holder(&registrant.host);
+                let kind = holder.filter(|_| holds).map_or(0, |held| held.kind.scsi());
+                let id = transport_id(&registrant.host);
+                out.extend(registrant.key.to_be_bytes());
+                // All target ports.
+                out.extend([0, 0, 0, 0, 0x02 | u8::from(holds), kind, 0, 0, 0, 0, 0, 0]);
+                out.extend((id.len() as u32).to_be_bytes());
+                out.extend(id);
+            }
+        }
+    }
+    let len = (out.len() - 8) as u32;
+    out[4..8].copy_from_slice(&len.to_be_bytes());
+    out
+}
+
+/// What PERSISTENT RESERVE OUT asks of the table.
+///
+/// # Errors
+/// When its list has a wrong length, or its fields make no sense.
+pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sense> {
+    let length = Sense::illegal(code::PARAMETER_LIST_LENGTH);
+    if (list.len() as u32) < LIST_LEN || (action != PrOut::RegisterAndMove && list.len() as u32 != LIST_LEN) {
+        return Err(length);
+    }
+    let (key, new) = (be64(list, 0), be64(list, 8));
+    let takes_kind = matches!(action, PrOut::Reserve | PrOut::Release | PrOut::Preempt | PrOut::PreemptAndAbort);
+    let kind = match Kind::from_scsi(scope_type & 0x0f) {
+        _ if !takes_kind => Kind::WriteExclusive,
+        // Only a whole unit can be reserved.
+        Some(_) if scope_type >> 4 != 0 => return Err(Sense::cdb_bit(2, 7)),
+        Some(kind) => kind,
+        None => return Err(Sense::cdb_bit(2, 3)),
+    };
+    let registers = matches!(action, PrOut::Register | PrOut::RegisterAndIgnore);
+    if registers && list[20] & 0x08 != 0 {
+        // Others are not registered by proxy.
+        return Err(Sense::list(20));
+    }
+    let persist = Some(list[20] & 1 != 0);
+    Ok(match action {
+        PrOut::Register => Action::Register { current: Some(key), new, persist },
+        PrOut::RegisterAndIgnore => Action::Register { current: None, new, persist },
+        PrOut::Reserve => Action::Reserve { key, kind },
+        PrOut::Release => Action::Release { key: Some(key), kind },
+        PrOut::Clear => Action::Clear { key: Some(key) },
+        PrOut::Preempt => Action::Preempt { key, victim: new, kind, abort: false },
+        PrOut::PreemptAndAbort => Action::Preempt { key, victim: new, kind, abort: true },
+        PrOut::RegisterAndMove => {
+            let id_len = be32(list, 20) as usize;
+            let id = list.get(24..).filter(|id| id.len() == id_len).ok_or(length)?;
+            let port = be16(list, 18);
+            if port != super::inquiry::PORT {
+                return Err(Sense::list(18));
+            }
+            let (to, used) = parse_transport_id(id).ok_or(Sense::list(24))?;
+            if used != id_len {
+                return Err(Sense::list(26));
+            }
+            Action::Move { key, new, to, unregister: list[17] & 2 != 0, persist: Some(list[17] & 1 != 0) }
+        }
+    })
+}
+
+/// What a refusal is to SCSI; `None` is RESERVATION CONFLICT.
+pub fn refusal(refusal: Refusal) -> Option<Sense> {
+    match refusal {
+        Refusal::Conflict => None,
+        Refusal::Invalid => Some(Sense::list(8)),
+        Refusal::WrongKind => Some(Sense::illegal(code::INVALID_RELEASE)),
+        Refusal::TooMany => Some(Sense::illegal(code::REGISTRATION_RESOURCES)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ISID: [u8; 6] = [0x80, 1, 2, 3, 4, 5];
+
+    #[test]
+    fn hosts_have_a_transport_id() {
+        let host = host("iqn.a:b", ISID).expect("a host");
+        let id = transport_id(&host);
+        assert_eq!((id[0], usize::from(be16(&id, 2)) + 4, id.len() % 4), (0x45, id.len(), 0));
+        assert_eq!(parse_transport_id(&id), Some((host, id.len())));
+        for cut in 0..id.len() {
+            let _ = parse_transport_id(&id[..cut]);
+        }
+        assert_eq!(parse_transport_id(&[0x05, 0, 0, 4, b'i', b'q', b'n', 0]), None, "a device is no port");
+    }
+
+    #[test]
+    fn lists_are_read_and_status_is_written() {
+        let mut table = Table::new();
+        let host = host("iqn.a:b", ISID).expect("a host");
+        let mut list = [0; 24];
+        list[15] = 7;
+        list[20] = 1;
+        let register = action(PrOut::Register, 0, &list).expect("an action");
+        table.apply(&host, &register).expect("registered");
+        list[7] = 7;
+        let reserve = action(PrOut::Reserve, 3, &list).expect("an action");
+        table.apply(&host, &reserve).expect("reserved");
+        assert_eq!(report(PrIn::Keys, &table), [0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
+        assert_eq!(report(PrIn::Reservation, &table)[8..], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 3, 0, 0]);
+        assert_eq!(report(PrIn::Capabilities, &table)[3] & 1, 1);
+        let status = report(PrIn::FullStatus, &table);
+        assert_eq!((be32(&status, 4) as usize + 8, status[20], status[21]), (status.len(), 3, 3));
+        assert_eq!(action(PrOut::Reserve, 2, &list), Err(Sense::cdb_bit(2, 3)));
+        assert_eq!(action(PrOut::Reserve, 0x13, &list), Err(Sense::cdb_bit(2, 7)));
+        assert_eq!(action(PrOut::Clear, 0, &list[..23]).unwrap_err().code, code::PARAMETER_LIST_LENGTH);
+        list[20] = 8;
+        assert_eq!(action(PrOut::Register, 0, &list), Err(Sense::list(20)));
+    }
+}

@@ -1,0 +1,414 @@
+//! What a command asks of the device, as one future.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use forebay_block::{
+    BlockDevice, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture, Reply, Request,
+};
+
+use super::local::{Failure, Local};
+use crate::scsi::cdb::{Compare, Run};
+use crate::scsi::sense::{Sense, code, key};
+use crate::scsi::{BLOCK, inquiry};
+
+/// Bytes that are read or written at a time where a command covers more than it sends.
+const PIECE: u64 = 1 << 20;
+/// Descriptors of GET LBA STATUS.
+const STATUS_RUNS_MAX: usize = 256;
+/// The first look at a device's map; each further one is twice as long.
+const STATUS_LOOK: u64 = 16 << 20;
+/// Bytes that GET LBA STATUS looks at, at most.
+const STATUS_BYTES_MAX: u64 = 4 << 30;
+
+/// What a command came to: what is sent to the initiator, or why it failed.
+pub(crate) type Outcome = Result<BufList, Failure>;
+
+/// A command under way.
+pub(crate) enum Work {
+    /// A read, without a future around the device's own.
+    Read(LocalFuture<forebay_block::Result<Reply>>),
+    /// A write, in the same way.
+    Write(LocalFuture<forebay_block::Result<Reply>>),
+    /// Whatever else.
+    Many(LocalFuture<Outcome>),
+}
+
+impl Future for Work {
+    type Output = Outcome;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match &mut *self {
+            Work::Read(future) => future.as_mut().poll(cx).map(|reply| match reply {
+                Ok(reply) => Ok(reply.into_data()),
+                Err(error) => Err(failed(&error, false)),
+            }),
+            Work::Write(future) => future.as_mut().poll(cx).map(|reply| match reply {
+                Ok(_) => Ok(BufList::new()),
+                Err(error) => Err(failed(&error, true)),
+            }),
+            Work::Many(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+fn failed(error: &Error, writing: bool) -> Failure {
+    tracing::debug!(%error, "a command failed");
+    Failure::of(error, writing)
+}
+
+/// Several requests as one command.
+pub(crate) fn many(future: impl Future<Output = Outcome> + 'static) -> Work {
+    Work::Many(Box::pin(future))
+}
+
+/// A command that is done.
+pub(crate) fn done() -> Work {
+    many(std::future::ready(Ok(BufList::new())))
+}
+
+/// The bytes of a run.
+pub(crate) fn extent(run: Run) -> Extent {
+    Extent::new(run.lba * u64::from(BLOCK), u64::from(run.blocks) * u64::from(BLOCK))
+}
+
+/// `extent` in pieces of at most `len` bytes.
+fn pieces(extent: Extent, len: u64) -> impl DoubleEndedIterator<Item = Extent> {
+    let len = len.max(u64::from(BLOCK));
+    (0..extent.len.div_ceil(len)).map(move |index| {
+        let from = index * len;
+        Extent::new(extent.offset + from, len.min(extent.len - from))
+    })
+}
+
+async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, Failure> {
+    let reply = device.submit(Request::Read(extent)).await.map_err(|error| failed(&error, false))?;
+    let data = reply.into_data();
+    if data.len() as u64 != extent.len {
+        return Err(failed(&Error::new(ErrorKind::Io, "the device returned another length than was read"), false));
+    }
+    Ok(data)
+}
+
+async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bool) -> Result<(), Failure> {
+    let done = device.submit(Request::Write { offset, data, fua }).await;
+    done.map(drop).map_err(|error| failed(&error, true))
+}
+
+/// READ of at least one block.
+#[inline]
+pub(crate) fn read(local: &Rc<Local>, run: Run) -> Work {
+    let extent = extent(run);
+    if extent.len <= local.transfer_max && !run.fua {
+        return Work::Read(local.device.submit(Request::Read(extent)));
+    }
+    let local = local.clone();
+    many(async move {
+        if run.fua {
+            // What is read has to be on the medium before it is answered.
+            local.device.submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+        }
+        let mut data = BufList::new();
+        for piece in pieces(extent, local.transfer_max) {
+            data.append(fetch(&local.device, piece).await?);
+        }
+        Ok(data)
+    })
+}
+
+/// WRITE of at least one block.
+#[inline]
+pub(crate) fn write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
+    let offset = run.lba * u64::from(BLOCK);
+    if data.len() as u64 <= local.transfer_max {
+        return Work::Write(local.device.submit(Request::Write { offset, data, fua: run.fua }));
+    }
+    let local = local.clone();
+    many(async move {
+        for piece in pieces(extent(run), local.transfer_max) {
+            let from = (piece.offset - offset) as usize;
+            let part = data.slice(from..from + piece.len as usize);
+            store(&local.device, piece.offset, part, run.fua).await?;
+        }
+        Ok(BufList::new())
+    })
+}
+
+/// WRITE AND VERIFY: written, made durable, read again, and compared if asked for.
+pub(crate) fn write_verify(local: &Rc<Local>, run: Run, data: BufList, compare: bool) -> Work {
+    let local = local.clone();
+    many(async move {
+        let expected = if compare { data.clone() } else { BufList::new() };
+        write(&local, Run { fua: true, ..run }, data).await?;
+        match compare {
+            true => compare_all(&local, run, &expected).await?,
+            false => readable(&local, run).await?,
+        }
+        Ok(BufList::new())
+    })
+}
+
+/// VERIFY.
+pub(crate) fn verify(local: &Rc<Local>, run: Run, data: BufList, compare: Compare) -> Work {
+    let local = local.clone();
+    many(async move {
+        match compare {
+            Compare::Nothing => readable(&local, run).await?,
+            Compare::All => compare_all(&local, run, &data).await?,
+            Compare::One => {
+                let whole = repeat(&data, PIECE as usize);
+                for piece in pieces(extent(run), PIECE) {
+                    let found = fetch(&local.device, piece).await?;
+                    same(&found, &whole.slice(0..piece.len as usize), piece.offset - extent(run).offset)?;
+                }
+            }
+        }
+        Ok(BufList::new())
+    })
+}
+
+async fn readable(local: &Local, run: Run) -> Result<(), Failure> {
+    for piece in pieces(extent(run), PIECE) {
+        fetch(&local.device, piece).await?;
+    }
+    Ok(())
+}
+
+async fn compare_all(local: &Local, run: Run, data: &BufList) -> Result<(), Failure> {
+    for piece in pieces(extent(run), PIECE) {
+        let from = (piece.offset - extent(run).offset) as usize;
+        let found = fetch(&local.device, piece).await?;
+        same(&found, &data.slice(from..from + piece.len as usize), from as u64)?;
+    }
+    Ok(())
+}
+
+/// Two lists of one length hold the same; `from` is where they begin, counted from the command's first byte.
+fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), Failure> {
+    let mut wanted_parts = wanted.parts().iter();
+    let mut rest: &[u8] = &[];
+    let mut at = from;
+    for part in found.parts() {
+        let mut part: &[u8] = part;
+        while !part.is_empty() {
+            if rest.is_empty() {
+                rest = wanted_parts.next().map_or(&[], |part| &part[..]);
+            }
+            let len = part.len().min(rest.len());
+            if part[..len] != rest[..len] || len == 0 {
+                let differs = part[..len].iter().zip(&rest[..len]).position(|(a, b)| a != b).unwrap_or(0);
+                let info = at + differs as u64;
+                return Err(Sense::new(key::MISCOMPARE, code::MISCOMPARE).with_info(info).into());
+            }
+            (part, rest) = (&part[len..], &rest[len..]);
+            at += len as u64;
+        }
+    }
+    Ok(())
+}
+
+/// A block again and again, `len` bytes of it in all.
+fn repeat(block: &BufList, len: usize) -> BufList {
+    const UNIT: usize = 128 * 1024;
+    let bytes = block.to_vec();
+    let mut unit = BufMut::with_capacity(UNIT.min(len));
+    while unit.spare() >= bytes.len() && !bytes.is_empty() {
+        unit.extend_from_slice(&bytes);
+    }
+    let unit: Buf = unit.freeze();
+    let mut list = BufList::new();
+    while list.len() < len && !unit.is_empty() {
+        list.push(unit.slice(0..unit.len().min(len - list.len())));
+    }
+    list
+}
+
+fn is_zero(data: &BufList) -> bool {
+    data.parts().iter().all(|part| {
+        let (chunks, rest) = part.as_chunks::<16>();
+        chunks.iter().all(|chunk| u128::from_ne_bytes(*chunk) == 0) && rest.iter().all(|&byte| byte == 0)
+    })
+}
+
+/// WRITE SAME.  Zeroes take no space, whether it was asked for or not: the unit is thin, and what is not mapped reads
+/// as zeroes.
+pub(crate) fn write_same(local: &Rc<Local>, run: Run, data: BufList, fua: bool) -> Work {
+    let extent = extent(run);
+    if data.is_empty() || is_zero(&data) {
+        return Work::Write(local.device.submit(Request::WriteZeroes { extent, no_unmap: false, fua }));
+    }
+    let local = local.clone();
+    many(async move {
+        let whole = repeat(&data, PIECE as usize);
+        for piece in pieces(extent, PIECE) {
+            store(&local.device, piece.offset, whole.slice(0..piece.len as usize), fua).await?;
+        }
+        Ok(BufList::new())
+    })
+}
+
+/// UNMAP.
+pub(crate) fn unmap(local: &Rc<Local>, list: &BufList, fua: bool) -> Result<Work, Failure> {
+    let list = list.to_vec();
+    if list.is_empty() {
+        return Ok(done());
+    }
+    let Some(descriptors) = inquiry::unmap_list(&list) else {
+        return Err(Sense::illegal(code::PARAMETER_LIST_LENGTH).into());
+    };
+    let (mut runs, mut total) = (Vec::new(), 0u64);
+    for (index, (lba, blocks)) in descriptors.enumerate() {
+        let run = Run { lba, blocks, fua: false };
+        // Nothing, at the very end, is nothing.
+        if blocks > 0 || lba > local.blocks() {
+            local.check_run(run, u32::MAX)?;
+        }
+        total += u64::from(blocks);
+        if total > inquiry::UNMAP_BLOCKS_MAX.into() || index as u32 >= inquiry::UNMAP_DESCRIPTORS_MAX {
+            return Err(Sense::list(2).into());
+        }
+        if blocks > 0 {
+            runs.push(extent(run));
+        }
+    }
+    let local = local.clone();
+    Ok(many(async move {
+        for extent in runs {
+            local.device.submit(Request::Discard(extent)).await.map_err(|error| failed(&error, true))?;
+        }
+        if fua {
+            local.device.submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+        }
+        Ok(BufList::new())
+    }))
+}
+
+/// COMPARE AND WRITE: the first half of the data has to be there, the second is written.
+pub(crate) fn compare_and_write(local: &Rc<Local>, run: Run, data: &BufList) -> Work {
+    let half = data.len() / 2;
+    let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));
+    let offset = run.lba * u64::from(BLOCK);
+    Work::Write(local.device.submit(Request::CompareAndWrite { offset, expect, data: new, fua: run.fua }))
+}
+
+/// ORWRITE, atomically against everything else: tried again when the blocks have changed meanwhile.
+pub(crate) fn or_write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
+    /// Blocks that keep changing are somebody else's fight.
+    const TRIES: u32 = 64;
+    let local = local.clone();
+    many(async move {
+        let offset = run.lba * u64::from(BLOCK);
+        for _ in 0..TRIES {
+            let before = fetch(&local.device, extent(run)).await?;
+            let mut after = BufMut::zeroed(before.len());
+            before.copy_to(&mut after);
+            let more = data.to_vec();
+            after.iter_mut().zip(&more).for_each(|(byte, more)| *byte |= more);
+            let request = Request::CompareAndWrite { offset, expect: before, data: after.into(), fua: run.fua };
+            match local.device.submit(request).await {
+                Ok(_) => return Ok(BufList::new()),
+                Err(error) if matches!(error.kind(), ErrorKind::Mismatch(_)) => {}
+                Err(error) => return Err(failed(&error, true)),
+            }
+        }
+        Err(Failure::BUSY)
+    })
+}
+
+/// SYNCHRONIZE CACHE: all of it.
+pub(crate) fn sync(local: &Rc<Local>) -> Work {
+    Work::Write(local.device.submit(Request::Flush))
+}
+
+/// GET LBA STATUS.
+pub(crate) fn lba_status(local: &Rc<Local>, lba: u64, room: u32) -> Work {
+    let local = local.clone();
+    many(async move {
+        let block = u64::from(BLOCK);
+        let most = ((room as usize).saturating_sub(8) / 16).clamp(1, STATUS_RUNS_MAX);
+        // Runs as mapped or not; of a block that is mapped in part all is.
+        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
+        let (mut at, mut look) = (lba * block, STATUS_LOOK);
+        let stop = (local.blocks() * block).min(at.saturating_add(STATUS_BYTES_MAX));
+        while at < stop && runs.len() <= most {
+            let stretch = Extent::new(at, look.min(stop - at));
+            let map = local.device.map(stretch).await.map_err(|error| failed(&error, false))?;
+            for run in map.runs() {
+                let mapped = run.state != ExtentState::Hole;
+                let (from, to) = (run.extent.offset.max(at), run.extent.end().min(stretch.end()));
+                let (first, last) = match mapped {
+                    true => (from / block, to.div_ceil(block)),
+                    false => (from.div_ceil(block), to / block),
+                };
+                let first = first.max(runs.last().map_or(lba, |last| last.0 + last.1));
+                if last <= first {
+                    continue;
+                }
+                match runs.last_mut() {
+                    Some(run) if run.2 == mapped => run.1 += last - first,
+                    _ => runs.push((first, last - first, mapped)),
+                }
+            }
+            at = stretch.end();
+            look = (look * 2).min(STATUS_BYTES_MAX);
+        }
+        runs.truncate(most);
+        let mut out = vec![0; 8];
+        for (first, blocks, mapped) in runs {
+            out.extend(first.to_be_bytes());
+            out.extend(u32::try_from(blocks).unwrap_or(u32::MAX).to_be_bytes());
+            out.extend([u8::from(!mapped), 0, 0, 0]);
+        }
+        let len = (out.len() - 4) as u32;
+        out[..4].copy_from_slice(&len.to_be_bytes());
+        Ok(BufMut::copy_of(&out).into())
+    })
+}
+
+/// One segment of an EXTENDED COPY, in bytes.
+pub(crate) async fn copy(from: &Local, to: &Local, from_at: u64, to_at: u64, len: u64) -> Result<(), Failure> {
+    // Where a segment is copied onto itself further up, what is read last must not have been written before.
+    let overlaps = from.unit.lun() == to.unit.lun() && to_at > from_at && to_at < from_at + len;
+    let mut parts: Vec<Extent> = pieces(Extent::new(from_at, len), PIECE).collect();
+    if overlaps {
+        parts.reverse();
+    }
+    for piece in parts {
+        let data = fetch(&from.device, piece).await?;
+        let offset = to_at + (piece.offset - from_at);
+        if is_zero(&data) {
+            let request = Request::WriteZeroes { extent: Extent::new(offset, piece.len), no_unmap: false, fua: false };
+            to.device.submit(request).await.map_err(|error| failed(&error, true))?;
+        } else {
+            store(&to.device, offset, data, false).await?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(parts: &[&[u8]]) -> BufList {
+        parts.iter().map(|part| Buf::copy_of(part)).collect()
+    }
+
+    #[test]
+    fn differences_are_found_across_parts() {
+        assert_eq!(same(&list(&[b"ab", b"cdef"]), &list(&[b"abc", b"def"]), 0), Ok(()));
+        let info = |failure: Failure| failure.sense.and_then(|sense| sense.info);
+        assert_eq!(same(&list(&[b"ab", b"cdxf"]), &list(&[b"abc", b"def"]), 10).map_err(info), Err(Some(14)));
+    }
+
+    #[test]
+    fn a_block_is_repeated() {
+        let block = BufList::from(Buf::copy_of(&[7; 512]));
+        let many = repeat(&block, 300 * 512);
+        assert_eq!(many.len(), 300 * 512);
+        assert!(many.to_vec().iter().all(|&byte| byte == 7));
+        assert!(is_zero(&BufList::zeroes(5000)) && !is_zero(&many));
+    }
+}

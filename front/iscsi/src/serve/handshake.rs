@@ -1,0 +1,148 @@
+//! The login: carries PDUs between the socket and the state machine.
+
+use std::io;
+use std::pin::Pin;
+
+use forebay_reactor::time::Sleep;
+use forebay_reactor::{Addr, Stream, now, random, sleep_until, wall_clock};
+
+use super::{Control, Server};
+use crate::session::login::{LoggedIn, Login, SEED_LEN, Then, refuse};
+use crate::session::receive::{Garbled, Receiver, Rules};
+use crate::session::reply::Replies;
+use crate::site::Entered;
+use crate::stats::SiteEvent;
+use crate::wire::{LoginRequest, login_status, request};
+
+/// Longest data segment of a login: twice what the protocol allows before anything is agreed on.
+const DATA_MAX: usize = 16 * 1024;
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    #[error("{0}")]
+    Garbled(#[from] Garbled),
+    #[error("the login is refused: {0}")]
+    Refused(String),
+    #[error("a PDU with opcode {0:#04x} before the login")]
+    NoLogin(u8),
+    #[error("the socket failed: {0}")]
+    Socket(#[from] io::Error),
+    #[error("the initiator closed the connection")]
+    Closed,
+    #[error("the initiator took too long")]
+    TooSlow,
+    #[error("the server is closing down")]
+    Stopped,
+}
+
+impl Ended {
+    /// The initiator is to blame.
+    pub(super) fn is_cause(&self) -> bool {
+        matches!(self, Ended::Garbled(_) | Ended::Refused(_) | Ended::NoLogin(_) | Ended::TooSlow)
+    }
+}
+
+/// A connection with a session.
+pub(super) struct Ready {
+    pub(super) login: LoggedIn,
+    pub(super) entered: Entered,
+    pub(super) receiver: Receiver,
+}
+
+pub(super) struct Handshake<'a> {
+    pub(super) server: &'a Server,
+    pub(super) control: &'a Control,
+    pub(super) stream: &'a Stream,
+    pub(super) peer: &'a Addr,
+}
+
+impl Handshake<'_> {
+    /// Logs in.
+    pub(super) async fn run(self) -> Result<Ready, Ended> {
+        let Server { site, options, pools, .. } = self.server;
+        let mut patience = sleep_until(now() + options.login_timeout);
+        let mut seed = [0; SEED_LEN];
+        seed.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random().to_le_bytes()[..chunk.len()]));
+        let mut login = Login::new(options.offer, seed);
+        let rules = Rules { data_max: DATA_MAX, ..Rules::default() };
+        let mut receiver = Receiver::new(pools.clone(), rules);
+        let mut replies = Replies::new(pools.clone());
+        loop {
+            let Some(pdu) = receiver.next_pdu()? else {
+                let want = receiver.want();
+                let (result, buf) = self.within(&mut patience, self.stream.recv(want.buf)).await?;
+                match result? {
+                    0 => return Err(Ended::Closed),
+                    got => receiver.received(buf, got),
+                }
+                continue;
+            };
+            if pdu.bhs.opcode() != request::LOGIN {
+                return Err(Ended::NoLogin(pdu.bhs.opcode()));
+            }
+            let data = pdu.data.to_vec();
+            let mut step = login.request(pdu.bhs.view::<LoginRequest>(), &data, site);
+            let mut session = None;
+            if let Then::Session(logged_in) = &step.then {
+                let entered = site.enter(logged_in, self.peer.to_string(), wall_clock());
+                match self.within(&mut patience, entered).await? {
+                    Ok(entered) => {
+                        if logged_in.target.is_some() || step.response.tsih.get() == 0 {
+                            step.response.tsih = entered.session().tsih.into();
+                        }
+                        let last = logged_in.cmd_sn.wrapping_add(options.commands_max).wrapping_sub(1);
+                        step.response.exp_cmd_sn = logged_in.cmd_sn.into();
+                        step.response.max_cmd_sn = last.into();
+                        session = Some(entered);
+                    }
+                    Err(status) => {
+                        refuse(&mut step.response, status);
+                        step.text.clear();
+                        let why = if status == login_status::OUT_OF_RESOURCES {
+                            "there are too many sessions"
+                        } else {
+                            "the session that it replaces does not end"
+                        };
+                        step.then = Then::Close(why.into());
+                    }
+                }
+            }
+            replies.pdu_with(&step.response, &step.text);
+            self.within(&mut patience, self.stream.send(replies.take())).await??;
+            match (step.then, session) {
+                (Then::More, _) => {}
+                (Then::Session(login), Some(entered)) => {
+                    let params = &login.params;
+                    receiver.set_rules(Rules {
+                        header_digest: params.header_digest,
+                        data_digest: params.data_digest,
+                        data_max: params.receive_max as usize,
+                    });
+                    return Ok(Ready { login: *login, entered, receiver });
+                }
+                (Then::Close(why), _) => {
+                    site.counters().count(SiteEvent::LoginRefused);
+                    return Err(Ended::Refused(why));
+                }
+                (Then::Session(_), None) => return Err(Ended::Refused("no session".into())),
+            }
+        }
+    }
+
+    /// What `future` comes to, unless the initiator is too slow or the server stops.
+    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|cx| {
+            self.control.set_task(cx.waker());
+            if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
+                return std::task::Poll::Ready(Ok(value));
+            }
+            if self.control.stopping.get() {
+                return std::task::Poll::Ready(Err(Ended::Stopped));
+            }
+            Pin::new(&mut *patience).poll(cx).map(|()| Err(Ended::TooSlow))
+        })
+        .await
+    }
+}

@@ -1,0 +1,685 @@
+//! Logging in: requests in, responses out, and at the end a session (RFC 7143, chapters 6 and 11.12).
+
+use std::mem;
+
+use super::chap::{self, Algorithm, Challenge, Chap};
+use super::params::{Negotiator, Offer, Params};
+use super::text::{self, Pair, TEXT_MAX};
+use crate::wire::{self, CONTINUE, FINAL, LoginRequest, LoginResponse, login_status as status, response};
+
+/// Requests that one login may take.
+const REQUESTS_MAX: u32 = 64;
+/// The one portal group: every portal leads to every target.
+pub const PORTAL_GROUP: u16 = 1;
+
+/// Random bytes that a login uses up.
+pub const SEED_LEN: usize = 1 + chap::CHALLENGE_LEN;
+
+/// What a login asks of whoever knows the targets.
+pub trait Directory {
+    /// Whether `initiator` may use `target`, and how it proves who it is.
+    fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied>;
+
+    /// The same for asking which targets there are.
+    fn discovery(&self, initiator: &str) -> Result<Access, Denied>;
+
+    /// There is a session with this number.
+    fn has_session(&self, tsih: u16) -> bool;
+}
+
+/// How access is had.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// CHAP is asked for; without it nobody is asked who they are.
+    pub chap: Option<Chap>,
+}
+
+/// Why there is no access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denied {
+    /// There is no such target.
+    NotFound,
+    /// Not for this initiator.
+    Forbidden,
+    /// Not now.
+    Unavailable,
+}
+
+impl Denied {
+    fn status(self) -> u16 {
+        match self {
+            Denied::NotFound => status::NOT_FOUND,
+            Denied::Forbidden => status::FORBIDDEN,
+            Denied::Unavailable => status::UNAVAILABLE,
+        }
+    }
+}
+
+/// A session that a login has come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoggedIn {
+    /// The initiator's name.
+    pub initiator: String,
+    /// The initiator's part of the session's name.
+    pub isid: [u8; 6],
+    /// The target; `None` in a discovery session.
+    pub target: Option<String>,
+    /// What was agreed on.
+    pub params: Params,
+    /// The connection's number.
+    pub cid: u16,
+    /// The number of the first command.
+    pub cmd_sn: u32,
+    /// Number of the next status.
+    pub stat_sn: u32,
+}
+
+/// What follows a response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Then {
+    /// The next request.
+    More,
+    /// A session, if there is room for it; the response has to be given its number, or be made a refusal
+    /// ([`refuse`]).
+    Session(Box<LoggedIn>),
+    /// Nothing: the login has failed, and this is why, for people.
+    Close(String),
+}
+
+/// A response and what follows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The response's header; its length of data is set.
+    pub response: LoginResponse,
+    /// Its text.
+    pub text: Vec<u8>,
+    /// What follows.
+    pub then: Then,
+}
+
+/// Turns a response into a refusal.
+pub fn refuse(response: &mut LoginResponse, status: u16) {
+    response.flags &= 0x0c;
+    response.status = status.into();
+    response.data_len = [0; 3];
+    response.tsih = 0.into();
+}
+
+/// Stages of a login.
+const SECURITY: u8 = 0;
+const OPERATIONAL: u8 = 1;
+const FULL_FEATURE: u8 = 3;
+
+/// How far proving has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Proof {
+    /// Nothing was said yet.
+    None,
+    /// CHAP was chosen.
+    Chosen,
+    /// A challenge was given.
+    Given(Challenge),
+    /// It is proven, or nobody asks for it.
+    Done,
+}
+
+struct Failure(u16, String);
+
+impl<T: Into<String>> From<(u16, T)> for Failure {
+    fn from((status, why): (u16, T)) -> Self {
+        Failure(status, why.into())
+    }
+}
+
+/// A login under way.
+#[derive(Debug)]
+pub struct Login {
+    seed: [u8; SEED_LEN],
+    negotiator: Negotiator,
+    stage: u8,
+    requests: u32,
+    first: Option<First>,
+    held: Vec<u8>,
+    stat_sn: u32,
+    proof: Proof,
+    access: Access,
+    initiator: Option<String>,
+    target: Option<String>,
+    discovery: bool,
+    /// Who it is and what it wants was settled.
+    settled: bool,
+    /// The target's portal group was said.
+    group_said: bool,
+}
+
+/// What all requests of one login have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct First {
+    isid: [u8; 6],
+    tsih: u16,
+    itt: u32,
+    cid: u16,
+}
+
+impl Login {
+    /// Nothing was received yet.  `seed` has to be random.
+    pub fn new(offer: Offer, seed: [u8; SEED_LEN]) -> Self {
+        Self {
+            seed,
+            negotiator: Negotiator::new(offer),
+            stage: SECURITY,
+            requests: 0,
+            first: None,
+            held: Vec::new(),
+            stat_sn: 0,
+            proof: Proof::None,
+            access: Access::default(),
+            initiator: None,
+            target: None,
+            discovery: false,
+            settled: false,
+            group_said: false,
+        }
+    }
+
+    /// The initiator's name, once it said so.
+    pub fn initiator(&self) -> Option<&str> {
+        self.initiator.as_deref()
+    }
+
+    /// Answers a request.
+    pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn Directory) -> Step {
+        let mut out = Vec::new();
+        let current = request.flags >> 2 & 3;
+        let result = self.take(request, data, directory, &mut out);
+        let (status, mut next, then) = match result {
+            Ok(next) => (status::SUCCESS, next, Then::More),
+            Err(Failure(status, why)) => {
+                out.clear();
+                (status, None, Then::Close(why))
+            }
+        };
+        let mut then = then;
+        if next == Some(FULL_FEATURE) {
+            match self.finish(request) {
+                Ok(session) => then = Then::Session(Box::new(session)),
+                Err(Failure(status, why)) => return self.failed(request, current, status, why),
+            }
+        }
+        let mut flags = current << 2;
+        if let Some(stage) = next.take() {
+            flags |= FINAL | stage;
+            self.stage = stage;
+        }
+        let mut response = self.response(request, flags, status);
+        response.data_len = wire::data_len(out.len());
+        if let Then::Session(session) = &mut then {
+            session.stat_sn = self.stat_sn;
+        }
+        Step { response, text: out, then }
+    }
+
+    fn failed(&mut self, request: &LoginRequest, current: u8, status: u16, why: String) -> Step {
+        let response = self.response(request, current << 2, status);
+        Step { response, text: Vec::new(), then: Then::Close(why) }
+    }
+
+    fn response(&mut self, request: &LoginRequest, flags: u8, status: u16) -> LoginResponse {
+        let stat_sn = self.stat_sn;
+        self.stat_sn = self.stat_sn.wrapping_add(1);
+        LoginResponse {
+            opcode: response::LOGIN,
+            flags,
+            version_max: 0,
+            version_active: 0,
+            ahs_len: 0,
+            data_len: [0; 3],
+            isid: request.isid,
+            tsih: request.tsih,
+            itt: request.itt,
+            reserved: 0.into(),
+            stat_sn: stat_sn.into(),
+            exp_cmd_sn: request.cmd_sn,
+            max_cmd_sn: request.cmd_sn,
+            status: status.into(),
+            reserved2: [0; 10],
+        }
+    }
+
+    /// The stage that comes next, if the initiator may go there.
+    fn take(
+        &mut self,
+        request: &LoginRequest,
+        data: &[u8],
+        directory: &dyn Directory,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<u8>, Failure> {
+        let (current, next) = (request.flags >> 2 & 3, request.flags & 3);
+        let (transit, continued) = (request.flags & FINAL != 0, request.flags & CONTINUE != 0);
+        self.requests += 1;
+        if self.requests > REQUESTS_MAX {
+            return Err((status::INITIATOR_ERROR, "a login that does not end").into());
+        }
+        let now =
+            First { isid: request.isid, tsih: request.tsih.get(), itt: request.itt.get(), cid: request.cid.get() };
+        match self.first {
+            None => {
+                self.stat_sn = request.exp_stat_sn.get();
+                if request.version_min != 0 {
+                    return Err((status::VERSION, format!("version {} at least", request.version_min)).into());
+                }
+                if now.tsih != 0 {
+                    let (status, why) = match directory.has_session(now.tsih) {
+                        true => (status::TOO_MANY_CONNECTIONS, "a second connection for a session"),
+                        false => (status::NO_SESSION, "a connection for a session that is not there"),
+                    };
+                    return Err((status, why).into());
+                }
+                if current > OPERATIONAL {
+                    return Err((status::INVALID_REQUEST, format!("a login that begins at stage {current}")).into());
+                }
+                self.first = Some(now);
+                self.stage = current;
+            }
+            Some(first) if first != now || current != self.stage => {
+                return Err((status::INVALID_REQUEST, "a request that does not belong to the login").into());
+            }
+            Some(_) => {}
+        }
+        if transit && (continued || next <= current || next == 2) {
+            return Err((status::INVALID_REQUEST, format!("a transit from stage {current} to {next}")).into());
+        }
+        if self.held.len() + data.len() > TEXT_MAX {
+            return Err((status::INITIATOR_ERROR, "a text that is too long").into());
+        }
+        self.held.extend_from_slice(data);
+        if continued {
+            return Ok(None);
+        }
+        let held = mem::take(&mut self.held);
+        let pairs = text::parse(&held).map_err(|error| Failure(status::INITIATOR_ERROR, error.to_string()))?;
+        self.settle(&pairs, directory)?;
+        if !self.group_said && !self.discovery {
+            self.group_said = true;
+            text::push(out, "TargetPortalGroupTag", &PORTAL_GROUP.to_string());
+        }
+        match current {
+            SECURITY => self.security(&pairs, out)?,
+            _ => {
+                if self.proof != Proof::Done {
+                    let why = "the initiator goes on without proving who it is";
+                    return Err((status::AUTHENTICATION, why).into());
+                }
+                self.operational(&pairs, out)?;
+            }
+        }
+        if !transit {
+            return Ok(None);
+        }
+        if self.proof != Proof::Done {
+            // It has to go on in this stage first.
+            return match self.proof {
+                Proof::Given(_) | Proof::Chosen => Ok(None),
+                _ => Err((status::AUTHENTICATION, "the initiator does not prove who it is").into()),
+            };
+        }
+        Ok(Some(next))
+    }
+
+    /// Who it is and what it wants, which the first request has to say.
+    fn settle(&mut self, pairs: &[Pair<'_>], directory: &dyn Directory) -> Result<(), Failure> {
+        let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
+        if self.settled {
+            let again = ["InitiatorName", "TargetName", "SessionType"].into_iter().find(|key| value(key).is_some());
+            return match again {
+                Some(key) => Err((status::INITIATOR_ERROR, format!("{key} after the first request")).into()),
+                None => Ok(()),
+            };
+        }
+        let missing = |key: &str| Failure(status::MISSING_PARAMETER, format!("{key} is missing"));
+        let initiator = value("InitiatorName").ok_or_else(|| missing("InitiatorName"))?;
+        if !is_name(initiator) {
+            return Err((status::INITIATOR_ERROR, "an initiator's name that is none").into());
+        }
+        let initiator = initiator.to_ascii_lowercase();
+        self.initiator = Some(initiator.clone());
+        let access = match value("SessionType").unwrap_or("Normal") {
+            "Discovery" => {
+                self.discovery = true;
+                self.negotiator.set_discovery();
+                directory.discovery(&initiator)
+            }
+            "Normal" => {
+                let target = value("TargetName").ok_or_else(|| missing("TargetName"))?.to_ascii_lowercase();
+                let access = directory.target(&target, &initiator);
+                self.target = Some(target);
+                access
+            }
+            other => return Err((status::SESSION_TYPE, format!("a session of type {other:.32}")).into()),
+        };
+        self.access = access.map_err(|denied| {
+            let target = self.target.as_deref().unwrap_or("discovery");
+            Failure(denied.status(), format!("{target:.128}: {denied:?}"))
+        })?;
+        if self.access.chap.is_none() {
+            self.proof = Proof::Done;
+        }
+        self.settled = true;
+        Ok(())
+    }
+
+    fn security(&mut self, pairs: &[Pair<'_>], out: &mut Vec<u8>) -> Result<(), Failure> {
+        let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
+        for pair in pairs {
+            match pair.key {
+                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
+                "AuthMethod" => self.method(pair.value, out)?,
+                "CHAP_A" | "CHAP_N" | "CHAP_R" | "CHAP_I" | "CHAP_C" => {}
+                _ => self.operational_pair(*pair, out)?,
+            }
+        }
+        if let Some(list) = value("CHAP_A") {
+            if self.proof != Proof::Chosen {
+                return Err((status::INITIATOR_ERROR, "CHAP_A out of turn").into());
+            }
+            let Some(algorithm) = Algorithm::choose(list) else {
+                return Err((status::AUTHENTICATION, format!("no hash in common with CHAP_A={list:.32}")).into());
+            };
+            let mut bytes = [0; chap::CHALLENGE_LEN];
+            bytes.copy_from_slice(&self.seed[1..]);
+            let challenge = Challenge { algorithm, id: self.seed[0], bytes };
+            text::push(out, "CHAP_A", algorithm.number());
+            text::push(out, "CHAP_I", &challenge.id.to_string());
+            text::push(out, "CHAP_C", &text::to_hex(&challenge.bytes));
+            self.proof = Proof::Given(challenge);
+        } else if let (Some(name), Some(response)) = (value("CHAP_N"), value("CHAP_R")) {
+            let Proof::Given(challenge) = self.proof else {
+                return Err((status::INITIATOR_ERROR, "CHAP_R out of turn").into());
+            };
+            let mutual = (value("CHAP_I"), value("CHAP_C"));
+            self.prove(challenge, name, response, mutual, out)?;
+        }
+        Ok(())
+    }
+
+    fn method(&mut self, list: &str, out: &mut Vec<u8>) -> Result<(), Failure> {
+        if self.access.chap.is_none() {
+            let none = list.split(',').any(|method| method == "None");
+            if !none {
+                let why = format!("the initiator wants one of {list:.64}, and the target has no CHAP set up");
+                return Err((status::AUTHENTICATION, why).into());
+            }
+            text::push(out, "AuthMethod", "None");
+            return Ok(());
+        }
+        if !list.split(',').any(|method| method == "CHAP") {
+            let why = format!("the target asks for CHAP, the initiator offers {list:.64}");
+            return Err((status::AUTHENTICATION, why).into());
+        }
+        if self.proof == Proof::None {
+            self.proof = Proof::Chosen;
+        }
+        text::push(out, "AuthMethod", "CHAP");
+        Ok(())
+    }
+
+    fn prove(
+        &mut self,
+        challenge: Challenge,
+        name: &str,
+        response: &str,
+        mutual: (Option<&str>, Option<&str>),
+        out: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let Some(chap) = &self.access.chap else {
+            return Err((status::INITIATOR_ERROR, "CHAP that nobody asked for").into());
+        };
+        let response = text::binary(response, 64).unwrap_or_default();
+        if !challenge.is_met(&chap.initiator, name, &response) {
+            return Err((status::AUTHENTICATION, format!("CHAP: '{name:.64}' or its secret is wrong")).into());
+        }
+        match mutual {
+            (None, None) => {}
+            (Some(id), Some(theirs)) => {
+                let id = text::number(id).and_then(|id| u8::try_from(id).ok());
+                let theirs = text::binary(theirs, chap::CHALLENGE_MAX);
+                let (Some(id), Some(theirs)) = (id, theirs) else {
+                    return Err((status::INITIATOR_ERROR, "a challenge that is none").into());
+                };
+                let Some(own) = &chap.target else {
+                    let why = "the initiator wants the target to prove itself, which has no secret for that";
+                    return Err((status::AUTHENTICATION, why).into());
+                };
+                // Whoever sends our own challenge back wants us to answer it.
+                if theirs == challenge.bytes {
+                    return Err((status::AUTHENTICATION, "the initiator reflects the target's challenge").into());
+                }
+                let answer = challenge.algorithm.response(id, &own.secret, &theirs);
+                text::push(out, "CHAP_N", &own.name);
+                text::push(out, "CHAP_R", &text::to_hex(&answer));
+            }
+            _ => return Err((status::INITIATOR_ERROR, "half a challenge").into()),
+        }
+        self.proof = Proof::Done;
+        Ok(())
+    }
+
+    fn operational(&mut self, pairs: &[Pair<'_>], out: &mut Vec<u8>) -> Result<(), Failure> {
+        for pair in pairs {
+            match pair.key {
+                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
+                // A method was offered where none can be chosen any more.
+                "AuthMethod" => text::push(out, pair.key, if self.access.chap.is_some() { "Reject" } else { "None" }),
+                _ => self.operational_pair(*pair, out)?,
+            }
+        }
+        self.negotiator.declare(out);
+        Ok(())
+    }
+
+    fn operational_pair(&mut self, pair: Pair<'_>, out: &mut Vec<u8>) -> Result<(), Failure> {
+        match self.negotiator.answer(pair, out) {
+            Ok(true) => {}
+            Ok(false) if pair.key == "TargetAlias" || pair.value == "NotUnderstood" => {}
+            Ok(false) => text::push(out, pair.key, "NotUnderstood"),
+            Err(bad) => return Err((status::INITIATOR_ERROR, bad.to_string()).into()),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, request: &LoginRequest) -> Result<LoggedIn, Failure> {
+        if self.negotiator.lacks_digests() {
+            return Err((status::INITIATOR_ERROR, "the target insists on digests").into());
+        }
+        Ok(LoggedIn {
+            initiator: self.initiator.clone().unwrap_or_default(),
+            isid: request.isid,
+            target: self.target.clone(),
+            params: self.negotiator.finish(),
+            cid: request.cid.get(),
+            cmd_sn: request.cmd_sn.get(),
+            stat_sn: self.stat_sn,
+        })
+    }
+}
+
+/// A name of a node, as far as its form goes (section 4.2.7).
+pub fn is_name(name: &str) -> bool {
+    let form = ["iqn.", "eui.", "naa."].iter().any(|form| {
+        name.get(..form.len()).is_some_and(|start| start.eq_ignore_ascii_case(form)) && name.len() > form.len()
+    });
+    form && name.len() <= wire::NAME_MAX && !name.bytes().any(|byte| byte.is_ascii_control() || byte == b' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::chap::Credential;
+
+    const INITIATOR: &str = "iqn.2000-01.org.host:one";
+
+    struct Place {
+        chap: Option<Chap>,
+    }
+
+    impl Directory for Place {
+        fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied> {
+            match target {
+                "iqn.t" if initiator == INITIATOR => Ok(Access { chap: self.chap.clone() }),
+                "iqn.t" => Err(Denied::Forbidden),
+                _ => Err(Denied::NotFound),
+            }
+        }
+
+        fn discovery(&self, _initiator: &str) -> Result<Access, Denied> {
+            Ok(Access { chap: self.chap.clone() })
+        }
+
+        fn has_session(&self, tsih: u16) -> bool {
+            tsih == 9
+        }
+    }
+
+    fn request(flags: u8) -> LoginRequest {
+        LoginRequest {
+            opcode: 0x43,
+            flags,
+            version_max: 0,
+            version_min: 0,
+            ahs_len: 0,
+            data_len: [0; 3],
+            isid: [0x80, 1, 2, 3, 4, 5],
+            tsih: 0.into(),
+            itt: 7.into(),
+            cid: 1.into(),
+            reserved: 0.into(),
+            cmd_sn: 5.into(),
+            exp_stat_sn: 100.into(),
+            reserved2: [0; 16],
+        }
+    }
+
+    fn said(pairs: &[(&str, &str)]) -> Vec<u8> {
+        let mut out = Vec::new();
+        pairs.iter().for_each(|(key, value)| text::push(&mut out, key, value));
+        out
+    }
+
+    fn login() -> Login {
+        Login::new(Offer::default(), [5; SEED_LEN])
+    }
+
+    fn value<'a>(step: &'a Step, key: &str) -> &'a str {
+        let pairs = text::parse(&step.text).expect("a text");
+        pairs.iter().find(|pair| pair.key == key).unwrap_or_else(|| panic!("no {key}")).value
+    }
+
+    const NAMES: [(&str, &str); 2] = [("InitiatorName", INITIATOR), ("TargetName", "iqn.t")];
+
+    #[test]
+    fn one_request_is_enough_where_nobody_asks_who_it_is() {
+        let step = login().request(&request(0x80 | 1 << 2 | 3), &said(&NAMES), &Place { chap: None });
+        assert_eq!((step.response.status.get(), step.response.flags), (0, 0x87));
+        assert_eq!(step.response.stat_sn.get(), 100);
+        assert_eq!(value(&step, "TargetPortalGroupTag"), "1");
+        let Then::Session(session) = &step.then else { panic!("{:?}", step.then) };
+        assert_eq!((session.stat_sn, session.cmd_sn), (101, 5));
+        assert_eq!(session.target.as_deref(), Some("iqn.t"));
+    }
+
+    fn chap() -> Chap {
+        let credential =
+            |name: &str, secret: &str| Credential { name: name.into(), secret: secret.as_bytes().to_vec() };
+        Chap { initiator: credential("host", "a long secret"), target: Some(credential("disk", "another secret")) }
+    }
+
+    fn to_the_challenge(login: &mut Login, place: &Place) -> (u8, Vec<u8>) {
+        let mut pairs = NAMES.to_vec();
+        pairs.push(("AuthMethod", "CHAP,None"));
+        let step = login.request(&request(0x81), &said(&pairs), place);
+        assert_eq!((step.response.flags, value(&step, "AuthMethod")), (0, "CHAP"));
+        let step = login.request(&request(0), &said(&[("CHAP_A", "7,5")]), place);
+        assert_eq!(value(&step, "CHAP_A"), "7");
+        let id = value(&step, "CHAP_I").parse().expect("a number");
+        (id, text::binary(value(&step, "CHAP_C"), 64).expect("bytes"))
+    }
+
+    #[test]
+    fn chap_is_proven_both_ways() {
+        let place = Place { chap: Some(chap()) };
+        let mut login = login();
+        let (id, challenge) = to_the_challenge(&mut login, &place);
+        let response = text::to_hex(&Algorithm::Sha256.response(id, b"a long secret", &challenge));
+        let answer =
+            said(&[("CHAP_N", "host"), ("CHAP_R", &response), ("CHAP_I", "9"), ("CHAP_C", "0x000102030405060708")]);
+        let step = login.request(&request(0x81), &answer, &place);
+        assert_eq!((step.response.flags, value(&step, "CHAP_N")), (0x81, "disk"));
+        let right = Algorithm::Sha256.response(9, b"another secret", &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(value(&step, "CHAP_R"), text::to_hex(&right));
+        let step = login.request(&request(0x80 | 1 << 2 | 3), &[], &place);
+        assert!(matches!(step.then, Then::Session(_)));
+    }
+
+    #[test]
+    fn who_does_not_prove_is_refused() {
+        let place = Place { chap: Some(chap()) };
+        let refused = |step: Step| match step.then {
+            Then::Close(_) => step.response.status.get(),
+            other => panic!("{other:?}"),
+        };
+        let straight = login().request(&request(0x80 | 1 << 2 | 3), &said(&NAMES), &place);
+        assert_eq!(refused(straight), status::AUTHENTICATION);
+        assert_eq!(refused(login().request(&request(0x83), &said(&NAMES), &place)), status::AUTHENTICATION);
+        let mut wrong = login();
+        let (id, challenge) = to_the_challenge(&mut wrong, &place);
+        let response = text::to_hex(&Algorithm::Sha256.response(id, b"a wrong secret", &challenge));
+        let step = wrong.request(&request(0x81), &said(&[("CHAP_N", "host"), ("CHAP_R", &response)]), &place);
+        assert_eq!(refused(step), status::AUTHENTICATION);
+        let mut mirror = login();
+        let (id, challenge) = to_the_challenge(&mut mirror, &place);
+        let response = text::to_hex(&Algorithm::Sha256.response(id, b"a long secret", &challenge));
+        let reflected = text::to_hex(&challenge);
+        let answer = [("CHAP_N", "host"), ("CHAP_R", &*response), ("CHAP_I", "1"), ("CHAP_C", &*reflected)];
+        assert_eq!(refused(mirror.request(&request(0x81), &said(&answer), &place)), status::AUTHENTICATION);
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_status() {
+        let place = Place { chap: None };
+        let full = 0x80 | 1 << 2 | 3;
+        let status = |request: LoginRequest, pairs: &[(&str, &str)]| {
+            login().request(&request, &said(pairs), &place).response.status.get()
+        };
+        assert_eq!(status(request(full), &NAMES[..1]), status::MISSING_PARAMETER);
+        assert_eq!(status(request(full), &NAMES[1..]), status::MISSING_PARAMETER);
+        assert_eq!(status(request(full), &[NAMES[0], ("TargetName", "iqn.x")]), status::NOT_FOUND);
+        assert_eq!(status(request(full), &[("InitiatorName", "iqn.other"), NAMES[1]]), status::FORBIDDEN);
+        assert_eq!(status(request(full), &[NAMES[0], ("SessionType", "Odd")]), status::SESSION_TYPE);
+        assert_eq!(status(request(full), &[NAMES[0], NAMES[1], ("MaxBurstLength", "1")]), status::INITIATOR_ERROR);
+        assert_eq!(status(LoginRequest { version_min: 1, ..request(full) }, &NAMES), status::VERSION);
+        assert_eq!(status(LoginRequest { tsih: 9.into(), ..request(full) }, &NAMES), status::TOO_MANY_CONNECTIONS);
+        assert_eq!(status(LoginRequest { tsih: 8.into(), ..request(full) }, &NAMES), status::NO_SESSION);
+        assert_eq!(status(request(0x80 | 1 << 2 | 2), &NAMES), status::INVALID_REQUEST);
+        assert_eq!(status(request(3 << 2), &NAMES), status::INVALID_REQUEST);
+    }
+
+    #[test]
+    fn a_text_may_come_in_parts() {
+        let place = Place { chap: None };
+        let mut login = login();
+        let text = said(&[NAMES[0], ("SessionType", "Discovery"), ("MaxConnections", "4")]);
+        let (front, back) = text.split_at(20);
+        let step = login.request(&request(0x40 | 1 << 2), front, &place);
+        assert_eq!((step.response.flags, step.text.len()), (1 << 2, 0));
+        let step = login.request(&request(0x80 | 1 << 2 | 3), back, &place);
+        assert_eq!(value(&step, "MaxConnections"), "Irrelevant");
+        let Then::Session(session) = step.then else { panic!("no session") };
+        assert_eq!((session.target, session.stat_sn), (None, 102));
+    }
+
+    #[test]
+    fn names_have_a_form() {
+        assert!(is_name("iqn.2000-01.org:x") && is_name("eui.0123") && is_name("naa.5"));
+        assert!(!is_name("iqn.") && !is_name("host") && !is_name("iqn.a b") && !is_name("") && !is_name("ïqn.a"));
+    }
+}

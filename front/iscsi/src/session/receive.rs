@@ -1,0 +1,376 @@
+//! Cuts the received stream into PDUs, and checks their digests.
+
+use std::rc::Rc;
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::{BufList, BufMut};
+use forebay_reactor::Pool;
+use zerocopy::FromBytes;
+
+use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, padding};
+
+/// Staging of a connection with little to say.  Holds many commands, and the start of a large write.
+const STAGING_SMALL: usize = 4 * 1024;
+/// Staging of a busy connection: many commands and small writes with one receive.
+const STAGING_LARGE: usize = 256 * 1024;
+/// Data segments from this length on get a buffer of their own and are received straight into it.
+const DATA_OWN: usize = 48 * 1024;
+/// Room in such a buffer for the padding and the digest.
+const DATA_TAIL: usize = 4096;
+/// Longest data segment that is ever taken, in bytes.
+pub const DATA_MAX: usize = 1024 * 1024;
+/// Receives with little in them after which staging is small again.
+const QUIET_RECEIVES: u32 = 32;
+/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
+const STAGING_LARGE_MAX: usize = 128;
+/// Large staging buffers in use past which small data is copied out, instead of keeping its whole neighbourhood in
+/// memory for as long as the device holds it.
+const STAGING_CROWDED: usize = 64;
+/// Free memory kept a size class of data, in bytes.
+const KEPT_BYTES: usize = 8 * 1024 * 1024;
+
+/// Where receive buffers come from: shared by the connections of a core.
+#[derive(Debug)]
+pub struct Pools {
+    small: Pool,
+    large: Pool,
+    data: Vec<Pool>,
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Pools {
+    /// Pools with nothing in them yet.
+    pub fn new() -> Self {
+        let classes = (16..=20).map(|bits| 1usize << bits);
+        Self {
+            small: Pool::new(STAGING_SMALL, 256),
+            large: Pool::new(STAGING_LARGE, STAGING_LARGE_MAX),
+            data: classes.map(|size| Pool::new(size + DATA_TAIL, KEPT_BYTES / size)).collect(),
+        }
+    }
+
+    /// An empty buffer with room for exactly `len` bytes, at most [`DATA_MAX`] and a tail.
+    fn data(&self, len: usize) -> BufMut {
+        let pool = self.data.iter().find(|pool| pool.buf_size() >= len).expect("no longer than what is taken");
+        pool.get().limited(len)
+    }
+
+    fn copy(&self, data: &[u8]) -> BufMut {
+        if data.len() > STAGING_SMALL {
+            return BufMut::copy_of(data);
+        }
+        let mut buf = self.small.get();
+        buf.extend_from_slice(data);
+        buf
+    }
+
+    /// Small buffers for the headers of what is sent.
+    pub(super) fn headers(&self) -> BufMut {
+        self.small.get()
+    }
+}
+
+/// What a stream is held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// Headers carry a digest.
+    pub header_digest: bool,
+    /// Data carries a digest.
+    pub data_digest: bool,
+    /// Longest data segment in bytes; at most [`DATA_MAX`].
+    pub data_max: usize,
+}
+
+/// Why a connection is ended: the stream cannot be read on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Garbled {
+    /// A header has another digest than it says.
+    #[error("a header digest is wrong")]
+    HeaderDigest,
+    /// A data segment that is longer than was agreed on.
+    #[error("a PDU with {len} bytes of data, where {max} were agreed on")]
+    DataLen {
+        /// Bytes.
+        len: usize,
+        /// Bytes at most.
+        max: usize,
+    },
+}
+
+/// A PDU.
+#[derive(Debug, Clone)]
+pub struct Pdu {
+    /// Its header.
+    pub bhs: Bhs,
+    /// Its data without padding.
+    pub data: BufList,
+    /// Its data has another digest than it says.
+    pub damaged: bool,
+}
+
+/// A buffer to receive into.
+#[derive(Debug)]
+pub struct Want {
+    /// Receive into its spare room.
+    pub buf: BufMut,
+    /// All of the room, not only what there is.
+    pub all: bool,
+}
+
+/// Cuts the stream.
+///
+/// Small data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a
+/// byte is copied at most when it arrived together with what precedes it.
+#[derive(Debug)]
+pub struct Receiver {
+    pools: Rc<Pools>,
+    /// Received and not yet parsed; `None` while it is being received into.
+    staging: Option<BufMut>,
+    /// The class that the next staging buffer is to be of.
+    large: bool,
+    quiet: u32,
+    /// A header whose data is not all there.
+    head: Option<Bhs>,
+    /// Its data, if that has a buffer of its own; `Some(None)` while it is being received into.
+    own: Option<Option<BufMut>>,
+    rules: Rules,
+}
+
+impl Receiver {
+    /// Nothing was received yet.
+    pub fn new(pools: Rc<Pools>, rules: Rules) -> Self {
+        Self { staging: Some(pools.small.get()), pools, large: false, quiet: 0, head: None, own: None, rules }
+    }
+
+    /// From the next PDU on.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// The next PDU that is there with all of its data; `None` when more has to be received.
+    ///
+    /// # Errors
+    /// When the stream cannot be read on.
+    pub fn next_pdu(&mut self) -> Result<Option<Pdu>, Garbled> {
+        let Some(staging) = &mut self.staging else { return Ok(None) };
+        let bhs = match self.head {
+            Some(bhs) => bhs,
+            None => {
+                let Some(bhs) = take_header(staging, &self.rules)? else { return Ok(None) };
+                bhs
+            }
+        };
+        let len = bhs.data_len();
+        if len == 0 {
+            self.head = None;
+            return Ok(Some(Pdu { bhs, data: BufList::new(), damaged: false }));
+        }
+        let padded = len + padding(len);
+        let total = padded + if self.rules.data_digest { DIGEST_LEN } else { 0 };
+        let (data, damaged) = if let Some(own) = &mut self.own {
+            let Some(buf) = own.take_if(|buf| buf.spare() == 0) else { return Ok(None) };
+            self.own = None;
+            let buf = buf.freeze();
+            (buf.slice(0..len), self.rules.data_digest && is_damaged(&buf, padded))
+        } else if staging.len() >= total {
+            let damaged = self.rules.data_digest && is_damaged(staging, padded);
+            let crowded = self.pools.large.outstanding() > STAGING_CROWDED;
+            let data = if crowded && staging.capacity() > STAGING_SMALL {
+                let data = self.pools.copy(&staging[..len]).freeze();
+                staging.advance(len);
+                data
+            } else {
+                staging.split_to(len)
+            };
+            staging.advance(total - len);
+            (data, damaged)
+        } else {
+            self.head = Some(bhs);
+            if len >= DATA_OWN {
+                let mut buf = self.pools.data(total);
+                buf.extend_from_slice(staging);
+                let here = staging.len();
+                staging.advance(here);
+                // The next header is then received on its own, and its data straight to its place.
+                self.large = false;
+                self.own = Some(Some(buf));
+            }
+            return Ok(None);
+        };
+        self.head = None;
+        Ok(Some(Pdu { bhs, data: data.into(), damaged }))
+    }
+
+    /// What to receive next.
+    ///
+    /// # Panics
+    /// When a buffer is out already.
+    pub fn want(&mut self) -> Want {
+        if let Some(own) = &mut self.own {
+            return Want { buf: own.take().expect("one receive at a time"), all: true };
+        }
+        let mut staging = self.staging.take().expect("one receive at a time");
+        if staging.is_empty() {
+            staging.reclaim();
+        }
+        // Data that goes on past what is staged has to lie in one piece.
+        let whole = self.head.map_or(BHS_LEN + DIGEST_LEN + 1020, |bhs| bhs.data_len() + 3 + DIGEST_LEN);
+        let missing = whole.saturating_sub(staging.len());
+        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
+        let small = (!self.large || none_left) && whole <= STAGING_SMALL;
+        let size = if small { STAGING_SMALL } else { STAGING_LARGE };
+        if staging.spare() >= missing.max(size / 4) && staging.capacity() <= size {
+            return Want { buf: staging, all: false };
+        }
+        let mut next = match (small, none_left) {
+            (true, _) => self.pools.small.get(),
+            (false, false) => self.pools.large.get(),
+            (false, true) => self.pools.data(DATA_OWN + DATA_TAIL),
+        };
+        next.extend_from_slice(&staging);
+        Want { buf: next, all: false }
+    }
+
+    /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
+    pub fn received(&mut self, buf: BufMut, got: usize) {
+        if let Some(own) = &mut self.own
+            && own.is_none()
+        {
+            *own = Some(buf);
+            return;
+        }
+        let filled = buf.spare() == 0;
+        self.staging = Some(buf);
+        if self.large {
+            self.quiet = if got < STAGING_SMALL / 2 { self.quiet + 1 } else { 0 };
+            if self.quiet >= QUIET_RECEIVES {
+                self.large = false;
+                self.quiet = 0;
+            }
+        } else if filled && got >= STAGING_SMALL / 4 {
+            self.large = true;
+            self.quiet = 0;
+        }
+    }
+
+    /// Takes back the buffer with nothing more in it: the stream has ended.  True when it ended between PDUs.
+    pub fn ended(&mut self, buf: BufMut) -> bool {
+        if self.own.is_none() {
+            self.staging = Some(buf);
+        }
+        self.own.is_none() && self.head.is_none() && self.staging.as_ref().is_none_or(|staging| staging.is_empty())
+    }
+}
+
+/// Takes a header with what belongs to it off the front.
+fn take_header(staging: &mut BufMut, rules: &Rules) -> Result<Option<Bhs>, Garbled> {
+    let Ok((bhs, _)) = Bhs::read_from_prefix(staging) else { return Ok(None) };
+    let headers = BHS_LEN + bhs.ahs_len();
+    let total = headers + if rules.header_digest { DIGEST_LEN } else { 0 };
+    if staging.len() < total {
+        return Ok(None);
+    }
+    if rules.header_digest && is_damaged(staging, headers) {
+        return Err(Garbled::HeaderDigest);
+    }
+    if bhs.data_len() > rules.data_max {
+        return Err(Garbled::DataLen { len: bhs.data_len(), max: rules.data_max });
+    }
+    staging.advance(total);
+    Ok(Some(bhs))
+}
+
+/// The four bytes behind the first `len` are not their CRC32C.
+fn is_damaged(bytes: &[u8], len: usize) -> bool {
+    crc32c(&bytes[..len]).to_le_bytes() != bytes[len..len + DIGEST_LEN]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::wire;
+
+    fn pdu(rules: &Rules, ahs: u8, data: &[u8], itt: u32) -> Vec<u8> {
+        let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).expect("48 bytes");
+        bhs.ahs_len = ahs;
+        bhs.data_len = wire::data_len(data.len());
+        bhs.itt = itt.into();
+        let mut out = bhs.as_bytes().to_vec();
+        out.extend(vec![0xaa; usize::from(ahs) * 4]);
+        if rules.header_digest {
+            out.extend(crc32c(&out).to_le_bytes());
+        }
+        let mut padded = data.to_vec();
+        padded.extend(vec![0; padding(data.len())]);
+        out.extend(&padded);
+        if rules.data_digest && !data.is_empty() {
+            out.extend(crc32c(&padded).to_le_bytes());
+        }
+        out
+    }
+
+    /// Feeds `stream` in pieces; what came out.
+    fn cut(stream: &[u8], pieces: &[usize], rules: Rules) -> Result<Vec<(u32, Vec<u8>, bool)>, Garbled> {
+        let mut receiver = Receiver::new(Rc::new(Pools::new()), rules);
+        let (mut out, mut at, mut piece) = (Vec::new(), 0, 0);
+        loop {
+            while let Some(pdu) = receiver.next_pdu()? {
+                out.push((pdu.bhs.itt.get(), pdu.data.to_vec(), pdu.damaged));
+            }
+            if at == stream.len() {
+                return Ok(out);
+            }
+            let Want { mut buf, all } = receiver.want();
+            let wanted = if all { buf.spare() } else { pieces[piece % pieces.len()].max(1) };
+            piece += 1;
+            let len = wanted.min(buf.spare()).min(stream.len() - at);
+            assert!(len > 0, "room to receive into");
+            buf.extend_from_slice(&stream[at..at + len]);
+            at += len;
+            receiver.received(buf, len);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn however_the_stream_is_cut(
+            lens in prop::collection::vec((prop_oneof![0usize..64, 3000usize..9000, 40_000usize..80_000], 0u8..4), 1..8),
+            pieces in prop::collection::vec(1usize..9000, 1..6),
+            header_digest: bool,
+            data_digest: bool,
+        ) {
+            let rules = Rules { header_digest, data_digest, data_max: 100_000 };
+            let mut stream = Vec::new();
+            let mut want = Vec::new();
+            for (index, &(len, ahs)) in lens.iter().enumerate() {
+                let data: Vec<u8> = (0..len).map(|at| (at * 7 + index) as u8).collect();
+                stream.extend(pdu(&rules, ahs, &data, index as u32));
+                want.push((index as u32, data, false));
+            }
+            prop_assert_eq!(cut(&stream, &pieces, rules), Ok(want));
+        }
+    }
+
+    #[test]
+    fn damage_is_seen() {
+        let rules = Rules { header_digest: true, data_digest: true, data_max: 8192 };
+        let good = pdu(&rules, 0, b"hello", 1);
+        let mut bad = good.clone();
+        bad[52] ^= 1;
+        let want = vec![(1, b"iello".to_vec(), true), (1, b"hello".to_vec(), false)];
+        assert_eq!(cut(&[bad, good.clone()].concat(), &[100], rules), Ok(want));
+        let mut bad = good;
+        bad[10] ^= 1;
+        assert_eq!(cut(&bad, &[100], rules), Err(Garbled::HeaderDigest));
+        let long = pdu(&rules, 0, &[0; 8196], 1);
+        assert_eq!(cut(&long, &[100], rules), Err(Garbled::DataLen { len: 8196, max: 8192 }));
+    }
+}

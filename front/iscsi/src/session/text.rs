@@ -1,0 +1,191 @@
+//! Text of logins and text requests: `key=value`, each ended by a zero byte (RFC 7143, chapter 6).
+
+/// Bytes of text that are gathered of one request, over all PDUs that it is spread over.
+pub const TEXT_MAX: usize = 64 * 1024;
+/// Pairs in one text.
+pub const PAIRS_MAX: usize = 256;
+/// Longest key (RFC 7143, section 6.1).
+const KEY_MAX: usize = 63;
+/// Longest value (section 6.1); binary items may be longer, up to what CHAP needs.
+const VALUE_MAX: usize = 8192;
+
+/// Why a text cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// Not `key=value`.
+    #[error("a text that is not key=value")]
+    NoPair,
+    /// The last pair lacks its zero byte.
+    #[error("a text without its end")]
+    NoEnd,
+    /// A key or a value that is too long, or too many of them.
+    #[error("a text that is too long")]
+    TooLong,
+    /// Not text.
+    #[error("a text with bytes that are no text")]
+    NoText,
+    /// A key twice.
+    #[error("a key that is there twice")]
+    Twice,
+}
+
+/// A pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// Key.
+    pub key: &'a str,
+    /// Value.
+    pub value: &'a str,
+}
+
+/// Reads a text.
+///
+/// # Errors
+/// [`TextError`].
+pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
+    let mut pairs: Vec<Pair<'_>> = Vec::new();
+    let mut rest = bytes;
+    // Some initiators fill up with more zero bytes.
+    while !rest.is_empty() {
+        let end = rest.iter().position(|&byte| byte == 0).ok_or(TextError::NoEnd)?;
+        let (item, after) = (&rest[..end], &rest[end + 1..]);
+        rest = after;
+        if item.is_empty() {
+            continue;
+        }
+        let item = std::str::from_utf8(item).map_err(|_| TextError::NoText)?;
+        let (key, value) = item.split_once('=').ok_or(TextError::NoPair)?;
+        let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-+@_/[]:#$".contains(&byte);
+        if key.is_empty() || !key.bytes().all(sound) {
+            return Err(TextError::NoPair);
+        }
+        if key.len() > KEY_MAX || value.len() > VALUE_MAX || pairs.len() == PAIRS_MAX {
+            return Err(TextError::TooLong);
+        }
+        if pairs.iter().any(|pair| pair.key == key) {
+            return Err(TextError::Twice);
+        }
+        pairs.push(Pair { key, value });
+    }
+    Ok(pairs)
+}
+
+/// Appends a pair.
+pub fn push(out: &mut Vec<u8>, key: &str, value: &str) {
+    out.extend_from_slice(key.as_bytes());
+    out.push(b'=');
+    out.extend_from_slice(value.as_bytes());
+    out.push(0);
+}
+
+/// A number, decimal or with `0x` (section 6.1).
+pub fn number(value: &str) -> Option<u32> {
+    match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
+        Some(hex) if !hex.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            u32::from_str_radix(hex, 16).ok()
+        }
+        Some(_) => None,
+        None if value.bytes().all(|byte| byte.is_ascii_digit()) => value.parse().ok(),
+        None => None,
+    }
+}
+
+/// Binary bytes, `0x...` or `0b...` (base64; section 6.1).
+pub fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
+    let digits = value.get(2..)?;
+    match value.get(..2)? {
+        "0x" | "0X" => hex(digits, max),
+        "0b" | "0B" => base64(digits, max),
+        _ => None,
+    }
+}
+
+fn hex(digits: &str, max: usize) -> Option<Vec<u8>> {
+    if digits.is_empty() || digits.len().div_ceil(2) > max {
+        return None;
+    }
+    let nibbles: Option<Vec<u8>> = digits.chars().map(|digit| Some(digit.to_digit(16)? as u8)).collect();
+    let nibbles = nibbles?;
+    let mut out = Vec::with_capacity(nibbles.len().div_ceil(2));
+    let (first, rest) = nibbles.split_at(nibbles.len() % 2);
+    out.extend_from_slice(first);
+    out.extend(rest.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]));
+    Some(out)
+}
+
+fn base64(digits: &str, max: usize) -> Option<Vec<u8>> {
+    let digits = digits.trim_end_matches('=');
+    if digits.is_empty() || digits.len() / 4 * 3 > max || digits.len() % 4 == 1 {
+        return None;
+    }
+    let mut out = Vec::with_capacity(digits.len() * 3 / 4);
+    let (mut held, mut bits) = (0u32, 0);
+    for digit in digits.bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        held = held << 6 | u32::from(value);
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            out.push((held >> bits) as u8);
+        }
+    }
+    (out.len() <= max).then_some(out)
+}
+
+/// Bytes as `0x...`.
+pub fn to_hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(2 + bytes.len() * 2);
+    text.push_str("0x");
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_read() {
+        let pairs = parse(b"InitiatorName=iqn.a:b=c\0SessionType=Normal\0\0").expect("two pairs");
+        assert_eq!(pairs[0], Pair { key: "InitiatorName", value: "iqn.a:b=c" });
+        assert_eq!(pairs.len(), 2);
+        assert_eq!(parse(b""), Ok(vec![]));
+        for (text, error) in [
+            (&b"a=b"[..], TextError::NoEnd),
+            (b"ab\0", TextError::NoPair),
+            (b"=b\0", TextError::NoPair),
+            (b"a\xff=b\0", TextError::NoText),
+            (b"a=1\0a=2\0", TextError::Twice),
+        ] {
+            assert_eq!(parse(text), Err(error));
+        }
+        assert_eq!(parse(&[vec![b'a'; 64], b"=1\0".to_vec()].concat()), Err(TextError::TooLong));
+    }
+
+    #[test]
+    fn numbers_and_bytes_are_read() {
+        assert_eq!(
+            [number("12"), number("0x1F"), number("-1"), number("0x"), number("99999999999")],
+            [Some(12), Some(31), None, None, None]
+        );
+        assert_eq!(number(""), None);
+        assert_eq!(binary("0x0102ff", 16), Some(vec![1, 2, 255]));
+        assert_eq!(binary("0x102", 16), Some(vec![1, 2]));
+        assert_eq!(binary("0bAQL/", 16), Some(vec![1, 2, 255]));
+        assert_eq!(binary("0bAQI=", 16), Some(vec![1, 2]));
+        assert_eq!(binary(&to_hex(&[0, 9, 0xab]), 3), Some(vec![0, 9, 0xab]));
+        for wrong in ["", "0x", "0b", "12", "0xgg", "0bA", "0b*A==", "0x01020304", "ä"] {
+            assert_eq!(binary(wrong, 3), None, "{wrong}");
+        }
+    }
+}

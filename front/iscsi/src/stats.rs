@@ -1,0 +1,203 @@
+//! What is counted, readable from any thread: by unit, by session, and for the whole site.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Kinds of commands that are counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CommandKind {
+    /// Reads.
+    Read,
+    /// Writes, with verifying or without.
+    Write,
+    /// Writes of the same block again and again, and unmapping.
+    Unmap,
+    /// COMPARE AND WRITE.
+    CompareAndWrite,
+    /// Making writes durable.
+    Sync,
+    /// EXTENDED COPY.
+    Copy,
+    /// Whatever else.
+    Other,
+}
+
+impl CommandKind {
+    /// All of them, in the order of [`Snapshot::commands`].
+    pub const ALL: [CommandKind; 7] = [
+        CommandKind::Read,
+        CommandKind::Write,
+        CommandKind::Unmap,
+        CommandKind::CompareAndWrite,
+        CommandKind::Sync,
+        CommandKind::Copy,
+        CommandKind::Other,
+    ];
+
+    /// A label for metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            CommandKind::Read => "read",
+            CommandKind::Write => "write",
+            CommandKind::Unmap => "unmap",
+            CommandKind::CompareAndWrite => "compare_and_write",
+            CommandKind::Sync => "sync",
+            CommandKind::Copy => "copy",
+            CommandKind::Other => "other",
+        }
+    }
+}
+
+const KINDS: usize = CommandKind::ALL.len();
+
+/// Counters that any core adds to.
+#[derive(Debug, Default)]
+pub struct Counters {
+    commands: [AtomicU64; KINDS],
+    nanos: [AtomicU64; KINDS],
+    errors: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+}
+
+/// Numbers at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Commands answered, in the order of [`CommandKind::ALL`].
+    pub commands: [u64; KINDS],
+    /// Time that they took in all, in nanoseconds and the same order.
+    pub nanos: [u64; KINDS],
+    /// Commands that were answered with anything but GOOD.
+    pub errors: u64,
+    /// Bytes sent to initiators.
+    pub bytes_read: u64,
+    /// Bytes that came from initiators.
+    pub bytes_written: u64,
+}
+
+impl Snapshot {
+    /// Adds another's numbers.
+    pub fn add(&mut self, other: &Snapshot) {
+        self.commands.iter_mut().zip(other.commands).for_each(|(sum, more)| *sum += more);
+        self.nanos.iter_mut().zip(other.nanos).for_each(|(sum, more)| *sum += more);
+        self.errors += other.errors;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+    }
+}
+
+/// Counts of one turn of a session, added to the shared counters at its end, so that a command costs no atomic
+/// operation.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    snapshot: Snapshot,
+    any: bool,
+}
+
+impl Tally {
+    /// A command was answered.
+    #[inline]
+    pub fn answered(&mut self, kind: CommandKind, took: Duration, failed: bool, read: u64, written: u64) {
+        self.any = true;
+        self.snapshot.commands[kind as usize] += 1;
+        self.snapshot.nanos[kind as usize] += took.as_nanos() as u64;
+        self.snapshot.errors += u64::from(failed);
+        self.snapshot.bytes_read += read;
+        self.snapshot.bytes_written += written;
+    }
+
+    /// Adds what was counted to `counters`, and begins anew.
+    pub fn flush(&mut self, counters: &[&Counters]) {
+        if !std::mem::take(&mut self.any) {
+            return;
+        }
+        counters.iter().for_each(|counters| counters.add(&self.snapshot));
+        self.snapshot = Snapshot::default();
+    }
+}
+
+impl Counters {
+    fn add(&self, more: &Snapshot) {
+        let add = |counter: &AtomicU64, more: u64| {
+            if more > 0 {
+                counter.fetch_add(more, Ordering::Relaxed);
+            }
+        };
+        self.commands.iter().zip(more.commands).for_each(|(counter, more)| add(counter, more));
+        self.nanos.iter().zip(more.nanos).for_each(|(counter, more)| add(counter, more));
+        add(&self.errors, more.errors);
+        add(&self.bytes_read, more.bytes_read);
+        add(&self.bytes_written, more.bytes_written);
+    }
+
+    /// What has been counted so far.
+    pub fn snapshot(&self) -> Snapshot {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Snapshot {
+            commands: std::array::from_fn(|kind| get(&self.commands[kind])),
+            nanos: std::array::from_fn(|kind| get(&self.nanos[kind])),
+            errors: get(&self.errors),
+            bytes_read: get(&self.bytes_read),
+            bytes_written: get(&self.bytes_written),
+        }
+    }
+}
+
+/// What is counted besides commands.
+#[derive(Debug, Default)]
+pub struct SiteCounters {
+    accepted: AtomicU64,
+    turned_away: AtomicU64,
+    logins_refused: AtomicU64,
+    ended_for_cause: AtomicU64,
+}
+
+/// Its numbers at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SiteSnapshot {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections turned away because there were too many.
+    pub turned_away: u64,
+    /// Logins refused.
+    pub logins_refused: u64,
+    /// Connections ended for breaking the protocol, or for taking too long to log in.
+    pub ended_for_cause: u64,
+}
+
+/// What can be counted of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SiteEvent {
+    /// A connection was accepted.
+    Accepted,
+    /// A connection was turned away.
+    TurnedAway,
+    /// A login was refused.
+    LoginRefused,
+    /// A connection was ended for cause.
+    EndedForCause,
+}
+
+impl SiteCounters {
+    /// Counts one.
+    pub fn count(&self, event: SiteEvent) {
+        let counter = match event {
+            SiteEvent::Accepted => &self.accepted,
+            SiteEvent::TurnedAway => &self.turned_away,
+            SiteEvent::LoginRefused => &self.logins_refused,
+            SiteEvent::EndedForCause => &self.ended_for_cause,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has been counted so far.
+    pub fn snapshot(&self) -> SiteSnapshot {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SiteSnapshot {
+            accepted: get(&self.accepted),
+            turned_away: get(&self.turned_away),
+            logins_refused: get(&self.logins_refused),
+            ended_for_cause: get(&self.ended_for_cause),
+        }
+    }
+}
