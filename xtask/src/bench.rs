@@ -2,6 +2,7 @@
 
 mod messenger;
 mod nbd;
+mod nvmf;
 mod plot;
 mod race;
 mod report;
@@ -51,6 +52,8 @@ enum Name {
     Messenger,
     /// Over NBD, against qemu-nbd and nbdkit
     Nbd,
+    /// Volumes in memory over NVMe/TCP, against the goals and our own NBD
+    Nvmf,
     /// The embedded store in process, against fio on the raw file
     Store,
     /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
@@ -68,6 +71,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     match arguments.name {
         Name::Messenger => messenger::run(&arguments.effort, arguments.dry_run),
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
+        Name::Nvmf => nvmf::run(&arguments.effort, arguments.dry_run),
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
         Name::Ec => race::ec(&arguments.effort, arguments.dry_run),
         Name::Crc32c => race::crc32c(&arguments.effort, arguments.dry_run),
