@@ -2,7 +2,7 @@
 //!
 //! [`serve::Server`] accepts connections and serves the units of a [`site::Site`]; one server a core, all on one
 //! shared listener.  [`session`] is the protocol without any I/O, [`wire`] its bytes, [`scsi`] what units say and
-//! understand, [`unit`] what cores share.  What is offered and what is left out is in `docs/design/iscsi.md`.
+//! understand, [`mod@unit`] what cores share.  What is offered and what is left out is in `docs/design/iscsi.md`.
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
