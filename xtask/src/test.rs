@@ -244,6 +244,18 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "rados-thrash",
+            title: "an image in a Ceph cluster whose OSDs are killed",
+            after: &["build"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/rados-thrash.sh"));
+                script.env("FOREBAY", daemon::program()).arg(if quick { "20" } else { "60" });
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "rados",
             title: "the RADOS client and a real Ceph cluster",
             after: &["build-rados"],

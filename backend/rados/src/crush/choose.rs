@@ -1,5 +1,6 @@
 //! Choosing: buckets draw items, and rules walk down the hierarchy.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::hash::{hash2, hash3, hash4};
@@ -11,8 +12,13 @@ const UNDECIDED: i32 = 0x7fff_fffe;
 /// Attempts at most, whatever a map says: what does not end by then has no answer.
 const TRIES_MAX: u32 = 5000;
 
+/// Items looked at for one input at most: hundreds of times more than any map in earnest needs.
+const LOOKS_MAX: u64 = if cfg!(any(fuzzing, feature = "fuzz")) { 1 << 19 } else { 1 << 28 };
+
 /// What stays the same for one input.
 struct Input<'a> {
+    /// How many items may still be looked at.
+    looks: Cell<u64>,
     map: &'a CrushMap,
     weights: &'a [u32],
     args: Option<&'a BTreeMap<u32, ChooseArg>>,
@@ -38,7 +44,7 @@ pub(super) fn place(
     args: Option<&BTreeMap<u32, ChooseArg>>,
 ) -> Vec<i32> {
     let Some(Some(steps)) = map.rules.get(rule) else { return Vec::new() };
-    let input = Input { map, weights, args, x };
+    let input = Input { looks: Cell::new(LOOKS_MAX), map, weights, args, x };
     let tunables = &map.tunables;
     let mut tries = Tries {
         // It counts retries, and not attempts.
@@ -80,7 +86,8 @@ pub(super) fn place(
             Step::SetStable(_) | Step::Noop | Step::Unknown(_) => {}
         }
     }
-    result
+    // What would take for ever has no answer.
+    if input.looks.get() == 0 { Vec::new() } else { result }
 }
 
 impl Input<'_> {
@@ -164,7 +171,11 @@ impl Input<'_> {
                         let search = tries.local_fallback > 0
                             && local_failures >= size >> 1
                             && local_failures > tries.local_fallback;
-                        let item = if search { permuted(bucket, self.x, r) } else { self.draw(bucket, r, out.len()) };
+                        let item = if search && self.may_look(bucket) {
+                            permuted(bucket, self.x, r)
+                        } else {
+                            self.draw(bucket, r, out.len())
+                        };
                         if item >= self.map.devices_max {
                             continue 'reps;
                         }
@@ -311,6 +322,12 @@ impl Input<'_> {
         }
     }
 
+    /// Counts the items of a bucket as looked at; false when that is too much.
+    fn may_look(&self, bucket: &Bucket) -> bool {
+        self.looks.set(self.looks.get().saturating_sub(bucket.items.len() as u64));
+        self.looks.get() > 0
+    }
+
     /// A device that is out for this input, wholly or by its share.
     fn is_out(&self, device: i32) -> bool {
         match self.weights.get(device as usize) {
@@ -321,6 +338,9 @@ impl Input<'_> {
 
     /// One item of a bucket that is not empty.
     fn draw(&self, bucket: &Bucket, r: u32, position: usize) -> i32 {
+        if !self.may_look(bucket) {
+            return ITEM_NONE;
+        }
         let (x, id) = (self.x, bucket.id as u32);
         match &bucket.alg {
             Alg::Uniform => permuted(bucket, x, r),

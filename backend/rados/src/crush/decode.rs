@@ -7,6 +7,8 @@ use crate::denc::ReaderExt;
 
 const MAGIC: u32 = 0x0001_0000;
 const WHAT: &str = "a CRUSH map";
+/// Copies that a step may choose.
+const COPIES_MAX: u32 = 255;
 /// Buckets or rules at most.
 const COUNT_MAX: usize = 1 << 20;
 
@@ -21,7 +23,7 @@ impl CrushMap {
         let buckets = usize::try_from(from.i32()?).map_err(|_| malformed)?;
         let rules = from.u32()? as usize;
         let devices_max = from.i32()?;
-        if buckets.max(rules) > COUNT_MAX || devices_max < 0 {
+        if buckets.max(rules) > COUNT_MAX || !(0..=COUNT_MAX as i32).contains(&devices_max) {
             return Err(malformed);
         }
         let mut map = Self { devices_max, ..Self::default() };
@@ -175,6 +177,10 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
     let step = |from: &mut Reader<'_>| {
         let (op, one, two) = (from.u32()?, from.i32()?, from.i32()?);
         let choose = |firstn, leaf| Step::Choose { firstn, leaf, count: one, kind: two };
+        // A pool has up to 255 copies; whatever is more, or less by more, means nothing.
+        if matches!(op, 2 | 3 | 6 | 7) && one.unsigned_abs() > COPIES_MAX {
+            return Err(from.malformed());
+        }
         Ok(match op {
             0 => Step::Noop,
             1 => Step::Take(one),

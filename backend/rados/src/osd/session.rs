@@ -155,11 +155,23 @@ impl Incoming {
         };
         Some((objecter, osd))
     }
+
+    /// The same, for an answer: its request knows whom it was sent to, however many sessions there are.
+    fn find_by_request(&self, connection: &Connection, tid: u64) -> Option<(Rc<Objecter>, i32)> {
+        let objecter = self.0.upgrade()?;
+        let osd = objecter.ops.borrow().get(&tid)?.place.as_ref()?.mapping.primary;
+        let ours = objecter.sessions.borrow().get(&osd)?.connection() == Some(connection);
+        ours.then_some((objecter, osd))
+    }
 }
 
 impl Handler for Incoming {
     fn message(&self, connection: &Connection, message: Message) {
-        let Some((objecter, osd)) = self.find(connection) else { return };
+        let found = match message.kind {
+            kind::OSD_OP_REPLY => self.find_by_request(connection, message.tid),
+            _ => self.find(connection),
+        };
+        let Some((objecter, osd)) = found else { return };
         match message.kind {
             kind::OSD_OP_REPLY => {
                 let front = message.front.clone().into_contiguous();

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# An image in a real Ceph cluster under verified writes, while OSDs are killed and started again: no acknowledged write is
+# lost, and I/O goes on by itself.
+#
+#   FOREBAY=.../forebay rados-thrash.sh [SECONDS]
+#
+# Starts a cluster and a daemon of its own.
+set -uo pipefail
+
+SECONDS_WANTED=${1:-60}
+LAB=$(cd "$(dirname "$0")/../lab" && pwd)
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/rados-thrash.XXXXXX")
+export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
+export CEPH_CONF=$CLUSTER_DIR/ceph.conf FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
+DAEMON=
+
+finish() {
+  local status=$?
+  if [[ -n $DAEMON ]]; then
+    kill -TERM "$DAEMON" 2>/dev/null
+    wait "$DAEMON" 2>/dev/null
+  fi
+  "$LAB/ceph-cluster" down >/dev/null 2>&1
+  # The daemons leave in their own time, and their files with them.
+  for _ in $(seq 100); do
+    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
+    sleep 0.1
+  done
+  rm -rf "$WORK"
+  exit $status
+}
+trap finish EXIT
+
+fail() {
+  echo "not ok rados-thrash: $1"
+  tail -n 25 "$WORK/out" 2>/dev/null | sed 's/^/  /'
+  tail -n 15 "$WORK/daemon.log" 2>/dev/null | sed 's/^/  daemon: /'
+  exit 1
+}
+
+"$LAB/ceph-cluster" up 3 >"$WORK/out" 2>&1 || fail "a cluster"
+mkdir -p "$WORK/data"
+"$FOREBAY" serve --store-size 256M >"$WORK/daemon.log" 2>&1 &
+DAEMON=$!
+for _ in $(seq 200); do
+  "$FOREBAY" status >/dev/null 2>&1 && break
+  sleep 0.1
+done
+"$FOREBAY" create rbd/thrashed --size 256M >"$WORK/out" 2>&1 || fail "an image"
+URI=$("$FOREBAY" attach rbd/thrashed --nbd 2>"$WORK/out") || fail "attaching"
+
+# Every block is written with its checksum and number, and verified while the next ones are written, and at the end.
+fio --name=verify --ioengine=nbd --uri="$URI" --rw=randwrite --bs=4k --iodepth=16 --size=128M --thread \
+  --time_based --runtime="$SECONDS_WANTED" --verify=crc32c --verify_backlog=512 --verify_fatal=1 >"$WORK/out" 2>&1 &
+FIO=$!
+kills=0
+osd=0
+while kill -0 $FIO 2>/dev/null; do
+  sleep 3
+  kill -0 $FIO 2>/dev/null || break
+  "$LAB/ceph-cluster" kill-osd $osd 2>/dev/null
+  kills=$((kills + 1))
+  sleep 2
+  "$LAB/ceph-cluster" start-osd $osd
+  # The next one goes only when everything is back: with two copies a second one would take data away.
+  for _ in $(seq 300); do
+    kill -0 $FIO 2>/dev/null || break
+    ceph health 2>/dev/null | grep -Eq 'HEALTH_OK|HEALTH_WARN mon a is low' && break
+    ceph pg stat 2>/dev/null | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;' && ceph osd stat 2>/dev/null | grep -q '3 up' && break
+    sleep 0.2
+  done
+  osd=$(((osd + 1) % 3))
+done
+wait $FIO || fail "fio, after $kills kills"
+((kills > 1)) || fail "nothing was killed"
+grep -q 'err= 0' "$WORK/out" || fail "fio's verification"
+writes=$(grep -o 'total=r=[0-9]*,w=[0-9]*\|issued rwts: total=[0-9,]*' "$WORK/out" | head -n 1)
+rbd object-map check rbd/thrashed >"$WORK/out" 2>&1 || fail "the object map after it"
+echo "ok rados-thrash: $kills times an OSD was killed, ${writes:-all} requests verified"
