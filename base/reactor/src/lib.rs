@@ -25,6 +25,7 @@ pub mod fs;
 mod memory;
 pub mod net;
 mod ops;
+pub mod pmem;
 pub mod pool;
 pub mod rdma;
 pub mod shm;

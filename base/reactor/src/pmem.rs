@@ -1,0 +1,235 @@
+//! Memory that keeps what is stored in it: a file on a DAX file system, mapped.
+//!
+//! A store lasts once it has left the processor's caches, which a [`fence`](PersistentMemory::fence) after it waits for.
+//! The real thing is [`Pmem`]; the simulator has another, which forgets what no fence has covered.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+mod flush;
+
+pub use flush::Flush;
+
+/// Memory that keeps what is stored in it.  Places and lengths are bytes.
+pub trait PersistentMemory {
+    /// How much there is.
+    fn len(&self) -> u64;
+
+    /// There is none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies out what was stored.
+    ///
+    /// # Panics
+    /// Past the end; so do the others.
+    fn load(&self, at: u64, out: &mut [u8]);
+
+    /// Copies `bytes` in.  Until the next fence is over any part of it may last or not, in any order.
+    fn store(&self, at: u64, bytes: &[u8]);
+
+    /// Stores eight bytes (little-endian) at a multiple of eight: they last together or not at all.
+    fn store_word(&self, at: u64, word: u64);
+
+    /// Everything stored before lasts when this returns.
+    fn fence(&self);
+}
+
+/// How a file of persistent memory is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PmemOptions {
+    /// Make the file if it is not there.
+    pub create: bool,
+    /// Make it at least so long, in bytes.
+    pub size: u64,
+    /// Take memory that the file system does not promise to keep (without `MAP_SYNC`): for measuring only.
+    pub force: bool,
+}
+
+/// A mapped file.  Locked against other processes while it is open.
+pub struct Pmem {
+    base: NonNull<u8>,
+    len: usize,
+    flush: Flush,
+    synchronous: bool,
+    path: PathBuf,
+    file: File,
+}
+
+impl Pmem {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// Those of opening and mapping; `WouldBlock` when another process has it; `Unsupported` when the file system
+    /// does not keep what is stored without being told (no DAX), or the processor cannot write back its caches.
+    pub fn open(path: &Path, options: PmemOptions) -> io::Result<Self> {
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create(options.create).custom_flags(libc::O_CLOEXEC);
+        let file = how.open(path)?;
+        // SAFETY: no pointers; the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let before = file.metadata()?.len();
+        if before < options.size {
+            fill(&file, before, options.size)?;
+        }
+        let len = file.metadata()?.len();
+        let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        if len == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an empty file cannot be mapped"));
+        }
+        let (base, synchronous) = map(&file, len, options.force)?;
+        Ok(Self { base, len, flush: Flush::detect(), synchronous, path: path.to_owned(), file })
+    }
+
+    /// The file system keeps what is stored (`MAP_SYNC`); otherwise it was forced.
+    pub fn is_synchronous(&self) -> bool {
+        self.synchronous
+    }
+
+    /// How stores leave the caches.
+    pub fn flush_kind(&self) -> Flush {
+        self.flush
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check(&self, at: u64, len: usize) -> usize {
+        let end = at.checked_add(len as u64);
+        assert!(end.is_some_and(|end| end <= self.len as u64), "{len} bytes at {at} of a mapping of {}", self.len);
+        at as usize
+    }
+}
+
+/// Makes the file longer, with blocks of its own: a mapping of a hole would change the file system when it is stored to.
+fn fill(file: &File, from: u64, to: u64) -> io::Result<()> {
+    // SAFETY: no pointers; the descriptor is open.
+    let result = unsafe { libc::posix_fallocate(file.as_raw_fd(), from as i64, (to - from) as i64) };
+    if result != 0 {
+        return Err(io::Error::from_raw_os_error(result));
+    }
+    // Blocks that were never written are so again after a crash, unless they are written once.
+    let zeroes = vec![0; 1 << 20];
+    let mut at = from;
+    while at < to {
+        let len = (to - at).min(zeroes.len() as u64) as usize;
+        file.write_all_at(&zeroes[..len], at)?;
+        at += len as u64;
+    }
+    file.sync_all()
+}
+
+fn map(file: &File, len: usize, force: bool) -> io::Result<(NonNull<u8>, bool)> {
+    let attempt = |flags| {
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
+        let base = unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base) }
+    };
+    let (base, synchronous) = match attempt(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC) {
+        Ok(base) => (base, true),
+        Err(_) if force => (attempt(libc::MAP_SHARED)?, false),
+        Err(error) => {
+            let text = format!("not persistent memory: the file system refuses MAP_SYNC ({error})");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+    };
+    let base = NonNull::new(base.cast()).expect("a mapping is not at address zero");
+    Ok((base, synchronous))
+}
+
+impl PersistentMemory for Pmem {
+    fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    fn load(&self, at: u64, out: &mut [u8]) {
+        let at = self.check(at, out.len());
+        // SAFETY: within the mapping, which only this thread changes: the file is locked, and a Pmem is not Sync.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(at), out.as_mut_ptr(), out.len()) };
+    }
+
+    fn store(&self, at: u64, bytes: &[u8]) {
+        let at = self.check(at, bytes.len());
+        // SAFETY: within the mapping; nobody holds a reference into it.
+        unsafe { self.flush.store(self.base.as_ptr().add(at), bytes) };
+    }
+
+    fn store_word(&self, at: u64, word: u64) {
+        assert!(at.is_multiple_of(8), "a word at {at}");
+        let at = self.check(at, 8);
+        // SAFETY: within the mapping and aligned, as the mapping begins at a page.
+        unsafe { self.flush.store_word(self.base.as_ptr().add(at).cast(), word.to_le()) };
+    }
+
+    fn fence(&self) {
+        self.flush.fence();
+    }
+}
+
+impl Drop for Pmem {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open` with this length, and nobody refers to it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        // The lock goes with the file.
+        let _ = &self.file;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_stored_is_loaded_from_another_mapping() {
+        let path = std::env::temp_dir().join(format!("forebay-pmem-{}", std::process::id()));
+        let options = PmemOptions { create: true, size: 3 << 20, force: true };
+        let memory = Pmem::open(&path, options).expect("a mapping");
+        assert_eq!(memory.len(), 3 << 20);
+        assert_eq!(Pmem::open(&path, options).err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8 ^ (at >> 8) as u8).collect();
+        // Every alignment of both ends.
+        for skip in 0..70 {
+            memory.store(4096 + skip * 1001, &bytes[skip as usize..1000 + (skip * 13) as usize]);
+        }
+        memory.store(1 << 20, &bytes);
+        memory.store_word(64, 0x0102_0304_0506_0708);
+        memory.fence();
+        drop(memory);
+        let memory = Pmem::open(&path, PmemOptions { force: true, ..PmemOptions::default() }).expect("again");
+        let mut out = vec![0; bytes.len()];
+        memory.load(1 << 20, &mut out);
+        assert!(out == bytes);
+        for skip in (0..70).rev().step_by(2) {
+            let wanted = &bytes[skip as usize..1000 + (skip * 13) as usize];
+            let wanted = &wanted[..wanted.len().min(1001)];
+            memory.load(4096 + skip * 1001, &mut out[..wanted.len()]);
+            if skip < 69 {
+                assert!(out[..wanted.len()] == *wanted, "{skip}");
+            }
+        }
+        memory.load(64, &mut out[..8]);
+        assert_eq!(out[..8], [8, 7, 6, 5, 4, 3, 2, 1]);
+        std::fs::remove_file(&path).expect("there");
+    }
+
+    #[test]
+    fn memory_that_is_not_kept_is_refused() {
+        let path = std::env::temp_dir().join(format!("forebay-pmem-refused-{}", std::process::id()));
+        let opened = Pmem::open(&path, PmemOptions { create: true, size: 1 << 20, force: false });
+        std::fs::remove_file(&path).expect("there");
+        // On a machine whose temporary files are persistent memory this would be right.
+        assert!(opened.is_ok_and(|memory| memory.is_synchronous()) || !path.exists());
+    }
+}
