@@ -24,6 +24,9 @@ pub struct SimArguments {
     /// Messengers under cuts and restarts, in place of stores under crashes
     #[arg(long, conflicts_with = "everywhere")]
     messenger: bool,
+    /// Write logs on disks and in persistent memory, in place of stores
+    #[arg(long, conflicts_with = "messenger")]
+    writelog: bool,
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
@@ -38,15 +41,19 @@ enum Kind {
     Soak,
     Everywhere,
     Messenger,
+    WriteLog,
+    WriteLogEverywhere,
 }
 
 impl Kind {
-    /// The option that asks for it.
-    fn option(self) -> Option<&'static str> {
+    /// The options that ask for it.
+    fn options(self) -> &'static [&'static str] {
         match self {
-            Kind::Soak => None,
-            Kind::Everywhere => Some("--everywhere"),
-            Kind::Messenger => Some("--messenger"),
+            Kind::Soak => &[],
+            Kind::Everywhere => &["--everywhere"],
+            Kind::Messenger => &["--messenger"],
+            Kind::WriteLog => &["--writelog"],
+            Kind::WriteLogEverywhere => &["--writelog", "--everywhere"],
         }
     }
 }
@@ -61,14 +68,17 @@ pub fn build_command() -> Command {
 /// Runs the seeds; the first failure of each process is printed with its trace.
 pub fn run(arguments: &SimArguments) -> Result<()> {
     shell::run(&mut build_command())?;
-    let kind = match (arguments.messenger, arguments.everywhere) {
-        (true, _) => Kind::Messenger,
-        (_, true) => Kind::Everywhere,
+    let kind = match (arguments.messenger, arguments.writelog, arguments.everywhere) {
+        (true, ..) => Kind::Messenger,
+        (_, true, false) => Kind::WriteLog,
+        (_, true, true) => Kind::WriteLogEverywhere,
+        (_, _, true) => Kind::Everywhere,
         _ => Kind::Soak,
     };
     run_seeds(arguments, kind, arguments.runs)?;
     if arguments.sweeps > 0 {
-        run_seeds(arguments, Kind::Everywhere, arguments.sweeps)?;
+        let sweep = if arguments.writelog { Kind::WriteLogEverywhere } else { Kind::Everywhere };
+        run_seeds(arguments, sweep, arguments.sweeps)?;
     }
     Ok(())
 }
@@ -83,7 +93,7 @@ fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
         let mut simulator = shell::command(shell::target().join("release/sim"));
         simulator.args(["--seed", &arguments.seed.wrapping_add(first).to_string()]);
         simulator.args(["--steps", &arguments.steps.to_string(), "--runs", &count.to_string()]);
-        simulator.args(kind.option());
+        simulator.args(kind.options());
         let child = simulator.stdout(Stdio::piped()).spawn().context("cannot start the simulator")?;
         processes.push((count, child));
     }
@@ -97,7 +107,7 @@ fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
             failed += 1;
             println!("{text}");
             let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
-            let how = kind.option().unwrap_or("--steps 1");
+            let how = if kind == Kind::Soak { "--steps 1".to_owned() } else { kind.options().join(" ") };
             println!("not ok sim: replay it with: cargo xtask sim --seed {seed} {how}");
         }
     }

@@ -12,6 +12,7 @@ pub mod harness;
 mod net;
 pub mod oracle;
 mod pages;
+mod pmem;
 mod rng;
 pub mod stamp;
 mod trace;
@@ -20,5 +21,6 @@ mod world;
 
 pub use faults::{CrashPolicy, DiskFaults, Faults, NetFaults};
 pub use harness::soak;
+pub use pmem::SimPmem;
 pub use rng::{Rng, mix64};
 pub use world::{CrashKind, Stop, World};

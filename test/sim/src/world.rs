@@ -206,6 +206,35 @@ impl World {
         }
     }
 
+    /// A store or a fence of persistent memory: false when the power is off, so that it does nothing.
+    pub(crate) fn memory_point(&self, incarnation: u32) -> bool {
+        let (alive, stopped) = self.with(|state| {
+            if state.core.stop.is_some() || state.incarnation != incarnation {
+                return (false, false);
+            }
+            state.core.point();
+            (true, state.core.stop.is_some())
+        });
+        if stopped && self.shared.running.get() {
+            self.shared.wake_runner();
+        }
+        alive
+    }
+
+    /// The power is off: what code that still runs finds out does not count.
+    pub fn is_off(&self) -> bool {
+        self.with(|state| state.core.stop.is_some())
+    }
+
+    /// The machine that began as this incarnation runs.
+    pub(crate) fn has_power(&self, incarnation: u32) -> bool {
+        self.with(|state| state.core.stop.is_none() && state.incarnation == incarnation)
+    }
+
+    pub(crate) fn incarnation(&self) -> u32 {
+        self.with(|state| state.incarnation)
+    }
+
     /// Persistence points passed so far.
     pub fn points(&self) -> u64 {
         self.with(|state| state.core.points)

@@ -1,5 +1,6 @@
 //! Soaks the store and images on it in simulation: `sim --seed N --steps M --runs R`; with `--everywhere`, crashes each
-//! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers.
+//! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers; or, with
+//! `--writelog`, write logs.
 //!
 //! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` (or `--everywhere`)
 //! replays it.
@@ -11,11 +12,12 @@ struct Args {
     steps: u64,
     runs: u64,
     messenger: bool,
+    writelog: bool,
     everywhere: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false, everywhere: false };
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false, writelog: false, everywhere: false };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -26,9 +28,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--steps" => args.steps = number()?,
             "--runs" => args.runs = number()?,
             "--messenger" => args.messenger = true,
+            "--writelog" => args.writelog = true,
             "--everywhere" => args.everywhere = true,
             _ => {
-                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere | --messenger]";
+                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere] [--messenger | --writelog]";
                 return Err(format!("{word}: unknown; usage: {usage}"));
             }
         }
@@ -48,6 +51,9 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     if args.messenger {
         return messengers(&args);
+    }
+    if args.writelog {
+        return writelogs(&args);
     }
     let mut total = forebay_sim::harness::Tally::default();
     for run in 0..args.runs {
@@ -78,6 +84,28 @@ fn messengers(args: &Args) -> ExitCode {
             Err(failure) => {
                 println!("{failure}");
                 println!("replay: sim --messenger --seed {}", failure.seed);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{total:#?}");
+    ExitCode::SUCCESS
+}
+
+fn writelogs(args: &Args) -> ExitCode {
+    let mut total = forebay_sim::harness::LogTally::default();
+    for run in 0..args.runs {
+        let seed = args.seed.wrapping_add(run);
+        let (ran, how) = if args.everywhere {
+            (forebay_sim::harness::sweep_writelog(seed), " --everywhere")
+        } else {
+            (forebay_sim::harness::run_writelog(seed), "")
+        };
+        match ran {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                println!("replay: sim --writelog --seed {}{how}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }

@@ -7,10 +7,12 @@ mod load;
 mod messenger;
 mod scenario;
 mod store;
+mod writelog;
 
 pub use messenger::{MessengerTally, run_messenger};
 pub use scenario::{Damage, Scenario, Subject};
 pub use store::{crash_everywhere, run};
+pub use writelog::{LogScenario, LogTally, run_writelog, sweep_writelog};
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,12 +4,14 @@ mod block;
 mod content;
 mod object;
 mod object_state;
+mod order;
 mod size;
 
 pub use block::{BlockOracle, CheckedDevice, Token};
 pub use content::{BLOCK, Content};
 pub use object::{CheckedBackend, ObjectOracle, ReadToken, observe};
 pub use object_state::{Body, ObjectState, Observed};
+pub use order::{OrderOracle, OrderToken, SECTOR as ORDER_SECTOR};
 
 use forebay_block::ErrorKind;
 

@@ -65,6 +65,17 @@ impl BlockLoad {
         version: Rc<Cell<u64>>,
         rng: &mut Rng,
     ) {
+        self.run_on(device, oracle, version, rng).await;
+    }
+
+    /// The same on a device of which the oracle is told by somebody else.
+    pub async fn run_on(
+        &self,
+        device: Rc<dyn BlockDevice>,
+        oracle: Rc<RefCell<BlockOracle>>,
+        version: Rc<Cell<u64>>,
+        rng: &mut Rng,
+    ) {
         let odds = Odds::draw(
             rng,
             &[

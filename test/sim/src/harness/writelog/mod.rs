@@ -1,0 +1,460 @@
+//! Runs of the write log: on a disk or in persistent memory, in front of a disk that keeps what was flushed.
+
+mod backend;
+mod scenario;
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+};
+use forebay_reactor::pmem::PersistentMemory;
+use forebay_reactor::{sleep, spawn, timeout};
+use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOptions, WriteLog};
+
+pub use scenario::{LogScenario, LogTally};
+
+use self::backend::Backend;
+use super::{Failure, guarded};
+use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
+use crate::oracle::{BlockOracle, Expected, ORDER_SECTOR, OrderOracle};
+use crate::pmem::SimPmem;
+use crate::rng::Rng;
+use crate::workload::{BlockLoad, verify_blocks};
+use crate::world::{CrashKind, Stop, World};
+
+const LOG: &str = "/logs/shelf";
+const BACKEND: &str = "/backend";
+const VOLUME: &str = "volume-1";
+
+/// Runs the scenario of a seed.
+///
+/// # Errors
+/// When an oracle objects, or anything panics.
+pub fn run_writelog(seed: u64) -> std::result::Result<LogTally, Failure> {
+    let go = |verbose| run_one(LogScenario::draw(seed), None, verbose).map(|(tally, _)| tally);
+    go(false).map_err(|failure| go(true).err().unwrap_or(failure))
+}
+
+/// Runs the scenario of a seed, short, with a crash at every persistence point of its first life in turn.
+///
+/// # Errors
+/// As [`run_writelog`].
+pub fn sweep_writelog(seed: u64) -> std::result::Result<LogTally, Failure> {
+    let mut total = LogTally::default();
+    for point in 1.. {
+        let scenario = LogScenario { lives: 2, close_ppm: 0, log_fails: false, ..LogScenario::draw(seed) };
+        let (tally, crashed) = run_one(scenario, Some(point), false)?;
+        total.add(&tally);
+        if !crashed {
+            break;
+        }
+    }
+    Ok(total)
+}
+
+fn run_one(
+    scenario: LogScenario,
+    crash_at: Option<u64>,
+    verbose: bool,
+) -> std::result::Result<(LogTally, bool), Failure> {
+    let faults = Faults { crash: scenario.crash, events_max: 3_000_000, ..Faults::none() };
+    let world = World::new(scenario.seed, faults);
+    if verbose {
+        world.set_verbose();
+    }
+    let about = format!("crash at {crash_at:?}\n{scenario:#?}");
+    guarded(&world, &about, || Run::new(world.clone(), scenario, crash_at).all())
+}
+
+/// What the host sees: every request passes both oracles.
+struct Watched {
+    inner: Rc<dyn BlockDevice>,
+    blocks: Rc<RefCell<BlockOracle>>,
+    order: Rc<RefCell<OrderOracle>>,
+    /// What is answered lasts, flushed or not.
+    strict: bool,
+    world: World,
+}
+
+impl BlockDevice for Watched {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let mut told = request.clone();
+        if self.strict {
+            match &mut told {
+                Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua = true,
+                Request::CompareAndWrite { fua, .. } => *fua = true,
+                _ => {}
+            }
+        }
+        let block = self.blocks.borrow_mut().submit(&told);
+        let order = self.order.borrow_mut().submit(&told);
+        let name = describe(&request);
+        self.world.note(|| format!("submit {name}"));
+        let answer = self.inner.submit(request);
+        let (blocks, orders, world) = (self.blocks.clone(), self.order.clone(), self.world.clone());
+        Box::pin(async move {
+            let result = answer.await;
+            if world.is_off() {
+                // Nobody hears it any more.
+                std::future::pending::<()>().await;
+            }
+            world.note(|| format!("answer {name}: {:?}", result.as_ref().map(drop)));
+            blocks.borrow_mut().complete(block, &result);
+            orders.borrow_mut().complete(order, &result);
+            result
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.inner.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
+
+/// A request, for people.
+fn describe(request: &Request) -> String {
+    match request {
+        Request::Write { offset, data, fua } => {
+            let what = crate::stamp::describe(*offset / 512 * 512, &data.to_vec());
+            format!("write {} at {offset} fua {fua}: {what}", data.len())
+        }
+        Request::CompareAndWrite { offset, data, .. } => {
+            format!("compare and write {} at {offset}: {}", data.len(), crate::stamp::describe(*offset, &data.to_vec()))
+        }
+        request => format!("{request:?}"),
+    }
+}
+
+/// The record that is kept with the image.
+#[derive(Default)]
+struct Record {
+    epoch: Cell<u64>,
+    released: Cell<bool>,
+}
+
+impl Owner for Record {
+    fn release(&self) -> LocalFuture<Result<()>> {
+        self.epoch.set(self.epoch.get() + 1);
+        self.released.set(true);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+struct Run {
+    world: World,
+    scenario: LogScenario,
+    rng: Rng,
+    memory: Option<SimPmem>,
+    blocks: Rc<RefCell<BlockOracle>>,
+    order: Rc<RefCell<OrderOracle>>,
+    record: Rc<Record>,
+    log: Option<LogId>,
+    load: BlockLoad,
+    version: Rc<Cell<u64>>,
+    before: CrashKind,
+    tally: LogTally,
+    crash_at: Option<u64>,
+    crashed_as_told: bool,
+}
+
+/// How a life ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Close { flush: bool },
+    Crash(CrashKind),
+}
+
+type Opened = Rc<RefCell<Option<Rc<WriteLog>>>>;
+
+impl Run {
+    fn new(world: World, scenario: LogScenario, crash_at: Option<u64>) -> Self {
+        let mut rng = Rng::new(scenario.seed);
+        let mut load = BlockLoad::draw(&mut rng, scenario.size);
+        load.requests = if crash_at.is_some() { 16 } else { 20 + rng.below(100) as usize };
+        let pmem = scenario.medium == MediumKind::Pmem;
+        let memory = pmem.then(|| SimPmem::new(&world, (1 << 20) + 2 * scenario.log_size));
+        let tally = LogTally { runs: 1, pmem: u64::from(pmem), ..LogTally::default() };
+        Self {
+            world,
+            scenario,
+            rng,
+            memory,
+            blocks: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
+            order: Rc::default(),
+            record: Rc::default(),
+            log: None,
+            load,
+            version: Rc::default(),
+            before: CrashKind::Power,
+            tally,
+            crash_at,
+            crashed_as_told: false,
+        }
+    }
+
+    fn all(&mut self) -> std::result::Result<(LogTally, bool), String> {
+        let LogScenario { sector, size, log_size, .. } = self.scenario;
+        self.world.add_disk(BACKEND, size, 4096);
+        if self.memory.is_none() {
+            self.world.add_disk(LOG, (1 << 20) + 2 * log_size, sector);
+        }
+        let latency = if self.scenario.slow_backend { MILLI..5 * MILLI } else { 5 * MICRO..300 * MICRO };
+        let backend = DiskFaults {
+            read_latency: latency.clone(),
+            write_latency: latency.clone(),
+            sync_latency: latency,
+            write_error_ppm: self.scenario.backend_error_ppm,
+            ..DiskFaults::none()
+        };
+        for life in 0..self.scenario.lives {
+            self.world.set_disk_faults(BACKEND, Some(backend.clone()));
+            self.world.set_disk_faults(LOG, None);
+            self.life(life)?;
+        }
+        // Once more in peace: everything is looked at, drained, and looked at on the backend alone.
+        self.world.set_disk_faults(BACKEND, None);
+        self.world.set_disk_faults(LOG, None);
+        self.end()?;
+        self.tally.points = self.world.points();
+        self.tally.requests = self.load.seen.answered.get();
+        Ok((self.tally, self.crashed_as_told))
+    }
+
+    fn life(&mut self, life: u32) -> std::result::Result<(), String> {
+        let end = match () {
+            () if self.crash_at.is_none() && self.rng.ppm(self.scenario.close_ppm) => {
+                End::Close { flush: self.rng.coin() }
+            }
+            () if self.rng.ppm(self.scenario.kill_ppm) => End::Crash(CrashKind::Kill),
+            () => End::Crash(CrashKind::Power),
+        };
+        if matches!(end, End::Crash(_)) {
+            let offset = match self.crash_at {
+                Some(point) if life == 0 => point,
+                _ => 1 + self.rng.below(self.scenario.points_max),
+            };
+            self.world.crash_at_point(Some(self.world.points() + offset));
+        }
+        let opened: Opened = Rc::default();
+        let reactor = self.world.reactor();
+        let world = self.world.clone();
+        let ran = world.run(&reactor, self.live(end, opened.clone()));
+        self.world.crash_at_point(None);
+        let log = opened.borrow_mut().take();
+        let was_opened = log.is_some();
+        if let Some(log) = &log {
+            self.count(log);
+        }
+        match ran {
+            Ok(result) if !self.world.is_off() => result.map_err(|error| format!("life {life}: {error:?}"))?,
+            Ok(_) | Err(Stop::Crash(_)) => {
+                self.crashed_as_told |= life == 0 && self.crash_at.is_some();
+                self.tally.crashes_opening += u64::from(!was_opened);
+            }
+            Err(stop) => return Err(format!("life {life}: {stop}")),
+        }
+        self.violation()?;
+        let kind = match end {
+            End::Close { .. } => CrashKind::Power,
+            End::Crash(kind) => kind,
+        };
+        drop(log);
+        self.crash(reactor, kind)?;
+        match end {
+            End::Close { .. } => self.tally.closes += 1,
+            End::Crash(CrashKind::Power) => self.tally.crashes += 1,
+            End::Crash(CrashKind::Kill) => self.tally.kills += 1,
+        }
+        Ok(())
+    }
+
+    fn crash(&mut self, reactor: forebay_reactor::Reactor, kind: CrashKind) -> std::result::Result<(), String> {
+        self.world.crash(reactor, kind);
+        if let Some(memory) = &self.memory {
+            memory.crash(kind, &mut self.rng);
+        }
+        self.blocks.borrow_mut().crash();
+        self.order.borrow_mut().crash();
+        self.before = kind;
+        self.backend_alone()
+    }
+
+    /// The backend alone is consistent, always.
+    fn backend_alone(&self) -> std::result::Result<(), String> {
+        let read = |sector| self.world.peek(BACKEND, sector * ORDER_SECTOR, ORDER_SECTOR as usize);
+        let checked = self.order.borrow().check(|sector| read(sector).unwrap_or_default());
+        checked.map_err(|text| format!("the backend alone: {text}"))
+    }
+
+    fn count(&mut self, log: &WriteLog) {
+        let stats = log.counters();
+        self.tally.replayed += stats.replayed;
+        self.tally.appended += stats.appended;
+        self.tally.groups += stats.groups;
+        self.tally.overwritten += stats.overwritten;
+        self.tally.direct += stats.direct;
+        self.tally.throttled += stats.throttled;
+        self.tally.hit_bytes += stats.hit_bytes;
+        self.tally.backend_errors += stats.backend_errors;
+        self.tally.turned_off += u64::from(!log.mode().is_on());
+    }
+
+    fn violation(&self) -> std::result::Result<(), String> {
+        self.blocks.borrow().violation().map_or(Ok(()), |text| Err(text.to_owned()))
+    }
+
+    async fn shelf(&self) -> Result<Rc<Shelf>> {
+        let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
+        match &self.memory {
+            Some(memory) => Shelf::on_memory(Rc::new(memory.clone()) as Rc<dyn PersistentMemory>, LOG, options).await,
+            None => Shelf::open(MediumKind::Ssd, Path::new(LOG), options).await,
+        }
+    }
+
+    async fn open(&mut self) -> Result<Rc<WriteLog>> {
+        let shelf = self.shelf().await?;
+        if let Some(id) = self.log
+            && self.record.released.get()
+        {
+            // It was turned off: what is on it must never come back.
+            let refused = shelf.open_log(&id, VOLUME, self.record.epoch.get()).await;
+            match refused.map(drop).map_err(|error| error.kind()) {
+                Err(ErrorKind::Fenced) => shelf.discard(&id).await?,
+                // It was discarded before the last crash already.
+                Err(ErrorKind::NotFound) => {}
+                _ => return Err(Error::new(ErrorKind::Invalid, "a log of an older epoch was taken")),
+            }
+            self.log = None;
+            self.record.released.set(false);
+        }
+        let id = match self.log {
+            Some(id) => id,
+            None => {
+                // A crash may have left one that nobody knows of.
+                for id in shelf.ids() {
+                    shelf.discard(&id).await?;
+                }
+                let epoch = self.record.epoch.get();
+                let id = shelf.create(VOLUME, "local/volume", self.scenario.log_size, epoch).await?;
+                if !self.world.is_off() {
+                    self.log = Some(id);
+                }
+                id
+            }
+        };
+        if self.rng.one_in(8) {
+            let other = shelf.open_log(&id, "another", 0).await;
+            if other.err().map(|error| error.kind()) != Some(ErrorKind::Denied) {
+                return Err(Error::new(ErrorKind::Invalid, "the log of another volume was taken"));
+            }
+            shelf.inspect(&id).await?;
+        }
+        let log = shelf.open_log(&id, VOLUME, self.record.epoch.get()).await?;
+        let backend = Rc::new(Backend::open(self.scenario.size)?);
+        Ok(WriteLog::new(backend, log, self.record.clone(), self.scenario.options()))
+    }
+
+    async fn live(&mut self, end: End, opened: Opened) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(200);
+        let late = |what: &str| Error::new(ErrorKind::TimedOut, format!("{what} takes longer than {PATIENCE:?}"));
+        let log = self.open().await?;
+        *opened.borrow_mut() = Some(log.clone());
+        verify_blocks(&*log, &self.blocks, self.load.span, self.before).await?;
+        if self.scenario.log_fails {
+            let ppm = *self.rng.pick(&[5_000, 50_000, 300_000]);
+            let faults = DiskFaults { write_error_ppm: ppm, sync_error_ppm: ppm, ..DiskFaults::none() };
+            self.world.set_disk_faults(LOG, Some(faults));
+        }
+        let lasting = self.scenario.persist == Persist::OnWrite;
+        let strict = lasting && self.scenario.direct_min.is_none() && !self.scenario.log_fails;
+        let watched: Rc<dyn BlockDevice> = Rc::new(Watched {
+            inner: log.clone(),
+            blocks: self.blocks.clone(),
+            order: self.order.clone(),
+            strict,
+            world: self.world.clone(),
+        });
+        let cutting = self.rng.one_in(3).then(|| {
+            let (log, order, world) = (log.clone(), self.order.clone(), self.world.clone());
+            let (wait, hold) = (self.rng.below(20_000), self.rng.below(10_000));
+            spawn(async move {
+                sleep(Duration::from_micros(wait)).await;
+                cut(&log, &order, &world, hold).await
+            })
+        });
+        let load = self.load.run_on(watched, self.blocks.clone(), self.version.clone(), &mut self.rng);
+        timeout(PATIENCE, load).await.map_err(|_| late("the load"))?;
+        if let Some(cutting) = cutting {
+            let cut = timeout(PATIENCE, cutting).await.map_err(|_| late("a cut"))?;
+            self.tally.cuts += u64::from(cut?);
+        }
+        if let End::Close { flush } = end {
+            let closed = timeout(PATIENCE, log.close(flush)).await.map_err(|_| late("closing"))?;
+            match closed {
+                Err(error) if !(self.scenario.log_fails && error.kind() == ErrorKind::Io) => return Err(error),
+                _ => {}
+            }
+            if log.mode().is_on() && self.blocks.borrow().violation().is_none() {
+                // Closed in order is as good as flushed.
+                let token = self.blocks.borrow_mut().submit(&Request::Flush);
+                self.blocks.borrow_mut().complete(token, &Ok(Reply::Done));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> std::result::Result<(), String> {
+        let reactor = self.world.reactor();
+        let world = self.world.clone();
+        let ran = world.run(&reactor, async {
+            let log = self.open().await?;
+            verify_blocks(&*log, &self.blocks, self.load.span, self.before).await?;
+            log.close(true).await?;
+            if let Mode::Failed(error) = log.mode() {
+                return Err(error);
+            }
+            // What is in the log no longer matters.
+            let backend = Backend::open(self.scenario.size)?;
+            verify_blocks(&backend, &self.blocks, self.load.span, CrashKind::Power).await?;
+            Ok::<(), Error>(())
+        });
+        ran.map_err(|stop| stop.to_string())?.map_err(|error| format!("the last life: {error:?}"))?;
+        self.violation()?;
+        self.crash(reactor, CrashKind::Power)
+    }
+}
+
+/// Holds a cut for a while, and looks at the backend meanwhile.
+async fn cut(log: &Rc<WriteLog>, order: &Rc<RefCell<OrderOracle>>, world: &World, hold: u64) -> Result<bool> {
+    let from = order.borrow_mut().now();
+    let held = match log.cut().await {
+        Ok(held) => held,
+        Err(error) if log.mode().is_on() => return Err(error),
+        Err(_) => return Ok(false),
+    };
+    let to = order.borrow_mut().now();
+    for step in 0..2 {
+        if !log.mode().is_on() || world.is_off() {
+            return Ok(false);
+        }
+        let read = |sector| world.peek(BACKEND, sector * ORDER_SECTOR, ORDER_SECTOR as usize).unwrap_or_default();
+        let checked = order.borrow().check_cut(from, to, read);
+        checked.map_err(|text| Error::new(ErrorKind::Invalid, text))?;
+        if step == 0 {
+            sleep(Duration::from_micros(hold)).await;
+        }
+    }
+    drop(held);
+    Ok(true)
+}

@@ -1,0 +1,177 @@
+//! What a run of a write log is made of, and what it did.
+
+use std::time::Duration;
+
+use forebay_writelog::{MediumKind, Options, Persist};
+
+use crate::faults::CrashPolicy;
+use crate::rng::Rng;
+
+/// A run, drawn from a seed.
+#[derive(Debug, Clone)]
+pub struct LogScenario {
+    /// The seed.
+    pub seed: u64,
+    /// What the log is on.
+    pub medium: MediumKind,
+    /// Bytes a sector of the log's disk.
+    pub sector: u32,
+    /// Bytes of the log.
+    pub log_size: u64,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// When writes are answered.
+    pub persist: Persist,
+    /// Sequential writes from so many bytes on go round the log.
+    pub direct_min: Option<u32>,
+    /// Limit of dirty bytes.
+    pub dirty_bytes_max: Option<u64>,
+    /// Limit of their age.
+    pub dirty_age_max: Duration,
+    /// Payload bytes kept in memory.
+    pub recent_bytes: usize,
+    /// Entries written back together.
+    pub batch_entries: usize,
+    /// Requests to the backend at once.
+    pub parallel: usize,
+    /// Groups appended at once.
+    pub groups: usize,
+    /// The backend takes milliseconds.
+    pub slow_backend: bool,
+    /// Chances of a million that a write to the backend fails.
+    pub backend_error_ppm: u32,
+    /// The log's disk fails writes.
+    pub log_fails: bool,
+    /// Times that the log is opened, loaded and crashed or closed.
+    pub lives: u32,
+    /// Persistence points, at most, of a life.
+    pub points_max: u64,
+    /// Chances of a million that a life ends in order instead.
+    pub close_ppm: u32,
+    /// Chances of a million that only the process dies.
+    pub kill_ppm: u32,
+    /// What a crash does to writes that were not synced.
+    pub crash: CrashPolicy,
+}
+
+impl LogScenario {
+    /// The scenario of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x10c5_10c5);
+        let medium = if seed.is_multiple_of(2) { MediumKind::Ssd } else { MediumKind::Pmem };
+        let crash = match rng.below(6) {
+            0 => CrashPolicy::LoseAll,
+            1 => CrashPolicy::Mixed { keep_ppm: 500_000, tear_ppm: 500_000 },
+            _ => CrashPolicy::Seeded,
+        };
+        let log_fails = medium == MediumKind::Ssd && rng.one_in(10);
+        let backend_error_ppm = if log_fails { 0 } else { *rng.pick(&[0, 0, 0, 20_000]) };
+        Self {
+            seed,
+            medium,
+            sector: *rng.pick(&[512, 4096]),
+            log_size: *rng.pick(&[256 << 10, 256 << 10, 320 << 10, 1 << 20]),
+            size: *rng.pick(&[64 << 10, 256 << 10, 1 << 20]),
+            persist: if rng.one_in(4) { Persist::OnFlush } else { Persist::OnWrite },
+            direct_min: *rng.pick(&[None, None, Some(4096), Some(32 << 10)]),
+            dirty_bytes_max: *rng.pick(&[None, None, None, Some(32 << 10), Some(128 << 10)]),
+            dirty_age_max: *rng.pick(&[
+                Duration::ZERO,
+                Duration::from_micros(500),
+                Duration::from_millis(5),
+                Duration::from_secs(1),
+            ]),
+            recent_bytes: *rng.pick(&[0, 16 << 10, 4 << 20]),
+            batch_entries: *rng.pick(&[1, 4, 64, 2048]),
+            parallel: *rng.pick(&[1, 4, 64]),
+            groups: *rng.pick(&[1, 2, 2, 4]),
+            slow_backend: rng.coin(),
+            backend_error_ppm,
+            log_fails,
+            lives: rng.range(1..5) as u32,
+            points_max: 4 << rng.below(8),
+            close_ppm: *rng.pick(&[0, 100_000, 300_000]),
+            kill_ppm: *rng.pick(&[0, 0, 200_000, 1_000_000]),
+            crash,
+        }
+    }
+
+    pub(super) fn options(&self) -> Options {
+        Options {
+            persist: self.persist,
+            dirty_bytes_max: self.dirty_bytes_max,
+            dirty_age_max: self.dirty_age_max,
+            direct_min: self.direct_min,
+            recent_bytes: self.recent_bytes,
+            parallel: self.parallel,
+            batch_entries: self.batch_entries,
+            groups: self.groups,
+        }
+    }
+}
+
+/// What runs did, to see that they reach the corners they are meant to reach.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogTally {
+    /// Runs.
+    pub runs: u64,
+    /// Of these, in persistent memory.
+    pub pmem: u64,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Persistence points passed.
+    pub points: u64,
+    /// Power failures.
+    pub crashes: u64,
+    /// Of these, while the log was being opened.
+    pub crashes_opening: u64,
+    /// Processes killed.
+    pub kills: u64,
+    /// Logs closed in order.
+    pub closes: u64,
+    /// Entries replayed.
+    pub replayed: u64,
+    /// Entries appended.
+    pub appended: u64,
+    /// Groups they were appended in.
+    pub groups: u64,
+    /// Entries that were overwritten in the log.
+    pub overwritten: u64,
+    /// Writes that went round the log.
+    pub direct: u64,
+    /// Writes that were held back.
+    pub throttled: u64,
+    /// Bytes read from the log.
+    pub hit_bytes: u64,
+    /// Logs that turned themselves off.
+    pub turned_off: u64,
+    /// Cuts that were held and looked at.
+    pub cuts: u64,
+    /// Times that writing back failed and was tried again.
+    pub backend_errors: u64,
+}
+
+impl LogTally {
+    /// Adds another's.
+    pub fn add(&mut self, other: &LogTally) {
+        let add = |mine: &mut u64, theirs: u64| *mine += theirs;
+        add(&mut self.runs, other.runs);
+        add(&mut self.pmem, other.pmem);
+        add(&mut self.requests, other.requests);
+        add(&mut self.points, other.points);
+        add(&mut self.crashes, other.crashes);
+        add(&mut self.crashes_opening, other.crashes_opening);
+        add(&mut self.kills, other.kills);
+        add(&mut self.closes, other.closes);
+        add(&mut self.replayed, other.replayed);
+        add(&mut self.appended, other.appended);
+        add(&mut self.groups, other.groups);
+        add(&mut self.overwritten, other.overwritten);
+        add(&mut self.direct, other.direct);
+        add(&mut self.throttled, other.throttled);
+        add(&mut self.hit_bytes, other.hit_bytes);
+        add(&mut self.turned_off, other.turned_off);
+        add(&mut self.cuts, other.cuts);
+        add(&mut self.backend_errors, other.backend_errors);
+    }
+}

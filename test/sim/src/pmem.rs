@@ -1,0 +1,186 @@
+//! Simulated persistent memory: of the stores that no fence covers, each 64-byte line keeps any number of the first
+//! ones after a power failure.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use forebay_reactor::pmem::PersistentMemory;
+
+use crate::rng::Rng;
+use crate::world::{CrashKind, World};
+
+const LINE: u64 = 64;
+const PAGE: u64 = 4096;
+
+#[derive(Default)]
+struct State {
+    /// What loads see.
+    pages: HashMap<u64, Box<[u8; PAGE as usize]>>,
+    /// Lines with stores that no fence covers: what they held before each one.
+    at_risk: BTreeMap<u64, Vec<[u8; LINE as usize]>>,
+}
+
+impl State {
+    fn line(&self, line: u64) -> [u8; LINE as usize] {
+        let mut out = [0; LINE as usize];
+        if let Some(page) = self.pages.get(&(line * LINE / PAGE)) {
+            let at = (line * LINE % PAGE) as usize;
+            out.copy_from_slice(&page[at..at + LINE as usize]);
+        }
+        out
+    }
+
+    fn put(&mut self, at: u64, bytes: &[u8]) {
+        let page = self.pages.entry(at / PAGE).or_insert_with(|| Box::new([0; PAGE as usize]));
+        let at = (at % PAGE) as usize;
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Memory that keeps what was fenced.  Cloning gives another handle to the same one.
+#[derive(Clone)]
+pub struct SimPmem {
+    world: World,
+    len: u64,
+    state: Rc<RefCell<State>>,
+    incarnation: Rc<Cell<u32>>,
+}
+
+impl SimPmem {
+    /// `len` zero bytes.
+    pub fn new(world: &World, len: u64) -> Self {
+        let incarnation = Rc::new(Cell::new(world.incarnation()));
+        Self { world: world.clone(), len, state: Rc::default(), incarnation }
+    }
+
+    /// The machine, or the process, died; call it after [`World::crash`].  Lines that were at risk keep any number of
+    /// their first stores (`rng` says how many); after a kill they stay as they are, and at risk.
+    pub fn crash(&self, kind: CrashKind, rng: &mut Rng) {
+        self.incarnation.set(self.world.incarnation());
+        if kind == CrashKind::Kill {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        // Some crashes lose everything, some nothing, most are in between.
+        let keep_ppm = *rng.pick(&[0, 1_000_000, 500_000, 500_000, 900_000, 100_000]);
+        for (line, before) in std::mem::take(&mut state.at_risk) {
+            if rng.ppm(keep_ppm) {
+                continue;
+            }
+            let kept = rng.pick(&before).to_owned();
+            state.put(line * LINE, &kept);
+        }
+    }
+
+    /// Flips a bit.
+    pub fn flip(&self, at: u64, bit: u8) {
+        let mut state = self.state.borrow_mut();
+        let mut line = state.line(at / LINE);
+        line[(at % LINE) as usize] ^= 1 << bit;
+        state.put(at / LINE * LINE, &line);
+    }
+}
+
+impl PersistentMemory for SimPmem {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn load(&self, at: u64, out: &mut [u8]) {
+        assert!(at + out.len() as u64 <= self.len, "a load past the end");
+        let state = self.state.borrow();
+        let mut done = 0;
+        while done < out.len() {
+            let here = at + done as u64;
+            let len = ((PAGE - here % PAGE) as usize).min(out.len() - done);
+            match state.pages.get(&(here / PAGE)) {
+                Some(page) => {
+                    let from = (here % PAGE) as usize;
+                    out[done..done + len].copy_from_slice(&page[from..from + len]);
+                }
+                None => out[done..done + len].fill(0),
+            }
+            done += len;
+        }
+    }
+
+    fn store(&self, at: u64, bytes: &[u8]) {
+        assert!(at + bytes.len() as u64 <= self.len, "a store past the end");
+        if bytes.is_empty() || !self.world.has_power(self.incarnation.get()) {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        let mut done = 0;
+        while done < bytes.len() {
+            let here = at + done as u64;
+            let len = ((LINE - here % LINE) as usize).min(bytes.len() - done);
+            let before = state.line(here / LINE);
+            state.at_risk.entry(here / LINE).or_default().push(before);
+            state.put(here, &bytes[done..done + len]);
+            done += len;
+        }
+        drop(state);
+        // When the power fails in the middle of it, any part of it has been done.
+        self.world.memory_point(self.incarnation.get());
+    }
+
+    fn store_word(&self, at: u64, word: u64) {
+        assert!(at.is_multiple_of(8), "a word at {at}");
+        self.store(at, &word.to_le_bytes());
+    }
+
+    fn fence(&self) {
+        if self.world.memory_point(self.incarnation.get()) {
+            self.state.borrow_mut().at_risk.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::Faults;
+
+    #[test]
+    fn what_was_fenced_stays_and_the_rest_is_any_prefix_line_by_line() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            let world = World::new(seed, Faults::none());
+            let memory = SimPmem::new(&world, 1 << 20);
+            let reactor = world.reactor();
+            memory.store(0, &[1; 128]);
+            memory.fence();
+            memory.store(0, &[2; 64]);
+            memory.store(0, &[3; 64]);
+            memory.store(64, &[9; 64]);
+            world.crash(reactor, CrashKind::Power);
+            memory.crash(CrashKind::Power, &mut Rng::new(seed));
+            let mut out = [0; 128];
+            memory.load(0, &mut out);
+            assert!(out[..64].iter().all(|&byte| byte == out[0]) && out[64..].iter().all(|&byte| byte == out[64]));
+            seen.insert((out[0], out[64]));
+        }
+        let wanted = [(1, 1), (1, 9), (2, 1), (2, 9), (3, 1), (3, 9)];
+        assert_eq!(seen, wanted.into());
+    }
+
+    #[test]
+    fn after_the_power_has_failed_nothing_is_stored() {
+        let world = World::new(1, Faults::none());
+        let memory = SimPmem::new(&world, 4096);
+        let reactor = world.reactor();
+        world.crash_at_point(Some(2));
+        let _ = world.run(&reactor, async {
+            memory.store(0, &[1; 8]);
+            memory.fence();
+            memory.store(8, &[1; 8]);
+            memory.fence();
+        });
+        world.crash(reactor, CrashKind::Power);
+        memory.crash(CrashKind::Power, &mut Rng::new(1));
+        let mut out = [0; 16];
+        memory.load(0, &mut out);
+        assert_eq!(out[8..], [0; 8]);
+    }
+}

@@ -1,0 +1,86 @@
+//! Long runs of a short pattern.
+
+use forebay_accel::crc32c;
+use forebay_block::{Buf, BufList, BufMut};
+
+use crate::entries::SAME_LEN;
+
+/// Shortest write that is looked at.
+const LOOK_MIN: usize = 4096;
+/// Longest run of repeated bytes that is made at once.
+const UNIT: usize = 64 << 10;
+
+/// What a write consists of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Nothing but zeroes.
+    Zeroes,
+    /// The same [`SAME_LEN`] bytes again and again.
+    Same(Vec<u8>),
+    /// Anything.
+    Mixed,
+}
+
+/// Looks whether a write is one short pattern; nearly always the second sector says that it is not.
+pub(crate) fn pattern_of(data: &BufList) -> Pattern {
+    let same = SAME_LEN as usize;
+    if data.len() < LOOK_MIN || !data.len().is_multiple_of(same) {
+        return Pattern::Mixed;
+    }
+    // Parts that are not made of whole patterns are too odd to bother.
+    let Some(first) = data.parts().first().filter(|first| first.len() >= same) else { return Pattern::Mixed };
+    let pattern = &first[..same];
+    for part in data.parts() {
+        if !part.len().is_multiple_of(same) || part.chunks_exact(same).any(|chunk| chunk != pattern) {
+            return Pattern::Mixed;
+        }
+    }
+    // Only what passed so far, which is rare, is worth a second look.
+    if crc32c::crc32c(pattern) == crc32c::zeroes(same as u64) && pattern.iter().all(|&byte| byte == 0) {
+        return Pattern::Zeroes;
+    }
+    Pattern::Same(pattern.to_vec())
+}
+
+/// `len` bytes of the pattern, from byte `skip` of its first repetition on.
+pub(crate) fn expand(pattern: &[u8], skip: u64, len: usize) -> BufList {
+    let phase = (skip % pattern.len() as u64) as usize;
+    let unit = len.next_multiple_of(pattern.len()).min(UNIT) + pattern.len();
+    let mut buf = BufMut::with_capacity(unit.next_multiple_of(pattern.len()));
+    while buf.spare() >= pattern.len() {
+        buf.extend_from_slice(pattern);
+    }
+    let (buf, mut out) = (buf.freeze(), BufList::new());
+    let (mut left, mut from) = (len, phase);
+    while left > 0 {
+        let part = left.min(UNIT);
+        let slice: Buf = buf.slice(from..from + part);
+        out.push(slice);
+        left -= part;
+        from = (from + part) % pattern.len();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_found_and_made_again() {
+        let pattern: Vec<u8> = (0..512_u32).map(|at| (at * 7) as u8).collect();
+        let long: Vec<u8> = pattern.iter().copied().cycle().take(200_192).collect();
+        let list = BufList::from(Buf::copy_of(&long));
+        assert_eq!(pattern_of(&list), Pattern::Same(pattern.clone()));
+        for (skip, len) in [(0, 4096), (100, 4096), (511, 1), (512 * 9 + 3, 150_000), (0, 199_000)] {
+            let made = expand(&pattern, skip, len).to_vec();
+            let phase = (skip % 512) as usize;
+            assert!(made == long[phase..phase + len], "{skip} {len}");
+        }
+        let mut other = long.clone();
+        other[100_000] ^= 1;
+        assert_eq!(pattern_of(&Buf::copy_of(&other).into()), Pattern::Mixed);
+        assert_eq!(pattern_of(&Buf::copy_of(&long[..2048]).into()), Pattern::Mixed);
+        assert_eq!(pattern_of(&BufList::zeroes(300 << 10)), Pattern::Zeroes);
+    }
+}

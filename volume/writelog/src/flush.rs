@@ -1,0 +1,74 @@
+//! Barriers.
+
+use std::future::ready;
+use std::rc::Rc;
+
+use forebay_block::{LocalFuture, Reply, Request, Result};
+
+use crate::log::Shared;
+use crate::state::Mode;
+
+/// What was answered before lasts when this is answered; what is queued from now on is of a new generation.
+pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
+    let mut state = shared.state.borrow_mut();
+    state.barrier();
+    // A log that is turning off lets requests through to the backend, which does not make them last by itself.
+    let lasts = state.mode.is_on() && !shared.is_early() && state.direct_done == state.direct_flushed;
+    drop(state);
+    if lasts {
+        return Box::pin(ready(Ok(Reply::Done)));
+    }
+    Box::pin(async move { make_last(&shared).await.map(|()| Reply::Done) })
+}
+
+/// Makes everything last that was answered.
+pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
+    if shared.is_early() {
+        let head = shared.state.borrow().entries.head();
+        let over = || {
+            let state = shared.state.borrow();
+            state.appended_seq >= head || !state.mode.is_on()
+        };
+        shared.settled.wait_until(over).await;
+        let synced = if shared.state.borrow().mode.is_on() { sync(shared).await } else { Ok(()) };
+        if let Err(error) = synced {
+            crate::append::turn_off(shared, error);
+        }
+        // On a medium that has failed they last only at the backend.
+        let over = || {
+            let state = shared.state.borrow();
+            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        if let Mode::Failed(error) = &shared.state.borrow().mode {
+            return Err(error.clone());
+        }
+    }
+    flush_direct(shared).await
+}
+
+/// Makes everything last that is on the medium.
+pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
+    let appended = shared.state.borrow().appended_seq;
+    if shared.state.borrow().synced_seq < appended {
+        shared.medium.sync().await?;
+        let mut state = shared.state.borrow_mut();
+        state.synced_seq = state.synced_seq.max(appended);
+    }
+    Ok(())
+}
+
+/// Makes what went round the log last.
+pub(crate) async fn flush_direct(shared: &Rc<Shared>) -> Result<()> {
+    let (done, flushed) = {
+        let state = shared.state.borrow();
+        (state.direct_done, state.direct_flushed)
+    };
+    if done == flushed && shared.state.borrow().mode.is_on() {
+        return Ok(());
+    }
+    shared.inner.submit(Request::Flush).await?;
+    let mut state = shared.state.borrow_mut();
+    state.direct_flushed = state.direct_flushed.max(done);
+    Ok(())
+}

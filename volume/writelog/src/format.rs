@@ -1,0 +1,626 @@
+//! What is on the medium: `docs/formats/writelog.md`.  All numbers are little-endian.
+
+use forebay_accel::crc32c::crc32c;
+use forebay_block::Extent;
+
+use crate::entries::{Kind, payload_len};
+
+/// First eight bytes of a superblock.
+pub const MAGIC: &[u8; 8] = b"FBYLOG\x00\x01";
+/// First eight bytes of a shelf's directory.
+pub const SHELF_MAGIC: &[u8; 8] = b"FBYSHLF\x01";
+/// First four bytes of an append block.
+pub const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBAB");
+/// The format's version; a newer one is refused.
+pub const VERSION: u32 = 1;
+/// Feature bits that this version can read and write.
+pub const FEATURES_KNOWN: u64 = 0;
+
+/// Bytes of a superblock.
+pub const SUPER_LEN: usize = 4096;
+/// Byte addresses of the superblock's copies within a log.
+pub const SUPER_COPIES: [u64; 2] = [0, 4096];
+/// Byte address of the head's word within a log in persistent memory; the tail's is one cache line on.
+pub const HEAD_AT: u64 = 8192;
+/// Byte address of the tail's word.
+pub const TAIL_AT: u64 = HEAD_AT + 64;
+/// Where the ring begins within a log.
+pub const AREA_AT: u64 = 16 << 10;
+/// Bytes of an entry, and of the header of an append block.
+pub const ENTRY_LEN: usize = 64;
+/// Entries of an append block at most.
+pub const BLOCK_ENTRIES_MAX: usize = 256;
+/// Bytes of an append block at most, about.
+pub const BLOCK_LEN_MAX: u64 = 1 << 20;
+/// Longest payload of one entry in bytes; longer writes are cut.
+pub const PAYLOAD_MAX: u32 = 64 << 10;
+/// Longest run that one entry may zero or discard, in bytes.
+pub const RUN_MAX: u64 = 1 << 30;
+/// Smallest log that the format allows, in bytes; tests fill such.
+pub const LOG_SIZE_LEAST: u64 = 256 << 10;
+/// Smallest log that is made, in bytes.
+pub const LOG_SIZE_MIN: u64 = 16 << 20;
+
+/// Byte addresses of the directory's copies within a shelf.
+pub const DIRECTORY_COPIES: [u64; 2] = [0, 512 << 10];
+/// Where a shelf's first log begins.
+pub const LOGS_AT: u64 = 1 << 20;
+/// Logs of a shelf at most.
+pub const LOGS_MAX: usize = 4096;
+/// Logs begin and end at multiples of this.
+pub const LOG_ALIGN: u64 = 64 << 10;
+
+/// Bytes that are not what they should be, and how.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub String);
+
+fn malformed<T>(text: impl Into<String>) -> Result<T, Malformed> {
+    Err(Malformed(text.into()))
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let Some((head, rest)) = self.bytes.split_at_checked(len) else {
+            return malformed(format!("{}: too short", self.what));
+        };
+        self.bytes = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        Ok(self.take(N)?.try_into().expect("as many as were taken"))
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        let len = usize::from(self.u16()?);
+        String::from_utf8(self.take(len)?.to_vec()).or_else(|_| malformed(format!("{}: not UTF-8", self.what)))
+    }
+}
+
+/// Puts the CRC32C of `bytes`, in which its own place counts as zeroes, at `at`.
+fn seal(bytes: &mut [u8], at: usize) {
+    bytes[at..at + 4].fill(0);
+    let crc = crc32c(bytes);
+    bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// As `seal`, for fuzzing.
+pub(crate) fn reseal(bytes: &mut [u8], at: usize) {
+    seal(bytes, at);
+}
+
+fn is_sealed(bytes: &[u8], at: usize) -> bool {
+    let crc = [crc32c(&bytes[..at]), 0];
+    let crc = forebay_accel::crc32c::extend_zeroes(crc[0], 4);
+    let crc = forebay_accel::crc32c::extend(crc, &bytes[at + 4..]);
+    bytes[at..at + 4] == crc.to_le_bytes()
+}
+
+/// What a log is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediumKind {
+    /// A file or device, written with direct I/O.
+    Ssd,
+    /// A mapping of persistent memory.
+    Pmem,
+}
+
+impl MediumKind {
+    /// Its name, as people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            MediumKind::Ssd => "ssd",
+            MediumKind::Pmem => "pmem",
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            MediumKind::Ssd => 1,
+            MediumKind::Pmem => 2,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        [MediumKind::Ssd, MediumKind::Pmem].into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+/// A log's name, drawn when it is made.
+pub type LogId = [u8; 16];
+
+/// A log's superblock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Bits that a reader must know.
+    pub features: u64,
+    /// Counts the superblock's writes; the copy with the higher one holds.
+    pub serial: u64,
+    /// The log.
+    pub log: LogId,
+    /// The epoch of the log's membership: see `docs/design/writelog.md`.
+    pub epoch: u64,
+    /// Counts the times that the log was opened.
+    pub run: u32,
+    /// What it is on.
+    pub medium: MediumKind,
+    /// Everything is at the backend, and the log was closed.
+    pub clean: bool,
+    /// ssd: bytes of the unit in which blocks and payloads are laid out.  pmem: 64.
+    pub unit: u32,
+    /// Bytes of the log, superblocks included.
+    pub size: u64,
+    /// pmem: entries of the ring; ssd: 0.
+    pub slots: u64,
+    /// When it was made: seconds since 1970.
+    pub created_s: u64,
+    /// ssd: where the oldest block that is needed begins, in units since the log was made.
+    pub tail_pos: u64,
+    /// ssd: that block's number.
+    pub tail_block: u64,
+    /// Number of the oldest entry that the backend may not hold.
+    pub tail_seq: u64,
+    /// ssd: the blocks before this one were durable when this was written.
+    pub head_block: u64,
+    /// Which volume this is the log of.
+    pub volume: String,
+    /// What people call that volume.
+    pub name: String,
+}
+
+/// Why a superblock or a directory was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Not one of ours at all.
+    #[error("not a write log")]
+    Stranger,
+    /// Ours, but newer than this program.
+    #[error("{0}, which this program does not know")]
+    Newer(String),
+    /// Ours, but its bytes are damaged.
+    #[error("{0}")]
+    Damaged(Malformed),
+}
+
+const SUPER_CRC_AT: usize = 12;
+
+impl Superblock {
+    /// [`SUPER_LEN`] bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(SUPER_LEN);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        for word in [self.features, self.serial] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out.extend_from_slice(&self.log);
+        out.extend_from_slice(&self.epoch.to_le_bytes());
+        out.extend_from_slice(&self.run.to_le_bytes());
+        out.extend_from_slice(&[self.medium.code(), u8::from(self.clean), 0, 0]);
+        out.extend_from_slice(&self.unit.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        let words = [self.size, self.slots, self.created_s, self.tail_pos, self.tail_block, self.tail_seq];
+        for word in words.into_iter().chain([self.head_block]) {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        for text in [&self.volume, &self.name] {
+            out.extend_from_slice(&(text.len() as u16).to_le_bytes());
+            out.extend_from_slice(text.as_bytes());
+        }
+        assert!(out.len() <= SUPER_LEN, "a volume's name of {} bytes", self.name.len());
+        out.resize(SUPER_LEN, 0);
+        seal(&mut out, SUPER_CRC_AT);
+        out
+    }
+
+    /// Of [`SUPER_LEN`] bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
+        if bytes.len() != SUPER_LEN || bytes[..8] != *MAGIC {
+            return Err(Refused::Stranger);
+        }
+        if !is_sealed(bytes, SUPER_CRC_AT) {
+            return Err(Refused::Damaged(Malformed("superblock: the checksum is wrong".into())));
+        }
+        let mut reader = Reader { bytes: &bytes[8..], what: "superblock" };
+        let version = reader.u32().map_err(Refused::Damaged)?;
+        if version != VERSION {
+            return Err(Refused::Newer(format!("format version {version}")));
+        }
+        let found = Self::decode_fields(&mut reader).map_err(Refused::Damaged)?;
+        let unknown = found.features & !FEATURES_KNOWN;
+        if unknown != 0 {
+            return Err(Refused::Newer(format!("feature bits {unknown:#x}")));
+        }
+        Ok(found)
+    }
+
+    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        reader.u32()?;
+        let (features, serial) = (reader.u64()?, reader.u64()?);
+        let (log, epoch, run) = (reader.array()?, reader.u64()?, reader.u32()?);
+        let medium = reader.u8()?;
+        let Some(medium) = MediumKind::from_code(medium) else {
+            return malformed(format!("superblock: no medium has the number {medium}"));
+        };
+        let clean = reader.u8()? != 0;
+        reader.u16()?;
+        let unit = reader.u32()?;
+        reader.u32()?;
+        let (size, slots, created_s) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let (tail_pos, tail_block, tail_seq) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let head_block = reader.u64()?;
+        let (volume, name) = (reader.text()?, reader.text()?);
+        let sane = match medium {
+            MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
+            MediumKind::Pmem => unit == 64 && slots > 0 && slots.checked_mul(64).is_some_and(|len| len < size),
+        };
+        if !sane || !(LOG_SIZE_LEAST..1 << 48).contains(&size) || !size.is_multiple_of(4096) {
+            return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));
+        }
+        if tail_block > head_block || tail_pos >= 1 << 56 || tail_seq >= 1 << 47 || head_block >= 1 << 56 {
+            return malformed("superblock: the tail is past the head");
+        }
+        Ok(Self {
+            features,
+            serial,
+            log,
+            epoch,
+            run,
+            medium,
+            clean,
+            unit,
+            size,
+            slots,
+            created_s,
+            tail_pos,
+            tail_block,
+            tail_seq,
+            head_block,
+            volume,
+            name,
+        })
+    }
+}
+
+/// The mark that a log's blocks and entries carry: those of another log in the same place have another one.
+pub fn tag_of(log: &LogId) -> u32 {
+    crc32c(log)
+}
+
+/// One entry as it is on the medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryRecord {
+    /// What it does.
+    pub kind: Kind,
+    /// To which bytes of the volume.
+    pub extent: Extent,
+    /// Its number.
+    pub seq: u64,
+    /// The barrier generation it belongs to.
+    pub generation: u64,
+    /// Where its payload is, in units: ssd, from the ring's beginning; pmem, from the buffers' beginning.
+    pub place: u32,
+    /// CRC32C of its payload.
+    pub crc: u32,
+    /// When it was written: milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+const ENTRY_CRC_AT: usize = 60;
+
+impl EntryRecord {
+    /// [`ENTRY_LEN`] bytes, marked with the log's tag.
+    pub fn encode(&self, tag: u32) -> [u8; ENTRY_LEN] {
+        let mut out = [0; ENTRY_LEN];
+        out[0] = self.kind.code();
+        out[4..8].copy_from_slice(&(self.extent.len as u32).to_le_bytes());
+        out[8..16].copy_from_slice(&self.extent.offset.to_le_bytes());
+        out[16..24].copy_from_slice(&self.seq.to_le_bytes());
+        out[24..32].copy_from_slice(&self.generation.to_le_bytes());
+        out[32..36].copy_from_slice(&self.place.to_le_bytes());
+        out[36..40].copy_from_slice(&payload_len(self.kind, self.extent.len as u32).to_le_bytes());
+        out[40..44].copy_from_slice(&self.crc.to_le_bytes());
+        out[44..52].copy_from_slice(&self.time_ms.to_le_bytes());
+        out[52..56].copy_from_slice(&tag.to_le_bytes());
+        seal(&mut out, ENTRY_CRC_AT);
+        out
+    }
+
+    /// Of [`ENTRY_LEN`] bytes that should be entry `seq` of the log with this tag.
+    pub fn decode(bytes: &[u8], tag: u32, seq: u64) -> Result<Self, Malformed> {
+        if bytes.len() != ENTRY_LEN || !is_sealed(bytes, ENTRY_CRC_AT) {
+            return malformed(format!("entry {seq}: the checksum is wrong"));
+        }
+        let mut reader = Reader { bytes, what: "entry" };
+        let code = reader.u8()?;
+        reader.take(3)?;
+        let len = reader.u32()?;
+        let (offset, found, generation) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let (place, payload, crc) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let time_ms = reader.u64()?;
+        let owner = reader.u32()?;
+        let Some(kind) = Kind::from_code(code) else { return malformed(format!("entry {seq}: no kind is {code}")) };
+        if (owner, found) != (tag, seq) {
+            return malformed(format!("entry {seq}: it is number {found} of log {owner:#010x}, not of {tag:#010x}"));
+        }
+        let longest = if kind == Kind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
+        let right = len > 0 && u64::from(len) <= longest && payload == payload_len(kind, len);
+        if !right || offset.checked_add(u64::from(len)).is_none() || generation >= 1 << 56 {
+            return malformed(format!("entry {seq}: {kind:?} of {len} bytes at {offset}, with {payload} of payload"));
+        }
+        let extent = Extent::new(offset, u64::from(len));
+        Ok(Self { kind, extent, seq, generation, place, crc, time_ms })
+    }
+}
+
+/// The header of an append block; its entries follow, then, from the next unit on, their payloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockHeader {
+    /// The opening of the log that wrote it.
+    pub run: u32,
+    /// Entries.
+    pub count: u16,
+    /// So many blocks before this one were not known to be durable when it was written.
+    pub behind: u16,
+    /// Its number.
+    pub number: u64,
+    /// Where it begins, in units since the log was made.
+    pub pos: u64,
+    /// Number of its first entry.
+    pub first_seq: u64,
+    /// Where the block with the oldest entry that the backend may not hold begins.
+    pub tail_pos: u64,
+    /// That entry's number.
+    pub tail_seq: u64,
+    /// Its length in units, payloads included.
+    pub units: u32,
+}
+
+const BLOCK_CRC_AT: usize = 60;
+
+impl BlockHeader {
+    /// Header and entries, padded to whole units.
+    pub fn encode(&self, tag: u32, entries: &[EntryRecord], out: &mut [u8]) {
+        let mut head = [0; ENTRY_LEN];
+        head[0..4].copy_from_slice(&BLOCK_MAGIC.to_le_bytes());
+        head[4..8].copy_from_slice(&tag.to_le_bytes());
+        head[8..12].copy_from_slice(&self.run.to_le_bytes());
+        head[12..14].copy_from_slice(&self.count.to_le_bytes());
+        head[14..16].copy_from_slice(&self.behind.to_le_bytes());
+        let words = [self.number, self.pos, self.first_seq, self.tail_pos, self.tail_seq];
+        for (word, at) in words.into_iter().zip((16..).step_by(8)) {
+            head[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        head[56..60].copy_from_slice(&self.units.to_le_bytes());
+        out[..ENTRY_LEN].copy_from_slice(&head);
+        for (entry, place) in entries.iter().zip(out[ENTRY_LEN..].chunks_exact_mut(ENTRY_LEN)) {
+            place.copy_from_slice(&entry.encode(tag));
+        }
+        let len = ENTRY_LEN * (1 + entries.len());
+        seal(&mut out[..len], BLOCK_CRC_AT);
+    }
+
+    /// The header alone, of the first [`ENTRY_LEN`] bytes; whether its checksum is right only the whole can say.
+    pub fn peek(bytes: &[u8], tag: u32, unit: u32) -> Option<Self> {
+        let mut reader = Reader { bytes: bytes.get(..ENTRY_LEN)?, what: "append block" };
+        let mut read = || -> Result<Self, Malformed> {
+            if (reader.u32()?, reader.u32()?) != (BLOCK_MAGIC, tag) {
+                return malformed("not a block of this log");
+            }
+            Ok(Self {
+                run: reader.u32()?,
+                count: reader.u16()?,
+                behind: reader.u16()?,
+                number: reader.u64()?,
+                pos: reader.u64()?,
+                first_seq: reader.u64()?,
+                tail_pos: reader.u64()?,
+                tail_seq: reader.u64()?,
+                units: reader.u32()?,
+            })
+        };
+        let found = read().ok()?;
+        let head_units = found.head_units(unit);
+        let longest = (BLOCK_LEN_MAX + u64::from(PAYLOAD_MAX)) / u64::from(unit) + u64::from(head_units);
+        let sane = (1..=BLOCK_ENTRIES_MAX).contains(&usize::from(found.count))
+            && (head_units..=longest as u32).contains(&found.units)
+            && u64::from(found.behind) <= found.number
+            && found.first_seq < 1 << 47;
+        sane.then_some(found)
+    }
+
+    /// Bytes of header and entries.
+    pub fn head_len(&self) -> usize {
+        ENTRY_LEN * (1 + usize::from(self.count))
+    }
+
+    /// Units of header and entries.
+    pub fn head_units(&self, unit: u32) -> u32 {
+        (self.head_len() as u32).div_ceil(unit)
+    }
+
+    /// The entries, of header and entries; payloads must be where they belong in a ring of so many units.
+    pub fn entries(&self, bytes: &[u8], tag: u32, unit: u32, ring: u64) -> Result<Vec<EntryRecord>, Malformed> {
+        let bytes = bytes.get(..self.head_len()).ok_or_else(|| Malformed("append block: too short".into()))?;
+        if !is_sealed(bytes, BLOCK_CRC_AT) {
+            return malformed(format!("append block {}: the checksum is wrong", self.number));
+        }
+        let mut at = self.head_units(unit);
+        let mut entries = Vec::with_capacity(usize::from(self.count));
+        for (seq, bytes) in (self.first_seq..).zip(bytes[ENTRY_LEN..].chunks_exact(ENTRY_LEN)) {
+            let entry = EntryRecord::decode(bytes, tag, seq)?;
+            if entry.kind.has_payload() && u64::from(entry.place) != self.pos % ring + u64::from(at) {
+                return malformed(format!("entry {seq}: its payload is not in its block"));
+            }
+            at += payload_len(entry.kind, entry.extent.len as u32).div_ceil(unit);
+            entries.push(entry);
+        }
+        if at != self.units || self.pos % ring + u64::from(at) > ring {
+            return malformed(format!("append block {}: {at} units, not {}", self.number, self.units));
+        }
+        Ok(entries)
+    }
+}
+
+/// A word of persistent memory that is stored at once: a sequence number, and a check of it.
+pub fn encode_word(seq: u64, tag: u32) -> u64 {
+    seq << 16 | u64::from(check_of(seq, tag))
+}
+
+/// The sequence number of such a word.
+pub fn decode_word(word: u64, tag: u32) -> Result<u64, Malformed> {
+    let seq = word >> 16;
+    if word as u16 == check_of(seq, tag) { Ok(seq) } else { malformed(format!("the word {word:#x} has a wrong check")) }
+}
+
+fn check_of(seq: u64, tag: u32) -> u16 {
+    let crc = forebay_accel::crc32c::extend(tag, &seq.to_le_bytes());
+    (crc ^ (crc >> 16)) as u16
+}
+
+/// One log of a shelf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShelfEntry {
+    /// Which.
+    pub log: LogId,
+    /// Where on the shelf it begins, in bytes.
+    pub start: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// What logs are on a file or device, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directory {
+    /// Counts its writes; the copy with the higher one holds.
+    pub serial: u64,
+    /// What the shelf is on.
+    pub medium: MediumKind,
+    /// The logs, by where they begin.
+    pub logs: Vec<ShelfEntry>,
+}
+
+const DIRECTORY_HEAD: usize = 64;
+const DIRECTORY_CRC_AT: usize = 12;
+
+impl Directory {
+    /// A multiple of 4096 bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend_from_slice(SHELF_MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.serial.to_le_bytes());
+        out.extend_from_slice(&(self.logs.len() as u32).to_le_bytes());
+        out.push(self.medium.code());
+        out.resize(DIRECTORY_HEAD, 0);
+        for log in &self.logs {
+            out.extend_from_slice(&log.log);
+            out.extend_from_slice(&log.start.to_le_bytes());
+            out.extend_from_slice(&log.size.to_le_bytes());
+            out.extend_from_slice(&[0; 32]);
+        }
+        seal(&mut out, DIRECTORY_CRC_AT);
+        out.resize(out.len().next_multiple_of(4096), 0);
+        out
+    }
+
+    /// Bytes of a directory, from its first 4096 bytes or more.
+    pub fn encoded_len(bytes: &[u8]) -> Result<usize, Refused> {
+        let mut reader = Reader { bytes, what: "directory" };
+        let magic: [u8; 8] = reader.array().map_err(Refused::Damaged)?;
+        if magic != *SHELF_MAGIC {
+            return Err(Refused::Stranger);
+        }
+        let mut count = || {
+            reader.take(16)?;
+            reader.u32()
+        };
+        let count = count().map_err(Refused::Damaged)? as usize;
+        if count > LOGS_MAX {
+            return Err(Refused::Damaged(Malformed(format!("directory: {count} logs"))));
+        }
+        Ok(DIRECTORY_HEAD + 64 * count)
+    }
+
+    /// Of as many bytes as it has, or more.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
+        let len = Self::encoded_len(bytes)?;
+        let Some(bytes) = bytes.get(..len) else {
+            return Err(Refused::Damaged(Malformed("directory: too short".into())));
+        };
+        if !is_sealed(bytes, DIRECTORY_CRC_AT) {
+            return Err(Refused::Damaged(Malformed("directory: the checksum is wrong".into())));
+        }
+        let mut reader = Reader { bytes: &bytes[8..], what: "directory" };
+        let version = reader.u32().map_err(Refused::Damaged)?;
+        if version != VERSION {
+            return Err(Refused::Newer(format!("format version {version}")));
+        }
+        Self::decode_fields(&mut reader).map_err(Refused::Damaged)
+    }
+
+    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        reader.u32()?;
+        let serial = reader.u64()?;
+        let count = reader.u32()?;
+        let medium = reader.u8()?;
+        let Some(medium) = MediumKind::from_code(medium) else {
+            return malformed(format!("directory: no medium has the number {medium}"));
+        };
+        reader.take(DIRECTORY_HEAD - 29)?;
+        let mut logs: Vec<ShelfEntry> = Vec::new();
+        for _ in 0..count {
+            let entry = ShelfEntry { log: reader.array()?, start: reader.u64()?, size: reader.u64()? };
+            reader.take(32)?;
+            let after = logs.last().map_or(LOGS_AT, |last| last.start + last.size);
+            let whole = entry.start.is_multiple_of(LOG_ALIGN) && entry.size.is_multiple_of(LOG_ALIGN);
+            if !whole || entry.start < after || entry.size < LOG_SIZE_LEAST || entry.start.max(entry.size) >= 1 << 48 {
+                return malformed(format!("directory: a log of {} bytes at {}", entry.size, entry.start));
+            }
+            logs.push(entry);
+        }
+        Ok(Self { serial, medium, logs })
+    }
+
+    /// Where a log of `size` bytes fits; `limit` is the end of the shelf, if it has one.
+    pub fn room_for(&self, size: u64, limit: Option<u64>) -> Option<u64> {
+        if self.logs.len() >= LOGS_MAX {
+            return None;
+        }
+        let mut at = LOGS_AT;
+        for log in &self.logs {
+            if log.start - at >= size {
+                return Some(at);
+            }
+            at = log.start + log.size;
+        }
+        limit.is_none_or(|limit| limit.saturating_sub(at) >= size).then_some(at)
+    }
+}
+
+#[cfg(test)]
+mod golden;

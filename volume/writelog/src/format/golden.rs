@@ -1,0 +1,130 @@
+//! One encoded example of each structure: what is on disks out there must stay readable.
+
+use super::*;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        features: 0,
+        serial: 7,
+        log: *b"0123456789abcdef",
+        epoch: 3,
+        run: 5,
+        medium: MediumKind::Ssd,
+        clean: true,
+        unit: 512,
+        size: 16 << 20,
+        slots: 0,
+        created_s: 1_700_000_000,
+        tail_pos: 100,
+        tail_block: 9,
+        tail_seq: 11,
+        head_block: 12,
+        volume: "store:00/img".into(),
+        name: "local/disk".into(),
+    }
+}
+
+fn entry(seq: u64) -> EntryRecord {
+    EntryRecord {
+        kind: Kind::Write,
+        extent: Extent::new(8192, 4096),
+        seq,
+        generation: 2,
+        place: 101,
+        crc: 0x1234_5678,
+        time_ms: 1_700_000_000_123,
+    }
+}
+
+#[test]
+fn the_superblock_is_what_it_was() {
+    let bytes = superblock().encode();
+    assert_eq!(bytes.len(), SUPER_LEN);
+    assert_eq!(
+        hex(&bytes[..160]),
+        include_str!("golden/superblock.hex").trim(),
+        "the first 160 bytes; the rest is zero"
+    );
+    assert!(bytes[160..].iter().all(|&byte| byte == 0));
+    assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
+    for at in 8..160 {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x10;
+        assert!(matches!(Superblock::decode(&damaged), Err(Refused::Damaged(_))), "byte {at}");
+    }
+    assert_eq!(Superblock::decode(&[0; SUPER_LEN]), Err(Refused::Stranger));
+    let newer = Superblock { features: 1 << 40, ..superblock() }.encode();
+    assert!(matches!(Superblock::decode(&newer), Err(Refused::Newer(_))));
+}
+
+#[test]
+fn an_entry_is_what_it_was() {
+    let bytes = entry(77).encode(0xdead_beef);
+    assert_eq!(hex(&bytes), include_str!("golden/entry.hex").trim());
+    assert_eq!(EntryRecord::decode(&bytes, 0xdead_beef, 77), Ok(entry(77)));
+    assert!(EntryRecord::decode(&bytes, 0xdead_beef, 78).is_err());
+    assert!(EntryRecord::decode(&bytes, 0xdead_beee, 77).is_err());
+    for at in 0..ENTRY_LEN {
+        let mut damaged = bytes;
+        damaged[at] ^= 1;
+        assert!(EntryRecord::decode(&damaged, 0xdead_beef, 77).is_err(), "byte {at}");
+    }
+}
+
+#[test]
+fn an_append_block_is_what_it_was() {
+    let header = BlockHeader {
+        run: 5,
+        count: 1,
+        behind: 1,
+        number: 12,
+        pos: 100,
+        first_seq: 77,
+        tail_pos: 90,
+        tail_seq: 70,
+        units: 9,
+    };
+    let mut bytes = [0; 512];
+    header.encode(0xdead_beef, &[entry(77)], &mut bytes);
+    assert_eq!(hex(&bytes[..128]), include_str!("golden/block.hex").trim());
+    let found = BlockHeader::peek(&bytes, 0xdead_beef, 512).expect("a header");
+    assert_eq!(found, header);
+    assert_eq!(found.entries(&bytes, 0xdead_beef, 512, 10_000), Ok(vec![entry(77)]));
+    for at in 0..128 {
+        let mut damaged = bytes;
+        damaged[at] ^= 1;
+        let found = BlockHeader::peek(&damaged, 0xdead_beef, 512);
+        assert!(found.is_none_or(|found| found.entries(&damaged, 0xdead_beef, 512, 10_000).is_err()), "byte {at}");
+    }
+}
+
+#[test]
+fn a_directory_is_what_it_was() {
+    let log = |at: u8, start| ShelfEntry { log: [at; 16], start, size: 16 << 20 };
+    let directory =
+        Directory { serial: 4, medium: MediumKind::Pmem, logs: vec![log(1, LOGS_AT), log(2, LOGS_AT + (32 << 20))] };
+    let bytes = directory.encode();
+    assert_eq!(hex(&bytes[..192]), include_str!("golden/directory.hex").trim());
+    assert_eq!(Directory::decode(&bytes), Ok(directory.clone()));
+    assert_eq!(directory.room_for(16 << 20, None), Some(LOGS_AT + (16 << 20)));
+    assert_eq!(directory.room_for(17 << 20, None), Some(LOGS_AT + (48 << 20)));
+    assert_eq!(directory.room_for(17 << 20, Some(LOGS_AT + (64 << 20))), None);
+}
+
+#[test]
+fn a_word_has_a_check() {
+    assert_eq!(encode_word(0x0123_4567, 0xdead_beef), 0x0000_0123_4567_0000 | GOLDEN_CHECK);
+    for seq in [0, 1, 1 << 46] {
+        let word = encode_word(seq, 9);
+        assert_eq!(decode_word(word, 9), Ok(seq));
+        assert!((0..64).all(|bit| decode_word(word ^ 1 << bit, 9).is_err()));
+        assert!(decode_word(word, 10).is_err());
+    }
+}
+
+/// The check in the word of [`a_word_has_a_check`].
+const GOLDEN_CHECK: u64 = 46_967;

@@ -1,0 +1,265 @@
+//! Which entry of the log holds the newest bytes of each run of the volume.
+//!
+//! Segments of 16 bytes in sorted chunks whose memory grows in small steps, so that even a log whose every write cuts
+//! another one in two stays within 64 bytes an entry, the entry's own record included.
+
+use forebay_block::Extent;
+
+/// Segments a chunk at most; a fuller one is cut in two.
+const CHUNK_MAX: usize = 128;
+/// By how many segments a chunk's memory grows.
+const STEP: usize = 8;
+
+/// A run of the volume whose newest bytes an entry holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub len: u32,
+    /// The entry: the low half of its sequence number.
+    pub entry: u32,
+}
+
+impl Segment {
+    fn end(self) -> u64 {
+        self.start + u64::from(self.len)
+    }
+}
+
+/// Runs that do not overlap, in order.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// None of them is empty.
+    chunks: Vec<Vec<Segment>>,
+}
+
+/// Inserts into a chunk, whose memory grows by a few places only.
+fn insert_into(chunk: &mut Vec<Segment>, at: usize, segment: Segment) {
+    if chunk.len() == chunk.capacity() {
+        chunk.reserve_exact(STEP);
+    }
+    chunk.insert(at, segment);
+}
+
+impl Index {
+    /// Nothing is in the log.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes of memory in use.
+    pub fn memory(&self) -> usize {
+        let chunks: usize = self.chunks.iter().map(|chunk| chunk.capacity() * size_of::<Segment>() + 16).sum();
+        chunks + self.chunks.capacity() * size_of::<Vec<Segment>>()
+    }
+
+    /// Place of the first segment that ends after `at`: chunk, and segment in it.
+    fn find(&self, at: u64) -> (usize, usize) {
+        let chunk = self.chunks.partition_point(|chunk| chunk.last().is_none_or(|last| last.end() <= at));
+        let segment = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|segment| segment.end() <= at));
+        (chunk, segment)
+    }
+
+    /// The segments that touch `extent`, cut to it, in order.
+    pub fn overlaps(&self, extent: Extent) -> impl Iterator<Item = Segment> + '_ {
+        let (first, at) = self.find(extent.offset);
+        let end = extent.end();
+        let chunks = self.chunks.get(first..).unwrap_or_default().iter().enumerate();
+        let segments = chunks.flat_map(move |(index, chunk)| &chunk[if index == 0 { at } else { 0 }..]);
+        segments.take_while(move |segment| segment.start < end).map(move |segment| {
+            let start = segment.start.max(extent.offset);
+            Segment { start, len: (segment.end().min(end) - start) as u32, entry: segment.entry }
+        })
+    }
+
+    /// Some entry holds bytes of `extent`.
+    pub fn touches(&self, extent: Extent) -> bool {
+        self.overlaps(extent).next().is_some()
+    }
+
+    /// From now on `entry` holds the newest bytes of `extent` (which is shorter than 4 GiB).  `change` is told by how
+    /// many segments each entry has more or fewer than before.
+    pub fn insert(&mut self, extent: Extent, entry: u32, mut change: impl FnMut(u32, i32)) {
+        self.carve(extent, |_| true, &mut change);
+        let (chunk, at) = self.find(extent.offset);
+        change(entry, 1);
+        let segment = Segment { start: extent.offset, len: extent.len as u32, entry };
+        // At a border between two chunks the earlier one may take it at its end.
+        let (chunk, at) = match (self.chunks.get(chunk), chunk.checked_sub(1)) {
+            (_, Some(before)) if at == 0 && self.chunks[before].len() < CHUNK_MAX => {
+                (before, self.chunks[before].len())
+            }
+            (Some(_), _) => (chunk, at),
+            (None, _) => {
+                self.chunks.push(Vec::with_capacity(STEP));
+                (chunk, 0)
+            }
+        };
+        insert_into(&mut self.chunks[chunk], at, segment);
+        self.split(chunk);
+    }
+
+    /// Nothing of `extent` is held by `entry` any more.
+    pub fn remove(&mut self, extent: Extent, entry: u32, mut change: impl FnMut(u32, i32)) {
+        self.carve(extent, |segment| segment.entry == entry, &mut change);
+    }
+
+    /// Cuts a chunk that has grown too long.
+    fn split(&mut self, chunk: usize) {
+        if self.chunks[chunk].len() <= CHUNK_MAX {
+            return;
+        }
+        // A log that is written in order leaves full chunks behind.
+        let last = chunk + 1 == self.chunks.len();
+        let at = if last { CHUNK_MAX - STEP } else { CHUNK_MAX / 2 };
+        let mut tail = Vec::new();
+        tail.extend_from_slice(&self.chunks[chunk][at..]);
+        self.chunks[chunk].truncate(at);
+        self.chunks[chunk].shrink_to_fit();
+        if self.chunks.len() == self.chunks.capacity() {
+            self.chunks.reserve_exact((self.chunks.len() / 8).max(STEP));
+        }
+        self.chunks.insert(chunk + 1, tail);
+    }
+
+    /// Takes `extent` out of every segment that `wanted` accepts.
+    fn carve(&mut self, extent: Extent, wanted: impl Fn(&Segment) -> bool, change: &mut impl FnMut(u32, i32)) {
+        let (from, to) = (extent.offset, extent.end());
+        let (mut chunk, mut at) = self.find(from);
+        while let Some(&segment) = self.chunks.get(chunk).and_then(|chunk| chunk.get(at)) {
+            if segment.start >= to {
+                break;
+            }
+            if !wanted(&segment) {
+                (chunk, at) = if at + 1 < self.chunks[chunk].len() { (chunk, at + 1) } else { (chunk + 1, 0) };
+                continue;
+            }
+            let head = (segment.start < from).then(|| Segment { len: (from - segment.start) as u32, ..segment });
+            let tail = (segment.end() > to).then(|| Segment { start: to, len: (segment.end() - to) as u32, ..segment });
+            let list = &mut self.chunks[chunk];
+            match (head, tail) {
+                (Some(head), Some(tail)) => {
+                    list[at] = head;
+                    insert_into(list, at + 1, tail);
+                    change(segment.entry, 1);
+                    self.split(chunk);
+                    return;
+                }
+                (Some(head), None) => {
+                    list[at] = head;
+                    at += 1;
+                }
+                (None, Some(tail)) => {
+                    list[at] = tail;
+                    return;
+                }
+                (None, None) => {
+                    list.remove(at);
+                    change(segment.entry, -1);
+                    if list.capacity() > list.len() + 2 * STEP {
+                        list.shrink_to(list.len() + STEP);
+                    }
+                }
+            }
+            if self.chunks[chunk].is_empty() {
+                self.chunks.remove(chunk);
+                at = 0;
+            } else if at == self.chunks[chunk].len() {
+                (chunk, at) = (chunk + 1, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SPACE: usize = 600;
+
+    fn runs(plain: &[Option<u32>]) -> Vec<(u64, u32)> {
+        plain.iter().enumerate().filter_map(|(at, entry)| Some((at as u64, (*entry)?))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_an_array_of_owners(steps in proptest::collection::vec((0..SPACE, 1..80_usize, any::<bool>()), 1..400)) {
+            let mut plain: Vec<Option<u32>> = vec![None; SPACE];
+            let mut index = Index::new();
+            let mut counts: HashMap<u32, i32> = HashMap::new();
+            let mut extents: Vec<Extent> = Vec::new();
+            for (number, (start, len, insert)) in steps.into_iter().enumerate() {
+                let end = (start + len).min(SPACE);
+                let mut change = |entry, by| *counts.entry(entry).or_insert(0) += by;
+                if insert || extents.is_empty() {
+                    let extent = Extent::new(start as u64, (end - start) as u64);
+                    let entry = extents.len() as u32;
+                    extents.push(extent);
+                    index.insert(extent, entry, &mut change);
+                    plain[start..end].fill(Some(entry));
+                } else {
+                    let entry = number % extents.len();
+                    index.remove(extents[entry], entry as u32, &mut change);
+                    plain.iter_mut().filter(|owner| **owner == Some(entry as u32)).for_each(|owner| *owner = None);
+                }
+                let all = Extent::new(0, SPACE as u64);
+                let found: Vec<(u64, u32)> = index
+                    .overlaps(all)
+                    .flat_map(|segment| (segment.start..segment.end()).map(move |at| (at, segment.entry)))
+                    .collect();
+                prop_assert_eq!(found, runs(&plain));
+                let part = Extent::new(start as u64, (end - start) as u64);
+                let found: Vec<(u64, u32)> = index
+                    .overlaps(part)
+                    .flat_map(|segment| (segment.start..segment.end()).map(move |at| (at, segment.entry)))
+                    .collect();
+                let wanted: Vec<_> = runs(&plain).into_iter().filter(|(at, _)| part.range().contains(at)).collect();
+                prop_assert_eq!(found, wanted);
+                let mut segments: HashMap<u32, i32> = HashMap::new();
+                index.overlaps(all).for_each(|segment| *segments.entry(segment.entry).or_insert(0) += 1);
+                counts.retain(|_, count| *count != 0);
+                prop_assert_eq!(&counts, &segments);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod memory_tests {
+    use forebay_block::Extent;
+
+    use super::*;
+    use crate::entries::{Entries, Entry, Kind};
+
+    /// Bytes a live entry, of a log that holds these.
+    fn bytes_an_entry(extents: impl Iterator<Item = Extent>) -> f64 {
+        let (mut entries, mut index) = (Entries::new(0), Index::new());
+        for extent in extents {
+            let seq = entries.push(Entry::new(Kind::Write, extent, 0, 0));
+            index.insert(extent, seq as u32, |_, _| {});
+        }
+        (entries.memory() + index.memory()) as f64 / entries.len() as f64
+    }
+
+    #[test]
+    fn an_entry_takes_no_more_than_64_bytes() {
+        const COUNT: u64 = 100_000;
+        let scattered = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let random = bytes_an_entry((0..COUNT).map(|at| Extent::new(scattered(at) / 4096 * 4096, 4096)));
+        let in_order = bytes_an_entry((0..COUNT).map(|at| Extent::new(at * 4096, 4096)));
+        // Each write cuts an older one in two.
+        let long = (0..COUNT / 100).map(|at| Extent::new(at << 20, 1 << 20));
+        let cuts = (0..COUNT).map(|at| {
+            let (place, of) = (scattered(at) % 256, at % (COUNT / 100));
+            Extent::new((of << 20) + place * 4096 + 512, 512)
+        });
+        let worst = bytes_an_entry(long.chain(cuts));
+        println!("bytes an entry: random {random:.1}, in order {in_order:.1}, each in two {worst:.1}");
+        assert!(random <= 64.0 && in_order <= 64.0 && worst <= 64.0, "{random} {in_order} {worst}");
+    }
+}

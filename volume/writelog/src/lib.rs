@@ -1,0 +1,29 @@
+//! A write log in front of a volume: a write is answered as soon as it lasts in the log, and reaches the volume's
+//! backend later, in an order that leaves the backend consistent at any moment.
+//!
+//! [`WriteLog`] is a [`BlockDevice`](forebay_block::BlockDevice) over another one.  A [`Shelf`] is the file, device or
+//! persistent memory that logs are kept on.  See `docs/design/writelog.md` and `docs/formats/writelog.md`.
+
+mod append;
+mod entries;
+mod expand;
+mod flush;
+pub mod format;
+#[doc(hidden)]
+pub mod fuzz;
+mod hidden;
+mod index;
+mod log;
+mod media;
+mod plan;
+mod pressure;
+mod read;
+mod shelf;
+mod state;
+mod ticket;
+mod writeback;
+
+pub use format::{LogId, MediumKind};
+pub use log::{Cut, Options, Owner, Persist, WriteLog};
+pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
+pub use state::{LogStats, Mode};

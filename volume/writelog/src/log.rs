@@ -1,0 +1,680 @@
+//! The log as a block device: how a request finds its way.
+
+use std::cell::RefCell;
+use std::future::ready;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
+    Result, SizeWatch,
+};
+use forebay_reactor::sync::{Notify, Semaphore, oneshot};
+use forebay_reactor::{now, sleep, spawn};
+
+use crate::entries::{Kind, SAME_LEN};
+use crate::expand::{Pattern, pattern_of};
+use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
+use crate::media::Medium;
+use crate::shelf::{Held, OpenLog};
+use crate::state::{LogStats, Mode, State};
+use crate::ticket::Ticket;
+use crate::{append, flush, read, writeback};
+
+/// When a write is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Persist {
+    /// When it lasts.
+    #[default]
+    OnWrite,
+    /// At once; it lasts when the next flush (or its FUA) is answered.
+    OnFlush,
+}
+
+/// How a log behaves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// When writes are answered.
+    pub persist: Persist,
+    /// Bytes of the volume that the backend may lack at most; `None`: as many as the log holds.
+    pub dirty_bytes_max: Option<u64>,
+    /// How long the backend may lack a write, about, unless it cannot keep up.
+    pub dirty_age_max: Duration,
+    /// Sequential writes from so many bytes on go round the log when nothing stands in their way; `None`: none do.
+    pub direct_min: Option<u32>,
+    /// Payload bytes that are kept in memory after they were written, to be written back without reading them.
+    pub recent_bytes: usize,
+    /// Requests to the backend at once in writing back.
+    pub parallel: usize,
+    /// Entries that are written back together at most.
+    pub batch_entries: usize,
+    /// Groups that are appended at once.
+    pub groups: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            persist: Persist::OnWrite,
+            dirty_bytes_max: None,
+            dirty_age_max: Duration::from_secs(2),
+            direct_min: Some(256 << 10),
+            recent_bytes: 4 << 20,
+            parallel: 64,
+            batch_entries: 2048,
+            groups: 2,
+        }
+    }
+}
+
+/// Who attached the log, and keeps the record of it with the image.
+pub trait Owner {
+    /// The log has turned itself off and is about to be gone round: what is on its medium must never be replayed
+    /// again.  Tried again until it succeeds.
+    fn release(&self) -> LocalFuture<Result<()>>;
+}
+
+/// Payload bytes that wait for the medium at most.
+pub(crate) const QUEUE_MAX: u64 = 8 << 20;
+
+pub(crate) struct Shared {
+    pub(crate) inner: Rc<dyn BlockDevice>,
+    pub(crate) medium: Box<dyn Medium>,
+    pub(crate) kind: MediumKind,
+    pub(crate) owner: Rc<dyn Owner>,
+    pub(crate) options: Options,
+    pub(crate) state: RefCell<State>,
+    /// Something is queued, or the log is to stop.
+    pub(crate) append: Notify,
+    /// There may be something to write back.
+    pub(crate) write_back: Notify,
+    /// There may be room on the medium.
+    pub(crate) room: Rc<Notify>,
+    /// A change has ended, something was published or retired, or the mode has changed.
+    pub(crate) settled: Notify,
+    /// Writes that are held back come in one after the other.
+    admission: Semaphore,
+    _held: Held,
+}
+
+impl Shared {
+    /// Writes are answered before they last.
+    pub(crate) fn is_early(&self) -> bool {
+        self.options.persist == Persist::OnFlush && self.kind == MediumKind::Ssd
+    }
+
+    pub(crate) fn dirty_max(&self) -> u64 {
+        self.options.dirty_bytes_max.unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn fill(&self) -> f64 {
+        self.state.borrow().fill(&*self.medium, self.dirty_max(), QUEUE_MAX)
+    }
+
+    fn check(&self, extent: Extent) -> Result<()> {
+        let state = self.state.borrow();
+        let size = self.inner.geometry().size.min(state.size_limit.unwrap_or(u64::MAX));
+        if extent.checked_end().is_none_or(|end| end > size) {
+            let text = format!("{} bytes at {} of a volume of {size}", extent.len, extent.offset);
+            return Err(Error::new(ErrorKind::OutOfRange, text));
+        }
+        Ok(())
+    }
+}
+
+/// A volume behind a write log.
+pub struct WriteLog {
+    pub(crate) shared: Rc<Shared>,
+}
+
+impl Drop for WriteLog {
+    fn drop(&mut self) {
+        self.shared.state.borrow_mut().closing = true;
+        self.shared.append.notify_all();
+        self.shared.write_back.notify_all();
+        self.shared.room.notify_all();
+    }
+}
+
+impl WriteLog {
+    /// Puts an opened log in front of its volume.  What is in it is readable at once, and written back as time goes.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn Owner>, options: Options) -> Rc<Self> {
+        let OpenLog { medium, found, kind, room, held } = log;
+        let state = State::new(found.tail_seq, &found.entries);
+        let shared = Rc::new(Shared {
+            inner,
+            medium,
+            kind,
+            owner,
+            options,
+            state: RefCell::new(state),
+            append: Notify::new(),
+            write_back: Notify::new(),
+            room,
+            settled: Notify::new(),
+            admission: Semaphore::new(1),
+            _held: held,
+        });
+        drop(spawn(append::run(shared.clone())));
+        drop(spawn(writeback::run(shared.clone())));
+        Rc::new(Self { shared })
+    }
+
+    /// How it stands.
+    pub fn mode(&self) -> Mode {
+        self.shared.state.borrow().mode.clone()
+    }
+
+    /// What it is on.
+    pub fn medium(&self) -> MediumKind {
+        self.shared.kind
+    }
+
+    /// Why writing back does not get on.
+    pub fn backend_error(&self) -> Option<Error> {
+        self.shared.state.borrow().backend_error.clone()
+    }
+
+    /// What it counts, without how it stands.
+    pub fn counters(&self) -> LogStats {
+        self.shared.state.borrow().stats
+    }
+
+    /// What it counts, and how it stands.
+    pub fn stats(&self) -> LogStats {
+        let state = self.shared.state.borrow();
+        LogStats {
+            capacity: self.shared.medium.capacity(),
+            used: self.shared.medium.used(),
+            dirty_bytes: state.dirty_bytes,
+            dirty_entries: state.entries.len(),
+            dirty_age: state.age(),
+            index_memory: (state.index.memory() + state.entries.memory()) as u64,
+            ..state.stats
+        }
+    }
+
+    /// Waits until the backend holds, durably, everything that was answered before.
+    ///
+    /// # Errors
+    /// When the log has failed.
+    pub async fn drain(&self) -> Result<()> {
+        self.settle().await;
+        let head = self.shared.state.borrow().entries.head();
+        self.drain_to(head).await
+    }
+
+    async fn drain_to(&self, seq: u64) -> Result<()> {
+        let shared = &self.shared;
+        {
+            let mut state = shared.state.borrow_mut();
+            state.wanted = state.wanted.max(seq);
+        }
+        shared.write_back.notify_all();
+        let over = || {
+            let state = shared.state.borrow();
+            state.entries.tail() >= seq || matches!(state.mode, Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        if let Mode::Failed(error) = &shared.state.borrow().mode {
+            return Err(error.clone());
+        }
+        shared.inner.submit(Request::Flush).await.map(drop)
+    }
+
+    /// Waits until what is queued now is in the log.
+    async fn settle(&self) {
+        let shared = &self.shared;
+        let target = {
+            let state = shared.state.borrow();
+            state.next_seq + state.queue.len() as u64
+        };
+        let over = || {
+            let state = shared.state.borrow();
+            state.appended_seq >= target || !state.mode.is_on()
+        };
+        shared.settled.wait_until(over).await;
+    }
+
+    /// Brings the backend to a moment and holds it there: it has everything that was answered before this call, and
+    /// nothing that was submitted after it returned.  Until the cut is dropped later writes stay in the log.
+    ///
+    /// # Errors
+    /// When the log has failed.
+    pub async fn cut(&self) -> Result<Cut> {
+        let shared = &self.shared;
+        shared.state.borrow_mut().barrier();
+        self.settle().await;
+        let head = {
+            let mut state = shared.state.borrow_mut();
+            let head = state.entries.head();
+            state.hold = Some(state.hold.map_or(head, |before| before.min(head)));
+            head
+        };
+        let cut = Cut { shared: shared.clone() };
+        shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;
+        self.drain_to(head).await?;
+        Ok(cut)
+    }
+
+    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on, and nothing of it is
+    /// left in the log when this returns.
+    ///
+    /// # Errors
+    /// When the log has failed.
+    pub async fn shrink_begins(&self, size: u64) -> Result<()> {
+        let shared = &self.shared;
+        shared.state.borrow_mut().size_limit = Some(size);
+        let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);
+        shared.settled.wait_until(over).await;
+        self.drain().await
+    }
+
+    /// The volume has been shrunk, or not.
+    pub fn shrink_ends(&self) {
+        self.shared.state.borrow_mut().size_limit = None;
+    }
+
+    /// Waits until nothing of a closed log is under way any more, so that its place can be given to others.
+    pub async fn gone(self: Rc<Self>) {
+        let held = Rc::downgrade(&self.shared);
+        drop(self);
+        // Its tasks end by themselves; there are few of them.
+        while held.strong_count() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Takes no more requests, and ends.  `flush`: the backend holds everything when this returns.
+    ///
+    /// # Errors
+    /// When not everything could be written back, or the medium failed.  The log is closed all the same.
+    pub async fn close(&self, flush: bool) -> Result<()> {
+        let shared = &self.shared;
+        let over = || {
+            let state = shared.state.borrow();
+            let quiet = state.in_flight.is_empty() && state.queue.is_empty() && state.appending.is_empty();
+            quiet || matches!(state.mode, Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        let lasts = flush::make_last(shared).await;
+        let drained = if flush { self.drain().await } else { lasts };
+        let clean = {
+            let mut state = shared.state.borrow_mut();
+            state.closing = true;
+            state.entries.len() == 0
+        };
+        shared.append.notify_all();
+        shared.write_back.notify_all();
+        let (failed, off) = {
+            let state = shared.state.borrow();
+            (matches!(state.mode, Mode::Failed(_)), !state.mode.is_on())
+        };
+        if failed || off {
+            return drained;
+        }
+        let noted = shared.medium.persist_tail(clean).await;
+        drained.and(noted)
+    }
+
+    fn change(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let shared = self.shared.clone();
+        let extent = request.extent().unwrap_or(Extent::new(0, 0));
+        if let Err(error) = shared.check(extent) {
+            return Box::pin(ready(Err(error)));
+        }
+        if shared.inner.geometry().read_only {
+            return Box::pin(ready(Err(Error::new(ErrorKind::ReadOnly, "a write to a read-only volume"))));
+        }
+        if extent.len == 0 {
+            return Box::pin(ready(Ok(Reply::Done)));
+        }
+        let (sender, receiver) = oneshot::channel();
+        match try_at_once(&shared, request, extent, sender) {
+            Ok(()) => {}
+            // It goes on though its future may be dropped.
+            Err((request, sender)) => drop(spawn(wait_and_begin(shared, request, extent, sender))),
+        }
+        Box::pin(async move {
+            let gone = || Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed"));
+            receiver.await.unwrap_or_else(gone)
+        })
+    }
+}
+
+type Answer = oneshot::Sender<Result<Reply>>;
+
+/// Begins a change if nothing makes it wait.
+fn try_at_once(
+    shared: &Rc<Shared>,
+    request: Request,
+    extent: Extent,
+    answer: Answer,
+) -> std::result::Result<(), (Request, Answer)> {
+    if matches!(request, Request::CompareAndWrite { .. }) || shared.admission.available() == 0 {
+        return Err((request, answer));
+    }
+    let fill = shared.fill();
+    let mut state = shared.state.borrow_mut();
+    if !state.mode.is_on() || state.starved && fill >= 1.0 {
+        return Err((request, answer));
+    }
+    // The wait is worked out where it is waited.
+    if fill > 0.5 || !state.enter(extent) {
+        return Err((request, answer));
+    }
+    drop(state);
+    begin(shared, request, extent, answer);
+    Ok(())
+}
+
+/// Waits for what stands in a change's way, then begins it.
+async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    hold_back(&shared, extent).await;
+    let entered = || {
+        let mut state = shared.state.borrow_mut();
+        !matches!(state.mode, Mode::TurningOff(_)) && (!state.mode.is_on() || state.enter(extent))
+    };
+    shared.settled.wait_until(entered).await;
+    let mode = shared.state.borrow().mode.clone();
+    match mode {
+        Mode::On => match request {
+            Request::CompareAndWrite { offset, expect, data, fua } => {
+                compare(shared, extent, (offset, expect, data, fua), answer).await;
+            }
+            request => begin(&shared, request, extent, answer),
+        },
+        Mode::Failed(error) => answer.send(Err(error)),
+        Mode::Off(_) | Mode::TurningOff(_) => answer.send(shared.inner.submit(request).await),
+    }
+}
+
+/// Waits as long as the fill of the log asks for.
+async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
+    if shared.fill() <= 0.5 && shared.admission.available() > 0 {
+        return;
+    }
+    let started = now();
+    let turn = shared.admission.acquire(1).await;
+    let fill = shared.fill();
+    let wait = shared.state.borrow_mut().pressure.wait(extent.len, fill, now());
+    if !wait.is_zero() {
+        shared.write_back.notify_all();
+        sleep(wait).await;
+    }
+    if fill >= 1.0 {
+        // Whatever was measured: more than this must not wait for the medium in memory.
+        let over = || shared.fill() < 1.0 || !shared.state.borrow().mode.is_on();
+        shared.write_back.notify_all();
+        let mut tries = 0_u32;
+        while !over() && tries < 100 {
+            sleep(Duration::from_millis(5)).await;
+            tries += 1;
+        }
+    }
+    drop(turn);
+    let stats = &mut shared.state.borrow_mut().stats;
+    stats.throttled += 1;
+    stats.throttled_ns += started.elapsed().as_nanos() as u64;
+}
+
+/// Begins a change whose run is its own: in the log, or round it.
+fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    if goes_round(shared, &request, extent) {
+        drop(spawn(direct(shared.clone(), request, extent, answer)));
+        return;
+    }
+    log(shared, request, extent, answer);
+}
+
+/// Queues a change whose run is its own.
+fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    let fua = matches!(
+        request,
+        Request::Write { fua: true, .. }
+            | Request::WriteZeroes { fua: true, .. }
+            | Request::CompareAndWrite { fua: true, .. }
+    );
+    let pieces = cut(&request, extent);
+    let early = shared.is_early();
+    let mut state = shared.state.borrow_mut();
+    state.last_end = extent.end();
+    if !early {
+        let ticket = Rc::new(Ticket::new(request, extent, pieces.len(), answer));
+        state.enqueue(pieces, &ticket, false);
+        drop(state);
+        shared.append.notify_all();
+        return;
+    }
+    let (unheard, _) = oneshot::channel();
+    let ticket = Rc::new(Ticket::new(request, extent, pieces.len(), unheard));
+    state.enqueue(pieces, &ticket, true);
+    state.leave(extent);
+    drop(state);
+    shared.append.notify_all();
+    shared.settled.notify_all();
+    if fua {
+        let shared = shared.clone();
+        drop(spawn(async move { answer.send(flush::make_last(&shared).await.map(|()| Reply::Done)) }));
+    } else {
+        answer.send(Ok(Reply::Done));
+    }
+}
+
+/// A long sequential write may go straight to the backend, when that cannot be seen: nothing in the log is of an older
+/// generation or overlaps it, and no recovery would replay anything over it.
+fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
+    let Some(least) = shared.options.direct_min else { return false };
+    let state = shared.state.borrow();
+    matches!(request, Request::Write { .. })
+        && extent.len >= u64::from(least)
+        && state.last_end == extent.offset
+        && state.may_go_round(extent, shared.medium.persisted_tail())
+}
+
+impl State {
+    /// Nothing stands in the way of a write that goes round the log.
+    pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
+        let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
+        let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
+            && self.appending.iter().flat_map(|group| &group.pieces).all(|p| p.piece.generation == self.generation);
+        self.mode.is_on()
+            && self.hold.is_none()
+            && current
+            && queued
+            && persisted_tail >= self.entries.tail()
+            && !self.index.touches(extent)
+    }
+}
+
+/// Writes round the log.
+async fn direct(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    {
+        let mut state = shared.state.borrow_mut();
+        state.generation_used = true;
+        state.last_end = extent.end();
+        state.direct_active += 1;
+        state.stats.direct += 1;
+        state.stats.direct_bytes += extent.len;
+        state.stale(extent);
+    }
+    let result = shared.inner.submit(request.clone()).await;
+    let mut state = shared.state.borrow_mut();
+    state.direct_active -= 1;
+    state.direct_done += 1;
+    state.stale(extent);
+    if result.is_err() && state.mode.is_on() {
+        // The log can wait for the backend to recover.
+        drop(state);
+        log(&shared, request, extent, answer);
+        return;
+    }
+    state.leave(extent);
+    drop(state);
+    shared.settled.notify_all();
+    answer.send(result);
+}
+
+/// Compares and writes, while nothing else changes the run.
+async fn compare(
+    shared: Rc<Shared>,
+    extent: Extent,
+    (offset, expect, data, fua): (u64, BufList, BufList, bool),
+    answer: Answer,
+) {
+    let found = read::read(shared.clone(), extent).await.map(Reply::into_data);
+    let refuse = |error: Error| {
+        shared.state.borrow_mut().leave(extent);
+        shared.settled.notify_all();
+        error
+    };
+    if !shared.state.borrow().mode.is_on() {
+        // The log has turned off meanwhile: from the beginning, with whoever does it now.
+        shared.state.borrow_mut().leave(extent);
+        shared.settled.notify_all();
+        let request = Request::CompareAndWrite { offset, expect, data, fua };
+        drop(spawn(wait_and_begin(shared, request, extent, answer)));
+        return;
+    }
+    match found {
+        Err(error) => answer.send(Err(refuse(error))),
+        Ok(found) if expect.len() as u64 != extent.len || found.len() != expect.len() => {
+            answer.send(Err(refuse(Error::new(ErrorKind::Invalid, "a comparison of two lengths"))));
+        }
+        Ok(found) => match first_difference(&found, &expect) {
+            Some(at) => answer.send(Err(refuse(Error::new(ErrorKind::Mismatch(at), "compare-and-write")))),
+            None => begin(&shared, Request::Write { offset, data, fua }, extent, answer),
+        },
+    }
+}
+
+fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
+    let bytes = |list: &BufList| list.to_vec();
+    let (found, expect) = (bytes(found), bytes(expect));
+    found.iter().zip(&expect).position(|(one, other)| one != other).map(|at| at as u64)
+}
+
+/// Cuts a change into pieces of one entry each, at multiples of the longest payload.
+fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
+    let (kind, longest, payload) = match request {
+        Request::Write { data, .. } => match pattern_of(data) {
+            Pattern::Mixed => (Kind::Write, u64::from(PAYLOAD_MAX), data.clone()),
+            Pattern::Zeroes => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
+            Pattern::Same(_) => (Kind::Same, RUN_MAX, data.slice(0..SAME_LEN as usize)),
+        },
+        Request::WriteZeroes { no_unmap: true, .. } => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
+        Request::WriteZeroes { .. } => (Kind::Zeroes, RUN_MAX, BufList::new()),
+        _ => (Kind::Discard, RUN_MAX, BufList::new()),
+    };
+    let mut pieces = Vec::with_capacity(1);
+    let mut at = extent.offset;
+    while at < extent.end() {
+        let end = (at - at % longest + longest).min(extent.end());
+        let part = Extent::new(at, end - at);
+        let bytes = match kind {
+            Kind::Write if part.len < extent.len => {
+                payload.slice((at - extent.offset) as usize..(end - extent.offset) as usize)
+            }
+            // The pattern begins anew with each piece, and pieces begin at whole patterns of the first.
+            Kind::Same if !(at - extent.offset).is_multiple_of(u64::from(SAME_LEN)) => {
+                let skip = ((at - extent.offset) % u64::from(SAME_LEN)) as usize;
+                let mut turned = payload.slice(skip..payload.len());
+                turned.append(payload.slice(0..skip));
+                turned
+            }
+            _ => payload.clone(),
+        };
+        pieces.push((kind, part, bytes));
+        at = end;
+    }
+    pieces
+}
+
+/// While it is held, the backend stays at one moment.
+pub struct Cut {
+    shared: Rc<Shared>,
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        self.shared.state.borrow_mut().hold = None;
+        self.shared.write_back.notify_all();
+    }
+}
+
+impl BlockDevice for WriteLog {
+    fn geometry(&self) -> Geometry {
+        self.shared.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let (mode, closing) = {
+            let state = self.shared.state.borrow();
+            (state.mode.clone(), state.closing)
+        };
+        match (mode, request) {
+            (Mode::Off(_), request) => self.shared.inner.submit(request),
+            _ if closing => Box::pin(ready(Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed")))),
+            (Mode::Failed(error), _) => Box::pin(ready(Err(error))),
+            (_, Request::Read(extent)) => match self.shared.check(extent) {
+                Ok(()) => read::read(self.shared.clone(), extent),
+                Err(error) => Box::pin(ready(Err(error))),
+            },
+            (_, Request::Flush) => flush::flush(self.shared.clone()),
+            (_, request) => self.change(request),
+        }
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let hits: Vec<(Extent, ExtentState)> = {
+                let state = shared.state.borrow();
+                let known = |segment: crate::index::Segment| {
+                    let entry = state.entries.get(state.entries.seq_of(segment.entry))?;
+                    let known = match entry.kind() {
+                        Kind::Write | Kind::Same => ExtentState::Data,
+                        Kind::ZeroesKeep => ExtentState::Zero,
+                        Kind::Zeroes | Kind::Discard => ExtentState::Hole,
+                    };
+                    Some((Extent::new(segment.start, u64::from(segment.len)), known))
+                };
+                state.index.overlaps(extent).filter_map(known).collect()
+            };
+            let below = shared.inner.map(extent).await?;
+            Ok(overlay(&below, &hits))
+        })
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.shared.inner.size_watch()
+    }
+}
+
+/// A map with runs of the log laid over it.
+fn overlay(below: &ExtentMap, hits: &[(Extent, ExtentState)]) -> ExtentMap {
+    let mut out = ExtentMap::new();
+    let mut hits = hits.iter().copied().peekable();
+    for run in below.runs() {
+        let mut at = run.extent.offset;
+        while at < run.extent.end() {
+            while hits.next_if(|(hit, _)| hit.end() <= at).is_some() {}
+            match hits.peek() {
+                Some(&(hit, state)) if hit.offset <= at => {
+                    let end = hit.end().min(run.extent.end());
+                    out.push(at, end - at, state);
+                    at = end;
+                }
+                next => {
+                    let end = next.map_or(u64::MAX, |(hit, _)| hit.offset).min(run.extent.end());
+                    out.push(at, end - at, run.state);
+                    at = end;
+                }
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,331 @@
+//! A log in persistent memory: a ring of 64-byte entries that point at buffers of any size.
+//!
+//! A group is appended in two steps: payloads and entries, a fence; the word that says where the head is, a fence.
+//! The head's step publishes the entries and their buffers, and takes away the buffers of entries that they overwrite:
+//! which those are follows from the entries, so that one store of eight bytes does both.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::ready;
+use std::rc::Rc;
+
+use forebay_block::{Buf, BufMut, Error, ErrorKind, LocalFuture, Result};
+use forebay_reactor::pmem::PersistentMemory;
+use forebay_reactor::sync::Notify;
+
+use super::ssd::verify;
+use super::{Group, Medium, Piece, Placed, Recovered, now_ms};
+use crate::entries::Entry;
+use crate::format::{
+    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, decode_word,
+    encode_word, tag_of,
+};
+use crate::hidden::hidden_entries;
+
+/// Bytes of a line: the unit of buffers.
+pub(crate) const LINE: u64 = 64;
+/// Bytes of buffers for which the ring has one entry.
+const BYTES_PER_SLOT: u64 = 1024;
+
+/// Entries of the ring of a log of `size` bytes.
+pub(crate) fn slots(size: u64) -> u64 {
+    (size - AREA_AT) / (BYTES_PER_SLOT + ENTRY_LEN as u64)
+}
+
+/// Free runs of lines, found next-fit: a log is mostly freed in the order in which it was written.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// Free runs: first line, lines.  Neighbours are one.
+    free: BTreeMap<u32, u32>,
+    next: u32,
+    free_lines: u64,
+}
+
+impl Space {
+    pub(crate) fn new(lines: u32) -> Self {
+        Self { free: [(0, lines)].into(), next: 0, free_lines: u64::from(lines) }
+    }
+
+    pub(crate) fn free_lines(&self) -> u64 {
+        self.free_lines
+    }
+
+    /// Takes a run; `None` when no free one is as long.
+    pub(crate) fn take(&mut self, lines: u32) -> Option<u32> {
+        let fits = |(&start, &len): (&u32, &u32)| (len >= lines).then_some((start, len));
+        // The run that the last one was cut from may begin where it ended.
+        let after = self.free.range(self.next..).find_map(fits);
+        let (start, len) = after.or_else(|| self.free.range(..self.next).find_map(fits))?;
+        self.free.remove(&start);
+        if len > lines {
+            self.free.insert(start + lines, len - lines);
+        }
+        self.next = start + lines;
+        self.free_lines -= u64::from(lines);
+        Some(start)
+    }
+
+    /// Takes this very run; false when a part of it is taken.
+    pub(crate) fn take_at(&mut self, start: u32, lines: u32) -> bool {
+        let Some((&first, &len)) = self.free.range(..=start).next_back() else { return false };
+        let (end, free_end) = (u64::from(start) + u64::from(lines), u64::from(first) + u64::from(len));
+        if end > free_end {
+            return false;
+        }
+        self.free.remove(&first);
+        if start > first {
+            self.free.insert(first, start - first);
+        }
+        if free_end > end {
+            self.free.insert(end as u32, (free_end - end) as u32);
+        }
+        self.free_lines -= u64::from(lines);
+        true
+    }
+
+    /// Gives a run back.
+    pub(crate) fn give(&mut self, start: u32, lines: u32) {
+        self.free_lines += u64::from(lines);
+        let (mut first, mut len) = (start, lines);
+        if let Some((&before, &before_len)) = self.free.range(..start).next_back()
+            && before + before_len == start
+        {
+            self.free.remove(&before);
+            (first, len) = (before, before_len + len);
+        }
+        if let Some(after) = self.free.remove(&(start + lines)) {
+            len += after;
+        }
+        self.free.insert(first, len);
+    }
+}
+
+fn lines_of(len: u32) -> u32 {
+    len.div_ceil(LINE as u32)
+}
+
+struct State {
+    space: Space,
+    tail: u64,
+    next_group: u64,
+    head: u64,
+    superblock: Superblock,
+    copy: usize,
+    /// What the superblock of this run says of being clean; nothing when it is not written yet.
+    said: Option<bool>,
+}
+
+/// A log in persistent memory.
+pub(crate) struct Pmem {
+    memory: Rc<dyn PersistentMemory>,
+    /// Where the log begins in the memory, in bytes.
+    base: u64,
+    slots: u64,
+    /// Where the buffers begin, in bytes from the memory's beginning.
+    buffers: u64,
+    lines: u32,
+    tag: u32,
+    state: RefCell<State>,
+    room: Rc<Notify>,
+}
+
+/// Byte address of the buffers within a log.
+fn buffers_at(slots: u64) -> u64 {
+    (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
+}
+
+/// The two words of a new log.
+pub(crate) fn format_words(memory: &dyn PersistentMemory, base: u64, tag: u32, seq: u64) {
+    memory.store_word(base + HEAD_AT, encode_word(seq, tag));
+    memory.store_word(base + TAIL_AT, encode_word(seq, tag));
+    memory.fence();
+}
+
+fn corrupt(text: String) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the write log is damaged: {text}"))
+}
+
+impl Pmem {
+    /// Finds what is in the log at `base`, and verifies it; changes nothing.
+    pub(crate) fn scan(memory: &dyn PersistentMemory, base: u64, superblock: &Superblock) -> Result<Recovered> {
+        let (tag, slots) = (tag_of(&superblock.log), superblock.slots);
+        let word = |at, what: &str| {
+            let mut bytes = [0; 8];
+            memory.load(base + at, &mut bytes);
+            decode_word(u64::from_le_bytes(bytes), tag).map_err(|error| corrupt(format!("the {what}: {error}")))
+        };
+        let (head, tail) = (word(HEAD_AT, "head")?, word(TAIL_AT, "tail")?);
+        if tail > head || head - tail > slots {
+            return Err(corrupt(format!("the tail is {tail}, the head {head}, and there are {slots} slots")));
+        }
+        let mut entries: Vec<EntryRecord> = Vec::with_capacity((head - tail) as usize);
+        for seq in tail..head {
+            let mut bytes = [0; ENTRY_LEN];
+            memory.load(base + AREA_AT + seq % slots * ENTRY_LEN as u64, &mut bytes);
+            let entry = EntryRecord::decode(&bytes, tag, seq).map_err(|error| corrupt(error.to_string()))?;
+            if entries.last().is_some_and(|last| last.generation > entry.generation) {
+                return Err(corrupt(format!("entry {seq} is of an older generation than the one before")));
+            }
+            entries.push(entry);
+        }
+        let hidden = hidden_entries(&entries);
+        let (buffers, lines) = Self::buffers(superblock);
+        let mut payload = vec![0; crate::format::PAYLOAD_MAX as usize];
+        for (entry, _) in entries.iter().zip(&hidden).filter(|(entry, hidden)| entry.kind.has_payload() && !**hidden) {
+            let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
+            if u64::from(entry.place) + u64::from(lines_of(len)) > u64::from(lines) {
+                return Err(corrupt(format!("entry {}: its buffer is outside", entry.seq)));
+            }
+            let payload = &mut payload[..len as usize];
+            memory.load(base + buffers + u64::from(entry.place) * LINE, payload);
+            if forebay_accel::crc32c::crc32c(payload) != entry.crc {
+                return Err(corrupt(format!("entry {}: the payload's checksum is wrong", entry.seq)));
+            }
+        }
+        Ok(Recovered { entries, tail_seq: tail })
+    }
+
+    fn buffers(superblock: &Superblock) -> (u64, u32) {
+        let at = buffers_at(superblock.slots);
+        (at, ((superblock.size - at) / LINE).min(u64::from(u32::MAX - 1)) as u32)
+    }
+
+    /// Goes on with a log that was scanned.
+    pub(crate) fn resume(
+        memory: Rc<dyn PersistentMemory>,
+        base: u64,
+        superblock: Superblock,
+        copy: usize,
+        found: &Recovered,
+        room: Rc<Notify>,
+    ) -> Result<Self> {
+        let (buffers, lines) = Self::buffers(&superblock);
+        let mut space = Space::new(lines);
+        let hidden = hidden_entries(&found.entries);
+        for (entry, _) in found.entries.iter().zip(&hidden).filter(|(e, hidden)| e.kind.has_payload() && !**hidden) {
+            let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
+            if !space.take_at(entry.place, lines_of(len)) {
+                return Err(corrupt(format!("entry {}: its buffer belongs to another entry too", entry.seq)));
+            }
+        }
+        let head = found.tail_seq + found.entries.len() as u64;
+        let (slots, tag) = (superblock.slots, tag_of(&superblock.log));
+        // What a killed process stored may be readable, and not last yet.
+        memory.store_word(base + HEAD_AT, encode_word(head, tag));
+        memory.store_word(base + TAIL_AT, encode_word(found.tail_seq, tag));
+        memory.fence();
+        let state = State { space, tail: found.tail_seq, next_group: 0, head, superblock, copy: 1 - copy, said: None };
+        let state = RefCell::new(state);
+        Ok(Self { memory, base, slots, buffers: base + buffers, lines, tag, state, room })
+    }
+
+    fn store_payload(&self, placed: &Placed) {
+        let mut at = self.buffers + u64::from(placed.place) * LINE;
+        for part in placed.piece.payload.parts() {
+            self.memory.store(at, part);
+            at += part.len() as u64;
+        }
+    }
+}
+
+impl Medium for Pmem {
+    fn capacity(&self) -> u64 {
+        u64::from(self.lines) * LINE
+    }
+
+    fn used(&self) -> u64 {
+        let state = self.state.borrow();
+        let buffers = (u64::from(self.lines) - state.space.free_lines()) * LINE;
+        // Whichever of the two is fuller.
+        let entries = (state.head - state.tail) as u128 * u128::from(self.capacity()) / u128::from(self.slots);
+        buffers.max(entries as u64)
+    }
+
+    fn take(&self, queue: &mut VecDeque<Piece>, first_seq: u64, _durable: bool) -> Option<Group> {
+        let mut state = self.state.borrow_mut();
+        let room = (self.slots - (state.head - state.tail)).min(BLOCK_ENTRIES_MAX as u64) as usize;
+        let mut pieces = Vec::new();
+        while pieces.len() < room
+            && let Some(piece) = queue.front()
+        {
+            let lines = lines_of(piece.payload.len() as u32);
+            let Some(place) = (if lines == 0 { Some(0) } else { state.space.take(lines) }) else { break };
+            let Some(piece) = queue.pop_front() else { break };
+            let placed = Placed::new(piece, place);
+            self.store_payload(&placed);
+            pieces.push(placed);
+        }
+        if pieces.is_empty() {
+            return None;
+        }
+        let time_ms = now_ms();
+        for (seq, placed) in (first_seq..).zip(&pieces) {
+            let entry = placed.record(seq, time_ms).encode(self.tag);
+            self.memory.store(self.base + AREA_AT + seq % self.slots * ENTRY_LEN as u64, &entry);
+        }
+        self.memory.fence();
+        state.head = first_seq + pieces.len() as u64;
+        self.memory.store_word(self.base + HEAD_AT, encode_word(state.head, self.tag));
+        self.memory.fence();
+        state.next_group += 1;
+        Some(Group { first_seq, number: state.next_group, pieces, work: None })
+    }
+
+    fn finished(&self, _group: u64) {}
+
+    fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
+        let mut data = BufMut::zeroed(entry.payload_len() as usize);
+        self.memory.load(self.buffers + u64::from(entry.place) * LINE, &mut data);
+        let checked = verify(entry, &data).map(|()| data.freeze());
+        Box::pin(ready(checked))
+    }
+
+    fn hidden(&self, entry: &Entry) {
+        let lines = lines_of(entry.payload_len());
+        if lines > 0 {
+            self.state.borrow_mut().space.give(entry.place, lines);
+            self.room.notify_all();
+        }
+    }
+
+    fn retire(&self, tail_seq: u64, gone: &[Entry]) {
+        // The buffers may be used again only when no recovery looks at them any more.
+        self.memory.store_word(self.base + TAIL_AT, encode_word(tail_seq, self.tag));
+        self.memory.fence();
+        let mut state = self.state.borrow_mut();
+        state.tail = tail_seq;
+        for entry in gone {
+            let lines = lines_of(entry.payload_len());
+            if lines > 0 {
+                state.space.give(entry.place, lines);
+            }
+        }
+        drop(state);
+        self.room.notify_all();
+    }
+
+    fn persisted_tail(&self) -> u64 {
+        self.state.borrow().tail
+    }
+
+    fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>> {
+        let mut state = self.state.borrow_mut();
+        let (tail, copy, said) = (state.tail, state.copy, state.said);
+        let superblock = &mut state.superblock;
+        // The tail has its own word; the superblock only says for whom and since when the log is open.
+        if said != Some(clean) {
+            superblock.serial += 1;
+            superblock.clean = clean;
+            superblock.tail_seq = tail;
+            let bytes = superblock.encode();
+            self.memory.store(self.base + SUPER_COPIES[copy], &bytes);
+            self.memory.fence();
+            (state.copy, state.said) = (1 - copy, Some(clean));
+        }
+        Box::pin(ready(Ok(())))
+    }
+
+    fn sync(&self) -> LocalFuture<Result<()>> {
+        Box::pin(ready(Ok(())))
+    }
+}

@@ -1,0 +1,153 @@
+//! Reads: what the log holds from the log, the rest from the backend.
+
+use std::future::ready;
+use std::rc::Rc;
+
+use forebay_block::{BufList, Extent, LocalFuture, Reply, Request, Result};
+use forebay_reactor::spawn;
+
+use crate::entries::{Entry, Kind, NOWHERE};
+use crate::expand::expand;
+use crate::log::Shared;
+use crate::state::{MixedRead, State};
+
+/// Where a part of a read comes from.
+enum Source {
+    Ready(BufList),
+    Work(LocalFuture<Result<BufList>>),
+}
+
+/// The bytes of `part` that an entry wrote.  What is not in memory is held on the medium until the work is dropped.
+pub(crate) fn content(
+    shared: &Shared,
+    state: &State,
+    seq: u64,
+    entry: &Entry,
+    part: Extent,
+) -> LocalFuture<Result<BufList>> {
+    match source(shared, state, seq, entry, part) {
+        Source::Ready(data) => Box::pin(ready(Ok(data))),
+        Source::Work(work) => work,
+    }
+}
+
+fn source(shared: &Shared, state: &State, seq: u64, entry: &Entry, part: Extent) -> Source {
+    let (kind, extent) = (entry.kind(), entry.extent());
+    let shape = move |payload: BufList| match kind {
+        Kind::Same => expand(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
+        _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
+    };
+    if !kind.has_payload() {
+        return Source::Ready(BufList::zeroes(part.len as usize));
+    }
+    if let Some(payload) = state.recent.get(seq) {
+        return Source::Ready(shape(payload.clone()));
+    }
+    debug_assert_ne!(entry.place, NOWHERE, "entry {seq} is neither on the medium nor in memory");
+    let read = shared.medium.read(entry);
+    Source::Work(Box::pin(async move { Ok(shape(read.await?.into())) }))
+}
+
+/// Ends the watch over a read that asks the backend.
+struct Watched {
+    shared: Rc<Shared>,
+    id: u64,
+}
+
+impl Watched {
+    fn is_stale(&self) -> bool {
+        let state = self.shared.state.borrow();
+        state.mixed_reads.iter().any(|(id, read)| *id == self.id && read.stale)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.shared.state.borrow_mut().mixed_reads.retain(|(id, _)| *id != self.id);
+    }
+}
+
+/// Reads a run that lies within the volume.
+pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
+    Box::pin(async move {
+        loop {
+            let (parts, watched) = begin(&shared, extent);
+            let data = gather(parts).await?;
+            if !watched.is_some_and(|watched| watched.is_stale()) {
+                return Ok(Reply::Data(data));
+            }
+        }
+    })
+}
+
+/// Begins the parts of a read, in order.
+fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) {
+    let mut state = shared.state.borrow_mut();
+    let mut parts = Vec::new();
+    let (mut hits, mut misses) = (0, Vec::new());
+    let mut at = extent.offset;
+    {
+        let state = &*state;
+        for segment in state.index.overlaps(extent) {
+            if segment.start > at {
+                misses.push((parts.len(), Extent::new(at, segment.start - at)));
+                parts.push(Source::Ready(BufList::new()));
+            }
+            let part = Extent::new(segment.start, u64::from(segment.len));
+            let seq = state.entries.seq_of(segment.entry);
+            if let Some(entry) = state.entries.get(seq) {
+                parts.push(source(shared, state, seq, entry, part));
+            }
+            hits += part.len;
+            at = part.end();
+        }
+    }
+    if at < extent.end() {
+        misses.push((parts.len(), Extent::new(at, extent.end() - at)));
+        parts.push(Source::Ready(BufList::new()));
+    }
+    state.stats.hit_bytes += hits;
+    state.stats.miss_bytes += extent.len - hits;
+    // A block that is written meanwhile may reach the backend in parts, under the eyes of whoever reads it there.
+    let watched = (!misses.is_empty()).then(|| {
+        let id = state.next_read;
+        state.next_read += 1;
+        state.mixed_reads.push((id, MixedRead { extent, stale: false }));
+        Watched { shared: shared.clone(), id }
+    });
+    drop(state);
+    for (index, miss) in misses {
+        let read = shared.inner.submit(Request::Read(miss));
+        parts[index] = Source::Work(Box::pin(async move { Ok(read.await?.into_data()) }));
+    }
+    (parts, watched)
+}
+
+/// Waits for all parts, which go on at the same time.
+async fn gather(parts: Vec<Source>) -> Result<BufList> {
+    let working = parts.iter().filter(|part| matches!(part, Source::Work(_))).count();
+    let mut out = BufList::new();
+    if working <= 1 {
+        for part in parts {
+            out.append(match part {
+                Source::Ready(data) => data,
+                Source::Work(work) => work.await?,
+            });
+        }
+        return Ok(out);
+    }
+    let started: Vec<_> = parts
+        .into_iter()
+        .map(|part| match part {
+            Source::Ready(data) => Err(data),
+            Source::Work(work) => Ok(spawn(work)),
+        })
+        .collect();
+    for part in started {
+        out.append(match part {
+            Err(data) => data,
+            Ok(work) => work.await?,
+        });
+    }
+    Ok(out)
+}

@@ -1,0 +1,237 @@
+//! Logs as their owners see them: on one shelf, refused, emptied, cut short by a shrinking volume.
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::{
+    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
+    Result, SizeWatch,
+};
+use forebay_reactor::Reactor;
+use forebay_sim::{Faults, World};
+use forebay_writelog::{LogId, MediumKind, Mode, Options, Owner, Shelf, ShelfOptions, WriteLog};
+
+const PATH: &str = "/logs";
+
+/// A volume in memory that counts what reaches it.
+struct Memory {
+    bytes: Rc<RefCell<Vec<u8>>>,
+    writes: Rc<Cell<u64>>,
+}
+
+impl Memory {
+    fn new(size: usize) -> Rc<Self> {
+        Rc::new(Self { bytes: Rc::new(RefCell::new(vec![0; size])), writes: Rc::default() })
+    }
+}
+
+impl BlockDevice for Memory {
+    fn geometry(&self) -> Geometry {
+        let size = self.bytes.borrow().len() as u64;
+        Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let mut bytes = self.bytes.borrow_mut();
+        let range = |extent: Extent| extent.offset as usize..extent.end() as usize;
+        let end = request.extent().map_or(0, Extent::end);
+        let reply = match request {
+            _ if end > bytes.len() as u64 => Err(Error::from(ErrorKind::OutOfRange)),
+            Request::Read(extent) => Ok(Reply::Data(Buf::copy_of(&bytes[range(extent)]).into())),
+            Request::Write { offset, data, .. } => {
+                self.writes.set(self.writes.get() + 1);
+                bytes[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
+                Ok(Reply::Done)
+            }
+            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => {
+                self.writes.set(self.writes.get() + 1);
+                bytes[range(extent)].fill(0);
+                Ok(Reply::Done)
+            }
+            Request::CompareAndWrite { .. } => Err(Error::from(ErrorKind::Unsupported)),
+            Request::Flush => Ok(Reply::Done),
+        };
+        Box::pin(std::future::ready(reply))
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let mut map = ExtentMap::new();
+        map.push(extent.offset, extent.len, ExtentState::Hole);
+        Box::pin(std::future::ready(Ok(map)))
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
+
+struct Nobody;
+
+impl Owner for Nobody {
+    fn release(&self) -> LocalFuture<Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+fn world() -> (World, Reactor) {
+    let world = World::new(1, Faults::none());
+    world.add_disk(PATH, 64 << 20, 512);
+    let reactor = world.reactor();
+    (world, reactor)
+}
+
+async fn shelf() -> Rc<Shelf> {
+    let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+    Shelf::open(MediumKind::Ssd, Path::new(PATH), options).await.expect("a shelf")
+}
+
+async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>) -> Rc<WriteLog> {
+    let log = shelf.open_log(id, volume, 0).await.expect("a log");
+    // Nothing is written back unless somebody asks.
+    let options = Options { dirty_age_max: std::time::Duration::from_secs(1000), ..Options::default() };
+    WriteLog::new(inner, log, Rc::new(Nobody), options)
+}
+
+fn write(offset: u64, byte: u8, len: usize) -> Request {
+    // No pattern that the log would shorten.
+    let data: Vec<u8> = (0..len).map(|at| byte ^ (at / 512) as u8).collect();
+    Request::Write { offset, data: Buf::copy_of(&data).into(), fua: false }
+}
+
+async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
+    device.submit(Request::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
+}
+
+#[test]
+fn logs_share_a_shelf_and_belong_to_their_volumes() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        assert_eq!(shelf.create("one", "a", 1 << 20, 0).await.expect_err("small").kind(), ErrorKind::Invalid);
+        let one = shelf.create("one", "local/a", 16 << 20, 3).await.expect("room");
+        let two = shelf.create("two", "local/b", 24 << 20, 0).await.expect("room");
+        assert_eq!(shelf.create("three", "c", 32 << 20, 0).await.expect_err("full").kind(), ErrorKind::NoSpace);
+        let refused = async |id, volume, epoch| shelf.open_log(id, volume, epoch).await.err().map(|error| error.kind());
+        assert_eq!(refused(&one, "two", 0).await, Some(ErrorKind::Denied));
+        assert_eq!(refused(&one, "one", 4).await, Some(ErrorKind::Fenced));
+        let (left, right) = (Memory::new(1 << 20), Memory::new(1 << 20));
+        let log = open(&shelf, &one, "one", left.clone()).await;
+        let other = open(&shelf, &two, "two", right.clone()).await;
+        assert_eq!(refused(&one, "one", 0).await, Some(ErrorKind::Busy));
+        log.submit(write(4096, 7, 8192)).await.expect("written");
+        other.submit(write(4096, 9, 8192)).await.expect("written");
+        assert_eq!((left.writes.get(), right.writes.get()), (0, 0), "both are in their logs only");
+        assert_eq!((read(&*log, 4096, 1).await[0], read(&*other, 4096, 1).await[0]), (7, 9));
+        log.close(false).await.expect("closed");
+        log.gone().await;
+        let info = shelf.inspect(&one).await.expect("there");
+        assert_eq!((info.name.as_str(), info.epoch, info.dirty_entries, info.dirty_bytes), ("local/a", 3, 1, 8192));
+        assert!(info.dirty_since_ms.is_some() && !info.clean);
+        // Found again, and emptied.
+        let log = open(&shelf, &one, "one", left.clone()).await;
+        assert_eq!(read(&*log, 4096, 1).await[0], 7);
+        log.close(true).await.expect("closed");
+        log.gone().await;
+        assert_eq!((left.writes.get(), left.bytes.borrow()[4096]), (1, 7));
+        let info = shelf.inspect(&one).await.expect("there");
+        assert!(info.clean && info.dirty_entries == 0 && info.dirty_since_ms.is_none());
+        shelf.discard(&one).await.expect("discarded");
+        assert_eq!(shelf.discard(&two).await.expect_err("open").kind(), ErrorKind::Busy);
+        shelf.create("three", "c", 16 << 20, 0).await.expect("the first one's room");
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn what_is_cut_off_is_not_brought_back() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(64 << 10);
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        log.submit(write(32 << 10, 2, 4096)).await.expect("written");
+        log.shrink_begins(16 << 10).await.expect("empty");
+        let past = log.submit(write(16 << 10, 3, 4096)).await;
+        assert_eq!(past.expect_err("past the new end").kind(), ErrorKind::OutOfRange);
+        log.submit(write(4096, 4, 4096)).await.expect("below it");
+        inner.bytes.borrow_mut().truncate(16 << 10);
+        log.shrink_ends();
+        inner.bytes.borrow_mut().resize(64 << 10, 0);
+        log.drain().await.expect("drained");
+        assert_eq!((inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 4));
+        assert!(read(&*log, 16 << 10, 48 << 10).await.iter().all(|&byte| byte == 0));
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn patterns_zeroes_and_maps_pass_through_the_log() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(4 << 20);
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let pattern: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
+        let same: Vec<u8> = pattern.iter().copied().cycle().take(1 << 20).collect();
+        let data = BufList::from(Buf::copy_of(&same));
+        log.submit(Request::Write { offset: 1024, data, fua: false }).await.expect("written");
+        log.submit(Request::Discard(Extent::new(8192, 4096))).await.expect("discarded");
+        let keep = Request::WriteZeroes { extent: Extent::new(16384, 4096), no_unmap: true, fua: true };
+        log.submit(keep).await.expect("zeroed");
+        assert_eq!(log.stats().appended, 3, "a pattern is one entry");
+        assert!(log.stats().used < 64 << 10, "and a short one: {}", log.stats().used);
+        let mut wanted = vec![0; 4 << 20];
+        wanted[1024..1024 + same.len()].copy_from_slice(&same);
+        wanted[8192..12288].fill(0);
+        wanted[16384..20480].fill(0);
+        assert!(read(&*log, 0, 4 << 20).await == wanted);
+        assert!(read(&*log, 5001, 9999).await == wanted[5001..15_000]);
+        let map = log.map(Extent::new(0, 2 << 20)).await.expect("a map");
+        let states: Vec<_> = map.runs().iter().map(|run| (run.extent.offset, run.state)).collect();
+        use ExtentState::{Data, Hole, Zero};
+        let end = 1024 + (1 << 20);
+        let expected =
+            [(0, Hole), (1024, Data), (8192, Hole), (12288, Data), (16384, Zero), (20480, Data), (end, Hole)];
+        assert_eq!(states, expected);
+        // Compared with what the log holds, not with what the backend does.
+        let expect = Buf::copy_of(&same[..4096]);
+        let new = Buf::copy_of(&[5; 4096]);
+        let compare = |expect: &Buf| Request::CompareAndWrite {
+            offset: 1024,
+            expect: expect.clone().into(),
+            data: new.clone().into(),
+            fua: false,
+        };
+        log.submit(compare(&expect)).await.expect("equal");
+        let differs = log.submit(compare(&expect)).await.expect_err("not any more");
+        assert_eq!(differs.kind(), ErrorKind::Mismatch(0));
+        wanted[1024..5120].fill(5);
+        log.close(true).await.expect("closed");
+        assert!(*inner.bytes.borrow() == wanted && matches!(log.mode(), Mode::On));
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn a_cut_holds_the_backend_where_it_is() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(1 << 20);
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        let cut = log.cut().await.expect("a cut");
+        log.submit(write(0, 2, 4096)).await.expect("written");
+        log.submit(Request::Flush).await.expect("flushed");
+        assert_eq!((inner.bytes.borrow()[0], read(&*log, 0, 1).await[0]), (1, 2));
+        drop(cut);
+        log.drain().await.expect("drained");
+        assert_eq!(inner.bytes.borrow()[0], 2);
+    });
+    ran.expect("it ends");
+}
