@@ -179,9 +179,62 @@ pub struct Target {
     pub uris: Vec<String>,
     /// Connections that hosts hold.
     pub connections: usize,
+    /// Its write log, while it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Log>,
     /// Why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+}
+
+pub use crate::log_place::{LogMedium, LogPlace};
+
+/// A write log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Log {
+    /// Its name.
+    pub id: String,
+    /// The image it belongs to, by the name it had when the log was made.
+    pub image: String,
+    /// Where it is.
+    pub place: LogPlace,
+    /// The epoch of its membership.
+    pub epoch: u64,
+    /// `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere), `abandoned` (no
+    /// image's record names it) or `unreachable`.
+    pub state: String,
+    /// Why it is not on, or does not get on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Entries that the backend may not hold.
+    pub dirty_entries: u64,
+    /// Bytes they are about.
+    pub dirty_bytes: u64,
+    /// When the oldest of them was written: milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_since_ms: Option<u64>,
+}
+
+impl Log {
+    /// One of which nothing is known but where it is.
+    pub fn at(place: LogPlace) -> Self {
+        Self {
+            id: String::new(),
+            image: String::new(),
+            place,
+            epoch: 0,
+            state: String::new(),
+            reason: None,
+            dirty_entries: 0,
+            dirty_bytes: 0,
+            dirty_since_ms: None,
+        }
+    }
+
+    /// What is dirty, for people.
+    pub fn dirty(&self) -> String {
+        format!("{} in {} entries", crate::units::Size(self.dirty_bytes), self.dirty_entries)
+    }
 }
 
 /// Who may read and write an image that several hosts share.
@@ -263,6 +316,9 @@ pub struct Attach {
     /// anything); all do if left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
+    /// Put a write log in front of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogPlace>,
 }
 
 /// What an import has made.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+use crate::log_place::LogPlace;
 use crate::spec::{ImageSpec, PoolSpec};
 use crate::units::Size;
 
@@ -194,6 +195,10 @@ pub enum Command {
     /// Show who has reserved an image that several hosts share, or forget it
     #[command(subcommand)]
     Reservations(ReservationsCommand),
+
+    /// Look after write logs: what is in them, whether their images are open or not
+    #[command(subcommand)]
+    Log(LogCommand),
 
     /// Look after the embedded store
     #[command(subcommand)]
@@ -442,6 +447,12 @@ pub struct Attach {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+
+    /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), or in a file on a DAX file system
+    /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'on-flush' answers
+    /// writes before they last, 'force' takes memory that is not persistent
+    #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
+    pub log: Option<LogPlace>,
 }
 
 /// Options of `detach`.
@@ -463,6 +474,41 @@ pub struct Detach {
     pub iscsi: bool,
 
     /// Disconnect the hosts that have it open, once their requests in flight are answered
+    #[arg(short, long)]
+    pub force: bool,
+
+    /// Leave the write log as it is, instead of writing it back and giving it up
+    #[arg(long)]
+    pub keep_log: bool,
+}
+
+/// What can be done with write logs.
+#[derive(Debug, Subcommand)]
+pub enum LogCommand {
+    /// List the logs, and how much each holds that the backend does not
+    #[command(after_help = "Example:\n  forebay log ls")]
+    Ls,
+
+    /// Show an image's log
+    #[command(after_help = "Example:\n  forebay log info local/disk1")]
+    Info(OneImage),
+
+    /// Write back everything that an image's log holds
+    #[command(after_help = "Example:\n  forebay log flush local/disk1")]
+    Flush(OneImage),
+
+    /// Give up an image's log
+    #[command(after_help = "Example:\n  forebay log discard local/disk1 --force")]
+    Discard(DiscardLog),
+}
+
+/// Options of `log discard`.
+#[derive(Debug, Args)]
+pub struct DiscardLog {
+    /// The image, POOL/IMAGE
+    pub image: ImageSpec,
+
+    /// Lose what it holds that the backend does not
     #[arg(short, long)]
     pub force: bool,
 }

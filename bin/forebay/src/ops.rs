@@ -231,6 +231,8 @@ pub struct Detach {
     pub front: api::Front,
     /// Disconnect the hosts that have it open.
     pub force: bool,
+    /// Leave the write log as it is.
+    pub keep_log: bool,
 }
 
 impl Operation for Detach {
@@ -238,12 +240,12 @@ impl Operation for Detach {
 
     fn route(&self) -> Route {
         let (pool, image) = (uri_encode(&self.spec.pool, false), uri_encode(&self.spec.image, false));
-        let force = if self.force { "?force=true" } else { "" };
-        Route::new("DELETE", format!("/v1/targets/{}/{pool}/{image}{force}", self.front.name()))
+        let how = format!("force={}&keep_log={}", self.force, self.keep_log);
+        Route::new("DELETE", format!("/v1/targets/{}/{pool}/{image}?{how}", self.front.name()))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
-        engine.detach(&self.spec, self.front, self.force).await
+        engine.detach(&self.spec, self.front, self.force, self.keep_log).await
     }
 }
 
@@ -279,6 +281,75 @@ impl Operation for ClearReservations {
 
 fn reservations_path(spec: &ImageSpec) -> String {
     format!("/v1/reservations/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
+}
+
+/// The write logs.
+pub struct ListLogs;
+
+impl Operation for ListLogs {
+    type Reply = Vec<api::Log>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/logs")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.list_logs().await
+    }
+}
+
+/// An image's write log.
+pub struct GetLog(pub ImageSpec);
+
+impl Operation for GetLog {
+    type Reply = api::Log;
+
+    fn route(&self) -> Route {
+        Route::new("GET", log_path(&self.0))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.log_info(&self.0).await
+    }
+}
+
+/// Everything in an image's write log goes to the backend.
+pub struct FlushLog(pub ImageSpec);
+
+impl Operation for FlushLog {
+    type Reply = api::Log;
+
+    fn route(&self) -> Route {
+        Route::new("POST", log_path(&self.0) + "/flush")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.flush_log(&self.0).await
+    }
+}
+
+/// An image's write log is given up.
+pub struct DiscardLog {
+    /// Which image's.
+    pub spec: ImageSpec,
+    /// With what it holds.
+    pub force: bool,
+}
+
+impl Operation for DiscardLog {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        Route::new("DELETE", format!("{}?force={}", log_path(&self.spec), self.force))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.discard_log(&self.spec, self.force).await
+    }
+}
+
+fn log_path(spec: &ImageSpec) -> String {
+    format!("/v1/logs/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
 }
 
 /// The embedded store's space.

@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod images;
+mod logs;
 mod pages;
 mod perf;
 mod perf_messenger;
@@ -42,6 +43,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
         Command::Reservations(command) => reservations::run(global, output, command),
+        Command::Log(command) => logs::run(global, output, command),
         Command::Store(command) => store::run(global, output, command),
         Command::Perf(command) => perf::run(output, command),
         Command::Completions { shell } => pages::completions(shell),

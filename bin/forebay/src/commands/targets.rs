@@ -19,7 +19,8 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
         _ => Front::Nbd,
     };
     let (unit, hosts) = (options.nsid.or(options.lun), options.initiator);
-    let request = api::Attach { pool, image, front, read_only: options.read_only, unit, hosts };
+    let (read_only, log) = (options.read_only, options.log);
+    let request = api::Attach { pool, image, front, read_only, unit, hosts, log };
     let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
     output.print(&target, |target| target.uri.clone().unwrap_or_default())
 }
@@ -42,7 +43,7 @@ pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<(
         fronts.push(Front::Nbd);
     }
     for front in fronts {
-        let operation = Detach { spec: options.image.clone(), front, force: options.force };
+        let operation = Detach { spec: options.image.clone(), front, force: options.force, keep_log: options.keep_log };
         with_session(global, |session| session.call(operation, |_| {}))?;
     }
     output.print(&ended, |_| String::new())
@@ -58,7 +59,10 @@ fn show(targets: &[Target]) -> String {
     let rows = targets.iter().map(|target| {
         let state = match (&target.error, &target.uri) {
             (Some(failure), _) => failure.message.clone(),
-            (None, Some(uri)) => uri.clone(),
+            (None, Some(uri)) => match &target.log {
+                Some(log) => format!("{uri}  (log {}: {}, {})", log.place.medium.name(), log.state, log.dirty()),
+                None => uri.clone(),
+            },
             (None, None) => "not served".into(),
         };
         vec![

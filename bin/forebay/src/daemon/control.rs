@@ -125,6 +125,9 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets", get(list_targets).post(attach))
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
+        .route("/v1/logs", get(list_logs))
+        .route("/v1/logs/{pool}/{image}", get(get_log).delete(discard_log))
+        .route("/v1/logs/{pool}/{image}/flush", post(flush_log))
         .route("/v1/store", get(store_space))
         .layer(DefaultBodyLimit::max(JSON_LEN_MAX));
     let api = match token {
@@ -178,6 +181,10 @@ async fn no_such_path(request: Request) -> Failure {
         detach,
         get_reservations,
         clear_reservations,
+        list_logs,
+        get_log,
+        flush_log,
+        discard_log,
         store_space,
         streams::export,
         streams::import
@@ -284,19 +291,23 @@ struct DetachQuery {
     /// Disconnect the hosts that have it open.
     #[serde(default)]
     force: bool,
+    /// Leave the write log as it is.
+    #[serde(default)]
+    keep_log: bool,
 }
 
 /// An export ends
 #[utoipa::path(delete, path = "/v1/targets/{front}/{pool}/{image}",
-    params(("front" = Front, Path), ("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query)),
+    params(("front" = Front, Path), ("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query),
+        ("keep_log" = Option<bool>, Query)),
     responses((status = 200), (status = 404, body = ErrorBody)))]
 async fn detach(
     State(app): State<App>,
     streamed: Streamed,
     Path((front, pool, image)): Path<(Front, String, String)>,
-    Query(DetachQuery { force }): Query<DetachQuery>,
+    Query(DetachQuery { force, keep_log }): Query<DetachQuery>,
 ) -> Response {
-    on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force })).await
+    on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force, keep_log })).await
 }
 
 /// Who may read and write an image that several hosts share
@@ -317,6 +328,49 @@ async fn clear_reservations(
     Path(names): Path<(String, String)>,
 ) -> Response {
     on_image(names, |spec| app.run(streamed, ops::ClearReservations(spec))).await
+}
+
+/// The write logs
+#[utoipa::path(get, path = "/v1/logs", responses((status = 200, body = Vec<api::Log>)))]
+async fn list_logs(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::ListLogs).await
+}
+
+/// An image's write log
+#[utoipa::path(get, path = "/v1/logs/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
+async fn get_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetLog(spec))).await
+}
+
+/// Everything in an image's write log goes to the backend
+#[utoipa::path(post, path = "/v1/logs/{pool}/{image}/flush",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
+async fn flush_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::FlushLog(spec))).await
+}
+
+/// How a log is given up.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiscardQuery {
+    /// With what it holds.
+    #[serde(default)]
+    force: bool,
+}
+
+/// An image's write log is given up
+#[utoipa::path(delete, path = "/v1/logs/{pool}/{image}",
+    params(("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query)),
+    responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn discard_log(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+    Query(DiscardQuery { force }): Query<DiscardQuery>,
+) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::DiscardLog { spec, force })).await
 }
 
 /// The embedded store's space

@@ -14,7 +14,7 @@ use forebay_nvmf::stats::{CommandKind, Snapshot as HostCounts};
 
 use super::control::App;
 use crate::engine::volumes::{Kind, LATENCY_BUCKETS, bucket_end_us};
-use crate::engine::{KindSnapshot, Snapshot};
+use crate::engine::{KindSnapshot, LogSnapshot, Snapshot};
 use crate::failure::{Failure, Result};
 
 /// The scrape.
@@ -102,6 +102,7 @@ impl Collector for Scrape {
         self.encode_iscsi(&mut out)?;
         self.encode_pools(&mut out)?;
         self.encode_volumes(&mut out)?;
+        self.encode_logs(&mut out)?;
         self.encode_store(&mut out)
     }
 }
@@ -203,6 +204,45 @@ impl Scrape {
             for pool in &self.snapshot.status.pools {
                 let labels = [("pool", pool.name.as_str())];
                 ConstGauge::new(value(pool) as f64).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_logs(&self, out: &mut DescriptorEncoder) -> Encoded {
+        type Field = fn(&LogSnapshot) -> f64;
+        let gauges: [(&str, &str, Field); 5] = [
+            ("log_on", "The write log takes writes (1), or requests go round it (0)", |log| {
+                f64::from(u8::from(log.on))
+            }),
+            ("log_capacity_bytes", "Bytes that a write log's payloads may take", |log| log.stats.capacity as f64),
+            ("log_used_bytes", "Bytes of a write log that cannot be written now", |log| log.stats.used as f64),
+            ("log_dirty_bytes", "Bytes that the backend may not hold yet", |log| log.stats.dirty_bytes as f64),
+            ("log_dirty_age_seconds", "Age of the oldest of them", |log| log.stats.dirty_age.as_secs_f64()),
+        ];
+        for (name, help, field) in gauges {
+            let mut family = out.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for log in &self.snapshot.logs {
+                let labels = [("pool", log.pool.as_str()), ("image", log.image.as_str())];
+                ConstGauge::new(field(log)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let counters: [(&str, &str, Field); 7] = [
+            ("log_appended", "Entries appended", |log| log.stats.appended as f64),
+            ("log_groups", "Groups in which they were appended", |log| log.stats.groups as f64),
+            ("log_overwritten", "Entries overwritten before they were written back", |log| {
+                log.stats.overwritten as f64
+            }),
+            ("log_written_back_bytes", "Bytes written back", |log| log.stats.written_back_bytes as f64),
+            ("log_direct", "Writes that went round the log", |log| log.stats.direct as f64),
+            ("log_backend_errors", "Attempts to write back that failed", |log| log.stats.backend_errors as f64),
+            ("log_throttled_seconds", "Time that writes were held back", |log| log.stats.throttled_ns as f64 / 1e9),
+        ];
+        for (name, help, field) in counters {
+            let mut family = out.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for log in &self.snapshot.logs {
+                let labels = [("pool", log.pool.as_str()), ("image", log.image.as_str())];
+                ConstCounter::new(field(log)).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())

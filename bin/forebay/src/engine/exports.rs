@@ -56,6 +56,11 @@ impl Exports {
         self.exports.borrow().len()
     }
 
+    /// Where exports have their logs.
+    pub fn log_places(&self) -> Vec<api::LogPlace> {
+        self.exports.borrow().values().filter_map(|export| export.request.log.clone()).collect()
+    }
+
     /// Closes every volume.
     pub fn let_go(&self) {
         let mut exports = self.exports.borrow_mut();
@@ -144,6 +149,7 @@ impl Engine {
             image: spec.image.clone(),
             front: export.request.front,
             read_only: export.request.read_only,
+            log: if serving { self.running_log(spec) } else { None },
             uri: uris.first().cloned(),
             uris,
             connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
@@ -176,6 +182,9 @@ impl Engine {
         let serving = self.exports.device(request.front, &spec.to_string()).is_some();
         if !serving {
             let volume = self.open_volume(&spec).await?;
+            if let Some(place) = &request.log {
+                self.ensure_log(&spec, &volume, place).await?;
+            }
             let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
             let image = volume.image.clone();
             let state = State::Serving { _volume: volume, device: device.clone() };
@@ -200,7 +209,8 @@ impl Engine {
     }
 
     /// Ends an export.  While hosts are connected that is refused, unless it is forced, which disconnects them.
-    pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool) -> Result<()> {
+    /// With the last export of an image its write log is written back and given up, unless it is to be kept.
+    pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool, keep_log: bool) -> Result<()> {
         let _turn = self.exports.changing.acquire(1).await;
         let key = (front, spec.clone());
         if !self.exports.exports.borrow().contains_key(&key) {
@@ -221,7 +231,11 @@ impl Engine {
         self.unpublish(front, spec);
         // Those who were just connecting, too.
         self.disconnect(front, spec).await;
-        Ok(())
+        drop(removed);
+        if self.is_exported(spec) {
+            return Ok(());
+        }
+        self.end_log(spec, keep_log).await
     }
 
     /// Opens what was exported before the daemon was started.  What cannot be opened is kept, and says why.

@@ -79,11 +79,15 @@ impl Engine {
             let what = format!("{spec} has {}; making it {} loses the data past that", Size(now), Size(size));
             return Err(Failure::invalid(what).hint("say --allow-shrink if that is meant"));
         }
-        volume
-            .image
-            .resize(size, allow_shrink, |now| progress.report(now.done, now.total))
-            .await
-            .map_err(|error| self.image_failure(error, spec))?;
+        let log = volume.log().filter(|_| size < now);
+        if let Some(log) = &log {
+            log.shrink_begins(size).await.map_err(|error| self.image_failure(error, spec))?;
+        }
+        let resized = volume.image.resize(size, allow_shrink, |now| progress.report(now.done, now.total)).await;
+        if let Some(log) = &log {
+            log.shrink_ends();
+        }
+        resized.map_err(|error| self.image_failure(error, spec))?;
         self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }
 
@@ -107,6 +111,7 @@ impl Engine {
     /// Removes an image and its data.
     pub async fn remove_image(self: &Rc<Self>, spec: &ImageSpec, progress: ProgressSink) -> Result<()> {
         self.pool(&spec.pool).await?;
+        self.refuse_logged(spec).await?;
         let _reserved = self.reserve_unexported(spec)?;
         self.remove_reserved(spec, progress).await
     }

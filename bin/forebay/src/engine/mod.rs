@@ -3,11 +3,13 @@
 //! The command line runs the same engine in its own process when no daemon runs.
 
 mod ceph;
+mod delayed;
 mod exports;
 pub mod fronts;
 pub mod handle;
 pub mod identity;
 mod images;
+mod logs;
 mod reservations;
 pub mod store;
 pub mod targets;
@@ -33,6 +35,7 @@ use ceph::Ceph;
 use exports::Exports;
 use fronts::Fronts;
 use identity::Identity;
+use logs::Logs;
 use store::StoreCounter;
 use volumes::{Kind, LATENCY_BUCKETS, Volumes};
 
@@ -67,6 +70,7 @@ pub struct Engine {
     exports: Exports,
     fronts: Fronts,
     identity: Identity,
+    logs: Logs,
     closing: Cell<bool>,
 }
 
@@ -105,6 +109,8 @@ pub struct Snapshot {
     pub volumes: Vec<VolumeSnapshot>,
     /// The store's own counters.
     pub store: Vec<StoreCounter>,
+    /// The write logs that are open.
+    pub logs: Vec<LogSnapshot>,
     /// What the NBD servers count besides requests.
     pub nbd: ServerCounts,
     /// What the NVMe servers count.
@@ -122,6 +128,19 @@ pub struct IscsiSnapshot {
     pub sessions: usize,
     /// Commands, by host.
     pub hosts: BTreeMap<String, forebay_iscsi::stats::Snapshot>,
+}
+
+/// A write log's counters at one moment.
+#[derive(Debug)]
+pub struct LogSnapshot {
+    /// Its pool.
+    pub pool: String,
+    /// Its image.
+    pub image: String,
+    /// It takes writes.
+    pub on: bool,
+    /// What it counts.
+    pub stats: forebay_writelog::LogStats,
 }
 
 /// What the NVMe servers count, at one moment.
@@ -168,6 +187,7 @@ impl Engine {
             exports,
             fronts,
             identity,
+            logs: Logs::default(),
             closing: Cell::new(false),
         };
         Ok(Rc::new(engine))
@@ -192,6 +212,10 @@ impl Engine {
             return Ok(());
         }
         self.exports.let_go();
+        // A log that cannot be closed in order is recovered when it is opened again.
+        if let Err(failure) = self.close_logs().await {
+            tracing::warn!(error = %failure.message, "a write log was not closed in order");
+        }
         self.ceph.close();
         self.store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
     }
@@ -261,6 +285,16 @@ impl Engine {
         Ok(Snapshot {
             volumes: volumes.collect(),
             store: store::counters(&self.store),
+            logs: self
+                .open_logs()
+                .into_iter()
+                .map(|(spec, log)| LogSnapshot {
+                    pool: spec.pool,
+                    image: spec.image,
+                    on: log.mode().is_on(),
+                    stats: log.stats(),
+                })
+                .collect(),
             nbd: self.fronts.nbd_stats().server(),
             nvme: NvmeSnapshot {
                 counts: self.fronts.nvme().stats().counts(),

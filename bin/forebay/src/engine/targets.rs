@@ -86,6 +86,7 @@ mod tests {
             read_only: true,
             unit: Some(3),
             hosts: Vec::new(),
+            log: None,
         }];
         store(dir.path(), targets.clone()).expect("stored");
         assert_eq!(load(dir.path()), Ok(targets));

@@ -127,7 +127,7 @@ impl Engine {
         if size != filler.room {
             volume.image.resize(size, true, |_| {}).await.map_err(|error| self.image_failure(error, spec))?;
         }
-        volume.image.submit(Request::Flush).await.map_err(|error| self.image_failure(error, spec))?;
+        volume.top().submit(Request::Flush).await.map_err(|error| self.image_failure(error, spec))?;
         Ok(filler.written)
     }
 
@@ -142,7 +142,7 @@ impl Engine {
         while at < size {
             let window = Extent::new(at, MAP_LEN.min(size - at));
             at = window.end();
-            let map = volume.image.map(window).await.map_err(|error| self.image_failure(error, &spec))?;
+            let map = volume.top().map(window).await.map_err(|error| self.image_failure(error, &spec))?;
             for run in map.runs() {
                 if run.state != ExtentState::Data {
                     continue;
@@ -153,7 +153,7 @@ impl Engine {
                     if reads.len() == IN_FLIGHT {
                         self.send_oldest(&mut reads, &pieces, &spec).await?;
                     }
-                    let work = volume.image.submit(Request::Read(Extent::new(from, len)));
+                    let work = volume.top().submit(Request::Read(Extent::new(from, len)));
                     reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
                     from += len;
                 }
@@ -229,7 +229,7 @@ impl Filler {
         if let Some(error) = &*self.failed.borrow() {
             return Err(error.clone().into());
         }
-        let work = self.volume.image.submit(Request::Write { offset, data: BufList::from(data), fua: false });
+        let work = self.volume.top().submit(Request::Write { offset, data: BufList::from(data), fua: false });
         let failed = self.failed.clone();
         spawn(async move {
             if let Err(error) = work.await {

@@ -10,8 +10,10 @@ use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply
 use forebay_image::Image;
 use forebay_reactor::now;
 use forebay_reactor::sync::Semaphore;
+use forebay_writelog::WriteLog;
 
 use super::Engine;
+use super::delayed::delayed;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -116,6 +118,10 @@ pub struct Volume {
     pub stats: Rc<VolumeStats>,
     /// Who may read and write it; the error is why that is not known.
     pub reservations: forebay_block::Result<Reservations>,
+    /// The image as a device.
+    pub base: Rc<dyn BlockDevice>,
+    /// Its write log.
+    log: RefCell<Option<Rc<WriteLog>>>,
 }
 
 /// The metadata under which an image keeps its reservations.
@@ -144,6 +150,24 @@ async fn reservations_of(image: &Rc<Image>) -> forebay_block::Result<Reservation
 }
 
 impl Volume {
+    /// Its write log.
+    pub fn log(&self) -> Option<Rc<WriteLog>> {
+        self.log.borrow().clone()
+    }
+
+    /// From now on requests pass this log, or none.
+    pub fn set_log(&self, log: Option<Rc<WriteLog>>) {
+        self.log.replace(log);
+    }
+
+    /// What requests go to: the log, or the image.
+    pub fn top(&self) -> Rc<dyn BlockDevice> {
+        match &*self.log.borrow() {
+            Some(log) => log.clone(),
+            None => self.base.clone(),
+        }
+    }
+
     /// What a front serves.  Nothing, while it is not known who may write.
     pub fn device(self: &Rc<Self>, read_only: bool) -> forebay_block::Result<Rc<dyn BlockDevice>> {
         let reservations = self.reservations.clone()?;
@@ -180,7 +204,7 @@ impl BlockDevice for Metered {
         let kind = Kind::of(&request);
         let bytes = request.extent().map_or(0, |extent| extent.len);
         let started = now();
-        let work = self.volume.image.submit(request);
+        let work = self.volume.top().submit(request);
         let stats = self.volume.stats.clone();
         Box::pin(async move {
             let result = work.await;
@@ -190,7 +214,7 @@ impl BlockDevice for Metered {
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<forebay_block::Result<ExtentMap>> {
-        self.volume.image.map(extent)
+        self.volume.top().map(extent)
     }
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
@@ -300,7 +324,10 @@ impl Engine {
             .map_err(|error| self.image_failure(error, spec))?;
         let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
         let reservations = reservations_of(&image).await;
-        let volume = Rc::new(Volume { image, stats, reservations });
+        let base = delayed(image.clone());
+        let log = self.recorded_log(spec, &image, &base).await?;
+        let volume = Rc::new(Volume { image, stats, reservations, base, log: RefCell::new(log) });
+        self.keep_logged(spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);
         open.insert(spec.clone(), Rc::downgrade(&volume));

@@ -1,0 +1,73 @@
+//! `log`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::with_session;
+use crate::api::Log;
+use crate::cli::{Global, LogCommand};
+use crate::failure::Result;
+use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs};
+use crate::output::{Output, table};
+use crate::units::Size;
+
+/// Shows and looks after write logs.
+pub fn run(global: &Global, output: Output, command: LogCommand) -> Result<()> {
+    match command {
+        LogCommand::Ls => {
+            let logs = with_session(global, |session| session.call(ListLogs, |_| {}))?;
+            output.print(&logs, |logs| list(logs))
+        }
+        LogCommand::Info(options) => {
+            let log = with_session(global, |session| session.call(GetLog(options.image), |_| {}))?;
+            output.print(&log, show)
+        }
+        LogCommand::Flush(options) => {
+            let log = with_session(global, |session| session.call(FlushLog(options.image), |_| {}))?;
+            output.print(&log, show)
+        }
+        LogCommand::Discard(options) => {
+            let done = options.image.clone();
+            let operation = DiscardLog { spec: options.image, force: options.force };
+            with_session(global, |session| session.call(operation, |_| {}))?;
+            output.print(&done, |_| String::new())
+        }
+    }
+}
+
+fn age(log: &Log) -> String {
+    let Some(since) = log.dirty_since_ms else { return String::new() };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let age = now.saturating_sub(Duration::from_millis(since));
+    format!("{:.1} s", age.as_secs_f64())
+}
+
+fn list(logs: &[Log]) -> String {
+    let rows = logs.iter().map(|log| {
+        vec![
+            log.image.clone(),
+            log.place.to_string(),
+            log.state.clone(),
+            Size(log.dirty_bytes).to_string(),
+            log.dirty_entries.to_string(),
+            age(log),
+            log.reason.clone().unwrap_or_default(),
+        ]
+    });
+    table(&["IMAGE", "LOG", "STATE", "DIRTY", "ENTRIES", "SINCE", "WHY"], &[3, 4, 5], rows)
+}
+
+fn show(log: &Log) -> String {
+    let mut lines = vec![
+        format!("image:  {}", log.image),
+        format!("log:    {}", log.place),
+        format!("id:     {}", log.id),
+        format!("epoch:  {}", log.epoch),
+        format!("state:  {}", log.state),
+        format!("dirty:  {}", log.dirty()),
+    ];
+    if log.dirty_since_ms.is_some() {
+        lines.push(format!("since:  {} ago", age(log)));
+    }
+    lines.extend(log.reason.iter().map(|reason| format!("why:    {reason}")));
+    lines.join("\n")
+}

@@ -1,0 +1,117 @@
+//! Where a write log is, as people write it: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::absolute;
+use crate::units::Size;
+
+/// Smallest log in bytes.
+const SIZE_MIN: u64 = 16 << 20;
+
+/// What a log is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogMedium {
+    /// A file or device, written with direct I/O.
+    Ssd,
+    /// A file on a DAX file system, mapped.
+    Pmem,
+}
+
+impl LogMedium {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            LogMedium::Ssd => "ssd",
+            LogMedium::Pmem => "pmem",
+        }
+    }
+}
+
+/// Where a log is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogPlace {
+    /// On what.
+    pub medium: LogMedium,
+    /// The file or device, which several logs may share.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Bytes of this log.
+    pub size: u64,
+    /// Answer writes before they last; a flush waits for them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_flush: bool,
+    /// Take memory that does not promise to keep what is stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+impl LogPlace {
+    /// Somewhere on a medium.
+    pub fn unknown(pmem: bool) -> Self {
+        let medium = if pmem { LogMedium::Pmem } else { LogMedium::Ssd };
+        Self { medium, path: PathBuf::new(), size: 0, on_flush: false, force: false }
+    }
+}
+
+impl fmt::Display for LogPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.medium.name(), self.path.display(), Size(self.size))
+    }
+}
+
+impl FromStr for LogPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("'{text}' is no place for a log: {why}; write for example ssd:/srv/logs:1G");
+        let (medium, mut rest) = text.split_once(':').ok_or_else(|| wrong("no colon"))?;
+        let medium = match medium {
+            "ssd" => LogMedium::Ssd,
+            "pmem" => LogMedium::Pmem,
+            _ => return Err(wrong("the medium is ssd or pmem")),
+        };
+        let (mut on_flush, mut force) = (false, false);
+        loop {
+            let (before, last) = rest.rsplit_once(':').ok_or_else(|| wrong("no size"))?;
+            match last {
+                "on-flush" => on_flush = true,
+                "force" => force = true,
+                size => {
+                    let Size(size) = size.parse().map_err(|error: String| wrong(&error))?;
+                    if size < SIZE_MIN {
+                        return Err(wrong("a log has 16M at least"));
+                    }
+                    if before.is_empty() {
+                        return Err(wrong("no path"));
+                    }
+                    let path = absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?;
+                    return Ok(Self { medium, path, size, on_flush, force });
+                }
+            }
+            rest = before;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_from_the_end() {
+        let place: LogPlace = "ssd:/srv/a:b:64M".parse().expect("a place");
+        assert_eq!((place.path.to_str(), place.size, place.force), (Some("/srv/a:b"), 64 << 20, false));
+        let place: LogPlace = "pmem:/mnt/p:1G:force:on-flush".parse().expect("a place");
+        assert!(place.medium == LogMedium::Pmem && place.force && place.on_flush);
+        for wrong in ["ssd", "ssd:/srv", "disk:/srv:1G", "ssd:/srv:1M", "ssd::1G", "ssd:/srv:1G:often"] {
+            assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
+        }
+    }
+}
