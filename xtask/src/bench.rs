@@ -7,6 +7,7 @@ mod plot;
 mod race;
 mod report;
 mod store;
+mod writelog;
 
 use anyhow::Result;
 
@@ -54,6 +55,8 @@ enum Name {
     Nbd,
     /// Volumes in memory over NVMe/TCP, against the goals and our own NBD
     Nvmf,
+    /// The write log, against the same volume without one
+    Writelog,
     /// The embedded store in process, against fio on the raw file
     Store,
     /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
@@ -73,6 +76,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
         Name::Nvmf => nvmf::run(&arguments.effort, arguments.dry_run),
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
+        Name::Writelog => writelog::run(&arguments.effort, arguments.dry_run),
         Name::Ec => race::ec(&arguments.effort, arguments.dry_run),
         Name::Crc32c => race::crc32c(&arguments.effort, arguments.dry_run),
         Name::Compress => race::compress(&arguments.effort, arguments.dry_run),

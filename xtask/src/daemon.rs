@@ -79,9 +79,20 @@ impl Daemon {
         self.attach(name)
     }
 
+    /// Creates a volume, attaches it to NBD with more flags, and returns its URI.
+    pub fn volume_with(&self, name: &str, size: &str, more: &[&str]) -> Result<String> {
+        shell::output(self.command().args(["create", name, "--size", size]))?;
+        self.attach_with(name, more)
+    }
+
     /// Attaches a volume to NBD and returns its URI.
     pub fn attach(&self, name: &str) -> Result<String> {
-        let text = shell::output(self.command().args(["attach", name, "--nbd"]))?;
+        self.attach_with(name, &[])
+    }
+
+    /// Attaches a volume to NBD with more flags, and returns its URI.
+    pub fn attach_with(&self, name: &str, more: &[&str]) -> Result<String> {
+        let text = shell::output(self.command().args(["attach", name, "--nbd"]).args(more))?;
         match text.lines().map(str::trim).find(|line| line.starts_with("nbd")) {
             Some(uri) => Ok(uri.to_owned()),
             None => bail!("attach printed no URI but: {text}"),

@@ -34,6 +34,12 @@ pub struct KillArguments {
     /// Where the order of writes and the moments of the kills come from
     #[arg(long)]
     seed: Option<u64>,
+    /// The pool that the volumes are in
+    #[arg(long, default_value = "local")]
+    pool: String,
+    /// Put a write log on a file in front of each volume
+    #[arg(long)]
+    log: bool,
 }
 
 /// Kills the daemon `rounds` times.
@@ -42,7 +48,7 @@ pub fn run(arguments: &KillArguments) -> Result<()> {
     let scratch = Scratch::within(&shell::target(), "kill")?;
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) ^ unix_nanoseconds());
     println!("seed {seed}");
-    let summary = rounds(scratch.path(), arguments.rounds, seed)?;
+    let summary = rounds(scratch.path(), arguments, seed)?;
     println!("ok {} kills: {summary}", arguments.rounds);
     Ok(())
 }
@@ -51,12 +57,17 @@ fn unix_nanoseconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
+fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String> {
+    let rounds = arguments.rounds;
+    let (numbered, volume) = (format!("{}/numbered", arguments.pool), format!("{}/fio", arguments.pool));
+    // Both logs share a file.
+    let place = format!("--log=ssd:{}:16M", folder.join("logs").display());
+    let log: &[&str] = if arguments.log { &[&place] } else { &[] };
     let begin = Instant::now();
     let mut random = Random(seed | 1);
     let mut daemon = Daemon::start(&folder.join("store"), &[])?;
-    daemon.volume("local/numbered", &format!("{}K", BLOCKS * BLOCK as u64 / 1024))?;
-    let fio_uri = daemon.volume("local/fio", &format!("{FIO_MIB}M"))?;
+    daemon.volume_with(&numbered, &format!("{}K", BLOCKS * BLOCK as u64 / 1024), log)?;
+    let fio_uri = daemon.volume_with(&volume, &format!("{FIO_MIB}M"), log)?;
     shell::output(fio_command(&fio_uri, "write").args(["--iodepth=32", "--do_verify=0", "--end_fsync=1"]))?;
     let per_connection = BLOCKS / CONNECTIONS;
     let mut writers: Vec<Writer> =
@@ -75,7 +86,7 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
         let crashed = std::thread::scope(|scope| {
             let threads: Vec<_> = writers
                 .iter_mut()
-                .map(|writer| scope.spawn(|| writer.write_until_killed(&socket, "local/numbered", &killed)))
+                .map(|writer| scope.spawn(|| writer.write_until_killed(&socket, &numbered, &killed)))
                 .collect();
             std::thread::sleep(Duration::from_millis(run_ms));
             killed.store(true, Ordering::SeqCst);
@@ -95,13 +106,13 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
         if round == 1 {
             // Attachments are part of what must survive.
             let targets = shell::output(daemon.command().arg("targets"))?;
-            ensure!(targets.contains("local/fio"), "after a crash nothing is attached:\n{targets}");
+            ensure!(targets.contains(&volume), "after a crash nothing is attached:\n{targets}");
         }
         std::thread::scope(|scope| {
             let verify = scope.spawn(|| {
                 shell::output(fio_command(&fio_uri, "read").args(["--iodepth=32", "--do_verify=1", "--verify_fatal=1"]))
             });
-            let mut client = Client::connect(&daemon.socket(), "local/numbered")?;
+            let mut client = Client::connect(&daemon.socket(), &numbered)?;
             ensure!(client.size() == BLOCKS * BLOCK as u64, "the volume's size changed to {}", client.size());
             for writer in &mut writers {
                 writer.check(&mut client)?;

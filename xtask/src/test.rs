@@ -85,6 +85,7 @@ pub fn run(arguments: &TestArguments) -> Result<()> {
 fn stages(quick: bool) -> Vec<Stage> {
     let (seeds, sweeps, sessions, fuzz_seconds, kills) =
         if quick { ("400", "2", "500", "10", "8") } else { ("8000", "60", "10000", "60", "50") };
+    let (logs, log_sweeps, failures) = if quick { ("1000", "2", "2") } else { ("10000", "20", "10") };
     let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
     vec![
         Stage {
@@ -310,6 +311,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 2,
         },
         Stage {
+            name: "sim-writelog",
+            title: "simulated crashes of write logs",
+            after: &["build-sim"],
+            command: Box::new(move || own(&["sim", "--writelog", "--runs", logs, "--sweeps", log_sweeps])),
+            counted: true,
+            weight: 2,
+        },
+        Stage {
             name: "sim-messenger",
             title: "messengers under cuts and restarts",
             after: &["build-sim"],
@@ -387,6 +396,26 @@ fn stages(quick: bool) -> Vec<Stage> {
             title: "kill -9 under fio verify",
             after: &["build"],
             command: Box::new(move || own(&["kill", "--rounds", kills])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "kill-log",
+            title: "kill -9 with a write log",
+            after: &["build"],
+            command: Box::new(move || own(&["kill", "--log", "--rounds", kills])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "pmem-kill",
+            title: "a guest's persistent memory under power failures",
+            after: &["build", "guest-kernel"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/pmem-kill.sh"));
+                script.env("FOREBAY", daemon::program()).arg(failures);
+                Ok(script)
+            }),
             counted: true,
             weight: 1,
         },
