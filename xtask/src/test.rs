@@ -363,6 +363,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "guest-iscsi",
+            title: "the kernel's iSCSI initiator, ext4, restarts",
+            after: &["build", "guest-kernel"],
+            command: Box::new(|| own(&["guest-iscsi"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "build-arm",
             title: "the kernels, for AArch64",
             after: &["build"],
