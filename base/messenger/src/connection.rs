@@ -164,6 +164,8 @@ pub(crate) struct Conn {
     pub(crate) changed: Notify,
     pub(crate) reason: RefCell<Option<Reason>>,
     requests: RefCell<Requests>,
+    /// What carries the stream, or did last.
+    pub(crate) transport: Cell<&'static str>,
     /// Memory that the peer may write to.
     pub(crate) windows: RefCell<BTreeMap<u64, Rc<window::Inner>>>,
     /// The stream, while it is one whose device writes for us.
@@ -202,6 +204,7 @@ impl Conn {
             changed: Notify::new(),
             reason: RefCell::default(),
             requests: RefCell::default(),
+            transport: Cell::new(""),
             windows: RefCell::default(),
             rdma: RefCell::default(),
         })
@@ -491,6 +494,12 @@ impl Connection {
     /// Our own address, with the place that the peer sees; known to the side that connects, once messages flow.
     pub fn own_addr(&self) -> Option<EntityAddr> {
         self.conn.own_addr.get()
+    }
+
+    /// What carries the messages now, or did last: `tcp`, `rdma`, `unix`, `shm` or `loopback`; empty before the first time.
+    /// An address that asks for RDMA may be reached over TCP.
+    pub fn transport(&self) -> &'static str {
+        self.conn.transport.get()
     }
 
     /// Who the peer has shown to be; empty without authentication, and on the side that connects.

@@ -424,6 +424,8 @@ impl Messenger {
         if let Link::Local(end) = &conn.link {
             *end.borrow_mut() = Rc::downgrade(&other);
         }
+        conn.transport.set("loopback");
+        other.transport.set("loopback");
         conn.entity.set(server.options.entity);
         other.entity.set(self.inner.options.entity);
         self.inner.remember(&conn);

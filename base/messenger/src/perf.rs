@@ -84,6 +84,22 @@ pub fn bucket_nanos(bucket: usize) -> u64 {
     u64::from(STEPS + step + 1) << exponent
 }
 
+/// Answers requests; `cpu_nanos` says how much processor time the process has used.  For servers that do other things too:
+/// false when it was none of these requests.
+pub fn answer(connection: &Connection, message: &Message, cpu_nanos: impl Fn() -> u64) -> bool {
+    let mut reply = match message.kind {
+        KIND_ASK => message.reply(KIND_ANSWER),
+        KIND_USAGE => message.reply(KIND_ANSWER).front(Buf::copy_of(&cpu_nanos().to_le_bytes())),
+        kind => return kind == KIND_PUSH,
+    };
+    if let Ok(false) = connection.conn.offer(&mut reply, &mut None) {
+        // A client with more requests under way than a queue holds: its reply waits for room.
+        let connection = connection.clone();
+        drop(spawn(async move { connection.send(reply).await }));
+    }
+    true
+}
+
 /// A server that answers requests; `cpu_nanos` says how much processor time its process has used.
 ///
 /// # Errors
@@ -95,16 +111,7 @@ pub fn serve(
     cpu_nanos: impl Fn() -> u64 + 'static,
 ) -> io::Result<(Messenger, Address)> {
     let handler = move |connection: &Connection, message: Message| {
-        let reply = match message.kind {
-            KIND_ASK => message.reply(KIND_ANSWER),
-            KIND_USAGE => message.reply(KIND_ANSWER).front(Buf::copy_of(&cpu_nanos().to_le_bytes())),
-            _ => return,
-        };
-        if let Err(SendError::Full) = connection.post(reply) {
-            // A client with more requests under way than a queue holds: its reply waits for room.
-            let (connection, reply) = (connection.clone(), message.reply(KIND_ANSWER));
-            drop(spawn(async move { connection.send(reply).await }));
-        }
+        answer(connection, &message, &cpu_nanos);
     };
     let server = Messenger::new(portal, options, handler);
     let bound = server.bind(address)?;

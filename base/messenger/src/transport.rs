@@ -195,6 +195,16 @@ impl Channel {
         }
     }
 
+    /// The transport's name, as addresses have it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Socket(stream) if stream.is_unix() => "unix",
+            Self::Socket(_) => "tcp",
+            Self::Shm(_) => "shm",
+            Self::Rdma(_) => "rdma",
+        }
+    }
+
     /// The stream, if its device can write into the peer's memory.
     pub(crate) fn rdma(&self) -> Option<RdmaStream> {
         match self {

@@ -102,6 +102,23 @@ fn requests_of_all_sizes_are_answered_in_all_modes() {
 }
 
 #[test]
+fn one_messenger_is_reached_at_all_its_places() {
+    everywhere(|address, options| async move {
+        let portal = Portal::default();
+        let server = Messenger::new(&portal, options.clone(), echo);
+        let bound = [&"127.0.0.1:0".parse().expect("an address"), &address].map(|at| server.bind(at).expect("bound"));
+        let client = Messenger::new(&portal, options, quiet);
+        for address in bound {
+            let connection = client.connect(&address, Policy::LosslessPeer);
+            connection.request(Message::new(1)).await.expect("answered");
+            assert!(address.to_string().starts_with(&format!("{}:", connection.transport())), "{address}");
+        }
+        server.shutdown();
+        client.shutdown();
+    });
+}
+
+#[test]
 fn a_clients_own_numbers_go_to_all_its_peers() {
     everywhere(|address, options| async move {
         let portal = Portal::default();

@@ -131,7 +131,8 @@ impl Listener {
     /// (`EMFILE`) the next attempt fails at once too, so wait a moment before it.
     pub async fn accept(&self) -> io::Result<(Stream, Addr)> {
         let done = self.socket.inner.start_op(Op::Accept { listener: self.socket.handle }).await;
-        let stream = Stream::from_handle(self.socket.inner.clone(), Handle(done.result?));
+        let stream =
+            Stream::from_handle(self.socket.inner.clone(), Handle(done.result?), !matches!(self.addr, Addr::Tcp(_)));
         Ok((stream, done.peer.unwrap_or_else(|| Addr::Unix(PathBuf::new()))))
     }
 }
@@ -160,6 +161,7 @@ impl SharedListener {
 #[derive(Clone)]
 pub struct Stream {
     socket: Rc<Socket>,
+    unix: bool,
 }
 
 impl Stream {
@@ -167,11 +169,16 @@ impl Stream {
     pub async fn connect(addr: &Addr) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
         let done = inner.start_op(Op::Connect { addr: addr.clone() }).await;
-        Ok(Self::from_handle(inner, Handle(done.result?)))
+        Ok(Self::from_handle(inner, Handle(done.result?), !matches!(addr, Addr::Tcp(_))))
     }
 
-    fn from_handle(inner: Rc<Inner>, handle: Handle) -> Self {
-        Self { socket: Rc::new(Socket { inner, handle }) }
+    fn from_handle(inner: Rc<Inner>, handle: Handle, unix: bool) -> Self {
+        Self { socket: Rc::new(Socket { inner, handle }), unix }
+    }
+
+    /// It is a Unix socket, not TCP.
+    pub fn is_unix(&self) -> bool {
+        self.unix
     }
 
     /// Receives what there is into the buffer's spare room, at least one byte; 0 at the end of the stream.

@@ -48,6 +48,33 @@ pub struct Status {
     pub targets: usize,
     /// How many connections hosts hold.
     pub connections: usize,
+    /// Where other daemons come.
+    #[serde(default)]
+    pub peer: Vec<String>,
+    /// Other daemons, and clients that speak in messages.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
+}
+
+/// Another daemon, or a client that speaks in messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Peer {
+    /// Where it is.
+    pub address: String,
+    /// Who it has shown to be; empty on this machine without a key, and of those that we connect to.
+    pub name: String,
+    /// We connect to it, by configuration; otherwise it has connected to us.
+    pub outgoing: bool,
+    /// `open`, `connecting` (why not is in `reason`), or `standby`: it may come back to its session.
+    pub state: String,
+    /// What carries the messages now or did last: `tcp`, `rdma`, `unix` or `shm`; empty before the first time.
+    pub transport: String,
+    /// Messages to it that are not sent or not acknowledged yet.
+    pub pending: usize,
+    /// Messages of it that are held here.
+    pub held: usize,
+    /// Why there is no stream.
+    pub reason: Option<String>,
 }
 
 /// A pool and its space.

@@ -300,6 +300,25 @@ pub struct Serve {
     /// How to reach disks and sockets
     #[arg(long, value_name = "DRIVER")]
     pub driver: Option<Driver>,
+
+    /// Where other daemons, and clients that speak in messages, come.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Listen for other daemons here: host:port, rdma:HOST:PORT, unix:PATH or shm:PATH; may be repeated",
+        long_help = "Listen for other daemons here: host:port, rdma:HOST:PORT, unix:PATH or shm:PATH; may be repeated.\n\
+            An address that names no transport has the one that the configuration calls 'cluster'.  Off this machine \
+            --peer-key is needed, and frames are encrypted unless the configuration says peer-secure = false."
+    )]
+    pub peer: Vec<String>,
+
+    /// The key that daemons share: a file of 64 hexadecimal digits that nobody else may read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub peer_key: Option<PathBuf>,
+
+    /// A network from which daemons may come, ADDRESS/BITS; may be repeated [default: everywhere]
+    #[arg(long, value_name = "NETWORK")]
+    pub peer_allow: Vec<String>,
 }
 
 /// How a reactor reaches disks and sockets.
@@ -636,6 +655,14 @@ pub struct MessengerEnd {
     #[arg(long, value_name = "HEX", env = "FOREBAY_PERF_KEY", hide_env_values = true)]
     pub key: Option<String>,
 
+    /// The same in a file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "key")]
+    pub key_file: Option<PathBuf>,
+
+    /// A daemon's configuration: its key, its RDMA device, and the transport that it has for clients
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+
     /// Poll for so long after the last work before sleeping, in microseconds
     #[arg(long, value_name = "US", default_value = "50")]
     pub linger_us: u32,
@@ -748,7 +775,6 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused() {
-        assert!(Cli::try_parse_from(["forebay", "serve", "--peer", "x"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd"]).is_ok());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nvme", "--nsid", "3"]).is_ok());

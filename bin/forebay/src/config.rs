@@ -1,15 +1,17 @@
 //! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
 
 mod iscsi;
+pub mod peers;
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::{Addr, DriverChoice};
+use peers::{Peers, Transport};
 use serde::Deserialize;
 
 use crate::cli::{Ceph, Driver, Global, Serve};
@@ -43,6 +45,15 @@ struct ConfigFile {
     linger_us: Option<u32>,
     driver: Option<Driver>,
     log_level: Option<String>,
+    cluster: Option<Transport>,
+    client: Option<Transport>,
+    #[serde(alias = "rdma_local")]
+    rdma_local: Option<IpAddr>,
+    peer: Option<Vec<String>>,
+    peers: Option<Vec<String>>,
+    peer_key: Option<PathBuf>,
+    peer_allow: Option<Vec<String>>,
+    peer_secure: Option<bool>,
     #[serde(default)]
     store: StoreSection,
     #[serde(default)]
@@ -53,6 +64,17 @@ struct ConfigFile {
     nvme_subsystem: NvmeSection,
     #[serde(default)]
     iscsi_target: IscsiSection,
+}
+
+impl ConfigFile {
+    fn load(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::io(error, format_args!("reading the configuration {}", path.display())))?;
+        toml::from_str(&text).map_err(|error| {
+            Failure::invalid(format!("the configuration {} is wrong: {error}", path.display()))
+                .hint("docs/operations.md lists every setting")
+        })
+    }
 }
 
 /// The `[store]` section.
@@ -172,23 +194,18 @@ pub struct Config {
     pub log_level: Option<String>,
     /// How a Ceph cluster is reached.
     pub ceph: forebay_rados::Flags,
+    /// Other daemons and clients that come by messages.
+    pub peers: Peers,
 }
 
 impl Config {
     /// Flags over the configuration file over defaults.
     pub fn resolve(global: &Global, serve: &Serve) -> Result<Self> {
-        let file = match &serve.config {
+        let mut file = match &serve.config {
             None => ConfigFile::default(),
-            Some(path) => {
-                let text = fs::read_to_string(path).map_err(|error| {
-                    Failure::io(error, format_args!("reading the configuration {}", path.display()))
-                })?;
-                toml::from_str(&text).map_err(|error| {
-                    Failure::invalid(format!("the configuration {} is wrong: {error}", path.display()))
-                        .hint("docs/operations.md lists every setting")
-                })?
-            }
+            Some(path) => ConfigFile::load(path)?,
         };
+        let peers = Peers::resolve(serve, &mut file)?;
         let data = absolute(&global.data.clone().or(file.data).unwrap_or_else(default_data_dir))?;
         let control = match global.control.clone().or(file.control) {
             Some(path) => absolute(&path)?,
@@ -264,6 +281,7 @@ impl Config {
                 keyring: file.ceph.keyring,
                 cluster: file.ceph.cluster,
             }),
+            peers,
             data,
         })
     }

@@ -19,10 +19,7 @@ fn wrong_usage_exits_with_2_and_says_why() {
         (&["create", "local/x@snap", "--size", "1G"], "snapshot"),
         (&["info", "local/x y"], "no name may"),
         (&["attach", "local/x"], "--nbd"),
-        (&["attach", "local/x", "--iscsi"], "--iscsi"),
         (&["attach", "local/x", "--nbd", "--replica", "x"], "--replica"),
-        (&["serve", "--iscsi", "127.0.0.1:3260"], "--iscsi"),
-        (&["serve", "--peer", "127.0.0.1:1"], "--peer"),
         (&["ls", "--format", "xml"], "xml"),
         (&["ls", "--log-level", "a=b=c"], "log level"),
         (&["import", "-"], "called"),
@@ -44,6 +41,9 @@ fn serve_refuses_what_makes_no_sense() {
         (&["--nbd", "unix:"], "socket's path"),
         (&["--http", "unix:/x"], "--control"),
         (&["--config", config], "coers"),
+        (&["--peer", "nowhere"], "nowhere"),
+        (&["--peer", "10.0.0.1:1"], "--peer-key"),
+        (&["--peer-allow", "10.0.0.0/33"], "10.0.0.0/33"),
     ] {
         let args: Vec<&str> = ["serve"].iter().chain(flags).copied().collect();
         let said = site.run(&args).fails(2);

@@ -134,6 +134,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     resumed?;
     tracing::debug!(peer = %conn.address, mode = link.mode(), outcome = ?agreed.outcome, "a stream is open");
     conn.reason.borrow_mut().take();
+    conn.transport.set(channel.name());
     conn.set_state(State::Open);
     if agreed.reset.is_some() {
         conn.handler().reset(&connection);

@@ -104,6 +104,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
     };
     tracing::debug!(%peer, name = conn.name, mode = link.mode(), "a stream is open");
     conn.reason.borrow_mut().take();
+    conn.transport.set(channel.name());
     conn.set_state(State::Open);
     let connection = Connection::new(conn.clone());
     conn.handler().opened(&connection);

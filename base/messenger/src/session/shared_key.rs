@@ -60,6 +60,8 @@ impl fmt::Debug for Key {
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
     keys: BTreeMap<String, Key>,
+    /// Of everybody else.
+    shared: Option<Key>,
 }
 
 impl Keyring {
@@ -74,8 +76,14 @@ impl Keyring {
         self
     }
 
+    /// With one key for all who have none of their own.  Who has it may go by any name.
+    pub fn with_shared(mut self, key: Key) -> Self {
+        self.shared = Some(key);
+        self
+    }
+
     fn get(&self, name: &str) -> Option<&Key> {
-        self.keys.get(name)
+        self.keys.get(name).or(self.shared.as_ref())
     }
 }
 

@@ -10,6 +10,8 @@ use forebay_reactor::{DriverChoice, Reactor};
 use serde::Serialize;
 
 use crate::cli::{MessengerEnd, MessengerRun, PerfMessenger};
+use crate::config::peers::{ClientSide, read_key};
+use crate::engine::peers::cpu_nanos;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 
@@ -36,6 +38,7 @@ fn invalid(text: String) -> Failure {
 
 /// The address, and what both ends are set up with.
 fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
+    let configured = end.config.as_deref().map(ClientSide::load).transpose()?.unwrap_or_default();
     let text = match &end.transport {
         Some(name) if !["tcp", "rdma", "unix", "shm", "loopback"].contains(&name.as_str()) => {
             return Err(Failure::new(FailureKind::Unsupported, format!("there is no transport {name}")));
@@ -43,15 +46,19 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
         Some(name) if !end.addr.starts_with(&format!("{name}:")) => format!("{name}:{}", end.addr),
         _ => end.addr.clone(),
     };
-    let address: Address = text.parse().map_err(|error| invalid(format!("{error}")))?;
-    let key = match &end.key {
-        Some(text) => Some(Key::from_hex(text).ok_or_else(|| invalid("a key has 64 hexadecimal digits".into()))?),
+    let address = match text.strip_prefix("loopback:") {
+        Some(name) => Address::Loopback(name.into()),
+        None => configured.transport.address(&text)?,
+    };
+    let key = match (&end.key, end.key_file.as_ref().or(configured.key.as_ref())) {
+        (Some(text), _) => Some(Key::from_hex(text).ok_or_else(|| invalid("a key has 64 hexadecimal digits".into()))?),
+        (None, Some(path)) => Some(read_key(path)?),
         // On this machine nobody is kept out anyway; encryption needs some key.
-        None if end.secure && address.is_local() => Some(Key::new([0; 32])),
-        None if !address.is_local() => {
-            return Err(invalid(format!("{address} is not on this machine: --key is needed")));
+        (None, None) if end.secure && address.is_local() => Some(Key::new([0; 32])),
+        (None, None) if !address.is_local() => {
+            return Err(invalid(format!("{address} is not on this machine: --key or --key-file is needed")));
         }
-        None => None,
+        (None, None) => None,
     };
     let auth = match key {
         None => Auth::None,
@@ -62,16 +69,8 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
     };
     let modes = Some(vec![if end.secure { mode::SECURE } else { mode::CRC }]);
     let look = Duration::from_micros(end.linger_us.into());
-    Ok((
-        address,
-        Options { look, rdma_local: end.rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() },
-    ))
-}
-
-/// Processor time that this process has used, all threads, user and system.
-fn cpu_nanos() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    let rdma_local = end.rdma_local.or(configured.rdma_local);
+    Ok((address, Options { look, rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() }))
 }
 
 async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {
@@ -189,6 +188,8 @@ mod tests {
             no_crc: false,
             secure: false,
             key: None,
+            key_file: None,
+            config: None,
             linger_us: 0,
             rdma_local: None,
         }

@@ -40,6 +40,9 @@ fn render(status: &Status) -> String {
     }
     rows.push(("exports", status.targets.to_string()));
     rows.push(("connections", status.connections.to_string()));
+    if !status.peer.is_empty() {
+        rows.push(("peer", status.peer.join(", ")));
+    }
     let pools = status.pools.iter().map(|pool| {
         vec![
             pool.name.clone(),
@@ -52,7 +55,24 @@ fn render(status: &Status) -> String {
         ]
     });
     let header = ["POOL", "KIND", "CAPACITY", "USED", "USED%", "AVAILABLE", "OBJECTS"];
-    format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools))
+    let mut text = format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools));
+    if !status.peers.is_empty() {
+        let peers = status.peers.iter().map(|peer| {
+            let way = if peer.outgoing { "to" } else { "from" };
+            let reason = peer.reason.clone().unwrap_or_default();
+            vec![
+                peer.address.clone(),
+                way.into(),
+                peer.name.clone(),
+                peer.transport.clone(),
+                peer.state.clone(),
+                reason,
+            ]
+        });
+        text.push('\n');
+        text.push_str(&table(&["PEER", "WAY", "NAME", "TRANSPORT", "STATE", "REASON"], &[], peers));
+    }
+    text
 }
 
 fn duration(seconds: u64) -> String {

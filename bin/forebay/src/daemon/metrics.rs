@@ -100,6 +100,23 @@ impl Collector for Scrape {
         }
         self.encode_nvme(&mut out)?;
         self.encode_iscsi(&mut out)?;
+        let open = status.peers.iter().filter(|peer| peer.state == "open").count();
+        gauge(
+            &mut out,
+            "peers",
+            "Other daemons, and clients that speak in messages, that are connected",
+            None,
+            open as f64,
+        )?;
+        let peers = &self.snapshot.peers;
+        for (name, help, value) in [
+            ("peer_messages", "Messages of peers that were answered", peers.messages),
+            ("peer_refused", "Peers that were turned away before they had a connection", peers.refused),
+            ("peer_interrupted", "Streams to and from peers that were lost", peers.interrupted),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
         self.encode_pools(&mut out)?;
         self.encode_volumes(&mut out)?;
         self.encode_logs(&mut out)?;

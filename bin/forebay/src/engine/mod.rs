@@ -10,6 +10,7 @@ pub mod handle;
 pub mod identity;
 mod images;
 mod logs;
+pub mod peers;
 mod reservations;
 pub mod store;
 pub mod targets;
@@ -36,6 +37,7 @@ use exports::Exports;
 use fronts::Fronts;
 use identity::Identity;
 use logs::Logs;
+use peers::{PeerCounts, Peers};
 use store::StoreCounter;
 use volumes::{Kind, LATENCY_BUCKETS, Volumes};
 
@@ -71,6 +73,7 @@ pub struct Engine {
     fronts: Fronts,
     identity: Identity,
     logs: Logs,
+    peers: Peers,
     closing: Cell<bool>,
 }
 
@@ -117,6 +120,8 @@ pub struct Snapshot {
     pub nvme: NvmeSnapshot,
     /// What the iSCSI servers count.
     pub iscsi: IscsiSnapshot,
+    /// What is counted of peers.
+    pub peers: PeerCounts,
 }
 
 /// What the iSCSI servers count, at one moment.
@@ -188,6 +193,7 @@ impl Engine {
             fronts,
             identity,
             logs: Logs::default(),
+            peers: Peers::default(),
             closing: Cell::new(false),
         };
         Ok(Rc::new(engine))
@@ -258,6 +264,8 @@ impl Engine {
             pools,
             targets: self.exports.count(),
             connections: self.fronts.connections(),
+            peer: self.peers.addrs(),
+            peers: self.peers.list(),
         })
     }
 
@@ -306,6 +314,7 @@ impl Engine {
                 sessions: self.fronts.iscsi().site().session_count(),
                 hosts: self.fronts.iscsi().site().hosts(),
             },
+            peers: self.peers.counts(),
             status: self.status().await?,
         })
     }

@@ -163,6 +163,7 @@ impl Engine {
         for front in self.fronts.all() {
             front.listen(&daemon.config)?;
         }
+        self.peers.start(&daemon.config)?;
         // From here on there is something to stop.
         self.fronts.serving.set(true);
         for front in self.fronts.all() {
@@ -188,6 +189,7 @@ impl Engine {
 
     /// Takes no more hosts, and ends the connections, their requests in flight first.
     pub async fn stop_fronts(&self) {
+        self.peers.stop();
         if !self.fronts.serving.replace(false) {
             return;
         }

@@ -1,0 +1,198 @@
+//! Other daemons, and clients that speak in messages: the daemon's messenger.
+//!
+//! It answers `forebay perf messenger run`, and keeps a session with each daemon that the configuration names, so that both
+//! know whether the other can be reached.  What daemons have to say to each other comes to [`Peers`]' handler.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_messenger::{
+    Address, Auth, Budget, Connection, Handler, Keyring, Message, Messenger, Options, Policy, Portal, Reason, State,
+    perf,
+};
+
+use crate::api::Peer;
+use crate::config::Config;
+use crate::failure::{Failure, Result};
+
+/// What is held of messages that were received and not dropped, of all peers.
+const BUDGET: Budget = Budget { messages: 16 << 10, bytes: 128 << 20 };
+/// ... and of one.
+const BUDGET_EACH: Budget = Budget { messages: 4096, bytes: 32 << 20 };
+/// Peers at a time, those that may come back included.
+const PEERS_MAX: usize = 1024;
+/// How long a peer that is gone may come back to its session: one that was restarted begins a new one anyway.
+const STANDBY: Duration = Duration::from_secs(60);
+
+/// What is counted of peers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// Messages that were answered.
+    pub messages: u64,
+    /// Peers that were turned away before they had a connection.
+    pub refused: u64,
+    /// Streams that were lost.
+    pub interrupted: u64,
+}
+
+#[derive(Default)]
+struct Counts(Cell<PeerCounts>);
+
+impl Counts {
+    fn change(&self, change: impl FnOnce(&mut PeerCounts)) {
+        let mut counts = self.0.get();
+        change(&mut counts);
+        self.0.set(counts);
+    }
+}
+
+/// The daemon's messenger and its peers.
+#[derive(Default)]
+pub struct Peers {
+    counts: Rc<Counts>,
+    messenger: RefCell<Option<Messenger>>,
+    addrs: RefCell<Vec<Address>>,
+    outgoing: RefCell<Vec<Connection>>,
+}
+
+struct Answers(Rc<Counts>);
+
+impl Handler for Answers {
+    fn message(&self, connection: &Connection, message: Message) {
+        if perf::answer(connection, &message, cpu_nanos) {
+            self.0.change(|counts| counts.messages += 1);
+        } else {
+            tracing::warn!(peer = %connection.address(), kind = message.kind, "a peer sends what is not known here");
+        }
+    }
+
+    fn opened(&self, connection: &Connection) {
+        let (peer, transport) = (connection.address(), connection.transport());
+        tracing::info!(%peer, name = connection.name(), transport, "a peer is connected");
+    }
+
+    fn interrupted(&self, connection: &Connection, reason: &Reason) {
+        self.0.change(|counts| counts.interrupted += 1);
+        tracing::warn!(peer = %connection.address(), name = connection.name(), %reason, "a peer is lost for now");
+    }
+
+    fn refused(&self, _peer: &Address, _reason: &Reason) {
+        // The messenger has logged it.
+        self.0.change(|counts| counts.refused += 1);
+    }
+
+    fn lost(&self, connection: &Connection, reason: &Reason) {
+        tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "a peer is gone");
+    }
+}
+
+impl Peers {
+    /// Listens and connects, as the configuration has it; with nothing in it, nothing happens.
+    pub fn start(&self, config: &Config) -> Result<()> {
+        let peers = &config.peers;
+        if peers.listen.is_empty() && peers.connect.is_empty() {
+            return Ok(());
+        }
+        let auth = match &peers.key {
+            None => Auth::None,
+            Some(key) => {
+                let keyring = Rc::new(Keyring::new().with_shared(key.clone()));
+                Auth::SharedKey { name: host_name(), key: key.clone(), keyring }
+            }
+        };
+        let options = Options {
+            auth,
+            modes: peers.modes(),
+            receive: BUDGET_EACH,
+            send: BUDGET_EACH,
+            allow: peers.allow.clone(),
+            connections_max: PEERS_MAX,
+            linger: STANDBY,
+            look: config.linger,
+            rdma_local: peers.rdma_local,
+            ..Options::default()
+        };
+        let messenger = Messenger::new(&Portal::new(BUDGET), options, Answers(self.counts.clone()));
+        // From here on there is something to stop.
+        *self.messenger.borrow_mut() = Some(messenger.clone());
+        for address in &peers.listen {
+            let bound = messenger
+                .bind(address)
+                .map_err(|error| Failure::io(error, format_args!("listening for peers on {address}")))?;
+            if let (Address::Rdma(_), Address::Tcp(_)) = (address, &bound) {
+                tracing::warn!(%address, "peers come over TCP: there is no RDMA here");
+            }
+            tracing::info!(address = %bound, "listening for peers");
+            self.addrs.borrow_mut().push(bound);
+        }
+        let connect = |address: &Address| messenger.connect(address, Policy::LosslessPeer);
+        self.outgoing.borrow_mut().extend(peers.connect.iter().map(connect));
+        Ok(())
+    }
+
+    /// Takes no more peers, and ends all connections.
+    pub fn stop(&self) {
+        let messenger = self.messenger.take();
+        if let Some(messenger) = messenger {
+            messenger.shutdown();
+        }
+        self.outgoing.take();
+        for address in self.addrs.take() {
+            if let Address::Unix(path) | Address::Shm(path) = address {
+                // A path that is left would be replaced at the next start.
+                let _ = forebay_reactor::fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Where peers come.
+    pub fn addrs(&self) -> Vec<String> {
+        self.addrs.borrow().iter().map(ToString::to_string).collect()
+    }
+
+    /// What is counted.
+    pub fn counts(&self) -> PeerCounts {
+        self.counts.0.get()
+    }
+
+    /// Those that are there, or may come back, or are looked for.
+    pub fn list(&self) -> Vec<Peer> {
+        let messenger = self.messenger.borrow();
+        let outgoing = self.outgoing.borrow();
+        let connections = messenger.as_ref().map(Messenger::connections).unwrap_or_default();
+        connections.iter().map(|connection| describe(connection, outgoing.contains(connection))).collect()
+    }
+}
+
+fn describe(connection: &Connection, outgoing: bool) -> Peer {
+    let state = match connection.state() {
+        State::Open => "open",
+        State::Connecting => "connecting",
+        State::Standby => "standby",
+        State::Closed => "closed",
+    };
+    Peer {
+        address: connection.address().to_string(),
+        name: connection.name().into(),
+        outgoing,
+        state: state.into(),
+        transport: connection.transport().into(),
+        pending: connection.pending().messages,
+        held: connection.held().messages,
+        reason: connection.reason().map(|reason| reason.to_string()),
+    }
+}
+
+/// The machine's name, as peers see it.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().take(200).collect();
+    if name.is_empty() { "forebay".into() } else { name }
+}
+
+/// Processor time that this process has used, all threads, user and system.
+pub fn cpu_nanos() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
