@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_reactor::net::AddrError;
-use forebay_reactor::rdma::{RdmaListener, RdmaStream};
+use forebay_reactor::rdma::{RdmaAsk, RdmaListener, RdmaStream};
 use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream, timeout};
 
 use shm::ShmChannel;
@@ -148,20 +148,43 @@ impl Acceptor {
         }
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<(Channel, Address)> {
+    /// The next that comes, for whom nothing has been set aside yet, and where it is.
+    pub(crate) async fn accept(&self) -> io::Result<(Coming, Address)> {
         match self {
             Self::Socket(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                Ok((Channel::Socket(stream), peer.into()))
+                Ok((Coming::Socket(stream), peer.into()))
             }
             Self::Shm(listener, manner) => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Channel::Shm(ShmChannel::accept(stream, manner.look)?), Address::Shm(PathBuf::new())))
+                Ok((Coming::Shm(stream, *manner), Address::Shm(PathBuf::new())))
             }
             Self::Rdma(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Channel::Rdma(stream), Address::Rdma(peer)))
+                let ask = listener.asked().await?;
+                let peer = ask.peer();
+                Ok((Coming::Rdma(ask), Address::Rdma(peer)))
             }
+        }
+    }
+}
+
+/// Somebody who has come and was not admitted yet; turned away when it is dropped.
+pub(crate) enum Coming {
+    /// TCP or a Unix socket.
+    Socket(Stream),
+    /// Gets shared memory.
+    Shm(Stream, Manner),
+    /// Gets queues and buffers.
+    Rdma(RdmaAsk),
+}
+
+impl Coming {
+    /// Admits it.
+    pub(crate) fn admit(self) -> io::Result<Channel> {
+        match self {
+            Self::Socket(stream) => Ok(Channel::Socket(stream)),
+            Self::Shm(stream, manner) => Ok(Channel::Shm(ShmChannel::accept(stream, manner.look)?)),
+            Self::Rdma(ask) => Ok(Channel::Rdma(ask.accept()?)),
         }
     }
 }

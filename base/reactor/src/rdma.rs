@@ -66,11 +66,11 @@ impl RdmaListener {
         self.addr
     }
 
-    /// The next connection and its peer's address.
+    /// The next that asks for a connection.
     ///
     /// # Errors
     /// Of the system; accepting can go on.
-    pub async fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
+    pub async fn asked(&self) -> io::Result<RdmaAsk> {
         loop {
             let event = self.id.channel.next().await?;
             if event.kind != ffi::EVENT_CONNECT_REQUEST {
@@ -78,9 +78,54 @@ impl RdmaListener {
             }
             let id = Id::asked(self.id.lib, event.id, self.id.channel.clone())?;
             let peer = id.peer().unwrap_or_else(|| SocketAddr::new(IpAddr::from([0; 4]), 0));
-            let endpoint = Endpoint::new(id, self.look)?;
-            endpoint.accept()?;
-            return Ok((RdmaStream { endpoint }, peer));
+            return Ok(RdmaAsk { id: Some(id), peer, look: self.look });
+        }
+    }
+
+    /// The next connection and its peer's address, whoever it is.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked) and [`RdmaAsk::accept`].
+    pub async fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
+        let ask = self.asked().await?;
+        let peer = ask.peer();
+        Ok((ask.accept()?, peer))
+    }
+}
+
+/// Somebody who asks for a connection, for which nothing has been set aside yet.  Refused when it is dropped.
+pub struct RdmaAsk {
+    id: Option<Id>,
+    peer: SocketAddr,
+    look: Duration,
+}
+
+impl RdmaAsk {
+    /// Who asks.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when this core has all the connections that its buffers are enough for; of the system.  Who asked is
+    /// refused then.
+    pub fn accept(mut self) -> io::Result<RdmaStream> {
+        let id = self.id.take().expect("it is here until it is accepted");
+        let endpoint = Endpoint::new(id, self.look).map_err(|(error, id)| {
+            self.id = id;
+            error
+        })?;
+        endpoint.accept()?;
+        Ok(RdmaStream { endpoint })
+    }
+}
+
+impl Drop for RdmaAsk {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            id.reject();
         }
     }
 }
@@ -100,7 +145,7 @@ impl RdmaStream {
     pub async fn connect(addr: SocketAddr, local: Option<IpAddr>, look: Duration) -> io::Result<Self> {
         let id = Id::new(Lib::get()?)?;
         id.resolve(addr, local.map(|local| SocketAddr::new(local, 0))).await?;
-        let endpoint = Endpoint::new(id, look)?;
+        let endpoint = Endpoint::new(id, look).map_err(|(error, _)| error)?;
         endpoint.connect().await?;
         Ok(Self { endpoint })
     }
@@ -146,7 +191,8 @@ impl RdmaStream {
     async fn fill(&self, place: &mut Option<BufMut>, all: bool, before: usize) -> io::Result<usize> {
         loop {
             let buf = place.as_mut().expect("the buffer is here between reads");
-            self.endpoint.progress()?;
+            // What came before the connection broke is still taken.
+            let progressed = self.endpoint.progress();
             self.endpoint.take_eager(buf);
             let got = buf.len() - before;
             let long = self.endpoint.next_is_long();
@@ -158,11 +204,14 @@ impl RdmaStream {
                     _ => Ok(got),
                 };
             }
+            progressed?;
             if long {
                 self.read(place).await?;
                 continue;
             }
             if self.endpoint.is_over() {
+                // Whether the peer has ended it, or it broke, is not the same.
+                self.endpoint.intact()?;
                 return if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
             }
             self.endpoint.tell()?;

@@ -35,7 +35,7 @@ async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Ou
 /// Accepts until the messenger stops.
 pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
     while let Some(accepted) = unless_stopped(&messenger, acceptor.accept()).await {
-        let (channel, peer) = match accepted {
+        let (coming, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "accepting a connection failed");
@@ -51,12 +51,18 @@ pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
         } else {
             None
         };
-        if let Some(reason) = turned_away {
-            tracing::warn!(%peer, %reason, "a connection is turned away");
-            channel.shutdown();
-            messenger.handler.refused(&peer, &reason);
-            continue;
-        }
+        let admitted = match turned_away {
+            Some(reason) => Err(reason),
+            None => coming.admit().map_err(Reason::from),
+        };
+        let channel = match admitted {
+            Ok(channel) => channel,
+            Err(reason) => {
+                tracing::warn!(%peer, %reason, "a connection is turned away");
+                messenger.handler.refused(&peer, &reason);
+                continue;
+            }
+        };
         messenger.handshakes.set(waiting + 1);
         let place = Place(messenger.clone());
         drop(spawn(serve(messenger.clone(), channel, peer, place)));

@@ -167,6 +167,12 @@ impl Id {
         }
     }
 
+    /// Refuses who asks for a connection.
+    pub(super) fn reject(&self) {
+        // SAFETY: the identifier lives.  Who is gone already need not be told.
+        unsafe { (self.lib.rdma_reject)(self.raw, std::ptr::null(), 0) };
+    }
+
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier lives.
         address(unsafe { &(*self.raw).dst })

@@ -1,6 +1,6 @@
 //! What the connections of one core over one device share: the protection domain, registered memory, pools.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -14,8 +14,11 @@ use crate::pool::Pool;
 
 /// Bytes of the buffers through which goes what does not lie in registered memory.
 const BOUNCE_LEN: usize = 256 << 10;
-/// Short buffers of a core at most, of all connections; a connection has up to 200.
-const EAGER_MAX: usize = 1 << 16;
+/// Connections of a core over one device.
+const ENDPOINTS_MAX: usize = 1024;
+/// Short buffers of a core at most, of all connections: what each may have posted, unread and under way.  Memory is allocated
+/// as it is used.
+const EAGER_MAX: usize = ENDPOINTS_MAX * super::endpoint::EAGER_EACH;
 /// Long ones; when they are all in use, long runs travel like short ones.
 const BOUNCE_MAX: usize = 256;
 
@@ -29,6 +32,9 @@ pub(super) struct Device {
     pub(super) pd: *mut c_void,
     /// A region is registered when it is first used, and stays so: the registration is what takes long.
     registered: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
+    /// The same of those out of which a peer has been given something to read, with the right to.
+    lent: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
+    endpoints: Cell<usize>,
     /// For short frames, sent and received.
     pub(super) eager: Pool,
     /// For long ones that lie elsewhere.
@@ -55,6 +61,8 @@ impl Device {
                 context,
                 pd,
                 registered: RefCell::default(),
+                lent: RefCell::default(),
+                endpoints: Cell::new(0),
                 eager: Pool::new(EAGER_LEN, EAGER_MAX),
                 bounce: Pool::new(BOUNCE_LEN, BOUNCE_MAX),
             });
@@ -63,15 +71,25 @@ impl Device {
         })
     }
 
-    /// The keys of a pool's region, ours and the peer's.
-    fn keys(&self, region: &Arc<Region>) -> io::Result<(u32, u32)> {
-        let mut registered = self.registered.borrow_mut();
+    /// Sets buffers aside for one more connection.
+    pub(super) fn admit(self: &Rc<Self>) -> io::Result<Admitted> {
+        if self.endpoints.get() >= ENDPOINTS_MAX {
+            let text = format!("this core has {ENDPOINTS_MAX} connections over RDMA already");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
+        }
+        self.endpoints.set(self.endpoints.get() + 1);
+        Ok(Admitted(self.clone()))
+    }
+
+    /// The keys of a pool's region, ours and the peer's.  The peer's opens nothing, unless the memory is lent.
+    fn keys(&self, region: &Arc<Region>, lent: bool) -> io::Result<(u32, u32)> {
+        let mut registered = if lent { self.lent.borrow_mut() } else { self.registered.borrow_mut() };
         if let Some((_, mr)) = registered.iter().find(|(known, _)| Arc::ptr_eq(known, region)) {
             // SAFETY: registered until `self` goes.
             return Ok(unsafe { ((**mr).lkey, (**mr).rkey) });
         }
         let memory = region.iovec();
-        let access = LOCAL_WRITE | REMOTE_READ;
+        let access = if lent { LOCAL_WRITE | REMOTE_READ } else { LOCAL_WRITE };
         // SAFETY: the region is kept as long as it is registered.
         let mr = unsafe { (self.lib.ibv_reg_mr)(self.pd, memory.iov_base, memory.iov_len, access) };
         if mr.is_null() {
@@ -82,9 +100,18 @@ impl Device {
         Ok(unsafe { ((*mr).lkey, (*mr).rkey) })
     }
 
-    /// Memory as the device takes it, and the key under which the peer may read it; `None` when it is not a pool's.
-    pub(super) fn piece(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
-        let (lkey, rkey) = match self.keys(region?) {
+    /// Memory as the device takes it; `None` when it is not a pool's.
+    pub(super) fn piece(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize) -> Option<Piece> {
+        self.keyed(region, at, len, false).map(|(piece, _)| piece)
+    }
+
+    /// The same, and the key under which the peer may read it.
+    pub(super) fn lent(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
+        self.keyed(region, at, len, true)
+    }
+
+    fn keyed(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize, lent: bool) -> Option<(Piece, u32)> {
+        let (lkey, rkey) = match self.keys(region?, lent) {
             Ok(keys) => keys,
             Err(error) => {
                 tracing::debug!(%error, "no more memory can be registered for RDMA; copying instead");
@@ -98,14 +125,23 @@ impl Device {
     pub(super) fn own(&self, buf: &mut BufMut) -> io::Result<Piece> {
         let room = buf.spare_mut();
         let (at, len) = (room.as_ptr(), room.len());
-        let piece = self.piece(buf.region(), at, len).map(|(piece, _)| piece);
+        let piece = self.piece(buf.region(), at, len);
         piece.ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "no memory can be registered for RDMA"))
+    }
+}
+
+/// One of a device's connections.
+pub(super) struct Admitted(Rc<Device>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.endpoints.set(self.0.endpoints.get() - 1);
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        for (region, mr) in self.registered.take() {
+        for (region, mr) in self.registered.take().into_iter().chain(self.lent.take()) {
             // SAFETY: no connection of this device is left, so nothing uses the registration any more.
             unsafe { (self.lib.ibv_dereg_mr)(mr) };
             drop(region);

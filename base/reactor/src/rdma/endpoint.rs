@@ -1,5 +1,10 @@
 //! One end of a connection: its queues, the buffers that the device has, and what has come.
 
+mod runs;
+mod window;
+
+pub use window::Window;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -11,9 +16,10 @@ use std::time::Duration;
 use slab::Slab;
 
 use super::cm::{Id, failed};
+use super::device::Admitted;
 use super::device::Device;
-use super::ffi::{self, CompChannel, Cq, Lib, Mr, Piece, QpInit, RecvRequest, SendRequest, WorkCompletion};
-use super::{EAGER_LEN, HEAD_LEN, LONG_MIN, Place};
+use super::ffi::{self, CompChannel, Cq, Lib, Piece, QpInit, RecvRequest, SendRequest, WorkCompletion};
+use super::{EAGER_LEN, HEAD_LEN, LONG_MIN};
 use crate::buf::{Buf, BufMut};
 use crate::executor::{JoinHandle, spawn};
 use crate::net::Watched;
@@ -26,6 +32,8 @@ const RECEIVES: usize = 64;
 const RECEIVES_MORE: usize = 16;
 /// Sends, reads and writes under way.
 const SENDS: usize = 128;
+/// Eager buffers that one connection may have: posted or unread, and under way.
+pub(super) const EAGER_EACH: usize = RECEIVES + RECEIVES_MORE + SENDS;
 /// Bytes of long runs that the peer has not read yet, at most; one always may be.
 const LENT_MAX: usize = 4 << 20;
 /// What waits to be taken, at most: a peer that keeps to the rules has no more under way.
@@ -97,6 +105,7 @@ pub(super) struct Endpoint {
     moved: Cell<Instant>,
     look: Duration,
     watchers: RefCell<Vec<JoinHandle<()>>>,
+    _admitted: Admitted,
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {
@@ -104,15 +113,28 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Endpoint {
-    /// With all its queues, and buffers posted.
-    pub(super) fn new(id: Id, look: Duration) -> io::Result<Rc<Self>> {
-        let lib = id.lib;
+    /// With all its queues, and buffers posted.  The identifier comes back when nothing was made of it yet.
+    pub(super) fn new(id: Id, look: Duration) -> Result<Rc<Self>, (io::Error, Option<Id>)> {
+        match Self::set_aside(&id) {
+            Ok(room) => Self::build(id, look, room).map_err(|error| (error, None)),
+            Err(error) => Err((error, Some(id))),
+        }
+    }
+
+    /// Room for one more connection over the identifier's device.
+    fn set_aside(id: &Id) -> io::Result<(Rc<Device>, Admitted)> {
         // SAFETY: the identifier lives, and its address was resolved, so it has a device.
         let context = unsafe { (*id.raw).verbs };
         if context.is_null() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "no RDMA device has this address"));
         }
-        let device = Device::of(lib, context)?;
+        let device = Device::of(id.lib, context)?;
+        let admitted = device.admit()?;
+        Ok((device, admitted))
+    }
+
+    fn build(id: Id, look: Duration, (device, admitted): (Rc<Device>, Admitted)) -> io::Result<Rc<Self>> {
+        let (lib, context) = (id.lib, device.context);
         // SAFETY: the context is open.
         let events = unsafe { (lib.ibv_create_comp_channel)(context) };
         if events.is_null() {
@@ -131,6 +153,7 @@ impl Endpoint {
             look,
             device,
             watchers: RefCell::default(),
+            _admitted: admitted,
         };
         let entries = (SENDS + RECEIVES + RECEIVES_MORE) as c_int;
         // SAFETY: context and channel live.
@@ -248,11 +271,17 @@ impl Endpoint {
         state.lent.is_empty() || state.lent_bytes + len <= LENT_MAX
     }
 
+    /// The connection has not broken, though it may be over.
+    pub(super) fn intact(&self) -> io::Result<()> {
+        match &self.state.borrow().broken {
+            Some((kind, text)) => Err(io::Error::new(*kind, text.clone())),
+            None => Ok(()),
+        }
+    }
+
     /// The connection is there to be used.
     fn check(&self) -> io::Result<()> {
-        if let Some((kind, text)) = &self.state.borrow().broken {
-            return Err(io::Error::new(*kind, text.clone()));
-        }
+        self.intact()?;
         if self.is_over() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
@@ -319,10 +348,7 @@ impl Endpoint {
                 self.complete(completion)?;
             }
         }
-        match &self.state.borrow().broken {
-            Some((kind, text)) if !self.over.get() => Err(io::Error::new(*kind, text.clone())),
-            _ => Ok(()),
-        }
+        self.intact()
     }
 
     fn complete(&self, completion: &WorkCompletion) -> io::Result<()> {
@@ -419,60 +445,6 @@ impl Endpoint {
         }
     }
 
-    /// Begins to read of the long run that comes next what fits into the buffer.
-    pub(super) fn begin_read(&self, mut buf: BufMut) -> io::Result<()> {
-        self.check()?;
-        let mut state = self.state.borrow_mut();
-        if state.reading.is_some() {
-            // The device may still write to the buffer of a receive that was given up.
-            let text = "a receive over RDMA was given up halfway; the stream cannot be received from any more";
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
-        }
-        let Some(&Item::Long(addr, key, len)) = state.inbox.front() else { unreachable!("a long run comes next") };
-        let room = buf.spare_mut();
-        let (at, len) = (room.as_ptr(), len.min(room.len()));
-        let (piece, bounce) = match self.device.piece(buf.region(), at, len) {
-            Some((piece, _)) => (piece, None),
-            None => {
-                let mut bounce = self.device.bounce.get();
-                let piece = self.device.own(&mut bounce).or_else(|_| {
-                    bounce = self.device.eager.get();
-                    self.device.own(&mut bounce)
-                })?;
-                (Piece { len: piece.len.min(len as u32), ..piece }, Some(bounce))
-            }
-        };
-        state.read_done = false;
-        state.reading = Some((buf, piece.len as usize, bounce));
-        drop(state);
-        self.post(ffi::OP_READ, READ, piece, (addr, key))
-    }
-
-    /// Takes the buffer back.
-    pub(super) fn end_read(&self) -> io::Result<BufMut> {
-        let mut state = self.state.borrow_mut();
-        if !state.read_done {
-            // The device may still write to it; it goes with the connection.
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        let (mut buf, len, bounce) = state.reading.take().expect("a read was under way");
-        match bounce {
-            None => buf.set_len(buf.len() + len),
-            Some(mut bounce) => {
-                bounce.set_len(len);
-                buf.extend_from_slice(&bounce);
-            }
-        }
-        let Some(Item::Long(addr, _, left)) = state.inbox.front_mut() else { unreachable!("a long run is read") };
-        *addr += len as u64;
-        *left -= len;
-        if *left == 0 {
-            state.inbox.pop_front();
-            state.read += 1;
-        }
-        Ok(buf)
-    }
-
     /// An eager buffer with room for its head.
     pub(super) fn eager(&self) -> BufMut {
         let mut buf = self.device.eager.get();
@@ -487,7 +459,7 @@ impl Endpoint {
             buf[at * 4..at * 4 + 4].copy_from_slice(&value.to_le_bytes());
         }
         let piece = self.device.piece(buf.region(), buf.as_ptr(), buf.len());
-        let (piece, _) = piece.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let piece = piece.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let place = state.sends.insert(buf.freeze());
         drop(state);
         self.post(ffi::OP_SEND, SEND | place as u64, piece, (0, 0))
@@ -497,54 +469,6 @@ impl Endpoint {
         self.check()?;
         self.state.borrow_mut().credits -= 1;
         self.send(KIND_BYTES, buf)
-    }
-
-    /// The next run of `rest`, which lies in registered memory or is copied there; and where.  `None` when all of that
-    /// is in use.
-    pub(super) fn lend(&self, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
-        if let Some(piece) = self.device.piece(rest.region(), rest.as_ptr(), rest.len()) {
-            return Some((rest.split_to(rest.len()), piece));
-        }
-        self.copied(self.device.bounce.get(), rest)
-    }
-
-    /// The same through a short buffer, of which there are many.
-    pub(super) fn lend_short(&self, rest: &mut Buf) -> io::Result<(Buf, (Piece, u32))> {
-        self.copied(self.device.eager.get(), rest).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    fn copied(&self, mut copy: BufMut, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
-        let len = rest.len().min(copy.spare());
-        let piece = self.device.piece(copy.region(), copy.as_ptr(), len)?;
-        copy.extend_from_slice(&rest.split_to(len));
-        Some((copy.freeze(), piece))
-    }
-
-    /// Tells the peer of a run that it is to read.
-    pub(super) fn send_long(&self, run: Buf, (piece, key): (Piece, u32)) -> io::Result<()> {
-        self.check()?;
-        let mut buf = self.eager();
-        buf.extend_from_slice(&piece.addr.to_le_bytes());
-        buf.extend_from_slice(&key.to_le_bytes());
-        buf.extend_from_slice(&piece.len.to_le_bytes());
-        let mut state = self.state.borrow_mut();
-        state.credits -= 1;
-        state.lent_bytes += run.len();
-        state.lent.push_back(run);
-        drop(state);
-        self.send(KIND_LONG, buf)
-    }
-
-    /// Writes to the peer's memory; returns the number of the write.
-    pub(super) fn send_write(&self, run: Buf, (piece, _): (Piece, u32), remote: (u64, u32)) -> io::Result<u64> {
-        self.check()?;
-        let mut state = self.state.borrow_mut();
-        let place = state.sends.insert(run);
-        state.writes_begun += 1;
-        let number = state.writes_begun;
-        drop(state);
-        self.post(ffi::OP_WRITE, WRITE | place as u64, piece, remote)?;
-        Ok(number)
     }
 
     /// Tells the peer what it may use again, if nothing else has told it.
@@ -558,19 +482,6 @@ impl Endpoint {
         }
         let buf = self.eager();
         self.send(KIND_TELL, buf)
-    }
-
-    pub(super) fn window(self: &Rc<Self>, len: usize) -> io::Result<Window> {
-        let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?.max(1);
-        let buf = BufMut::zeroed(len as usize);
-        let access = ffi::LOCAL_WRITE | ffi::REMOTE_WRITE;
-        // SAFETY: the window keeps the memory as long as it is registered, and nobody in this process refers to it while
-        // it is, but for copying bytes out.
-        let mr = unsafe { (self.lib.ibv_reg_mr)(self.device.pd, buf.as_ptr().cast(), len as usize, access) };
-        if mr.is_null() {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Window { endpoint: self.clone(), buf, len, mr })
     }
 
     /// Ends it as soon as what was sent has arrived.
@@ -628,59 +539,5 @@ impl Drop for Endpoint {
             }
             (self.lib.ibv_destroy_comp_channel)(self.events);
         }
-    }
-}
-
-/// Memory to which the peer writes by itself.
-pub struct Window {
-    /// Its protection domain lives as long.
-    endpoint: Rc<Endpoint>,
-    /// Never looked at as a slice: the peer may be writing to it.
-    buf: BufMut,
-    len: u32,
-    mr: *mut Mr,
-}
-
-impl Window {
-    /// What the peer needs to know.
-    pub fn place(&self) -> Place {
-        // SAFETY: registered until `self` is dropped.
-        let key = unsafe { (*self.mr).rkey };
-        Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
-    }
-
-    /// Copies out `out.len()` bytes from `offset` on.  The peer may be writing them: who needs them whole is told by the
-    /// peer, in a message, that they are.
-    ///
-    /// # Panics
-    /// When they are not all in the window.
-    pub fn read(&self, offset: usize, out: &mut [u8]) {
-        assert!(offset.checked_add(out.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
-        for (at, byte) in out.iter_mut().enumerate() {
-            // SAFETY: within the buffer, which lives; volatile, because the device writes to it behind our back.
-            *byte = unsafe { self.buf.as_ptr().add(offset + at).read_volatile() };
-        }
-    }
-}
-
-impl Window {
-    /// Writes from this side, as the peer could.
-    ///
-    /// # Panics
-    /// When the bytes do not fit.
-    pub fn put(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
-        for (at, &byte) in bytes.iter().enumerate() {
-            // SAFETY: within the buffer, which lives and which nobody in this process refers to as a slice; volatile, as the
-            // device may write to it too.
-            unsafe { self.buf.as_ptr().add(offset + at).write_volatile(byte) };
-        }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: registered by `Endpoint::window`; from here on the device refuses what the peer writes.
-        unsafe { (self.endpoint.lib.ibv_dereg_mr)(self.mr) };
     }
 }

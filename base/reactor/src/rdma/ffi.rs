@@ -222,6 +222,7 @@ library! {
     rdma_connect: fn(*mut CmId, *mut ConnParam) -> c_int;
     rdma_accept: fn(*mut CmId, *mut ConnParam) -> c_int;
     rdma_disconnect: fn(*mut CmId) -> c_int;
+    rdma_reject: fn(*mut CmId, *const c_void, u8) -> c_int;
     rdma_get_cm_event: fn(*mut EventChannel, *mut *mut CmEvent) -> c_int;
     rdma_ack_cm_event: fn(*mut CmEvent) -> c_int;
 }

@@ -1,0 +1,78 @@
+//! Memory that is opened to a peer.
+
+use std::io;
+use std::rc::Rc;
+
+use super::Endpoint;
+use crate::buf::BufMut;
+use crate::rdma::Place;
+use crate::rdma::ffi::{self, Mr};
+
+impl Endpoint {
+    pub(in crate::rdma) fn window(self: &Rc<Self>, len: usize) -> io::Result<Window> {
+        let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?.max(1);
+        let buf = BufMut::zeroed(len as usize);
+        let access = ffi::LOCAL_WRITE | ffi::REMOTE_WRITE;
+        // SAFETY: the window keeps the memory as long as it is registered, and nobody in this process refers to it while
+        // it is, but for copying bytes out.
+        let mr = unsafe { (self.lib.ibv_reg_mr)(self.device.pd, buf.as_ptr().cast(), len as usize, access) };
+        if mr.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Window { endpoint: self.clone(), buf, len, mr })
+    }
+}
+
+/// Memory to which the peer writes by itself.
+pub struct Window {
+    /// Its protection domain lives as long.
+    endpoint: Rc<Endpoint>,
+    /// Never looked at as a slice: the peer may be writing to it.
+    buf: BufMut,
+    len: u32,
+    mr: *mut Mr,
+}
+
+impl Window {
+    /// What the peer needs to know.
+    pub fn place(&self) -> Place {
+        // SAFETY: registered until `self` is dropped.
+        let key = unsafe { (*self.mr).rkey };
+        Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
+    }
+
+    /// Copies out `out.len()` bytes from `offset` on.  The peer may be writing them: who needs them whole is told by the
+    /// peer, in a message, that they are.
+    ///
+    /// # Panics
+    /// When they are not all in the window.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        assert!(offset.checked_add(out.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
+        for (at, byte) in out.iter_mut().enumerate() {
+            // SAFETY: within the buffer, which lives; volatile, because the device writes to it behind our back.
+            *byte = unsafe { self.buf.as_ptr().add(offset + at).read_volatile() };
+        }
+    }
+}
+
+impl Window {
+    /// Writes from this side, as the peer could.
+    ///
+    /// # Panics
+    /// When the bytes do not fit.
+    pub fn put(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
+        for (at, &byte) in bytes.iter().enumerate() {
+            // SAFETY: within the buffer, which lives and which nobody in this process refers to as a slice; volatile, as the
+            // device may write to it too.
+            unsafe { self.buf.as_ptr().add(offset + at).write_volatile(byte) };
+        }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: registered by `Endpoint::window`; from here on the device refuses what the peer writes.
+        unsafe { (self.endpoint.lib.ibv_dereg_mr)(self.mr) };
+    }
+}
