@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
@@ -22,11 +22,24 @@ const MESSAGES_PER_TURN: u32 = 64;
 enum Message {
     Submit(Request, Answer<Result<Reply>>),
     Map(Extent, Answer<Result<ExtentMap>>),
-    /// Tell this queue of each change of the size from the given one on.
-    Watch(u64, cross::Sender<()>),
+    /// Tell this queue of each change of the size from the given one on, and ask it when a fence is wanted.
+    Watch(u64, cross::Sender<Told>),
+    /// Ask every core that uses the device to send a [`Message::Passed`]; the answers are what to wait for.
+    AskCores(Answer<Vec<Answered<()>>>),
+    /// Everything that was sent before has been given to the device.
+    Passed(Answer<()>),
 }
 
-struct Shared {
+/// What travels to a core that uses the device.
+enum Told {
+    /// The size has changed.
+    Size,
+    /// Send it back behind everything that was submitted.
+    Fence(Answer<()>),
+}
+
+pub(crate) struct Shared {
+    messages: cross::Sender<Message>,
     /// The device's shape when it was shared, but for its size.
     geometry: Geometry,
     /// Bytes now.
@@ -41,7 +54,6 @@ struct Shared {
 #[derive(Clone)]
 pub struct DeviceHandle {
     shared: Arc<Shared>,
-    messages: cross::Sender<Message>,
 }
 
 impl DeviceHandle {
@@ -54,15 +66,19 @@ impl DeviceHandle {
         let watch = device.size_watch();
         let (size, resizable) = (AtomicU64::new(geometry.size), watch.is_some());
         let reservations = device.reservations();
-        let shared = Arc::new(Shared { geometry, size, resizable, reservations });
         let (messages, receiver) = cross::channel();
+        let shared = Arc::new(Shared { messages, geometry, size, resizable, reservations });
+        if let Some(reservations) = &shared.reservations {
+            reservations.add_gate(Arc::downgrade(&shared));
+        }
         let listeners = Rc::new(RefCell::new(Vec::new()));
         let watching = watch.map(|watch| {
-            let (device, shared, listeners) = (device.clone(), shared.clone(), listeners.clone());
+            // Weak: those who share it hold the queue's sending end, and the queue must end with the last of them.
+            let (device, shared, listeners) = (device.clone(), Arc::downgrade(&shared), listeners.clone());
             spawn(follow_size(device, watch, shared, listeners))
         });
         drop(spawn(serve(device, receiver, listeners, watching)));
-        Self { shared, messages }
+        Self { shared }
     }
 
     /// The device, for use on this core.
@@ -70,23 +86,43 @@ impl DeviceHandle {
     /// # Panics
     /// When no reactor runs on this thread.
     pub fn attach(&self) -> Rc<RemoteDevice> {
-        let watch = self.shared.resizable.then(|| {
-            let (sender, mut receiver) = cross::channel();
-            // Refused when the owner is gone; then the size changes no more.
-            let _ = self.messages.send(Message::Watch(self.shared.size.load(Ordering::Acquire), sender));
-            let watch = Rc::new(SizeWatch::new());
-            let announce = spawn({
-                let watch = watch.clone();
-                async move {
-                    while receiver.recv().await.is_some() {
-                        watch.announce();
+        let (sender, mut receiver) = cross::channel();
+        // Refused when the owner is gone; then the size changes no more.
+        let _ = self.shared.messages.send(Message::Watch(self.shared.size.load(Ordering::Acquire), sender));
+        let watch = Rc::new(SizeWatch::new());
+        let listening = spawn({
+            let (watch, messages) = (watch.clone(), self.shared.messages.clone());
+            async move {
+                while let Some(told) = receiver.recv().await {
+                    match told {
+                        Told::Size => watch.announce(),
+                        // What this core has submitted is before it in the queue.
+                        Told::Fence(answer) => drop(messages.send(Message::Passed(answer))),
                     }
                 }
-            });
-            (watch, announce)
+            }
         });
-        let (watch, announce) = watch.unzip();
-        Rc::new(RemoteDevice { handle: self.clone(), watch, announce })
+        let watch = self.shared.resizable.then_some(watch);
+        Rc::new(RemoteDevice { handle: self.clone(), watch, listening: Some(listening) })
+    }
+}
+
+impl Shared {
+    /// Waits until all that any core has decided to submit by now has been given to the device.
+    ///
+    /// Whoever looks whether a request is allowed, and submits it, does both without a pause; so once each core has had
+    /// a turn, what was allowed before is in the queue.
+    pub(crate) async fn fence(&self) {
+        let (answer, cores) = cross::oneshot();
+        // What is refused is dropped with its answer: then nothing is given to the device any more.
+        let _ = self.messages.send(Message::AskCores(answer));
+        for core in cores.await.into_iter().flatten() {
+            // A core that uses the device no more sends nothing more.
+            core.await;
+        }
+        let (answer, passed) = cross::oneshot();
+        let _ = self.messages.send(Message::Passed(answer));
+        passed.await;
     }
 }
 
@@ -94,7 +130,7 @@ impl DeviceHandle {
 async fn serve(
     device: Rc<dyn BlockDevice>,
     mut messages: cross::Receiver<Message>,
-    listeners: Rc<RefCell<Vec<cross::Sender<()>>>>,
+    listeners: Rc<RefCell<Vec<cross::Sender<Told>>>>,
     watching: Option<JoinHandle<()>>,
 ) {
     let mut served: u32 = 0;
@@ -109,10 +145,21 @@ async fn serve(
             Message::Watch(seen, listener) => {
                 if device.geometry().size != seen {
                     // It has changed on the way.  A listener that is gone already is forgotten at the next change.
-                    let _ = listener.send(());
+                    let _ = listener.send(Told::Size);
                 }
                 listeners.borrow_mut().push(listener);
             }
+            Message::AskCores(answer) => {
+                let mut asked = Vec::new();
+                listeners.borrow_mut().retain(|listener| {
+                    let (answer, answered) = cross::oneshot();
+                    let there = listener.send(Told::Fence(answer)).is_ok();
+                    asked.extend(there.then_some(answered));
+                    there
+                });
+                answer.send(asked);
+            }
+            Message::Passed(answer) => answer.send(()),
         }
     }
     if let Some(watching) = watching {
@@ -133,14 +180,16 @@ fn answer_with<T: Send + 'static>(mut future: LocalFuture<Result<T>>, answer: An
 async fn follow_size(
     device: Rc<dyn BlockDevice>,
     watch: Rc<SizeWatch>,
-    shared: Arc<Shared>,
-    listeners: Rc<RefCell<Vec<cross::Sender<()>>>>,
+    shared: Weak<Shared>,
+    listeners: Rc<RefCell<Vec<cross::Sender<Told>>>>,
 ) {
     loop {
         let change = watch.changed();
+        let Some(shared) = shared.upgrade() else { return };
         // Between looking and waiting nothing else runs on this core, so no change is missed.
         shared.size.store(device.geometry().size, Ordering::Release);
-        listeners.borrow_mut().retain(|listener| listener.send(()).is_ok());
+        listeners.borrow_mut().retain(|listener| listener.send(Told::Size).is_ok());
+        drop(shared);
         change.await;
     }
 }
@@ -151,7 +200,8 @@ async fn follow_size(
 pub struct RemoteDevice {
     handle: DeviceHandle,
     watch: Option<Rc<SizeWatch>>,
-    announce: Option<JoinHandle<()>>,
+    /// Hears what the owner tells.
+    listening: Option<JoinHandle<()>>,
 }
 
 impl RemoteDevice {
@@ -162,7 +212,7 @@ impl RemoteDevice {
 
     fn send<T: Send + 'static>(&self, answered: Answered<Result<T>>, message: Message) -> LocalFuture<Result<T>> {
         // What is refused is dropped with its answer, which then tells of the end.
-        let _ = self.handle.messages.send(message);
+        let _ = self.handle.shared.messages.send(message);
         Box::pin(async move {
             let gone = || Err(Error::new(ErrorKind::ShuttingDown, "the volume's core has stopped"));
             answered.await.unwrap_or_else(gone)
@@ -172,8 +222,8 @@ impl RemoteDevice {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        if let Some(announce) = self.announce.take() {
-            announce.abort();
+        if let Some(listening) = self.listening.take() {
+            listening.abort();
         }
     }
 }

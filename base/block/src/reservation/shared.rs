@@ -10,17 +10,26 @@ use forebay_reactor::spawn;
 use super::table::{Access, Action, Change, HostId, Refusal, Table};
 use crate::device::LocalFuture;
 use crate::error::{Error, ErrorKind, Result};
+use crate::remote;
 
 /// Where the table is kept over restarts.
 pub trait Keep {
     /// Replaces what is stored, durably; `None` removes it.
     fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<Result<()>>;
+
+    /// Waits until the changes that the volume has taken by now are over.  Where a change is over when it was
+    /// submitted, there is nothing to wait for.
+    fn drain(&self) -> LocalFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 enum Message {
     Apply(HostId, Action, Answer<Result<std::result::Result<Change, Refusal>>>),
     ClearAll(Answer<Result<()>>),
     Watch(cross::Sender<()>),
+    /// A way by which other cores reach the volume.
+    Gate(Weak<remote::Shared>),
 }
 
 struct Shared {
@@ -56,7 +65,8 @@ impl Reservations {
     }
 
     /// Does what a host asks for.  When this answers, every [`View`] that looks sees it, and it is durable if it must
-    /// be.  The outer error is the medium's, and nothing has changed then; the inner one is the protocol's.
+    /// be.  When it has taken the volume from another host (a reservation, a preemption), what that host was allowed
+    /// before is over, too: no write of it lands later.  The outer error is the medium's, and nothing has changed then; the inner one is the protocol's.
     pub fn apply(&self, host: &HostId, action: Action) -> LocalFuture<Result<std::result::Result<Change, Refusal>>> {
         let (answer, answered) = cross::oneshot();
         // What is refused is dropped with its answer, which then tells of the end.
@@ -69,6 +79,11 @@ impl Reservations {
         let (answer, answered) = cross::oneshot();
         let _ = self.0.messages.send(Message::ClearAll(answer));
         Box::pin(async move { answered.await.unwrap_or_else(gone) })
+    }
+
+    /// Counts on a way by which other cores reach the volume.
+    pub(crate) fn add_gate(&self, gate: Weak<remote::Shared>) {
+        let _ = self.0.messages.send(Message::Gate(gate));
     }
 
     /// Tells of changes from now on.
@@ -101,17 +116,36 @@ impl Shared {
 /// Does one action after the other.
 async fn own(mut messages: cross::Receiver<Message>, shared: Weak<Shared>, keep: Rc<dyn Keep>) {
     let mut listeners: Vec<cross::Sender<()>> = Vec::new();
+    let mut gates: Vec<Weak<remote::Shared>> = Vec::new();
     while let Some(message) = messages.recv().await {
         // The messages themselves hold nobody: those who sent them may be gone.
         let Some(shared) = shared.upgrade() else { return };
         let mut table = Table::clone(&shared.current());
         match message {
             Message::Watch(listener) => listeners.push(listener),
+            Message::Gate(gate) => {
+                gates.retain(|gate| gate.strong_count() > 0);
+                gates.push(gate);
+            }
             Message::Apply(host, action, answer) => match table.apply(&host, &action) {
                 Err(refusal) => answer.send(Ok(Err(refusal))),
                 Ok(change) => {
                     let settled = settle(&shared, table, &*keep, &mut listeners).await;
-                    answer.send(settled.map(|()| Ok(change)));
+                    let settled = settled.map(|()| Ok(change));
+                    match action {
+                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole if settled.is_ok() => {
+                            // In a task of its own: the next in turn need not wait for the medium.
+                            let (gates, keep) = (gates.clone(), keep.clone());
+                            drop(spawn(async move {
+                                for gate in gates.iter().filter_map(Weak::upgrade) {
+                                    gate.fence().await;
+                                }
+                                keep.drain().await;
+                                answer.send(settled);
+                            }));
+                        }
+                        _ => answer.send(settled),
+                    }
                 }
             },
             Message::ClearAll(answer) => {

@@ -313,6 +313,10 @@ impl Keep for Memory {
         self.stored.borrow_mut().push(table);
         Box::pin(ready(Ok(())))
     }
+
+    fn drain(&self) -> LocalFuture<()> {
+        Box::pin(ready(()))
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod reservations;
 pub mod store;
 pub mod targets;
 pub mod transfer;
+mod underway;
 pub mod volumes;
 
 use std::cell::Cell;

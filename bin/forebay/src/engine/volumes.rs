@@ -14,6 +14,7 @@ use forebay_writelog::WriteLog;
 
 use super::Engine;
 use super::delayed::delayed;
+use super::underway::Underway;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -118,6 +119,8 @@ pub struct Volume {
     pub stats: Rc<VolumeStats>,
     /// Who may read and write it; the error is why that is not known.
     pub reservations: forebay_block::Result<Reservations>,
+    /// Changes that have not been answered.
+    underway: Rc<Underway>,
     /// The image as a device.
     pub base: Rc<dyn BlockDevice>,
     /// Its write log.
@@ -128,25 +131,34 @@ pub struct Volume {
 const RESERVATIONS_KEY: &str = "forebay.reservations";
 
 /// Keeps reservations with their image.
-struct WithImage(Weak<Image>);
+struct WithImage {
+    image: Weak<Image>,
+    underway: Rc<Underway>,
+}
 
 impl Keep for WithImage {
     fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<forebay_block::Result<()>> {
-        let image = self.0.upgrade();
+        let image = self.image.upgrade();
         Box::pin(async move {
             let closed = || forebay_block::Error::new(forebay_block::ErrorKind::ShuttingDown, "the volume is closed");
             image.ok_or_else(closed)?.set_metadata(RESERVATIONS_KEY, table).await
         })
     }
+
+    fn drain(&self) -> LocalFuture<()> {
+        let underway = self.underway.clone();
+        Box::pin(async move { underway.drain().await })
+    }
 }
 
 /// Takes charge of an image's reservations.
-async fn reservations_of(image: &Rc<Image>) -> forebay_block::Result<Reservations> {
+async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_block::Result<Reservations> {
     let table = match image.metadata(RESERVATIONS_KEY).await? {
         Some(stored) => Table::decode(&stored)?,
         None => Table::new(),
     };
-    Ok(Reservations::new(table, Rc::new(WithImage(Rc::downgrade(image)))))
+    let keep = WithImage { image: Rc::downgrade(image), underway: underway.clone() };
+    Ok(Reservations::new(table, Rc::new(keep)))
 }
 
 impl Volume {
@@ -202,6 +214,7 @@ impl BlockDevice for Metered {
             return Box::pin(std::future::ready(Err(error)));
         }
         let kind = Kind::of(&request);
+        let underway = request.is_write().then(|| self.volume.underway.begin());
         let bytes = request.extent().map_or(0, |extent| extent.len);
         let started = now();
         let work = self.volume.top().submit(request);
@@ -209,6 +222,7 @@ impl BlockDevice for Metered {
         Box::pin(async move {
             let result = work.await;
             stats.kind(kind).count(bytes, started.elapsed(), result.is_err());
+            drop(underway);
             result
         })
     }
@@ -323,10 +337,11 @@ impl Engine {
             .await
             .map_err(|error| self.image_failure(error, spec))?;
         let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
-        let reservations = reservations_of(&image).await;
+        let underway = Rc::new(Underway::default());
+        let reservations = reservations_of(&image, &underway).await;
         let base = delayed(image.clone());
         let log = self.recorded_log(spec, &image, &base).await?;
-        let volume = Rc::new(Volume { image, stats, reservations, base, log: RefCell::new(log) });
+        let volume = Rc::new(Volume { image, stats, reservations, underway, base, log: RefCell::new(log) });
         self.keep_logged(spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);

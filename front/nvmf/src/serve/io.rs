@@ -419,7 +419,13 @@ impl Connection {
             return;
         }
         let intact = if fused.intact.get() { Ok(()) } else { Err(Status::TRANSPORT) };
-        let namespace = match intact.and_then(|()| self.still(&fused.namespace)) {
+        let action = Action::Write { extent: fused.extent, fua: fused.fua };
+        // Its data may have been long in coming, and another host may have the reservation now.
+        let allowed = intact.and_then(|()| {
+            let namespace = self.still(&fused.namespace)?;
+            self.admit(&namespace, &action).map(|()| namespace)
+        });
+        let namespace = match allowed {
             Ok(namespace) => namespace,
             Err(status) => {
                 self.respond(fused.first.cid(), status, 0, held);
@@ -434,7 +440,6 @@ impl Connection {
             fua: fused.fua || through,
         };
         let work = work::one(&namespace.device, request);
-        let action = Action::Write { extent: fused.extent, fua: fused.fua };
         let pending =
             Pending { sqe: fused.first, second: Some(fused.second.cid()), action, held, _namespace: namespace };
         if let Some((result, pending)) = self.work.start(work, pending) {
