@@ -101,6 +101,7 @@ struct NvmeSection {
     first_controller: Option<u16>,
     last_controller: Option<u16>,
     advertise: Option<Vec<String>>,
+    hosts: Option<Vec<String>>,
 }
 
 /// What hosts see of the NVMe subsystem.
@@ -112,11 +113,13 @@ pub struct NvmeSubsystem {
     pub cntlids: RangeInclusive<u16>,
     /// What discovery tells instead of the addresses that are listened on, in their order.
     pub advertise: Vec<SocketAddr>,
+    /// The hosts that may connect, by name; `None`: all.
+    pub hosts: Option<Vec<String>>,
 }
 
 impl Default for NvmeSubsystem {
     fn default() -> Self {
-        Self { nqn: None, cntlids: 1..=CNTLID_MAX, advertise: Vec::new() }
+        Self { nqn: None, cntlids: 1..=CNTLID_MAX, advertise: Vec::new(), hosts: None }
     }
 }
 
@@ -143,7 +146,11 @@ impl NvmeSubsystem {
         if advertise.len() > addrs {
             return Err(Failure::invalid("nvme-subsystem.advertise has more addresses than nvme"));
         }
-        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise })
+        if let Some(host) = section.hosts.iter().flatten().find(|host| !is_nqn(host)) {
+            return Err(Failure::invalid(format!("nvme-subsystem.hosts: '{host}' is no NVMe qualified name"))
+                .hint("a Linux host has it in /etc/nvme/hostnqn"));
+        }
+        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, hosts: section.hosts })
     }
 }
 
@@ -396,6 +403,7 @@ mod tests {
             ("[nvme-subsystem]\nnqn = 'x'", "qualified name"),
             ("[nvme-subsystem]\nfirst-controller = 9\nlast-controller = 8", "controllers 9 to 8"),
             ("[nvme-subsystem]\nadvertise = ['127.0.0.1:1']", "more addresses"),
+            ("[nvme-subsystem]\nhosts = ['somebody']", "qualified name"),
             ("[store]\nsize = '5GB'", "GiB"),
         ] {
             let failure = with_file(text, Serve::default()).expect_err(text);

@@ -138,12 +138,8 @@ pub enum Access {
     #[default]
     Anyone,
     /// These hosts, by name.
-    Listed(BTreeMap<String, HostRules>),
+    Listed(BTreeSet<String>),
 }
-
-/// What is asked of a host.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostRules {}
 
 /// How the rest of the process reaches a connection, from any core.
 #[derive(Debug, Default)]
@@ -498,7 +494,7 @@ impl Target {
             return Err(Refused::parameter(connect_field::CNTLID));
         }
         if let Access::Listed(hosts) = &**read(&self.0.access)
-            && !hosts.contains_key(&connect.host)
+            && !hosts.contains(&connect.host)
         {
             return Err(Refused::status(Status::CONNECT_HOST.final_()));
         }

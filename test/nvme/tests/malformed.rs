@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{self, Digests, Pdu, blocks};
+use forebay_nvmf::Access;
 use forebay_reactor::{Stream, random};
 
 const NONE: Digests = Digests { header: false, data: false };
@@ -118,5 +119,18 @@ fn sessions_with_any_byte_damaged_leave_nothing_behind() {
         assert_eq!((site.server.bytes_held(), site.target.controller_ids().len()), (0, 0));
         let (mut admin, _) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("the next one is served");
         admin.run(codec::with(codec::sqe(6, 0), 10, 1), &[], 4096).await.expect("identify").ok();
+    });
+}
+
+#[test]
+fn hosts_that_are_not_listed_are_refused() {
+    simulate(2, |_, site| async move {
+        site.add(1, &Model::new(1 << 20, false));
+        site.target.set_access(Access::Listed([HOST.to_owned()].into()));
+        let other = "nqn.2024-05.org.example:somebody-else";
+        assert!(Client::admin(&addr(), NONE, NQN, other).await.is_err(), "not listed");
+        let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
+        assert!(Client::io(&addr(), NONE, NQN, other, cntlid, 1).await.is_err(), "another's controller");
+        Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("an I/O queue");
     });
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_nvmf::session::admin::Identity as Subsystem;
-use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Stats, Target};
+use forebay_nvmf::{Access, Devices, Limits, Namespace, Port, PortAddress, Server, Stats, Target};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, spawn};
 
 use super::published::Published;
@@ -56,8 +56,12 @@ impl NvmeFront {
             model: "Forebay".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
         };
+        let target = Target::new(identity, subsystem.cntlids.clone(), Limits::default());
+        if let Some(hosts) = &subsystem.hosts {
+            target.set_access(Access::Listed(hosts.iter().cloned().collect()));
+        }
         Self {
-            target: Target::new(identity, subsystem.cntlids.clone(), Limits::default()),
+            target,
             listeners: RefCell::default(),
             addrs: RefCell::default(),
             published: Published::default(),
@@ -141,6 +145,13 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
 impl HostFront for NvmeFront {
     fn listen(&self, config: &Config) -> Result<()> {
         for (index, addr) in config.nvme.iter().enumerate() {
+            if !addr.is_local() {
+                let who = match config.nvme_subsystem.hosts {
+                    None => "whoever reaches it can write",
+                    Some(_) => "hosts are known by the name they give alone",
+                };
+                tracing::warn!(%addr, "NVMe/TCP is served beyond this machine, without authentication: {who}");
+            }
             let listener = bind(addr)?;
             let port = self.add_port(listener.local_addr(), config.nvme_subsystem.advertise.get(index))?;
             self.addrs.borrow_mut().push(listener.local_addr().clone());
