@@ -27,7 +27,7 @@ fn status_has_its_shape() {
     let want = json!({
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
-        "nvme": ["string"], "nvme_nqn": "string", "peer": [], "peers": [],
+        "nvme": ["string"], "nvme_nqn": "string", "iscsi": [], "iscsi_name": "string", "peer": [], "peers": [],
         "pools": [pool], "targets": "number", "connections": "number",
     });
     assert_eq!(shape(&status), want);
