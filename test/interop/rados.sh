@@ -86,8 +86,16 @@ echo "ok rados: random steps as in memory"
 # Two clients that share a pool; the OSD that has their object is killed and started meanwhile.
 export LAB CLUSTER_DIR
 cat >"$WORK/disturb" <<'SCRIPT'
-osd=$(ceph osd map shared header -f json 2>/dev/null | sed 's/.*acting_primary":\([0-9]*\).*/\1/')
-"$LAB/ceph-cluster" kill-osd "$osd" && "$LAB/ceph-cluster" start-osd "$osd"
+osd=$(ceph osd map shared header -f json 2>/dev/null | sed -n 's/.*acting_primary":\([0-9]*\).*/\1/p')
+[ -n "$osd" ] || { echo "no OSD has the object"; exit 1; }
+"$LAB/ceph-cluster" kill-osd "$osd" || exit
+# The killed one holds the lock of its store until the kernel has closed its files.
+for _ in $(seq 100); do
+  "$LAB/ceph-cluster" start-osd "$osd" && exit 0
+  sleep 0.1
+done
+echo "osd.$osd does not start again"
+exit 1
 SCRIPT
 lab shared "bash $WORK/disturb" || fail "two clients that share a pool"
 grep -q 'ok watches are taken up again' "$WORK/out" || fail "watches are taken up again"
