@@ -1,0 +1,121 @@
+//! What the commands on exports, their write logs and their reservations take.
+
+use clap::{Args, Subcommand};
+
+use super::OneImage;
+use crate::log_place::LogPlace;
+use crate::spec::ImageSpec;
+
+/// Options of `attach`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("front").required(true))]
+pub struct Attach {
+    /// The image, POOL/IMAGE
+    pub image: ImageSpec,
+
+    /// Export it over NBD
+    #[arg(long, group = "front")]
+    pub nbd: bool,
+
+    /// Export it over NVMe/TCP, as a namespace of the daemon's subsystem
+    #[arg(long, group = "front")]
+    pub nvme: bool,
+
+    /// Its namespace id, from 1; the lowest free one if left out
+    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    pub nsid: Option<u32>,
+
+    /// Export it over iSCSI, as a unit of the daemon's target
+    #[arg(long, group = "front")]
+    pub iscsi: bool,
+
+    /// Its unit number, from 0; the lowest free one if left out
+    #[arg(long, value_name = "N", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    pub lun: Option<u32>,
+
+    /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]
+    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    pub initiator: Vec<String>,
+
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+
+    /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), or in a file on a DAX file system
+    /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'on-flush' answers
+    /// writes before they last, 'force' takes memory that is not persistent
+    #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
+    pub log: Option<LogPlace>,
+}
+
+/// Options of `detach`.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// The image, POOL/IMAGE
+    pub image: ImageSpec,
+
+    /// Only its export over NBD
+    #[arg(long, group = "one")]
+    pub nbd: bool,
+
+    /// Only its export over NVMe/TCP
+    #[arg(long, group = "one")]
+    pub nvme: bool,
+
+    /// Only its export over iSCSI
+    #[arg(long, group = "one")]
+    pub iscsi: bool,
+
+    /// Disconnect the hosts that have it open, once their requests in flight are answered
+    #[arg(short, long)]
+    pub force: bool,
+
+    /// Leave the write log as it is, instead of writing it back and giving it up
+    #[arg(long)]
+    pub keep_log: bool,
+}
+
+/// What can be done with write logs.
+#[derive(Debug, Subcommand)]
+pub enum LogCommand {
+    /// List the logs, and how much each holds that the backend does not
+    #[command(after_help = "Example:\n  forebay log ls")]
+    Ls,
+
+    /// Show an image's log
+    #[command(after_help = "Example:\n  forebay log info local/disk1")]
+    Info(OneImage),
+
+    /// Write back everything that an image's log holds
+    #[command(after_help = "Example:\n  forebay log flush local/disk1")]
+    Flush(OneImage),
+
+    /// Give up an image's log
+    #[command(after_help = "Example:\n  forebay log discard local/disk1 --force")]
+    Discard(DiscardLog),
+}
+
+/// Options of `log discard`.
+#[derive(Debug, Args)]
+pub struct DiscardLog {
+    /// The image, POOL/IMAGE
+    pub image: ImageSpec,
+
+    /// Lose what it holds that the backend does not
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+/// What can be done with reservations.
+#[derive(Debug, Subcommand)]
+pub enum ReservationsCommand {
+    /// List the hosts that are registered, their keys, and who holds the reservation
+    #[command(after_help = "Example:\n  forebay reservations ls local/disk1")]
+    Ls(OneImage),
+
+    /// Forget all registrations and the reservation, where a host that holds one is gone for good
+    ///
+    /// Hosts that were registered are told, and must register again.
+    #[command(after_help = "Example:\n  forebay reservations clear local/disk1")]
+    Clear(OneImage),
+}

@@ -1,0 +1,122 @@
+//! What the measuring commands take.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum PerfCommand {
+    /// Time the kernels (checksums, erasure coding, ...): every variant, and which one is in use
+    ///
+    /// FOREBAY_ACCEL=TIER (portable, sse, avx2, avx512, gfni, neon) holds every command and the daemon on one tier.
+    #[command(
+        after_help = "Examples:\n  forebay perf accel\n  FOREBAY_ACCEL=avx2 forebay perf accel --only crc32c --format json"
+    )]
+    Accel(PerfAccel),
+
+    /// Measure the messenger between two processes: `serve` answers, `run` asks
+    #[command(subcommand)]
+    Messenger(PerfMessenger),
+}
+
+/// The two sides of a measurement of the messenger.
+#[derive(Debug, Subcommand)]
+pub enum PerfMessenger {
+    /// Answer requests until interrupted; prints the address alone on a line
+    #[command(after_help = "Examples:\n  forebay perf messenger serve --addr 127.0.0.1:7000\n  \
+        forebay perf messenger serve --addr 10.0.0.1:7000 --secure --key $(cat key)")]
+    Serve(MessengerEnd),
+
+    /// Ask a server as fast as it answers, or, with loopback:, messengers of this process
+    #[command(after_help = "Examples:\n  forebay perf messenger run --addr 127.0.0.1:7000 --size 4096 --depth 50\n  \
+        forebay perf messenger run --addr loopback: --one-way --format json")]
+    Run(MessengerRun),
+}
+
+/// What both ends of a measurement must agree on.
+#[derive(Debug, Args)]
+pub struct MessengerEnd {
+    /// HOST:PORT, rdma:HOST:PORT, unix:PATH, shm:PATH or loopback:
+    #[arg(long, value_name = "ADDR")]
+    pub addr: String,
+
+    /// The transport, where the address does not name it: tcp, rdma, unix, shm or loopback
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+
+    /// Checksums on every frame (the default)
+    #[arg(long, conflicts_with_all = ["no_crc", "secure"])]
+    pub crc: bool,
+
+    /// Neither checksums nor encryption; both ends must say so
+    #[arg(long, conflicts_with = "secure")]
+    pub no_crc: bool,
+
+    /// AES-128-GCM on every frame
+    #[arg(long)]
+    pub secure: bool,
+
+    /// The key that both ends share, 64 hexadecimal digits; needed off this machine
+    #[arg(long, value_name = "HEX", env = "FOREBAY_PERF_KEY", hide_env_values = true)]
+    pub key: Option<String>,
+
+    /// The same in a file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "key")]
+    pub key_file: Option<PathBuf>,
+
+    /// A daemon's configuration: its key, its RDMA device, and the transport that it has for clients
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+
+    /// Poll for so long after the last work before sleeping, in microseconds
+    #[arg(long, value_name = "US", default_value = "50")]
+    pub linger_us: u32,
+
+    /// The RDMA device that has this address is used to connect
+    #[arg(long, value_name = "IP")]
+    pub rdma_local: Option<std::net::IpAddr>,
+}
+
+/// Options of `perf messenger run`.
+#[derive(Debug, Args)]
+pub struct MessengerRun {
+    #[command(flatten)]
+    pub end: MessengerEnd,
+
+    /// Bytes of payload a request
+    #[arg(long, value_name = "BYTES", default_value = "4096")]
+    pub size: usize,
+
+    /// Requests under way on each connection
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub depth: usize,
+
+    /// Connections
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub connections: usize,
+
+    /// How long it is measured
+    #[arg(long, value_name = "S", default_value = "3")]
+    pub seconds: f64,
+
+    /// Nobody waits for answers: messages a second, without latencies
+    #[arg(long)]
+    pub one_way: bool,
+
+    /// Fail when a connection is lost, rather than make it again and go on
+    #[arg(long)]
+    pub lossy: bool,
+}
+
+/// Options of `perf accel`.
+#[derive(Debug, Args)]
+pub struct PerfAccel {
+    /// Only the kernels whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+
+    /// How long each variant is measured
+    #[arg(long, value_name = "MS", default_value = "50")]
+    pub milliseconds: u64,
+}

@@ -1,0 +1,118 @@
+//! What `serve` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum, ValueHint};
+
+use crate::units::Size;
+
+/// Options of `serve`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Serve {
+    /// Configuration file (TOML); options on the command line win over it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+
+    /// Where NBD is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock]"
+    )]
+    pub nbd: Vec<String>,
+
+    /// Where NVMe/TCP is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated"
+    )]
+    pub nvme: Vec<String>,
+
+    /// Where iSCSI is served.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Serve iSCSI here: host:port or [v6]:port, 3260 by custom; may be repeated"
+    )]
+    pub iscsi: Vec<String>,
+
+    /// Serve the HTTP API, /metrics and the status page here, besides on the control socket
+    #[arg(
+        long,
+        value_name = "ADDR",
+        long_help = "Serve the HTTP API, /metrics and the status page here (host:port), besides on the control socket.\n\
+            Over TCP everything that changes or reads images asks for the token in DIR/http.token."
+    )]
+    pub http: Option<String>,
+
+    /// Reactors to run, one thread each [default: 1]
+    #[arg(long, value_name = "N")]
+    pub cores: Option<u16>,
+
+    /// Poll for so many microseconds after the last work before sleeping [default: 50]
+    #[arg(
+        long,
+        value_name = "US",
+        long_help = "Poll for so many microseconds after the last work before sleeping [default: 50]\n\
+            Takes the time of waking up out of each request at depth 1, for up to a whole core while clients are \
+            busy; 0 saves that CPU time.  Where requests come less often than that, and in an idle daemon, reactors \
+            sleep either way."
+    )]
+    pub linger_us: Option<u32>,
+
+    /// Where the embedded store is: a file or a block device [default: DIR/store.img]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub store: Option<PathBuf>,
+
+    /// Size of the store file when the first start creates it [default: 80 % of the free space]
+    #[arg(long, value_name = "SIZE")]
+    pub store_size: Option<Size>,
+
+    /// Memory for blocks that were read or written not long ago; 0 for none [default: 256M]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        long_help = "Memory for blocks that were read or written not long ago; 0 for none [default: 256M]\n\
+            The store reads and writes its file past the kernel's page cache; this is its own.  Memory is taken as \
+            blocks come in, never more than that (and some 4 % for the books).  Example: --store-cache 4G"
+    )]
+    pub store_cache: Option<Size>,
+
+    /// How to reach disks and sockets
+    #[arg(long, value_name = "DRIVER")]
+    pub driver: Option<Driver>,
+
+    /// Where other daemons, and clients that speak in messages, come.
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help = "Listen for other daemons here: host:port, rdma:HOST:PORT, unix:PATH or shm:PATH; may be repeated",
+        long_help = "Listen for other daemons here: host:port, rdma:HOST:PORT, unix:PATH or shm:PATH; may be repeated.\n\
+            An address that names no transport has the one that the configuration calls 'cluster'.  Off this machine \
+            --peer-key is needed, and frames are encrypted unless the configuration says peer-secure = false."
+    )]
+    pub peer: Vec<String>,
+
+    /// The key that daemons share: a file of 64 hexadecimal digits that nobody else may read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub peer_key: Option<PathBuf>,
+
+    /// A network from which daemons may come, ADDRESS/BITS; may be repeated [default: everywhere]
+    #[arg(long, value_name = "NETWORK")]
+    pub peer_allow: Vec<String>,
+}
+
+/// How a reactor reaches disks and sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Driver {
+    /// io_uring, or epoll where io_uring is forbidden.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// epoll and a few file threads.
+    Epoll,
+}

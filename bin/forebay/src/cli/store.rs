@@ -1,0 +1,59 @@
+//! What the commands on the embedded store take.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use crate::units::Size;
+
+/// What can be done with the embedded store.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Create a store, which `serve` otherwise does at its first start
+    #[command(after_help = "Example:\n  forebay store init --data /srv/forebay --size 100G")]
+    Init(StoreInit),
+
+    /// Verify everything the store holds; the daemon must not run
+    #[command(after_help = "Example:\n  forebay store check --data /srv/forebay")]
+    Check(StoreCheck),
+
+    /// Show the store's space
+    #[command(after_help = "Example:\n  forebay store df")]
+    Df,
+}
+
+/// Options of `store init`.
+#[derive(Debug, Args)]
+pub struct StoreInit {
+    /// Size of the store file [default: 80 % of the free space; a block device's own size]
+    #[arg(short, long, value_name = "SIZE")]
+    pub size: Option<Size>,
+
+    /// A file or a block device [default: DIR/store.img]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub store: Option<PathBuf>,
+
+    /// Overwrite a store that is there, and all that it holds
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of `store check`.
+#[derive(Debug, Args)]
+pub struct StoreCheck {
+    /// A file or a block device [default: DIR/store.img]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub store: Option<PathBuf>,
+
+    /// Check the metadata only, not the checksum of every stored block
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Renew a damaged copy of the superblock from the good one
+    #[arg(long)]
+    pub repair: bool,
+
+    /// If the newest checkpoint or the log is damaged, go back to before that for good: what was written since is lost
+    #[arg(long)]
+    pub roll_back: bool,
+}
