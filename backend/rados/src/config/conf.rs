@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 /// Metavariables within metavariables at most.
 const DEPTH_MAX: u32 = 8;
+/// Replacements in one setting at most, over all depths; what is left stays as it is written.
+const REPLACEMENTS_MAX: u32 = 256;
+/// Bytes of a setting that may stand in for its name, at most.
+const LENGTH_MAX: usize = 4096;
 
 /// The settings of a configuration file, as they are for one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +95,9 @@ impl Conf {
             let Some((name, text)) = line.split_once('=') else {
                 return Err(wrong(format!("'{line}' is no setting; write NAME = VALUE")));
             };
+            if normal(name.trim()).is_empty() {
+                return Err(wrong(format!("'{line}' sets nothing; write NAME = VALUE")));
+            }
             let settings = sections.entry(section.clone()).or_default();
             settings.insert(normal(name), value(text).map_err(wrong)?);
         }
@@ -104,7 +111,7 @@ impl Conf {
 
     /// A setting, from the section that is most about us, with what stands for something else replaced.
     pub fn get(&self, name: &str) -> Option<String> {
-        self.raw(name).map(|text| self.replace(text, 0))
+        self.raw(name).map(|text| self.expand(text))
     }
 
     fn raw(&self, name: &str) -> Option<&str> {
@@ -115,10 +122,12 @@ impl Conf {
 
     /// The text with what stands for something else replaced: `$cluster`, `$name`, other settings.
     pub fn expand(&self, text: &str) -> String {
-        self.replace(text, 0)
+        let mut left = REPLACEMENTS_MAX;
+        self.replace(text, 0, &mut left)
     }
 
-    fn replace(&self, text: &str, depth: u32) -> String {
+    /// `left` counts down over all depths: settings that name each other several times would grow without end.
+    fn replace(&self, text: &str, depth: u32, left: &mut u32) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(at) = rest.find('$') {
@@ -131,7 +140,7 @@ impl Conf {
                     after.split_at(end)
                 }
             };
-            match self.variable(name, depth) {
+            match self.variable(name, depth, left) {
                 Some(found) => out.push_str(&found),
                 None => out.push_str(&rest[at..rest.len() - behind.len()]),
             }
@@ -141,15 +150,20 @@ impl Conf {
         out
     }
 
-    fn variable(&self, name: &str, depth: u32) -> Option<String> {
+    fn variable(&self, name: &str, depth: u32, left: &mut u32) -> Option<String> {
+        *left = left.checked_sub(1)?;
         match name {
+            "" => None,
             "cluster" => Some(self.cluster.clone()),
             "type" => Some("client".into()),
             "id" | "num" => Some(self.id.clone()),
             "name" => Some(self.name()),
             "host" => Some(self.host.clone()),
             // A setting that stands for itself stays as it is.
-            _ if depth < DEPTH_MAX => self.raw(&normal(name)).map(|text| self.replace(text, depth + 1)),
+            _ if depth < DEPTH_MAX => {
+                let text = self.raw(&normal(name)).filter(|text| text.len() <= LENGTH_MAX)?;
+                Some(self.replace(text, depth + 1, left))
+            }
             _ => None,
         }
     }

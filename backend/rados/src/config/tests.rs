@@ -42,6 +42,24 @@ fn keyring(name: &str) -> String {
 }
 
 #[test]
+fn settings_that_multiply_each_other_end() {
+    let conf = |text: &str| Conf::parse(text, "ceph", "admin", "here");
+    // Seven of itself at every depth would be millions.
+    let itself = conf("a = $a$a$a$a$a$a$a\n").expect("settings").get("a").expect("a setting");
+    assert!(itself.contains("$a") && itself.len() < 1 << 20, "{} bytes", itself.len());
+    let mut text = String::from("z = \n");
+    let names = ["b", "c", "d", "e", "f", "g", "h", "z"];
+    for pair in names.windows(2) {
+        text += &format!("{} = {}\n", pair[0], format!("${}", pair[1]).repeat(50));
+    }
+    assert!(conf(&text).expect("settings").get("b").expect("a setting").len() < 1 << 20);
+    // Without a name there is nothing to stand for.
+    assert_eq!(conf("a = $$x$\n").expect("settings").get("a").as_deref(), Some("$$x$"));
+    let (line, text) = conf("[global]\n = x\n").expect_err("no name");
+    assert!(line == 2 && text.contains("sets nothing"), "{line}: {text}");
+}
+
+#[test]
 fn the_usual_places() {
     let outside = Outside::with(&[
         ("/etc/ceph/ceph.conf", "[global]\nmon host = 10.0.0.1\n"),
