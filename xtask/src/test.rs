@@ -562,10 +562,38 @@ fn one(stage: &Stage, log: &PathBuf) -> Report {
         Ok(status) => println!("  {status}; the end of {}:", log.display()),
         Err(error) => println!("  {error:#}"),
     }
-    for line in shell::tail(log, 60).lines() {
+    // What failed comes before how the log ends: a long log, cut short by whoever shows it, still names the test.
+    for line in telling(&text) {
+        println!("  > {line}");
+    }
+    for line in shell::tail(log, 40).lines() {
         println!("  | {line}");
     }
     Report { state: State::Failed, passed, failed, time }
+}
+
+/// The lines of a failed stage's output that say what failed: a dozen at most, with the line after each `not ok`.
+fn telling(text: &str) -> Vec<&str> {
+    let failure = |line: &str| {
+        line.starts_with("not ok ")
+            || line.starts_with("error")
+            || line.starts_with("Error: ")
+            || line.contains("panicked at")
+            || line.contains("timed out")
+            || (line.starts_with("test ") && line.ends_with("FAILED"))
+    };
+    let mut lines = text.lines().peekable();
+    let mut told = Vec::new();
+    while let Some(line) = lines.next() {
+        if failure(line) {
+            told.push(line);
+            if let Some(next) = lines.peek().filter(|next| line.starts_with("not ok ") && !next.starts_with("ok ")) {
+                told.push(next);
+            }
+        }
+    }
+    told.truncate(12);
+    told
 }
 
 /// How many tests a stage's output tells of: cargo's summaries, and lines that begin with `ok` or `not ok`.
@@ -623,6 +651,16 @@ mod tests {
         let text = "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
             test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\nok one\nnot ok two\nokay\n";
         assert_eq!(count(text), (16, 3));
+    }
+
+    #[test]
+    fn a_failed_stage_names_what_failed() {
+        let text = "warning: unused\nok one\nnot ok two: it ended\n  input:  x\nok three\n\
+            thread 'a' panicked at src/lib.rs:1:1:\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n";
+        let told = telling(text);
+        assert_eq!(told[..2], ["not ok two: it ended", "  input:  x"]);
+        assert_eq!(told[2..], ["thread 'a' panicked at src/lib.rs:1:1:", "test a ... FAILED"]);
+        assert!(telling("not ok\n".repeat(3).as_str()).is_empty() && telling(&"error\n".repeat(40)).len() == 12);
     }
 
     #[test]
