@@ -513,6 +513,18 @@ where
     with_current(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
 }
 
+/// Starts a task if a reactor runs on this thread; otherwise the future is dropped.  For what is still to be done when
+/// something is dropped, which may be after the reactor.
+///
+/// A reactor that ends drops tasks which were started like this, too: their futures must not start another one then.
+pub fn try_spawn<F>(future: F) -> Option<JoinHandle<F::Output>>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    try_with_current(|inner| inner.clone()).map(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
+}
+
 /// The name of this reactor's driver.
 ///
 /// # Panics

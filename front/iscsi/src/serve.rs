@@ -8,6 +8,7 @@ mod handshake;
 mod local;
 mod lun;
 mod outbox;
+mod remains;
 mod requests;
 mod units;
 
@@ -56,7 +57,8 @@ pub struct Options {
     pub bytes_max: usize,
     /// Time from accepting to the end of the login.
     pub login_timeout: Duration,
-    /// A host that has said nothing for so long is asked whether it is still there, and has as long to answer.
+    /// A host that has said nothing for so long is asked whether it is still there, and has as long to answer.  So long
+    /// it has to send data that it was asked for, too.
     pub ping_after: Duration,
     /// Time that commands under way have to end when their session ends.
     pub drain_timeout: Duration,

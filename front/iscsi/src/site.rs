@@ -73,6 +73,8 @@ struct Shared {
 struct Sessions {
     by_tsih: BTreeMap<u16, Arc<Session>>,
     last_tsih: u16,
+    /// Initiators of sessions that are gone but for commands that are not done, one entry a session.
+    leaving: Vec<String>,
     /// What initiators have done through sessions that are gone.
     gone: BTreeMap<String, Snapshot>,
 }
@@ -308,9 +310,10 @@ impl Site {
             before.signal.stop(Stop::Reinstated);
             return Err(Some(answered));
         }
-        let of_initiator = sessions.by_tsih.values().filter(same).count();
+        let leaving = sessions.leaving.iter().filter(|initiator| **initiator == login.initiator).count();
+        let of_initiator = sessions.by_tsih.values().filter(same).count() + leaving;
         let limits = &self.0.limits;
-        if sessions.by_tsih.len() >= limits.sessions_max.min(usize::from(u16::MAX) - 1)
+        if sessions.by_tsih.len() + sessions.leaving.len() >= limits.sessions_max.min(usize::from(u16::MAX) - 1)
             || of_initiator >= limits.sessions_per_initiator
         {
             return Err(None);
@@ -421,6 +424,35 @@ impl Entered {
     /// The session.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
+    }
+
+    /// The session ends, and some of its commands are not done: it still counts where sessions are counted.
+    pub fn leave(self) -> Leaving {
+        lock(&self.site.0.sessions).leaving.push(self.session.initiator.clone());
+        Leaving { site: self.site.clone(), session: self.session.clone() }
+    }
+}
+
+/// The place of a session that is gone but for commands that are not done.
+#[derive(Debug)]
+pub struct Leaving {
+    site: Site,
+    session: Arc<Session>,
+}
+
+impl Leaving {
+    /// The session that was.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut sessions = lock(&self.site.0.sessions);
+        if let Some(at) = sessions.leaving.iter().position(|initiator| *initiator == self.session.initiator) {
+            sessions.leaving.swap_remove(at);
+        }
     }
 }
 

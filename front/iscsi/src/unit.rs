@@ -99,7 +99,8 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
-    fn new() -> (Arc<Self>, Answered<()>) {
+    /// One to hold, and what tells when it and its copies are dropped.
+    pub(crate) fn new() -> (Arc<Self>, Answered<()>) {
         let (answer, answered) = oneshot();
         (Arc::new(Self { answer: Mutex::new(Some(answer)) }), answered)
     }
@@ -131,6 +132,15 @@ impl Nexus {
     pub fn orders(&self) -> Vec<(Order, Arc<Drain>)> {
         std::mem::take(&mut lock(&self.orders))
     }
+}
+
+/// Why a session cannot use a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoEntry {
+    /// There is none.
+    Gone,
+    /// Commands of the same host's session before are not done yet.
+    Occupied,
 }
 
 /// A unit.
@@ -219,16 +229,22 @@ impl Unit {
         lock(&self.nexuses).len()
     }
 
-    /// A session begins to use it; `None` when it is gone.
-    pub fn enter(&self, session: u64, host: HostId, signal: Arc<Signal>) -> Option<Arc<Nexus>> {
+    /// A session begins to use it.
+    ///
+    /// # Errors
+    /// When it is gone, or the host still has commands under way from a session before.
+    pub fn enter(&self, session: u64, host: HostId, signal: Arc<Signal>) -> Result<Arc<Nexus>, NoEntry> {
         let nexus = Arc::new(Nexus { lun: self.lun, session, host, signal, orders: Mutex::default() });
         let mut nexuses = lock(&self.nexuses);
         // Under the lock: whoever removes the unit looks at the list after it has said so.
         if self.is_gone() {
-            return None;
+            return Err(NoEntry::Gone);
+        }
+        if nexuses.values().any(|other| other.host == nexus.host) {
+            return Err(NoEntry::Occupied);
         }
         nexuses.insert(session, nexus.clone());
-        Some(nexus)
+        Ok(nexus)
     }
 
     /// A session uses it no more.

@@ -65,8 +65,9 @@ impl Reservations {
     }
 
     /// Does what a host asks for.  When this answers, every [`View`] that looks sees it, and it is durable if it must
-    /// be.  When it has taken the volume from another host (a reservation, a preemption), what that host was allowed
-    /// before is over, too: no write of it lands later.  The outer error is the medium's, and nothing has changed then; the inner one is the protocol's.
+    /// be.  When it has taken the volume from another host (a reservation, a preemption) or has reset it, what was
+    /// allowed before is over, too: no write of before lands later.  The outer error is the medium's, and nothing has
+    /// changed then; the inner one is the protocol's.
     pub fn apply(&self, host: &HostId, action: Action) -> LocalFuture<Result<std::result::Result<Change, Refusal>>> {
         let (answer, answered) = cross::oneshot();
         // What is refused is dropped with its answer, which then tells of the end.
@@ -133,7 +134,9 @@ async fn own(mut messages: cross::Receiver<Message>, shared: Weak<Shared>, keep:
                     let settled = settle(&shared, table, &*keep, &mut listeners).await;
                     let settled = settled.map(|()| Ok(change));
                     match action {
-                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole if settled.is_ok() => {
+                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole | Action::Reset
+                            if settled.is_ok() =>
+                        {
                             // In a task of its own: the next in turn need not wait for the medium.
                             let (gates, keep) = (gates.clone(), keep.clone());
                             drop(spawn(async move {

@@ -1,9 +1,12 @@
 //! Changes of a volume that are under way, and waiting for those of before.
 
 use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use forebay_reactor::sync::Notify;
+use forebay_reactor::try_spawn;
 
 /// Those that began between two drains.
 #[derive(Default)]
@@ -21,7 +24,7 @@ pub struct Underway {
 }
 
 /// A change that is under way; it is over when this is dropped.
-pub struct Change(Rc<Batch>);
+struct Change(Rc<Batch>);
 
 impl Drop for Change {
     fn drop(&mut self) {
@@ -33,11 +36,16 @@ impl Drop for Change {
 }
 
 impl Underway {
-    /// A change begins.
-    pub fn begin(&self) -> Change {
+    fn begin(&self) -> Change {
         let batch = self.current.borrow().clone();
         batch.count.set(batch.count.get() + 1);
         Change(batch)
+    }
+
+    /// A change begins, and is over when `work` has ended.  Dropping what this returns does not end the work: a task
+    /// carries it on, as the volume goes on with a request that nobody waits for any more, and whoever drains waits.
+    pub fn carry<F: Future + Unpin + 'static>(&self, work: F) -> Carried<F> {
+        Carried(Some((work, self.begin())))
     }
 
     /// Waits for the end of all that have begun by now; those that begin later do not matter.
@@ -55,10 +63,37 @@ impl Underway {
     }
 }
 
+/// The work of a change; see [`Underway::carry`].
+pub struct Carried<F: Future + Unpin + 'static>(Option<(F, Change)>);
+
+impl<F: Future + Unpin + 'static> Future for Carried<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Some((work, _)) = &mut self.0 else { panic!("polled after its end") };
+        let Poll::Ready(result) = Pin::new(work).poll(cx) else { return Poll::Pending };
+        self.0 = None;
+        Poll::Ready(result)
+    }
+}
+
+impl<F: Future + Unpin + 'static> Drop for Carried<F> {
+    fn drop(&mut self) {
+        let Some((work, change)) = self.0.take() else { return };
+        // The bare work, so that a reactor that ends drops it for good.
+        drop(try_spawn(async move {
+            work.await;
+            drop(change);
+        }));
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
-    use std::task::{Context, Waker};
+    use std::future::{Future, pending};
+    use std::task::Waker;
+
+    use forebay_reactor::{DriverChoice, Reactor, spawn, yield_now};
 
     use super::*;
 
@@ -78,5 +113,57 @@ mod tests {
         assert!(another.as_mut().poll(&mut cx).is_pending(), "the later one is before this drain");
         drop(later);
         assert!(another.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_goes_on_and_is_drained() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        reactor.block_on(async {
+            let underway = Rc::new(Underway::default());
+            let (gate, landed) = (Rc::new(Notify::new()), Rc::new(Cell::new(false)));
+            let (may, done) = (Rc::new(Cell::new(false)), landed.clone());
+            let write = {
+                let (gate, may) = (gate.clone(), may.clone());
+                underway.carry(Box::pin(async move {
+                    gate.wait_until(|| may.get()).await;
+                    done.set(true);
+                }))
+            };
+            drop(write);
+            let drained = Rc::new(Cell::new(false));
+            let drain = spawn({
+                let (underway, landed, drained) = (underway.clone(), landed.clone(), drained.clone());
+                async move {
+                    underway.drain().await;
+                    assert!(landed.get(), "the drain is over before the write");
+                    drained.set(true);
+                }
+            });
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            assert!(!drained.get() && !landed.get());
+            may.set(true);
+            gate.notify_all();
+            drain.await;
+        });
+    }
+
+    #[test]
+    fn a_reactor_ends_though_changes_never_do() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let underway = Underway::default();
+        reactor.block_on(async {
+            drop(underway.carry(Box::pin(pending::<()>())));
+            let held = underway.carry(Box::pin(pending::<()>()));
+            drop(spawn(async move {
+                held.await;
+            }));
+            yield_now().await;
+        });
+        let left = underway.carry(Box::pin(pending::<()>()));
+        drop(reactor);
+        drop(left);
+        assert_eq!(underway.current.borrow().count.get(), 0, "nothing is left of them");
     }
 }

@@ -2,14 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
-use forebay_reactor::now;
 use forebay_reactor::sync::Semaphore;
+use forebay_reactor::{Instant, now};
 use forebay_writelog::WriteLog;
 
 use super::Engine;
@@ -213,18 +215,15 @@ impl BlockDevice for Metered {
             let error = forebay_block::Error::new(forebay_block::ErrorKind::ReadOnly, "a write to a read-only export");
             return Box::pin(std::future::ready(Err(error)));
         }
-        let kind = Kind::of(&request);
-        let underway = request.is_write().then(|| self.volume.underway.begin());
+        let (kind, is_write) = (Kind::of(&request), request.is_write());
         let bytes = request.extent().map_or(0, |extent| extent.len);
         let started = now();
         let work = self.volume.top().submit(request);
-        let stats = self.volume.stats.clone();
-        Box::pin(async move {
-            let result = work.await;
-            stats.kind(kind).count(bytes, started.elapsed(), result.is_err());
-            drop(underway);
-            result
-        })
+        let measured = Measured { work, volume: self.volume.clone(), kind, bytes, started };
+        match is_write {
+            true => Box::pin(self.volume.underway.carry(measured)),
+            false => Box::pin(measured),
+        }
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<forebay_block::Result<ExtentMap>> {
@@ -237,6 +236,25 @@ impl BlockDevice for Metered {
 
     fn reservations(&self) -> Option<Reservations> {
         Some(self.reservations.clone())
+    }
+}
+
+/// A request that is counted when it ends.  Until then the volume is open.
+struct Measured {
+    work: LocalFuture<forebay_block::Result<Reply>>,
+    volume: Rc<Volume>,
+    kind: Kind,
+    bytes: u64,
+    started: Instant,
+}
+
+impl Future for Measured {
+    type Output = forebay_block::Result<Reply>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(result) = self.work.as_mut().poll(cx) else { return Poll::Pending };
+        self.volume.stats.kind(self.kind).count(self.bytes, self.started.elapsed(), result.is_err());
+        Poll::Ready(result)
     }
 }
 

@@ -16,6 +16,7 @@ use super::execute::Work;
 use super::gather::Gather;
 use super::handshake::Ready as LoggedIn;
 use super::outbox::{Outbox, Pending, Role};
+use super::remains::Remains;
 use super::requests::Waiting;
 use super::units::Units;
 use super::{Control, Options, Server};
@@ -28,8 +29,6 @@ use crate::wire::{Lun, async_event};
 
 /// PDUs taken in one turn; then the connection lets the others have theirs.
 const TURN_PDUS: u32 = 128;
-/// Bytes of answers that wait to be sent, past which nothing more is received.
-const BACKLOG_MAX: usize = 4 << 20;
 /// How long a session that is to end still answers commands, for hosts to see why.
 const LINGER: Duration = Duration::from_millis(100);
 /// Commands, functions and the like that are under way beside those with a place in the window.
@@ -44,6 +43,10 @@ pub(super) enum Violation {
     Login,
     #[error("it does not answer")]
     Silent,
+    #[error("the data of a command does not come")]
+    NoData,
+    #[error("commands with much data come before those that come before them")]
+    Early,
 }
 
 /// How a connection came to its end.
@@ -154,7 +157,10 @@ impl<'a> Connection<'a> {
         let mut sending = std::pin::pin!(None);
         let end =
             std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await;
-        debug_assert!(self.entered.session().tsih > 0);
+        if !self.work.is_empty() {
+            let Self { work, outbox, mut units, entered, .. } = self;
+            Remains { work, outbox, luns: units.take_luns(), leaving: entered.leave() }.carry();
+        }
         end
     }
 
@@ -260,7 +266,12 @@ impl<'a> Connection<'a> {
         while Pin::new(&mut self.idle).poll(cx).is_ready() {
             let silent = self.now.since(self.heard);
             let patience = self.options.ping_after;
-            if silent < patience {
+            let late = |gather: &Gather| gather.is_awaited() && self.now.since(gather.heard) >= patience;
+            if self.gathers.values().any(late) {
+                // It would hold memory that others wait for, for as long as the host likes.
+                self.stop_receiving(End::Violation(Violation::NoData));
+                self.idle = sleep(patience);
+            } else if silent < patience {
                 self.pinged = false;
                 self.idle = sleep(patience - silent);
             } else if !self.pinged {
@@ -339,8 +350,7 @@ impl<'a> Connection<'a> {
             if self.end.is_some() {
                 return Intake::Hungry;
             }
-            if self.outbox.backlog() > BACKLOG_MAX || self.work.len() >= self.options.commands_max as usize + EXTRA_MAX
-            {
+            if self.outbox.is_full() || self.work.len() >= self.options.commands_max as usize + EXTRA_MAX {
                 return Intake::Full;
             }
             if *budget == 0 {
@@ -387,7 +397,9 @@ impl<'a> Connection<'a> {
 
     /// Nobody waits any more for what is under way, whatever unit it is for.
     pub(super) fn give_up_all(&mut self) {
-        self.later.clear();
+        for (_, early) in std::mem::take(&mut self.later) {
+            self.outbox.release(early.data.len());
+        }
         self.hungry.clear();
         for (_, gather) in std::mem::take(&mut self.gathers) {
             self.drop_command(gather.numbered, gather.held);

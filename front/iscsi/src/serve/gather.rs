@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use forebay_block::BufList;
+use forebay_reactor::Instant;
 
 use super::outbox::{Command, Outbox};
 use super::units::Ready;
@@ -28,6 +29,8 @@ pub(super) struct Gather {
     pub(super) ordered: bool,
     /// Bytes that it holds.
     pub(super) held: usize,
+    /// When it was last asked for data, or some came.
+    pub(super) heard: Instant,
     /// Bytes that the command needs of those that the initiator wants to send.
     want: u32,
     /// More comes unasked: the next byte and the number of the next PDU, up to this many bytes.
@@ -56,6 +59,7 @@ impl Gather {
         let limit = first_burst.min(command.expected);
         Self {
             ready,
+            heard: command.began,
             command,
             numbered,
             ordered,
@@ -82,6 +86,11 @@ impl Gather {
     pub(super) fn give_up(&mut self) {
         self.want = 0;
         self.ready.data = BufList::new();
+    }
+
+    /// It is the initiator's turn: data was asked for, or comes unasked.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.unasked.is_some() || !self.asked.is_empty()
     }
 
     /// It is time to ask for data.

@@ -21,6 +21,10 @@ use crate::stats::{CommandKind, Tally};
 use crate::unit::Drain;
 use crate::wire::{self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, response};
 
+/// Bytes of answers that wait to be sent, past which nothing more is received.
+const BACKLOG_MAX: usize = 4 << 20;
+/// The same for those that no memory was set aside for: headers, and what is answered without the device.
+const BACKLOG_LOOSE_MAX: usize = 64 << 10;
 /// Bytes gathered for one send.
 const SEND_BYTES: usize = 512 * 1024;
 /// Buffers gathered for one send.
@@ -140,9 +144,12 @@ impl Outbox {
         &mut self.window
     }
 
-    /// Bytes that wait to be sent.
-    pub(super) fn backlog(&self) -> usize {
-        self.replies.len() + self.batches.iter().map(|(batch, _)| batch.len()).sum::<usize>()
+    /// So much waits to be sent that nothing more is received.
+    pub(super) fn is_full(&self) -> bool {
+        let (waiting, held) = self.batches.iter().fold((self.replies.len(), self.unsent), |(waiting, held), batch| {
+            (waiting + batch.0.len(), held + batch.1)
+        });
+        waiting > BACKLOG_MAX || waiting.saturating_sub(held) > BACKLOG_LOOSE_MAX
     }
 
     // ---- What is held ----

@@ -30,8 +30,10 @@ use crate::wire::{
 };
 use forebay_reactor::Addr;
 
-/// Bytes of text that wait to be asked for.
-const TEXT_MAX: usize = 4 << 20;
+/// Bytes of an answer to a text; more is left out.
+const TEXT_MAX: usize = 128 << 10;
+/// Bytes of data of PDUs that came before others that come before them.
+const LATER_BYTES_MAX: usize = 1 << 20;
 
 /// A command that waits for memory, or for others to end.
 pub(super) struct Waiting {
@@ -71,17 +73,29 @@ impl Connection<'_> {
         let number = pdu.bhs.view::<Request>().cmd_sn.get();
         match self.outbox.window().place(number) {
             Place::Never => return Ok(()),
-            Place::Later => {
-                self.later.insert(number, pdu);
-                return Ok(());
-            }
+            Place::Later => return self.keep_for_later(number, pdu),
             Place::Now => {}
         }
         self.numbered(pdu)?;
         while !self.later.is_empty() {
             let next = self.outbox.window().expected();
             let Some(pdu) = self.later.remove(&next) else { break };
+            self.outbox.release(pdu.data.len());
             self.numbered(pdu)?;
+        }
+        Ok(())
+    }
+
+    /// A PDU that came before others that come before it.  Over one connection that is nothing that a host does (section
+    /// 4.2.2.1 of the RFC), so there is little room for it.
+    fn keep_for_later(&mut self, number: u32, pdu: Pdu) -> Result<(), Violation> {
+        let kept: usize = self.later.values().map(|pdu| pdu.data.len()).sum();
+        if kept + pdu.data.len() > LATER_BYTES_MAX {
+            return Err(Violation::Early);
+        }
+        self.outbox.hold(pdu.data.len());
+        if let Some(before) = self.later.insert(number, pdu) {
+            self.outbox.release(before.data.len());
         }
         Ok(())
     }
@@ -125,7 +139,8 @@ impl Connection<'_> {
             self.refuse(RejectReason::Protocol, &pdu.bhs, numbered);
             return Ok(());
         }
-        if !numbered && self.work.len() + self.waiting.len() >= self.options.commands_max as usize + EXTRA_MAX / 2 {
+        let kept = self.work.len() + self.waiting.len() + self.gathers.len();
+        if !numbered && kept >= self.options.commands_max as usize + EXTRA_MAX / 2 {
             self.refuse(RejectReason::ImmediateCommands, &pdu.bhs, numbered);
             return Ok(());
         }
@@ -204,7 +219,8 @@ impl Connection<'_> {
             // More than any command may bring: it is refused before anything is set aside for it.
             ready.verdict = Some(Sense::cdb(0).into());
         }
-        if here > 0 && self.outbox.is_starved() {
+        let unasked = !bhs.is_final();
+        if (here > 0 || unasked) && self.outbox.is_starved() {
             ready.verdict = ready.verdict.or(Some(Failure::BUSY));
         }
         let exact = matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_) | cdb::Command::WriteSame { .. }));
@@ -218,7 +234,6 @@ impl Connection<'_> {
             // The command says that more comes than the initiator is going to send.
             ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
         }
-        let unasked = !bhs.is_final();
         if unasked && params.initial_r2t && ready.verdict.is_none() {
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::UNEXPECTED_DATA).into());
         }
@@ -260,6 +275,7 @@ impl Connection<'_> {
                 return;
             }
             gather.held += more;
+            gather.heard = self.now;
             gather.ask(itt, &mut self.outbox);
             self.hungry.pop_front();
         }
@@ -273,22 +289,27 @@ impl Connection<'_> {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
             gather.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
         }
+        gather.heard = self.now;
         if let Err(disorder) = gather.take(pdu.bhs.view::<DataOut>(), pdu.data) {
             // The task fails, and what still comes for it is dropped (section 7.9 of the RFC).
             tracing::debug!(itt, %disorder, "a write is given up");
-            if let Some(mut gather) = self.gathers.remove(&itt) {
+            if let Some(mut gather) = self.take_gather(itt) {
                 gather.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::DATA_PHASE).into());
                 gather.ready.data = BufList::new();
                 self.gathered(itt, gather);
             }
             return Ok(());
         }
+        if pdu.bhs.view::<DataOut>().ttt.get() == TAG_NONE && self.outbox.is_starved() {
+            gather.ready.verdict = gather.ready.verdict.or(Some(Failure::BUSY));
+            gather.give_up();
+        }
         // What came unasked is held from here on.
         let unheld = gather.ready.data.len().saturating_sub(gather.held);
         gather.held += unheld;
         self.outbox.hold(unheld);
         if gather.is_whole() {
-            if let Some(gather) = self.gathers.remove(&itt) {
+            if let Some(gather) = self.take_gather(itt) {
                 self.gathered(itt, gather);
             }
         } else if gather.is_hungry() {
@@ -300,6 +321,13 @@ impl Connection<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Takes a command off those whose data is on its way, and off those that wait for memory.
+    fn take_gather(&mut self, itt: u32) -> Option<Gather> {
+        let gather = self.gathers.remove(&itt)?;
+        self.hungry.retain(|&other| other != itt);
+        Some(gather)
     }
 
     fn gathered(&mut self, itt: u32, gather: Gather) {
@@ -403,7 +431,7 @@ impl Connection<'_> {
         let of_unit: Vec<u32> =
             self.gathers.iter().filter(|(_, gather)| gather.ready.lun == lun).map(|(&itt, _)| itt).collect();
         for itt in of_unit {
-            if let Some(gather) = self.gathers.remove(&itt) {
+            if let Some(gather) = self.take_gather(itt) {
                 self.drop_command(gather.numbered, gather.held);
             }
         }
@@ -426,23 +454,39 @@ impl Connection<'_> {
         }
     }
 
-    fn abort_task(&mut self, itt: u32) -> bool {
-        if let Some(gather) = self.gathers.remove(&itt) {
+    /// ABORT TASK.  A task that the device has is over when the device says so: until then a write may still land, and
+    /// the host must not think that it cannot.
+    fn abort_task(&mut self, itt: u32, task: u32) {
+        let respond = |this: &mut Self, code: u8| {
+            this.outbox.response(response::TASK_MANAGEMENT, code, itt, TAG_NONE, &[]);
+        };
+        if let Some(gather) = self.take_gather(task) {
             self.drop_command(gather.numbered, gather.held);
-            return true;
+            return respond(self, task_response::COMPLETE);
         }
-        if let Some(at) = self.waiting.iter().position(|waiting| waiting.itt == itt) {
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.itt == task) {
             if let Some(waiting) = self.waiting.remove(at) {
                 self.drop_command(waiting.numbered, waiting.held);
             }
-            return true;
+            return respond(self, task_response::COMPLETE);
         }
-        let mut found = false;
-        for note in self.work.notes_mut().filter(|note| note.itt == itt && matches!(note.role, Role::Command(_))) {
+        let (drain, ended) = Drain::new();
+        let mut found = None;
+        for note in self.work.notes_mut().filter(|note| note.itt == task && matches!(note.role, Role::Command(_))) {
             note.aborted = true;
-            found = true;
+            if note.is_task() {
+                note.drains.push(drain.clone());
+            }
+            found = Some(note.local.clone());
         }
-        found
+        drop(drain);
+        match found {
+            None => respond(self, task_response::NO_TASK),
+            Some(local) => self.wait_for(itt, local, async move {
+                // Nobody is left to tell when it ends, either way.
+                let _ = ended.await;
+            }),
+        }
     }
 
     fn task_management(&mut self, request: &TaskRequest) {
@@ -455,13 +499,7 @@ impl Connection<'_> {
         }
         let function = request.flags & 0x7f;
         match function {
-            task_function::ABORT_TASK => {
-                let code = match self.abort_task(request.referenced.get()) {
-                    true => task_response::COMPLETE,
-                    false => task_response::NO_TASK,
-                };
-                return respond(self, code);
-            }
+            task_function::ABORT_TASK => return self.abort_task(itt, request.referenced.get()),
             task_function::TASK_REASSIGN => return respond(self, task_response::NO_REASSIGNMENT),
             task_function::CLEAR_ACA => return respond(self, task_response::NOT_SUPPORTED),
             task_function::TARGET_WARM_RESET | task_function::TARGET_COLD_RESET => {
@@ -496,12 +534,13 @@ impl Connection<'_> {
 
     fn reset(&self, local: &Rc<Local>) -> impl Future<Output = ()> + use<> {
         let reset = local.unit.reset();
-        let released = local.device.reservations().map(|held| held.apply(self.units.host(), Action::Reset));
+        let (reservations, host) = (local.device.reservations(), self.units.host().clone());
         async move {
-            // Both end when they end, or when nobody is left.
+            // Both end when they end, or when nobody is left.  The second waits for what the device has taken from
+            // sessions that the first does not know any more.
             let _ = reset.await;
-            if let Some(released) = released {
-                drop(released.await);
+            if let Some(reservations) = reservations {
+                drop(reservations.apply(&host, Action::Reset).await);
             }
         }
     }
@@ -596,6 +635,9 @@ impl Connection<'_> {
         };
         let mut out = Vec::new();
         for pair in pairs {
+            if out.len() > TEXT_MAX {
+                break;
+            }
             match pair.key {
                 "SendTargets" => self.send_targets(pair.value, &mut out),
                 _ if renegotiate(self.outbox.params(), pair, &mut out) => {}

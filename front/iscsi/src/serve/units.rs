@@ -19,6 +19,7 @@ use crate::scsi::mode::{self, Ask, Modes, Pages};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, log, opcodes, reserve, status};
 use crate::site::{Session, Site};
+use crate::unit::NoEntry;
 use crate::wire::Lun;
 
 /// Results of copies that are kept for those who ask.
@@ -112,12 +113,19 @@ impl Units {
         self.session.id
     }
 
-    /// A unit, for a function of task management.
+    /// A unit, for a function of task management: also one that the session may not use yet.
     pub(super) fn has(&mut self, lun: Lun) -> Option<Rc<Local>> {
-        match lun {
-            Lun::Unit(lun) => self.state(lun).map(|state| state.local.clone()),
-            _ => None,
+        let Lun::Unit(lun) = lun else { return None };
+        match self.state(lun) {
+            Ok(state) => Some(state.local.clone()),
+            Err(NoEntry::Gone) => None,
+            Err(NoEntry::Occupied) => self.cores.local(&self.site.unit(lun, &self.session.initiator)?),
         }
+    }
+
+    /// The units in use, for who ends what is under way there.
+    pub(super) fn take_luns(&mut self) -> BTreeMap<u16, LunState> {
+        std::mem::take(&mut self.luns)
     }
 
     /// The units that the host sees.
@@ -141,27 +149,37 @@ impl Units {
 
     /// The session's view of a unit; made when it is first used.
     #[inline]
-    pub(super) fn state(&mut self, lun: u16) -> Option<&mut LunState> {
+    pub(super) fn state(&mut self, lun: u16) -> Result<&mut LunState, NoEntry> {
         if !self.luns.contains_key(&lun) {
             self.open(lun)?;
         }
-        self.luns.get_mut(&lun)
+        self.luns.get_mut(&lun).ok_or(NoEntry::Gone)
     }
 
     #[cold]
-    fn open(&mut self, lun: u16) -> Option<()> {
-        let unit = self.site.unit(lun, &self.session.initiator)?;
-        let local = self.cores.local(&unit)?;
+    fn open(&mut self, lun: u16) -> Result<(), NoEntry> {
+        let unit = self.site.unit(lun, &self.session.initiator).ok_or(NoEntry::Gone)?;
+        let local = self.cores.local(&unit).ok_or(NoEntry::Gone)?;
         let nexus = unit.enter(self.session.id, self.host.clone(), self.session.signal.clone())?;
         self.luns.insert(lun, LunState::new(local, nexus, self.session.clone(), self.first));
-        Some(())
+        Ok(())
     }
 
     /// Begins a command.
     #[inline]
     pub(super) fn begin(&mut self, ready: Ready) -> (Option<Rc<Local>>, Begun) {
         let Lun::Unit(lun) = ready.lun else { return (None, self.without_unit(&ready)) };
-        let Some(state) = self.state(lun) else { return (None, self.without_unit(&ready)) };
+        let state = match self.state(lun) {
+            Ok(state) => state,
+            Err(NoEntry::Gone) => return (None, self.without_unit(&ready)),
+            Err(NoEntry::Occupied) => {
+                return match ready.command {
+                    // Which units there are has nothing to do with what is under way on this one.
+                    Ok(Command::ReportLuns { select, room }) => (None, self.luns_or_why_not(select, room)),
+                    _ => (None, Begun::Now(Err(Failure::BUSY))),
+                };
+            }
+        };
         let local = state.local.clone();
         state.look();
         if state.has_attention() && !ready.command.as_ref().is_ok_and(Command::passes_attention) {
@@ -418,12 +436,16 @@ impl Units {
         Ok(reply(inquiry::report_luns(luns.into_iter().map(Lun::to_bytes)), room))
     }
 
+    fn luns_or_why_not(&mut self, select: u8, room: u32) -> Begun {
+        self.report_luns(select, room).unwrap_or_else(|failure| Begun::Now(Err(failure)))
+    }
+
     /// What is answered where there is no unit.
     fn without_unit(&mut self, ready: &Ready) -> Begun {
         let well_known = ready.lun == Lun::ReportLuns;
         match ready.command {
             Ok(Command::ReportLuns { select, room }) if well_known || ready.lun == Lun::Unit(0) => {
-                self.report_luns(select, room).unwrap_or_else(|failure| Begun::Now(Err(failure)))
+                self.luns_or_why_not(select, room)
             }
             Ok(Command::Inquiry { page: None, room }) => {
                 reply(if well_known { inquiry::well_known() } else { inquiry::nothing() }, room)

@@ -1,0 +1,164 @@
+//! What is over is over: when a reset, an abort, a preemption or a new login is answered, no write of before lands.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{HOST, Model, OTHER, addr, host, simulate, until};
+use forebay_iscsi::wire::{task_function, task_response};
+use forebay_iscsi_host::{cdb, client::Client};
+use forebay_reactor::{now, sleep, timeout};
+
+/// Longer than a session has for its commands once it is to end.
+const LONG: Duration = Duration::from_secs(60);
+const BUSY: u8 = 8;
+
+/// Something is answered within some time; pings are, meanwhile.
+async fn is_answered(client: &mut Client, within: Duration) -> bool {
+    let answered = timeout(within, async {
+        while !client.has_answers() {
+            client.step().await.expect("the session goes on");
+        }
+    });
+    answered.await.is_ok()
+}
+
+async fn login(name: &str, session: u8) -> Client {
+    Client::login(&addr(), &host(name, session)).await.expect("logs in")
+}
+
+#[test]
+fn a_reset_waits_for_writes_of_a_session_that_is_gone() {
+    simulate(6, |seed, place| async move {
+        let model = Model::new(1 << 20, seed % 3 == 0);
+        place.add(0, &model);
+        let mut gone = login(HOST, 1).await;
+        gone.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        model.hold();
+        for lba in 0..3 {
+            gone.start(0, cdb::write(lba, 1), &[7; 512], 0).await.expect("sent");
+        }
+        until(|| model.in_flight.get() == 3).await;
+        gone.close();
+        until(|| place.site.session_count() == 0).await;
+        let mut other = login(OTHER, 1).await;
+        other.start_task(task_function::LOGICAL_UNIT_RESET, 0, 0).await.expect("sent");
+        assert!(!is_answered(&mut other, LONG).await, "seed {seed}: the reset is answered before the writes are over");
+        model.release();
+        let (answer, _) = other.response(forebay_iscsi::wire::response::TASK_MANAGEMENT).await.expect("an answer");
+        assert_eq!((answer.code, model.in_flight.get()), (task_response::COMPLETE, 0), "seed {seed}");
+        // Nothing lands behind the new host's back.
+        other.settle(0, cdb::write(0, 3), &[9; 3 * 512], 0).await.expect("answers").ok();
+        sleep(LONG).await;
+        assert_eq!([0, 1, 2].map(|lba| model.at(lba)), [9; 3], "seed {seed}");
+    });
+}
+
+#[test]
+fn a_host_that_comes_back_waits_for_its_own_writes_of_before() {
+    simulate(6, |seed, place| async move {
+        let (slow, other) = (Model::new(1 << 20, false), Model::new(1 << 20, false));
+        place.add(0, &slow);
+        place.add(1, &other);
+        let mut gone = login(HOST, 1).await;
+        gone.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        slow.hold();
+        gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
+        until(|| slow.in_flight.get() == 1).await;
+        let from = now();
+        // The same initiator port: the session before is replaced, and has ten seconds.
+        let mut back = login(HOST, 1).await;
+        assert!(now().since(from) >= Duration::from_secs(9), "seed {seed}: it waits for what is under way first");
+        let busy = back.run(0, cdb::write(5, 1), &[9; 512], 0).await.expect("answers");
+        assert_eq!(busy.status, BUSY, "seed {seed}: {busy:?}");
+        // The other unit has nothing to do with it, and neither has the list of units.
+        back.settle(1, cdb::write(0, 1), &[3; 512], 0).await.expect("answers").ok();
+        assert_eq!(back.settle(0, cdb::report_luns(), &[], 1024).await.expect("answers").ok().len(), 8 + 2 * 8);
+        slow.release();
+        until(|| slow.at(5) == 7).await;
+        loop {
+            let done = back.settle(0, cdb::write(5, 1), &[9; 512], 0).await.expect("answers");
+            if done.status != BUSY {
+                done.ok();
+                break;
+            }
+        }
+        assert_eq!(slow.at(5), 9, "seed {seed}");
+    });
+}
+
+#[test]
+fn an_abort_waits_for_the_write_that_it_aborts() {
+    simulate(6, |seed, place| async move {
+        let model = Model::new(1 << 20, false);
+        place.add(0, &model);
+        let mut client = login(HOST, 1).await;
+        client.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        model.hold();
+        let write = client.start(0, cdb::write(1, 1), &[7; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        client.start_task(task_function::ABORT_TASK, 0, write).await.expect("sent");
+        assert!(!is_answered(&mut client, LONG).await, "seed {seed}: aborted, and it may land");
+        model.release();
+        let (answer, _) = client.response(forebay_iscsi::wire::response::TASK_MANAGEMENT).await.expect("an answer");
+        assert_eq!(answer.code, task_response::COMPLETE, "seed {seed}");
+        // There is no such task any more, and its answer does not come.
+        assert_eq!(client.task(task_function::ABORT_TASK, 0, write).await.expect("answers"), task_response::NO_TASK);
+        client.run(0, cdb::write(1, 1), &[9; 512], 0).await.expect("answers").ok();
+        assert_eq!(model.at(1), 9);
+    });
+}
+
+#[test]
+fn sessions_that_left_writes_behind_count_as_sessions() {
+    let few = forebay_iscsi::Limits { sessions_per_initiator: 2, ..forebay_iscsi::Limits::default() };
+    common::simulate_with(
+        2,
+        |_| few.clone(),
+        |seed, place| async move {
+            let model = Model::new(1 << 20, false);
+            place.add(0, &model);
+            model.hold();
+            for session in 1..=2 {
+                let mut gone = login(HOST, session).await;
+                let first = gone.run(0, cdb::test_unit_ready(), &[], 0).await.expect("answers");
+                assert_eq!(first.sense(), Some((6, 0x2900)), "seed {seed}");
+                gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
+                until(|| model.in_flight.get() == usize::from(session)).await;
+                gone.close();
+                until(|| place.site.session_count() == 0).await;
+            }
+            let refused = Client::login(&addr(), &host(HOST, 3)).await.err().expect("refused").to_string();
+            assert!(refused.contains("0x0302"), "seed {seed}: {refused}");
+            model.release();
+            while Client::login(&addr(), &host(HOST, 3)).await.is_err() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        },
+    );
+}
+
+#[test]
+fn a_preemption_waits_for_writes_of_a_session_that_is_gone() {
+    simulate(4, |seed, place| async move {
+        let model = Model::new(1 << 20, false);
+        place.add(0, &model);
+        let (mut gone, mut other) = (login(HOST, 1).await, login(OTHER, 1).await);
+        for (client, key) in [(&mut gone, 1), (&mut other, 2)] {
+            client.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+            client.run(0, cdb::reserve_out(0, 0), &cdb::reserve_list(0, key, false), 0).await.expect("answers").ok();
+        }
+        gone.run(0, cdb::reserve_out(1, 5), &cdb::reserve_list(1, 0, false), 0).await.expect("answers").ok();
+        model.hold();
+        gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        gone.close();
+        until(|| place.site.session_count() == 1).await;
+        let preempt = cdb::reserve_list(2, 1, false);
+        let itt = other.start(0, cdb::reserve_out(5, 5), &preempt, 0).await.expect("sent");
+        assert!(!is_answered(&mut other, LONG).await, "seed {seed}: preempted, and a write may land");
+        model.release();
+        other.finish(itt).await.expect("answers").ok();
+        assert_eq!((model.at(5), model.in_flight.get()), (7, 0), "seed {seed}");
+    });
+}
