@@ -336,7 +336,8 @@ pub struct Attach {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
-    /// Its number within the front (a LUN, a namespace id), kept over restarts; the lowest free one if left out.
+    /// Its number within the front (a LUN, a namespace id), kept over restarts; if left out the one it had before,
+    /// or the lowest that none had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
     /// Hosts that see it, by their names in the front's protocol (over iSCSI; `*` at the end of one stands for

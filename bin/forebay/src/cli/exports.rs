@@ -21,7 +21,7 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub nvme: bool,
 
-    /// Its namespace id, from 1; the lowest free one if left out
+    /// Its namespace id, from 1; if left out the one it had before, or the lowest that none had
     #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
     pub nsid: Option<u32>,
 
@@ -29,7 +29,7 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub iscsi: bool,
 
-    /// Its unit number, from 0; the lowest free one if left out
+    /// Its unit number, from 0; if left out the one it had before, or the lowest that none had
     #[arg(long, value_name = "N", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
     pub lun: Option<u32>,
 

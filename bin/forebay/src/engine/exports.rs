@@ -10,6 +10,8 @@ use forebay_reactor::sync::Semaphore;
 use tokio::sync::oneshot;
 
 use super::fronts::Exported;
+use super::identity::format_uuid;
+use super::numbers::{Numbers, Retired};
 use super::volumes::Volume;
 use super::{Engine, targets};
 use crate::api::{self, Front, Target};
@@ -19,6 +21,8 @@ use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 /// An export.
 struct Export {
     request: api::Attach,
+    /// What identifies the image, once it was open.
+    identity: String,
     state: State,
 }
 
@@ -32,9 +36,19 @@ enum State {
     Idle,
 }
 
+impl Export {
+    /// Its number, when it has ended.
+    fn retired(&self) -> Option<Retired> {
+        let unit = self.request.unit?;
+        Some(Retired { front: self.request.front, unit, image: self.identity.clone() })
+    }
+}
+
 /// The exports, by way and image.
 pub struct Exports {
     exports: RefCell<BTreeMap<(Front, ImageSpec), Export>>,
+    /// Numbers that are kept for images that are not exported any more.
+    numbers: RefCell<Numbers>,
     data: PathBuf,
     /// One change at a time, so that the file is written in the order of the changes.
     changing: Semaphore,
@@ -43,12 +57,14 @@ pub struct Exports {
 impl Exports {
     /// What the data directory remembers; nothing is open yet.
     pub fn load(data: &Path) -> Result<Self> {
+        let (targets, retired) = targets::load(data)?;
         let mut exports = BTreeMap::new();
-        for request in targets::load(data)? {
+        for request in targets {
             let spec = image_spec(&request.pool, &request.image)?;
-            exports.insert((request.front, spec), Export { request, state: State::Idle });
+            exports.insert((request.front, spec), Export { request, identity: String::new(), state: State::Idle });
         }
-        Ok(Self { exports: RefCell::new(exports), data: data.into(), changing: Semaphore::new(1) })
+        let numbers = RefCell::new(Numbers::new(retired));
+        Ok(Self { exports: RefCell::new(exports), numbers, data: data.into(), changing: Semaphore::new(1) })
     }
 
     /// How many there are.
@@ -76,44 +92,29 @@ impl Exports {
         }
     }
 
-    /// The number of a new export within its front: the one asked for if it is free, or the lowest free one.
-    fn choose_unit(&self, front: Front, wanted: Option<u32>) -> Result<Option<u32>> {
+    /// The number of a new export of an image within its front.
+    fn choose_unit(&self, front: Front, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
         let exports = self.exports.borrow();
-        let taken: BTreeMap<u32, &ImageSpec> = exports
-            .iter()
-            .filter(|((of, _), _)| *of == front)
-            .filter_map(|((_, spec), export)| Some((export.request.unit?, spec)))
-            .collect();
-        let Some(first) = front.first_unit() else {
-            return match wanted {
-                None => Ok(None),
-                Some(_) => Err(Failure::invalid(format!("exports over {} have no numbers", front.name()))),
-            };
-        };
-        match wanted {
-            None => Ok((first..).find(|unit| !taken.contains_key(unit))),
-            Some(unit) if unit < first => {
-                Err(Failure::invalid(format!("number {unit}: exports over {} begin with {first}", front.name())))
-            }
-            Some(unit) => match taken.get(&unit) {
-                None => Ok(Some(unit)),
-                Some(spec) => Err(Failure::new(
-                    FailureKind::Exists,
-                    format!("number {unit} is {spec}'s already over {}", front.name()),
-                )),
-            },
-        }
+        let of_front = exports.iter().filter(|((of, _), _)| *of == front);
+        let taken: BTreeMap<u32, String> =
+            of_front.filter_map(|((_, spec), export)| Some((export.request.unit?, spec.to_string()))).collect();
+        self.numbers.borrow().choose(front, &taken, wanted, identity)
     }
 
-    /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports.
+    /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports; hosts
+    /// may remember their numbers all the same.
     async fn save(&self) -> Result<()> {
-        let list: Vec<api::Attach> = {
+        let (list, retired) = {
             let exports = self.exports.borrow();
-            let lasting = exports.values().filter(|export| export.request.pool != RAM_POOL);
-            lasting.map(|export| export.request.clone()).collect()
+            let (passing, lasting): (Vec<&Export>, Vec<&Export>) =
+                exports.values().partition(|export| export.request.pool == RAM_POOL);
+            let list: Vec<api::Attach> = lasting.into_iter().map(|export| export.request.clone()).collect();
+            let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
+            retired.extend(passing.into_iter().filter_map(Export::retired));
+            (list, retired)
         };
         let data = self.data.clone();
-        offload(move || targets::store(&data, list)).await
+        offload(move || targets::store(&data, list, retired)).await
     }
 }
 
@@ -166,9 +167,16 @@ impl Engine {
         let _turn = self.exports.changing.acquire(1).await;
         let key = (request.front, spec.clone());
         let before = self.exports.exports.borrow().get(&key).map(|export| export.request.clone());
+        let mut opened = None;
         request.unit = match &before {
             Some(before) => request.unit.or(before.unit),
-            None => self.exports.choose_unit(request.front, request.unit)?,
+            None => {
+                // Who it is says which number it had before.
+                let volume = self.open_volume(&spec).await?;
+                let identity = format_uuid(&self.identity.volume(&spec, volume.image.id()));
+                opened = Some(volume);
+                self.exports.choose_unit(request.front, request.unit, &identity)?
+            }
         };
         if let Some(before) = before.filter(|before| *before != request) {
             let how = if before.read_only { "read-only" } else { "for reading and writing" };
@@ -181,24 +189,35 @@ impl Engine {
         }
         let serving = self.exports.device(request.front, &spec.to_string()).is_some();
         if !serving {
-            let volume = self.open_volume(&spec).await?;
+            let volume = match opened {
+                Some(volume) => volume,
+                None => self.open_volume(&spec).await?,
+            };
             if let Some(place) = &request.log {
                 self.ensure_log(&spec, &volume, place).await?;
             }
             let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
             let image = volume.image.clone();
+            let identity = self.identity.volume(&spec, image.id());
             let state = State::Serving { _volume: volume, device: device.clone() };
-            let before =
-                self.exports.exports.borrow_mut().insert(key.clone(), Export { request: request.clone(), state });
+            let export = Export { request: request.clone(), identity: format_uuid(&identity), state };
+            let retired = export.retired();
+            let before = self.exports.exports.borrow_mut().insert(key.clone(), export);
+            if let Some(taken) = &retired {
+                self.exports.numbers.borrow_mut().take(taken.front, taken.unit);
+            }
             if let Err(failure) = self.exports.save().await {
                 let mut exports = self.exports.exports.borrow_mut();
                 match before {
-                    Some(before) => exports.insert(key, before),
-                    None => exports.remove(&key),
-                };
+                    Some(before) => drop(exports.insert(key, before)),
+                    None => {
+                        exports.remove(&key);
+                        // Nobody has seen it; who has it kept for him has it kept still.
+                        retired.into_iter().for_each(|retired| self.exports.numbers.borrow_mut().retire(retired));
+                    }
+                }
                 return Err(failure);
             }
-            let identity = self.identity.volume(&spec, image.id());
             let (unit, read_only) = (request.unit, request.read_only);
             let exported = Exported { spec: &spec, unit, identity: &identity, read_only, hosts: &request.hosts };
             self.publish(key.0, &exported, &device);
@@ -224,7 +243,10 @@ impl Engine {
             return Err(Failure::new(FailureKind::Busy, what).hint(hint));
         }
         let Some(removed) = self.exports.exports.borrow_mut().remove(&key) else { return Ok(()) };
+        let retired = removed.retired();
+        retired.iter().for_each(|retired| self.exports.numbers.borrow_mut().retire(retired.clone()));
         if let Err(failure) = self.exports.save().await {
+            retired.iter().for_each(|retired| self.exports.numbers.borrow_mut().take(retired.front, retired.unit));
             self.exports.exports.borrow_mut().insert(key, removed);
             return Err(failure);
         }
@@ -249,9 +271,11 @@ impl Engine {
                 let device = volume.device(request.read_only);
                 Ok((device.map_err(|error| self.reservations_failure(error, &key.1))?, volume))
             });
+            let mut known = String::new();
             let state = match opened {
                 Ok((device, volume)) => {
                     let identity = self.identity.volume(&key.1, volume.image.id());
+                    known = format_uuid(&identity);
                     let (unit, read_only) = (request.unit, request.read_only);
                     let exported =
                         Exported { spec: &key.1, unit, identity: &identity, read_only, hosts: &request.hosts };
@@ -264,7 +288,7 @@ impl Engine {
                 }
             };
             if let Some(export) = self.exports.exports.borrow_mut().get_mut(&key) {
-                export.state = state;
+                (export.state, export.identity) = (state, known);
             }
         }
     }

@@ -10,6 +10,7 @@ pub mod handle;
 pub mod identity;
 mod images;
 mod logs;
+mod numbers;
 pub mod peers;
 mod reservations;
 pub mod store;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::numbers::Retired;
 use crate::api::Attach;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -17,6 +18,9 @@ const FILE_VERSION: u32 = 1;
 struct TargetsFile {
     version: u32,
     targets: Vec<Attach>,
+    /// Numbers that hosts may remember; a build that does not know them may give them to others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    retired: Vec<Retired>,
 }
 
 /// Where the file is.
@@ -24,12 +28,12 @@ pub fn path(data: &Path) -> PathBuf {
     data.join("targets.json")
 }
 
-/// Reads the file; no file means no exports.
-pub fn load(data: &Path) -> Result<Vec<Attach>> {
+/// Reads the file: the exports, and the numbers of those that have ended.  No file means none.
+pub fn load(data: &Path) -> Result<(Vec<Attach>, Vec<Retired>)> {
     let path = path(data);
     let bytes = match fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
         Err(error) => return Err(Failure::io(error, format_args!("reading the exports from {}", path.display()))),
     };
     let damaged = |why: String| {
@@ -48,13 +52,13 @@ pub fn load(data: &Path) -> Result<Vec<Attach>> {
         .hint("run the newer forebay that wrote it"));
     }
     let file: TargetsFile = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    Ok(file.targets)
+    Ok((file.targets, file.retired))
 }
 
 /// Replaces the file in one step: after a crash it is wholly the old or wholly the new one.
-pub fn store(data: &Path, targets: Vec<Attach>) -> Result<()> {
+pub fn store(data: &Path, targets: Vec<Attach>, retired: Vec<Retired>) -> Result<()> {
     let path = path(data);
-    let text = serde_json::to_vec_pretty(&TargetsFile { version: FILE_VERSION, targets })
+    let text = serde_json::to_vec_pretty(&TargetsFile { version: FILE_VERSION, targets, retired })
         .map_err(|error| Failure::failed(format!("writing the exports: {error}")))?;
     replace_file(&path, &text).map_err(|error| Failure::io(error, format_args!("writing {}", path.display())))
 }
@@ -78,7 +82,7 @@ mod tests {
     #[test]
     fn the_list_survives() {
         let dir = tempfile::tempdir().expect("a directory");
-        assert_eq!(load(dir.path()), Ok(Vec::new()));
+        assert_eq!(load(dir.path()), Ok(Default::default()));
         let targets = vec![Attach {
             pool: "local".into(),
             image: "x".into(),
@@ -88,10 +92,11 @@ mod tests {
             hosts: Vec::new(),
             log: None,
         }];
-        store(dir.path(), targets.clone()).expect("stored");
-        assert_eq!(load(dir.path()), Ok(targets));
-        store(dir.path(), Vec::new()).expect("stored again");
-        assert_eq!(load(dir.path()), Ok(Vec::new()));
+        let retired = vec![Retired { front: Front::Iscsi, unit: 7, image: "an image".into() }];
+        store(dir.path(), targets.clone(), retired.clone()).expect("stored");
+        assert_eq!(load(dir.path()), Ok((targets, retired)));
+        store(dir.path(), Vec::new(), Vec::new()).expect("stored again");
+        assert_eq!(load(dir.path()), Ok(Default::default()));
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "nothing is left beside the file");
     }
 

@@ -1,0 +1,134 @@
+//! The numbers of exports within their front: LUNs, namespace ids.
+//!
+//! A host remembers a volume by its number for as long as it likes, and what it still has to write to the one it knows
+//! must not reach another.  So a number that was given up is kept for its image, and given to others only when there
+//! is no end of those that were given up since.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::Front;
+use crate::failure::{Failure, FailureKind, Result};
+
+/// Numbers that are kept after their exports have ended; past that the oldest are free again.
+const RETIRED_MAX: usize = 4096;
+
+/// A number whose export has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retired {
+    /// Where it was a number.
+    pub front: Front,
+    /// The number.
+    pub unit: u32,
+    /// What identifies the image that had it; empty where that was not known.
+    #[serde(default)]
+    pub image: String,
+}
+
+/// The numbers that are kept for images that are not exported any more, the oldest first.
+#[derive(Debug, Default)]
+pub struct Numbers(VecDeque<Retired>);
+
+impl Numbers {
+    /// What was remembered.
+    pub fn new(retired: Vec<Retired>) -> Self {
+        let mut numbers = Self::default();
+        retired.into_iter().for_each(|retired| numbers.retire(retired));
+        numbers
+    }
+
+    /// What is to be remembered.
+    pub fn retired(&self) -> impl Iterator<Item = &Retired> {
+        self.0.iter()
+    }
+
+    /// An export has ended.
+    pub fn retire(&mut self, retired: Retired) {
+        self.take(retired.front, retired.unit);
+        if self.0.len() == RETIRED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(retired);
+    }
+
+    /// A number is in use again.
+    pub fn take(&mut self, front: Front, unit: u32) {
+        self.0.retain(|retired| (retired.front, retired.unit) != (front, unit));
+    }
+
+    /// The number of a new export: the one asked for if nobody has it, the one that the image had before, or the lowest
+    /// that nobody had.  `taken` says who has numbers now.
+    pub fn choose(
+        &self,
+        front: Front,
+        taken: &BTreeMap<u32, String>,
+        wanted: Option<u32>,
+        image: &str,
+    ) -> Result<Option<u32>> {
+        let Some(first) = front.first_unit() else {
+            return match wanted {
+                None => Ok(None),
+                Some(_) => Err(Failure::invalid(format!("exports over {} have no numbers", front.name()))),
+            };
+        };
+        let Some(unit) = wanted else {
+            let of_front = || self.0.iter().filter(|retired| retired.front == front);
+            let before = of_front().rev().find(|retired| retired.image == image && !taken.contains_key(&retired.unit));
+            let fresh = || (first..).find(|unit| !taken.contains_key(unit) && of_front().all(|old| old.unit != *unit));
+            return Ok(before.map(|retired| retired.unit).or_else(fresh));
+        };
+        if unit < first {
+            return Err(Failure::invalid(format!("number {unit}: exports over {} begin with {first}", front.name())));
+        }
+        match taken.get(&unit) {
+            Some(who) => {
+                let what = format!("number {unit} is {who}'s already over {}", front.name());
+                Err(Failure::new(FailureKind::Exists, what))
+            }
+            None => Ok(Some(unit)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn retired(unit: u32, image: &str) -> Retired {
+        Retired { front: Front::Iscsi, unit, image: image.into() }
+    }
+
+    #[test]
+    fn a_number_is_kept_for_its_image() {
+        let mut numbers = Numbers::default();
+        let taken = BTreeMap::from([(0, "local/a".to_owned())]);
+        let choose = |numbers: &Numbers, wanted, image: &str| numbers.choose(Front::Iscsi, &taken, wanted, image);
+        assert_eq!(choose(&numbers, None, "b"), Ok(Some(1)));
+        numbers.retire(retired(1, "b"));
+        assert_eq!(choose(&numbers, None, "c"), Ok(Some(2)), "another image gets another number");
+        assert_eq!(choose(&numbers, None, "b"), Ok(Some(1)), "the same one gets its own");
+        assert_eq!(choose(&numbers, Some(1), "c"), Ok(Some(1)), "who asks for it has it");
+        assert!(choose(&numbers, Some(0), "c").is_err());
+        numbers.take(Front::Iscsi, 1);
+        assert_eq!(choose(&numbers, None, "c"), Ok(Some(1)));
+        numbers.retire(Retired { front: Front::Nvme, unit: 1, image: "x".into() });
+        assert_eq!(choose(&numbers, None, "c"), Ok(Some(1)), "each front has its own");
+    }
+
+    #[test]
+    fn so_many_are_kept_and_no_more() {
+        let mut numbers = Numbers::default();
+        (0..RETIRED_MAX as u32 + 10).for_each(|unit| numbers.retire(retired(unit, "x")));
+        assert_eq!(numbers.retired().count(), RETIRED_MAX);
+        assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::new(), None, "y"), Ok(Some(0)), "the oldest is free again");
+    }
+
+    #[test]
+    fn fronts_without_numbers_take_none() {
+        let numbers = Numbers::default();
+        assert_eq!(numbers.choose(Front::Nbd, &BTreeMap::new(), None, "x"), Ok(None));
+        assert!(numbers.choose(Front::Nbd, &BTreeMap::new(), Some(1), "x").is_err());
+        assert!(numbers.choose(Front::Nvme, &BTreeMap::new(), Some(0), "x").is_err(), "namespaces begin with 1");
+    }
+}
