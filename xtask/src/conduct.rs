@@ -1,5 +1,7 @@
 //! How the daemon conducts itself on a real machine: idle, without io_uring, with a second opener, under rubbish.
 
+mod crowd;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -9,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::daemon::{self, Daemon};
 use crate::fio;
+use crate::malformed::{self, Protocol};
 use crate::nbd::Client;
 use crate::shell::{self, Scratch};
 
@@ -28,7 +31,7 @@ const NO_IO_URING: &[&str] = &[
 
 /// Checks one thing after the other; a line each.
 pub fn run() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    malformed::build()?;
     let scratch = Scratch::within(&shell::target(), "conduct")?;
     let mut failed = 0;
     let mut check = |title: &str, work: &dyn Fn(&Path) -> Result<String>| {
@@ -45,6 +48,9 @@ pub fn run() -> Result<()> {
     check("io_uring forbidden", &without_io_uring);
     check("second opener", &second_opener);
     check("rubbish", &rubbish);
+    check("malformed iscsi", &|folder| malformed(folder, Protocol::Iscsi));
+    check("malformed nvme", &|folder| malformed(folder, Protocol::Nvme));
+    check("a crowd over iscsi", &crowd::iscsi);
     check("no daemon", &without_daemon);
     ensure!(failed == 0, "{failed} failed");
     Ok(())
@@ -133,6 +139,12 @@ fn rubbish(folder: &Path) -> Result<String> {
     ensure!(calm.answer()?.data == [9; 4096], "the calm connection reads something else");
     daemon.stop()?;
     Ok("64 connections of it; another one goes on undisturbed".into())
+}
+
+/// Sessions that go wrong, for a while; `cargo xtask malformed` has a million of them.
+fn malformed(folder: &Path, protocol: Protocol) -> Result<String> {
+    let effort = malformed::Effort { sessions: u64::MAX, seconds: Some(12), seed: 0x5eed };
+    malformed::check(folder, protocol, effort)
 }
 
 /// Commands open the store themselves when no daemon runs.

@@ -10,6 +10,7 @@ mod fuzz;
 mod guest;
 mod kill;
 mod layers;
+mod malformed;
 mod nbd;
 mod policy;
 mod shell;
@@ -48,6 +49,8 @@ enum Chore {
     GuestIscsi,
     /// Real kills of the daemon under writers that remember what they were promised
     Kill(kill::KillArguments),
+    /// Sessions that go wrong, by the million, against a real daemon: iSCSI and NVMe/TCP
+    Malformed(malformed::MalformedArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
     Lab(LabArguments),
     /// The simulator: one seed, or many
@@ -101,6 +104,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNvme => guest::nvme::run(),
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
+        Chore::Malformed(arguments) => malformed::run(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {
             shell::run(shell::command(shell::root().join("test/lab/ceph-cluster")).args(words))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::shell::{self, bold, paint};
-use crate::{daemon, fuzz, sim};
+use crate::{daemon, fuzz, malformed, sim};
 
 /// What `test` takes.
 #[derive(clap::Args)]
@@ -133,9 +133,17 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "build-hosts",
+            title: "initiators that do what others do not",
+            after: &["build"],
+            command: Box::new(|| Ok(malformed::build_command())),
+            counted: false,
+            weight: 1,
+        },
+        Stage {
             name: "conduct",
             title: "the daemon idle, alone, under rubbish",
-            after: &["build"],
+            after: &["build", "build-hosts"],
             command: Box::new(|| own(&["conduct"])),
             counted: true,
             weight: 1,
@@ -353,7 +361,7 @@ fn stages(quick: bool) -> Vec<Stage> {
         Stage {
             name: "iscsi",
             title: "real iSCSI initiators, the conformance suite",
-            after: &["build"],
+            after: &["build", "build-hosts"],
             command: Box::new(move || {
                 let mut script = shell::command(shell::root().join("test/interop/iscsi.sh"));
                 script.env("FOREBAY", daemon::program()).env("QUICK", if quick { "1" } else { "0" });

@@ -31,6 +31,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     let config = Config::resolve(global, options)?;
     crate::logging::start(config.log_level.as_deref(), "info")?;
     let notifier = Notifier::from_environment();
+    raise_file_limit();
     prepare_dir(&config.data)?;
     link_store(&config.data, &config.store)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
@@ -49,6 +50,20 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     result.and(stopped)?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Takes as many file descriptors as the daemon may have: each connection is one, and what a shell or a service manager
+/// gives at first is often 1,024.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        Ok(()) => tracing::debug!(from = limit.current, to = limit.maximum, "file descriptors"),
+        Err(error) => tracing::warn!(%error, limit = limit.current, "the limit of file descriptors stays as it is"),
+    }
 }
 
 async fn run(config: &Config, cores: &mut Cores, notifier: &Notifier) -> Result<()> {
