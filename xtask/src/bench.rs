@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
+mod iscsi;
 mod messenger;
 mod nbd;
 mod nvmf;
@@ -49,6 +50,8 @@ pub struct Effort {
 
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum Name {
+    /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, QEMU and our own initiator
+    Iscsi,
     /// The messenger, against a bare io_uring loop and plain epoll sockets
     Messenger,
     /// Over NBD, against qemu-nbd and nbdkit
@@ -72,6 +75,7 @@ enum Name {
 /// Runs one comparison.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
     match arguments.name {
+        Name::Iscsi => iscsi::run(&arguments.effort, arguments.dry_run),
         Name::Messenger => messenger::run(&arguments.effort, arguments.dry_run),
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
         Name::Nvmf => nvmf::run(&arguments.effort, arguments.dry_run),
