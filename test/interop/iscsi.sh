@@ -71,7 +71,7 @@ suite() { # URI: the whole conformance suite, family by family
 }
 
 serve() { # MORE...
-  "$FOREBAY" serve --data "$WORK/data" --store-size 2G --control "$FOREBAY_CONTROL" --iscsi "127.0.0.1:$PORT" "$@" \
+  "$FOREBAY" serve --data "$WORK/${DATA:-data}" --store-size "${STORE:-2G}" --control "$FOREBAY_CONTROL" --iscsi "127.0.0.1:$PORT" "$@" \
     >>"$WORK/daemon.log" 2>&1 &
   DAEMON=$!
   for _ in {1..300}; do
@@ -87,6 +87,16 @@ stop() {
   DAEMON=
 }
 attach() { "$FOREBAY" attach "$@" --iscsi 2>"$WORK/out" | tail -n 1; }
+
+# What an initiator says that others do not say on request; prints a line a command: status, sense, data.
+say() { "${SAY:-$(dirname "$FOREBAY")/iscsi-say}" "$@" 2>"$WORK/out" || fail "iscsi-say ($?): $*"; }
+expect() { # WHAT WANTED FOUND
+  [[ $3 == $2 ]] || { echo "wanted '$2', found '$3'" >"$WORK/out"; fail "$1"; }
+  ok "$1"
+}
+keys() { # KEY SERVICE-KEY APTPL: the list of PERSISTENT RESERVE OUT
+  printf '%016x%016x00000000%02x000000' "$1" "$2" "$3"
+}
 
 needs iscsi-test-cu iscsi-ls iscsi-inq iscsi-readcapacity16 iscsi-perf qemu-img qemu-io jq python3
 [[ -n ${FOREBAY:-} ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -157,6 +167,89 @@ check "detach" "$FOREBAY" detach local/qemu --iscsi
 refused "what is detached is gone" iscsi-readcapacity16 "$URI"
 stop
 ok "stops"
+
+LABEL=reservations
+serve --cores 2
+A=iqn.2026-11.io.forebay:a B=iqn.2026-11.io.forebay:b
+for image in one two three; do
+  check "create" "$FOREBAY" create "local/$image" --size 64M
+done
+ONE=$(attach local/one) || fail "attach"
+REGISTER=5f000000000000001800 RESERVE=5f010500000000001800 READ_KEYS=5e000000000000020000 READ_HELD=5e010000000000020000
+WRITE=2a000000000000000100
+expect "registers, to be kept through power loss" "00 " "$(say --initiator $A "$ONE" "$REGISTER:out=$(keys 0 0xabc 1)")"
+expect "reserves" "00 " "$(say --initiator $A "$ONE" "$RESERVE:out=$(keys 0xabc 0 0)")"
+expect "another cannot write" "18 " "$(say --initiator $B "$ONE" "$WRITE:out=00x512")"
+kill -9 "$DAEMON"; wait "$DAEMON" 2>/dev/null || true
+serve --cores 2
+expect "after kill -9 the key is there" "00 ????????000000080000000000000abc" \
+  "$(say --initiator $B "$ONE" "$READ_KEYS:in=512")"
+expect "and the reservation" "00 ????????000000100000000000000abc0000000000050000" \
+  "$(say --initiator $B "$ONE" "$READ_HELD:in=512")"
+expect "another still cannot write" "18 " "$(say --initiator $B "$ONE" "$WRITE:out=00x512")"
+expect "the holder can" "00 " "$(say --initiator $A "$ONE" "$WRITE:out=77x512")"
+expect "another registers and preempts" $'00 \n00 ' "$(say --initiator $B "$ONE" "$REGISTER:out=$(keys 0 0xdef 1)" \
+  "5f050500000000001800:out=$(keys 0xdef 0xabc 0)")"
+expect "who was preempted cannot write" "18 " "$(say --initiator $A "$ONE" "$WRITE:out=00x512")"
+stop
+serve --cores 2
+expect "after a restart the one who preempted holds it" "00 ????????000000100000000000000def0000000000050000" \
+  "$(say --initiator $A "$ONE" "$READ_HELD:in=512")"
+expect "clears" "00 " "$(say --initiator $B "$ONE" "5f030000000000001800:out=$(keys 0xdef 0 0)")"
+
+LABEL=units
+TWO=$(attach local/two --initiator "$A") || fail "attach"
+luns() { echo $((16#$(say --initiator "$1" "$ONE" a0000000000000000400:in=1024 | cut -c4-11) / 8)); }
+expect "its host sees a unit more than another does" "$(($(luns $B) + 1))" "$(luns $A)"
+expect "who does not see it cannot use it" "02 5/2500 " "$(say --initiator $B "$TWO" 00)"
+expect "its host can" "00 " "$(say --initiator $A "$TWO" 00)"
+check "detach" "$FOREBAY" detach local/one --iscsi --force
+THREE=$(attach local/three) || fail "attach"
+[[ $THREE != "$ONE" ]] || fail "a unit that hosts remember is another volume"
+ok "a number that was given up is not given to another volume"
+stop
+serve --cores 2
+[[ $(attach local/one) == "$ONE" ]] || fail "the volume has another number than before"
+ok "its volume gets it back, after a restart too"
+expect "one port group, which is active" "00 0000000c8001000100020001*" "$(say "$ONE" a30a0000000000000100:in=256)"
+expect "it can be asked to be what it is" "00 " "$(say "$ONE" a40a00000000000000080000:out=0000000000000001)"
+expect "and nothing else" "02 5/2600 " "$(say "$ONE" a40a00000000000000080000:out=0000000002000001)"
+expect "the pages are those that are named" "00 0000000?008083*b0b1b2*" "$(say "$ONE" 12010000ff:in=255)"
+stop
+
+LABEL=space
+cat >"$WORK/config" <<T
+[iscsi-target]
+threshold-percent = 5
+T
+DATA=space STORE=1G serve --config "$WORK/config"
+check "create" "$FOREBAY" create local/full --size 64M
+FULL=$(attach local/full) || fail "attach"
+"${SAY:-$(dirname "$FOREBAY")/iscsi-say}" --initiator $A --until 6/3807 "$FULL" 00 >"$WORK/told" 2>&1 &
+TOLD=$!
+check "a part of the pool is filled" qemu-io -f raw -c 'write -P 0x5a 0 64M' "$FULL"
+wait $TOLD || { cp "$WORK/told" "$WORK/out"; fail "hosts are told that the pool has become fuller than its threshold"; }
+ok "hosts are told that the pool has become fuller than its threshold"
+expect "the threshold can be read" "00 *5c02*" "$(say "$FULL" 5a001c02000000010000:in=256)"
+expect "what is used and what is left can be read" "00 0c00001800010308*00020308*" "$(say "$FULL" 4d004c00000000010000:in=256)"
+stop
+DATA=small STORE=256M serve
+check "create" "$FOREBAY" create local/thin --size 2G
+THIN=$(attach local/thin) || fail "attach"
+expect "a full pool is said to be full" "02 7/2707 " "$(say "$THIN" 93000000000000000000001000000000:out=5ax512)"
+expect "what is there can still be read" "00 5a5a*" "$(say "$THIN" 28000000000000000100:in=512)"
+stop
+
+LABEL=portals
+SECOND=$((PORT + 1))
+serve --iscsi "127.0.0.1:$SECOND"
+ONE=$(attach local/one) || fail "attach"
+iscsi-ls "iscsi://127.0.0.1:$SECOND" >"$WORK/out" 2>&1 || fail "discovery"
+grep -q "Portal:127.0.0.1:$PORT,1" "$WORK/out" && grep -q "Portal:127.0.0.1:$SECOND,1" "$WORK/out" || fail "both portals are told"
+ok "both portals are told"
+expect "the unit is the same through the second" "$(say "$ONE" 12018300ff:in=255)" \
+  "$(say "${ONE/:$PORT\//:$SECOND/}" 12018300ff:in=255)"
+stop
 
 LABEL=chap
 cat >"$WORK/config" <<T
