@@ -1,6 +1,6 @@
 //! The target with its units and sessions, as all cores see it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -274,10 +274,14 @@ impl Site {
         lock(&self.0.sessions).by_tsih.len()
     }
 
-    /// Ends all sessions.
-    pub fn stop_all(&self, why: Stop) {
+    /// Ends the sessions that a target reset of an initiator is about: its own, and those that use a unit that it sees.
+    /// Hosts that share nothing with it but the target go on.
+    pub fn reset_by(&self, initiator: &str) {
+        let users: BTreeSet<u64> = self.units_of(initiator).iter().flat_map(|unit| unit.users()).collect();
         let sessions: Vec<Arc<Session>> = lock(&self.0.sessions).by_tsih.values().cloned().collect();
-        sessions.iter().filter(|session| !session.discovery).for_each(|session| session.signal.stop(why));
+        let meant = |session: &&Arc<Session>| session.initiator == initiator || users.contains(&session.id);
+        let meant = sessions.iter().filter(|session| !session.discovery).filter(meant);
+        meant.for_each(|session| session.signal.stop(Stop::Reset));
     }
 
     /// Begins a session; one of the same initiator port is ended first, and what it had under way is done before this

@@ -229,6 +229,11 @@ impl Unit {
         lock(&self.nexuses).len()
     }
 
+    /// The sessions that use it, by their numbers.
+    pub fn users(&self) -> Vec<u64> {
+        lock(&self.nexuses).keys().copied().collect()
+    }
+
     /// A session begins to use it.
     ///
     /// # Errors

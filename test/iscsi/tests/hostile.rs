@@ -5,10 +5,14 @@ mod common;
 use std::time::Duration;
 
 use common::{HOST, Model, OTHER, addr, host, simulate};
+use forebay_iscsi::wire::task_function::TARGET_COLD_RESET;
 use forebay_iscsi::wire::{IMMEDIATE, Lun, RejectReason, request, response};
 use forebay_iscsi_host::client::Client;
 use forebay_iscsi_host::{cdb, codec};
 use forebay_reactor::{Buf, now, sleep, spawn, timeout};
+
+/// Sees what [`HOST`] sees.
+const SHARING: &str = "iqn.2026-11.io.forebay:sharing";
 
 async fn login(session: u8) -> Client {
     let mut client = Client::login(&addr(), &host(HOST, session)).await.expect("logs in");
@@ -149,5 +153,24 @@ fn who_does_not_read_answers_is_not_listened_to() {
             other.ping().await.expect("answers");
             sleep(Duration::from_secs(1)).await;
         }
+    });
+}
+
+#[test]
+fn a_target_reset_is_about_those_who_share_units() {
+    simulate(2, |seed, place| async move {
+        place.add_for(0, &Model::new(1 << 20, false), &[HOST, SHARING]);
+        place.add_for(1, &Model::new(1 << 20, false), &[OTHER]);
+        let mut stranger = Client::login(&addr(), &host(OTHER, 1)).await.expect("logs in");
+        stranger.settle(1, cdb::write(0, 1), &[9; 512], 0).await.expect("answers").ok();
+        let mut sharing = Client::login(&addr(), &host(SHARING, 1)).await.expect("logs in");
+        sharing.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        let mut client = login(1).await;
+        client.start_task(TARGET_COLD_RESET, 0, 0).await.expect("sent");
+        while client.step().await.is_ok() {}
+        while sharing.step().await.is_ok() {}
+        assert_eq!(place.site.sessions().len(), 1, "seed {seed}");
+        let done = stranger.run(1, cdb::test_unit_ready(), &[], 0).await.expect("the session goes on");
+        assert_eq!(done.sense(), None, "seed {seed}: its unit was not reset either");
     });
 }

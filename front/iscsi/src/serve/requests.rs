@@ -21,7 +21,6 @@ use crate::session::params::renegotiate;
 use crate::session::receive::Pdu;
 use crate::session::text;
 use crate::session::window::Place;
-use crate::signal::Stop;
 use crate::stats::CommandKind;
 use crate::unit::Drain;
 use crate::wire::{
@@ -505,11 +504,11 @@ impl Connection<'_> {
             task_function::TARGET_WARM_RESET | task_function::TARGET_COLD_RESET => {
                 let resets = self.reset_all();
                 let cold = function == task_function::TARGET_COLD_RESET;
-                let site = self.units.site().clone();
+                let (site, initiator) = (self.units.site().clone(), self.units.initiator().to_owned());
                 return self.wait_for(itt, None, async move {
                     resets.await;
                     if cold {
-                        site.stop_all(Stop::Reset);
+                        site.reset_by(&initiator);
                     }
                 });
             }

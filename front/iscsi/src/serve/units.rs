@@ -128,6 +128,11 @@ impl Units {
         std::mem::take(&mut self.luns)
     }
 
+    /// The host's name.
+    pub(super) fn initiator(&self) -> &str {
+        &self.session.initiator
+    }
+
     /// The units that the host sees.
     pub(super) fn visible(&self) -> Vec<u16> {
         self.site.luns(&self.session.initiator)
