@@ -344,9 +344,44 @@ pub struct Attach {
     /// anything); all do if left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
+    /// Over NVMe: its ANA group, from 1 to 16; 1 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ana_group: Option<u32>,
+    /// Over NVMe: its UUID, from which NGUID and EUI64 follow, for daemons that serve it together; its own if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
     /// Put a write log in front of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlace>,
+}
+
+/// How a group of NVMe namespaces is reached through a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Ana {
+    /// The port's number, from 1 in the order of the addresses.
+    pub port: u16,
+    /// Where it listens.
+    pub address: String,
+    /// The group.
+    pub group: u32,
+    /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
+    pub state: String,
+    /// Ids of its namespaces.
+    pub namespaces: Vec<u32>,
+}
+
+/// Sets how groups are reached through ports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetAna {
+    /// One of the states of [`Ana`].
+    pub state: String,
+    /// The port; all of them if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// The group; all of them if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
 }
 
 /// What an import has made.

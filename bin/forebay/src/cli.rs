@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
-pub use exports::{Attach, Detach, LogCommand, ReservationsCommand};
+pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
 pub use images::{Create, Du, Export, Import, Ls, Mv, OneImage, Resize};
 pub use perf::{MessengerEnd, MessengerRun, PerfCommand, PerfMessenger};
 pub use serve::{Driver, Serve};
@@ -199,6 +199,10 @@ pub enum Command {
     /// List what is exported
     #[command(after_help = "Example:\n  forebay targets --format json")]
     Targets,
+
+    /// Show or set how NVMe namespaces are reached, so that hosts take another path
+    #[command(subcommand)]
+    Ana(AnaCommand),
 
     /// Show who has reserved an image that several hosts share, or forget it
     #[command(subcommand)]

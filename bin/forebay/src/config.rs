@@ -1,15 +1,14 @@
 //! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
 
 mod iscsi;
+mod nvme;
 pub mod peers;
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::{Addr, DriverChoice};
 use peers::{Peers, Transport};
 use serde::Deserialize;
@@ -19,6 +18,8 @@ use crate::failure::{Failure, Result};
 use crate::units::Size;
 use iscsi::IscsiSection;
 pub use iscsi::IscsiTarget;
+use nvme::NvmeSection;
+pub use nvme::NvmeSubsystem;
 
 /// How long a reactor polls before it sleeps, in microseconds: about what being woken takes on a virtual machine.
 const LINGER_US: u32 = 50;
@@ -26,8 +27,6 @@ const LINGER_US: u32 = 50;
 const LINGER_US_MAX: u32 = 1000;
 /// The store's data cache, when nothing is said.
 const STORE_CACHE: Size = Size(256 << 20);
-/// The largest id of an NVMe controller; those above mean something.
-const CNTLID_MAX: u16 = 0xFFEF;
 /// Most reactors: more than any machine this runs on has cores to give.
 const CORES_MAX: u16 = 256;
 
@@ -91,67 +90,6 @@ struct StoreSection {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RamSection {
     size: Option<Size>,
-}
-
-/// The `[nvme-subsystem]` section.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct NvmeSection {
-    nqn: Option<String>,
-    first_controller: Option<u16>,
-    last_controller: Option<u16>,
-    advertise: Option<Vec<String>>,
-    hosts: Option<Vec<String>>,
-}
-
-/// What hosts see of the NVMe subsystem.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NvmeSubsystem {
-    /// Its name, if not the data directory's own.
-    pub nqn: Option<String>,
-    /// Ids of its controllers; daemons that serve one subsystem together have ranges of their own.
-    pub cntlids: RangeInclusive<u16>,
-    /// What discovery tells instead of the addresses that are listened on, in their order.
-    pub advertise: Vec<SocketAddr>,
-    /// The hosts that may connect, by name; `None`: all.
-    pub hosts: Option<Vec<String>>,
-}
-
-impl Default for NvmeSubsystem {
-    fn default() -> Self {
-        Self { nqn: None, cntlids: 1..=CNTLID_MAX, advertise: Vec::new(), hosts: None }
-    }
-}
-
-impl NvmeSubsystem {
-    fn resolve(section: NvmeSection, addrs: usize) -> Result<Self> {
-        if let Some(nqn) = section.nqn.as_deref().filter(|nqn| !is_nqn(nqn)) {
-            return Err(Failure::invalid(format!("nvme-subsystem.nqn: '{nqn}' is no NVMe qualified name"))
-                .hint("such as nqn.2024-05.org.example:disks"));
-        }
-        let (first, last) = (section.first_controller.unwrap_or(1), section.last_controller.unwrap_or(CNTLID_MAX));
-        if first == 0 || first > last || last > CNTLID_MAX {
-            let text = format!("nvme-subsystem: controllers {first} to {last}; ids go from 1 to {CNTLID_MAX}");
-            return Err(Failure::invalid(text));
-        }
-        let mut advertise = Vec::new();
-        for text in section.advertise.unwrap_or_default() {
-            match parse_addr(&text)? {
-                Addr::Tcp(addr) => advertise.push(addr),
-                Addr::Unix(_) => {
-                    return Err(Failure::invalid(format!("nvme-subsystem.advertise: '{text}' is not TCP")));
-                }
-            }
-        }
-        if advertise.len() > addrs {
-            return Err(Failure::invalid("nvme-subsystem.advertise has more addresses than nvme"));
-        }
-        if let Some(host) = section.hosts.iter().flatten().find(|host| !is_nqn(host)) {
-            return Err(Failure::invalid(format!("nvme-subsystem.hosts: '{host}' is no NVMe qualified name"))
-                .hint("a Linux host has it in /etc/nvme/hostnqn"));
-        }
-        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, hosts: section.hosts })
-    }
 }
 
 /// The `[ceph]` section.
@@ -228,7 +166,7 @@ impl Config {
         };
         let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
         let nvme = nvme.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
-        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, nvme.len())?;
+        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, serve, nvme.len())?;
         let iscsi = if !serve.iscsi.is_empty() { serve.iscsi.clone() } else { file.iscsi.unwrap_or_default() };
         let iscsi = iscsi.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
         let iscsi_target = IscsiTarget::resolve(file.iscsi_target)?;

@@ -249,6 +249,36 @@ impl Operation for Detach {
     }
 }
 
+/// How NVMe namespaces are reached.
+pub struct ListAna;
+
+impl Operation for ListAna {
+    type Reply = Vec<api::Ana>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/ana")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        Ok(engine.ana())
+    }
+}
+
+/// Sets how NVMe namespaces are reached.
+pub struct SetAna(pub api::SetAna);
+
+impl Operation for SetAna {
+    type Reply = Vec<api::Ana>;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/ana").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.set_ana(&self.0)
+    }
+}
+
 /// Who may read and write an image.
 pub struct GetReservations(pub ImageSpec);
 

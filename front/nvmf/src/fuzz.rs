@@ -1,10 +1,14 @@
 //! What the fuzzers and property tests call: bytes in, and a panic when the state machines do not keep their word.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
+use forebay_accel::crypto::dh::Group;
 use forebay_block::BufList;
 
 use crate::session::admin::{self, Answer, Identity, View};
+use crate::session::auth::{Exchange, Keys, Progress};
+use crate::session::secret::{Hash, Secret};
 use crate::session::{
     Agreed, Controller, Event, Fatal, H2C_DATA_MAX, IN_CAPSULE, Kind, Pdu, Pools, Receiver, Replies, TRANSFER_MAX,
     Transfers, io,
@@ -57,7 +61,7 @@ fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option
     }
     let mut transfers: Transfers<u16> = Transfers::default();
     for cid in 0..4 {
-        transfers.begin(cid, 1 << (12 + 3 * cid), cid);
+        transfers.begin(cid, 1 << (12 + 3 * cid), 0, cid);
     }
     let (mut rest, mut seen) = (input, Vec::new());
     loop {
@@ -143,6 +147,9 @@ impl View for Outside {
     fn health(&self) -> Health {
         Health::default()
     }
+    fn queues_max(&self) -> u16 {
+        64
+    }
     fn reservations(&self) -> bool {
         true
     }
@@ -214,6 +221,38 @@ pub fn capsules(data: &[u8]) {
     drop(replies.take());
 }
 
+/// Messages of a host that does not know the secret, each behind its length: none may let it in or break anything, and
+/// what it is told fits into the room that it gives.
+pub fn auth(data: &[u8]) {
+    let secret =
+        "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+P4zODhA=:";
+    let _ = Secret::parse(&String::from_utf8_lossy(data));
+    let keys = Keys {
+        host: Secret::parse(secret).expect("a secret"),
+        controller: None,
+        hashes: Hash::ALL.to_vec(),
+        groups: vec![None, Some(Group::Ffdhe2048)],
+    };
+    let mut exchange = Exchange::new(Arc::new(keys), "nqn.2014-08.org.example:h", "nqn.2014-08.org.example:s");
+    let (mut rest, mut number) = (data, 1_u64);
+    let mut random = || {
+        number = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
+        number
+    };
+    while let Some((&[len, receive], after)) = rest.split_first_chunk() {
+        let (message, after) = after.split_at(after.len().min(usize::from(len) * 8));
+        rest = after;
+        assert_ne!(exchange.take(message), Progress::Done);
+        if receive & 1 != 0 {
+            let room = usize::from(receive) * 8;
+            if let Ok((told, progress)) = exchange.give(room, &mut random) {
+                assert!(told.len() <= room && progress != Progress::Done);
+            }
+        }
+        assert!(!exchange.is_done(), "a host that does not know the secret was let in");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -270,6 +309,33 @@ mod tests {
         fn any_bytes_are_understood_or_refused(data in prop::collection::vec(any::<u8>(), 0..600)) {
             pdus(&data);
             capsules(&data);
+            auth(&data);
+        }
+
+        #[test]
+        fn no_message_lets_in_who_does_not_know_the_secret(
+            order in prop::collection::vec((0_u8..4, any::<u8>(), any::<u8>(), any::<u8>()), 1..12),
+        ) {
+            let mut data = Vec::new();
+            for (kind, at, with, receive) in order {
+                let mut message = match kind {
+                    0 => {
+                        let mut message = vec![0; 72];
+                        (message[7], message[8], message[10], message[11]) = (1, 1, 3, 1);
+                        message[12..15].copy_from_slice(&[3, 2, 1]);
+                        message
+                    }
+                    1 => [&[1, 2, 0, 0, 0, 0, 32, 0][..], &[0; 72]].concat(),
+                    2 => [&[1, 4][..], &[0; 14]].concat(),
+                    _ => [&[0, 0xF0][..], &[0; 14]].concat(),
+                };
+                if let Some(byte) = message.get_mut(usize::from(at)) {
+                    *byte ^= with;
+                }
+                data.extend([(message.len() / 8) as u8, receive]);
+                data.extend(message);
+            }
+            auth(&data);
         }
 
         #[test]

@@ -1,6 +1,7 @@
 //! Serving: accepts connections, and runs them.  The only part of this crate that waits for anything.
 
 mod admin;
+mod auth;
 mod budget;
 mod connection;
 mod io;
@@ -89,6 +90,8 @@ pub struct Server {
     namespaces: RefCell<OpenNamespaces>,
     connections: RefCell<BTreeMap<u64, Arc<Control>>>,
     next_connection: Cell<u64>,
+    /// Connections that are no queue yet, or whose host has still to show who it is.
+    fresh: Cell<usize>,
     stopping: Cell<bool>,
     /// A connection has gone, or the server is to stop.
     changed: Notify,
@@ -107,6 +110,7 @@ impl Server {
             namespaces: RefCell::default(),
             connections: RefCell::default(),
             next_connection: Cell::new(0),
+            fresh: Cell::new(0),
             stopping: Cell::new(false),
             changed: Notify::new(),
         })
@@ -147,10 +151,11 @@ impl Server {
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, port: Arc<Port>) {
         let stats = self.target.stats();
         stats.count(|counts| counts.accepted += 1);
-        let max = self.target.limits().connections_max;
-        if self.stopping.get() || self.connections() >= max {
+        let limits = self.target.limits();
+        let (max, fresh_max) = (limits.connections_max, limits.handshakes_max);
+        if self.stopping.get() || self.connections() >= max || self.fresh.get() >= fresh_max {
             stats.count(|counts| counts.turned_away += 1);
-            tracing::warn!(%peer, max, "a connection too many is turned away");
+            tracing::warn!(%peer, max, fresh_max, "a connection too many is turned away");
             return;
         }
         let id = self.next_connection.get();
@@ -169,6 +174,10 @@ impl Server {
                 End::TooSlow => {
                     place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, "a connection is ended that did not become a queue in time");
+                }
+                End::Refused | End::Overdue => {
+                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    tracing::warn!(%peer, ?end, "a connection is ended");
                 }
                 End::Socket(error) => tracing::info!(%peer, %error, "a connection failed"),
                 end => tracing::debug!(%peer, ?end, "a connection has ended"),

@@ -5,11 +5,13 @@
 //! the admin queue answers, out of a [`Controller`]'s state.  `docs/design/nvmf.md` has the states and transitions.
 
 pub mod admin;
+pub mod auth;
 mod controller;
 pub mod io;
 mod pools;
 mod receive;
 mod reply;
+pub mod secret;
 mod transfer;
 
 pub use controller::{Controller, Event, Features, Kind, Power};

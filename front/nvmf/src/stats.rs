@@ -235,8 +235,10 @@ impl Stats {
 
     /// What all hosts have done since the start.
     pub fn total(&self) -> Snapshot {
+        let inner = self.lock();
         let mut total = Snapshot::default();
-        self.hosts().values().for_each(|host| total.add(host));
+        inner.gone.values().for_each(|host| total.add(host));
+        inner.connections.values().for_each(|entry| total.add(&entry.counters.snapshot()));
         total
     }
 

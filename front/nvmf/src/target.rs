@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use forebay_block::reservation::{Event as ReservationEvent, HostId};
 use forebay_reactor::cross;
 
 use crate::session::admin::{ANA_GROUPS_MAX, Identity, NAMESPACES_MAX};
+use crate::session::auth::Keys;
 use crate::session::{Event, Kind};
 use crate::stats::Stats;
 use crate::wire::fabrics::{CNTLID_ANY, Connect, DISCOVERY_NQN, Wrong, connect_field};
@@ -97,6 +98,8 @@ impl Port {
 pub struct Limits {
     /// Connections of a core; more are closed as soon as they are accepted.
     pub connections_max: usize,
+    /// Connections of a core that are no queue yet, or whose host has still to authenticate.
+    pub handshakes_max: usize,
     /// Controllers at a time.
     pub controllers_max: usize,
     /// Controllers of one host, by its name.
@@ -111,6 +114,8 @@ pub struct Limits {
     pub core_bytes: usize,
     /// Time from accepting to a successful Connect (and authentication).
     pub handshake_timeout: Duration,
+    /// Time that a host has for the data that it was asked for.
+    pub data_timeout: Duration,
     /// Time that commands under way have to end when their connection ends.
     pub drain_timeout: Duration,
 }
@@ -119,6 +124,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 4096,
+            handshakes_max: 1024,
             controllers_max: 2048,
             controllers_per_host: 64,
             queues_max: 64,
@@ -126,6 +132,7 @@ impl Default for Limits {
             host_bytes: 64 << 20,
             core_bytes: 256 << 20,
             handshake_timeout: Duration::from_secs(20),
+            data_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(10),
         }
     }
@@ -137,14 +144,16 @@ pub enum Access {
     /// Every host.
     #[default]
     Anyone,
-    /// These hosts, by name.
-    Listed(BTreeSet<String>),
+    /// These hosts, by name, and what each has to show.
+    Listed(BTreeMap<String, Option<Arc<Keys>>>),
 }
 
 /// How the rest of the process reaches a connection, from any core.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     stopping: AtomicBool,
+    /// Commands with a device.
+    under_way: AtomicUsize,
     task: Mutex<Option<Waker>>,
 }
 
@@ -158,6 +167,13 @@ impl Control {
         self.wake();
     }
 
+    /// So many commands are with a device.
+    pub(crate) fn set_under_way(&self, count: usize) {
+        if self.under_way.load(Ordering::Relaxed) != count {
+            self.under_way.store(count, Ordering::Release);
+        }
+    }
+
     /// Makes it look around.
     pub(crate) fn wake(&self) {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -169,6 +185,25 @@ impl Control {
     pub(crate) fn set_task(&self, waker: &Waker) {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
     }
+}
+
+/// Failed commands that wait for an admin queue to take them up, at most; more are only counted.
+const ERRORS_PENDING_MAX: usize = 64;
+
+/// Who looks whether a controller is alive, as bits.
+pub(crate) mod watcher {
+    /// The keep-alive timer.
+    pub(crate) const KEEP_ALIVE: u8 = 1;
+    /// A Connect that may be of the same host, come back.
+    pub(crate) const SUCCESSOR: u8 = 2;
+    pub(super) const ALL: u8 = 3;
+}
+
+/// By which port a host has come, and from which machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) port: u16,
+    pub(crate) machine: Option<IpAddr>,
 }
 
 /// What an admin queue is told by others.
@@ -188,12 +223,22 @@ pub(crate) struct Association {
     pub(crate) host_id: [u8; 16],
     /// Who it is to reservations.
     pub(crate) reserver: Option<HostId>,
+    /// What each of its queues has to show.
+    pub(crate) keys: Option<Arc<Keys>>,
     /// I/O queues may connect.
     pub(crate) ready: AtomicBool,
     /// Every write is durable when answered.
     pub(crate) write_through: AtomicBool,
-    /// Something has come on some queue since the keep-alive timer last looked.
-    pub(crate) traffic: AtomicBool,
+    /// Something has come on some queue, or was answered, since each of its watchers last looked.
+    traffic: AtomicU8,
+    /// Failed commands that the admin queue has not taken up.
+    errors_pending: AtomicUsize,
+    /// Failed commands of which it was not told because there were too many.
+    errors_untold: AtomicU64,
+    /// Namespaces that its queues have used.
+    used: Mutex<BTreeSet<u32>>,
+    /// The port by which it has come, and from which machine.
+    way: Way,
     /// I/O queues that the host was granted.
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     dead: AtomicBool,
@@ -206,6 +251,11 @@ pub(crate) struct Association {
 }
 
 impl Association {
+    /// It is one of its host's: who has to authenticate has done so, or it could not be ready.
+    fn counts(&self) -> bool {
+        self.keys.is_none() || self.ready.load(Ordering::Acquire)
+    }
+
     fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<Control>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,8 +293,53 @@ impl Association {
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
+        if matches!(notice, Notice::Error(_))
+            && self.errors_pending.fetch_add(1, Ordering::AcqRel) >= ERRORS_PENDING_MAX
+        {
+            self.errors_pending.fetch_sub(1, Ordering::AcqRel);
+            self.errors_untold.fetch_add(1, Ordering::AcqRel);
+            return;
+        }
         // Refused when the admin queue has gone.
         let _ = self.notices.send(notice);
+    }
+
+    /// An error was taken up; says how many were left out.
+    pub(crate) fn error_taken(&self) -> u64 {
+        self.errors_pending.fetch_sub(1, Ordering::AcqRel);
+        self.errors_untold.swap(0, Ordering::AcqRel)
+    }
+
+    /// The host has said something, or a command of it was answered.
+    pub(crate) fn note_traffic(&self) {
+        if self.traffic.load(Ordering::Relaxed) != watcher::ALL {
+            self.traffic.store(watcher::ALL, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there was traffic since the same watcher asked last.
+    pub(crate) fn had_traffic(&self, watcher: u8) -> bool {
+        self.traffic.fetch_and(!watcher, Ordering::Relaxed) & watcher != 0
+    }
+
+    /// A queue uses a namespace.
+    pub(crate) fn uses(&self, nsid: u32) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
+    }
+
+    /// The namespaces that its queues have used.
+    pub(crate) fn used(&self) -> Vec<u32> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
+    /// Nothing was heard of it since a successor has looked first.
+    fn is_silent(&self) -> bool {
+        self.traffic.load(Ordering::Relaxed) & watcher::SUCCESSOR == 0
+    }
+
+    /// Some queue has commands with a device.
+    fn is_under_way(&self) -> bool {
+        self.queues().values().any(|control| control.under_way.load(Ordering::Acquire) > 0)
     }
 }
 
@@ -483,6 +578,7 @@ impl Target {
     pub(crate) fn connect_admin(
         &self,
         connect: &Connect,
+        way: Way,
         control: &Arc<Control>,
     ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
         let kind = match connect.subsystem.as_str() {
@@ -493,13 +589,19 @@ impl Target {
         if connect.cntlid != CNTLID_ANY {
             return Err(Refused::parameter(connect_field::CNTLID));
         }
-        if let Access::Listed(hosts) = &**read(&self.0.access)
-            && !hosts.contains(&connect.host)
-        {
-            return Err(Refused::status(Status::CONNECT_HOST.final_()));
-        }
+        let keys = match &**read(&self.0.access) {
+            Access::Anyone => None,
+            Access::Listed(hosts) => match hosts.get(&connect.host) {
+                None => return Err(Refused::status(Status::CONNECT_HOST.final_())),
+                // Discovery tells nothing that is worth a secret, and hosts ask it before they know that they need one.
+                Some(_) if kind == Kind::Discovery => None,
+                Some(keys) => keys.clone(),
+            },
+        };
         let mut controllers = self.controllers();
-        let of_host = controllers.all.values().filter(|each| each.host == connect.host).count();
+        // Who only says to be this host takes nothing away from it.
+        let counts = |each: &&Arc<Association>| each.host == connect.host && each.counts();
+        let of_host = controllers.all.values().filter(counts).count();
         if controllers.all.len() >= self.0.limits.controllers_max || of_host >= self.0.limits.controllers_per_host {
             return Err(Refused::status(Status::CONNECT_BUSY));
         }
@@ -512,9 +614,14 @@ impl Target {
             host: connect.host.clone(),
             host_id: connect.host_id,
             reserver: reservation::host(&connect.host_id),
+            keys,
             ready: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
-            traffic: AtomicBool::new(true),
+            traffic: AtomicU8::new(watcher::ALL),
+            errors_pending: AtomicUsize::new(0),
+            errors_untold: AtomicU64::new(0),
+            used: Mutex::default(),
+            way,
             queues_granted: 0.into(),
             dead: AtomicBool::new(false),
             may_mistake: AtomicBool::new(false),
@@ -612,8 +719,20 @@ impl Target {
 
     /// A controller that a host had before still has commands under way: a new one of that host must wait, or a write of
     /// the old one could land after one of the new.
-    pub(crate) fn is_leaving(&self, host_id: &[u8; 16]) -> bool {
-        self.controllers().leaving.iter().any(|each| each.host_id == *host_id)
+    ///
+    /// The same goes for one that has come the same way, has commands under way and says nothing: its host may have lost
+    /// the connection without this end being told.  `first` is for the first look of a Connect; what is silent from then
+    /// on is waited for.
+    pub(crate) fn is_leaving(&self, connect: &Connect, way: &Way, first: bool) -> bool {
+        let controllers = self.controllers();
+        let leaves = controllers.leaving.iter().any(|each| each.host_id == connect.host_id);
+        let of_before = |each: &&Arc<Association>| each.host_id == connect.host_id && each.way == *way;
+        if first {
+            controllers.all.values().filter(of_before).for_each(|each| {
+                each.had_traffic(watcher::SUCCESSOR);
+            });
+        }
+        leaves || controllers.all.values().filter(of_before).any(|each| each.is_silent() && each.is_under_way())
     }
 }
 

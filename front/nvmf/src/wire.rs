@@ -3,6 +3,7 @@
 //! Section numbers are those of the NVM Express Base specification 2.0 ("base"), the NVM command set 1.0 ("nvm") and
 //! the TCP transport 1.0 ("tcp").  Everything is little-endian.
 
+pub mod auth;
 pub mod command;
 pub mod fabrics;
 pub mod identify;

@@ -65,7 +65,7 @@ fn log_pages_that_are_not_read_do_not_pile_up() {
 fn data_in_tiny_pieces_takes_no_more_memory_than_the_command() {
     const LEN: u32 = 256 * 1024;
     let mut transfers = Transfers::default();
-    let tag = transfers.begin(5, LEN, ());
+    let tag = transfers.begin(5, LEN, 0, ());
     let mut whole = None;
     for offset in 0..LEN {
         // A byte at a time, and each keeps a receive buffer in memory.

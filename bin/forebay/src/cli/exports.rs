@@ -25,6 +25,14 @@ pub struct Attach {
     #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
     pub nsid: Option<u32>,
 
+    /// Its ANA group, from 1 to 16, whose state 'forebay ana set' changes [default: 1]
+    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    pub ana_group: Option<u32>,
+
+    /// Its UUID, where daemons serve one namespace together [default: its own]
+    #[arg(long, value_name = "UUID", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    pub uuid: Option<String>,
+
     /// Export it over iSCSI, as a unit of the daemon's target
     #[arg(long, group = "front")]
     pub iscsi: bool,
@@ -73,6 +81,33 @@ pub struct Detach {
     /// Leave the write log as it is, instead of writing it back and giving it up
     #[arg(long)]
     pub keep_log: bool,
+}
+
+/// What can be done with the states of asymmetric namespace access (ANA).
+#[derive(Debug, Subcommand)]
+pub enum AnaCommand {
+    /// List how each group of namespaces is reached through each port
+    #[command(after_help = "Example:\n  forebay ana ls")]
+    Ls,
+
+    /// Set how groups are reached, and tell the hosts; until the daemon ends
+    #[command(after_help = "Example:\n  forebay ana set inaccessible --port 1 --group 2")]
+    Set(SetAna),
+}
+
+/// Options of `ana set`.
+#[derive(Debug, Args)]
+pub struct SetAna {
+    /// optimized, non-optimized, inaccessible, persistent-loss or change
+    pub state: String,
+
+    /// The port, from 1 in the order of the addresses [default: all]
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+
+    /// The group [default: all]
+    #[arg(long, value_name = "N")]
+    pub group: Option<u32>,
 }
 
 /// What can be done with write logs.

@@ -29,6 +29,32 @@ pub struct Serve {
     )]
     pub nvme: Vec<String>,
 
+    /// A host that may use the NVMe subsystem; with any of these, only those that are named.
+    #[arg(
+        long,
+        value_name = "NQN[,secret=FILE]",
+        help = "A host that may use the NVMe subsystem [default: all may]; may be repeated",
+        long_help = "A host that may use the NVMe subsystem [default: all may]; may be repeated.\n\
+            With secret=FILE it has to authenticate (DH-HMAC-CHAP), with controller-secret=FILE the daemon \
+            authenticates to it as well.  The files hold what 'nvme gen-dhchap-key' prints, and nobody else may \
+            read them.\n\
+            Example: --nvme-host nqn.2014-08.org.nvmexpress:uuid:...,secret=/etc/forebay/host.key"
+    )]
+    pub nvme_host: Vec<String>,
+
+    /// A limit of what NVMe hosts may take.
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        help = "A limit of what NVMe hosts may take, such as queues=8; may be repeated",
+        long_help = "A limit of what NVMe hosts may take; may be repeated.\n\
+            connections, handshakes (connections that are not authenticated yet): a core's; controllers, \
+            controllers-per-host; queues: I/O queues a controller; memory-per-connection, memory-per-host, memory: \
+            bytes of commands under way, a core's.\n\
+            Example: --nvme-limit queues=8 --nvme-limit memory-per-host=32M"
+    )]
+    pub nvme_limit: Vec<String>,
+
     /// Where iSCSI is served.
     #[arg(
         long,

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod ana;
 mod images;
 mod logs;
 mod pages;
@@ -42,6 +43,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Attach(options) => targets::attach(global, output, options),
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
+        Command::Ana(command) => ana::run(global, output, command),
         Command::Reservations(command) => reservations::run(global, output, command),
         Command::Log(command) => logs::run(global, output, command),
         Command::Store(command) => store::run(global, output, command),

@@ -20,7 +20,8 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
     };
     let (unit, hosts) = (options.nsid.or(options.lun), options.initiator);
     let (read_only, log) = (options.read_only, options.log);
-    let request = api::Attach { pool, image, front, read_only, unit, hosts, log };
+    let (ana_group, uuid) = (options.ana_group, options.uuid);
+    let request = api::Attach { pool, image, front, read_only, unit, hosts, ana_group, uuid, log };
     let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
     output.print(&target, |target| target.uri.clone().unwrap_or_default())
 }

@@ -105,15 +105,20 @@ const KEY_HINT: &str =
 
 /// A key of 64 hexadecimal digits, from a file that nobody else may read.
 pub fn read_key(path: &Path) -> Result<Key> {
+    let text = read_private(path)?;
+    let wrong = || Failure::invalid(format!("{} holds no key of 64 hexadecimal digits", path.display()));
+    Key::from_hex(&text).ok_or_else(|| wrong().hint(KEY_HINT))
+}
+
+/// A file with a secret, which nobody else may read.
+pub fn read_private(path: &Path) -> Result<String> {
     let failed = |error| Failure::io(error, format_args!("reading the key {}", path.display()));
     let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
     if mode & 0o077 != 0 {
         let text = format!("the key {} may be read or changed by others (mode {:o})", path.display(), mode & 0o777);
         return Err(Failure::invalid(text).hint(format!("chmod 600 {}", path.display())));
     }
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let wrong = || Failure::invalid(format!("{} holds no key of 64 hexadecimal digits", path.display()));
-    Key::from_hex(&text).ok_or_else(|| wrong().hint(KEY_HINT))
+    fs::read_to_string(path).map_err(failed)
 }
 
 /// What the configuration says to a client.

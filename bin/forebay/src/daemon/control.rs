@@ -124,6 +124,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/usage/{pool}/{image}", get(image_usage))
         .route("/v1/targets", get(list_targets).post(attach))
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
+        .route("/v1/ana", get(list_ana).post(set_ana))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
         .route("/v1/logs/{pool}/{image}", get(get_log).delete(discard_log))
@@ -179,6 +180,8 @@ async fn no_such_path(request: Request) -> Failure {
         list_targets,
         attach,
         detach,
+        list_ana,
+        set_ana,
         get_reservations,
         clear_reservations,
         list_logs,
@@ -308,6 +311,22 @@ async fn detach(
     Query(DetachQuery { force, keep_log }): Query<DetachQuery>,
 ) -> Response {
     on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force, keep_log })).await
+}
+
+/// How NVMe namespaces are reached, by port and group
+#[utoipa::path(get, path = "/v1/ana", responses((status = 200, body = Vec<api::Ana>)))]
+async fn list_ana(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::ListAna).await
+}
+
+/// Set how NVMe namespaces are reached, and tell the hosts
+#[utoipa::path(post, path = "/v1/ana", request_body = api::SetAna,
+    responses((status = 200, body = Vec<api::Ana>), (status = 400, body = ErrorBody)))]
+async fn set_ana(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::SetAna(request)).await,
+        Err(failure) => failure.into_response(),
+    }
 }
 
 /// Who may read and write an image that several hosts share

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
+use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
 use forebay_reactor::sync::Semaphore;
 use tokio::sync::oneshot;
 
 use super::fronts::Exported;
-use super::identity::format_uuid;
+use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::{Numbers, Retired};
 use super::volumes::Volume;
 use super::{Engine, targets};
@@ -118,6 +119,34 @@ impl Exports {
     }
 }
 
+/// The identity that a request asks for.
+fn identity_of(request: &api::Attach) -> Option<Uuid> {
+    request.uuid.as_deref().and_then(parse_uuid)
+}
+
+/// What a front is told of an export.
+fn exported<'a>(spec: &'a ImageSpec, request: &'a api::Attach, identity: &'a Uuid) -> Exported<'a> {
+    let ana_group = request.ana_group.unwrap_or(1);
+    let (unit, read_only) = (request.unit, request.read_only);
+    Exported { spec, unit, identity, ana_group, read_only, hosts: &request.hosts }
+}
+
+/// Whether what only NVMe knows makes sense.
+fn check_nvme(request: &api::Attach) -> Result<()> {
+    if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {
+        return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));
+    }
+    if let Some(uuid) = request.uuid.as_deref().filter(|text| parse_uuid(text).is_none_or(|uuid| uuid == [0; 16])) {
+        return Err(Failure::invalid(format!("'{uuid}' is no UUID")).hint("uuidgen makes one"));
+    }
+    match request.ana_group {
+        Some(group) if !(1..=ANA_GROUPS_MAX).contains(&group) => {
+            Err(Failure::invalid(format!("ANA group {group}: from 1 to {ANA_GROUPS_MAX}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Runs what blocks on a thread of its own, so that the reactor goes on.
 pub(super) async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
@@ -164,6 +193,7 @@ impl Engine {
     /// Exports an image; the same export again is no error.
     pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
+        check_nvme(&request)?;
         let _turn = self.exports.changing.acquire(1).await;
         let key = (request.front, spec.clone());
         let before = self.exports.exports.borrow().get(&key).map(|export| export.request.clone());
@@ -178,6 +208,10 @@ impl Engine {
                 self.exports.choose_unit(request.front, request.unit, &identity)?
             }
         };
+        if let Some(before) = &before {
+            request.ana_group = request.ana_group.or(before.ana_group);
+            request.uuid = request.uuid.or(before.uuid.clone());
+        }
         if let Some(before) = before.filter(|before| *before != request) {
             let how = if before.read_only { "read-only" } else { "for reading and writing" };
             let number = before.unit.map_or(String::new(), |unit| format!(", as number {unit}"));
@@ -218,8 +252,8 @@ impl Engine {
                 }
                 return Err(failure);
             }
-            let (unit, read_only) = (request.unit, request.read_only);
-            let exported = Exported { spec: &spec, unit, identity: &identity, read_only, hosts: &request.hosts };
+            let shown = identity_of(&request).unwrap_or(identity);
+            let exported = exported(&spec, &request, &shown);
             self.publish(key.0, &exported, &device);
         }
         let exports = self.exports.exports.borrow();
@@ -276,9 +310,8 @@ impl Engine {
                 Ok((device, volume)) => {
                     let identity = self.identity.volume(&key.1, volume.image.id());
                     known = format_uuid(&identity);
-                    let (unit, read_only) = (request.unit, request.read_only);
-                    let exported =
-                        Exported { spec: &key.1, unit, identity: &identity, read_only, hosts: &request.hosts };
+                    let shown = identity_of(&request).unwrap_or(identity);
+                    let exported = exported(&key.1, &request, &shown);
                     self.publish(key.0, &exported, &device);
                     State::Serving { device, _volume: volume }
                 }

@@ -2,6 +2,7 @@
 //!
 //! The command line runs the same engine in its own process when no daemon runs.
 
+mod ana;
 mod ceph;
 mod delayed;
 mod exports;

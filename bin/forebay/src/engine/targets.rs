@@ -90,6 +90,8 @@ mod tests {
             read_only: true,
             unit: Some(3),
             hosts: Vec::new(),
+            ana_group: None,
+            uuid: None,
             log: None,
         }];
         let retired = vec![Retired { front: Front::Iscsi, unit: 7, image: "an image".into() }];

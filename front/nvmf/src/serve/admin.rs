@@ -1,20 +1,24 @@
 //! The commands of an admin queue, and those of fabrics.
 
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_block::BufList;
-use forebay_reactor::sleep;
+use forebay_block::{BufList, LocalFuture, Request};
 use forebay_reactor::sync::InFlight;
+use forebay_reactor::{Addr, sleep};
 
+use super::Server;
 use super::connection::{Admin, Connection, End, Note, Queue, Role};
 use super::view::AdminView;
 use crate::session::admin::{self, Answer};
+use crate::session::auth::Exchange;
 use crate::session::{Controller, Kind, Power, io};
 use crate::stats::CommandKind;
-use crate::target::{Notice, Refused};
+use crate::target::{Notice, Refused, Way, watcher};
 use crate::wire::command::{FABRICS, Sgl, admin as opcode};
 use crate::wire::fabrics::{CONNECT_DATA, Connect, DISCOVERY_NQN, Property, connect_field, fctype};
 use crate::wire::identify::cns;
@@ -22,8 +26,12 @@ use crate::wire::{Cqe, Sqe, Status};
 
 /// Bytes of data that a host may send with an admin command.
 const DATA_MAX: u32 = 4096;
+/// Notices taken up in one turn.
+const TURN_NOTICES: u32 = 64;
 /// How often a Connect that waits looks whether it may go on.
 const CONNECT_LOOK: Duration = Duration::from_millis(2);
+/// What the answer to a Connect says beside the controller's id: ATR of AUTHREQ (base 6.3).
+const AUTHENTICATION_REQUIRED: u64 = 1 << 17;
 /// The shortest keep-alive timeout.
 const KEEP_ALIVE_MIN_MS: u32 = 1000;
 
@@ -47,7 +55,8 @@ impl Connection {
             // A Connect has its data in the capsule (base 6.3).
             _ if matches!(self.role, Role::Fresh) => self.fail(&sqe, Status::SGL_TYPE.final_()),
             // Nothing is asked for that nobody would look at, since it is kept until all of it is there.
-            _ if fabrics || sqe.opcode() != opcode::SET_FEATURES => self.admin_with_data(&sqe, &[]),
+            _ if fabrics && direction != fctype::AUTH_SEND => self.admin_with_data(&sqe, &[]),
+            _ if !fabrics && direction != opcode::SET_FEATURES => self.admin_with_data(&sqe, &[]),
             _ => self.ask(sqe.cid(), len, Note::Admin(sqe)),
         }
     }
@@ -74,6 +83,7 @@ impl Connection {
         }
         match answer {
             Answer::Done(result) => self.respond(sqe.cid(), Status::SUCCESS, result, 0),
+            Answer::Data(_) if !matches!(sqe.sgl(), Sgl::Transport { .. }) => self.fail(sqe, Status::SGL_TYPE.final_()),
             Answer::Data(data) if data.len() > sqe.sgl().len() as usize => {
                 self.fail(sqe, Status::SGL_LENGTH.final_());
             }
@@ -117,6 +127,8 @@ impl Connection {
             (fctype::CONNECT, Role::Fresh) => self.connect(sqe, data),
             (_, Role::Fresh) => self.fail(sqe, Status::SEQUENCE.final_()),
             (fctype::CONNECT, _) => self.fail(sqe, Status::SEQUENCE.final_()),
+            (fctype::AUTH_SEND, _) => self.auth_send(sqe, data),
+            (fctype::AUTH_RECEIVE, _) => self.auth_receive(sqe),
             (fctype::PROPERTY_GET, Role::Admin(admin)) => match admin.controller.property(Property::decode(sqe)) {
                 Ok(value) => self.respond(sqe.cid(), Status::SUCCESS, value, 0),
                 Err(status) => self.fail(sqe, status),
@@ -144,8 +156,21 @@ impl Connection {
             Power::Disabled => {
                 queue.association.ready.store(false, Ordering::Release);
                 queue.association.end_queues(false);
+                if let Role::Admin(admin) = &mut self.role {
+                    self.outstanding -= admin.controller.forget_requests();
+                    admin.flushing = None;
+                }
             }
-            Power::Shutdown => queue.association.ready.store(false, Ordering::Release),
+            Power::Shutdown => {
+                queue.association.ready.store(false, Ordering::Release);
+                let used = queue.association.used();
+                let flushing = flush(&self.server, &used);
+                if let Role::Admin(admin) = &mut self.role {
+                    admin.flushing = Some(flushing);
+                    // It wants to be polled.
+                    self.waker.wake_by_ref();
+                }
+            }
         }
         self.follow_controller();
     }
@@ -170,17 +195,20 @@ impl Connection {
         }
         let target = &self.server.target;
         let discovers = connect.subsystem == DISCOVERY_NQN;
-        if connect.queue == 0 && !discovers && target.is_leaving(&connect.host_id) {
+        let way = Way { port: self.port.id, machine: machine_of(&self.peer) };
+        let first = !std::mem::replace(&mut self.has_looked, true);
+        if connect.queue == 0 && !discovers && target.is_leaving(&connect, &way, first) {
             self.connecting = Some((*sqe, data.to_vec(), sleep(CONNECT_LOOK)));
             self.waker.wake_by_ref();
             return;
         }
         let made = if connect.queue == 0 {
-            target.connect_admin(&connect, &self.control).map(|(association, notices)| {
+            target.connect_admin(&connect, way, &self.control).map(|(association, notices)| {
                 let controller =
                     Controller::new(association.kind, association.cntlid, connect.host_id, connect.keep_alive_ms);
                 let keep_alive_ms = connect.keep_alive_ms;
-                let admin = Admin { controller, notices, keep_alive: keep_alive(keep_alive_ms), keep_alive_ms };
+                let admin =
+                    Admin { controller, notices, keep_alive: keep_alive(keep_alive_ms), keep_alive_ms, flushing: None };
                 (association, Role::Admin(Box::new(admin)))
             })
         } else {
@@ -198,6 +226,7 @@ impl Connection {
         };
         self.role = role;
         let discovery = association.kind == Kind::Discovery;
+        let keys = association.keys.clone();
         let (host, cntlid, queue) = (connect.host.clone(), association.cntlid, connect.queue);
         if queue == 0 {
             tracing::info!(peer = %self.peer, host, cntlid, discovery, "a host has connected");
@@ -208,20 +237,19 @@ impl Connection {
         self.work.set_task(&self.waker);
         let flow_control = !connect.no_flow_control;
         self.queue = Some(Queue { id: queue, association, entries: entries as u16, head: 1, flow_control, entered });
-        self.settled();
+        self.auth = keys.map(|keys| Box::new(Exchange::new(keys, &connect.host, &target.identity().nqn)));
+        let mut result = u64::from(cntlid);
+        match self.auth {
+            None => self.settled(),
+            Some(_) => result |= AUTHENTICATION_REQUIRED,
+        }
         self.outstanding -= 1;
         // FFFFh says that the host may do without flow control.
         let sq_head = if flow_control { 1 } else { 0xFFFF };
-        let cqe = Cqe { result: cntlid.into(), sq_head, cid: sqe.cid(), status: Status::SUCCESS };
+        let cqe = Cqe { result, sq_head, cid: sqe.cid(), status: Status::SUCCESS };
         self.outbox.replies.response(&cqe);
         self.outbox.replied(0);
         self.waker.wake_by_ref();
-    }
-
-    fn refuse(&mut self, sqe: &Sqe, refused: Refused) {
-        self.server.target.stats().count(|counts| counts.refused += 1);
-        let result = refused.wrong.map_or(0, |wrong| wrong.result());
-        self.respond(sqe.cid(), refused.status, result, 0);
     }
 
     // ---- What comes without a command ----
@@ -245,22 +273,38 @@ impl Connection {
             self.connect(&sqe, &data);
         }
         let Role::Admin(admin) = &mut self.role else { return };
-        let mut events = false;
+        let Some(queue) = &self.queue else { return };
+        let (mut events, mut taken) = (false, 0);
         while let Poll::Ready(Some(notice)) = pin!(admin.notices.recv()).poll(cx) {
             match notice {
                 Notice::Event(event) => {
                     admin.controller.raise(event);
                     events = true;
                 }
-                Notice::Error(entry) => admin.controller.note_error(entry),
+                Notice::Error(entry) => {
+                    let untold = queue.association.error_taken();
+                    admin.controller.count_errors(untold);
+                    admin.controller.note_error(entry);
+                }
+            }
+            taken += 1;
+            if taken >= TURN_NOTICES {
+                // The others have their turn first.
+                cx.waker().wake_by_ref();
+                break;
             }
         }
-        let Some(queue) = &self.queue else { return };
+        if let Some(flushing) = &mut admin.flushing
+            && let Poll::Ready(durable) = flushing.as_mut().poll(cx)
+        {
+            admin.flushing = None;
+            admin.controller.shut_down(durable);
+        }
         let mut silent = false;
         while let Some(timer) = &mut admin.keep_alive
             && Pin::new(timer).poll(cx).is_ready()
         {
-            silent = !queue.association.traffic.swap(false, Ordering::Relaxed);
+            silent = !queue.association.had_traffic(watcher::KEEP_ALIVE);
             admin.keep_alive = if silent { None } else { keep_alive(admin.keep_alive_ms) };
         }
         if silent {
@@ -272,6 +316,29 @@ impl Connection {
             self.tell_events();
         }
     }
+}
+
+/// Which machine a host is on.
+fn machine_of(peer: &Addr) -> Option<IpAddr> {
+    match peer {
+        Addr::Tcp(addr) => Some(addr.ip()),
+        Addr::Unix(_) => None,
+    }
+}
+
+/// Makes what was written to some namespaces durable; says whether that went well.
+fn flush(server: &Rc<Server>, used: &[u32]) -> LocalFuture<bool> {
+    let devices: Vec<_> = used.iter().filter_map(|&nsid| server.namespace(nsid)).collect();
+    Box::pin(async move {
+        let mut durable = true;
+        for namespace in devices {
+            if let Err(error) = namespace.device.submit(Request::Flush).await {
+                tracing::warn!(namespace = namespace.info.name, %error, "a flush at a host's shutdown failed");
+                durable = false;
+            }
+        }
+        durable
+    })
 }
 
 /// A timer that looks whether something has come since it last looked.

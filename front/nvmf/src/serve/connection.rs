@@ -1,23 +1,23 @@
 //! One connection: receives, hands on commands, gathers replies, sends.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use forebay_block::{BufList, BufMut};
+use forebay_block::{BufList, BufMut, LocalFuture};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
-use forebay_reactor::{Addr, Stream, cross, sleep};
+use forebay_reactor::{Addr, Stream, cross, now, sleep};
 
 use super::io::{Fused, Pending, Started};
 use super::outbox::Outbox;
 use super::work::Work;
 use super::{OpenNamespace, Server};
+use crate::session::auth::Exchange;
 use crate::session::{
     ADMIN_ENTRIES_MAX, Agreed, Controller, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies, Transfers, Want,
 };
@@ -44,8 +44,14 @@ pub(super) enum End {
     Socket(io::Error),
     /// The host broke the protocol.
     Fatal(Fatal),
-    /// It did not become a queue in time.
+    /// It did not become a queue in time, or its host did not authenticate in time.
     TooSlow,
+    /// Its host has failed to authenticate.
+    Unauthenticated,
+    /// Its Connects were refused too often.
+    Refused,
+    /// The host has not sent the data that it was asked for.
+    Overdue,
     /// The host fell silent.
     Silent,
     /// The server is closing down, or the controller has gone.
@@ -69,6 +75,8 @@ pub(super) struct Admin {
     pub(super) keep_alive: Option<Sleep>,
     /// What the timer was set to, in milliseconds.
     pub(super) keep_alive_ms: u32,
+    /// What has to become durable before the controller is shut down.
+    pub(super) flushing: Option<LocalFuture<bool>>,
 }
 
 /// What every queue has.
@@ -105,6 +113,22 @@ enum Intake {
     Full,
 }
 
+/// One of the connections of a server that are no queue yet.
+struct Fresh(Rc<Server>);
+
+impl Fresh {
+    fn new(server: &Rc<Server>) -> Self {
+        server.fresh.set(server.fresh.get() + 1);
+        Self(server.clone())
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        self.0.fresh.set(self.0.fresh.get() - 1);
+    }
+}
+
 pub(super) struct Connection {
     pub(super) server: Rc<Server>,
     pub(super) port: Arc<Port>,
@@ -128,6 +152,22 @@ pub(super) struct Connection {
     pub(super) last: Option<(u64, Rc<OpenNamespace>)>,
     /// The answer to a Connect that waits for an earlier controller of the host to end.
     pub(super) connecting: Option<(Sqe, Vec<u8>, Sleep)>,
+    /// How the host shows who it is, where it has to.
+    pub(super) auth: Option<Box<Exchange>>,
+    /// What has begun of that has to have ended by then.
+    pub(super) auth_deadline: Option<Sleep>,
+    /// A Receive that will be told of a failure, but not at once.
+    pub(super) failing: Option<(Sqe, Sleep)>,
+    /// Connects that were refused.
+    pub(super) refusals: u32,
+    /// A Connect has looked for controllers of its host before.
+    pub(super) has_looked: bool,
+    /// Namespaces that were used.
+    pub(super) used: BTreeSet<u32>,
+    /// Looks whether data that was asked for is overdue.
+    overdue: Option<Sleep>,
+    /// Its place among those that are no queue yet.
+    fresh: Option<Fresh>,
     pub(super) waker: Waker,
     /// Nothing is taken in any more, and how it came to that.
     end: Option<End>,
@@ -159,6 +199,14 @@ impl Connection {
             outstanding: 0,
             last: None,
             connecting: None,
+            auth: None,
+            auth_deadline: None,
+            failing: None,
+            refusals: 0,
+            has_looked: false,
+            used: BTreeSet::new(),
+            overdue: None,
+            fresh: Some(Fresh::new(&server)),
             waker: Waker::noop().clone(),
             end: None,
             discard: false,
@@ -212,6 +260,7 @@ impl Connection {
         if !self.waker.will_wake(cx.waker()) {
             self.waker = cx.waker().clone();
             self.control.set_task(cx.waker());
+            self.outbox.set_task(cx.waker());
         }
         if self.control.stopping() {
             self.stop_receiving(End::Stopped);
@@ -222,6 +271,8 @@ impl Connection {
         }
         self.poll_work();
         self.poll_admin(cx);
+        self.poll_auth(cx);
+        self.poll_overdue(cx);
         self.start_waiting();
 
         let mut budget = TURN_PDUS;
@@ -269,6 +320,7 @@ impl Connection {
                 break;
             }
         }
+        self.control.set_under_way(self.work.len());
         if self.end.is_some() && !self.discard {
             // What is still to come is not wanted.
             receiving.set(None);
@@ -288,10 +340,8 @@ impl Connection {
                 self.receiver.received(buf, 0);
             }
             Ok(got) => {
-                if let Some(queue) = &self.queue
-                    && !queue.association.traffic.load(Ordering::Relaxed)
-                {
-                    queue.association.traffic.store(true, Ordering::Relaxed);
+                if let Some(queue) = &self.queue {
+                    queue.association.note_traffic();
                 }
                 self.receiver.received(buf, got);
             }
@@ -320,6 +370,7 @@ impl Connection {
         // From here on what is under way has only so much time.
         self.timer = Some(sleep(self.server.target.limits().drain_timeout));
         self.connecting = None;
+        (self.auth_deadline, self.failing) = (None, None);
         self.fused = None;
         self.fused_data = BufList::new();
         // Commands whose data has not come never began; what they hold is given back with the connection.
@@ -415,6 +466,9 @@ impl Connection {
             self.server.target.stats().count(|counts| counts.digest_errors += 1);
             return self.fail(&sqe, Status::TRANSPORT);
         }
+        if !self.is_authenticated() && !Self::is_of_authentication(&sqe) {
+            return self.fail(&sqe, Status::AUTH_REQUIRED.final_());
+        }
         match self.role {
             Role::Io if sqe.opcode() != crate::wire::command::FABRICS => self.io_command(sqe, data),
             _ => self.admin_command(sqe, data),
@@ -439,9 +493,33 @@ impl Connection {
 
     /// Asks for a command's data.
     pub(super) fn ask(&mut self, cid: u16, len: u32, note: Note) {
-        let tag = self.transfers.begin(cid, len, note);
+        let tag = self.transfers.begin(cid, len, now().as_nanos(), note);
+        if self.overdue.is_none() {
+            self.overdue = Some(sleep(self.server.target.limits().data_timeout));
+            // A timer that was just made wants to be polled.
+            self.waker.wake_by_ref();
+        }
         self.outbox.replies.ready_to_transfer(cid, tag, len);
         self.outbox.replied(0);
+    }
+
+    /// Ends the connection of a host that does not send what it was asked for.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) {
+        while let Some(timer) = &mut self.overdue
+            && Pin::new(timer).poll(cx).is_ready()
+        {
+            let Some(since) = self.transfers.oldest() else {
+                self.overdue = None;
+                return;
+            };
+            let waited = Duration::from_nanos(now().as_nanos() - since);
+            let timeout = self.server.target.limits().data_timeout;
+            if waited >= timeout {
+                self.overdue = None;
+                return self.stop_receiving(End::Overdue);
+            }
+            self.overdue = Some(sleep(timeout - waited));
+        }
     }
 
     /// Answers a command, whose reply holds so many bytes.
@@ -463,9 +541,12 @@ impl Connection {
         if queue == 0 { ADMIN_ENTRIES_MAX } else { crate::session::QUEUE_ENTRIES_MAX }
     }
 
-    /// The connection has become a queue: there is no hurry any more.
+    /// The connection has become a queue, and its host is who it says: there is no hurry any more.
     pub(super) fn settled(&mut self) {
-        self.timer = None;
+        if self.end.is_none() {
+            self.timer = None;
+        }
+        self.fresh = None;
     }
 
     /// Ready when nothing is left to do, or the time for it is over.

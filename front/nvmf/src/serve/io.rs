@@ -145,6 +145,11 @@ impl Connection {
                 if self.queue.as_ref().is_some_and(|queue| queue.association.mistakes(nsid)) {
                     return Err(Status::INVALID_NAMESPACE.final_());
                 }
+                if let Some(queue) = &self.queue
+                    && self.used.insert(nsid)
+                {
+                    queue.association.uses(nsid);
+                }
                 self.last = Some((generation, found.clone()));
                 found
             }
@@ -190,8 +195,7 @@ impl Connection {
         if len > 0 {
             let held = self.outbox.held();
             let room = held == 0 || held + len <= self.server.target.limits().connection_bytes;
-            let waker = self.waker.clone();
-            if !room || !self.outbox.hold(len, &waker) {
+            if !room || !self.outbox.hold(len) {
                 return Some(started);
             }
             started.held = len;
@@ -208,9 +212,10 @@ impl Connection {
         while let Some(started) = self.waiting.pop_front() {
             if let Some(refused) = self.try_begin(started) {
                 self.waiting.push_front(refused);
-                break;
+                return;
             }
         }
+        self.outbox.needs_no_room();
     }
 
     /// Hands a command to the device, with the data that came from the host.
@@ -280,6 +285,8 @@ impl Connection {
             other => other,
         };
         if let Some(queue) = &self.queue {
+            // A host that goes by what it is answered sends nothing else to keep its controller (base 3.9.3).
+            queue.association.note_traffic();
             queue.entered.counters.answered(kind_of(&action), bytes_of(&action), result.is_err());
         }
         drop(namespace);
@@ -381,6 +388,22 @@ impl Connection {
                 return self.fail(&second, of_second);
             }
         };
+        // What is in the capsules has to be all there before anything is asked for.
+        let in_capsule = |sqe: &Sqe, data: &BufList| match sqe.sgl() {
+            Sgl::InCapsule { .. } => io::in_capsule(sqe.sgl(), extent.len as u32, data).map(Some),
+            _ => Ok(None),
+        };
+        let parts = match (in_capsule(&first, &first_data), in_capsule(&second, &second_data)) {
+            (Ok(first), Ok(second)) => [first, second],
+            (Err(status), _) => {
+                self.fail(&first, status);
+                return self.fail(&second, Status::FUSED_FAILED);
+            }
+            (_, Err(status)) => {
+                self.fail(&first, Status::FUSED_FAILED);
+                return self.fail(&second, status);
+            }
+        };
         self.outbox.hold_anyway(2 * extent.len as usize);
         let fused = Rc::new(Fused {
             first,
@@ -393,15 +416,10 @@ impl Connection {
             data: RefCell::default(),
             intact: Cell::new(true),
         });
-        for (sqe, data, is_first) in [(first, first_data, true), (second, second_data, false)] {
-            let len = extent.len as u32;
-            match sqe.sgl() {
-                Sgl::InCapsule { .. } => {
-                    let part = io::in_capsule(sqe.sgl(), len, &data);
-                    let intact = part.is_ok();
-                    self.fused_arrived(&fused, is_first, part.unwrap_or_default(), intact);
-                }
-                _ => self.ask(sqe.cid(), len, Note::Fused(fused.clone(), is_first)),
+        for (part, (sqe, is_first)) in parts.into_iter().zip([(first, true), (second, false)]) {
+            match part {
+                Some(part) => self.fused_arrived(&fused, is_first, part, true),
+                None => self.ask(sqe.cid(), extent.len as u32, Note::Fused(fused.clone(), is_first)),
             }
         }
     }

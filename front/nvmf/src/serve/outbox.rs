@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forebay_block::BufList;
+use forebay_block::{Buf, BufList};
 
-use super::budget::Budget;
+use super::budget::{Budget, Waiter};
 use crate::session::Replies;
 
 /// Bytes gathered for one send.
@@ -38,8 +38,12 @@ pub(super) struct Outbox {
     /// Bytes that this connection holds, of commands under way too.
     held: usize,
     budget: Option<Rc<Budget>>,
+    /// How it is called when there is room.
+    waiter: Rc<Waiter>,
     /// Nobody reads the replies any more.
     deaf: bool,
+    /// What is said after everything that is being sent, and nothing after it.
+    last: Option<Buf>,
 }
 
 impl Outbox {
@@ -52,7 +56,9 @@ impl Outbox {
             kept: Kept::default(),
             held: 0,
             budget: None,
+            waiter: Rc::default(),
             deaf: false,
+            last: None,
         }
     }
 
@@ -68,10 +74,22 @@ impl Outbox {
     }
 
     /// Holds bytes if the budget has room.
-    pub(super) fn hold(&mut self, bytes: usize, waker: &std::task::Waker) -> bool {
-        let room = self.budget.as_ref().is_none_or(|budget| budget.take(bytes, waker));
+    pub(super) fn hold(&mut self, bytes: usize) -> bool {
+        let room = self.budget.as_ref().is_none_or(|budget| budget.take(bytes, &self.waiter));
         self.held += if room { bytes } else { 0 };
         room
+    }
+
+    /// Who is called when there is room.
+    pub(super) fn set_task(&self, waker: &std::task::Waker) {
+        self.waiter.set_task(waker);
+    }
+
+    /// Nothing waits for room any more.
+    pub(super) fn needs_no_room(&self) {
+        if let Some(budget) = &self.budget {
+            budget.pass(&self.waiter);
+        }
     }
 
     /// Holds bytes that are in memory already.
@@ -135,7 +153,9 @@ impl Outbox {
             return Some(batch);
         }
         if self.replies.is_empty() {
-            return None;
+            let last = self.last.take()?;
+            self.sending = Some(Kept::default());
+            return Some(last.into());
         }
         self.sending = Some(std::mem::take(&mut self.unsent));
         Some(self.replies.take())
@@ -149,12 +169,13 @@ impl Outbox {
 
     /// Nothing waits, and nothing is being sent.
     pub(super) fn is_empty(&self) -> bool {
-        self.batches.is_empty() && self.replies.is_empty() && self.sending.is_none()
+        self.batches.is_empty() && self.replies.is_empty() && self.sending.is_none() && self.last.is_none()
     }
 
     /// From now on replies are dropped; those that wait are dropped too.
     pub(super) fn deafen(&mut self) {
         self.deaf = true;
+        self.last = None;
         let unsent = std::mem::take(&mut self.unsent);
         let batches = std::mem::take(&mut self.batches).into_iter().map(|(_, kept)| kept);
         batches.chain([unsent]).for_each(|kept| self.forget(kept));
@@ -165,7 +186,7 @@ impl Outbox {
     pub(super) fn conclude(&mut self, last: &[u8]) {
         if !self.deaf {
             self.deafen();
-            self.replies.term(last);
+            self.last = Some(Buf::copy_of(last));
         }
     }
 }
@@ -174,5 +195,6 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         let held = self.held;
         self.release(held);
+        self.needs_no_room();
     }
 }

@@ -61,6 +61,10 @@ impl View for AdminView<'_> {
         }
     }
 
+    fn queues_max(&self) -> u16 {
+        self.server.target.limits().queues_max
+    }
+
     fn reservations(&self) -> bool {
         true
     }

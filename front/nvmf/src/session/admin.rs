@@ -49,6 +49,8 @@ pub trait View {
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>);
     /// How the volumes fare.
     fn health(&self) -> Health;
+    /// I/O queues that a controller may have.
+    fn queues_max(&self) -> u16;
     /// Reservations are to be had.
     fn reservations(&self) -> bool;
     /// A namespace's reservations persist through power loss; `None` when there is no such namespace.
@@ -298,7 +300,7 @@ fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<A
         0 => &controller.features,
         // Nothing is saved, so what is saved is the default.
         1 | 2 => {
-            default = super::Features { queues: QUEUES_MAX, ..Default::default() };
+            default = super::Features { queues: view.queues_max(), ..Default::default() };
             &default
         }
         3 => return Ok(Answer::Done(u64::from(feature.changeable) << 2)),
@@ -365,7 +367,7 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
             if sq == 0xFFFF || cq == 0xFFFF {
                 return Err(INVALID_FIELD);
             }
-            features.queues = (sq.min(cq) + 1).min(QUEUES_MAX.into()) as u16;
+            features.queues = (sq.min(cq) + 1).min(view.queues_max().into()) as u16;
             return Ok(queues(features.queues));
         }
         fid::ATOMICITY => features.atomicity = value & 1,

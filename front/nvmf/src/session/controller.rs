@@ -26,7 +26,7 @@ pub enum Power {
     Enabled,
     /// It was reset: its I/O queues are gone.
     Disabled,
-    /// It was shut down.
+    /// It is to be shut down: what was written has to be durable first.
     Shutdown,
 }
 
@@ -147,6 +147,8 @@ mod cc {
 mod csts {
     pub(super) const READY: u32 = 1;
     pub(super) const FATAL: u32 = 2;
+    pub(super) const SHUTDOWN: u32 = 3 << 2;
+    pub(super) const SHUTDOWN_GOES_ON: u32 = 1 << 2;
     pub(super) const SHUTDOWN_DONE: u32 = 2 << 2;
 }
 
@@ -226,12 +228,25 @@ impl Controller {
             power = Power::Disabled;
         }
         if now & cc::SHUTDOWN != 0 && before & cc::SHUTDOWN == 0 {
-            self.csts |= csts::SHUTDOWN_DONE;
+            self.csts |= csts::SHUTDOWN_GOES_ON;
             power = Power::Shutdown;
         } else if now & cc::SHUTDOWN == 0 {
-            self.csts &= !csts::SHUTDOWN_DONE;
+            self.csts &= !csts::SHUTDOWN;
         }
         Ok(power)
+    }
+
+    /// What was written is durable, or cannot be made so: the shutdown that goes on has come to its end.
+    pub fn shut_down(&mut self, durable: bool) {
+        if self.csts & csts::SHUTDOWN == csts::SHUTDOWN_GOES_ON {
+            self.csts &= !csts::SHUTDOWN;
+            self.csts |= if durable { csts::SHUTDOWN_DONE } else { csts::FATAL };
+        }
+    }
+
+    /// Gives up the requests for events, which are not answered when a controller is reset; says how many there were.
+    pub fn forget_requests(&mut self) -> usize {
+        std::mem::take(&mut self.requests).len()
     }
 
     /// A host asks to be told of an event.
@@ -338,6 +353,11 @@ impl Controller {
         self.error_count += 1;
         self.errors.truncate(log::ERRORS_MAX - 1);
         self.errors.push_front(ErrorEntry { count: self.error_count, ..entry });
+    }
+
+    /// Commands have failed of which nothing else is known: there were too many at a time.
+    pub fn count_errors(&mut self, count: u64) {
+        self.error_count += count;
     }
 
     /// Errors, the newest first.

@@ -112,7 +112,7 @@ pub fn decode(sqe: &Sqe, rules: &Rules) -> Result<Command, Status> {
     match opcode {
         nvm::READ => {
             let extent = transfer(sqe, rules)?;
-            of_data(Action::Read(extent), Data::Out(data_len(sqe, extent.len)?))
+            of_data(Action::Read(extent), Data::Out(out_len(sqe, extent.len)?))
         }
         nvm::WRITE => {
             let extent = transfer(sqe, rules)?;
@@ -144,7 +144,7 @@ pub fn decode(sqe: &Sqe, rules: &Rules) -> Result<Command, Status> {
                 // Host identifiers have 128 bits, which only the extended structures hold.
                 return Err(Status::HOST_ID.final_());
             }
-            of_data(Action::ReservationReport, Data::Out(data_len(sqe, len)?))
+            of_data(Action::ReservationReport, Data::Out(out_len(sqe, len)?))
         }
         nvm::DSM => {
             let deallocate = sqe.cdw(11) & 4 != 0;
@@ -181,6 +181,14 @@ fn transfer(sqe: &Sqe, rules: &Rules) -> Result<Extent, Status> {
         return Err(Status::INVALID_FIELD.final_());
     }
     range(sqe, rules)
+}
+
+/// The length of data for the host, if the SGL has room for it; there is none in the host's own capsule.
+fn out_len(sqe: &Sqe, len: u64) -> Result<u32, Status> {
+    match sqe.sgl() {
+        Sgl::InCapsule { .. } => Err(Status::SGL_TYPE.final_()),
+        _ => data_len(sqe, len),
+    }
 }
 
 /// The length of a command's data, if the SGL has room for it.

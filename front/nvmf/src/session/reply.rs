@@ -72,11 +72,6 @@ impl Replies {
         self.write(&resp.encode());
     }
 
-    /// The connection is ended.
-    pub fn term(&mut self, pdu: &[u8]) {
-        self.write(pdu);
-    }
-
     /// A command is done.
     pub fn response(&mut self, cqe: &Cqe) {
         let digest = self.agreed.header_digest;

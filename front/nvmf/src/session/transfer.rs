@@ -8,6 +8,8 @@ use crate::wire::pdu::{DataHeader, Fes};
 struct Transfer<T> {
     cid: u16,
     len: u32,
+    /// When the data was asked for, by whoever's clock.
+    since: u64,
     /// Bytes that have come.
     here: u32,
     data: BufList,
@@ -76,12 +78,17 @@ impl<T> Transfers<T> {
         self.len() == 0
     }
 
+    /// When the data that has been waited for longest was asked for.
+    pub fn oldest(&self) -> Option<u64> {
+        self.slots.iter().flatten().map(|transfer| transfer.since).min()
+    }
+
     /// Begins a transfer of `len` bytes for a command; returns its tag.
     ///
     /// # Panics
     /// When there are 65,536 already; a queue is far shorter.
-    pub fn begin(&mut self, cid: u16, len: u32, note: T) -> u16 {
-        let transfer = Transfer { cid, len, here: 0, data: BufList::new(), gathered: None, intact: true, note };
+    pub fn begin(&mut self, cid: u16, len: u32, since: u64, note: T) -> u16 {
+        let transfer = Transfer { cid, len, since, here: 0, data: BufList::new(), gathered: None, intact: true, note };
         let transfer = Some(transfer);
         match self.free.pop() {
             Some(tag) => {

@@ -185,6 +185,11 @@ impl Site {
 
 /// Runs a test in worlds of their own.
 pub fn simulate<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64, Site) -> F) {
+    simulate_with(seeds, &Limits::default(), test);
+}
+
+/// The same with limits.
+pub fn simulate_with<F: Future<Output = ()>>(seeds: u64, limits: &Limits, test: impl Fn(u64, Site) -> F) {
     for seed in 0..seeds {
         let mut faults = Faults::none();
         if seed % 2 == 1 {
@@ -194,7 +199,7 @@ pub fn simulate<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64, Site) -> 
         }
         let world = World::new(seed, faults);
         let reactor = world.reactor();
-        let run = world.run(&reactor, async { test(seed, Site::new(Limits::default())).await });
+        let run = world.run(&reactor, async { test(seed, Site::new(limits.clone())).await });
         run.unwrap_or_else(|stop| panic!("seed {seed}: {stop}\n{}", world.trace(60)));
     }
 }

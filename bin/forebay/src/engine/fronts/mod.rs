@@ -67,6 +67,8 @@ pub struct Exported<'a> {
     pub unit: Option<u32>,
     /// What identifies the image everywhere and always.
     pub identity: &'a Uuid,
+    /// Its group of asymmetric access, where there are such.
+    pub ana_group: u32,
     /// Writes are refused.
     pub read_only: bool,
     /// Hosts that see it; all do when there is none.

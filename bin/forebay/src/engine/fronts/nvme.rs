@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_nvmf::session::admin::Identity as Subsystem;
-use forebay_nvmf::{Access, Devices, Limits, Namespace, Port, PortAddress, Server, Stats, Target};
+use forebay_nvmf::{Access, Devices, Namespace, Port, PortAddress, Server, Stats, Target};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, spawn};
 
 use super::published::Published;
@@ -56,9 +56,9 @@ impl NvmeFront {
             model: "Forebay".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
         };
-        let target = Target::new(identity, subsystem.cntlids.clone(), Limits::default());
+        let target = Target::new(identity, subsystem.cntlids.clone(), subsystem.limits.clone());
         if let Some(hosts) = &subsystem.hosts {
-            target.set_access(Access::Listed(hosts.iter().cloned().collect()));
+            target.set_access(Access::Listed(hosts.clone()));
         }
         Self {
             target,
@@ -146,11 +146,15 @@ impl HostFront for NvmeFront {
     fn listen(&self, config: &Config) -> Result<()> {
         for (index, addr) in config.nvme.iter().enumerate() {
             if !addr.is_local() {
-                let who = match config.nvme_subsystem.hosts {
-                    None => "whoever reaches it can write",
-                    Some(_) => "hosts are known by the name they give alone",
-                };
-                tracing::warn!(%addr, "NVMe/TCP is served beyond this machine, without authentication: {who}");
+                match &config.nvme_subsystem.hosts {
+                    None => {
+                        tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: whoever reaches it can write")
+                    }
+                    Some(hosts) if hosts.values().any(Option::is_none) => tracing::warn!(
+                        %addr, "NVMe/TCP is served beyond this machine: hosts without a secret are known by name alone"
+                    ),
+                    Some(_) => {}
+                }
             }
             let listener = bind(addr)?;
             let port = self.add_port(listener.local_addr(), config.nvme_subsystem.advertise.get(index))?;
@@ -233,7 +237,7 @@ impl HostFront for NvmeFront {
             nsid,
             name,
             uuid: *exported.identity,
-            ana_group: 1,
+            ana_group: exported.ana_group,
             read_only: exported.read_only,
         });
     }

@@ -1,0 +1,229 @@
+//! Secrets of hosts and controllers, as `nvme gen-dhchap-key` writes them.
+
+use std::fmt;
+
+use aws_lc_rs::{digest, hmac};
+use zeroize::Zeroizing;
+
+/// What the text of a secret begins with.
+const PREFIX: &str = "DHHC-1:";
+/// What is hashed behind the name when a secret is transformed (base 8.13.5.7).
+const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
+
+/// A hash function of DH-HMAC-CHAP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Hash {
+    /// SHA-256.
+    Sha256 = 1,
+    /// SHA-384.
+    Sha384 = 2,
+    /// SHA-512.
+    Sha512 = 3,
+}
+
+impl Hash {
+    /// Every hash, the shortest first.
+    pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
+
+    /// Of its number in messages.
+    pub fn of(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|hash| *hash as u8 == number)
+    }
+
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Hash::Sha256 => "sha256",
+            Hash::Sha384 => "sha384",
+            Hash::Sha512 => "sha512",
+        }
+    }
+
+    /// Bytes of what comes out.
+    pub fn len(self) -> usize {
+        self.algorithm().output_len()
+    }
+
+    /// Always false.
+    pub fn is_empty(self) -> bool {
+        false
+    }
+
+    fn algorithm(self) -> &'static digest::Algorithm {
+        match self {
+            Hash::Sha256 => &digest::SHA256,
+            Hash::Sha384 => &digest::SHA384,
+            Hash::Sha512 => &digest::SHA512,
+        }
+    }
+
+    /// The hash of some bytes.
+    pub fn digest(self, bytes: &[u8]) -> Zeroizing<Vec<u8>> {
+        Zeroizing::new(digest::digest(self.algorithm(), bytes).as_ref().to_vec())
+    }
+
+    /// HMAC of the parts, one after the other.
+    pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
+        let algorithm = match self {
+            Hash::Sha256 => hmac::HMAC_SHA256,
+            Hash::Sha384 => hmac::HMAC_SHA384,
+            Hash::Sha512 => hmac::HMAC_SHA512,
+        };
+        let mut context = hmac::Context::with_key(&hmac::Key::new(algorithm, key));
+        parts.iter().for_each(|part| context.update(part));
+        Zeroizing::new(context.sign().as_ref().to_vec())
+    }
+}
+
+/// Why a text is no secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// It does not look like one.
+    #[error("it does not have the form DHHC-1:00:...:, as 'nvme gen-dhchap-key' makes it")]
+    Form,
+    /// Its length is not 32, 48 or 64 bytes.
+    #[error("a secret of {0} bytes; it has 32, 48 or 64")]
+    Length(usize),
+    /// Its checksum is wrong.
+    #[error("its checksum is wrong, so a character of it is")]
+    Checksum,
+}
+
+/// A secret.  It is erased when dropped, and `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// It is transformed with this before it is used.
+    transform: Option<Hash>,
+    key: Zeroizing<Vec<u8>>,
+}
+
+impl Secret {
+    /// Of its text: `DHHC-1:`, the transformation, and base64 of the key and its CRC-32.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        let rest = text.trim().strip_prefix(PREFIX).ok_or(SecretError::Form)?;
+        let (transform, base64) = rest.split_once(':').ok_or(SecretError::Form)?;
+        let transform = match transform {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            "03" => Some(Hash::Sha512),
+            _ => return Err(SecretError::Form),
+        };
+        let base64 = base64.strip_suffix(':').unwrap_or(base64);
+        let bytes = Zeroizing::new(decode_base64(base64).ok_or(SecretError::Form)?);
+        let (key, checksum) = bytes.split_last_chunk::<4>().ok_or(SecretError::Form)?;
+        if ![32, 48, 64].contains(&key.len()) {
+            return Err(SecretError::Length(key.len()));
+        }
+        if crc32(key).to_le_bytes() != *checksum {
+            return Err(SecretError::Checksum);
+        }
+        Ok(Self { transform, key: Zeroizing::new(key.to_vec()) })
+    }
+
+    /// What responses of the one with this name are made with.
+    pub fn key_of(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
+        match self.transform {
+            None => self.key.clone(),
+            Some(hash) => hash.hmac(&self.key, &[nqn.as_bytes(), PURPOSE]),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({} bytes)", self.key.len())
+    }
+}
+
+/// CRC-32 as in Ethernet, bit by bit: it is used for a line of a configuration.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0_u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0xEDB8_8320 } else { 0 })
+    })
+}
+
+/// Standard base64 with padding; `None` when it is none.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=');
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
+        return None;
+    }
+    let (mut bits, mut count) = (0_u32, 0);
+    // Its whole length from the start, so that no copy of a secret is left behind by growing.
+    let mut out = Vec::with_capacity(text.len() / 4 * 3);
+    for digit in digits.bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Made by nvme-cli 2.3: `nvme gen-dhchap-key --hmac=H`.
+    const MADE: &[(&str, usize)] = &[
+        ("DHHC-1:00:IwtNfQh/g40PNAxa3nbIYCHkRcC/ZQqHegC7NP5ynMfj9HeR:", 32),
+        ("DHHC-1:01:lyZICQpw10TSDU2/vycqpoDznmOxABOZzH0YZzSUXsTrP13F:", 32),
+        ("DHHC-1:02:UjUpCd6Kzjx6TIqb1h53dLKJaadT3ZUDIf1uqk5N0ct2DhapRv9nBlWeWG36etP9TTSiRQ==:", 48),
+        ("DHHC-1:03:umVDTD5dCS5LxnUhjx5Q04v6H7sZN+lFx37NPog0qEowMxq35V8trQcD8HxyTMafEjGjzqUm8fTyEu/2qhiPbT8emyQ=:", 64),
+    ];
+
+    #[test]
+    fn secrets_of_nvme_cli_are_read() {
+        for (text, len) in MADE {
+            let secret = Secret::parse(text).expect(text);
+            assert_eq!(secret.key.len(), *len, "{text}");
+            assert!(!format!("{secret:?}").contains(&text[10..20]));
+        }
+    }
+
+    #[test]
+    fn the_transformation_is_that_of_nvme_cli() {
+        // It prints what is left after the transformation, of the bytes 00 to 1F and a name.
+        let after = Secret::parse("DHHC-1:01:FhXoXPF+ovGxR4N4qNveH5uIlAXP+Z95qQ3v1D/lb+OvFjzD:").expect("a secret");
+        let before = Secret { transform: Some(Hash::Sha256), key: Zeroizing::new((0..32).collect()) };
+        assert_eq!(before.key_of("nqn.2014-08.org.example:h"), after.key);
+        let plain = Secret { transform: None, ..before };
+        assert_eq!(plain.key_of("nqn.2014-08.org.example:h"), plain.key);
+    }
+
+    #[test]
+    fn what_is_no_secret_is_named() {
+        let good = MADE[0].0;
+        for (text, why) in [
+            ("", SecretError::Form),
+            ("DHHC-1", SecretError::Form),
+            ("DHHC-1:04:AAAA:", SecretError::Form),
+            ("DHHC-1:00:AAAAAAAA:", SecretError::Length(2)),
+            ("DHHC-1:00:AA", SecretError::Form),
+            (&good.replacen("DHHC-1:00:", "DHHC-1:00:!", 1), SecretError::Form),
+        ] {
+            assert_eq!(Secret::parse(text).expect_err(text), why, "{text}");
+        }
+        let at = good.len() - 20;
+        let other = if good.as_bytes()[at] == b'A' { "B" } else { "A" };
+        let mut damaged = good.to_owned();
+        damaged.replace_range(at..=at, other);
+        assert_eq!(Secret::parse(&damaged), Err(SecretError::Checksum));
+    }
+}

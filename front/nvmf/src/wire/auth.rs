@@ -1,0 +1,220 @@
+//! Authentication Send and Receive, and the messages of DH-HMAC-CHAP in them (base 8.13).
+
+use super::{Page, Sqe, u16_at, u32_at};
+
+/// The security protocol of NVMe (base 6.4).
+const PROTOCOL: u8 = 0xE9;
+/// SPSP0 and SPSP1 of authentication.
+const SPECIFIC: [u8; 2] = [1, 1];
+/// Bytes of a message at most: a reply with a value of 8,192 bits is 1,168 bytes long.
+pub const MESSAGE_MAX: usize = 4096;
+/// Bytes of what every message has.
+const HEADER: usize = 16;
+/// Bytes of a failure.
+pub const FAILURE_LEN: usize = 8;
+/// Bytes of one protocol in a negotiation.
+const DESCRIPTOR: usize = 64;
+/// Identifiers of a kind in a descriptor at most.
+const LIST_MAX: usize = 30;
+
+/// Types of messages.
+mod kind {
+    pub(super) const COMMON: u8 = 0;
+    pub(super) const DHCHAP: u8 = 1;
+}
+
+/// Message identifiers.
+pub mod id {
+    /// AUTH_Negotiate.
+    pub const NEGOTIATE: u8 = 0x00;
+    /// DH-HMAC-CHAP_Challenge.
+    pub const CHALLENGE: u8 = 0x01;
+    /// DH-HMAC-CHAP_Reply.
+    pub const REPLY: u8 = 0x02;
+    /// DH-HMAC-CHAP_Success1.
+    pub const SUCCESS1: u8 = 0x03;
+    /// DH-HMAC-CHAP_Success2.
+    pub const SUCCESS2: u8 = 0x04;
+    /// AUTH_Failure2.
+    pub const FAILURE2: u8 = 0xF0;
+    /// AUTH_Failure1.
+    pub const FAILURE1: u8 = 0xF1;
+}
+
+/// Why an authentication fails (base figure 470); the reason code is always 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[repr(u8)]
+pub enum Reason {
+    /// The other side does not know the secret.
+    #[error("the secret is another one")]
+    Failed = 1,
+    /// There is no protocol that both know.
+    #[error("there is no authentication protocol that both know")]
+    Protocol = 2,
+    /// A secure channel was asked for with it.
+    #[error("a secure channel is not built out of an authentication")]
+    Concatenation = 3,
+    /// There is no hash that both take.
+    #[error("there is no hash that both take")]
+    Hash = 4,
+    /// There is no group that both take.
+    #[error("there is no Diffie-Hellman group that both take")]
+    Group = 5,
+    /// A message makes no sense.
+    #[error("a message that makes no sense")]
+    Payload = 6,
+    /// It is another message's turn.
+    #[error("another message was due")]
+    Message = 7,
+}
+
+/// Whether a command is of authentication, and the bytes that it sends or makes room for.
+pub fn length(sqe: &Sqe) -> Option<u32> {
+    let fits = sqe.0[43] == PROTOCOL && [sqe.0[41], sqe.0[42]] == SPECIFIC;
+    fits.then(|| u32_at(&sqe.0, 44)).filter(|&len| len > 0)
+}
+
+/// A message of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Which exchange it is of.
+    pub transaction: u16,
+    /// What it says.
+    pub content: Content,
+}
+
+/// What a host says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// How it would like to authenticate.
+    Negotiate {
+        /// It wants a secure channel with it.
+        secure_channel: bool,
+        /// Hashes and groups that it takes, in its order; `None` when it does not know DH-HMAC-CHAP.
+        lists: Option<(Vec<u8>, Vec<u8>)>,
+    },
+    /// The answer to the challenge.
+    Reply {
+        /// The response.
+        response: Vec<u8>,
+        /// What the controller is to answer: a number that is not 0, and a challenge.
+        challenge: Option<(u32, Vec<u8>)>,
+        /// The Diffie-Hellman value.
+        value: Vec<u8>,
+    },
+    /// The controller has shown that it knows its secret.
+    Success2,
+    /// It has not; the explanation.
+    Failure2(u8),
+}
+
+impl Message {
+    /// Of its bytes.
+    ///
+    /// # Errors
+    /// Why it is refused, and the transaction if that is known.
+    pub fn decode(bytes: &[u8]) -> Result<Self, (Option<u16>, Reason)> {
+        if bytes.len() < FAILURE_LEN {
+            return Err((None, Reason::Payload));
+        }
+        let transaction = u16_at(bytes, 4);
+        let wrong = |reason| (Some(transaction), reason);
+        let content = match (bytes[0], bytes[1]) {
+            (kind::COMMON, id::NEGOTIATE) => negotiate(bytes),
+            (kind::COMMON, id::FAILURE2) => Some(Content::Failure2(bytes[7])),
+            (kind::DHCHAP, id::REPLY) => reply(bytes),
+            (kind::DHCHAP, id::SUCCESS2) => (bytes.len() >= HEADER).then_some(Content::Success2),
+            _ => return Err(wrong(Reason::Message)),
+        };
+        Ok(Self { transaction, content: content.ok_or(wrong(Reason::Payload))? })
+    }
+}
+
+fn negotiate(bytes: &[u8]) -> Option<Content> {
+    let (secure_channel, count) = (bytes[6] != 0, usize::from(bytes[7]));
+    let descriptors = bytes.get(FAILURE_LEN..FAILURE_LEN + count * DESCRIPTOR)?;
+    let mut lists = None;
+    for descriptor in descriptors.chunks_exact(DESCRIPTOR).filter(|descriptor| descriptor[0] == kind::DHCHAP) {
+        let (hashes, groups) = (usize::from(descriptor[2]), usize::from(descriptor[3]));
+        if hashes > LIST_MAX || groups > LIST_MAX {
+            return None;
+        }
+        let ids = &descriptor[4..];
+        lists = lists.or_else(|| Some((ids[..hashes].to_vec(), ids[LIST_MAX..LIST_MAX + groups].to_vec())));
+    }
+    Some(Content::Negotiate { secure_channel, lists })
+}
+
+fn reply(bytes: &[u8]) -> Option<Content> {
+    if bytes.len() < HEADER {
+        return None;
+    }
+    let (hash, challenged) = (usize::from(bytes[6]), bytes[8] & 1 != 0);
+    let (value, number) = (usize::from(u16_at(bytes, 10)), u32_at(bytes, 12));
+    let rest = &bytes[HEADER..];
+    // There is room for a challenge whether there is one or not.
+    let (response, rest) = rest.split_at_checked(hash)?;
+    let (challenge, rest) = rest.split_at_checked(hash)?;
+    let value = rest.get(..value)?.to_vec();
+    // The number 0 is kept for secure channels.
+    if challenged && number == 0 {
+        return None;
+    }
+    let challenge = challenged.then(|| (number, challenge.to_vec()));
+    Some(Content::Reply { response: response.to_vec(), challenge, value })
+}
+
+fn header(kind: u8, id: u8, transaction: u16, len: usize) -> Page {
+    let mut page = Page::new(len);
+    page.u8(0, kind).u8(1, id).u16(4, transaction);
+    page
+}
+
+/// DH-HMAC-CHAP_Challenge.
+pub fn challenge(transaction: u16, hash: u8, group: u8, number: u32, challenge: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut page = header(kind::DHCHAP, id::CHALLENGE, transaction, HEADER);
+    page.u8(6, challenge.len() as u8).u8(8, hash).u8(9, group).u16(10, value.len() as u16).u32(12, number);
+    page.extend(challenge).extend(value);
+    page.finish()
+}
+
+/// DH-HMAC-CHAP_Success1, with the response to the host's challenge if it gave one.
+pub fn success1(transaction: u16, hash_len: usize, response: Option<&[u8]>) -> Vec<u8> {
+    let mut page = header(kind::DHCHAP, id::SUCCESS1, transaction, HEADER);
+    page.u8(6, hash_len as u8).u8(8, response.is_some().into());
+    match response {
+        Some(response) => page.extend(response),
+        None => page.extend(&vec![0; hash_len]),
+    };
+    page.finish()
+}
+
+/// AUTH_Failure1.
+pub fn failure1(transaction: u16, reason: Reason) -> Vec<u8> {
+    let mut page = header(kind::COMMON, id::FAILURE1, transaction, FAILURE_LEN);
+    page.u8(6, 1).u8(7, reason as u8);
+    page.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_negotiation_may_name_protocols_that_are_not_known() {
+        let mut bytes = vec![0, 0, 0, 0, 7, 0, 0, 2];
+        bytes.resize(8 + 2 * 64, 0);
+        bytes[8] = 9;
+        bytes[72..76].copy_from_slice(&[1, 0, 2, 1]);
+        bytes[76..78].copy_from_slice(&[3, 1]);
+        bytes[76 + 30] = 2;
+        let message = Message::decode(&bytes).expect("a negotiation");
+        let lists = Some((vec![3, 1], vec![2]));
+        assert_eq!(message, Message { transaction: 7, content: Content::Negotiate { secure_channel: false, lists } });
+        bytes[72] = 8;
+        let none = Content::Negotiate { secure_channel: false, lists: None };
+        assert_eq!(Message::decode(&bytes).expect("a negotiation").content, none);
+        assert_eq!(Message::decode(&bytes[..100]), Err((Some(7), Reason::Payload)));
+        assert_eq!(Message::decode(&bytes[..7]), Err((None, Reason::Payload)));
+    }
+}
