@@ -45,6 +45,8 @@ enum Chore {
     GuestNbd,
     /// The kernel's NVMe/TCP initiator in the guest, against a daemon here
     GuestNvme,
+    /// Let the kernel's NVMe/TCP initiator authenticate, in a guest with Debian's newer kernel
+    GuestNvmeAuth,
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
     GuestIscsi,
     /// Real kills of the daemon under writers that remember what they were promised
@@ -102,6 +104,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
         Chore::GuestNbd => guest::nbd(),
         Chore::GuestNvme => guest::nvme::run(),
+        Chore::GuestNvmeAuth => guest::nvme::auth(),
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),

@@ -359,6 +359,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "guest-nvme-auth",
+            title: "the kernel's NVMe/TCP initiator, authenticating",
+            after: &["build", "guest-kernel"],
+            command: Box::new(|| own(&["guest-nvme-auth"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "iscsi",
             title: "real iSCSI initiators, the conformance suite",
             after: &["build", "build-hosts"],

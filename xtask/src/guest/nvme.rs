@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -38,6 +39,47 @@ pub fn run() -> Result<()> {
     guest.arg(shell::root().join("test/interop/guest-nvme.sh")).arg(first.to_string());
     guest.env("SHARE", &share).env("TIMEOUT", "420");
     super::converse(&mut guest, &scratch, &share, daemon, |words, daemon| serve(words, daemon, &way))
+}
+
+/// Serves a volume to hosts that authenticate and runs test/interop/guest-nvme-auth.sh in a guest with a kernel that can.
+pub fn auth() -> Result<()> {
+    shell::run(&mut daemon::build_command())?;
+    let scratch = Scratch::within(&shell::target(), "guest")?;
+    let keys = scratch.path().join("keys");
+    fs::create_dir(&keys)?;
+    for name in ["one", "two", "three", "wrong", "controller"] {
+        let nqn = format!("nqn.2014-08.org.example:{name}");
+        let hash = if name == "two" { "--hmac=2" } else { "--hmac=0" };
+        let key = shell::output(shell::command("nvme").args(["gen-dhchap-key", hash, "--nqn", &nqn]))?;
+        let path = keys.join(format!("{name}.key"));
+        fs::write(&path, key.trim())?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        fs::write(keys.join(format!("{name}.nqn")), nqn)?;
+    }
+    let subsystem = "nqn.2014-08.org.example:authenticated";
+    let path = |name: &str| keys.join(name).display().to_string();
+    let config = scratch.path().join("config.toml");
+    let text = format!(
+        "[nvme-subsystem]\nnqn = '{subsystem}'\n[[nvme-subsystem.host]]\nnqn = 'nqn.2014-08.org.example:three'\n\
+         secret = '{}'\nhashes = ['sha512']\ngroups = ['ffdhe4096']\n",
+        path("three.key")
+    );
+    fs::write(&config, text)?;
+    let port = shell::free_port()?;
+    let (config, addr) = (config.display().to_string(), format!("127.0.0.1:{port}"));
+    let one = format!("nqn.2014-08.org.example:one,secret={}", path("one.key"));
+    let two =
+        format!("nqn.2014-08.org.example:two,secret={},controller-secret={}", path("two.key"), path("controller.key"));
+    let words = ["--config", &config, "--nvme", &addr, "--nvme-host", &one, "--nvme-host", &two];
+    let daemon = Daemon::start(&scratch.path().join("store"), &words)?;
+    shell::output(daemon.command().args(["create", "local/guest", "--size", "64M"]))?;
+    shell::output(daemon.command().args(["attach", "local/guest", "--nvme"]))?;
+    let share = scratch.path().join("share");
+    fs::create_dir(&share)?;
+    let mut guest = shell::command(shell::root().join("test/lab/guest"));
+    guest.arg(shell::root().join("test/interop/guest-nvme-auth.sh")).args([&port.to_string(), subsystem]).arg(&keys);
+    guest.env("KERNEL", "backports").env("SHARE", &share).env("TIMEOUT", "300");
+    super::converse(&mut guest, &scratch, &share, daemon, super::serve)
 }
 
 /// Does what the guest has asked for.
