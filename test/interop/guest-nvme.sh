@@ -97,6 +97,17 @@ grep -q "mn *: Forebay" /run/id-ctrl.txt || { cat /run/id-ctrl.txt; fail "id-ctr
 grep -q "optimized" /run/ana-log.txt || { cat /run/ana-log.txt; fail "ana-log"; }
 ok "nvme-cli reads every structure and log page"
 
+# ---- Reservations, which outlive the daemon ----
+reserved() {
+  nvme resv-report "/dev/$DISK" --eds >/run/report 2>&1 && grep -Eq 'regctl *: *1$' /run/report &&
+    grep -Eq 'rtype *: *1$' /run/report && grep -Eq 'ptpls *: *1$' /run/report
+}
+nvme resv-register "/dev/$DISK" --nrkey=0x11 --rrega=0 --cptpl=3 >/run/register 2>&1 || { cat /run/register; fail "resv-register"; }
+nvme resv-acquire "/dev/$DISK" --crkey=0x11 --rtype=1 --racqa=0 >/run/acquire 2>&1 || { cat /run/acquire; fail "resv-acquire"; }
+! nvme resv-acquire "/dev/$DISK" --crkey=0x12 --rtype=1 --racqa=0 >/run/acquire 2>&1 || fail "resv-acquire with another key"
+reserved || { cat /run/report; fail "resv-report"; }
+ok "resv-register, resv-acquire, resv-report"
+
 verify "$DISK" plain --size=24M --io_size=24M || { cat /run/plain.fio; fail "fio"; }
 ok "fio verifies what it wrote"
 printf 'same%.0s' {1..128} >/run/block
@@ -164,6 +175,12 @@ wait $load || { cat /run/kill.fio; fail "fio over a kill -9 of the daemon"; }
 await "both paths are back" has_paths 2
 ok "fio goes on over a kill -9 of the daemon, and verifies"
 
+reserved || { cat /run/report; fail "the reservation is gone after the daemon was killed"; }
+nvme resv-release "/dev/$DISK" --crkey=0x11 --rtype=1 --rrela=0 >/run/release 2>&1 || { cat /run/release; fail "resv-release"; }
+nvme resv-register "/dev/$DISK" --crkey=0x11 --rrega=1 >/run/register 2>&1 || { cat /run/register; fail "unregister"; }
+! reserved || fail "it is still reserved"
+ok "a reservation is kept over a restart and a kill, and released"
+
 # ---- One path of two is cut ----
 verify "$DISK" cut --size=16M --io_size=48M >/dev/null 2>&1 & load=$!
 sleep 1
@@ -173,6 +190,24 @@ wait $load || { cat /run/cut.fio; fail "fio with one path cut"; }
 host mend
 await "the path is back" has_paths 2
 ok "fio goes on when one of two paths is cut"
+
+# ---- States of asymmetric access, set from outside ----
+have_states() { [[ $(cat /sys/class/nvme/nvme*/nvme*c*n*/ana_state | sort | xargs) == "$1" ]]; }
+await "both paths are optimized" have_states "optimized optimized"
+verify "$DISK" ana --size=16M --time_based --runtime=8 >/dev/null 2>&1 & load=$!
+host forebay ana set inaccessible --port 1 >/dev/null
+await "the kernel knows that one path is inaccessible" have_states "inaccessible optimized"
+host forebay ana set non-optimized --port 2 >/dev/null
+await "the kernel knows that the other is not optimized" have_states "inaccessible non-optimized"
+host forebay ana set optimized --port 1 >/dev/null
+host forebay ana set persistent-loss --port 2 >/dev/null
+await "the kernel knows that the other is lost" have_states "optimized persistent-loss"
+host forebay ana set inaccessible >/dev/null
+sleep 1
+host forebay ana set optimized >/dev/null
+await "both paths are optimized again" have_states "optimized optimized"
+wait $load || { cat /run/ana.fio; fail "fio while states change"; }
+ok "fio goes on while ANA states change, with no path for a while too, and verifies"
 
 nvme disconnect-all
 none_left() { [[ $(paths live) == 0 ]]; }
