@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Connection, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal, Window,
+    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal, Reason,
+    Window,
 };
-use forebay_reactor::rdma::{RdmaListener, RdmaStream};
+use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
+use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, BufList, BufMut, DriverChoice, Pool, Reactor, spawn, timeout};
 
 const LOOK: Duration = Duration::from_micros(50);
@@ -34,6 +36,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             windows(ip).await?;
             println!("ok messenger-rdma: windows, {name}");
+            forgeries(ip).await?;
+            println!("ok messenger-rdma: forged places, {name}");
+            stale_keys(ip).await?;
+            println!("ok messenger-rdma: keys end with their connection, {name}");
             ends(ip).await?;
             println!("ok messenger-rdma: ends are noticed, {name}");
             for secure in [false, true] {
@@ -132,6 +138,34 @@ async fn windows(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
+/// A peer that makes places up gets nowhere: each is refused by the device, which ends the connection, and no byte changes.
+async fn forgeries(ip: IpAddr) -> Outcome {
+    const LEN: usize = 64 << 10;
+    for forgery in ["past the end", "before the beginning", "to another window", "with a guessed key"] {
+        let (client, server) = pair(ip, LOOK).await?;
+        let (window, other) = (server.window(LEN)?, server.window(LEN)?);
+        let (place, beside) = (window.place(), other.place());
+        let page = Buf::copy_of(&[0xEE; 4096]);
+        client.write(place, 0, Buf::copy_of(&[1; LEN])).await?;
+        client.write(beside, 0, Buf::copy_of(&[2; LEN])).await?;
+        let forged = match forgery {
+            "past the end" => rdma::Place { addr: place.addr + LEN as u64 - 2048, ..place },
+            "before the beginning" => rdma::Place { addr: place.addr - 2048, ..place },
+            "to another window" => rdma::Place { addr: beside.addr, ..place },
+            _ => rdma::Place { key: place.key ^ 0x55, ..place },
+        };
+        let written = timeout(PATIENCE, client.write(forged, 0, page)).await;
+        let written = written.map_err(|_| format!("a write {forgery} takes too long"))?;
+        assert!(written.is_err(), "a write {forgery} is not refused");
+        for (window, byte) in [(&window, 1), (&other, 2)] {
+            let mut found = vec![0; LEN];
+            window.read(0, &mut found);
+            assert!(found.iter().all(|&found| found == byte), "a write {forgery} has changed something");
+        }
+    }
+    Ok(())
+}
+
 /// The same between messengers: by the device in crc mode; by messages in secure mode, where nothing travels in the clear.
 async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     let portal = Portal::default();
@@ -168,6 +202,53 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     assert!(late.map_err(|_| "a late write takes too long")?.is_err(), "a window that is gone takes nothing");
     // A write that the device refuses ends the stream; the session goes on over the next one.
     connection.request(Message::new(1)).await?;
+    client.shutdown();
+    server.shutdown();
+    Ok(())
+}
+
+/// What a connection was given is worth nothing when it has ended, even to another connection of the same peer, and even if
+/// the owner keeps the window.
+async fn stale_keys(ip: IpAddr) -> Outcome {
+    struct Opens {
+        kept: Rc<RefCell<Option<Window>>>,
+        lost: Rc<Notify>,
+        gone: Rc<Cell<bool>>,
+    }
+    impl Handler for Opens {
+        fn message(&self, connection: &Connection, message: Message) {
+            let window = connection.window(4096).expect("memory");
+            let place = Buf::copy_of(&window.place().encode());
+            connection.post(message.reply(2).front(place)).expect("there is room");
+            *self.kept.borrow_mut() = Some(window);
+        }
+        fn lost(&self, _: &Connection, _: &Reason) {
+            self.gone.set(true);
+            self.lost.notify_all();
+        }
+    }
+    let (kept, lost, gone) = (Rc::default(), Rc::new(Notify::new()), Rc::default());
+    let opens = Opens { kept: Rc::clone(&kept), lost: lost.clone(), gone: Rc::clone(&gone) };
+    let portal = Portal::default();
+    let server = Messenger::new(&portal, options(ip, false), opens);
+    let address = server.bind(&Address::Rdma((ip, 0).into()))?;
+    let client = Messenger::new(&portal, options(ip, false), |_: &Connection, _: Message| {});
+    let [first, second] = [(); 2].map(|()| client.connect(&address, Policy::LossyClient));
+    second.ready().await?;
+    let reply = first.request(Message::new(1)).await?;
+    let place = Place::decode(&reply.front.to_vec())?;
+    first.write(place, 0, Buf::copy_of(&[1; 4096])).await?;
+    first.close();
+    let noticed = timeout(PATIENCE, lost.wait_until(|| gone.get())).await;
+    noticed.map_err(|_| "the end of a connection is not noticed")?;
+    let late = timeout(PATIENCE, second.write(place, 0, Buf::copy_of(&[2; 4096]))).await;
+    assert!(
+        late.map_err(|_| "a late write takes too long")?.is_err(),
+        "the key of a connection that has ended opens nothing"
+    );
+    let mut found = [0; 4096];
+    kept.borrow().as_ref().ok_or("a window")?.read(0, &mut found);
+    assert!(found == [1; 4096], "and nothing has changed");
     client.shutdown();
     server.shutdown();
     Ok(())

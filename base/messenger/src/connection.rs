@@ -282,8 +282,9 @@ impl Conn {
         *self.reason.borrow_mut() = Some(reason.clone());
         self.epoch.set(self.epoch.get() + 1);
         self.fail(&reason);
-        // The memory goes with the stream that registered it, and the owner's windows are of no more use.
+        // The owner may keep its windows; nobody writes to them any more.
         let gone = (self.rdma.take(), self.windows.take());
+        gone.1.values().for_each(|window| window.revoke());
         drop(gone);
         self.set_state(State::Closed);
         self.attentive.set(false);
@@ -593,9 +594,15 @@ impl Future for Request<'_> {
             this.conn.requests.borrow_mut().queued(this.tid);
             this.step = Step::Sent;
         }
-        let (result, before) = this.conn.requests.borrow_mut().poll(this.tid, cx);
+        let mut requests = this.conn.requests.borrow_mut();
+        if let Some(reply) = requests.take(this.tid) {
+            this.tid = 0;
+            return Poll::Ready(reply);
+        }
+        let before = requests.wait(this.tid, cx);
+        drop(requests);
         drop(before);
-        result
+        Poll::Pending
     }
 }
 

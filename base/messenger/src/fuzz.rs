@@ -8,6 +8,7 @@ use crate::session::auth::{AuthClient, AuthServer, NoAuth};
 use crate::session::cephx;
 use crate::session::link::{Answer, Asked, ClientConfig, Link, Progress, Resume, ServerConfig};
 use crate::session::shared_key::{self, Key, Keyring};
+use crate::window::{PLACE_LEN, Place};
 use crate::wire::control::{
     Ack, AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthSignature, ClientIdent, Control, Hello, Keepalive,
     Reconnect, Reset, Retry, ServerIdent, mode,
@@ -60,7 +61,8 @@ fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
 
 fn plain(frame: &Frame) -> (u8, Vec<u8>, [Vec<u8>; 3]) {
     let segments = frame.segments.each_ref().map(|part| part.as_ref().map_or_else(Vec::new, |part| part.to_vec()));
-    (frame.tag as u8, frame.first().to_vec(), segments)
+    let first = frame.header().map_or_else(|_| frame.payload().to_vec(), |header| header.encode().to_vec());
+    (frame.tag as u8, first, segments)
 }
 
 /// Frames in crc or secure mode, in pieces and all at once.  The first byte picks the mode, the second says how many
@@ -101,6 +103,20 @@ pub fn ident(data: &[u8]) {
         11 => round_trip::<Ack>(data),
         _ => round_trip::<Keepalive>(data),
     }
+}
+
+/// The place of a window, and a range in it: what can be read comes out as it went in, and what passes the check lies within
+/// the window.
+pub fn place(data: &[u8]) {
+    let Some((range, place)) = data.split_first_chunk::<16>() else { return };
+    let Ok(found) = Place::decode(place) else {
+        assert_ne!(place.len(), PLACE_LEN, "whatever is as long is a place");
+        return;
+    };
+    assert_eq!(found.encode(), place, "it comes out as it went in");
+    let [offset, len] = [0, 8].map(|at| u64::from_le_bytes(range[at..at + 8].try_into().expect("8 bytes")));
+    let fits = u128::from(offset) + u128::from(len) <= u128::from(found.len());
+    assert_eq!(found.check(offset, len).is_ok(), fits);
 }
 
 fn key() -> Key {
@@ -223,6 +239,7 @@ mod tests {
             banner(&noise);
             frames(&noise);
             ident(&noise);
+            place(&noise);
             auth(&noise);
             let begun = [&b"ceph v2\n"[..], &noise].concat();
             banner(&begun);
@@ -270,13 +287,15 @@ mod tests {
         encoder.control(Tag::AuthSignature, &AuthSignature::default().encode(), &mut session).expect("crc mode");
         encoder.control(Tag::ClientIdent, &ident.encode(), &mut session).expect("crc mode");
         let session = [&[5][..], &Banner::OURS.encode(), &session.to_vec()].concat();
-        let seeds: [(&str, Vec<u8>); 6] = [
+        let place = [&[4, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0][..], &[7; 28]].concat();
+        let seeds: [(&str, Vec<u8>); 7] = [
             ("msgr2_banner/ours", Banner::OURS.encode()),
             ("msgr2_frames/crc", [&[0, 2, 9, 200][..], &message.to_vec()].concat()),
             ("msgr2_frames/secure", [&[1, 1, 255][..], &sealed.to_vec()].concat()),
             ("msgr2_ident/client", [&[6][..], &ident.encode()].concat()),
             ("msgr2_ident/request", [&[1][..], &request.encode()].concat()),
             ("msgr2_auth/server-session", session),
+            ("msgr2_place/in-a-window", place),
         ];
         for (name, bytes) in seeds {
             let path = format!("{}/../../fuzz/seeds/{name}", env!("CARGO_MANIFEST_DIR"));

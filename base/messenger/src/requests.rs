@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use slab::Slab;
 
 use crate::connection::SendError;
 use crate::message::Message;
 
-type Reply = Result<Message, SendError>;
+pub(crate) type Reply = Result<Message, SendError>;
 
 enum State {
     /// It was not queued yet: what becomes of the connection is told to who queues it.
@@ -109,27 +109,41 @@ impl Requests {
     pub(crate) fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
         match self.get(tid) {
             Some(Request { state: state @ State::Waiting(_), .. }) => {
-                match std::mem::replace(state, State::Done(Ok(message))) {
-                    State::Waiting(waker) => Ok(waker),
-                    _ => unreachable!("it was waiting"),
-                }
+                let State::Waiting(waker) = state else { unreachable!("just seen") };
+                let waker = waker.take();
+                *state = State::Done(Ok(message));
+                Ok(waker)
             }
             _ => Err(message),
         }
     }
 
-    /// Looks for the reply; a waker that was there before is for the caller to drop, for it may do anything then.
+    /// Takes the reply and ends the request, if it was answered.
     #[inline]
-    pub(crate) fn poll(&mut self, tid: u64, cx: &Context<'_>) -> (Poll<Reply>, Option<Waker>) {
+    pub(crate) fn take(&mut self, tid: u64) -> Option<Reply> {
+        let place = self.place(tid);
+        let answered = |request: &Request| request.tid == tid && matches!(request.state, State::Done(_));
+        if !self.slots.get(place).is_some_and(answered) {
+            return None;
+        }
+        if !self.chosen.is_empty() {
+            self.chosen.remove(&tid);
+        }
+        match self.slots.remove(place).state {
+            State::Done(reply) => Some(reply),
+            _ => unreachable!("just seen"),
+        }
+    }
+
+    /// Waits for the reply; a waker that was there before is for the caller to drop, for it may do anything then.
+    #[inline]
+    pub(crate) fn wait(&mut self, tid: u64, cx: &Context<'_>) -> Option<Waker> {
         let request = self.get(tid).expect("a request is there until it has ended");
         match &mut request.state {
-            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => (Poll::Pending, None),
-            State::Waiting(waker) => (Poll::Pending, waker.replace(cx.waker().clone())),
-            State::Done(_) => match std::mem::replace(&mut request.state, State::Fresh) {
-                State::Done(reply) => (Poll::Ready(reply), None),
-                _ => unreachable!("it was done"),
-            },
-            State::Fresh => unreachable!("looked for the reply to what was not queued"),
+            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => None,
+            State::Waiting(waker) => waker.replace(cx.waker().clone()),
+            State::Done(_) => unreachable!("waits for a reply that is there"),
+            State::Fresh => unreachable!("waits for the reply to what was not queued"),
         }
     }
 
@@ -138,7 +152,9 @@ impl Requests {
     pub(crate) fn end(&mut self, tid: u64) -> impl Sized + use<> {
         self.get(tid)?;
         let place = self.place(tid);
-        self.chosen.remove(&tid);
+        if !self.chosen.is_empty() {
+            self.chosen.remove(&tid);
+        }
         Some(self.slots.remove(place))
     }
 
@@ -159,11 +175,16 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
 
-    #[inline]
     fn poll(requests: &mut Requests, tid: u64) -> Poll<Reply> {
-        requests.poll(tid, &Context::from_waker(Waker::noop())).0
+        if let Some(reply) = requests.take(tid) {
+            return Poll::Ready(reply);
+        }
+        drop(requests.wait(tid, &Context::from_waker(Waker::noop())));
+        Poll::Pending
     }
 
     #[test]
@@ -202,7 +223,7 @@ mod tests {
             assert!(requests.answer(tid, Message::new(tid as u16)).is_ok());
             let Poll::Ready(Ok(message)) = poll(&mut requests, tid) else { panic!("it was answered") };
             assert_eq!(message.kind, tid as u16);
-            drop(requests.end(tid));
+            assert!(requests.get(tid).is_none(), "it has ended with its reply");
             assert!(requests.answer(tid, Message::new(1)).is_err(), "it has ended");
         }
         assert!(requests.begin_as(7), "it may be used again");

@@ -110,7 +110,7 @@ impl Place {
         if reader.rest().is_empty() { Ok(place) } else { Err(reader.malformed()) }
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<(), WriteError> {
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), WriteError> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(());
         }
@@ -225,6 +225,14 @@ impl fmt::Debug for Content {
 }
 
 impl Inner {
+    /// No device writes to it any more, whoever keeps it.
+    pub(crate) fn revoke(&self) {
+        match &self.memory {
+            Memory::Own(_) => {}
+            Memory::Registered(window) => window.revoke(),
+        }
+    }
+
     fn read(&self, offset: usize, out: &mut [u8]) {
         match &self.memory {
             Memory::Own(memory) => out.copy_from_slice(&memory.borrow()[offset..offset + out.len()]),

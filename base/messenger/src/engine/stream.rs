@@ -15,7 +15,7 @@ use crate::session::{Link, Violation};
 use crate::throttle::Held;
 use crate::transport::Channel;
 use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck, mode};
-use crate::wire::{Decoder, Encoder, Frame, Header, Layout, Next, Tag, Want, entity};
+use crate::wire::{Decoder, Encoder, Frame, Layout, Next, Tag, Want, entity};
 
 /// Frames taken in one turn; then the others have theirs.
 const TURN_FRAMES: u32 = 256;
@@ -53,7 +53,7 @@ pub(super) struct Transmission {
     /// Messages whose senders are just being told; empty in between.
     settled: Vec<Rc<Outgoing>>,
     /// The share of the message that is being received.
-    held: Option<(Layout, Held)>,
+    held: Option<Held>,
     full: bool,
     now: Instant,
     heard: Instant,
@@ -217,17 +217,19 @@ impl Transmission {
             }
             let (held, throttle) = (&mut self.held, &self.conn.throttle);
             let admit = |layout: &Layout| {
-                if held.as_ref().is_none_or(|(other, _)| other != layout) {
-                    *held = None;
-                    *held = throttle.take(layout.payload_len()).map(|share| (*layout, share));
-                }
+                // Of a message that its sender gave up there is one left.
+                *held = None;
+                *held = throttle.take(layout.payload_len());
                 held.is_some()
             };
             match self.decoder.next(admit, |_| {}).map_err(Violation::from)? {
                 Next::Frame(frame) => {
                     *budget -= 1;
                     self.frame_since = None;
-                    self.frame(frame)?;
+                    match frame.tag {
+                        Tag::Message => self.message(frame)?,
+                        _ => self.control(&frame)?,
+                    }
                 }
                 Next::Hungry => {
                     if self.decoder.is_between_frames() {
@@ -246,12 +248,11 @@ impl Transmission {
         }
     }
 
-    fn frame(&mut self, frame: Frame) -> Result<(), Reason> {
+    fn control(&mut self, frame: &Frame) -> Result<(), Reason> {
         match frame.tag {
-            Tag::Message => self.message(frame)?,
-            Tag::Ack => self.acknowledged(Ack::decode(frame.first()).map_err(Violation::from)?.seq)?,
+            Tag::Ack => self.acknowledged(Ack::decode(frame.payload()).map_err(Violation::from)?.seq)?,
             Tag::Keepalive2 => {
-                let Keepalive { seconds, nanos } = Keepalive::decode(frame.first()).map_err(Violation::from)?;
+                let Keepalive { seconds, nanos } = Keepalive::decode(frame.payload()).map_err(Violation::from)?;
                 // Who asks more often than can be answered gets an answer to the last ones.
                 if self.keepalive_acks.len() >= KEEPALIVE_ACKS_MAX {
                     self.keepalive_acks.remove(0);
@@ -260,16 +261,17 @@ impl Transmission {
             }
             // That something came is all we wanted to know.
             Tag::Keepalive2Ack => {
-                KeepaliveAck::decode(frame.first()).map_err(Violation::from)?;
+                KeepaliveAck::decode(frame.payload()).map_err(Violation::from)?;
             }
             tag => return Err(Violation::Unexpected { tag, state: "messages are exchanged" }.into()),
         }
         Ok(())
     }
 
+    #[inline]
     fn message(&mut self, frame: Frame) -> Result<(), Reason> {
-        let header = Header::decode(frame.first()).map_err(Violation::from)?;
-        let (_, held) = self.held.take().expect("a message was admitted");
+        let header = frame.header().map_err(Violation::from)?;
+        let held = self.held.take().expect("a message was admitted");
         if header.ack_seq > 0 {
             self.acknowledged(header.ack_seq)?;
         }
@@ -321,11 +323,12 @@ impl Transmission {
             let message = &outgoing.message;
             let header = message.header(seq, session.tell());
             let segments = [&message.front, &message.middle, &message.data];
-            self.encoder.message(&header, segments, &mut batch).map_err(Violation::from)?;
+            self.encoder.append(&header, segments, &mut batch).map_err(Violation::from)?;
             if session.is_lossy() {
                 handed_over.push(outgoing);
             }
         }
+        self.encoder.flush(&mut batch);
         if session.owes_ack() {
             // Whoever was just answered may ask again, and a handler may have left its reply to a task.
             if batch.is_empty() && !std::mem::replace(&mut self.ack_waits, true) {

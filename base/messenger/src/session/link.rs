@@ -349,7 +349,7 @@ impl Link {
 
     fn frame(&mut self, frame: &Frame, random: &mut dyn FnMut() -> u64) -> Result<Option<Progress>, Violation> {
         let client = matches!(self.role, Role::Client { .. });
-        let payload = frame.first();
+        let payload = frame.payload();
         match (self.state, frame.tag, client) {
             (State::Hello, Tag::Hello, _) => self.hello(&Hello::decode(payload)?, random)?,
             (State::Auth | State::AuthMore, Tag::AuthBadMethod, true) => {

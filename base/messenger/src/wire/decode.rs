@@ -10,11 +10,13 @@ use forebay_reactor::{Buf, BufMut, Pool};
 
 use super::WireError;
 use super::banner::Banner;
+use super::codec::Malformed;
 use super::crypto::Direction;
 use super::frame::{
     CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, INLINE_LEN, Layout, Limits, PREAMBLE_LEN, SECURE_HEAD_LEN, TAG_LEN,
     Tag, padded, read_status, segment_crc,
 };
+use super::header::{HEADER_LEN, Header};
 
 /// Received at a time on a quiet connection, in bytes.
 const STAGING_SMALL: usize = 8 << 10;
@@ -94,6 +96,8 @@ enum First {
     Buf(Buf),
     /// What travelled with the preamble in secure mode.
     Inline([u8; INLINE_LEN], usize),
+    /// A message's header, read where it lay.
+    Header(Header),
 }
 
 /// A frame that was received whole.
@@ -107,12 +111,25 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The first segment: a control frame's payload, or a message's header.
+    /// A control frame's payload; empty for a message, whose first segment is its [`header`](Self::header).
     #[inline]
-    pub fn first(&self) -> &[u8] {
+    pub fn payload(&self) -> &[u8] {
         match &self.first {
             First::Buf(buf) => buf,
             First::Inline(bytes, len) => &bytes[..*len],
+            First::Header(_) => &[],
+        }
+    }
+
+    /// A message's header.
+    ///
+    /// # Errors
+    /// When the first segment is none.
+    #[inline]
+    pub fn header(&self) -> Result<Header, Malformed> {
+        match &self.first {
+            First::Header(header) => Ok(*header),
+            _ => Header::decode(self.payload()),
         }
     }
 }
@@ -273,6 +290,17 @@ impl Decoder {
                             let layout = Layout::read(head, &self.limits)?;
                             seen(head);
                             staging.advance(PREAMBLE_LEN);
+                            let len = layout.first_crc_len() + layout.rest_crc_len();
+                            if layout.tag == Tag::Message && staging.len() >= len && !self.pools.crowded() {
+                                if !admit(&layout) {
+                                    self.state = State::Announced(layout, inline);
+                                    return Ok(Next::Held);
+                                }
+                                match cut_message(&layout, staging, self.checksum)? {
+                                    Some(frame) => return Ok(Next::Frame(frame)),
+                                    None => continue,
+                                }
+                            }
                             layout
                         }
                         Some(crypto) => {
@@ -381,32 +409,11 @@ impl Decoder {
     }
 
     /// Cuts a body in crc mode into its segments; `None` when the sender gave the frame up.
-    #[inline]
     fn cut_plain(&self, layout: &Layout, mut body: Buf) -> Result<Option<Frame>, WireError> {
-        let tag = layout.tag;
-        let check = |segment: usize, bytes: &[u8], said: [u8; CRC_LEN]| {
-            let said = u32::from_le_bytes(said);
-            if !self.checksum {
-                return Ok(());
-            }
-            match segment_crc([bytes]) {
-                found if found == said => Ok(()),
-                found => Err(WireError::BadSegmentCrc { tag, segment, found, said }),
-            }
-        };
-        let len = layout.lens[0] as usize;
-        let first = match &body[..len] {
-            // A message's header: copying it is cheaper than counting one more reference to where it lies.
-            short if len <= INLINE_LEN => {
-                let mut inline = [0; INLINE_LEN];
-                inline[..len].copy_from_slice(short);
-                First::Inline(inline, len)
-            }
-            _ => First::Buf(body.slice(0..len)),
-        };
+        let (tag, len) = (layout.tag, layout.lens[0] as usize);
+        let first = First::Buf(body.slice(0..len));
         if len > 0 {
-            let said = body[len..len + CRC_LEN].try_into().expect("4 bytes");
-            check(0, &body[..len], said)?;
+            check(tag, 0, &body[..len], &body[len..], self.checksum)?;
             body.advance(len + CRC_LEN);
         }
         let mut frame = Frame { tag, first, segments: [None, None, None] };
@@ -417,12 +424,54 @@ impl Decoder {
         epilogue.copy_from_slice(&body[body.len() - EPILOGUE_CRC_LEN..]);
         for at in 1..layout.count {
             let segment = body.split_to(layout.lens[at] as usize);
-            let said = epilogue[1 + (at - 1) * CRC_LEN..][..CRC_LEN].try_into().expect("4 bytes");
-            check(at, &segment, said)?;
+            check(tag, at, &segment, &epilogue[1 + (at - 1) * CRC_LEN..], self.checksum)?;
             frame.segments[at - 1] = (!segment.is_empty()).then_some(segment);
         }
         Ok(read_status(epilogue[0])?.then_some(frame))
     }
+}
+
+/// Holds a segment against the checksum at the front of `said`.
+#[inline]
+fn check(tag: Tag, segment: usize, bytes: &[u8], said: &[u8], checksum: bool) -> Result<(), WireError> {
+    let said = u32::from_le_bytes(*said.first_chunk().expect("4 bytes"));
+    if !checksum {
+        return Ok(());
+    }
+    match segment_crc([bytes]) {
+        found if found == said => Ok(()),
+        found => Err(WireError::BadSegmentCrc { tag, segment, found, said }),
+    }
+}
+
+/// Cuts a message in crc mode out of what was received, all of which is there; `None` when the sender gave it up.
+///
+/// Most messages come this way, so the header is read where it lies, and only segments that are not empty are counted as
+/// referring to the memory.
+#[inline]
+fn cut_message(layout: &Layout, staging: &mut BufMut, checksum: bool) -> Result<Option<Frame>, WireError> {
+    let (tag, len) = (Tag::Message, layout.lens[0] as usize);
+    let first = match &staging[..len] {
+        header if len == HEADER_LEN => First::Header(Header::decode(header).expect("as long as a header")),
+        other => First::Buf(Buf::copy_of(other)),
+    };
+    if len > 0 {
+        check(tag, 0, &staging[..len], &staging[len..], checksum)?;
+        staging.advance(len + CRC_LEN);
+    }
+    let mut frame = Frame { tag, first, segments: [None, None, None] };
+    if layout.count == 1 {
+        return Ok(Some(frame));
+    }
+    let mut epilogue = [0; EPILOGUE_CRC_LEN];
+    epilogue.copy_from_slice(&staging[layout.payload_len()..][..EPILOGUE_CRC_LEN]);
+    for at in 1..layout.count {
+        let len = layout.lens[at] as usize;
+        check(tag, at, &staging[..len], &epilogue[1 + (at - 1) * CRC_LEN..], checksum)?;
+        frame.segments[at - 1] = (len > 0).then(|| staging.split_to(len));
+    }
+    staging.advance(EPILOGUE_CRC_LEN);
+    Ok(read_status(epilogue[0])?.then_some(frame))
 }
 
 /// Cuts a decrypted body into its segments; `None` when the sender gave the frame up.

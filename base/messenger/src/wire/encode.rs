@@ -51,9 +51,9 @@ impl Encoder {
         }
     }
 
-    /// Cuts off what was written into the arena.
+    /// Appends to `out` what [`append`](Self::append) has left.
     #[inline]
-    fn flush(&mut self, out: &mut BufList) {
+    pub fn flush(&mut self, out: &mut BufList) {
         let len = self.arena.len();
         if len > 0 {
             out.push(self.arena.split_to(len));
@@ -65,6 +65,7 @@ impl Encoder {
     /// # Errors
     /// `NonceUsedUp`, in secure mode.
     pub fn control(&mut self, tag: Tag, payload: &[u8], out: &mut BufList) -> Result<(), WireError> {
+        self.flush(out);
         let layout = Layout::new(tag, [payload.len() as u32, 0, 0, 0]);
         if self.crypto.is_some() {
             return self.sealed(&layout, payload, [&BufList::new(), &BufList::new(), &BufList::new()], out);
@@ -98,19 +99,34 @@ impl Encoder {
     /// # Panics
     /// When a segment has 4 GiB or more; whoever accepts messages for sending bounds them.
     pub fn message(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
+        self.append(header, segments, out)?;
+        self.flush(out);
+        Ok(())
+    }
+
+    /// The same, but for the last bytes, which come into `out` with the next frame or [`flush`](Self::flush): between two
+    /// messages that is one buffer and not two, and messages without a payload make one together.
+    ///
+    /// # Errors
+    /// As [`message`](Self::message).
+    ///
+    /// # Panics
+    /// As [`message`](Self::message).
+    #[inline]
+    pub fn append(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
         let len = |at: usize| u32::try_from(segments[at].len()).expect("a segment below 4 GiB");
         let layout = Layout::new(Tag::Message, [HEADER_LEN as u32, len(0), len(1), len(2)]);
         let header = header.encode();
         if self.crypto.is_some() {
             return self.sealed(&layout, &header, segments, out);
         }
-        self.reserve(PREAMBLE_LEN + HEADER_LEN + CRC_LEN);
-        self.arena.extend_from_slice(&layout.preamble([ALIGN, ALIGN, ALIGN, DATA_ALIGN]));
-        self.arena.extend_from_slice(&header);
+        let mut head = [0; PREAMBLE_LEN + HEADER_LEN + CRC_LEN];
+        head[..PREAMBLE_LEN].copy_from_slice(&layout.preamble([ALIGN, ALIGN, ALIGN, DATA_ALIGN]));
+        head[PREAMBLE_LEN..][..HEADER_LEN].copy_from_slice(&header);
         let crc = if self.checksum { segment_crc([&header[..]]) } else { 0 };
-        self.arena.extend_from_slice(&crc.to_le_bytes());
+        head[PREAMBLE_LEN + HEADER_LEN..].copy_from_slice(&crc.to_le_bytes());
+        self.put(&head, out);
         if layout.count == 1 {
-            self.flush(out);
             return Ok(());
         }
         let mut epilogue = [0; EPILOGUE_CRC_LEN];
@@ -120,24 +136,25 @@ impl Encoder {
             epilogue[1 + at * CRC_LEN..][..CRC_LEN].copy_from_slice(&crc.to_le_bytes());
             for part in segment.parts() {
                 if part.len() <= COPY_MAX {
-                    if self.arena.spare() < part.len() {
-                        self.flush(out);
-                        self.reserve(part.len());
-                    }
-                    self.arena.extend_from_slice(part);
+                    self.put(part, out);
                 } else {
                     self.flush(out);
                     out.push(part.clone());
                 }
             }
         }
-        if self.arena.spare() < EPILOGUE_CRC_LEN {
-            self.flush(out);
-            self.reserve(EPILOGUE_CRC_LEN);
-        }
-        self.arena.extend_from_slice(&epilogue);
-        self.flush(out);
+        self.put(&epilogue, out);
         Ok(())
+    }
+
+    /// Writes into the arena.
+    #[inline]
+    fn put(&mut self, bytes: &[u8], out: &mut BufList) {
+        if self.arena.spare() < bytes.len() {
+            self.flush(out);
+            self.arena = self.pools.arena();
+        }
+        self.arena.extend_from_slice(bytes);
     }
 
     /// Appends a frame in secure mode.

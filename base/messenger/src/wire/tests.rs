@@ -111,14 +111,12 @@ fn decode(decoder: &mut Decoder, mut stream: &[u8], cuts: &[usize]) -> Result<Ve
 
 fn matches(frame: &Frame, item: &Item) -> bool {
     match item {
-        Item::Control(tag, payload) => frame.tag == *tag && frame.first() == payload,
+        Item::Control(tag, payload) => frame.tag == *tag && frame.payload() == payload,
         Item::Message(header, parts) => {
             let same = |(segment, parts): (&Option<Buf>, &Vec<Vec<u8>>)| {
                 segment.as_ref().map_or(&[][..], |buf| &buf[..]) == parts.concat()
             };
-            frame.tag == Tag::Message
-                && Header::decode(frame.first()) == Ok(*header)
-                && frame.segments.iter().zip(parts).all(same)
+            frame.tag == Tag::Message && frame.header() == Ok(*header) && frame.segments.iter().zip(parts).all(same)
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Device {
     registered: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
     /// The same of those out of which a peer has been given something to read, with the right to.
     lent: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
-    endpoints: Cell<usize>,
+    seats: Rc<Seats>,
     /// For short frames, sent and received.
     pub(super) eager: Pool,
     /// For long ones that lie elsewhere.
@@ -62,7 +62,7 @@ impl Device {
                 pd,
                 registered: RefCell::default(),
                 lent: RefCell::default(),
-                endpoints: Cell::new(0),
+                seats: Rc::default(),
                 eager: Pool::new(EAGER_LEN, EAGER_MAX),
                 bounce: Pool::new(BOUNCE_LEN, BOUNCE_MAX),
             });
@@ -72,13 +72,8 @@ impl Device {
     }
 
     /// Sets buffers aside for one more connection.
-    pub(super) fn admit(self: &Rc<Self>) -> io::Result<Admitted> {
-        if self.endpoints.get() >= ENDPOINTS_MAX {
-            let text = format!("this core has {ENDPOINTS_MAX} connections over RDMA already");
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
-        }
-        self.endpoints.set(self.endpoints.get() + 1);
-        Ok(Admitted(self.clone()))
+    pub(super) fn admit(&self) -> io::Result<Admitted> {
+        self.seats.admit()
     }
 
     /// The keys of a pool's region, ours and the peer's.  The peer's opens nothing, unless the memory is lent.
@@ -130,12 +125,27 @@ impl Device {
     }
 }
 
+/// The connections that the buffers of a device are enough for.
+#[derive(Default)]
+struct Seats(Cell<usize>);
+
+impl Seats {
+    fn admit(self: &Rc<Self>) -> io::Result<Admitted> {
+        if self.0.get() >= ENDPOINTS_MAX {
+            let text = format!("this core has {ENDPOINTS_MAX} connections over RDMA already");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
+        }
+        self.0.set(self.0.get() + 1);
+        Ok(Admitted(self.clone()))
+    }
+}
+
 /// One of a device's connections.
-pub(super) struct Admitted(Rc<Device>);
+pub(super) struct Admitted(Rc<Seats>);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.0.endpoints.set(self.0.endpoints.get() - 1);
+        self.0.0.set(self.0.0.get() - 1);
     }
 }
 
@@ -148,5 +158,21 @@ impl Drop for Device {
         }
         // SAFETY: nothing refers to the domain any more.
         unsafe { (self.lib.ibv_dealloc_pd)(self.pd) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_connection_too_many_is_refused() {
+        let seats = Rc::new(Seats::default());
+        let mut admitted: Vec<_> = (0..ENDPOINTS_MAX).map(|_| seats.admit().expect("there is a seat")).collect();
+        let error = seats.admit().err().expect("number 1,025");
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("1024 connections"), "{error}");
+        admitted.pop();
+        assert!(seats.admit().is_ok(), "one has gone");
     }
 }

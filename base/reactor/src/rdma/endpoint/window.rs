@@ -1,6 +1,8 @@
 //! Memory that is opened to a peer.
 
+use std::cell::Cell;
 use std::io;
+use std::ptr;
 use std::rc::Rc;
 
 use super::Endpoint;
@@ -19,7 +21,7 @@ impl Endpoint {
         if mr.is_null() {
             return Err(io::Error::last_os_error());
         }
-        Ok(Window { endpoint: self.clone(), buf, len, mr })
+        Ok(Window { endpoint: self.clone(), buf, len, mr: Cell::new(mr) })
     }
 }
 
@@ -30,14 +32,16 @@ pub struct Window {
     /// Never looked at as a slice: the peer may be writing to it.
     buf: BufMut,
     len: u32,
-    mr: *mut Mr,
+    /// Null once it was revoked.
+    mr: Cell<*mut Mr>,
 }
 
 impl Window {
-    /// What the peer needs to know.
+    /// What the peer needs to know; the key opens nothing when it was [revoked](Self::revoke).
     pub fn place(&self) -> Place {
-        // SAFETY: registered until `self` is dropped.
-        let key = unsafe { (*self.mr).rkey };
+        let mr = self.mr.get();
+        // SAFETY: registered until it is revoked, and null then.
+        let key = if mr.is_null() { 0 } else { unsafe { (*mr).rkey } };
         Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
     }
 
@@ -70,9 +74,19 @@ impl Window {
     }
 }
 
+impl Window {
+    /// From here on the device refuses what anybody writes to it; what was written can still be read.
+    pub fn revoke(&self) {
+        let mr = self.mr.replace(ptr::null_mut());
+        if !mr.is_null() {
+            // SAFETY: registered by `Endpoint::window`, and not named here any more.
+            unsafe { (self.endpoint.lib.ibv_dereg_mr)(mr) };
+        }
+    }
+}
+
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: registered by `Endpoint::window`; from here on the device refuses what the peer writes.
-        unsafe { (self.endpoint.lib.ibv_dereg_mr)(self.mr) };
+        self.revoke();
     }
 }
