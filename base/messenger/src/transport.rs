@@ -54,6 +54,14 @@ impl Address {
         }
     }
 
+    /// The Unix socket that it is, or is set up over.
+    pub fn unix(&self) -> Option<Addr> {
+        match self {
+            Self::Unix(path) | Self::Shm(path) => Some(Addr::Unix(path.clone())),
+            Self::Tcp(_) | Self::Rdma(_) | Self::Loopback(_) => None,
+        }
+    }
+
     fn reactor_addr(&self) -> io::Result<Addr> {
         match self {
             Self::Tcp(addr) | Self::Rdma(addr) => Ok(Addr::Tcp(*addr)),

@@ -1,18 +1,19 @@
 //! Peers that break the rules, on the simulated network: each is ended with a reason, what it can make the server keep is
 //! bounded, and a client beside it does not notice.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::wire::control::{
-    Ack, AuthRequest, AuthSignature, ClientIdent, Control, Hello, Reconnect, method, mode,
+    Ack, AuthRequest, AuthSignature, ClientIdent, Control, FLAG_LOSSY, Hello, Reconnect, method, mode,
 };
 use forebay_messenger::wire::{Banner, Encoder, EntityAddr, Header, Layout, Pools, Tag, WireError, entity};
 use forebay_messenger::{
     Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Policy, Portal, Reason,
     SendError, Violation,
 };
+use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Buf, BufList, BufMut, Listener, Stream, now, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
 
@@ -20,6 +21,9 @@ use forebay_sim::{Faults, World};
 #[derive(Default)]
 struct Journal {
     ended: RefCell<Vec<Reason>>,
+    /// Streams that were opened, ever.
+    open: Cell<u32>,
+    opened: Notify,
     /// Keeps what comes, as long as this is not `None`.
     kept: RefCell<Option<Vec<Message>>>,
 }
@@ -35,6 +39,11 @@ impl Handler for Server {
         }
         // A flood's answers may find no room; a well-behaved client's do.
         let _ = connection.post(message.reply(2).data(message.data.clone()));
+    }
+
+    fn opened(&self, _connection: &Connection) {
+        self.0.open.set(self.0.open.get() + 1);
+        self.0.opened.notify_all();
     }
 
     fn interrupted(&self, _connection: &Connection, reason: &Reason) {
@@ -234,6 +243,47 @@ fn no_more_strangers_than_are_allowed_are_heard() {
         }
         for _ in 0..8 {
             assert!(matches!(stage.ended().await, Reason::Handshake(_)));
+        }
+    });
+}
+
+#[test]
+fn connection_number_1025_is_refused() {
+    const MAX: u32 = 1024;
+    let limited = Options { connections_max: MAX as usize, handshakes_max: 2048, ..Options::default() };
+    let lossy = |nonce: u32| {
+        let addrs = vec![EntityAddr::msgr2(None, nonce)];
+        let ident = ClientIdent { addrs, supported: u64::MAX, flags: FLAG_LOSSY, ..ClientIdent::default() };
+        greeting(&[(Tag::ClientIdent, ident.encode())])
+    };
+    attacked(16, limited, |stage| async move {
+        let mut peers = Vec::new();
+        // One of them is the client beside it.
+        for nonce in 1..MAX {
+            let stream = stage.raw().await;
+            send(&stream, &lossy(nonce)).await;
+            peers.push(stream);
+        }
+        // Handshakes take their time; it is those that are over which count.
+        timeout(Duration::from_secs(60), stage.journal.opened.wait_until(|| stage.journal.open.get() >= MAX))
+            .await
+            .expect("as many as are allowed are heard");
+        let extra = stage.raw().await;
+        send(&extra, &lossy(MAX)).await;
+        drain(&extra).await;
+        assert_eq!(stage.ended().await, Reason::TooMany(MAX as usize));
+        // Where one has gone the next is taken.
+        peers.pop().expect("a peer").shutdown();
+        stage.ended().await;
+        let next = stage.raw().await;
+        send(&next, &lossy(MAX + 1)).await;
+        timeout(Duration::from_secs(60), stage.journal.opened.wait_until(|| stage.journal.open.get() > MAX))
+            .await
+            .expect("there is room again");
+        peers.push(next);
+        for peer in peers {
+            peer.shutdown();
+            stage.ended().await;
         }
     });
 }

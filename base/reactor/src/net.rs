@@ -116,6 +116,24 @@ impl Listener {
         Ok(Self { socket: Rc::new(Socket { inner, handle }), addr })
     }
 
+    /// Waits until [`bind`](Self::bind) can have a Unix socket's path whose listener is just going, for up to 0.3 s: the
+    /// ring of a process that was killed holds its sockets a moment longer than the process lives.  Who listens on is not
+    /// disturbed.
+    pub async fn settle(addr: &Addr) {
+        const LOOKS: u32 = 30;
+        const REST: Duration = Duration::from_millis(10);
+        if matches!(addr, Addr::Tcp(_)) {
+            return;
+        }
+        for _ in 0..LOOKS {
+            match Self::bind(addr) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => crate::sleep(REST).await,
+                // What this leaves behind is dead, and replaced; other errors are for who binds.
+                _ => return,
+            }
+        }
+    }
+
     /// The address as bound.
     pub fn local_addr(&self) -> &Addr {
         &self.addr

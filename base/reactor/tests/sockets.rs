@@ -18,6 +18,7 @@ on_each_driver!(
     connections_that_nobody_takes_are_closed,
     shutdown_ends_a_waiting_receive,
     stale_socket_files_are_replaced,
+    listeners_that_go_are_waited_for,
     refused_connections,
     a_listener_closed_under_its_accept,
     a_slow_reader_does_not_lose_a_byte,
@@ -168,6 +169,22 @@ async fn stale_socket_files_are_replaced() {
     std::fs::write(dir.join("file"), b"precious").expect("writes");
     assert!(Listener::bind(&Addr::Unix(dir.join("file"))).is_err());
     assert_eq!(std::fs::read(dir.join("file")).expect("reads"), b"precious");
+}
+
+/// Who waits for a listener that is going leaves the reactor to the others, or this one would never go.
+async fn listeners_that_go_are_waited_for() {
+    let dir = TempDir::new();
+    let addr = Addr::Unix(dir.join("s"));
+    let live = Listener::bind(&addr).expect("listens");
+    let waiting = spawn(async move {
+        Listener::settle(&addr).await;
+        Listener::bind(&addr).map(drop)
+    });
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    drop(live);
+    waiting.await.expect("it is replaced as soon as it is gone");
 }
 
 async fn refused_connections() {

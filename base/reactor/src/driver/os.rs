@@ -507,7 +507,7 @@ pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Add
     }
     match bind(&fd, &sock_addr) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => match addr {
-            Addr::Unix(path) if is_dead_soon(path, &sock_addr) => {
+            Addr::Unix(path) if is_dead_socket(path, &sock_addr) => {
                 std::fs::remove_file(path)?;
                 bind(&fd, &sock_addr)?;
             }
@@ -536,22 +536,6 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 fn bind(fd: &OwnedFd, addr: &SockAddr) -> io::Result<()> {
     // SAFETY: `addr` holds an address of `len` bytes.
     check(unsafe { libc::bind(fd.as_raw_fd(), addr.ptr(), addr.len) }).map(drop)
-}
-
-/// The same, waiting for a listener that is just going: the ring of a process that was killed holds its sockets a moment
-/// longer than the process lives.
-fn is_dead_soon(path: &Path, addr: &SockAddr) -> bool {
-    const LOOKS: u32 = 30;
-    const REST: Duration = Duration::from_millis(10);
-    for look in 0..LOOKS {
-        if look > 0 {
-            std::thread::sleep(REST);
-        }
-        if is_dead_socket(path, addr) {
-            return true;
-        }
-    }
-    false
 }
 
 /// True when the path is a socket on which nobody listens any more.

@@ -46,7 +46,7 @@ pub(crate) struct Bitmap {
 
 impl Bitmap {
     /// Of so many objects, none there.
-    #[cfg(any(test, fuzzing, feature = "fuzz"))]
+    #[cfg(test)]
     pub(crate) fn new(objects: u64) -> Self {
         Self { objects, bits: vec![0; bytes_of(objects)] }
     }

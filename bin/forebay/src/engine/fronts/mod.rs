@@ -13,8 +13,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
+use forebay_messenger::Address;
 use forebay_nbd::Stats;
-use forebay_reactor::{Addr, CoreHandle};
+use forebay_reactor::{Addr, CoreHandle, Listener};
 
 use super::Engine;
 use super::identity::{Identity, Uuid};
@@ -162,6 +163,11 @@ impl Engine {
     pub async fn start_fronts(self: &Rc<Self>) -> Result<()> {
         let Some(daemon) = &self.options.daemon else { return Ok(()) };
         self.restore_exports().await;
+        // A daemon that was killed a moment ago may still hold its sockets.
+        let peers = daemon.config.peers.listen.iter().filter_map(Address::unix);
+        for addr in daemon.config.nbd.iter().cloned().chain(peers) {
+            Listener::settle(&addr).await;
+        }
         for front in self.fronts.all() {
             front.listen(&daemon.config)?;
         }
