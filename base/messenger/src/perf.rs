@@ -37,6 +37,8 @@ pub struct Load {
     pub one_way: bool,
     /// Nothing is kept when a connection is lost: the run fails.
     pub lossy: bool,
+    /// Each of those under way rests so long between an answer and its next request; zero for not at all.
+    pub every: Duration,
 }
 
 /// What a run came to.
@@ -147,6 +149,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
             let (connection, payload) = (connection.clone(), payload.clone());
             let (measuring, stop, tally) = (measuring.clone(), stop.clone(), tally.clone());
             let depth = load.one_way.then_some(load.depth.max(1));
+            let every = load.every;
             tasks.push(spawn(async move {
                 let mut begin = now();
                 while !stop.get() {
@@ -156,6 +159,10 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
                             tally.borrow_mut().messages += depth as u64;
                         }
                         continue;
+                    }
+                    if !every.is_zero() {
+                        sleep(every).await;
+                        begin = now();
                     }
                     connection.request(Message::new(KIND_ASK).data(payload.clone())).await?;
                     // The next one is asked at once.
@@ -241,6 +248,7 @@ mod tests {
                         warm_up: Duration::from_millis(5),
                         one_way,
                         lossy: !one_way,
+                        every: if one_way { Duration::ZERO } else { Duration::from_micros(100) },
                     };
                     let outcome = run(&portal, Options::default(), &address, &load).await.expect("it runs");
                     assert!(outcome.messages > 10 && outcome.seconds > 0.01);

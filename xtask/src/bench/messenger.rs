@@ -62,16 +62,45 @@ const LINES: [Line; 11] = [
     Line { name: "loopback, one way", transport: Transport::Loopback, who: Who::Ours(&["--one-way"]) },
 ];
 
-/// Round trips of 4 KiB, one at a time: their name, flags, and what is asked of the median, in microseconds.
-const TRIPS: [(&str, &[&str], f64); 2] =
-    [("shm-4k-polling", &["--linger-us", "1000"], 2.0), ("shm-4k-asleep", &["--linger-us", "0"], 15.0)];
+/// Round trips of 4 KiB, one at a time.
+struct Trip {
+    name: &'static str,
+    who: Walker,
+    /// What is asked of the median, in microseconds.
+    goal: Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+enum Walker {
+    /// Flags of `perf messenger`.
+    Ours(Transport, &'static [&'static str]),
+    /// The provider of `fi_pingpong`.
+    Fi(&'static str),
+    /// What two threads wake each other with.
+    Wakes(&'static str),
+}
+
+const TRIPS: [Trip; 9] = [
+    Trip { name: "shm-4k-polling", who: Walker::Ours(Transport::Shm, &["--linger-us", "1000"]), goal: Some(2.0) },
+    Trip { name: "shm-4k-asleep", who: Walker::Ours(Transport::Shm, &["--linger-us", "0"]), goal: Some(15.0) },
+    Trip { name: "shm-4k-now-and-then", who: Walker::Ours(Transport::Shm, &["--every-us", "1000"]), goal: Some(15.0) },
+    Trip { name: "tcp-4k", who: Walker::Ours(Transport::Tcp, &["--crc"]), goal: None },
+    Trip { name: "fi-pingpong-shm-4k", who: Walker::Fi("shm"), goal: None },
+    Trip { name: "fi-pingpong-tcp-4k", who: Walker::Fi("tcp;ofi_rxm"), goal: None },
+    Trip { name: "wake-futex", who: Walker::Wakes("futex"), goal: None },
+    Trip { name: "wake-eventfd", who: Walker::Wakes("eventfd"), goal: None },
+    Trip { name: "wake-socket", who: Walker::Wakes("socket"), goal: None },
+];
+/// Trips that `fi_pingpong` makes in a measurement.
+const FI_TRIPS: usize = 5000;
 
 /// What was measured of one line at one size: a value a round.
 #[derive(Default)]
 struct Found {
     messages: Vec<f64>,
     latency: Vec<f64>,
-    cpu: Vec<f64>,
+    client_cpu: Vec<f64>,
+    server_cpu: Vec<f64>,
 }
 
 struct Setting<'a> {
@@ -88,9 +117,10 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let scratch = Scratch::new("bench-messenger")?;
     let setting = Setting { scratch: scratch.path(), seconds: effort.seconds * SHARE, sockets: Cell::new(0) };
     let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
+    let has_fi = shell::output(shell::command("fi_pingpong").arg("-h")).is_ok();
     let has_iperf = shell::output(shell::command("iperf3").arg("--version")).is_ok();
     let mut found: Vec<[Found; SIZES.len()]> = LINES.iter().map(|_| Default::default()).collect();
-    let mut trips: [Vec<f64>; TRIPS.len()] = Default::default();
+    let mut trips: Vec<Vec<f64>> = TRIPS.iter().map(|_| Vec::new()).collect();
     for round in 0..effort.rounds {
         for (at, (name, size)) in SIZES.into_iter().enumerate() {
             for place in 0..LINES.len() {
@@ -103,15 +133,16 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 setting.measure(line, size, &mut found[which][at]).with_context(|| format!("{}, {name}", line.name))?;
             }
         }
-        for ((name, flags, _), values) in TRIPS.iter().zip(&mut trips) {
-            if wanted(name) {
-                let value = setting.ours(Transport::Shm, flags, 4096, 1)?;
-                values.push(value["latency_us_p50"].as_f64().context("no latency")?);
+        for (trip, values) in TRIPS.iter().zip(&mut trips) {
+            let skipped = matches!(trip.who, Walker::Fi(_)) && !has_fi;
+            if !skipped && wanted(trip.name) {
+                values.push(setting.trip(trip.who).with_context(|| trip.name)?);
             }
         }
         println!("round {} of {}", round + 1, effort.rounds);
     }
-    let cases = cases(&found);
+    let mut cases = cases(&found);
+    cases.extend(trip_cases(&trips));
     println!("{}", report::table(&cases));
     let table = talk(&found);
     println!("{table}");
@@ -162,6 +193,24 @@ fn cases(found: &[[Found; SIZES.len()]]) -> Vec<Case> {
     cases
 }
 
+/// Our round trips beside libfabric's, as so many a second.
+fn trip_cases(trips: &[Vec<f64>]) -> Vec<Case> {
+    let of = |name: &str| {
+        let at = TRIPS.iter().position(|trip| trip.name == name).expect("one of the trips");
+        trips[at].iter().map(|micros| 1e6 / micros).collect::<Vec<_>>()
+    };
+    let pairs = [("shm-4k-polling", "fi-pingpong-shm-4k"), ("tcp-4k", "fi-pingpong-tcp-4k")];
+    let measured = pairs.into_iter().map(|(ours, peer)| (ours, of(ours), of(peer)));
+    measured
+        .filter(|(_, ours, peer)| !ours.is_empty() && !peer.is_empty())
+        .map(|(name, ours, peer)| {
+            let ours = Series { name: "forebay".into(), side: Side::Ours, values: ours };
+            let series = vec![ours, Series { name: "peer".into(), side: Side::Peer, values: peer }];
+            Case { name: format!("{name}-vs-fi-pingpong"), unit: "trips/s", goal: 0.0, series }
+        })
+        .collect()
+}
+
 /// The talk's table: messages a second, what they carry, and how long one takes.
 fn talk(found: &[[Found; SIZES.len()]]) -> String {
     let mut text = String::from("| |");
@@ -206,16 +255,24 @@ fn value_lines(found: &[[Found; SIZES.len()]], trips: &[Vec<f64>]) -> Vec<String
             "VALUE name=messenger/loopback-one-way-{size} value={value:.0} at-least={LOOPBACK_GOAL:.0} unit=messages/s {met}"
         ));
     }
-    for ((name, _, goal), values) in TRIPS.iter().zip(trips).filter(|(_, values)| !values.is_empty()) {
-        let value = super::median(values);
-        let met = verdict(value <= *goal);
-        lines.push(format!("VALUE name=messenger/{name} value={value:.1} at-most={goal:.0} unit=us {met}"));
+    for (trip, values) in TRIPS.iter().zip(trips).filter(|(_, values)| !values.is_empty()) {
+        let (name, value) = (trip.name, super::median(values));
+        lines.push(match trip.goal {
+            Some(goal) => {
+                let met = verdict(value <= goal);
+                format!("VALUE name=messenger/{name} value={value:.1} at-most={goal:.0} unit=us {met}")
+            }
+            None => format!("VALUE name=messenger/{name} value={value:.1} unit=us"),
+        });
     }
     for line in ["tcp, crc", "tcp, no crc", "tcp, secure", "shm"] {
-        let sizes = SIZES.iter().zip(&found[line_called(line)]).filter(|(_, found)| !found.cpu.is_empty());
+        let sizes = SIZES.iter().zip(&found[line_called(line)]).filter(|(_, found)| !found.client_cpu.is_empty());
         for ((size, _), found) in sizes {
-            let (name, value) = (line.replace(", ", "-").replace(' ', "-"), super::median(&found.cpu));
-            lines.push(format!("VALUE name=messenger/cpu-{name}-{size} value={value:.2} unit=us-a-message-and-side"));
+            let name = line.replace(", ", "-").replace(' ', "-");
+            let (client, server) = (super::median(&found.client_cpu), super::median(&found.server_cpu));
+            lines.push(format!(
+                "VALUE name=messenger/cpu-{name}-{size} client={client:.2} server={server:.2} unit=us-a-message"
+            ));
         }
     }
     lines
@@ -231,7 +288,8 @@ impl Setting<'_> {
         found.messages.push(value["messages_per_s"].as_f64().context("no figure")?);
         found.latency.push(value["latency_us_p50"].as_f64().unwrap_or(0.0));
         if let Some((client, server)) = value["client_cpu_us"].as_f64().zip(value["server_cpu_us"].as_f64()) {
-            found.cpu.push((client + server) / 2.0);
+            found.client_cpu.push(client);
+            found.server_cpu.push(server);
         }
         Ok(())
     }
@@ -276,6 +334,43 @@ impl Setting<'_> {
         self.pair(&mut server, &mut client)
     }
 
+    /// Microseconds of a round trip.
+    fn trip(&self, who: Walker) -> Result<f64> {
+        let latency = |value: &Value| value["latency_us_p50"].as_f64().context("no latency");
+        match who {
+            Walker::Ours(transport, flags) => latency(&self.ours(transport, flags, 4096, 1)?),
+            Walker::Wakes(kind) => {
+                let program = shell::target().join("release/examples/messenger-peer");
+                let seconds = self.seconds.to_string();
+                let text = shell::output(shell::command(program).args(["wakes", kind, &seconds]))?;
+                latency(&serde_json::from_str(text.trim())?)
+            }
+            Walker::Fi(provider) => self.fi_pingpong(provider),
+        }
+    }
+
+    fn fi_pingpong(&self, provider: &str) -> Result<f64> {
+        let port = shell::free_port()?.to_string();
+        let trips = FI_TRIPS.to_string();
+        let flags = ["-p", provider, "-e", "rdm", "-S", "4096", "-I", &trips];
+        let mut server = pinned(0, Path::new("fi_pingpong"));
+        server.args(flags).args(["-B", &port]);
+        let mut client = pinned(1, Path::new("fi_pingpong"));
+        client.args(flags).args(["-P", &port, "127.0.0.1"]);
+        let log = self.scratch.join("fi.log");
+        let process = Process::start(&mut server, &log)?;
+        // It does not say when it listens, and takes the first that connects for its client.
+        let up = shell::wait_for(Duration::from_secs(10), || listens(&port).then_some(()));
+        up.with_context(|| format!("fi_pingpong does not listen: {}", shell::tail(&log, 5)))?;
+        let text = shell::output(&mut client);
+        process.kill()?;
+        // bytes, sent, acknowledged, total, time, MB/s, microseconds a transfer, of which a trip is two, transfers/s.
+        let text = text.with_context(|| format!("the server said: {}", shell::tail(&log, 5)))?;
+        let line = text.lines().rev().find(|line| !line.trim().is_empty()).context("fi_pingpong prints nothing")?;
+        let one = line.split_whitespace().nth(6).and_then(|word| word.parse::<f64>().ok());
+        Ok(2.0 * one.with_context(|| format!("no figure of fi_pingpong: {line}"))?)
+    }
+
     /// One direction, as fast as it goes, in blocks of the size: what carries the data, with nothing to answer.
     fn iperf(&self, size: usize) -> Result<Value> {
         let port = shell::free_port()?.to_string();
@@ -311,6 +406,20 @@ impl Setting<'_> {
     }
 }
 
+/// Somebody listens on a TCP port, as the kernel's tables have it.
+fn listens(port: &str) -> bool {
+    const LISTEN: &str = "0A";
+    let Ok(port) = port.parse::<u16>() else { return false };
+    let suffix = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|local| local.ends_with(&suffix)) && words.nth(1) == Some(LISTEN)
+        })
+    })
+}
+
 /// A process on a processor of its own, where there are two.
 fn pinned(cpu: usize, program: &Path) -> Command {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -327,16 +436,19 @@ fn method(effort: &Effort) -> String {
         "{}. One server and one client process for every measurement, each on a processor of its own, over one connection \
          with {DEPTH} requests under way; {} rounds of {:.1} s, the order turned each round; medians (lowest and highest in \
          parentheses). A request carries 0, 4 KiB or 64 KiB and is answered with an empty message; Forebay's messages are \
-         ordered, acknowledged, framed as msgr2.1, and can be replayed. Round trips of shm are one at a time: *polling* \
-         looks at the ring all the time, *asleep* sleeps at once when there is nothing. Loopback hands messages over within \
-         one process on one core; there is no peer.\n\n\
+         ordered, acknowledged, framed as msgr2.1, and can be replayed. Round trips are one at a time, 4 KiB there and an \
+         empty answer: *polling* looks at the ring all the time, *asleep* sleeps at once when there is nothing, *now and then* \
+         is one request a millisecond with the daemon's own setting (50 us of looking before it sleeps). Loopback hands \
+         messages over within one process on one core; there is no peer.\n\n\
          The *bare io_uring loop* is built on the same reactor, polls for as long before it sleeps (or not at all; the better \
-         of the two is the peer), sends as many requests \
-         as it may with one send, receives into 256 KiB and answers all whole requests with one send: a request is its \
-         payload (16 bytes at least), an answer 16 bytes, without framing, checksums or sessions, and nobody looks at the \
-         bytes. *plain epoll* makes a system call for each request and each answer. *bare rings* are the rings of the shm \
-         transport, polled without a pause, the bytes copied in and out. *iperf3* sends one way. All with the same kernel, \
-         over 127.0.0.1. Processor time is the mean of both sides, user and system, time spent polling included.\n\n\
+         of the two is the peer), sends as many requests as it may with one send, receives into 256 KiB and answers all whole \
+         requests with one send. It moves as many bytes as the messenger does in crc mode (90 more than the payload there, 77 \
+         back), but makes no frames, checksums or sessions of them, and nobody looks at the bytes. *plain epoll* makes a \
+         system call for each request and each answer. *bare rings* are the rings of the shm transport, polled without a \
+         pause, the bytes copied in and out. *iperf3* sends one way. *fi_pingpong* is libfabric's, with 4 KiB both ways. \
+         *wakes* are two threads, each on a processor of its own, that wake each other in turn with nothing but a futex, an \
+         eventfd or a socket: what a round trip between two sleepers costs here at least. All with the same kernel, over \
+         127.0.0.1. Processor time is user and system, time spent polling included.\n\n\
          Repeat it: `cargo xtask bench messenger` (`--rounds`, `--seconds` for more or less).",
         report::machine(),
         effort.rounds,
@@ -352,7 +464,7 @@ mod tests {
     fn what_was_measured_is_in_the_table() {
         let mut found: Vec<[Found; SIZES.len()]> = LINES.iter().map(|_| Default::default()).collect();
         for (line, rate) in [("tcp, crc", 9e5), ("bare io_uring loop, tcp", 1e6), ("plain epoll, tcp", 2e5)] {
-            found[line_called(line)][1] = Found { messages: vec![rate], latency: vec![50.0], cpu: vec![1.0] };
+            found[line_called(line)][1] = Found { messages: vec![rate], latency: vec![50.0], ..Found::default() };
         }
         let lines = report::ratio_lines("messenger", &cases(&found));
         assert_eq!(lines.len(), 2);
@@ -360,7 +472,12 @@ mod tests {
             lines[0].starts_with("RATIO name=messenger/tcp-crc-vs-bare-uring-4k ours=900000 peer=1000000 ratio=0.90")
         );
         assert!(talk(&found).contains("| tcp, crc | | 900 k/s, 3.69 GB/s, 50 us | |"));
-        let values = value_lines(&found, &[vec![1.9], vec![16.0]]);
+        let mut trips: Vec<Vec<f64>> = TRIPS.iter().map(|_| Vec::new()).collect();
+        (trips[0], trips[1], trips[4]) = (vec![1.9], vec![16.0], vec![3.8]);
+        let values = value_lines(&found, &trips);
         assert!(values[0].ends_with("value=1.9 at-most=2 unit=us met") && values[1].ends_with("missed"));
+        let lines = report::ratio_lines("messenger", &trip_cases(&trips));
+        assert!(lines[0].starts_with("RATIO name=messenger/shm-4k-polling-vs-fi-pingpong") && lines.len() == 1);
+        assert!(lines[0].contains("ratio=2.00"));
     }
 }

@@ -104,6 +104,10 @@ pub struct MessengerRun {
     #[arg(long)]
     pub one_way: bool,
 
+    /// Rest so long between an answer and the next request, in microseconds: for latencies of what comes now and then
+    #[arg(long, value_name = "US", default_value = "0", conflicts_with = "one_way")]
+    pub every_us: u32,
+
     /// Fail when a connection is lost, rather than make it again and go on
     #[arg(long)]
     pub lossy: bool,

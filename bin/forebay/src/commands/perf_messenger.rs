@@ -127,6 +127,7 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
         warm_up: WARM_UP,
         one_way: options.one_way,
         lossy: options.lossy,
+        every: Duration::from_micros(options.every_us.into()),
     };
     let before = cpu_nanos();
     let outcome = perf::run(&portal, set_up, &address, &load).await;
@@ -221,6 +222,7 @@ mod tests {
             seconds: 0.01,
             one_way: false,
             lossy: false,
+            every_us: 0,
         };
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         let report = reactor.block_on(measure(&options)).expect("it runs");
