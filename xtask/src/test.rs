@@ -85,7 +85,7 @@ pub fn run(arguments: &TestArguments) -> Result<()> {
 fn stages(quick: bool) -> Vec<Stage> {
     let (seeds, sweeps, sessions, fuzz_seconds, kills) =
         if quick { ("400", "2", "500", "10", "8") } else { ("8000", "60", "10000", "60", "50") };
-    let (logs, log_sweeps, failures) = if quick { ("1000", "2", "2") } else { ("10000", "20", "10") };
+    let (logs, log_sweeps, failures) = if quick { ("1000", "2", "2") } else { ("20000", "20", "10") };
     let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
     vec![
         Stage {

@@ -5,6 +5,7 @@
 //! persistent memory that logs are kept on.  See `docs/design/writelog.md` and `docs/formats/writelog.md`.
 
 mod append;
+mod detour;
 mod entries;
 mod expand;
 mod flush;
@@ -24,6 +25,6 @@ mod ticket;
 mod writeback;
 
 pub use format::{LogId, MediumKind};
-pub use log::{Cut, Options, Owner, Persist, WriteLog};
+pub use log::{Cut, Limits, Options, Owner, Persist, Round, WriteLog};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

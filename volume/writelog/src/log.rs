@@ -1,6 +1,6 @@
 //! The log as a block device: how a request finds its way.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::ready;
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use forebay_block::{
     Result, SizeWatch,
 };
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
-use forebay_reactor::{now, sleep, spawn};
+use forebay_reactor::{now, sleep, spawn, timeout};
 
+use crate::detour::Look;
 use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
@@ -31,17 +32,44 @@ pub enum Persist {
     OnFlush,
 }
 
+/// How much the backend may lack of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the volume at most; `None`: as many as the log holds.
+    pub bytes_max: Option<u64>,
+    /// How long it may lack a write, about, unless the backend cannot keep up.
+    pub age_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes_max: None, age_max: Duration::from_secs(2) }
+    }
+}
+
+/// Whether writes of any length go round a log that cannot keep up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Round {
+    /// Never.
+    #[default]
+    Never,
+    /// While the log has been full for a while, and the backend is measured to be faster without it.
+    Measured,
+    /// Whenever they may: for tests.
+    Always,
+}
+
 /// How a log behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// When writes are answered.
     pub persist: Persist,
-    /// Bytes of the volume that the backend may lack at most; `None`: as many as the log holds.
-    pub dirty_bytes_max: Option<u64>,
-    /// How long the backend may lack a write, about, unless it cannot keep up.
-    pub dirty_age_max: Duration,
+    /// How much the backend may lack.
+    pub limits: Limits,
     /// Sequential writes from so many bytes on go round the log when nothing stands in their way; `None`: none do.
     pub direct_min: Option<u32>,
+    /// Whether other writes go round a log that cannot keep up.
+    pub round: Round,
     /// Payload bytes that are kept in memory after they were written, to be written back without reading them.
     pub recent_bytes: usize,
     /// Requests to the backend at once in writing back.
@@ -56,9 +84,9 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             persist: Persist::OnWrite,
-            dirty_bytes_max: None,
-            dirty_age_max: Duration::from_secs(2),
+            limits: Limits::default(),
             direct_min: Some(256 << 10),
+            round: Round::Never,
             recent_bytes: 4 << 20,
             parallel: 64,
             batch_entries: 2048,
@@ -74,6 +102,9 @@ pub trait Owner {
     fn release(&self) -> LocalFuture<Result<()>>;
 }
 
+/// How long a write waits, while writes go round the log, for what keeps it from that.
+const ROUND_WAIT: Duration = Duration::from_millis(50);
+
 /// Payload bytes that wait for the medium at most.
 pub(crate) const QUEUE_MAX: u64 = 8 << 20;
 
@@ -83,6 +114,7 @@ pub(crate) struct Shared {
     pub(crate) kind: MediumKind,
     pub(crate) owner: Rc<dyn Owner>,
     pub(crate) options: Options,
+    pub(crate) limits: Cell<Limits>,
     pub(crate) state: RefCell<State>,
     /// Something is queued, or the log is to stop.
     pub(crate) append: Notify,
@@ -104,11 +136,20 @@ impl Shared {
     }
 
     pub(crate) fn dirty_max(&self) -> u64 {
-        self.options.dirty_bytes_max.unwrap_or(u64::MAX)
+        self.limits.get().bytes_max.unwrap_or(u64::MAX)
     }
 
     pub(crate) fn fill(&self) -> f64 {
         self.state.borrow().fill(&*self.medium, self.dirty_max(), QUEUE_MAX)
+    }
+
+    /// Writes go round the log where they may.
+    pub(crate) fn is_round(&self, state: &State) -> bool {
+        match self.options.round {
+            Round::Never => false,
+            Round::Measured => state.detour.is_round(),
+            Round::Always => true,
+        }
     }
 
     fn check(&self, extent: Extent) -> Result<()> {
@@ -133,6 +174,7 @@ impl Drop for WriteLog {
         self.shared.append.notify_all();
         self.shared.write_back.notify_all();
         self.shared.room.notify_all();
+        self.shared.settled.notify_all();
     }
 }
 
@@ -149,6 +191,7 @@ impl WriteLog {
             medium,
             kind,
             owner,
+            limits: Cell::new(options.limits),
             options,
             state: RefCell::new(state),
             append: Notify::new(),
@@ -166,6 +209,18 @@ impl WriteLog {
     /// How it stands.
     pub fn mode(&self) -> Mode {
         self.shared.state.borrow().mode.clone()
+    }
+
+    /// How much the backend may lack.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits.get()
+    }
+
+    /// From now on the backend may lack so much.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.limits.set(limits);
+        self.shared.write_back.notify_all();
+        self.shared.settled.notify_all();
     }
 
     /// What it is on.
@@ -251,10 +306,10 @@ impl WriteLog {
         let head = {
             let mut state = shared.state.borrow_mut();
             let head = state.entries.head();
-            state.hold = Some(state.hold.map_or(head, |before| before.min(head)));
+            state.holds.push(head);
             head
         };
-        let cut = Cut { shared: shared.clone() };
+        let cut = Cut { shared: shared.clone(), head };
         shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;
         self.drain_to(head).await?;
         Ok(cut)
@@ -362,8 +417,14 @@ fn try_at_once(
     if !state.mode.is_on() || state.starved && fill >= 1.0 {
         return Err((request, answer));
     }
+    if state.detour.is_hasty() || fill > 0.5 {
+        state.look(extent.len, fill);
+    }
+    if round_is_barred(shared, &state, &request, extent) {
+        return Err((request, answer));
+    }
     // The wait is worked out where it is waited.
-    if fill > 0.5 || !state.enter(extent) {
+    if state.detour.crowding(fill, now()) > 0.5 || !state.enter(extent) {
         return Err((request, answer));
     }
     drop(state);
@@ -374,6 +435,12 @@ fn try_at_once(
 /// Waits for what stands in a change's way, then begins it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     hold_back(&shared, extent).await;
+    let barred = || round_is_barred(&shared, &shared.state.borrow(), &request, extent);
+    if barred() {
+        shared.write_back.notify_all();
+        // After that it goes to the log.
+        let _ = timeout(ROUND_WAIT, shared.settled.wait_until(|| !barred())).await;
+    }
     let entered = || {
         let mut state = shared.state.borrow_mut();
         !matches!(state.mode, Mode::TurningOff(_)) && (!state.mode.is_on() || state.enter(extent))
@@ -394,16 +461,33 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
 
 /// Waits as long as the fill of the log asks for.
 async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
-    if shared.fill() <= 0.5 && shared.admission.available() > 0 {
+    let crowding = |fill| shared.state.borrow().detour.crowding(fill, now());
+    if crowding(shared.fill()) <= 0.5 && shared.admission.available() > 0 {
         return;
     }
     let started = now();
+    shared.state.borrow_mut().held_back += 1;
     let turn = shared.admission.acquire(1).await;
     let fill = shared.fill();
-    let wait = shared.state.borrow_mut().pressure.wait(extent.len, fill, now());
+    let wait = {
+        let state = &mut *shared.state.borrow_mut();
+        state.look(extent.len, fill);
+        state.held_back -= 1;
+        state.pressure.wait(extent.len, state.detour.crowding(fill, now()), now())
+    };
     if !wait.is_zero() {
         shared.write_back.notify_all();
         sleep(wait).await;
+    }
+    // The limit of dirty bytes is one: only a log that fails, or a backend that is full, ends the wait.
+    let within = || {
+        let state = shared.state.borrow();
+        let full = state.backend_error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NoSpace);
+        state.dirty_bytes + state.in_flight_bytes < shared.dirty_max() || full || state.closing || !state.mode.is_on()
+    };
+    if !within() {
+        shared.write_back.notify_all();
+        shared.settled.wait_until(within).await;
     }
     if fill >= 1.0 {
         // Whatever was measured: more than this must not wait for the medium in memory.
@@ -464,25 +548,40 @@ fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     }
 }
 
-/// A long sequential write may go straight to the backend, when that cannot be seen: nothing in the log is of an older
-/// generation or overlaps it, and no recovery would replay anything over it.
+/// A long sequential write, or any while the log cannot keep up, goes straight to the backend, when that cannot be seen:
+/// nothing in the log is of an older generation or overlaps it, and no recovery would replay anything over it.
 fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
-    let Some(least) = shared.options.direct_min else { return false };
     let state = shared.state.borrow();
+    let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
     matches!(request, Request::Write { .. })
-        && extent.len >= u64::from(least)
-        && state.last_end == extent.offset
+        && (long && state.last_end == extent.offset || shared.is_round(&state))
         && state.may_go_round(extent, shared.medium.persisted_tail())
 }
 
+/// A write should go round the log, and must not yet.
+fn round_is_barred(shared: &Shared, state: &State, request: &Request, extent: Extent) -> bool {
+    matches!(request, Request::Write { .. })
+        && shared.is_round(state)
+        && state.mode.is_on()
+        && state.holds.is_empty()
+        && !state.may_go_round(extent, shared.medium.persisted_tail())
+}
+
 impl State {
+    /// A write of so many bytes comes; it may change which way writes go.
+    fn look(&mut self, bytes: u64, fill: f64) {
+        let (back_rate, left) = (self.pressure.rate(), self.entries.len());
+        let depth = self.in_flight.len() + self.held_back;
+        self.detour.look(Look { now: now(), fill, depth, bytes, back_rate, left });
+    }
+
     /// Nothing stands in the way of a write that goes round the log.
     pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
         let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
         let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
             && self.appending.iter().flat_map(|group| &group.pieces).all(|p| p.piece.generation == self.generation);
         self.mode.is_on()
-            && self.hold.is_none()
+            && self.holds.is_empty()
             && current
             && queued
             && persisted_tail >= self.entries.tail()
@@ -501,12 +600,20 @@ async fn direct(shared: Rc<Shared>, request: Request, extent: Extent, answer: An
         state.stats.direct_bytes += extent.len;
         state.stale(extent);
     }
-    let result = shared.inner.submit(request.clone()).await;
+    let mut sent = request.clone();
+    // Whichever way it goes, what is answered lasts.
+    let lasts = !shared.is_early();
+    if let Request::Write { fua, .. } = &mut sent {
+        *fua |= lasts;
+    }
+    let result = shared.inner.submit(sent).await;
     let mut state = shared.state.borrow_mut();
     state.direct_active -= 1;
-    state.direct_done += 1;
+    state.direct_done += u64::from(!lasts);
+    state.detour.went_round(extent.len);
     state.stale(extent);
     if result.is_err() && state.mode.is_on() {
+        state.detour.failed(now());
         // The log can wait for the backend to recover.
         drop(state);
         log(&shared, request, extent, answer);
@@ -596,11 +703,18 @@ fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
 /// While it is held, the backend stays at one moment.
 pub struct Cut {
     shared: Rc<Shared>,
+    head: u64,
 }
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        self.shared.state.borrow_mut().hold = None;
+        {
+            let mut state = self.shared.state.borrow_mut();
+            // Others may be held still.
+            if let Some(at) = state.holds.iter().position(|&head| head == self.head) {
+                state.holds.swap_remove(at);
+            }
+        }
         self.shared.write_back.notify_all();
     }
 }

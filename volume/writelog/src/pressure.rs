@@ -31,6 +31,11 @@ impl Pressure {
         self.seconds_a_byte = if before == 0.0 { now } else { before + NEWEST * (now - before) };
     }
 
+    /// Bytes a second that the backend takes, on average; 0 when it is not known.
+    pub(crate) fn rate(&self) -> f64 {
+        if self.seconds_a_byte > 0.0 { 1.0 / self.seconds_a_byte } else { 0.0 }
+    }
+
     /// How many of a backend's bytes go by for each byte of a write, at this fill (0 to 1).
     fn factor(fill: f64) -> f64 {
         let over = ((fill - FREE_BELOW) / (EVEN_AT - FREE_BELOW)).max(0.0);

@@ -67,15 +67,44 @@ impl Drop for Watched {
     }
 }
 
+/// A read that was overtaken so often keeps writers away.
+const OVERTAKEN_MAX: u32 = 4;
+
+/// Keeps changes from a run while it is read.
+struct Kept {
+    shared: Rc<Shared>,
+    extent: Extent,
+}
+
+impl Kept {
+    async fn new(shared: &Rc<Shared>, extent: Extent) -> Self {
+        shared.settled.wait_until(|| shared.state.borrow_mut().enter(extent)).await;
+        Self { shared: shared.clone(), extent }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.shared.state.borrow_mut().leave(self.extent);
+        self.shared.settled.notify_all();
+    }
+}
+
 /// Reads a run that lies within the volume.
 pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
     Box::pin(async move {
+        let mut overtaken = 0;
         loop {
+            let _kept = match overtaken >= OVERTAKEN_MAX {
+                true => Some(Kept::new(&shared, extent).await),
+                false => None,
+            };
             let (parts, watched) = begin(&shared, extent);
             let data = gather(parts).await?;
             if !watched.is_some_and(|watched| watched.is_stale()) {
                 return Ok(Reply::Data(data));
             }
+            overtaken += 1;
         }
     })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_block::{BufList, Error, Extent};
 use forebay_reactor::{Instant, now};
 
+use crate::detour::Detour;
 use crate::entries::{Entries, Entry, Kind, NOWHERE};
 use crate::format::EntryRecord;
 use crate::hidden::hidden_entries;
@@ -166,6 +167,8 @@ pub(crate) struct State {
     pub(crate) appending: VecDeque<Appending>,
     /// Changes under way: first byte, end.  None of them overlap.
     pub(crate) in_flight: BTreeMap<u64, u64>,
+    /// Bytes of these, which will be dirty.
+    pub(crate) in_flight_bytes: u64,
     pub(crate) entries: Entries,
     pub(crate) index: Index,
     /// Generations in the log with the number of their first entry.
@@ -185,7 +188,8 @@ pub(crate) struct State {
     pub(crate) recent: Recent,
     pub(crate) mixed_reads: Vec<(u64, MixedRead)>,
     pub(crate) next_read: u64,
-    /// Writes that went round the log and were answered; and how many of these a flush of the backend has covered.
+    /// Writes that went round the log and were answered before they last; and how many of these a flush of the backend
+    /// has covered.
     pub(crate) direct_done: u64,
     pub(crate) direct_flushed: u64,
     pub(crate) direct_active: usize,
@@ -193,8 +197,8 @@ pub(crate) struct State {
     pub(crate) last_end: u64,
     /// Somebody waits until the backend holds everything before this entry.
     pub(crate) wanted: u64,
-    /// Nothing from this entry on may be written back: a cut is held.
-    pub(crate) hold: Option<u64>,
+    /// Cuts that are held: nothing from these entries on may be written back.
+    pub(crate) holds: Vec<u64>,
     /// The appender has no room.
     pub(crate) starved: bool,
     /// Why the last attempt to write back failed.
@@ -203,6 +207,9 @@ pub(crate) struct State {
     /// When entries were published, every so often: number, time.
     pub(crate) ages: VecDeque<(u64, Instant)>,
     pub(crate) pressure: Pressure,
+    pub(crate) detour: Detour,
+    /// Changes that are held back before they begin.
+    pub(crate) held_back: usize,
     /// Requests past this are refused: the volume is shrinking.
     pub(crate) size_limit: Option<u64>,
     pub(crate) stats: LogStats,
@@ -221,6 +228,7 @@ impl State {
             queue_bytes: 0,
             appending: VecDeque::new(),
             in_flight: BTreeMap::new(),
+            in_flight_bytes: 0,
             entries: Entries::new(tail_seq),
             index: Index::new(),
             generations: VecDeque::new(),
@@ -233,17 +241,21 @@ impl State {
             recent: Recent::default(),
             mixed_reads: Vec::new(),
             next_read: 0,
-            direct_done: 0,
+            // A process that was killed may have left writes at the backend that can be read and do not last: the first
+            // flush goes there.
+            direct_done: 1,
             direct_flushed: 0,
             direct_active: 0,
             last_end: u64::MAX,
             wanted: 0,
-            hold: None,
+            holds: Vec::new(),
             starved: false,
             backend_error: None,
             dirty_bytes: 0,
             ages: VecDeque::new(),
             pressure: Pressure::default(),
+            detour: Detour::default(),
+            held_back: 0,
             size_limit: None,
             stats: LogStats { replayed: found.len() as u64, ..LogStats::default() },
         };
@@ -321,6 +333,11 @@ impl State {
         }
     }
 
+    /// Nothing from this entry on may be written back: a cut is held.
+    pub(crate) fn hold(&self) -> Option<u64> {
+        self.holds.iter().min().copied()
+    }
+
     /// How long the oldest entry has been there.
     pub(crate) fn age(&self) -> Duration {
         self.ages.front().map_or(Duration::ZERO, |&(_, at)| at.elapsed())
@@ -333,12 +350,15 @@ impl State {
             return false;
         }
         self.in_flight.insert(extent.offset, extent.end());
+        self.in_flight_bytes += extent.len;
         true
     }
 
     /// Gives it back.
     pub(crate) fn leave(&mut self, extent: Extent) {
-        self.in_flight.remove(&extent.offset);
+        if let Some(end) = self.in_flight.remove(&extent.offset) {
+            self.in_flight_bytes -= end - extent.offset;
+        }
     }
 
     /// From now on what is queued belongs to a new generation.
@@ -370,7 +390,7 @@ impl State {
     pub(crate) fn fill(&self, medium: &dyn Medium, dirty_max: u64, queue_max: u64) -> f64 {
         let capacity = medium.capacity().max(1) as f64;
         let used = (medium.used() + self.queue_bytes) as f64 / capacity;
-        let dirty = self.dirty_bytes as f64 / dirty_max.max(1) as f64;
+        let dirty = (self.dirty_bytes + self.in_flight_bytes) as f64 / dirty_max.max(1) as f64;
         let queue = self.queue_bytes as f64 / queue_max as f64;
         used.max(dirty).max(queue).min(1.0)
     }

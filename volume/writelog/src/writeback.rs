@@ -123,15 +123,18 @@ impl State {
         let tail = self.entries.tail();
         // Entries that do not last yet are made to before they are written back.
         let limit = match self.mode.is_on() {
-            true => self.hold.map_or(self.appended_seq, |hold| hold.min(self.appended_seq)),
+            true => self.hold().map_or(self.appended_seq, |hold| hold.min(self.appended_seq)),
             false => self.limit(shared),
         };
         if tail >= limit {
-            return if matches!(self.mode, Mode::TurningOff(_)) { Ok(()) } else { Err(None) };
+            // What a cut holds back is waited for, or the log would be given up with it.
+            let ends = matches!(self.mode, Mode::TurningOff(_)) && tail >= self.there(shared);
+            return if ends { Ok(()) } else { Err(None) };
         }
         let age = self.age();
-        let linger = shared.options.dirty_age_max / 2;
-        if self.wanted > tail || self.starved || !self.mode.is_on() || fill >= EAGER_FILL || age >= linger {
+        let linger = shared.limits.get().age_max / 2;
+        let asked = self.wanted > tail || self.starved || self.detour.is_hasty();
+        if asked || !self.mode.is_on() || fill >= EAGER_FILL || age >= linger {
             return Ok(());
         }
         Err(Some(linger - age))
@@ -139,14 +142,19 @@ impl State {
 
     /// Nothing from this entry on may be written back now.
     fn limit(&self, shared: &Shared) -> u64 {
-        let there = match self.mode.is_on() {
+        let there = self.there(shared);
+        self.hold().map_or(there, |hold| hold.min(there))
+    }
+
+    /// The same, but for cuts.
+    fn there(&self, shared: &Shared) -> u64 {
+        match self.mode.is_on() {
             true if shared.is_early() => self.synced_seq,
             true => self.appended_seq,
             // What the medium may have lost goes to the backend only when nothing of the log can be replayed over it.
             false if shared.is_early() && !self.released => self.synced_seq.max(self.entries.tail()),
             false => self.entries.head(),
-        };
-        self.hold.map_or(there, |hold| hold.min(there))
+        }
     }
 }
 
@@ -252,7 +260,10 @@ async fn write(shared: &Rc<Shared>, batch: Batch) -> std::result::Result<u64, Fa
                 state.stats.written_back += 1;
                 state.stats.written_back_bytes += len;
             }
-            match shared.inner.submit(request).await {
+            let started = now();
+            let done = shared.inner.submit(request).await;
+            shared.state.borrow_mut().detour.backend_took(started.elapsed());
+            match done {
                 // The volume has become shorter; what is past its end is gone.
                 Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(()),
                 result => result.map(drop).map_err(Failure::Backend),
@@ -326,7 +337,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     };
     {
         let state = shared.state.borrow();
-        if state.entries.tail() < state.limit(shared) {
+        if state.entries.tail() < state.there(shared) {
             return false;
         }
     }

@@ -3,14 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{
     BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
     Result, SizeWatch,
 };
-use forebay_reactor::Reactor;
-use forebay_sim::{Faults, World};
-use forebay_writelog::{LogId, MediumKind, Mode, Options, Owner, Shelf, ShelfOptions, WriteLog};
+use forebay_reactor::{Reactor, sleep, spawn, timeout};
+use forebay_sim::{DiskFaults, Faults, World};
+use forebay_writelog::{Limits, LogId, MediumKind, Mode, Options, Owner, Shelf, ShelfOptions, WriteLog};
 
 const PATH: &str = "/logs";
 
@@ -18,11 +19,18 @@ const PATH: &str = "/logs";
 struct Memory {
     bytes: Rc<RefCell<Vec<u8>>>,
     writes: Rc<Cell<u64>>,
+    /// Of these, those that were asked to last at once.
+    durable: Rc<Cell<u64>>,
+    flushes: Rc<Cell<u64>>,
+    /// How long a read takes.
+    pause: Cell<Duration>,
 }
 
 impl Memory {
     fn new(size: usize) -> Rc<Self> {
-        Rc::new(Self { bytes: Rc::new(RefCell::new(vec![0; size])), writes: Rc::default() })
+        let bytes = Rc::new(RefCell::new(vec![0; size]));
+        let (writes, durable, flushes) = (Rc::default(), Rc::default(), Rc::default());
+        Rc::new(Self { bytes, writes, durable, flushes, pause: Cell::default() })
     }
 }
 
@@ -33,14 +41,23 @@ impl BlockDevice for Memory {
     }
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        let pause = self.pause.get();
+        if let (Request::Read(extent), false) = (&request, pause.is_zero()) {
+            let (bytes, range) = (self.bytes.clone(), extent.offset as usize..extent.end() as usize);
+            return Box::pin(async move {
+                sleep(pause).await;
+                Ok(Reply::Data(Buf::copy_of(&bytes.borrow()[range]).into()))
+            });
+        }
         let mut bytes = self.bytes.borrow_mut();
         let range = |extent: Extent| extent.offset as usize..extent.end() as usize;
         let end = request.extent().map_or(0, Extent::end);
         let reply = match request {
             _ if end > bytes.len() as u64 => Err(Error::from(ErrorKind::OutOfRange)),
             Request::Read(extent) => Ok(Reply::Data(Buf::copy_of(&bytes[range(extent)]).into())),
-            Request::Write { offset, data, .. } => {
+            Request::Write { offset, data, fua } => {
                 self.writes.set(self.writes.get() + 1);
+                self.durable.set(self.durable.get() + u64::from(fua));
                 bytes[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
                 Ok(Reply::Done)
             }
@@ -50,7 +67,10 @@ impl BlockDevice for Memory {
                 Ok(Reply::Done)
             }
             Request::CompareAndWrite { .. } => Err(Error::from(ErrorKind::Unsupported)),
-            Request::Flush => Ok(Reply::Done),
+            Request::Flush => {
+                self.flushes.set(self.flushes.get() + 1);
+                Ok(Reply::Done)
+            }
         };
         Box::pin(std::future::ready(reply))
     }
@@ -89,7 +109,8 @@ async fn shelf() -> Rc<Shelf> {
 async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>) -> Rc<WriteLog> {
     let log = shelf.open_log(id, volume, 0).await.expect("a log");
     // Nothing is written back unless somebody asks.
-    let options = Options { dirty_age_max: std::time::Duration::from_secs(1000), ..Options::default() };
+    let options =
+        Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() };
     WriteLog::new(inner, log, Rc::new(Nobody), options)
 }
 
@@ -233,6 +254,166 @@ fn a_cut_holds_the_backend_where_it_is() {
         drop(cut);
         log.drain().await.expect("drained");
         assert_eq!(inner.bytes.borrow()[0], 2);
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
+    let (world, reactor) = world();
+    let faults = world.clone();
+    let ran = world.run(&reactor, async move {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let (inner, owner) = (Memory::new(1 << 20), Rc::new(Counted::default()));
+        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
+        let log = WriteLog::new(inner.clone(), log, owner.clone(), Options::default());
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        let cut = log.cut().await.expect("a cut");
+        log.submit(write(0, 2, 4096)).await.expect("written");
+        faults.set_disk_faults(PATH, Some(DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }));
+        let waiting = spawn(log.submit(write(4096, 3, 4096)));
+        // Longer than anything that it does by itself takes.
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!((owner.0.get(), inner.bytes.borrow()[0]), (0, 1), "a crash now would lose the second write");
+        assert!(matches!(log.mode(), Mode::TurningOff(_)));
+        drop(cut);
+        waiting.await.expect("written without the log");
+        assert_eq!((owner.0.get(), inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 2, 3));
+        assert!(matches!(log.mode(), Mode::Off(_)));
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn a_cut_that_ends_leaves_others_held() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(1 << 20);
+        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
+        let log = WriteLog::new(inner.clone(), log, Rc::new(Nobody), Options::default());
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        let (first, second) = (log.cut().await.expect("a cut"), log.cut().await.expect("another"));
+        log.submit(write(0, 2, 4096)).await.expect("written");
+        drop(first);
+        // Longer than it takes until everything is written back by itself.
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(inner.bytes.borrow()[0], 1);
+        drop(second);
+        log.drain().await.expect("drained");
+        assert_eq!(inner.bytes.borrow()[0], 2);
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn the_limits_of_a_volume_hold_and_can_be_changed() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(1 << 20);
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        log.set_limits(Limits { bytes_max: Some(64 << 10), age_max: Duration::from_secs(1000) });
+        // A cut keeps everything in the log.
+        let cut = log.cut().await.expect("a cut");
+        let writes: Vec<_> = (0..32_u64).map(|at| spawn(log.submit(write(at * 4096, 1, 4096)))).collect();
+        sleep(Duration::from_secs(60)).await;
+        let stats = log.stats();
+        assert_eq!((stats.dirty_bytes, stats.dirty_entries), (64 << 10, 16), "and the rest waits");
+        drop(cut);
+        for write in writes {
+            write.await.expect("written");
+        }
+        log.drain().await.expect("drained");
+        // By age alone.
+        log.set_limits(Limits { bytes_max: None, age_max: Duration::from_secs(4) });
+        let before = inner.writes.get();
+        log.submit(write(0, 2, 4096)).await.expect("written");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(inner.writes.get(), before, "it is young");
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!((inner.writes.get(), log.stats().dirty_entries), (before + 1, 0));
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn a_read_of_what_is_written_all_the_time_ends() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(1 << 20);
+        inner.pause.set(Duration::from_millis(20));
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let (done, writer) = (Rc::new(Cell::new(false)), log.clone());
+        let stop = done.clone();
+        let writing = spawn(async move {
+            let mut count = 0_u64;
+            while !stop.get() {
+                writer.submit(write(count % 8 * 4096, count as u8, 4096)).await.expect("written");
+                sleep(Duration::from_millis(1)).await;
+                count += 1;
+            }
+            count
+        });
+        // A part of it is not in the log, and each look at the backend takes longer than until the next write.
+        let data = timeout(Duration::from_secs(2), log.submit(Request::Read(Extent::new(0, 64 << 10)))).await;
+        assert_eq!(data.expect("in time").expect("read").into_data().len(), 64 << 10);
+        done.set(true);
+        assert!(writing.await > 20);
+    });
+    ran.expect("it ends");
+}
+
+/// Counts how often the log was given up.
+#[derive(Default)]
+struct Counted(Cell<u64>);
+
+impl Owner for Counted {
+    fn release(&self) -> LocalFuture<Result<()>> {
+        self.0.set(self.0.get() + 1);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+#[test]
+fn the_first_flush_covers_what_a_process_that_was_killed_left_at_the_backend() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(64 << 10);
+        let log = open(&shelf, &id, "one", inner.clone()).await;
+        log.submit(Request::Flush).await.expect("flushed");
+        assert_eq!(inner.flushes.get(), 1);
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        log.submit(Request::Flush).await.expect("flushed");
+        assert_eq!(inner.flushes.get(), 1, "what is in the log lasts there");
+    });
+    ran.expect("it ends");
+}
+
+#[test]
+fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
+    let (world, reactor) = world();
+    let ran = world.run(&reactor, async {
+        let shelf = shelf().await;
+        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+        let inner = Memory::new(4 << 20);
+        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
+        let log = WriteLog::new(inner.clone(), log, Rc::new(Nobody), Options::default());
+        log.submit(Request::Flush).await.expect("flushed");
+        for at in 0..3_u64 {
+            log.submit(write(at << 20, 9, 1 << 20)).await.expect("written");
+        }
+        // The first one is not known to be sequential.
+        assert_eq!((log.stats().direct, inner.durable.get()), (2, 2));
+        log.submit(Request::Flush).await.expect("flushed");
+        assert_eq!(inner.flushes.get(), 1, "there is nothing left to flush");
     });
     ran.expect("it ends");
 }

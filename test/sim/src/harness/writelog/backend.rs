@@ -10,44 +10,70 @@ use forebay_block::{
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions};
 
-use super::BACKEND;
+use super::{BACKEND, Record};
 
 /// A disk as a block device: what a backend is to a log.
 pub(super) struct Backend {
     file: File,
     size: u64,
+    /// Says whether the log has got out of the way.
+    record: Rc<Record>,
     /// A compare-and-write has all of them, another change one.
     gate: Semaphore,
-    /// What is being written: who overlaps it waits, so that no read sees what the next does not.
-    writing: Rc<RefCell<Vec<Extent>>>,
-    written: Rc<Notify>,
+    under_way: Rc<RefCell<UnderWay>>,
+    ended: Rc<Notify>,
+}
+
+/// Where requests are at work.
+///
+/// Who overlaps a write waits for its end, so that no read sees what the next one does not.  A write that overlaps a
+/// read waits for it only when the log is off: the log must cope with a block that changes under a read of the backend,
+/// but a host must not see, through no log, what a flush that it sends next does not cover yet.
+#[derive(Default)]
+struct UnderWay {
+    writes: Vec<Extent>,
+    reads: Vec<Extent>,
+}
+
+impl UnderWay {
+    fn is_free(&self, extent: Extent, write: bool, mind_reads: bool) -> bool {
+        let free = |all: &[Extent]| !all.iter().any(|other| other.overlaps(extent));
+        free(&self.writes) && !(write && mind_reads && !free(&self.reads))
+    }
+
+    fn of(&mut self, write: bool) -> &mut Vec<Extent> {
+        if write { &mut self.writes } else { &mut self.reads }
+    }
 }
 
 const GATE: usize = 1000;
 
 impl Backend {
     /// A volume of `size` bytes.
-    pub(super) fn open(size: u64) -> Result<Self> {
+    pub(super) fn open(size: u64, record: Rc<Record>) -> Result<Self> {
         let file = File::open(BACKEND, OpenOptions::read_write()).map_err(|error| Error::from_io(error, BACKEND))?;
-        Ok(Self { file, size, gate: Semaphore::new(GATE), writing: Rc::default(), written: Rc::default() })
+        let gate = Semaphore::new(GATE);
+        Ok(Self { file, size, record, gate, under_way: Rc::default(), ended: Rc::default() })
     }
 }
 
-/// A write under way.
-struct Writing {
-    writing: Rc<RefCell<Vec<Extent>>>,
-    written: Rc<Notify>,
+/// A read or write at work.
+struct AtWork {
+    under_way: Rc<RefCell<UnderWay>>,
+    ended: Rc<Notify>,
     extent: Extent,
+    write: bool,
 }
 
-impl Drop for Writing {
+impl Drop for AtWork {
     fn drop(&mut self) {
-        let mut writing = self.writing.borrow_mut();
-        if let Some(at) = writing.iter().position(|extent| *extent == self.extent) {
-            writing.swap_remove(at);
+        let mut under_way = self.under_way.borrow_mut();
+        let all = under_way.of(self.write);
+        if let Some(at) = all.iter().position(|extent| *extent == self.extent) {
+            all.swap_remove(at);
         }
-        drop(writing);
-        self.written.notify_all();
+        drop(under_way);
+        self.ended.notify_all();
     }
 }
 
@@ -58,16 +84,17 @@ impl BlockDevice for Backend {
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
         let (file, gate) = (self.file.clone(), self.gate.clone());
-        let (writing, written) = (self.writing.clone(), self.written.clone());
+        let (under_way, ended, record) = (self.under_way.clone(), self.ended.clone(), self.record.clone());
         Box::pin(async move {
             let io = |error| Error::from_io(error, "the backend");
-            if let Some(extent) = &request.extent() {
-                written.wait_until(|| !writing.borrow().iter().any(|other| other.overlaps(*extent))).await;
+            let mut _at_work = None;
+            if let Some(extent) = request.extent() {
+                let write = request.is_write();
+                let free = || under_way.borrow().is_free(extent, write, record.released.get());
+                ended.wait_until(free).await;
+                under_way.borrow_mut().of(write).push(extent);
+                _at_work = Some(AtWork { under_way, ended, extent, write });
             }
-            let _writing = request.extent().filter(|_| request.is_write()).map(|extent| {
-                writing.borrow_mut().push(extent);
-                Writing { writing: writing.clone(), written: written.clone(), extent }
-            });
             let _passed = match &request {
                 Request::Read(_) | Request::Flush => None,
                 Request::CompareAndWrite { .. } => Some(gate.acquire(GATE).await),
@@ -115,5 +142,46 @@ impl BlockDevice for Backend {
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_reactor::{Buf, spawn};
+
+    use super::*;
+    use crate::World;
+    use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
+
+    /// What a read shows that a write overtakes.
+    fn overtaken(released: bool, seed: u64) -> u8 {
+        let world = World::new(seed, Faults::none());
+        world.add_disk(BACKEND, 64 << 10, 4096);
+        let slow_reads = DiskFaults {
+            read_latency: 2 * MILLI..3 * MILLI,
+            write_latency: MILLI..4 * MILLI,
+            sync_latency: MICRO..2 * MICRO,
+            ..DiskFaults::none()
+        };
+        world.set_disk_faults(BACKEND, Some(slow_reads));
+        let reactor = world.reactor();
+        let ran = world.run(&reactor, async move {
+            let record = Rc::new(Record::default());
+            record.released.set(released);
+            let backend = Backend::open(64 << 10, record).expect("a backend");
+            let read = spawn(backend.submit(Request::Read(Extent::new(4096, 4096))));
+            let data = Buf::copy_of(&[7; 4096]).into();
+            let write = spawn(backend.submit(Request::Write { offset: 4096, data, fua: false }));
+            let seen = read.await.expect("read").into_data().to_vec();
+            write.await.expect("written");
+            seen[0]
+        });
+        ran.expect("it ends")
+    }
+
+    #[test]
+    fn a_host_without_a_log_never_sees_a_write_before_it_is_done_but_the_log_does() {
+        assert!((0..40).all(|seed| overtaken(true, seed) == 0));
+        assert!((0..40).any(|seed| overtaken(false, seed) == 7));
     }
 }

@@ -361,7 +361,7 @@ impl Run {
             shelf.inspect(&id).await?;
         }
         let log = shelf.open_log(&id, VOLUME, self.record.epoch.get()).await?;
-        let backend = Rc::new(Backend::open(self.scenario.size)?);
+        let backend = Rc::new(Backend::open(self.scenario.size, self.record.clone())?);
         Ok(WriteLog::new(backend, log, self.record.clone(), self.scenario.options()))
     }
 
@@ -376,8 +376,7 @@ impl Run {
             let faults = DiskFaults { write_error_ppm: ppm, sync_error_ppm: ppm, ..DiskFaults::none() };
             self.world.set_disk_faults(LOG, Some(faults));
         }
-        let lasting = self.scenario.persist == Persist::OnWrite;
-        let strict = lasting && self.scenario.direct_min.is_none() && !self.scenario.log_fails;
+        let strict = self.scenario.persist == Persist::OnWrite && !self.scenario.log_fails;
         let watched: Rc<dyn BlockDevice> = Rc::new(Watched {
             inner: log.clone(),
             blocks: self.blocks.clone(),
@@ -425,7 +424,7 @@ impl Run {
                 return Err(error);
             }
             // What is in the log no longer matters.
-            let backend = Backend::open(self.scenario.size)?;
+            let backend = Backend::open(self.scenario.size, self.record.clone())?;
             verify_blocks(&backend, &self.blocks, self.load.span, CrashKind::Power).await?;
             Ok::<(), Error>(())
         });
@@ -438,12 +437,14 @@ impl Run {
 /// Holds a cut for a while, and looks at the backend meanwhile.
 async fn cut(log: &Rc<WriteLog>, order: &Rc<RefCell<OrderOracle>>, world: &World, hold: u64) -> Result<bool> {
     let from = order.borrow_mut().now();
+    world.note(|| "a cut is asked for".to_owned());
     let held = match log.cut().await {
         Ok(held) => held,
         Err(error) if log.mode().is_on() => return Err(error),
         Err(_) => return Ok(false),
     };
     let to = order.borrow_mut().now();
+    world.note(|| format!("a cut is held, {}", log.mode().name()));
     for step in 0..2 {
         if !log.mode().is_on() || world.is_off() {
             return Ok(false);
