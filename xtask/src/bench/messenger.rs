@@ -117,7 +117,8 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let scratch = Scratch::new("bench-messenger")?;
     let setting = Setting { scratch: scratch.path(), seconds: effort.seconds * SHARE, sockets: Cell::new(0) };
     let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    let has_fi = shell::output(shell::command("fi_pingpong").arg("-h")).is_ok();
+    // Its help counts as a failure; fi_info comes in the same package.
+    let has_fi = shell::output(shell::command("fi_info").arg("--version")).is_ok();
     let has_iperf = shell::output(shell::command("iperf3").arg("--version")).is_ok();
     let mut found: Vec<[Found; SIZES.len()]> = LINES.iter().map(|_| Default::default()).collect();
     let mut trips: Vec<Vec<f64>> = TRIPS.iter().map(|_| Vec::new()).collect();
@@ -309,7 +310,10 @@ impl Setting<'_> {
         let address = self.address(transport)?;
         let command = |what: &str, cpu: usize| {
             let mut command = pinned(cpu, &daemon::program());
-            command.args(["perf", "messenger", what, "--addr", &address]).args(flags);
+            command.args(["perf", "messenger", what, "--addr", &address]);
+            // What only concerns who asks comes last.
+            let asking = flags.iter().position(|flag| *flag == "--every-us").filter(|_| what == "serve");
+            command.args(&flags[..asking.unwrap_or(flags.len())]);
             command
         };
         let mut client = command("run", 1);
