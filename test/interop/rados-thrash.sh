@@ -8,44 +8,10 @@
 set -uo pipefail
 
 SECONDS_WANTED=${1:-60}
-LAB=$(cd "$(dirname "$0")/../lab" && pwd)
-WORK=$(mktemp -d "${TMPDIR:-/tmp}/rados-thrash.XXXXXX")
-export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
-export CEPH_CONF=$CLUSTER_DIR/ceph.conf FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
-DAEMON=
+NAME=rados-thrash; source "$(dirname "$0")/../lab/cluster.sh"
 
-finish() {
-  local status=$?
-  if [[ -n $DAEMON ]]; then
-    kill -TERM "$DAEMON" 2>/dev/null
-    wait "$DAEMON" 2>/dev/null
-  fi
-  "$LAB/ceph-cluster" down >/dev/null 2>&1
-  # The daemons leave in their own time, and their files with them.
-  for _ in $(seq 100); do
-    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
-    sleep 0.1
-  done
-  rm -rf "$WORK"
-  exit $status
-}
-trap finish EXIT
-
-fail() {
-  echo "not ok rados-thrash: $1"
-  tail -n 25 "$WORK/out" 2>/dev/null | sed 's/^/  /'
-  tail -n 15 "$WORK/daemon.log" 2>/dev/null | sed 's/^/  daemon: /'
-  exit 1
-}
-
-"$LAB/ceph-cluster" up 3 >"$WORK/out" 2>&1 || fail "a cluster"
-mkdir -p "$WORK/data"
-"$FOREBAY" serve --store-size 256M >"$WORK/daemon.log" 2>&1 &
-DAEMON=$!
-for _ in $(seq 200); do
-  "$FOREBAY" status >/dev/null 2>&1 && break
-  sleep 0.1
-done
+start_cluster
+start_daemon
 "$FOREBAY" create rbd/thrashed --size 256M >"$WORK/out" 2>&1 || fail "an image"
 URI=$("$FOREBAY" attach rbd/thrashed --nbd 2>"$WORK/out") || fail "attaching"
 
@@ -76,4 +42,4 @@ wait $FIO || fail "fio, after $kills kills"
 grep -q 'err= 0' "$WORK/out" || fail "fio's verification"
 writes=$(grep -o 'total=r=[0-9]*,w=[0-9]*\|issued rwts: total=[0-9,]*' "$WORK/out" | head -n 1)
 rbd object-map check rbd/thrashed >"$WORK/out" 2>&1 || fail "the object map after it"
-echo "ok rados-thrash: $kills times an OSD was killed, ${writes:-all} requests verified"
+ok "$kills times an OSD was killed, ${writes:-all} requests verified"

@@ -6,36 +6,14 @@
 # Prints a line for each check.
 set -uo pipefail
 
-LAB=$(cd "$(dirname "$0")/../lab" && pwd)
-WORK=$(mktemp -d "${TMPDIR:-/tmp}/rados.XXXXXX")
-export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
-export CEPH_CONF=$CLUSTER_DIR/ceph.conf
+NAME=rados; source "$(dirname "$0")/../lab/cluster.sh"
 
-finish() {
-  local status=$?
-  "$LAB/ceph-cluster" down >/dev/null 2>&1
-  # The daemons leave in their own time, and their files with them.
-  for _ in $(seq 100); do
-    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
-    sleep 0.1
-  done
-  rm -rf "$WORK"
-  exit $status
-}
-trap finish EXIT
-
-fail() {
-  echo "not ok rados: $1"
-  sed 's/^/  /' "$WORK/out" 2>/dev/null | tail -n 20
-  exit 1
-}
 lab() { timeout -k 5 "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
-ask() { timeout -k 5 60 "$@" >"$WORK/out" 2>&1 </dev/null || fail "$*"; }
 
-"$LAB/ceph-cluster" up 3 >"$WORK/out" 2>&1 || fail "a cluster"
+start_cluster
 lab status || fail "connecting"
 grep -q 'osds_up: 3' "$WORK/out" || fail "three OSDs are seen up"
-echo "ok rados: connected"
+ok "connected"
 
 # Maps: everything that makes a placement an exception.
 ask ceph osd pool create maps 64 64
@@ -52,7 +30,7 @@ compare() {
     [[ -s $WORK/theirs ]] || fail "$1: osdmaptool says nothing of pool $pool"
     diff "$WORK/ours" "$WORK/theirs" >"$WORK/out" || fail "$1: placement groups of pool $pool"
   done
-  echo "ok rados: $1: placement groups are where osdmaptool says"
+  ok "$1: placement groups are where osdmaptool says"
 }
 compare "a fresh cluster"
 POOL=$(ceph osd pool stats maps -f json 2>/dev/null | grep -o '"pool_id":[0-9]*' | cut -d: -f2)
@@ -72,30 +50,22 @@ for i in $(seq 40); do echo "object.$i-$RANDOM$RANDOM"; done >"$WORK/names"
 while read -r name _ pg up _; do
   osdmaptool "$WORK/map" --test-map-object "$name" --pool "$POOL" 2>/dev/null | grep -q "$pg -> ${up//\[/\\[}" || fail "object $name is elsewhere"
 done <"$WORK/ours"
-echo "ok rados: 40 objects are where osdmaptool says"
+ok "40 objects are where osdmaptool says"
 ask ceph osd crush weight-set rm-compat
 ask ceph osd reweight 1 1
 ask ceph osd primary-affinity 0 1
 ask ceph osd primary-affinity 2 1
 
 LIMIT=300 lab conformance || fail "what every object backend must do"
-echo "ok rados: $(grep -c '^case' "$WORK/out") cases of what every object backend must do"
+ok "$(grep -c '^case' "$WORK/out") cases of what every object backend must do"
 for seed in ${SEEDS:-1 2 3 4}; do lab steps "$seed" || fail "random steps of seed $seed"; done
-echo "ok rados: random steps as in memory"
+ok "random steps as in memory"
 
 # Two clients that share a pool; the OSD that has their object is killed and started meanwhile.
-export LAB CLUSTER_DIR
 cat >"$WORK/disturb" <<'SCRIPT'
 osd=$(ceph osd map shared header -f json 2>/dev/null | sed -n 's/.*acting_primary":\([0-9]*\).*/\1/p')
 [ -n "$osd" ] || { echo "no OSD has the object"; exit 1; }
-"$LAB/ceph-cluster" kill-osd "$osd" || exit
-# The killed one holds the lock of its store until the kernel has closed its files.
-for _ in $(seq 100); do
-  "$LAB/ceph-cluster" start-osd "$osd" && exit 0
-  sleep 0.1
-done
-echo "osd.$osd does not start again"
-exit 1
+"$LAB/ceph-cluster" kill-osd "$osd" && "$LAB/ceph-cluster" start-osd "$osd"
 SCRIPT
 lab shared "bash $WORK/disturb" || fail "two clients that share a pool"
 grep -q 'ok watches are taken up again' "$WORK/out" || fail "watches are taken up again"
@@ -107,4 +77,4 @@ CEPH_KEYRING=$CLUSTER_DIR/wrong lab status && fail "a wrong key was taken"
 grep -q 'refuses client.admin' "$WORK/out" || fail "a wrong key has no reason"
 LAB_ID=nobody lab status && fail "somebody without a key was taken"
 grep -q 'no key for client.nobody' "$WORK/out" || fail "no key has no reason"
-echo "ok rados: who has no key is told so"
+ok "who has no key is told so"

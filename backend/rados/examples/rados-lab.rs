@@ -4,10 +4,12 @@
 //! `rados-lab groups OSDMAP POOL` as `osdmaptool --test-map-pgs-dump` does; `rados-lab objects OSDMAP POOL` reads names
 //! and prints where they are; `rados-lab status` connects and says what it knows; `rados-lab conformance [CASE]` does what
 //! every object backend must on pools of its own; `rados-lab steps SEED` compares random steps with a backend in memory;
-//! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them.
+//! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them;
+//! `rados-lab hammer POOL STOP` writes and reads until there is a file STOP, says what is acknowledged and what fails, and
+//! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::BufRead;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
@@ -290,6 +292,165 @@ async fn shared(hook: Option<&str>) -> Outcome {
     Ok(())
 }
 
+/// Objects that are written to at once, and writes to each that wait for nobody.
+const OBJECTS: usize = 8;
+const WINDOW: usize = 4;
+
+/// One object under writes that are numbered: what it holds is never older than what was acknowledged.
+struct Lane {
+    pool: Rc<dyn ObjectBackend>,
+    object: ObjectName,
+    submitted: Cell<u64>,
+    acked: Cell<u64>,
+    /// What an error leaves open: a write that failed may have been done, or be done yet.
+    failed: Cell<u64>,
+}
+
+type Writing = forebay_block::LocalFuture<forebay_block::Result<u64>>;
+
+impl Lane {
+    fn write(&self) -> (u64, Writing) {
+        let number = self.submitted.get() + 1;
+        self.submitted.set(number);
+        let data = Buf::copy_of(&number.to_le_bytes().repeat(512));
+        // The object grows a little each time, so that it needs room.
+        let more = ObjectOp::Write { offset: 4096 + 16 * number, data: data.slice(0..16).into() };
+        let write = Transaction::new(vec![ObjectOp::Write { offset: 0, data: data.into() }, more]);
+        (number, self.pool.submit(&self.object, write))
+    }
+
+    async fn look(&self) -> forebay_block::Result<u64> {
+        let least = self.acked.get();
+        let extent = forebay_block::Extent::new(0, 4096);
+        let read = forebay_block::ObjectRead { snap: SnapId::HEAD, extent };
+        let found = self.pool.read(&self.object, read).await?.fill(extent).to_vec();
+        let number = u64::from_le_bytes(found[..8].try_into().expect("eight bytes"));
+        assert_eq!(found, number.to_le_bytes().repeat(512), "{}: half of a write", self.object);
+        let most = self.submitted.get();
+        assert!((least..=most).contains(&number), "{}: holds {number}, not {least} to {most}", self.object);
+        Ok(number)
+    }
+}
+
+/// What is told, once each time that it changes.
+#[derive(Default)]
+struct Teller(RefCell<String>);
+
+impl Teller {
+    fn tell(&self, text: String) {
+        if *self.0.borrow() != text {
+            println!("{text}");
+            *self.0.borrow_mut() = text;
+        }
+    }
+}
+
+async fn drive(lane: Rc<Lane>, stop: Rc<Cell<bool>>, teller: Rc<Teller>) {
+    let mut window: VecDeque<(u64, Writing)> = VecDeque::new();
+    loop {
+        while window.len() < WINDOW && !stop.get() {
+            window.push_back(lane.write());
+        }
+        let Some((number, writing)) = window.pop_front() else { return };
+        let done = match writing.await {
+            Ok(_) => {
+                assert!(number > lane.acked.get(), "{}: acknowledged out of order", lane.object);
+                lane.acked.set(number);
+                if number.is_multiple_of(8) { lane.look().await.map(drop) } else { Ok(()) }
+            }
+            Err(error) => {
+                lane.failed.set(number);
+                Err(error)
+            }
+        };
+        match done {
+            Ok(()) => teller.tell("well".into()),
+            Err(error) => {
+                // The error's place differs from request to request, and is not told.
+                let kind = error.kind();
+                let text = error.to_string();
+                let why = text.split_once(&lane.object.to_string()).map_or(text.as_str(), |(_, why)| why);
+                teller.tell(format!("error {kind:?}: {}", why.trim_start_matches([':', ' '])));
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn hammer(pool: &str, stop_file: &str) -> Outcome {
+    let cluster = connect().await?;
+    let pool: Rc<dyn ObjectBackend> = cluster.pool(pool)?;
+    let stop = Rc::new(Cell::new(false));
+    let teller = Rc::new(Teller::default());
+    let lanes: Vec<Rc<Lane>> = (0..OBJECTS)
+        .map(|at| {
+            let object = ObjectName::new(format!("hammer.{at}"));
+            let zero = || Cell::new(0);
+            Rc::new(Lane { pool: pool.clone(), object, submitted: zero(), acked: zero(), failed: zero() })
+        })
+        .collect();
+    let running: Vec<_> = lanes.iter().map(|lane| spawn(drive(lane.clone(), stop.clone(), teller.clone()))).collect();
+    while !Path::new(stop_file).exists() {
+        let acked: u64 = lanes.iter().map(|lane| lane.acked.get()).sum();
+        println!("acked {acked} monitor {}", cluster.status().monitor.unwrap_or_default());
+        sleep(Duration::from_millis(50)).await;
+    }
+    stop.set(true);
+    for lane in running {
+        lane.await;
+    }
+    if *teller.0.borrow() == "well" {
+        for lane in &lanes {
+            let number = lane.look().await?;
+            // After a failure the last writes may be undone or done; otherwise it is the last one.
+            assert!(number == lane.acked.get() || lane.failed.get() > lane.acked.get(), "{}", lane.object);
+        }
+        println!("verified");
+    }
+    println!("ended {}", lanes.iter().map(|lane| lane.acked.get()).sum::<u64>());
+    cluster.close();
+    Ok(())
+}
+
+/// Hears, and does not answer before it is allowed to.
+async fn notify(hook: &str) -> Outcome {
+    let (one, two) = (connect().await?, connect().await?);
+    let (a, b) = (one.pool("rbd")?, two.pool("rbd")?);
+    let (sa, sb) = (a.shared().ok_or("it shares")?, b.shared().ok_or("it shares")?);
+    let object = ObjectName::new("header");
+    a.submit(&object, Transaction::of(ObjectOp::Create { exclusive: false })).await?;
+    let ear = Rc::new(Ear::default());
+    let watch = sa.watch(&object, ear.clone()).await?;
+    let asked = {
+        let (sb, object) = (sb.clone(), object.clone());
+        spawn(async move { sb.notify(&object, b"hello".to_vec(), Duration::from_secs(5)).await })
+    };
+    ear.changed.wait_until(|| !ear.heard.borrow().is_empty()).await;
+    println!("heard");
+    assert!(std::process::Command::new("sh").args(["-c", hook]).status()?.success());
+    // Whoever notifies is told that it failed, or who has missed it; nobody waits for ever.
+    match asked.await {
+        Ok(notified) => println!("ok notified: {} answers, {} missed", notified.answers.len(), notified.missed.len()),
+        Err(error) => println!("ok notified: {error}"),
+    }
+    // And the next one is heard again.
+    let before = ear.heard.borrow().len();
+    let (again, changed) = (sb.clone(), &ear.changed);
+    loop {
+        let asked = again.notify(&object, b"again".to_vec(), Duration::from_secs(1)).await;
+        if ear.heard.borrow().len() > before {
+            break;
+        }
+        println!("not heard: {asked:?}");
+        let _ = forebay_reactor::timeout(Duration::from_millis(200), changed.wait_until(|| false)).await;
+    }
+    println!("ok heard again");
+    drop(watch);
+    two.close();
+    one.close();
+    Ok(())
+}
+
 fn run(words: &[String]) -> Outcome {
     let reactor = || Reactor::system(DriverChoice::Auto).expect("a reactor");
     match words.split_first().map(|(verb, rest)| (verb.as_str(), rest)) {
@@ -299,8 +460,10 @@ fn run(words: &[String]) -> Outcome {
         Some(("status", [])) => reactor().block_on(status()),
         Some(("conformance", rest)) => reactor().block_on(conformance(rest.first().map(String::as_str))),
         Some(("shared", rest)) => reactor().block_on(shared(rest.first().map(String::as_str))),
+        Some(("hammer", [pool, stop])) => reactor().block_on(hammer(pool, stop)),
+        Some(("notify", [command])) => reactor().block_on(notify(command)),
         Some(("steps", [seed])) => reactor().block_on(steps(seed.parse()?)),
-        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared".into()),
+        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify".into()),
     }
 }
 

@@ -63,6 +63,12 @@ impl Listener for Maps {
             objecter.take_maps(maps);
         }
     }
+
+    fn refused(&self, error: Option<Error>) {
+        if let Some(objecter) = self.0.upgrade() {
+            objecter.refuse(error);
+        }
+    }
 }
 
 impl Cluster {
@@ -95,6 +101,11 @@ impl Cluster {
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
         Ok(cluster)
+    }
+
+    /// The cluster has put us on its blocklist: nothing of ours is taken any more, and never will be.
+    pub fn is_fenced(&self) -> bool {
+        self.objecter.is_fenced()
     }
 
     /// What is known at the moment.

@@ -49,6 +49,8 @@ struct Pending {
 pub(crate) trait Listener {
     /// Maps of OSDs came.
     fn osd_maps(&self, maps: &wire::OsdMaps<'_>);
+    /// Every monitor refuses our key; `None`: one has taken us.
+    fn refused(&self, error: Option<Error>);
 }
 
 struct Shared {
@@ -342,6 +344,8 @@ impl Handler for Incoming {
 /// Keeps a connection to one of the monitors until the session is closed.
 async fn keep_connected(shared: Rc<Shared>) {
     while !shared.closed.get() {
+        // Whether every monitor of this round says that it knows us, and does not want us.
+        let mut all_refuse = true;
         for place in shared.places() {
             let Some(messenger) = shared.messenger.borrow().clone() else { return };
             let connection = messenger.connect(&Address::Tcp(place), Policy::LossyClient);
@@ -356,6 +360,12 @@ async fn keep_connected(shared: Rc<Shared>) {
                 return;
             }
             note(&shared, place, &reason);
+            let trouble = shared.trouble.borrow();
+            all_refuse &= trouble.as_ref().is_some_and(|error| error.kind() == ErrorKind::Denied);
+        }
+        let trouble = shared.trouble.borrow().clone();
+        if let Some(error) = trouble.filter(|_| all_refuse) {
+            shared.listener.refused(Some(error));
         }
         shared.rounds.set(shared.rounds.get().saturating_add(1));
         shared.changed.notify_all();
@@ -367,6 +377,7 @@ async fn keep_connected(shared: Rc<Shared>) {
 async fn serve(shared: &Rc<Shared>, connection: &Connection) -> Reason {
     *shared.connection.borrow_mut() = Some(connection.clone());
     shared.trouble.borrow_mut().take();
+    shared.listener.refused(None);
     shared.authenticated.set(Some(now()));
     shared.seen.set(connection.own_addr().or(shared.seen.get()));
     tracing::debug!(monitor = %connection.address(), client = shared.wallet.global_id(), "a monitor has taken us");

@@ -104,6 +104,8 @@ pub(crate) struct Objecter {
     disturbed: Notify,
     watching: Cell<bool>,
     fenced: Cell<bool>,
+    /// Why no monitor takes us: who has no session with an OSD gets none any more.
+    refused: RefCell<Option<Error>>,
     closed: Cell<bool>,
     pub(crate) changed: Notify,
 }
@@ -126,6 +128,7 @@ impl Objecter {
             disturbed: Notify::new(),
             watching: Cell::new(false),
             fenced: Cell::new(false),
+            refused: RefCell::default(),
             closed: Cell::new(false),
             changed: Notify::new(),
         });
@@ -228,6 +231,7 @@ impl Objecter {
         };
         self.ops.borrow_mut().insert(tid, op);
         self.dispatch(tid);
+        self.fail_refused(Some(tid));
         if !self.watching.replace(true) {
             drop(spawn(watch(Rc::downgrade(self))));
         }
@@ -414,6 +418,27 @@ impl Objecter {
             return;
         }
         self.answer(tid, Ok(reply));
+    }
+
+    /// The monitors refuse our key, or have taken us again.  Sessions with OSDs stay as long as those let them: fencing
+    /// is for who must not write any more.
+    pub(crate) fn refuse(&self, error: Option<Error>) {
+        if let (Some(error), None) = (&error, &*self.refused.borrow()) {
+            tracing::warn!(%error, "requests to OSDs without a session fail from now on");
+        }
+        *self.refused.borrow_mut() = error;
+        self.fail_refused(None);
+    }
+
+    /// Fails what is not sent, or one of it, while nobody takes us.
+    fn fail_refused(&self, one: Option<u64>) {
+        let Some(error) = self.refused.borrow().clone() else { return };
+        let waits = |tid: &u64| self.ops.borrow().get(tid).is_some_and(|op| !op.sent);
+        let all = || self.ops.borrow().keys().copied().collect();
+        let tids: Vec<u64> = one.map_or_else(all, |tid| vec![tid]);
+        for tid in tids.into_iter().filter(waits) {
+            self.answer(tid, Err(error.clone()));
+        }
     }
 
     /// Sends what is not sent, in order: of all OSDs, or of one.

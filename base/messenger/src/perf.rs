@@ -55,6 +55,16 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// One more request, which took so long.
+    pub fn count(&mut self, nanos: u64) {
+        let bucket = bucket(nanos);
+        if self.latencies.len() <= bucket {
+            self.latencies.resize(bucket + 1, 0);
+        }
+        self.messages += 1;
+        self.latencies[bucket] += 1;
+    }
+
     /// The latency in nanoseconds that this part of all requests did not exceed; 0 when there were none.
     pub fn percentile(&self, part: f64) -> u64 {
         let total: u64 = self.latencies.iter().sum();
@@ -141,7 +151,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
     let payload: BufList = Buf::copy_of(&vec![0xA5; load.size]).into();
     let measuring = Rc::new(Cell::new(false));
     let stop = Rc::new(Cell::new(false));
-    let tally = Rc::new(RefCell::new(Outcome { latencies: vec![0; 64 * STEPS as usize], ..Outcome::default() }));
+    let tally = Rc::new(RefCell::<Outcome>::default());
     let mut tasks = Vec::new();
     for connection in &connections {
         let lanes = if load.one_way { 1 } else { load.depth.max(1) };
@@ -169,9 +179,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
                     let end = now();
                     let nanos = end.since(std::mem::replace(&mut begin, end)).as_nanos() as u64;
                     if measuring.get() {
-                        let mut tally = tally.borrow_mut();
-                        tally.messages += 1;
-                        tally.latencies[bucket(nanos)] += 1;
+                        tally.borrow_mut().count(nanos);
                     }
                 }
                 Ok::<(), SendError>(())

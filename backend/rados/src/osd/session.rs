@@ -228,6 +228,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
         rest
     };
     objecter.unsend(osd, |_, _| true);
+    objecter.fail_refused(None);
     objecter.disturb();
     let objecter = Rc::downgrade(objecter);
     drop(spawn(async move {

@@ -71,6 +71,8 @@ pub(crate) mod flag {
 pub(crate) const OP_EXCLUSIVE: u32 = 0x1;
 /// Bytes of an operation in a message's front.
 const OP_LEN: usize = 38;
+/// Bytes of a request's front besides names, operations and snapshots.
+const FRONT_LEN: usize = 224;
 /// Operations in an answer at most.
 const OPS_MAX: usize = 1024;
 /// The state of objects now, not that of a snapshot.
@@ -201,7 +203,8 @@ pub(crate) struct Envelope<'a> {
 
 /// The front of a request (`MOSDOp` in its eighth version).
 pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
-    let mut out = Writer::new();
+    let names = envelope.namespace.len() + envelope.name.len() + envelope.key.len();
+    let mut out = Writer::with_capacity(FRONT_LEN + names + ops.len() * OP_LEN + envelope.snaps.len() * 8);
     out.versioned(1, 1, |out| {
         envelope.pg.encode(out);
         out.u8(envelope.shard as u8);

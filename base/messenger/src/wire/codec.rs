@@ -27,11 +27,13 @@ impl<'a> Reader<'a> {
     }
 
     /// What is left.
+    #[inline]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
     /// The next `len` bytes.
+    #[inline]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (head, rest) = self.rest.split_at_checked(len).ok_or(self.malformed())?;
         self.rest = rest;
@@ -39,6 +41,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `N` bytes.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(self.malformed())?;
         self.rest = rest;
@@ -46,31 +49,37 @@ impl<'a> Reader<'a> {
     }
 
     /// One byte.
+    #[inline]
     pub fn u8(&mut self) -> Result<u8, Malformed> {
         Ok(self.array::<1>()?[0])
     }
 
     /// Two bytes.
+    #[inline]
     pub fn u16(&mut self) -> Result<u16, Malformed> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
     /// Four bytes, signed.
+    #[inline]
     pub fn i32(&mut self) -> Result<i32, Malformed> {
         Ok(i32::from_le_bytes(self.array()?))
     }
 
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
     /// A byte string: its length in four bytes, then the bytes.
+    #[inline]
     pub fn blob(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.u32()?;
         self.take(len as usize)
@@ -107,6 +116,11 @@ impl Writer {
         Self::default()
     }
 
+    /// Nothing yet, with room for so many bytes.
+    pub fn with_capacity(len: usize) -> Self {
+        Self(Vec::with_capacity(len))
+    }
+
     /// The bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
@@ -123,32 +137,38 @@ impl Writer {
     }
 
     /// Appends bytes as they are.
+    #[inline]
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
     /// Appends a byte.
+    #[inline]
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.raw(&[value])
     }
 
     /// Appends two bytes.
+    #[inline]
     pub fn u16(&mut self, value: u16) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
     /// Appends four bytes.
+    #[inline]
     pub fn u32(&mut self, value: u32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
     /// Appends four bytes, signed.
+    #[inline]
     pub fn i32(&mut self, value: i32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
     /// Appends eight bytes.
+    #[inline]
     pub fn u64(&mut self, value: u64) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
@@ -157,6 +177,7 @@ impl Writer {
     ///
     /// # Panics
     /// When it is longer than the four bytes of its length can say.
+    #[inline]
     pub fn blob(&mut self, bytes: &[u8]) -> &mut Self {
         self.u32(u32::try_from(bytes.len()).expect("a byte string below 4 GiB")).raw(bytes)
     }
@@ -171,9 +192,15 @@ impl Writer {
     }
 
     /// Appends a part with a version of its own.
+    ///
+    /// # Panics
+    /// When it is longer than the four bytes of its length can say.
     pub fn versioned(&mut self, version: u8, compat: u8, part: impl FnOnce(&mut Writer)) -> &mut Self {
-        let mut inner = Writer::new();
-        part(&mut inner);
-        self.u8(version).u8(compat).blob(&inner.0)
+        self.u8(version).u8(compat).u32(0);
+        let begin = self.0.len();
+        part(self);
+        let len = u32::try_from(self.0.len() - begin).expect("a part below 4 GiB");
+        self.0[begin - 4..begin].copy_from_slice(&len.to_le_bytes());
+        self
     }
 }

@@ -1,0 +1,62 @@
+# What the scripts of test/interop that have a Ceph cluster of their own begin with, and perhaps a daemon beside it.
+# To be sourced, with NAME set to what the script's lines begin with:
+#
+#   NAME=rbd; source "$(dirname "$0")/../lab/cluster.sh"
+#
+# Sets LAB, WORK (goes at the end), CEPH_CONF, and what ceph-cluster takes.  What was run last is in $WORK/out.
+LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/$NAME.XXXXXX")
+export LAB CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
+export CEPH_CONF=$CLUSTER_DIR/ceph.conf
+DAEMON=
+
+finish() {
+  local status=$? hook
+  for hook in "${AT_END[@]:-}"; do [[ -z $hook ]] || $hook; done
+  # shellcheck disable=SC2046
+  kill $(jobs -p) 2>/dev/null
+  [[ -z $DAEMON ]] || wait "$DAEMON" 2>/dev/null
+  "$LAB/ceph-cluster" down >/dev/null 2>&1
+  # The daemons leave in their own time, and their files with them.
+  for _ in {1..100}; do
+    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
+    sleep 0.1
+  done
+  rm -rf "$WORK"
+  exit $status
+}
+trap finish EXIT
+
+ok() { echo "ok $NAME: $*"; }
+fail() {
+  echo "not ok $NAME: $1"
+  tail -n 25 "$WORK/out" 2>/dev/null | sed 's/^/  /'
+  tail -n 15 "$WORK/daemon.log" 2>/dev/null | sed 's/^/  daemon: /'
+  exit 1
+}
+# Runs to the end, which must be a good one.
+ask() { timeout -k 5 "${LIMIT:-90}" "$@" >"$WORK/out" 2>&1 </dev/null || fail "$* (status $?)"; }
+# Waits until a command succeeds, for so many seconds.
+await() { # SECONDS WHAT COMMAND...
+  local end=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >"$WORK/out" 2>&1 </dev/null; do
+    ((SECONDS < end)) || fail "waiting until $what"
+    sleep 0.1
+  done
+}
+says() { grep -q "$2" "$1"; }
+# Waits until a file has a line with this in it.
+until_says() { # FILE TEXT
+  await 60 "$1 says '$2'" says "$1" "$2"
+}
+start_cluster() { "$LAB/ceph-cluster" up "${1:-3}" >"$WORK/out" 2>&1 || fail "a cluster"; }
+# Every placement group has all its copies, and the maps are those of now.
+is_clean() { ceph pg stat 2>/dev/null | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;'; }
+start_daemon() { # MORE FLAGS
+  export FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
+  mkdir -p "$WORK/data"
+  "$FOREBAY" serve --store-size 256M "$@" >>"$WORK/daemon.log" 2>&1 &
+  DAEMON=$!
+  await 30 "the daemon is ready" "$FOREBAY" status
+}
