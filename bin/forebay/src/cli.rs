@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
-pub use images::{Create, Du, Export, Import, Ls, Mv, OneImage, Resize};
+pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, OneImage, Resize};
 pub use perf::{MessengerEnd, MessengerRun, PerfCommand, PerfMessenger};
 pub use serve::{Driver, Serve};
 pub use store::{StoreCheck, StoreCommand, StoreInit};
@@ -185,6 +185,15 @@ pub enum Command {
     /// Show what images take up
     #[command(visible_alias = "disk-usage", after_help = "Example:\n  forebay du local/disk1")]
     Du(Du),
+
+    /// Put a load on an image from this process, and measure it
+    ///
+    /// Beside a running daemon it is a client of the Ceph cluster of its own; images of the pool 'local' can be measured
+    /// when no daemon has the store.  Writes overwrite what is in the image.
+    #[command(
+        after_help = "Example:\n  forebay bench rbd/disk1 --io-type read --io-pattern rand --io-size 4K --depth 32"
+    )]
+    Bench(Bench),
 
     /// Export an image to hosts, and print the URI that a client uses
     ///

@@ -69,6 +69,32 @@ fn with_no_daemon_commands_say_so_with_4() {
 }
 
 #[test]
+fn pools_of_a_cluster_need_no_store() {
+    let site = Site::new();
+    let conf = site.path("ceph.conf");
+    let conf = conf.to_str().expect("a path");
+    for args in [&["ls", "rbd", "-c", conf][..], &["bench", "rbd/x", "--io-type", "read", "-c", conf]] {
+        // It is the cluster that is missing, not a store.
+        let said = site.run(args).fails(3);
+        assert!(said.contains("ceph.conf") && !said.contains("store"), "{args:?}: {said}");
+    }
+    assert!(!site.data().exists(), "nothing was made");
+}
+
+#[test]
+fn a_load_is_measured() {
+    let site = Site::with_store();
+    site.run(&["create", "local/x", "--size", "8M"]).ok();
+    for (kind, pattern) in [("write", "seq"), ("read", "rand"), ("readwrite", "rand")] {
+        let args = ["bench", "local/x", "--io-type", kind, "--io-pattern", pattern, "--io-size", "4K", "--depth", "4"];
+        let report = site.run(&[&args[..], &["--seconds", "0.05", "--format", "json"]].concat()).json();
+        assert!(report["requests"].as_u64() > Some(0) && report["latency_us_p50"].as_f64() > Some(0.0), "{report}");
+    }
+    let said = site.run(&["bench", "local/x", "--io-type", "read", "--io-size", "16M"]).fails(2);
+    assert!(said.contains("--io-size"), "{said}");
+}
+
+#[test]
 fn an_error_is_json_if_that_is_wanted() {
     let site = Site::with_store();
     let said = site.run(&["info", "nope", "--format", "json"]).fails(3);

@@ -78,6 +78,16 @@ impl Images {
         })
     }
 
+    /// Waits until the images without handles have been given up: others can have their locks.
+    pub async fn settle(&self) {
+        loop {
+            let is_closing = |shared: &Rc<Shared>| shared.is_closing() && shared.session().is_some();
+            let closing = self.open.borrow().values().filter_map(Weak::upgrade).find(is_closing);
+            let Some(shared) = closing else { return };
+            shared.closed().await;
+        }
+    }
+
     /// The backend.
     pub fn backend(&self) -> &Rc<dyn ObjectBackend> {
         &self.backend

@@ -149,6 +149,24 @@ fn the_lock_goes_to_whoever_writes() {
 }
 
 #[test]
+fn dropped_images_are_given_up_when_their_pool_has_settled() {
+    for seed in 0..4 {
+        run(async {
+            let cluster = cluster(seed * 13 + 5, 3 * seed);
+            let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+            forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+            let image = open(&a, "vm").await;
+            write(&image, 0, b"held").await;
+            drop(image);
+            Images::of(&a).settle().await;
+            // Neither a watch nor a lock is left, which would keep others from removing it.
+            forebay_image::remove(&b, "vm", |_| {}).await.expect("removed");
+            assert_eq!(cluster.blocklisted(), [""; 0]);
+        });
+    }
+}
+
+#[test]
 fn writes_of_two_clients_at_once_all_happen() {
     for seed in 0..6 {
         run(async {

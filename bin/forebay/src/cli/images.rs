@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 
 use crate::spec::{ImageSpec, PoolSpec};
 use crate::units::Size;
@@ -102,4 +102,89 @@ pub struct Du {
     /// An image, POOL/IMAGE, or all those of a pool, POOL/
     #[arg(default_value = "local/", value_name = "POOL/[IMAGE]")]
     pub what: String,
+}
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// The image, POOL/IMAGE
+    pub image: ImageSpec,
+
+    /// What requests do; writes overwrite what is in the image
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub io_type: IoType,
+
+    /// Anywhere, or one after another
+    #[arg(long, value_enum, value_name = "PATTERN", default_value = "seq")]
+    pub io_pattern: IoPattern,
+
+    /// Bytes a request: 4096, 64K, 4M
+    #[arg(long, value_name = "SIZE", default_value = "4096", value_parser = parse_bytes)]
+    pub io_size: u64,
+
+    /// Requests under way
+    #[arg(long, alias = "io-threads", value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
+    pub depth: u16,
+
+    /// How long it is measured
+    #[arg(long, value_name = "S", default_value = "5")]
+    pub seconds: f64,
+
+    /// Of readwrite, percent that read
+    #[arg(long, value_name = "PERCENT", default_value = "50", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub rw_mix_read: u8,
+
+    /// Poll for so long after the last work before sleeping, in microseconds
+    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub linger_us: u32,
+}
+
+/// What a load does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IoType {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Both.
+    #[value(alias = "rw")]
+    Readwrite,
+}
+
+impl IoType {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            IoType::Read => "read",
+            IoType::Write => "write",
+            IoType::Readwrite => "readwrite",
+        }
+    }
+}
+
+/// Where a load's requests go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IoPattern {
+    /// Anywhere.
+    Rand,
+    /// One after another.
+    Seq,
+}
+
+impl IoPattern {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            IoPattern::Rand => "rand",
+            IoPattern::Seq => "seq",
+        }
+    }
+}
+
+/// A size whose bare number counts bytes.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => text.parse::<Size>().map(|size| size.0),
+    }
 }

@@ -23,9 +23,20 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Opens the store.
-    pub fn open(data: &Path, store: &Path, ceph: forebay_rados::Flags) -> Result<Self> {
-        let options = EngineOptions { data: data.into(), store: store.into(), ceph, daemon: None };
+    /// Opens the store, if it is wanted: the pools of a cluster need none.
+    pub fn open(data: &Path, store: &Path, opens_store: bool, ceph: forebay_rados::Flags) -> Result<Self> {
+        Self::lingering(data, store, opens_store, ceph, Duration::ZERO)
+    }
+
+    /// The same, with a reactor that polls for so long before it sleeps.
+    pub fn lingering(
+        data: &Path,
+        store: &Path,
+        opens_store: bool,
+        ceph: forebay_rados::Flags,
+        linger: Duration,
+    ) -> Result<Self> {
+        let options = EngineOptions { data: data.into(), store: store.into(), opens_store, ceph, daemon: None };
         let (engine, jobs) = jobs();
         let (opened, wait) = mpsc::channel();
         let run = move || {
@@ -37,6 +48,7 @@ impl Direct {
                     return Err(failure);
                 }
             };
+            reactor.set_linger(linger);
             reactor.block_on(async move {
                 let engine = match Engine::open(options).await {
                     Ok(engine) => engine,

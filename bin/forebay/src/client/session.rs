@@ -111,14 +111,18 @@ impl Session {
             return Err(places.unreachable());
         }
         let store = default_store(&places.data);
-        if !store.exists() {
-            let what = format!("no daemon answers, and there is no store at {}", store.display());
-            return Err(Failure::new(FailureKind::Unreachable, what).hint(
-                "start 'forebay serve' or make a store with 'forebay store init'; \
-                 --data names the directory, --control the daemon's socket",
-            ));
-        }
-        Ok(Session::Direct(Direct::open(&places.data, &store, global.ceph.flags(Ceph::default()))?))
+        // Without a store there are the pools of a cluster still.
+        let flags = global.ceph.flags(Ceph::default());
+        Ok(Session::Direct(Direct::open(&places.data, &store, store.exists(), flags)?))
+    }
+
+    /// An engine in this process, whether a daemon runs or not, with the store or without it.  Its reactor polls for
+    /// `linger` before it sleeps.
+    pub fn own(global: &Global, opens_store: bool, linger: Duration) -> Result<Direct> {
+        let places = Places::find(global)?;
+        let store = default_store(&places.data);
+        let opens_store = opens_store && store.exists();
+        Direct::lingering(&places.data, &store, opens_store, global.ceph.flags(Ceph::default()), linger)
     }
 
     /// The running daemon.

@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod ana;
+mod bench;
 mod images;
 mod logs;
 mod pages;
@@ -40,6 +41,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Du(options) => images::du(global, output, options),
         Command::Import(options) => transfer::import(global, output, options),
         Command::Export(options) => transfer::export(global, output, options),
+        Command::Bench(options) => bench::run(global, output, options),
         Command::Attach(options) => targets::attach(global, output, options),
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),

@@ -126,6 +126,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
     let options = EngineOptions {
         data: config.data.clone(),
         store: config.store.clone(),
+        opens_store: true,
         ceph: config.ceph.clone(),
         daemon: Some(daemon),
     };

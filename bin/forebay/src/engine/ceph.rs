@@ -9,16 +9,21 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{ObjectBackend, Usage};
+use forebay_image::Images;
 use forebay_rados::config::ConfigError;
 use forebay_rados::{Cluster, Config, Flags, RadosPool, Surroundings};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
+use super::dns;
 use super::exports::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
 /// A cluster is waited for so long when it is only asked how full it is.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Locks are given up within this time, or left to whoever wants them.
+const CLOSING: Duration = Duration::from_secs(5);
 
 /// The real world, for who resolves a cluster's configuration.
 struct Edge;
@@ -41,8 +46,8 @@ impl Surroundings for Edge {
         Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
     }
 
-    fn service(&self, _: &str) -> io::Result<Vec<(String, u16)>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this build does not ask the name service for services"))
+    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>> {
+        dns::service(name)
     }
 }
 
@@ -101,8 +106,16 @@ impl Ceph {
 
     async fn cluster(&self) -> Result<Rc<Cluster>> {
         let _turn = self.connecting.acquire(1).await;
-        if let Some(cluster) = &*self.cluster.borrow() {
-            return Ok(cluster.clone());
+        let known = self.cluster.borrow().clone();
+        match known {
+            Some(cluster) if !cluster.is_fenced() => return Ok(cluster),
+            Some(_) => {
+                // Nothing of that client is taken any more.  Who opens a volume now gets a new one; the volumes that
+                // the old one has open go on answering that they are fenced off.
+                tracing::warn!("the cluster has this client on its blocklist; a new one is made");
+                self.pools.borrow_mut().clear();
+            }
+            None => {}
         }
         let flags = self.flags.clone();
         let config = offload(move || Config::resolve(&flags, &Edge).map_err(explain)).await?;
@@ -119,9 +132,15 @@ impl Ceph {
         Ok(cluster)
     }
 
-    /// Ends the sessions.
-    pub fn close(&self) {
-        self.pools.borrow_mut().clear();
+    /// Ends the sessions; before that, images that nobody has open any more are given up in order.
+    pub async fn close(&self) {
+        let pools = std::mem::take(&mut *self.pools.borrow_mut());
+        for (name, pool) in pools {
+            let backend: Rc<dyn ObjectBackend> = pool;
+            if timeout(CLOSING, Images::of(&backend).settle()).await.is_err() {
+                tracing::warn!(pool = name, "the cluster does not answer; locks of images are left behind");
+            }
+        }
         if let Some(cluster) = self.cluster.borrow_mut().take() {
             cluster.close();
         }

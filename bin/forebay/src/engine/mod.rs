@@ -3,8 +3,10 @@
 //! The command line runs the same engine in its own process when no daemon runs.
 
 mod ana;
+pub mod bench;
 mod ceph;
 mod delayed;
+mod dns;
 mod exports;
 pub mod fronts;
 pub mod handle;
@@ -50,6 +52,8 @@ pub struct EngineOptions {
     pub data: PathBuf,
     /// The embedded store's file or device.
     pub store: PathBuf,
+    /// The store is opened; otherwise there is no pool of ours, and nothing is written in the data directory.
+    pub opens_store: bool,
     /// How a Ceph cluster is reached.
     pub ceph: forebay_rados::Flags,
     /// It is the daemon's engine, not a command's.
@@ -68,7 +72,7 @@ pub struct DaemonOptions {
 pub struct Engine {
     options: EngineOptions,
     started: Instant,
-    store: Rc<Store>,
+    store: Option<Rc<Store>>,
     pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>>,
     ceph: Ceph,
     volumes: Volumes,
@@ -168,18 +172,24 @@ const DIRECT_CACHE: usize = 0;
 impl Engine {
     /// Opens the store, and what the data directory remembers.
     pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
-        let identity = Identity::load(&options.data)?;
+        let identity = if options.opens_store { Identity::load(&options.data)? } else { Identity::passing()? };
         let data_cache = options.daemon.as_ref().map_or(DIRECT_CACHE, |daemon| daemon.config.store_cache);
-        let store = store::open(&options.store, data_cache).await?;
         let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
-        pools.insert(LOCAL_POOL, store.clone());
+        let mut store = None;
+        if options.opens_store {
+            let opened = store::open(&options.store, data_cache).await?;
+            pools.insert(LOCAL_POOL, opened.clone());
+            store = Some(opened);
+        }
         if let Some(daemon) = &options.daemon {
             pools.insert(RAM_POOL, RamBackend::with_capacity(RAM_POOL, daemon.config.ram_size));
         }
         let exports = match Exports::load(&options.data) {
             Ok(exports) => exports,
             Err(failure) => {
-                store.close().await.map_err(Failure::from)?;
+                if let Some(store) = store {
+                    store.close().await.map_err(Failure::from)?;
+                }
                 return Err(failure);
             }
         };
@@ -211,8 +221,19 @@ impl Engine {
             let unknown = Failure::new(FailureKind::NotFound, format!("there is no pool '{name}'"));
             return Err(unknown.hint("the pool 'ram' lives in the daemon; start it with 'forebay serve'"));
         }
+        if name == LOCAL_POOL {
+            return Err(self.no_store());
+        }
         // What would be taken for a pool of our own is written with its kind before it.
         self.ceph.pool(name.strip_prefix(RADOS_PREFIX).unwrap_or(name)).await
+    }
+
+    fn no_store(&self) -> Failure {
+        let what = format!("no daemon answers, and there is no store at {}", self.options.store.display());
+        Failure::new(FailureKind::Unreachable, what).hint(
+            "start 'forebay serve' or make a store with 'forebay store init'; \
+             --data names the directory, --control the daemon's socket",
+        )
     }
 
     /// Makes everything durable and closes the store.  Nothing may be asked of the engine after.
@@ -225,8 +246,9 @@ impl Engine {
         if let Err(failure) = self.close_logs().await {
             tracing::warn!(error = %failure.message, "a write log was not closed in order");
         }
-        self.ceph.close();
-        self.store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
+        self.ceph.close().await;
+        let Some(store) = &self.store else { return Ok(()) };
+        store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
     }
 
     /// What the daemon is and does.
@@ -274,7 +296,8 @@ impl Engine {
 
     /// The embedded store's space.
     pub async fn store_space(&self) -> Result<StoreSpace> {
-        let usage = self.store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
+        let store = self.store.as_ref().ok_or_else(|| self.no_store())?;
+        let usage = store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
         Ok(store::describe(&self.options.store, usage))
     }
 
@@ -295,7 +318,7 @@ impl Engine {
         });
         Ok(Snapshot {
             volumes: volumes.collect(),
-            store: store::counters(&self.store),
+            store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),
             logs: self
                 .open_logs()
                 .into_iter()

@@ -1,0 +1,154 @@
+//! A load on an image: so many requests under way, for a while.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{BlockDevice, BufList, Extent, Request};
+use forebay_messenger::perf::Outcome;
+use forebay_reactor::{Buf, now, random, sleep, spawn};
+
+use super::Engine;
+use super::peers::cpu_nanos;
+use crate::failure::{Failure, Result};
+use crate::spec::ImageSpec;
+use crate::units::Size;
+
+/// Not measured, at first.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// What is asked of an image.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// The image.
+    pub spec: ImageSpec,
+    /// Percent of the requests that write.
+    pub writes: u8,
+    /// Anywhere, rather than one after another.
+    pub random: bool,
+    /// Bytes a request.
+    pub size: u64,
+    /// Requests under way.
+    pub depth: usize,
+    /// How long it is measured.
+    pub time: Duration,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Requests, the time, latencies.
+    pub outcome: Outcome,
+    /// Processor time that the process used meanwhile, in nanoseconds.
+    pub cpu_nanos: u64,
+}
+
+/// What the lanes of a load have in common.
+struct Shared {
+    device: Rc<dyn BlockDevice>,
+    load: Load,
+    /// Blocks of the image.
+    blocks: u64,
+    next: Cell<u64>,
+    /// For chance.
+    state: Cell<u64>,
+    measuring: Cell<bool>,
+    stop: Cell<bool>,
+    outcome: RefCell<Outcome>,
+}
+
+impl Engine {
+    /// Puts a load on an image.  Writes overwrite what is there.
+    pub async fn bench(self: Rc<Self>, load: Load) -> Result<Loaded> {
+        let spec = load.spec.clone();
+        let volume = self.open_volume(&spec).await?;
+        let device = volume.top();
+        let blocks = device.geometry().size / load.size.max(1);
+        if load.size == 0 || load.size > u64::from(device.geometry().transfer_max) || blocks == 0 {
+            let what = format!("requests of {} to {spec}, which has {}", Size(load.size), Size(device.geometry().size));
+            return Err(Failure::invalid(what).hint("--io-size must be smaller than the image, and at most 32M"));
+        }
+        let shared = Rc::new(Shared {
+            device,
+            blocks,
+            next: Cell::new(0),
+            state: Cell::new(random() | 1),
+            measuring: Cell::new(false),
+            stop: Cell::new(false),
+            outcome: RefCell::default(),
+            load,
+        });
+        let lanes: Vec<_> = (0..shared.load.depth.max(1)).map(|_| spawn(lane(shared.clone()))).collect();
+        sleep(WARM_UP).await;
+        let (begun, used) = (now(), cpu_nanos());
+        shared.measuring.set(true);
+        let end = begun + shared.load.time;
+        while now() < end && !shared.stop.get() {
+            sleep(end.since(now()).min(Duration::from_millis(100))).await;
+        }
+        shared.measuring.set(false);
+        let (seconds, cpu_nanos) = (begun.elapsed().as_secs_f64(), cpu_nanos() - used);
+        shared.stop.set(true);
+        for lane in lanes {
+            lane.await.map_err(|error| self.image_failure(error, &spec))?;
+        }
+        let mut outcome = shared.outcome.take();
+        outcome.seconds = seconds;
+        Ok(Loaded { outcome, cpu_nanos })
+    }
+}
+
+/// One request after another, until it is enough, or one fails.
+async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
+    let size = shared.load.size;
+    let bytes: Vec<u8> = (0..size).map(|_| shared.chance() as u8).collect();
+    let data: BufList = Buf::copy_of(&bytes).into();
+    let mut begun = now();
+    while !shared.stop.get() {
+        let offset = shared.block() * size;
+        let request = if shared.writes() {
+            Request::Write { offset, data: data.clone(), fua: false }
+        } else {
+            Request::Read(Extent::new(offset, size))
+        };
+        if let Err(error) = shared.device.submit(request).await {
+            shared.stop.set(true);
+            return Err(error);
+        }
+        // The next one is asked for at once.
+        let ended = now();
+        let took = ended.since(std::mem::replace(&mut begun, ended));
+        if shared.measuring.get() {
+            shared.outcome.borrow_mut().count(took.as_nanos() as u64);
+        }
+    }
+    Ok(())
+}
+
+impl Shared {
+    fn chance(&self) -> u64 {
+        let mut x = self.state.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.state.set(x);
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    fn block(&self) -> u64 {
+        if self.load.random {
+            return self.chance() % self.blocks;
+        }
+        let block = self.next.get();
+        self.next.set((block + 1) % self.blocks);
+        block
+    }
+
+    fn writes(&self) -> bool {
+        match self.load.writes {
+            0 => false,
+            100.. => true,
+            percent => self.chance() % 100 < percent.into(),
+        }
+    }
+}
