@@ -1,147 +1,266 @@
 #!/usr/bin/env bash
-# Images in a real Ceph cluster, shared with RBD's own clients: what one writes the other reads, with snapshots, clones,
-# resizing, and the exclusive lock going to and fro.
+# Images on a real cluster of its own, shared with Ceph's clients: rbd, fio's rbd engine, QEMU's rbd driver; first without
+# a daemon, then through one.
 #
-#   FOREBAY=.../forebay rbd.sh
+#   FOREBAY=.../forebay PROGRAM=.../rbd-lab rbd.sh
 #
-# Starts a cluster and a daemon of its own.  Prints a line for each check.
+# Prints a line for each check.
 set -uo pipefail
 
-LAB=$(cd "$(dirname "$0")/../lab" && pwd)
-WORK=$(mktemp -d "${TMPDIR:-/tmp}/rbd.XXXXXX")
-export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
-export CEPH_CONF=$CLUSTER_DIR/ceph.conf FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
-DAEMON=
+NAME=rbd; source "$(dirname "$0")/../lab/cluster.sh"
 
-finish() {
-  local status=$?
-  if [[ -n $DAEMON ]]; then
-    kill -TERM "$DAEMON" 2>/dev/null
-    wait "$DAEMON" 2>/dev/null
-  fi
-  "$LAB/ceph-cluster" down >/dev/null 2>&1
-  # The daemons leave in their own time, and their files with them.
-  for _ in $(seq 100); do
-    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
-    sleep 0.1
-  done
-  rm -rf "$WORK"
-  exit $status
+lab() { ask "$PROGRAM" "$@"; }
+# What rbd reads of an image, or of a snapshot of it, is what is in a file; and so is what we read.
+same() { # IMAGE FILE
+  rm -f "$WORK"/export.*
+  ask rbd export --no-progress "$1" "$WORK/export.rbd"
+  cmp "$WORK/export.rbd" "$2" >"$WORK/out" 2>&1 || fail "what rbd reads of $1"
+  lab export "$1" "$WORK/export.ours"
+  cmp "$WORK/export.ours" "$2" >"$WORK/out" 2>&1 || fail "what we read of $1"
 }
-trap finish EXIT
+# rbd looks at every object, and finds nothing that its map does not say.
+checked() { # IMAGE
+  ask rbd object-map check --no-progress "$1"
+  ask rbd info "$1"
+  grep -q 'invalid' "$WORK/out" && fail "the object map of $1"
+}
 
-fail() {
-  echo "not ok rbd: $1"
-  sed 's/^/  /' "$WORK/out" 2>/dev/null | tail -n 15
-  tail -n 15 "$WORK/daemon.log" 2>/dev/null | sed 's/^/  daemon: /'
-  exit 1
-}
-ok() { echo "ok rbd: $1"; }
-ask() { timeout -k 5 "${LIMIT:-60}" "$@" >"$WORK/out" 2>&1 </dev/null || fail "$* (status $?)"; }
-# The content of an image by RBD's own client, and by ours.
-theirs() { timeout 60 rbd export "$1" - 2>>"$WORK/out" | sha256sum | cut -d' ' -f1; }
-ours() { timeout 60 "$FOREBAY" export --no-progress "$1" - 2>>"$WORK/out" | sha256sum | cut -d' ' -f1; }
-same() { # WHAT IMAGE FILE
-  local expected
-  expected=$(sha256sum <"$3" | cut -d' ' -f1)
-  [[ $(theirs "$2") == "$expected" ]] || fail "$1: rbd reads something else"
-  [[ $(ours "$2") == "$expected" ]] || fail "$1: forebay reads something else"
-  ok "$1"
-}
-write() { # URI OFFSET PATTERN LENGTH: through NBD, and into the file that says what must be there
-  timeout 60 qemu-io -f raw -c "write -P $3 $2 $4" -c flush "$1" >"$WORK/out" 2>&1 </dev/null || fail "writing by NBD"
-  grep -Eiq 'failed|error' "$WORK/out" && fail "writing by NBD"
-  head -c "$4" /dev/zero | tr '\0' "\\$(printf %o "$3")" | dd of="$WORK/model" bs=64k seek="$2" oflag=seek_bytes conv=notrunc status=none
-}
-attach() { timeout 60 "$FOREBAY" attach "$1" --nbd 2>"$WORK/out" || fail "attaching $1"; }
+start_cluster
+# The dead are known by their watches, which run out after half a minute otherwise.
+ask ceph config set osd osd_client_watch_timeout 6
+ok "a cluster"
 
-"$LAB/ceph-cluster" up 3 >"$WORK/out" 2>&1 || fail "a cluster"
-mkdir -p "$WORK/data"
-"$FOREBAY" serve --store-size 256M >"$WORK/daemon.log" 2>&1 &
-DAEMON=$!
-for _ in $(seq 200); do
-  "$FOREBAY" status >/dev/null 2>&1 && break
-  sleep 0.1
+# Ours, with RBD's default features, read by theirs.
+SIZE=$((24 << 20))
+truncate -s $SIZE "$WORK/one"
+lab create rbd/one $SIZE 1048576
+ask rbd info rbd/one
+grep -q 'features: layering, exclusive-lock, object-map, fast-diff, deep-flatten$' "$WORK/out" || fail "features"
+checked rbd/one
+lab mutate rbd/one "$WORK/one" 1 160
+same rbd/one "$WORK/one"; checked rbd/one
+qemu-img convert -f raw -O raw "rbd:rbd/one:conf=$CEPH_CONF" "$WORK/qemu" >"$WORK/out" 2>&1 || fail "qemu-img reads"
+cmp "$WORK/qemu" "$WORK/one" >"$WORK/out" 2>&1 || fail "what QEMU reads"
+ok "written by us, read by rbd export and QEMU; the object map is true"
+
+# Snapshots by theirs between writes of ours.
+for i in 1 2 3; do
+  ask rbd snap create --no-progress "rbd/one@s$i"
+  cp "$WORK/one" "$WORK/one@s$i"
+  lab mutate rbd/one "$WORK/one" $((10 + i)) 60
+  checked rbd/one
 done
-ask "$FOREBAY" status
+for i in 1 2 3; do same "rbd/one@s$i" "$WORK/one@s$i"; checked "rbd/one@s$i"; done
+same rbd/one "$WORK/one"
+rbd diff --from-snap s3 --whole-object rbd/one >"$WORK/fast" 2>/dev/null || fail "fast-diff"
+rbd diff --from-snap s3 rbd/one >"$WORK/slow" 2>/dev/null || fail "diff"
+objects() { awk 'NR > 1 { for (o = int($1 / 1048576); o * 1048576 < $1 + $2; o++) print o }' "$1" | sort -un; }
+[[ -z $(comm -13 <(objects "$WORK/fast" | sort) <(objects "$WORK/slow" | sort)) ]] || fail "fast-diff misses a change"
+ask rbd snap rm --no-progress rbd/one@s2
+lab mutate rbd/one "$WORK/one" 20 40
+same rbd/one "$WORK/one"; same rbd/one@s1 "$WORK/one@s1"; same rbd/one@s3 "$WORK/one@s3"; checked rbd/one
+ok "snapshots keep what they saw; fast-diff misses nothing"
 
-# 48 MiB, with holes in it.
+# Resized by either.
+lab resize rbd/one $((17 << 20)); truncate -s $((17 << 20)) "$WORK/one"
+lab resize rbd/one $((30 << 20)); truncate -s $((30 << 20)) "$WORK/one"
+checked rbd/one; same rbd/one "$WORK/one"
+ask rbd resize --no-progress --size 20M --allow-shrink rbd/one; truncate -s $((20 << 20)) "$WORK/one"
+lab mutate rbd/one "$WORK/one" 30 60
+same rbd/one "$WORK/one"; checked rbd/one
+ok "resized by either"
+
+# Theirs, written by fio and QEMU, then by us.
+ask rbd create --size 16M --object-size 512K rbd/two
+ask fio --name=w --ioengine=rbd --pool=rbd --rbdname=two --rw=randwrite --bs=4k --size=16M --io_size=4M --iodepth=16
+ask qemu-io -f raw -c 'write -P 0x77 1M 3M' -c 'discard 2M 1M' "rbd:rbd/two:conf=$CEPH_CONF"
+ask rbd export --no-progress rbd/two "$WORK/two"
+same rbd/two "$WORK/two"
+lab mutate rbd/two "$WORK/two" 40 120
+same rbd/two "$WORK/two"; checked rbd/two
+ok "written by fio and QEMU, read and written by us"
+
+# Clones of theirs: both kinds, with snapshots, flattened under us, and of a namespace and a data pool.
+ask rbd snap protect rbd/one@s3
+cut() { head -c "$1" "$2"; }
+ask rbd clone --rbd-default-clone-format 1 rbd/one@s3 rbd/child1
+ask rbd clone --rbd-default-clone-format 2 rbd/one@s3 rbd/child2
+for child in child1 child2; do
+  cp "$WORK/one@s3" "$WORK/$child"
+  same rbd/$child "$WORK/$child"
+  lab mutate rbd/$child "$WORK/$child" 50 60
+  same rbd/$child "$WORK/$child"; checked rbd/$child
+  ask rbd snap create --no-progress rbd/$child@a; cp "$WORK/$child" "$WORK/$child@a"
+  lab mutate rbd/$child "$WORK/$child" 51 60
+  lab resize rbd/$child $((9 << 20)); truncate -s $((9 << 20)) "$WORK/$child"
+  lab resize rbd/$child $((26 << 20)); truncate -s $((26 << 20)) "$WORK/$child"
+  same rbd/$child "$WORK/$child"; same rbd/$child@a "$WORK/$child@a"; checked rbd/$child; checked rbd/$child@a
+  ask rbd flatten --no-progress rbd/$child
+  same rbd/$child "$WORK/$child"; same rbd/$child@a "$WORK/$child@a"
+  lab mutate rbd/$child "$WORK/$child" 52 40
+  same rbd/$child "$WORK/$child"; checked rbd/$child
+done
+ask rbd info rbd/child2
+grep -q parent "$WORK/out" && fail "a parent is left"
+same rbd/one@s3 "$WORK/one@s3"
+ok "clones read through, copied up, resized, flattened"
+
+ask ceph osd pool create data 8
+ask rbd namespace create rbd/ns
+ask ceph osd erasure-code-profile set small k=2 m=1 crush-failure-domain=osd
+ask ceph osd pool create coded 8 8 erasure small
+ask ceph osd pool set coded allow_ec_overwrites true
+lab create rbd/ns/three 8388608 1048576; truncate -s 8M "$WORK/three"
+lab mutate rbd/ns/three "$WORK/three" 60 60
+same rbd/ns/three "$WORK/three"; checked rbd/ns/three
+lab create rbd/four 8388608 1048576 data; truncate -s 8M "$WORK/four"
+lab mutate rbd/four "$WORK/four" 61 60
+same rbd/four "$WORK/four"; checked rbd/four
+ask rbd info rbd/four
+grep -q 'data_pool: data' "$WORK/out" || fail "the data pool"
+ask rbd clone --rbd-default-clone-format 2 rbd/one@s3 rbd/ns/five; cp "$WORK/one@s3" "$WORK/five"
+lab mutate rbd/ns/five "$WORK/five" 62 60
+same rbd/ns/five "$WORK/five"; checked rbd/ns/five
+ask rbd create --size 8M --object-size 1M --data-pool coded rbd/six; truncate -s 8M "$WORK/six"
+lab mutate rbd/six "$WORK/six" 63 60
+same rbd/six "$WORK/six"; checked rbd/six
+ok "namespaces and data pools, an erasure-coded one among them"
+
+# The lock, handed over under load both ways.
+truncate -s 16M "$WORK/zero"
+ask rbd create --size 16M --object-size 1M rbd/shared
+"$PROGRAM" hold rbd/shared 12 0 >"$WORK/held" 2>&1 &
+HELD=$!
+until_says "$WORK/held" holding
+for i in 1 2 3; do
+  ask fio --name=v --ioengine=rbd --pool=rbd --rbdname=shared --rw=randwrite --bs=4k --offset=8M --size=4M --io_size=400k \
+    --verify=crc32c --do_verify=1
+done
+wait $HELD || { cp "$WORK/held" "$WORK/out"; fail "writing while fio does"; }
+grep -q '^written [1-9]' "$WORK/held" || { cp "$WORK/held" "$WORK/out"; fail "writing while fio does"; }
+checked rbd/shared
+ask ceph osd blocklist ls
+grep -q '127.0.0.1' "$WORK/out" && fail "somebody was taken for dead"
+ok "the lock goes to and fro under fio: $(cat "$WORK/held" | tail -n 1)"
+
+# While we hold it, rbd resizes and takes snapshots: it gets the lock, and we see it.
+"$PROGRAM" hold rbd/shared 8 0 >"$WORK/held" 2>&1 &
+HELD=$!
+until_says "$WORK/held" holding
+ask rbd snap create --no-progress rbd/shared@under
+ask rbd resize --no-progress --size 20M rbd/shared
+ask rbd export --no-progress rbd/shared@under "$WORK/under1"
+wait $HELD || { cp "$WORK/held" "$WORK/out"; fail "writing while rbd resizes"; }
+ask rbd export --no-progress rbd/shared@under "$WORK/under2"
+cmp "$WORK/under1" "$WORK/under2" >"$WORK/out" 2>&1 || fail "the snapshot under load changed"
+checked rbd/shared; checked rbd/shared@under
+"$PROGRAM" wait-size rbd/shared $((24 << 20)) >"$WORK/watched" 2>&1 &
+WATCHED=$!
+until_says "$WORK/watched" watching
+ask rbd resize --no-progress --size 24M rbd/shared
+wait $WATCHED || { cp "$WORK/watched" "$WORK/out"; fail "a resize by rbd is seen"; }
+ok "snapshots and resizes by rbd, under our writes, are seen"
+
+# The dead: ours broken by theirs, theirs by ours.
+"$PROGRAM" hold rbd/shared 60 0 >"$WORK/held" 2>&1 &
+HELD=$!
+locked() { for _ in $(seq 300); do rbd lock ls rbd/shared 2>/dev/null | grep -q auto && return; sleep 0.1; done; fail "a lock"; }
+until_says "$WORK/held" holding; locked
+kill -9 $HELD; wait $HELD 2>/dev/null
+ask qemu-io -f raw -c 'write -P 0x31 0 4k' "rbd:rbd/shared:conf=$CEPH_CONF"
+ask ceph osd blocklist ls
+grep -q '127.0.0.1' "$WORK/out" || fail "our dead client was not fenced by librbd"
+fio --name=d --ioengine=rbd --pool=rbd --rbdname=shared --rw=randwrite --bs=4k --size=4M --time_based --runtime=60 \
+  >/dev/null 2>&1 &
+FIO=$!
+locked
+pkill -9 -P $FIO 2>/dev/null; kill -9 $FIO; wait $FIO 2>/dev/null
+ask rbd export --no-progress rbd/shared "$WORK/dead"
+lab mutate rbd/shared "$WORK/dead" 70 40
+same rbd/shared "$WORK/dead"; checked rbd/shared
+ok "dead owners are fenced, and their locks broken, both ways"
+
+# Removed by either; nothing is left.
+ask rbd snap purge --no-progress rbd/shared
+lab remove rbd/shared
+ask rbd rm --no-progress rbd/four
+lab remove rbd/ns/three
+lab remove rbd/ns/five
+for child in child1 child2; do ask rbd snap purge --no-progress rbd/$child; lab remove rbd/$child; done
+ask rbd clone --rbd-default-clone-format 1 rbd/one@s3 rbd/child1; lab remove rbd/child1
+ask rbd clone --rbd-default-clone-format 2 rbd/one@s3 rbd/child2; lab remove rbd/child2
+ask rbd children rbd/one@s3
+[[ ! -s $WORK/out ]] || fail "children are left"
+ask rbd snap unprotect rbd/one@s3
+ask rbd snap purge --no-progress rbd/one
+lab remove rbd/one
+lab remove rbd/two
+lab remove rbd/six
+# What only snapshots had is taken away by the OSDs in their own time.
+left() {
+  for pool in rbd data coded; do rados -p $pool --all ls; done | grep -vE 'rbd_(directory|info|children|namespace|trash|mirroring)'
+}
+for _ in $(seq 120); do left >"$WORK/out" || break; sleep 0.5; done
+[[ ! -s $WORK/out ]] || fail "objects are left"
+ok "removed by either, without a trace"
+
+# Through the daemon: what it serves over NBD, and its commands.
+start_daemon
 head -c $((8 << 20)) /dev/urandom >"$WORK/model"
 truncate -s $((30 << 20)) "$WORK/model"
 head -c $((2 << 20)) /dev/urandom >>"$WORK/model"
 truncate -s $((48 << 20)) "$WORK/model"
-cp "$WORK/model" "$WORK/first"
+write() { # URI OFFSET PATTERN LENGTH: through NBD, and into the file that says what must be there
+  ask qemu-io -f raw -c "write -P $3 $2 $4" -c flush "$1"
+  grep -Eiq 'failed|error' "$WORK/out" && fail "writing by NBD"
+  head -c "$4" /dev/zero | tr '\0' "\\$(printf %o "$3")" | dd of="$WORK/model" bs=64k seek="$2" oflag=seek_bytes conv=notrunc status=none
+}
+theirs() { # IMAGE FILE WHAT
+  rm -f "$WORK/export.rbd"
+  ask rbd export --no-progress "$1" "$WORK/export.rbd"
+  cmp "$WORK/export.rbd" "$2" >"$WORK/out" 2>&1 || fail "$3"
+}
+attach() { timeout 60 "$FOREBAY" attach "$1" --nbd 2>"$WORK/out" || fail "attaching $1"; }
 
-ask "$FOREBAY" import --no-progress "$WORK/first" rados:rbd/ours
-ask rbd info rbd/ours
-same "an image of ours" rbd/ours "$WORK/first"
-ask rbd import "$WORK/first" rbd/theirs
-ask rbd info rbd/theirs
-grep -q 'exclusive-lock.*object-map.*fast-diff.*deep-flatten' "$WORK/out" || fail "rbd's default features"
-same "an image of theirs" rbd/theirs "$WORK/first"
+ask "$FOREBAY" import --no-progress "$WORK/model" rados:rbd/disk
+theirs rbd/disk "$WORK/model" "what was imported"
 ask "$FOREBAY" ls rbd
-grep -q ours "$WORK/out" && grep -q theirs "$WORK/out" || fail "a list of both"
-ok "a list of both"
-
-for image in ours theirs; do
-  cp "$WORK/first" "$WORK/model"
-  uri=$(attach rbd/$image)
-  write "$uri" $((5 << 20)) 0x61 $((1 << 20))
-  write "$uri" $((20 << 20)) 0x62 65536
-  [[ $(theirs rbd/$image) == $(sha256sum <"$WORK/model" | cut -d' ' -f1) ]] || fail "$image: rbd reads what was written"
-  ok "$image: rbd reads what we write"
-
-  # A snapshot made by rbd while we write: what comes after is not in it.
-  cp "$WORK/model" "$WORK/snapped"
-  ask rbd snap create rbd/$image@one
-  write "$uri" $((4 << 20)) 0x63 $((2 << 20))
-  write "$uri" 12345 0x64 777
-  [[ $(theirs rbd/$image@one) == $(sha256sum <"$WORK/snapped" | cut -d' ' -f1) ]] || fail "$image: the snapshot stays"
-  [[ $(theirs rbd/$image) == $(sha256sum <"$WORK/model" | cut -d' ' -f1) ]] || fail "$image: what came after the snapshot"
-  ok "$image: a snapshot by rbd while we write"
-
-  # The lock goes to rbd when it writes, and comes back when we do.
-  timeout 60 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 65536 rbd/$image >"$WORK/out" 2>&1 </dev/null || fail "$image: rbd writes meanwhile"
-  rm -f "$WORK/again"
-  timeout 60 rbd export rbd/$image "$WORK/again" >"$WORK/out" 2>&1 || fail "exporting"
-  cp "$WORK/again" "$WORK/model"
-  write "$uri" $((40 << 20)) 0x65 $((1 << 20))
-  [[ $(theirs rbd/$image) == $(sha256sum <"$WORK/model" | cut -d' ' -f1) ]] || fail "$image: writing in turns"
-  ok "$image: rbd and we write in turns"
-
-  # Resizing is seen at once.
-  ask rbd resize --size 64M rbd/$image
-  for _ in $(seq 100); do
-    [[ $(nbdinfo --size "$uri" 2>/dev/null) == $((64 << 20)) ]] && break
-    sleep 0.1
-  done
-  [[ $(nbdinfo --size "$uri" 2>"$WORK/out") == $((64 << 20)) ]] || fail "$image: a resize by rbd is seen"
-  truncate -s $((64 << 20)) "$WORK/model"
-  write "$uri" $((60 << 20)) 0x66 $((1 << 20))
-  ask "$FOREBAY" detach rbd/$image
-  same "$image: resized by rbd" rbd/$image "$WORK/model"
-done
-ask rbd object-map check rbd/theirs
-ask rbd diff rbd/theirs
-ok "the object map is right"
-
-# A clone: reads fall through to the parent, the first write of an object copies it up.
-ask rbd snap protect rbd/theirs@one
-ask rbd clone rbd/theirs@one rbd/child
+grep -qx disk "$WORK/out" || fail "a list"
+uri=$(attach rbd/disk)
+write "$uri" $((5 << 20)) 0x61 $((1 << 20))
+theirs rbd/disk "$WORK/model" "rbd reads what is written over NBD"
+cp "$WORK/model" "$WORK/snapped"
+ask rbd snap create --no-progress rbd/disk@one
+write "$uri" $((4 << 20)) 0x63 $((2 << 20))
+write "$uri" 12345 0x64 777
+theirs rbd/disk@one "$WORK/snapped" "the snapshot stays"
+theirs rbd/disk "$WORK/model" "what came after the snapshot"
+ask rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 65536 rbd/disk
+rm -f "$WORK/model"
+ask rbd export --no-progress rbd/disk "$WORK/model"
+write "$uri" $((40 << 20)) 0x65 $((1 << 20))
+ask rbd resize --no-progress --size 64M rbd/disk
+truncate -s $((64 << 20)) "$WORK/model"
+is_resized() { [[ $(nbdinfo --size "$uri" 2>/dev/null) == $((64 << 20)) ]]; }
+await 30 "a resize by rbd is seen over NBD" is_resized
+write "$uri" $((60 << 20)) 0x66 $((1 << 20))
+ask "$FOREBAY" detach rbd/disk
+theirs rbd/disk "$WORK/model" "in turns with rbd, and resized by it"
+ask "$FOREBAY" export --no-progress rbd/disk "$WORK/export.ours"
+cmp "$WORK/export.ours" "$WORK/model" >"$WORK/out" 2>&1 || fail "our own export"
+checked rbd/disk
+ask rbd clone --rbd-default-clone-format 2 rbd/disk@one rbd/child
 cp "$WORK/snapped" "$WORK/model"
-same "a clone" rbd/child "$WORK/model"
 uri=$(attach rbd/child)
 write "$uri" $((6 << 20)) 0x67 4096
 write "$uri" $((25 << 20)) 0x68 100000
 ask "$FOREBAY" detach rbd/child
-same "a clone that was written to" rbd/child "$WORK/model"
-ask rbd flatten --no-progress rbd/child
-same "a clone that rbd has flattened" rbd/child "$WORK/model"
-
-ask "$FOREBAY" resize rbd/ours --size 80M
-rbd info rbd/ours 2>"$WORK/out" | grep -q '80 MiB' || fail "rbd sees our resize"
+theirs rbd/child "$WORK/model" "a clone that is written over NBD"
+ask "$FOREBAY" resize rbd/disk --size 80M
+ask rbd info rbd/disk
+grep -q '80 MiB' "$WORK/out" || fail "rbd sees our resize"
 ask "$FOREBAY" mv rbd/child rbd/adult
 ask rbd info rbd/adult
 ask "$FOREBAY" rm rbd/adult
 rbd info rbd/adult >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
-ok "resized, renamed and removed by us, seen by rbd"
+ok "through the daemon: snapshots, turns and resizes by rbd under NBD, a clone, import, export, resize, mv, rm"
