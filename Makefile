@@ -1,5 +1,5 @@
 # The commands people type; the work is done by scripts/setup and by cargo xtask.
-# Variables: KEEP=1 leaves the demo's daemon running; POOL=local is the demo's pool; ONLY=, SKIP= choose test stages.
+# Variables: KEEP=1 leaves the demo's daemon running; POOL=local or rados is the demo's pool; ONLY=, SKIP= choose test stages.
 
 .PHONY: help demo test check bench
 
@@ -11,7 +11,7 @@ help:
 	@echo 'More: cargo xtask help'
 
 demo:
-	@scripts/setup build demo
+	@scripts/setup build demo $(if $(filter rados,$(POOL)),cluster)
 	@cargo xtask demo $(if $(KEEP),--keep) $(if $(POOL),--pool $(POOL))
 
 test:

@@ -1,11 +1,13 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
+mod gateway;
 mod iscsi;
 mod messenger;
 mod nbd;
 mod nvmf;
 mod plot;
 mod race;
+mod rados;
 mod report;
 mod store;
 mod writelog;
@@ -58,6 +60,10 @@ enum Name {
     Nbd,
     /// Volumes in memory over NVMe/TCP, against the goals and our own NBD
     Nvmf,
+    /// A Ceph image over iSCSI and NBD, against tgt (CEPH_CONF: on that cluster)
+    Gateway,
+    /// Images in a Ceph cluster, against librbd (CEPH_CONF: on that cluster)
+    Rados,
     /// The write log, against the same volume without one
     Writelog,
     /// The embedded store in process, against fio on the raw file
@@ -79,6 +85,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Messenger => messenger::run(&arguments.effort, arguments.dry_run),
         Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
         Name::Nvmf => nvmf::run(&arguments.effort, arguments.dry_run),
+        Name::Gateway => gateway::run(&arguments.effort, arguments.dry_run),
+        Name::Rados => rados::run(&arguments.effort, arguments.dry_run),
         Name::Store => store::run(&arguments.effort, arguments.dry_run),
         Name::Writelog => writelog::run(&arguments.effort, arguments.dry_run),
         Name::Ec => race::ec(&arguments.effort, arguments.dry_run),

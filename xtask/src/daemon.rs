@@ -18,6 +18,18 @@ pub fn build_command() -> Command {
     build
 }
 
+/// The command that builds the daemon as it is shipped, for comparisons with what distributions ship.
+pub fn build_shipped_command() -> Command {
+    let mut build = shell::cargo();
+    build.args(["build", "--quiet", "--profile", "dist", "-p", "forebay"]);
+    build
+}
+
+/// The daemon's program as it is shipped.
+pub fn shipped_program() -> PathBuf {
+    shell::target().join("dist/forebay")
+}
+
 /// The daemon's program.
 pub fn program() -> PathBuf {
     shell::target().join("release/forebay")
@@ -39,10 +51,19 @@ impl Daemon {
 
     /// Starts one under another program, which must leave it our direct child.
     pub fn start_under(wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
+        Self::start_program(&program(), wrapper, data, more)
+    }
+
+    /// The same, as it is shipped.
+    pub fn start_shipped(wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
+        Self::start_program(&shipped_program(), wrapper, data, more)
+    }
+
+    fn start_program(program: &Path, wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
         let sockets = Scratch::new("run")?;
         let path = |name: &str| sockets.path().join(name).display().to_string();
         let mut words: Vec<String> = wrapper.iter().map(|&word| word.to_owned()).collect();
-        words.push(program().display().to_string());
+        words.push(program.display().to_string());
         words.extend(["serve".into(), "--data".into(), data.display().to_string()]);
         words.extend(["--control".into(), path("control"), "--nbd".into(), format!("unix:{}", path("nbd"))]);
         words.extend(more.iter().map(|&word| word.to_owned()));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::ceph::Cluster;
 use crate::daemon::{self, Daemon};
 use crate::fio::{self, Job};
 use crate::shell::{self, Scratch, bold, paint};
@@ -16,7 +17,7 @@ pub struct DemoArguments {
     /// Leaves the daemon running at the end, and says how to reach it
     #[arg(long)]
     keep: bool,
-    /// The pool the volumes live in
+    /// Where the volumes live: local, the embedded store; or rados, a Ceph cluster that is started for it
     #[arg(long, default_value = "local")]
     pool: String,
     /// Seconds a measurement
@@ -46,35 +47,51 @@ const IMAGE_MIB: u64 = 768;
 
 /// Runs the demo.
 pub fn run(arguments: &DemoArguments) -> Result<()> {
-    if arguments.pool != "local" {
-        bail!(
-            "the demo runs on the embedded store (POOL=local); the pool `{}` is not available: \
-             RADOS pools are a later part of the project",
-            arguments.pool
-        );
-    }
+    let on_ceph = match arguments.pool.as_str() {
+        "local" => false,
+        "rados" => true,
+        other => bail!(
+            "the demo runs on the embedded store (POOL=local) or on a Ceph cluster (POOL=rados), not on `{other}`"
+        ),
+    };
     let begin = Instant::now();
-    println!("{}", bold("Forebay: a thin volume on the embedded store, served over NBD\n"));
+    let place = if on_ceph { "in a Ceph cluster" } else { "on the embedded store" };
+    println!("{}", bold(&format!("Forebay: a thin volume {place}, served over NBD\n")));
     step("build", || {
         shell::run(&mut daemon::build_command())?;
         let size = std::fs::metadata(daemon::program())?.len();
         Ok(format!("target/release/forebay, {} MiB", size >> 20))
     })?;
+    let (pool, cluster) = if on_ceph {
+        let cluster = step_with("cluster", || {
+            let cluster = Cluster::start(3)?;
+            let text = shell::output(cluster.command("ceph").arg("--version"))?;
+            let version = text.split_whitespace().nth(2).unwrap_or_default().to_owned();
+            Ok((cluster, format!("Ceph {version}: a monitor, a manager, three OSDs")))
+        })?;
+        ("rbd", Some(cluster))
+    } else {
+        ("local", None)
+    };
     let mut scratch = Scratch::within(&shell::target(), "demo")?;
     let http = format!("127.0.0.1:{}", shell::free_port()?);
     let daemon = step_with("serve", || {
-        let daemon = Daemon::start(&scratch.path().join("store"), &["--http", &http])?;
+        let conf = cluster.as_ref().map(|cluster| format!("CEPH_CONF={}", cluster.conf().display()));
+        let wrapper: Vec<&str> = conf.iter().flat_map(|conf| ["/usr/bin/env", conf]).collect();
+        // The embedded store is there in any case, but small where it has nothing to hold.
+        let words: &[&str] = if on_ceph { &["--http", &http, "--store-size", "256M"] } else { &["--http", &http] };
+        let daemon = Daemon::start_under(&wrapper, &scratch.path().join("store"), words)?;
         let text = format!("process {}, {} MiB resident", daemon.id(), resident_mib(daemon.id())?);
         Ok((daemon, text))
     })?;
     let image = Image::make(scratch.path())?;
 
     let disk = step_with("create", || {
-        let uri = daemon.volume("local/disk", &format!("{IMAGE_MIB}M"))?;
+        let uri = daemon.volume(&format!("{pool}/disk"), &format!("{IMAGE_MIB}M"))?;
         let text = uri.clone();
         Ok((uri, text))
     })?;
-    let copy = daemon.volume("local/copy", &format!("{IMAGE_MIB}M"))?;
+    let copy = daemon.volume(&format!("{pool}/copy"), &format!("{IMAGE_MIB}M"))?;
     step("import", || {
         shell::output(
             shell::command("qemu-img").args(["convert", "-n", "-f", "qcow2", "-O", "raw"]).arg(&image.qcow2).arg(&disk),
@@ -90,9 +107,12 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
         Ok(format!("both volumes are {} MiB of the same bits", IMAGE_MIB))
     })?;
     step("fsck", || image.check(&disk))?;
-    step("thin", || thin(&daemon))?;
+    if let Some(cluster) = &cluster {
+        step("rbd", || image.seen_by_rbd(cluster, &format!("{pool}/disk")))?;
+    }
+    step("thin", || thin(&daemon, pool))?;
 
-    let scribble = daemon.volume("local/scratch", "512M")?;
+    let scribble = daemon.volume(&format!("{pool}/scratch"), "512M")?;
     step("verify", || {
         let mut verify = shell::command("fio");
         verify.args(fio::nbd(&scribble)).args(["--name=verify", "--rw=randwrite", "--bsrange=4k-64k", "--iodepth=16"]);
@@ -120,8 +140,12 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
         println!("  page     http://{http}/ (token in {})", scratch.path().join("store/http.token").display());
         println!("  control  export FOREBAY_CONTROL={}", daemon.control().display());
         println!("  data     {}", scratch.path().display());
-        println!("  try      {} ls", daemon::program().display());
+        println!("  try      {} ls {pool}", daemon::program().display());
         println!("  stop     kill {}", daemon.id());
+        if let Some(cluster) = cluster {
+            println!("  ceph     export CEPH_CONF={}", cluster.conf().display());
+            cluster.leave();
+        }
         scratch.keep();
         daemon.leave();
     } else {
@@ -181,6 +205,15 @@ impl Image {
         Ok(())
     }
 
+    /// RBD's own client reads the same.
+    fn seen_by_rbd(&self, cluster: &Cluster, spec: &str) -> Result<String> {
+        let back = self.folder.join("back.raw");
+        shell::output(cluster.command("rbd").args(["export", "--no-progress", spec]).arg(&back))?;
+        shell::output(shell::command("cmp").arg(&self.raw).arg(&back))?;
+        std::fs::remove_file(&back)?;
+        Ok("rbd export reads the same bits".into())
+    }
+
     /// The file system in the volume is whole.
     fn check(&self, uri: &str) -> Result<String> {
         let back = self.folder.join("back.raw");
@@ -206,8 +239,8 @@ fn real_tree() -> Result<PathBuf> {
 }
 
 /// How much of the volumes is really there.
-fn thin(daemon: &Daemon) -> Result<String> {
-    let text = shell::output(daemon.command().args(["du", "--format", "json"]))?;
+fn thin(daemon: &Daemon, pool: &str) -> Result<String> {
+    let text = shell::output(daemon.command().args(["du", pool, "--format", "json"]))?;
     let (provisioned, used) = usage(&text).with_context(|| format!("du prints: {text}"))?;
     ensure!(used < provisioned, "nothing is thin: {text}");
     Ok(format!("{} MiB provisioned, {} MiB used", provisioned >> 20, used >> 20))

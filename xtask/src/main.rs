@@ -1,6 +1,7 @@
 //! One door to every chore: `cargo xtask help`.
 
 mod bench;
+mod ceph;
 mod check;
 mod conduct;
 mod daemon;
@@ -55,6 +56,12 @@ enum Chore {
     Malformed(malformed::MalformedArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
     Lab(LabArguments),
+    /// An image in a Ceph cluster of the lab under verified writes, while OSDs are killed and started again
+    Thrash {
+        /// How long is written
+        #[arg(long, default_value_t = 180)]
+        seconds: u32,
+    },
     /// The simulator: one seed, or many
     Sim(sim::SimArguments),
     /// Every test, in stages
@@ -114,6 +121,11 @@ fn chore(chore: Chore) -> Result<()> {
         }
         Chore::Lab(LabArguments { part: LabPart::Guest { words } }) => {
             shell::run(shell::command(shell::root().join("test/lab/guest")).args(words))
+        }
+        Chore::Thrash { seconds } => {
+            shell::run(&mut daemon::build_command())?;
+            let mut script = shell::command(shell::root().join("test/interop/rados-thrash.sh"));
+            shell::run(script.env("FOREBAY", daemon::program()).arg(seconds.to_string()))
         }
         Chore::Sim(arguments) => sim::run(&arguments),
     }

@@ -217,18 +217,6 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
-            name: "rbd",
-            title: "images in a real Ceph cluster, with RBD's own clients",
-            after: &["build"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rbd.sh"));
-                script.env("FOREBAY", daemon::program());
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
             name: "build-rbd-lab",
             title: "the program that shares images with RBD's clients",
             after: &["build"],
@@ -241,12 +229,24 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
-            name: "rbd-ceph",
-            title: "locks, object maps, clones and snapshots shared with RBD's own clients",
+            name: "rbd",
+            title: "images in a real Ceph cluster, shared with RBD's own clients",
             after: &["build-rbd-lab"],
             command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rbd-ceph.sh"));
-                script.env("PROGRAM", shell::target().join("release/rbd-lab"));
+                let mut script = shell::command(shell::root().join("test/interop/rbd.sh"));
+                script.env("PROGRAM", shell::target().join("release/rbd-lab")).env("FOREBAY", daemon::program());
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "rbd-kernel",
+            title: "images shared with the kernel's rbd client, in a guest",
+            after: &["build-rbd-lab", "guest-kernel"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rbd-kernel.sh"));
+                script.env("PROGRAM", shell::target().join("release/rbd-lab")).env("FOREBAY", daemon::program());
                 Ok(script)
             }),
             counted: true,
@@ -272,6 +272,19 @@ fn stages(quick: bool) -> Vec<Stage> {
                 let mut script = shell::command(shell::root().join("test/interop/rados.sh"));
                 script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
                 script.env("SEEDS", if quick { "1" } else { "1 2 3 4" });
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "rados-failures",
+            title: "the RADOS client while a Ceph cluster misbehaves",
+            after: &["build-rados"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rados-failures.sh"));
+                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
+                script.env("FOREBAY", daemon::program());
                 Ok(script)
             }),
             counted: true,

@@ -1,0 +1,78 @@
+//! A Ceph cluster for a while: the lab's, or one that is named.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::shell::{self, Scratch};
+
+/// A cluster; if it is ours, it goes when dropped.
+pub struct Cluster {
+    conf: PathBuf,
+    /// Where our own one lives.
+    lab: Option<(Scratch, [String; 2])>,
+}
+
+impl Cluster {
+    /// Starts one of the lab's, with so many OSDs.
+    pub fn start(osds: u32) -> Result<Self> {
+        let scratch = Scratch::within(&shell::target(), "ceph")?;
+        let ports = [shell::free_port()?.to_string(), shell::free_port()?.to_string()];
+        let conf = scratch.path().join("ceph.conf");
+        let cluster = Self { conf, lab: Some((scratch, ports)) };
+        shell::output(cluster.script().args(["up", &osds.to_string()])).context("a cluster of the lab")?;
+        Ok(cluster)
+    }
+
+    /// The one that `CEPH_CONF` names, or one of the lab's.
+    pub fn named_or_start(osds: u32) -> Result<Self> {
+        match std::env::var_os("CEPH_CONF").filter(|conf| !conf.is_empty()) {
+            Some(conf) => Ok(Self { conf: conf.into(), lab: None }),
+            None => Self::start(osds),
+        }
+    }
+
+    fn script(&self) -> Command {
+        let mut script = shell::command(shell::root().join("test/lab/ceph-cluster"));
+        if let Some((scratch, [port, v1])) = &self.lab {
+            script.env("CLUSTER_DIR", scratch.path()).env("MON_PORT", port).env("MON_V1_PORT", v1);
+        }
+        script
+    }
+
+    /// Its configuration.
+    pub fn conf(&self) -> &Path {
+        &self.conf
+    }
+
+    /// A command that finds the cluster.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = shell::command(program);
+        command.env("CEPH_CONF", &self.conf);
+        command
+    }
+
+    /// Leaves it up when we end.
+    pub fn leave(mut self) {
+        if let Some((mut scratch, _)) = self.lab.take() {
+            scratch.keep();
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let Some((scratch, _)) = &self.lab else { return };
+        // Its daemons leave in their own time, and their process ids with them.
+        if shell::output(self.script().arg("down")).is_ok() {
+            let run = scratch.path().join("run");
+            let gone = || {
+                let left = std::fs::read_dir(&run).into_iter().flatten().flatten();
+                (left.filter(|file| file.path().extension().is_some_and(|kind| kind == "pid")).count() == 0)
+                    .then_some(())
+            };
+            shell::wait_for(std::time::Duration::from_secs(10), gone);
+        }
+    }
+}
