@@ -10,6 +10,7 @@ mod lun;
 mod outbox;
 mod remains;
 mod requests;
+mod tasks;
 mod units;
 
 use std::cell::{Cell, RefCell};
