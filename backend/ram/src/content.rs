@@ -28,20 +28,49 @@ impl Space {
 /// Pages that one chunk holds.
 const CHUNK: usize = 256;
 
-/// What a page holds; who reads it shares the memory, so a write copies it while somebody does.
+/// A page, as often as it is counted: once for a head and all clones that share it.
+struct Counted {
+    space: Rc<Space>,
+}
+
+impl Counted {
+    fn new(space: &Rc<Space>) -> Rc<Self> {
+        space.pages.set(space.pages.get() + 1);
+        Rc::new(Self { space: space.clone() })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.space.pages.set(self.space.pages.get() - 1);
+    }
+}
+
+/// A page; its clones share the memory, and so does who reads it, until it is written.
+///
+/// It lies in its chunk as it is: a read looks for the memory's address there and nowhere else, for each look at another
+/// place of a large volume is one at memory that is in no cache.
+#[derive(Clone)]
 struct Page {
     bytes: Buf,
-    space: Rc<Space>,
+    counted: Rc<Counted>,
 }
 
 impl Page {
     fn new(bytes: Buf, space: &Rc<Space>) -> Self {
-        space.pages.set(space.pages.get() + 1);
-        Self { bytes, space: space.clone() }
+        Self { bytes, counted: Counted::new(space) }
+    }
+
+    /// No clone has it.
+    fn is_own(&self) -> bool {
+        Rc::strong_count(&self.counted) == 1
     }
 
     /// Writes into it, at `start`; memory of its own comes from `memory`.
     fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
+        if !self.is_own() {
+            self.counted = Counted::new(&self.counted.space);
+        }
         match self.bytes.get_mut() {
             Some(bytes) => bytes[start..start + data.len()].copy_from_slice(data),
             None => {
@@ -52,18 +81,6 @@ impl Page {
                 self.bytes = bytes.freeze();
             }
         }
-    }
-}
-
-impl Clone for Page {
-    fn clone(&self) -> Self {
-        Self::new(self.bytes.clone(), &self.space)
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        self.space.pages.set(self.space.pages.get() - 1);
     }
 }
 
@@ -80,7 +97,7 @@ fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
 /// Pages that lie side by side, with the memory they come from: all of it goes when they do.
 #[derive(Clone)]
 struct Chunk {
-    pages: Vec<Option<Rc<Page>>>,
+    pages: Vec<Option<Page>>,
     count: usize,
     memory: Pool,
 }
@@ -96,12 +113,12 @@ impl Chunk {
 struct Pages(BTreeMap<u64, Chunk>);
 
 impl Pages {
-    fn get(&self, index: u64) -> Option<&Rc<Page>> {
+    fn get(&self, index: u64) -> Option<&Page> {
         self.0.get(&(index / CHUNK as u64))?.pages[index as usize % CHUNK].as_ref()
     }
 
     /// The pages from `first` to `last`, in order.
-    fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Rc<Page>)> {
+    fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Page)> {
         let chunks = self.0.range(first / CHUNK as u64..=last / CHUNK as u64);
         chunks.flat_map(move |(number, chunk)| {
             let base = number * CHUNK as u64;
@@ -116,9 +133,9 @@ impl Pages {
     fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<Space>) {
         let chunk = self.0.entry(index / CHUNK as u64).or_insert_with(Chunk::new);
         match &mut chunk.pages[index as usize % CHUNK] {
-            Some(page) => Rc::make_mut(page).write(start, data, &chunk.memory),
+            Some(page) => page.write(start, data, &chunk.memory),
             slot => {
-                *slot = Some(Rc::new(Page::new(page_of(start, data, &chunk.memory), space)));
+                *slot = Some(Page::new(page_of(start, data, &chunk.memory), space));
                 chunk.count += 1;
             }
         }
@@ -130,7 +147,7 @@ impl Pages {
         if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64))
             && let Some(page) = &mut chunk.pages[index as usize % CHUNK]
         {
-            Rc::make_mut(page).write(start, &ZEROES[..len], &chunk.memory);
+            page.write(start, &ZEROES[..len], &chunk.memory);
         }
     }
 
@@ -182,7 +199,7 @@ impl Content {
             return 0;
         }
         let (first, last) = (extent.offset / PAGE_U64, (extent.end() - 1) / PAGE_U64);
-        let own = self.pages.range(first, last).filter(|(_, page)| Rc::strong_count(page) == 1).count();
+        let own = self.pages.range(first, last).filter(|(_, page)| page.is_own()).count();
         last - first + 1 - own as u64
     }
 
