@@ -156,7 +156,9 @@ fn start(scratch: &Scratch) -> Result<Places> {
     let ours = [attach("ram/bench")?, attach("local/bench")?];
 
     let memory = Scratch::within(Path::new("/dev/shm"), "bench")?;
-    let (files, control) = ([memory.path().join("raw"), scratch.path().join("raw")], shell::free_port()?.to_string());
+    let files = [memory.path().join("raw"), scratch.path().join("raw")];
+    // It names a socket; numbers past 32,767 are refused.
+    let control = (shell::free_port()? % 30_000 + 1).to_string();
     let portal = shell::free_port()?;
     let log = scratch.path().join("tgtd.log");
     let listen = format!("portal=127.0.0.1:{portal}");
