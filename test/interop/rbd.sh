@@ -246,7 +246,7 @@ await 30 "a resize by rbd is seen over NBD" is_resized
 write "$uri" $((60 << 20)) 0x66 $((1 << 20))
 ask "$FOREBAY" detach rbd/disk
 theirs rbd/disk "$WORK/model" "in turns with rbd, and resized by it"
-ask "$FOREBAY" export --no-progress rbd/disk "$WORK/export.ours"
+ask "$FOREBAY" export --no-progress --force rbd/disk "$WORK/export.ours"
 cmp "$WORK/export.ours" "$WORK/model" >"$WORK/out" 2>&1 || fail "our own export"
 checked rbd/disk
 ask rbd clone --rbd-default-clone-format 2 rbd/disk@one rbd/child

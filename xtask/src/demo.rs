@@ -240,7 +240,7 @@ fn real_tree() -> Result<PathBuf> {
 
 /// How much of the volumes is really there.
 fn thin(daemon: &Daemon, pool: &str) -> Result<String> {
-    let text = shell::output(daemon.command().args(["du", pool, "--format", "json"]))?;
+    let text = shell::output(daemon.command().args(["du", &format!("{pool}/"), "--format", "json"]))?;
     let (provisioned, used) = usage(&text).with_context(|| format!("du prints: {text}"))?;
     ensure!(used < provisioned, "nothing is thin: {text}");
     Ok(format!("{} MiB provisioned, {} MiB used", provisioned >> 20, used >> 20))
