@@ -46,6 +46,11 @@ impl Cluster {
         &self.conf
     }
 
+    /// What makes a program that runs under `env` find it: `CEPH_CONF=...`.
+    pub fn variable(&self) -> String {
+        format!("CEPH_CONF={}", self.conf.display())
+    }
+
     /// A command that finds the cluster.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = shell::command(program);

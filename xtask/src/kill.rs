@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::ceph::Cluster;
 use crate::daemon::Daemon;
 use crate::fio;
 use crate::nbd::Client;
@@ -37,6 +38,9 @@ pub struct KillArguments {
     /// The pool that the volumes are in
     #[arg(long, default_value = "local")]
     pool: String,
+    /// Start a Ceph cluster for the time, and take its pool
+    #[arg(long, conflicts_with = "pool")]
+    ceph: bool,
     /// Put a write log on a file in front of each volume
     #[arg(long)]
     log: bool,
@@ -59,13 +63,17 @@ fn unix_nanoseconds() -> u64 {
 
 fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String> {
     let rounds = arguments.rounds;
-    let (numbered, volume) = (format!("{}/numbered", arguments.pool), format!("{}/fio", arguments.pool));
+    let cluster = arguments.ceph.then(|| Cluster::start(1)).transpose()?;
+    let variable = cluster.as_ref().map(Cluster::variable);
+    let wrapper: Vec<&str> = variable.iter().flat_map(|variable| ["/usr/bin/env", variable]).collect();
+    let pool = if arguments.ceph { "rbd" } else { &arguments.pool };
+    let (numbered, volume) = (format!("{pool}/numbered"), format!("{pool}/fio"));
     // Both logs share a file.
     let place = format!("--log=ssd:{}:16M", folder.join("logs").display());
     let log: &[&str] = if arguments.log { &[&place] } else { &[] };
     let begin = Instant::now();
     let mut random = Random(seed | 1);
-    let mut daemon = Daemon::start(&folder.join("store"), &[])?;
+    let mut daemon = Daemon::start_under(&wrapper, &folder.join("store"), &[])?;
     daemon.volume_with(&numbered, &format!("{}K", BLOCKS * BLOCK as u64 / 1024), log)?;
     let fio_uri = daemon.volume_with(&volume, &format!("{FIO_MIB}M"), log)?;
     shell::output(fio_command(&fio_uri, "write").args(["--iodepth=32", "--do_verify=0", "--end_fsync=1"]))?;

@@ -86,6 +86,7 @@ fn stages(quick: bool) -> Vec<Stage> {
     let (seeds, sweeps, sessions, fuzz_seconds, kills) =
         if quick { ("400", "2", "500", "10", "8") } else { ("8000", "60", "10000", "60", "50") };
     let (logs, log_sweeps, failures) = if quick { ("1000", "2", "2") } else { ("20000", "20", "10") };
+    let ceph_kills = if quick { "3" } else { "12" };
     let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
     vec![
         Stage {
@@ -416,6 +417,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "arm-pmem",
+            title: "persistent memory on an emulated AArch64",
+            after: &["build-arm"],
+            command: Box::new(|| Ok(arm_of("forebay-reactor", &["--lib"], &["pmem"]))),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "peers",
             title: "byte-identity with ISA-L and jerasure",
             after: &["build"],
@@ -445,6 +454,14 @@ fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "kill-log-ceph",
+            title: "kill -9 with a write log before a Ceph cluster",
+            after: &["build"],
+            command: Box::new(move || own(&["kill", "--log", "--ceph", "--rounds", ceph_kills])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "pmem-kill",
             title: "a guest's persistent memory under power failures",
             after: &["build", "guest-kernel"],
@@ -461,8 +478,13 @@ fn stages(quick: bool) -> Vec<Stage> {
 
 /// The tests of the kernels, cross-compiled and run in user-mode emulation, one program a core.
 fn arm(more: &[&str]) -> Command {
+    arm_of("forebay-accel", &["--lib", "--tests"], more)
+}
+
+/// Tests of a crate, cross-compiled and run in user-mode emulation: which of its targets, and which tests of these.
+fn arm_of(package: &str, targets: &[&str], more: &[&str]) -> Command {
     let mut test = shell::cargo();
-    test.args(["test", "--quiet", "-p", "forebay-accel", "--lib", "--tests", "--target", "aarch64-unknown-linux-gnu"]);
+    test.args(["test", "--quiet", "-p", package]).args(targets).args(["--target", "aarch64-unknown-linux-gnu"]);
     test.args(more);
     test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     let runner = "qemu-aarch64-static -L /usr/aarch64-linux-gnu";

@@ -84,8 +84,13 @@ impl Pmem {
         if len == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "an empty file cannot be mapped"));
         }
+        let flush = Flush::detect();
+        if flush == Flush::None && !options.force {
+            let text = "nothing is known of how this processor's stores leave its caches";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
         let (base, synchronous) = map(&file, len, options.force)?;
-        Ok(Self { base, len, flush: Flush::detect(), synchronous, path: path.to_owned(), file })
+        Ok(Self { base, len, flush, synchronous, path: path.to_owned(), file })
     }
 
     /// The file system keeps what is stored (`MAP_SYNC`); otherwise it was forced.
@@ -229,7 +234,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("forebay-pmem-refused-{}", std::process::id()));
         let opened = Pmem::open(&path, PmemOptions { create: true, size: 1 << 20, force: false });
         std::fs::remove_file(&path).expect("there");
-        // On a machine whose temporary files are persistent memory this would be right.
-        assert!(opened.is_ok_and(|memory| memory.is_synchronous()) || !path.exists());
+        match opened {
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),
+            // On a machine whose temporary files are persistent memory this is right.
+            Ok(memory) => assert!(memory.is_synchronous()),
+        }
     }
 }

@@ -233,6 +233,11 @@ pub struct Log {
     /// Why it is not on, or does not get on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Bytes of the image that the backend may lack at most; as many as the log holds if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<u64>,
+    /// Milliseconds for which it may lack a write.
+    pub dirty_age_max_ms: u64,
     /// Entries that the backend may not hold.
     pub dirty_entries: u64,
     /// Bytes they are about.
@@ -248,6 +253,8 @@ impl Log {
         Self {
             id: String::new(),
             image: String::new(),
+            dirty_max: place.dirty_max,
+            dirty_age_max_ms: place.dirty_age_ms.unwrap_or_default(),
             place,
             epoch: 0,
             state: String::new(),

@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_reactor::{Addr, DriverChoice};
+use forebay_writelog::Limits;
 use peers::{Peers, Transport};
 use serde::Deserialize;
 
 use crate::cli::{Ceph, Driver, Global, Serve};
 use crate::failure::{Failure, Result};
-use crate::units::Size;
+use crate::units::{Size, Span};
 use iscsi::IscsiSection;
 pub use iscsi::IscsiTarget;
 use nvme::NvmeSection;
@@ -58,6 +59,8 @@ struct ConfigFile {
     #[serde(default)]
     ram: RamSection,
     #[serde(default)]
+    write_log: WriteLogSection,
+    #[serde(default)]
     ceph: CephSection,
     #[serde(default)]
     nvme_subsystem: NvmeSection,
@@ -90,6 +93,26 @@ struct StoreSection {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RamSection {
     size: Option<Size>,
+}
+
+/// The `[write-log]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct WriteLogSection {
+    dirty_max: Option<Size>,
+    dirty_age: Option<Span>,
+}
+
+impl WriteLogSection {
+    fn resolve(self, serve: &Serve) -> Result<Limits> {
+        let bytes_max = serve.log_dirty_max.or(self.dirty_max).map(|size| size.0);
+        if bytes_max == Some(0) {
+            return Err(Failure::invalid("--log-dirty-max 0 leaves no room for a write")
+                .hint("leave it out for as much as each log holds"));
+        }
+        let age_max = serve.log_dirty_age.or(self.dirty_age).map_or(Limits::default().age_max, |span| span.0);
+        Ok(Limits { bytes_max, age_max })
+    }
 }
 
 /// The `[ceph]` section.
@@ -137,6 +160,8 @@ pub struct Config {
     pub ram_size: u64,
     /// What is logged.
     pub log_level: Option<String>,
+    /// How much images may lack of what their write logs hold, where these do not say.
+    pub log_limits: Limits,
     /// How a Ceph cluster is reached.
     pub ceph: forebay_rados::Flags,
     /// Other daemons and clients that come by messages.
@@ -219,6 +244,7 @@ impl Config {
             store_size: serve.store_size.or(file.store.size),
             store_cache,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
+            log_limits: file.write_log.resolve(serve)?,
             log_level: global.log_level.clone().or(file.log_level),
             ceph: global.ceph.flags(Ceph {
                 conf: file.ceph.conf,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::absolute;
-use crate::units::Size;
+use crate::units::{Size, Span};
 
 /// Smallest log in bytes.
 const SIZE_MIN: u64 = 16 << 20;
@@ -50,13 +50,27 @@ pub struct LogPlace {
     /// Take memory that does not promise to keep what is stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// Bytes of the image that the backend may lack at most; what the daemon is configured for if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_max: Option<u64>,
+    /// Milliseconds for which it may lack a write; what the daemon is configured for if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_age_ms: Option<u64>,
 }
 
 impl LogPlace {
     /// Somewhere on a medium.
     pub fn unknown(pmem: bool) -> Self {
         let medium = if pmem { LogMedium::Pmem } else { LogMedium::Ssd };
-        Self { medium, path: PathBuf::new(), size: 0, on_flush: false, force: false }
+        Self {
+            medium,
+            path: PathBuf::new(),
+            size: 0,
+            on_flush: false,
+            force: false,
+            dirty_max: None,
+            dirty_age_ms: None,
+        }
     }
 }
 
@@ -77,12 +91,26 @@ impl FromStr for LogPlace {
             "pmem" => LogMedium::Pmem,
             _ => return Err(wrong("the medium is ssd or pmem")),
         };
-        let (mut on_flush, mut force) = (false, false);
+        let (mut on_flush, mut force, mut dirty_max, mut dirty_age_ms) = (false, false, None, None);
         loop {
             let (before, last) = rest.rsplit_once(':').ok_or_else(|| wrong("no size"))?;
             match last {
                 "on-flush" => on_flush = true,
                 "force" => force = true,
+                option if option.contains('=') && !option.contains('/') => match option.split_once('=') {
+                    Some(("dirty", size)) => {
+                        let Size(bytes) = size.parse().map_err(|error: String| wrong(&error))?;
+                        if bytes == 0 {
+                            return Err(wrong("dirty=0 leaves no room for a write"));
+                        }
+                        dirty_max = Some(bytes);
+                    }
+                    Some(("age", span)) => {
+                        let Span(age) = span.parse().map_err(|error: String| wrong(&error))?;
+                        dirty_age_ms = Some(age.as_millis() as u64);
+                    }
+                    _ => return Err(wrong("the options are on-flush, force, dirty=SIZE and age=TIME")),
+                },
                 size => {
                     let Size(size) = size.parse().map_err(|error: String| wrong(&error))?;
                     if size < SIZE_MIN {
@@ -92,7 +120,7 @@ impl FromStr for LogPlace {
                         return Err(wrong("no path"));
                     }
                     let path = absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?;
-                    return Ok(Self { medium, path, size, on_flush, force });
+                    return Ok(Self { medium, path, size, on_flush, force, dirty_max, dirty_age_ms });
                 }
             }
             rest = before;
@@ -110,6 +138,12 @@ mod tests {
         assert_eq!((place.path.to_str(), place.size, place.force), (Some("/srv/a:b"), 64 << 20, false));
         let place: LogPlace = "pmem:/mnt/p:1G:force:on-flush".parse().expect("a place");
         assert!(place.medium == LogMedium::Pmem && place.force && place.on_flush);
+        let place: LogPlace = "ssd:/srv/a=b:64M:dirty=8M:age=500ms".parse().expect("a place");
+        assert_eq!((place.dirty_max, place.dirty_age_ms), (Some(8 << 20), Some(500)));
+        assert_eq!(place.path.to_str(), Some("/srv/a=b"));
+        for wrong in ["ssd:/srv:1G:dirty=0B", "ssd:/srv:1G:dirty=x", "ssd:/srv:1G:age=5", "ssd:/srv:1G:colour=red"] {
+            assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
+        }
         for wrong in ["ssd", "ssd:/srv", "disk:/srv:1G", "ssd:/srv:1M", "ssd::1G", "ssd:/srv:1G:often"] {
             assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
@@ -91,6 +92,46 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
+/// A time as people write it: `500ms`, `2s`, `5m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("'{text}' is no time: {why}; write for example 500ms, 2s or 5m");
+        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let number: u64 = number.parse().map_err(|_| wrong("no whole number before the unit"))?;
+        let factor = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "" => return Err(wrong("no unit")),
+            _ => return Err(wrong("unknown unit")),
+        };
+        let millis = number.checked_mul(factor).ok_or_else(|| wrong("too long"))?;
+        Ok(Span(Duration::from_millis(millis)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_millis() {
+            millis if millis > 0 && millis.is_multiple_of(60_000) => write!(f, "{}m", millis / 60_000),
+            millis if millis.is_multiple_of(1000) => write!(f, "{}s", millis / 1000),
+            millis => write!(f, "{millis}ms"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,5 +188,16 @@ mod tests {
         assert_eq!(percent(1, 3), "33.3 %");
         assert_eq!(percent(0, 0), "-");
         assert_eq!(percent(u64::MAX, u64::MAX), "100.0 %");
+    }
+
+    #[test]
+    fn times_are_read_and_written() {
+        for (text, millis) in [("500ms", 500), ("2s", 2000), ("5m", 300_000), ("0s", 0)] {
+            let span: Span = text.parse().expect("a time");
+            assert_eq!((span.0.as_millis(), span.to_string().as_str()), (millis, text));
+        }
+        for wrong in ["", "2", "s", "2h", "1.5s", "99999999999999999999s", "18446744073709551615m"] {
+            assert!(wrong.parse::<Span>().is_err(), "{wrong}");
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! The write log against the same volume without one: the talk's job (2,000 writes a second, 8 at once, a barrier after
-//! each 128), with one volume and with sixteen, and as fast as it goes at every depth.
+//! each 128), with one volume and with sixteen, and as fast as it goes at every depth; and appending by itself.
 //!
-//! Without a cluster the backend is the embedded store with a pause of 2 ms on each request, which stands for a
-//! cluster's milliseconds and is no cluster; and the store as it is, which is a fast backend.
+//! In front of a Ceph cluster on this machine, and of the embedded store with a pause of 2 ms on each request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use serde_json::Value;
 
 use super::Effort;
 use super::report::{self, Case, Series, Side};
+use crate::ceph::Cluster;
 use crate::daemon::{self, Daemon};
 use crate::shell::{self, Process, Scratch};
 
@@ -22,23 +22,53 @@ const DEPTHS: [u32; 5] = [1, 8, 32, 64, 128];
 const MEAN_GOAL: f64 = 13.0;
 const TAIL_GOAL: f64 = 9.0;
 
-/// A daemon with sixteen volumes.
+/// Volumes of a daemon.
+const VOLUMES: usize = 16;
+const OSDS: u32 = 3;
+/// What appending 4 KiB in persistent memory has to reach: appends a second on one core, and a second of CPU time.
+const PMEM_GOALS: [(&str, &str, f64); 2] =
+    [("append-pmem", "appends/s", 150e3), ("append-pmem-cpu", "appends/CPU s", 200e3)];
+/// The share of fio's rate that appending to a file has to reach.
+const SSD_GOAL: f64 = 0.8;
+
+/// A daemon with its volumes.
 struct Setup {
-    name: &'static str,
+    name: String,
     side: Side,
     daemon: Daemon,
     uris: Vec<String>,
 }
 
-fn setup(folder: &Path, name: &'static str, side: Side, pause: bool, log: bool) -> Result<Setup> {
-    let pause = format!("FOREBAY_DEBUG_BACKEND_DELAY_US={}", if pause { PAUSE_US } else { "0" });
-    let data = folder.join(name.replace([' ', ','], "-"));
-    std::fs::create_dir_all(&data)?;
-    let daemon = Daemon::start_under(&["/usr/bin/env", &pause], &data.join("data"), &["--cores", "1"])?;
-    let place = log.then(|| format!("--log=ssd:{}:32M", data.join("logs").display()));
-    let more: Vec<&str> = place.as_deref().into_iter().collect();
-    let uris = (0..16).map(|at| daemon.volume_with(&format!("local/v{at}"), "256M", &more)).collect::<Result<_>>()?;
-    Ok(Setup { name, side, daemon, uris })
+/// What is behind the log.
+enum Behind {
+    Ceph(Cluster),
+    Slow,
+}
+
+impl Behind {
+    fn name(&self) -> &'static str {
+        match self {
+            Behind::Ceph(_) => "ceph",
+            Behind::Slow => "slow",
+        }
+    }
+
+    fn setup(&self, folder: &Path, log: bool) -> Result<Setup> {
+        let (variable, pool) = match self {
+            Behind::Ceph(cluster) => (cluster.variable(), "rbd"),
+            Behind::Slow => (format!("FOREBAY_DEBUG_BACKEND_DELAY_US={PAUSE_US}"), "local"),
+        };
+        let (side, how) = if log { (Side::Ours, "log") } else { (Side::Peer, "plain") };
+        let data = folder.join(format!("{}-{how}", self.name()));
+        std::fs::create_dir_all(&data)?;
+        let daemon = Daemon::start_under(&["/usr/bin/env", &variable], &data.join("data"), &["--cores", "1"])?;
+        let place = log.then(|| format!("--log=ssd:{}:64M", data.join("logs").display()));
+        let more: Vec<&str> = place.as_deref().into_iter().collect();
+        let volume = |at| daemon.volume_with(&format!("{pool}/{how}{at}"), "256M", &more);
+        let uris = (0..VOLUMES).map(volume).collect::<Result<_>>()?;
+        let name = if log { "log on ssd" } else { "no log" };
+        Ok(Setup { name: name.into(), side, daemon, uris })
+    }
 }
 
 /// Mean, and percentiles in microseconds: 90, 99, 99.9, 99.99; and writes a second.
@@ -105,24 +135,24 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
     let scratch = Scratch::within(&folder, "bench")?;
     let mut cases: Vec<Case> = Vec::new();
-    for (backend, pause) in [("slow", true), ("store", false)] {
-        let setups = [
-            setup(
-                scratch.path(),
-                if pause { "slow, log on ssd" } else { "store, log on ssd" },
-                Side::Ours,
-                pause,
-                true,
-            )?,
-            setup(scratch.path(), if pause { "slow, no log" } else { "store, no log" }, Side::Peer, pause, false)?,
-        ];
+    let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
+    if wanted("append") {
+        appends(scratch.path(), effort, &mut cases)?;
+    }
+    for backend in ["slow", "ceph"] {
+        let names = jobs().map(|(volumes, depth, rate)| case_name(backend, volumes, depth, rate));
+        if !names.iter().any(|name| wanted(name)) {
+            continue;
+        }
+        let behind = match backend {
+            "ceph" => Behind::Ceph(Cluster::start(OSDS)?),
+            _ => Behind::Slow,
+        };
+        let setups = [behind.setup(scratch.path(), true)?, behind.setup(scratch.path(), false)?];
         for round in 0..effort.rounds {
-            for (volumes, depth, rate) in jobs(pause) {
-                let name = match rate {
-                    0 => format!("{backend}-qd{depth}"),
-                    _ => format!("{backend}-2000-{volumes}v"),
-                };
-                if effort.case.as_ref().is_some_and(|part| !name.contains(part.as_str())) {
+            for (volumes, depth, rate) in jobs() {
+                let name = case_name(backend, volumes, depth, rate);
+                if !wanted(&name) {
                     continue;
                 }
                 for place in 0..setups.len() {
@@ -131,17 +161,16 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                         .with_context(|| format!("{name}, {}", setups[which].name))?;
                     let tails = outcome.tail_us.map(|us| format!("{us:.0}")).join(" ");
                     println!(
-                        "{name:<16} {:<18} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us",
+                        "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us",
                         setups[which].name, outcome.iops, outcome.mean_us
                     );
                     // What is better is larger.
                     if rate == 0 {
                         note(&mut cases, &name, "IOPS", 1.0, &setups, which, outcome.iops);
                     } else {
-                        let goal = |goal| if pause { goal } else { 1.0 };
                         let (mean, tail) = (1e6 / outcome.mean_us, 1e6 / outcome.tail_us[3]);
-                        note(&mut cases, &format!("{name}-mean"), "1/s", goal(MEAN_GOAL), &setups, which, mean);
-                        note(&mut cases, &format!("{name}-99.99"), "1/s", goal(TAIL_GOAL), &setups, which, tail);
+                        note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, &setups, which, mean);
+                        note(&mut cases, &format!("{name}-99.99"), "1/s", TAIL_GOAL, &setups, which, tail);
                     }
                 }
             }
@@ -160,11 +189,77 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
 }
 
 /// Volumes, depth, and writes a second (0: as fast as it goes).
-fn jobs(paced: bool) -> Vec<(usize, u32, u32)> {
-    let talk = [(1, 8, 2000), (16, 8, 2000)];
-    let free = DEPTHS.map(|depth| (1, depth, 0));
-    // Sixteen at once are 32,000 writes a second: more than two processors serve besides fio.
-    talk.into_iter().filter(|_| paced).chain(free).collect()
+fn jobs() -> [(usize, u32, u32); 2 + DEPTHS.len()] {
+    let mut jobs = [(1, 8, 2000); 2 + DEPTHS.len()];
+    jobs[1].0 = VOLUMES;
+    for (job, depth) in jobs[2..].iter_mut().zip(DEPTHS) {
+        *job = (1, depth, 0);
+    }
+    jobs
+}
+
+fn case_name(backend: &str, volumes: usize, depth: u32, rate: u32) -> String {
+    if rate == 0 { format!("{backend}-qd{depth}") } else { format!("{backend}-{rate}-{volumes}v") }
+}
+
+/// Appending without a front and with a backend that costs nothing: in memory, and to a file beside fio.
+fn appends(folder: &Path, effort: &Effort, cases: &mut Vec<Case>) -> Result<()> {
+    let mut build = shell::cargo();
+    build.args(["build", "--quiet", "--release", "-p", "forebay-writelog", "--example", "append"]);
+    shell::run(&mut build)?;
+    let append = |medium: &str, path: &Path, depth: u32| -> Result<[f64; 2]> {
+        let mut append = shell::command(shell::target().join("release/examples/append"));
+        append.arg(medium).arg(path).args([effort.seconds.to_string(), depth.to_string(), "128".into()]);
+        let text = shell::output(&mut append)?;
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [_, rate, _, cpu] = words[..] else { bail!("append said: {text}") };
+        Ok([rate.parse()?, 1e6 / cpu.parse::<f64>()?])
+    };
+    let mut case = |name: &str, unit: &'static str, goal: f64, peer: &str, ours: f64, theirs: f64| {
+        if !cases.iter().any(|case| case.name == name) {
+            let series = [("forebay", Side::Ours), (peer, Side::Peer)];
+            let series = series.map(|(name, side)| Series { name: name.into(), side, values: Vec::new() });
+            cases.push(Case { name: name.into(), unit, goal, series: series.into() });
+        }
+        for case in cases.iter_mut().filter(|case| case.name == name) {
+            case.series[0].values.push(ours);
+            case.series[1].values.push(theirs);
+        }
+        println!("{name:<16} {ours:>10.0} {unit}, {peer} {theirs:.0}");
+    };
+    for round in 0..effort.rounds {
+        let memory = Scratch::within(Path::new("/dev/shm"), "append")?;
+        let got = append("pmem", &memory.path().join("logs"), 32)?;
+        for (&(name, unit, goal), got) in PMEM_GOALS.iter().zip(got) {
+            case(name, unit, 1.0, "the goal", got, goal);
+        }
+        for depth in [1, 8, 32] {
+            let file = folder.join(format!("append-{round}-{depth}"));
+            let [ours, _] = append("ssd", &file, depth)?;
+            let theirs = fio_appends(&file, depth, effort.seconds)?;
+            case(&format!("append-ssd-qd{depth}"), "appends/s", SSD_GOAL, "fio", ours, theirs);
+            std::fs::remove_file(&file)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sequential direct writes of 4 KiB, each of which lasts when it is answered, over a file that has its blocks.
+fn fio_appends(file: &Path, depth: u32, seconds: f64) -> Result<f64> {
+    let mut fio = shell::command("fio");
+    fio.args([
+        "--name=append",
+        "--ioengine=io_uring",
+        "--rw=write",
+        "--bs=4k",
+        "--direct=1",
+        "--sync=dsync",
+        "--thread",
+    ]);
+    fio.args([format!("--filename={}", file.display()), format!("--iodepth={depth}"), "--size=512M".into()]);
+    fio.args([format!("--runtime={seconds}"), "--time_based".into(), "--output-format=json".into()]);
+    fio.arg("--percentile_list=90:99:99.9:99.99");
+    Ok(parse(&shell::output(&mut fio)?)?.iops)
 }
 
 fn note(
@@ -179,7 +274,7 @@ fn note(
     if !cases.iter().any(|case| case.name == name) {
         let series = setups
             .iter()
-            .map(|setup| Series { name: setup.name.into(), side: setup.side, values: Vec::new() })
+            .map(|setup| Series { name: setup.name.clone(), side: setup.side, values: Vec::new() })
             .collect();
         cases.push(Case { name: name.into(), unit, goal, series });
     }
@@ -191,11 +286,15 @@ fn note(
 fn method(effort: &Effort) -> String {
     format!(
         "{}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {} rounds of {} s after a \
-         second of warming up, with and without the log in turn. *slow* is the embedded store with a pause of 2 ms on \
-         every request: it stands for a cluster's milliseconds, and is no cluster, whose tail would be worse. *store* is \
-         the store as it is, on the same disk as the log. *-2000-Nv*: N volumes at 2,000 writes a second each, 8 at once \
-         (the talk's job); figures are 1 / latency, so that more is better: the mean, and the 99.99th percentile of the \
-         worst volume. *-qdN*: one volume, as fast as it goes.\n\nRepeat it: `cargo xtask bench writelog`.",
+         second of warming up, with and without the log in turn. Logs have 64 MiB and lie on the machine's disk. *ceph* is \
+         a real cluster of {OSDS} OSDs on the same machine and the same disk, two copies of everything: fio, daemon and \
+         cluster share two processors. *slow* is the embedded store with a pause of 2 ms on every request. \
+         *-2000-Nv*: N volumes at 2,000 writes a second each, 8 at once (the talk's job); figures are 1 / latency, so \
+         that more is better: the mean, and the 99.99th percentile of the worst volume. *-qdN*: one volume, as fast as it \
+         goes. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in /dev/shm, with all the \
+         flushes of persistent memory), 32 at once, no front, a backend that costs nothing, against the goals. \
+         *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes of 4 KiB to the same file, each of \
+         which lasts when it is answered (RWF_DSYNC).\n\nRepeat it: `cargo xtask bench writelog`.",
         report::machine(),
         effort.rounds,
         effort.seconds

@@ -50,8 +50,10 @@ pub struct Attach {
     pub read_only: bool,
 
     /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), or in a file on a DAX file system
-    /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'on-flush' answers
-    /// writes before they last, 'force' takes memory that is not persistent
+    /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'dirty=SIZE' and
+    /// 'age=TIME' limit how much, and for how long, the image may lack what the log holds (as in
+    /// ssd:/srv/logs:1G:dirty=64M:age=500ms), 'on-flush' answers writes before they last, 'force' takes memory that is
+    /// not persistent
     #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
     pub log: Option<LogPlace>,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
-use crate::units::Size;
+use crate::units::{Size, Span};
 
 /// Options of `serve`.
 #[derive(Debug, Clone, Default, Args)]
@@ -104,6 +104,14 @@ pub struct Serve {
             blocks come in, never more than that (and some 4 % for the books).  Example: --store-cache 4G"
     )]
     pub store_cache: Option<Size>,
+
+    /// How much an image may lack of what its write log holds, where its log does not say [default: as much as that holds]
+    #[arg(long, value_name = "SIZE")]
+    pub log_dirty_max: Option<Size>,
+
+    /// For how long an image may lack what its write log holds, where its log does not say: 500ms, 2s, 5m [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    pub log_dirty_age: Option<Span>,
 
     /// How to reach disks and sockets
     #[arg(long, value_name = "DRIVER")]

@@ -8,7 +8,7 @@ use crate::cli::{Global, LogCommand};
 use crate::failure::Result;
 use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs};
 use crate::output::{Output, table};
-use crate::units::Size;
+use crate::units::{Size, Span};
 
 /// Shows and looks after write logs.
 pub fn run(global: &Global, output: Output, command: LogCommand) -> Result<()> {
@@ -56,6 +56,10 @@ fn list(logs: &[Log]) -> String {
     table(&["IMAGE", "LOG", "STATE", "DIRTY", "ENTRIES", "SINCE", "WHY"], &[3, 4, 5], rows)
 }
 
+fn most(log: &Log) -> String {
+    log.dirty_max.map_or("as much as it holds".to_owned(), |bytes| Size(bytes).to_string())
+}
+
 fn show(log: &Log) -> String {
     let mut lines = vec![
         format!("image:  {}", log.image),
@@ -64,6 +68,7 @@ fn show(log: &Log) -> String {
         format!("epoch:  {}", log.epoch),
         format!("state:  {}", log.state),
         format!("dirty:  {}", log.dirty()),
+        format!("limits: {}, {}", most(log), Span(Duration::from_millis(log.dirty_age_max_ms))),
     ];
     if log.dirty_since_ms.is_some() {
         lines.push(format!("since:  {} ago", age(log)));

@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use forebay_block::{BlockDevice, ErrorKind, LocalFuture, Request};
 use forebay_image::Image;
 use forebay_reactor::wall_clock;
-use forebay_writelog::{LogId, LogInfo, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog, id_text};
+use forebay_writelog::{Limits, LogId, LogInfo, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog, id_text};
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
@@ -118,6 +119,27 @@ impl Engine {
         Ok(shelf)
     }
 
+    /// How much an image may lack: what its log says, or the configuration.
+    fn log_limits(&self, place: &api::LogPlace) -> Limits {
+        let configured = self.options.daemon.as_ref().map_or_else(Limits::default, |daemon| daemon.config.log_limits);
+        Limits {
+            bytes_max: place.dirty_max.or(configured.bytes_max),
+            age_max: place.dirty_age_ms.map_or(configured.age_max, Duration::from_millis),
+        }
+    }
+
+    fn log_options(&self, place: &api::LogPlace) -> Options {
+        let persist =
+            if place.on_flush { forebay_writelog::Persist::OnFlush } else { forebay_writelog::Persist::OnWrite };
+        Options { persist, limits: self.log_limits(place), ..Options::default() }
+    }
+
+    /// A log with the limits that hold for it.
+    fn with_limits(&self, log: api::Log) -> api::Log {
+        let limits = self.log_limits(&log.place);
+        api::Log { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
+    }
+
     fn volume_id(&self, spec: &ImageSpec, image: &Image) -> String {
         format_uuid(&self.identity.volume(spec, image.id()))
     }
@@ -148,7 +170,7 @@ impl Engine {
         let shelf = self.shelf(&recorded.place, false).await?;
         let log = shelf.open_log(&id, &self.volume_id(spec, image), epoch).await?;
         let owner = Rc::new(KeptWithImage { image: image.clone() });
-        Ok(WriteLog::new(base.clone(), log, owner, options(&recorded.place)))
+        Ok(WriteLog::new(base.clone(), log, owner, self.log_options(&recorded.place)))
     }
 
     /// Keeps a volume open whose log is.
@@ -165,6 +187,19 @@ impl Engine {
         match (&record.log, volume.log()) {
             (Some(recorded), Some(log)) if log.mode().is_on() => {
                 if recorded.place == *place {
+                    return Ok(());
+                }
+                // Limits may change while the log is in use.
+                let limited = api::LogPlace {
+                    dirty_max: place.dirty_max,
+                    dirty_age_ms: place.dirty_age_ms,
+                    ..recorded.place.clone()
+                };
+                if limited == *place {
+                    let recorded = RecordedLog { id: recorded.id.clone(), place: limited };
+                    let record = Record { epoch: record.epoch, log: Some(recorded) };
+                    store(image, &record).await.map_err(|error| log_failure(error, spec))?;
+                    log.set_limits(self.log_limits(place));
                     return Ok(());
                 }
                 let what = format!("{spec} has a write log at {}", recorded.place);
@@ -252,7 +287,7 @@ impl Engine {
                 let spec = image_spec(pool, &image)?;
                 let Some(found) = self.find_log(&spec).await? else { continue };
                 places.entry(found.place.path.clone()).or_insert_with(|| found.place.clone());
-                logs.push(found);
+                logs.push(self.with_limits(found));
             }
         }
         for place in self.exports.log_places() {
@@ -264,7 +299,7 @@ impl Engine {
             for id in shelf.ids().into_iter().filter(|id| !known.contains(&id_text(id))) {
                 if let Ok(info) = shelf.inspect(&id).await {
                     let place = api::LogPlace { size: info.size, ..place.clone() };
-                    logs.push(api::Log { state: "abandoned".into(), ..describe(&info, place) });
+                    logs.push(self.with_limits(api::Log { state: "abandoned".into(), ..describe(&info, place) }));
                 }
             }
         }
@@ -273,7 +308,8 @@ impl Engine {
 
     /// An image's log.
     pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::Log> {
-        self.find_log(spec).await?.ok_or_else(|| no_log(spec))
+        let found = self.find_log(spec).await?.ok_or_else(|| no_log(spec))?;
+        Ok(self.with_limits(found))
     }
 
     async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::Log>> {
@@ -375,7 +411,7 @@ impl Engine {
     pub(super) fn running_log(&self, spec: &ImageSpec) -> Option<api::Log> {
         let volume = self.logs.volumes.borrow().get(spec).cloned()?;
         let log = volume.log()?;
-        Some(describe_running(spec, &log, None))
+        Some(self.with_limits(describe_running(spec, &log, None)))
     }
 
     /// The logs that are open, with their counters.
@@ -388,11 +424,6 @@ impl Engine {
 fn no_log(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
         .hint("'forebay attach' gives it one with --log MEDIUM:PATH:SIZE; 'forebay log ls' lists those there are")
-}
-
-fn options(place: &api::LogPlace) -> Options {
-    let persist = if place.on_flush { forebay_writelog::Persist::OnFlush } else { forebay_writelog::Persist::OnWrite };
-    Options { persist, ..Options::default() }
 }
 
 fn describe(info: &LogInfo, place: api::LogPlace) -> api::Log {
