@@ -52,14 +52,14 @@ impl Resolver {
 pub fn service(name: &str) -> io::Result<Vec<(String, u16)>> {
     let resolver = Resolver::parse(&std::fs::read_to_string("/etc/resolv.conf")?);
     let servers: Vec<SocketAddr> = resolver.servers.iter().map(|&server| (server, PORT).into()).collect();
-    ask_all(&servers, &resolver.search, name, rand_id())
+    ask_all(&servers, &resolver.search, name, rand_id()?)
 }
 
-fn rand_id() -> u16 {
+/// A number that who does not see the question cannot know, so that it cannot answer it either.
+fn rand_id() -> io::Result<u16> {
     let mut id = [0; 2];
-    // Where there is no chance there is no secret to keep either: the answer is looked at as a whole.
-    let _ = aws_lc_rs::rand::fill(&mut id);
-    u16::from_le_bytes(id)
+    aws_lc_rs::rand::fill(&mut id).map_err(|_| io::Error::other("the system gives no random numbers"))?;
+    Ok(u16::from_le_bytes(id))
 }
 
 fn ask_all(servers: &[SocketAddr], search: &[String], name: &str, id: u16) -> io::Result<Vec<(String, u16)>> {
