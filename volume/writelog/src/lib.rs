@@ -16,6 +16,7 @@ mod hidden;
 mod index;
 mod log;
 mod media;
+mod options;
 mod plan;
 mod pressure;
 mod read;
@@ -25,6 +26,7 @@ mod ticket;
 mod writeback;
 
 pub use format::{LogId, MediumKind};
-pub use log::{Cut, Limits, Options, Owner, Persist, Round, WriteLog};
+pub use log::{Cut, WriteLog};
+pub use options::{Limits, Options, Owner, Persist, Round};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

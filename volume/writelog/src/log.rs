@@ -17,90 +17,11 @@ use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
+use crate::options::{Limits, Options, Owner, Persist, Round};
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
 use crate::ticket::Ticket;
 use crate::{append, flush, read, writeback};
-
-/// When a write is answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Persist {
-    /// When it lasts.
-    #[default]
-    OnWrite,
-    /// At once; it lasts when the next flush (or its FUA) is answered.
-    OnFlush,
-}
-
-/// How much the backend may lack of a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of the volume at most; `None`: as many as the log holds.
-    pub bytes_max: Option<u64>,
-    /// How long it may lack a write, about, unless the backend cannot keep up.
-    pub age_max: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { bytes_max: None, age_max: Duration::from_secs(2) }
-    }
-}
-
-/// Whether writes of any length go round a log that cannot keep up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Round {
-    /// Never.
-    #[default]
-    Never,
-    /// While the log has been full for a while, and the backend is measured to be faster without it.
-    Measured,
-    /// Whenever they may: for tests.
-    Always,
-}
-
-/// How a log behaves.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// When writes are answered.
-    pub persist: Persist,
-    /// How much the backend may lack.
-    pub limits: Limits,
-    /// Sequential writes from so many bytes on go round the log when nothing stands in their way; `None`: none do.
-    pub direct_min: Option<u32>,
-    /// Whether other writes go round a log that cannot keep up.
-    pub round: Round,
-    /// Payload bytes that are kept in memory after they were written, to be written back without reading them.
-    pub recent_bytes: usize,
-    /// Requests to the backend at once in writing back.
-    pub parallel: usize,
-    /// Entries that are written back together at most.
-    pub batch_entries: usize,
-    /// Groups that are appended at once.
-    pub groups: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            persist: Persist::OnWrite,
-            limits: Limits::default(),
-            direct_min: Some(256 << 10),
-            round: Round::Never,
-            recent_bytes: 4 << 20,
-            parallel: 64,
-            batch_entries: 2048,
-            groups: 2,
-        }
-    }
-}
-
-/// Who attached the log, and keeps the record of it with the image.
-pub trait Owner {
-    /// The log has turned itself off and is about to be gone round: what is on its medium must never be replayed
-    /// again.  Tried again until it succeeds.
-    fn release(&self) -> LocalFuture<Result<()>>;
-}
 
 /// How long a write waits, while writes go round the log, for what keeps it from that.
 const ROUND_WAIT: Duration = Duration::from_millis(50);
@@ -759,36 +680,11 @@ impl BlockDevice for WriteLog {
                 state.index.overlaps(extent).filter_map(known).collect()
             };
             let below = shared.inner.map(extent).await?;
-            Ok(overlay(&below, &hits))
+            Ok(read::overlay(&below, &hits))
         })
     }
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         self.shared.inner.size_watch()
     }
-}
-
-/// A map with runs of the log laid over it.
-fn overlay(below: &ExtentMap, hits: &[(Extent, ExtentState)]) -> ExtentMap {
-    let mut out = ExtentMap::new();
-    let mut hits = hits.iter().copied().peekable();
-    for run in below.runs() {
-        let mut at = run.extent.offset;
-        while at < run.extent.end() {
-            while hits.next_if(|(hit, _)| hit.end() <= at).is_some() {}
-            match hits.peek() {
-                Some(&(hit, state)) if hit.offset <= at => {
-                    let end = hit.end().min(run.extent.end());
-                    out.push(at, end - at, state);
-                    at = end;
-                }
-                next => {
-                    let end = next.map_or(u64::MAX, |(hit, _)| hit.offset).min(run.extent.end());
-                    out.push(at, end - at, run.state);
-                    at = end;
-                }
-            }
-        }
-    }
-    out
 }

@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{BufList, Extent, LocalFuture, Reply, Request, Result};
+use forebay_block::{BufList, Extent, ExtentMap, ExtentState, LocalFuture, Reply, Request, Result};
 use forebay_reactor::spawn;
 
 use crate::entries::{Entry, Kind, NOWHERE};
@@ -179,4 +179,29 @@ async fn gather(parts: Vec<Source>) -> Result<BufList> {
         });
     }
     Ok(out)
+}
+
+/// A map with runs of the log laid over it.
+pub(crate) fn overlay(below: &ExtentMap, hits: &[(Extent, ExtentState)]) -> ExtentMap {
+    let mut out = ExtentMap::new();
+    let mut hits = hits.iter().copied().peekable();
+    for run in below.runs() {
+        let mut at = run.extent.offset;
+        while at < run.extent.end() {
+            while hits.next_if(|(hit, _)| hit.end() <= at).is_some() {}
+            match hits.peek() {
+                Some(&(hit, state)) if hit.offset <= at => {
+                    let end = hit.end().min(run.extent.end());
+                    out.push(at, end - at, state);
+                    at = end;
+                }
+                next => {
+                    let end = next.map_or(u64::MAX, |(hit, _)| hit.offset).min(run.extent.end());
+                    out.push(at, end - at, run.state);
+                    at = end;
+                }
+            }
+        }
+    }
+    out
 }
