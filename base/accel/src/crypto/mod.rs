@@ -4,11 +4,12 @@
 //! needs to notice keeps a checksum over the plain data, as the store does, or a tag.  [`Gcm`] adds a tag of 16 bytes
 //! and refuses what does not fit it, and must never see a nonce twice under one key.
 //!
-//! [`dh`] has the finite-field groups that DH-HMAC-CHAP asks for.
+//! [`base64`] reads keys that are passed on as text; [`dh`] has the finite-field groups that DH-HMAC-CHAP asks for.
 //!
 //! XTS is ours over the processor's AES instructions, GCM is aws-lc's, which picks its own (`FOREBAY_ACCEL` has no say in
 //! that).  Keys are erased when their holder is dropped, and are not shown by `Debug`.
 
+pub mod base64;
 pub mod dh;
 mod gcm;
 mod perf;

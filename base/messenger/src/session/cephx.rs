@@ -12,6 +12,7 @@ use aws_lc_rs::cipher::{
     AES_128, DecryptionContext, EncryptionContext, PaddedBlockDecryptingKey, PaddedBlockEncryptingKey, UnboundCipherKey,
 };
 use aws_lc_rs::iv::FixedLength;
+use forebay_accel::crypto::base64;
 
 pub use wallet::{Authorizer, Wallet};
 
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Secret {
 impl Secret {
     /// From the text of a keyring: `key = AQ...==`.
     pub fn from_base64(text: &str) -> Option<Self> {
-        let bytes = decode_base64(text.trim())?;
+        let bytes = base64::decode(text.trim())?;
         Self::read(&mut Reader::new(&bytes, WHAT)).ok()
     }
 
@@ -246,33 +247,6 @@ impl AuthClient for Client {
     fn numbered(&mut self, global_id: u64) {
         self.wallet.set_global_id(global_id);
     }
-}
-
-/// Standard base64 with padding; `None` when it is none.
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=');
-    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
-        return None;
-    }
-    let (mut bits, mut count, mut out) = (0u32, 0, Vec::new());
-    for digit in digits.bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    Some(out)
 }
 
 #[cfg(test)]

@@ -115,28 +115,10 @@ fn hex(digits: &str, max: usize) -> Option<Vec<u8>> {
 
 fn base64(digits: &str, max: usize) -> Option<Vec<u8>> {
     let digits = digits.trim_end_matches('=');
-    if digits.is_empty() || digits.len() / 4 * 3 > max || digits.len() % 4 == 1 {
+    if digits.is_empty() || digits.len() / 4 * 3 > max {
         return None;
     }
-    let mut out = Vec::with_capacity(digits.len() * 3 / 4);
-    let (mut held, mut bits) = (0u32, 0);
-    for digit in digits.bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        held = held << 6 | u32::from(value);
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            out.push((held >> bits) as u8);
-        }
-    }
-    (out.len() <= max).then_some(out)
+    forebay_accel::crypto::base64::decode_digits(digits).filter(|bytes| bytes.len() <= max)
 }
 
 /// Bytes as `0x...`.

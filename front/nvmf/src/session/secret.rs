@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aws_lc_rs::{digest, hmac};
+use forebay_accel::crypto::base64;
 use zeroize::Zeroizing;
 
 /// What the text of a secret begins with.
@@ -114,7 +115,7 @@ impl Secret {
             _ => return Err(SecretError::Form),
         };
         let base64 = base64.strip_suffix(':').unwrap_or(base64);
-        let bytes = Zeroizing::new(decode_base64(base64).ok_or(SecretError::Form)?);
+        let bytes = Zeroizing::new(base64::decode(base64).ok_or(SecretError::Form)?);
         let (key, checksum) = bytes.split_last_chunk::<4>().ok_or(SecretError::Form)?;
         if ![32, 48, 64].contains(&key.len()) {
             return Err(SecretError::Length(key.len()));
@@ -145,35 +146,6 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0xEDB8_8320 } else { 0 })
     })
-}
-
-/// Standard base64 with padding; `None` when it is none.
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=');
-    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
-        return None;
-    }
-    let (mut bits, mut count) = (0_u32, 0);
-    // Its whole length from the start, so that no copy of a secret is left behind by growing.
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    for digit in digits.bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    Some(out)
 }
 
 #[cfg(test)]

@@ -1,0 +1,57 @@
+//! Keys as people pass them on: standard base64 (RFC 4648, section 4).
+
+/// The bytes of a text with its padding; `None` when it is none.
+pub fn decode(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=');
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
+        return None;
+    }
+    decode_digits(digits)
+}
+
+/// The bytes of a text without its padding; bits beyond the last whole byte do not matter.
+pub fn decode_digits(digits: &str) -> Option<Vec<u8>> {
+    if digits.len() % 4 == 1 {
+        return None;
+    }
+    let (mut bits, mut count) = (0_u32, 0);
+    // Its whole length from the start, so that no copy of a secret is left behind by growing.
+    let mut out = Vec::with_capacity(digits.len() * 3 / 4);
+    for digit in digits.bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_vectors_of_rfc_4648() {
+        for (text, bytes) in
+            [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYg==", "foob"), ("Zm9vYmFy", "foobar")]
+        {
+            assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{text}");
+            assert_eq!(decode_digits(text.trim_end_matches('=')).as_deref(), Some(bytes.as_bytes()), "{text}");
+        }
+        for text in ["Zg", "Zg=", "Z===", "====", "Zm9v=", "Zm-v", "Zm 9", "Z=g="] {
+            assert_eq!(decode(text), None, "{text}");
+        }
+        assert_eq!(decode_digits("Z"), None);
+    }
+}
