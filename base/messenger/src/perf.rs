@@ -7,7 +7,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_reactor::{Buf, BufList, now, sleep, spawn, yield_now};
+use forebay_reactor::{Buf, BufList, now, sleep, spawn, timeout, yield_now};
 
 use crate::{Address, Connection, Message, Messenger, Options, Policy, Portal, SendError};
 
@@ -39,6 +39,19 @@ pub struct Load {
     pub lossy: bool,
     /// Each of those under way rests so long between an answer and its next request; zero for not at all.
     pub every: Duration,
+    /// The run fails when for so long there is no connection, or no answer: a lossless peer would wait for ever.
+    pub patience: Duration,
+}
+
+/// Why a run failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// A connection ended, or could not be made.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// Nobody answered for as long as the load has patience.
+    #[error("no answer for {} s", .0.as_secs_f64())]
+    Silent(Duration),
 }
 
 /// What a run came to.
@@ -138,9 +151,33 @@ async fn usage(connection: &Connection) -> Option<u64> {
 /// Runs a load against a server.
 ///
 /// # Errors
-/// When a connection cannot be made, or ends.
-pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Load) -> Result<Outcome, SendError> {
+/// When a connection cannot be made, or ends, or nobody answers for as long as the load has patience.
+pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Load) -> Result<Outcome, RunError> {
     let client = Messenger::new(portal, options, |_: &Connection, _: Message| {});
+    let answers = Rc::new(Cell::new(0));
+    // Who rests between requests has no answers meanwhile.
+    let patience = load.patience + 2 * load.every;
+    let outcome = {
+        let mut measuring = std::pin::pin!(measure(&client, address, load, &answers));
+        loop {
+            let before = answers.get();
+            match timeout(patience, measuring.as_mut()).await {
+                Ok(outcome) => break outcome.map_err(RunError::from),
+                Err(_) if answers.get() == before => break Err(RunError::Silent(patience)),
+                Err(_) => {}
+            }
+        }
+    };
+    client.shutdown();
+    outcome
+}
+
+async fn measure(
+    client: &Messenger,
+    address: &Address,
+    load: &Load,
+    answers: &Rc<Cell<u64>>,
+) -> Result<Outcome, SendError> {
     let policy = if load.lossy { Policy::LossyClient } else { Policy::LosslessPeer };
     let mut connections = Vec::new();
     for _ in 0..load.connections.max(1) {
@@ -158,6 +195,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
         for _ in 0..lanes {
             let (connection, payload) = (connection.clone(), payload.clone());
             let (measuring, stop, tally) = (measuring.clone(), stop.clone(), tally.clone());
+            let answers = answers.clone();
             let depth = load.one_way.then_some(load.depth.max(1));
             let every = load.every;
             tasks.push(spawn(async move {
@@ -165,6 +203,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
                 while !stop.get() {
                     if let Some(depth) = depth {
                         push(&connection, &payload, depth).await?;
+                        answers.set(answers.get() + 1);
                         if measuring.get() {
                             tally.borrow_mut().messages += depth as u64;
                         }
@@ -175,6 +214,7 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
                         begin = now();
                     }
                     connection.request(Message::new(KIND_ASK).data(payload.clone())).await?;
+                    answers.set(answers.get() + 1);
                     // The next one is asked at once.
                     let end = now();
                     let nanos = end.since(std::mem::replace(&mut begin, end)).as_nanos() as u64;
@@ -198,7 +238,6 @@ pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Lo
     for task in tasks {
         task.await?;
     }
-    client.shutdown();
     let mut outcome = std::mem::take(&mut *tally.borrow_mut());
     outcome.seconds = seconds;
     outcome.server_cpu_nanos = before.zip(after).map(|(before, after)| after.saturating_sub(before));
@@ -257,6 +296,7 @@ mod tests {
                         one_way,
                         lossy: !one_way,
                         every: if one_way { Duration::ZERO } else { Duration::from_micros(100) },
+                        patience: Duration::from_secs(30),
                     };
                     let outcome = run(&portal, Options::default(), &address, &load).await.expect("it runs");
                     assert!(outcome.messages > 10 && outcome.seconds > 0.01);
@@ -265,6 +305,35 @@ mod tests {
                 }
                 server.shutdown();
             }
+        });
+    }
+
+    #[test]
+    fn a_run_whose_server_goes_does_not_wait_for_ever() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        reactor.block_on(async {
+            let portal = Portal::default();
+            let (server, address) =
+                serve(&portal, Options::default(), &"127.0.0.1:0".parse().expect("an address"), || 7).expect("bound");
+            let load = Load {
+                size: 10,
+                depth: 2,
+                connections: 1,
+                time: Duration::from_secs(600),
+                warm_up: Duration::ZERO,
+                one_way: false,
+                lossy: false,
+                every: Duration::ZERO,
+                patience: Duration::from_millis(50),
+            };
+            let went = spawn(async move {
+                // A pause after which the run is under way; if it is not, there is nobody to connect to at all.
+                sleep(Duration::from_millis(20)).await;
+                server.shutdown();
+            });
+            let outcome = run(&portal, Options::default(), &address, &load).await;
+            assert_eq!(outcome.err(), Some(RunError::Silent(load.patience)));
+            went.await;
         });
     }
 }

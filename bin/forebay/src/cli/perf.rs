@@ -111,6 +111,10 @@ pub struct MessengerRun {
     /// Fail when a connection is lost, rather than make it again and go on
     #[arg(long)]
     pub lossy: bool,
+
+    /// Fail when for so long the server cannot be reached, or does not answer
+    #[arg(long, value_name = "S", default_value = "30")]
+    pub timeout: f64,
 }
 
 /// Options of `perf accel`.

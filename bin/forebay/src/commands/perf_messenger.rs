@@ -36,6 +36,10 @@ fn invalid(text: String) -> Failure {
     Failure::new(FailureKind::Invalid, text)
 }
 
+fn seconds(option: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| invalid(format!("{option}: {error}")))
+}
+
 /// The address, and what both ends are set up with.
 fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
     let configured = end.config.as_deref().map(ClientSide::load).transpose()?.unwrap_or_default();
@@ -123,11 +127,12 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
         size: options.size,
         depth: options.depth,
         connections: options.connections,
-        time: Duration::try_from_secs_f64(options.seconds).map_err(|error| invalid(format!("--seconds: {error}")))?,
+        time: seconds("--seconds", options.seconds)?,
         warm_up: WARM_UP,
         one_way: options.one_way,
         lossy: options.lossy,
         every: Duration::from_micros(options.every_us.into()),
+        patience: seconds("--timeout", options.timeout)?,
     };
     let before = cpu_nanos();
     let outcome = perf::run(&portal, set_up, &address, &load).await;
@@ -223,6 +228,7 @@ mod tests {
             one_way: false,
             lossy: false,
             every_us: 0,
+            timeout: 30.0,
         };
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         let report = reactor.block_on(measure(&options)).expect("it runs");
