@@ -20,6 +20,7 @@ fn allowed(importer: &str, imported: &str, dev: bool) -> bool {
         "bin" => !imported.starts_with("test/") && imported != "xtask",
         "test" => imported != "xtask",
         "backend" if imported == "base/messenger" => true,
+        "front" if imported == "base/tls" => true,
         "front" | "volume" | "backend" => ["base/block", "base/reactor", "base/accel"].contains(&imported),
         "base" => match importer {
             "base/block" => imported == "base/reactor",

@@ -9,6 +9,7 @@ pub mod auth;
 mod controller;
 pub mod io;
 mod pools;
+pub mod psk;
 mod receive;
 mod reply;
 pub mod secret;

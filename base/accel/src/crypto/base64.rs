@@ -37,6 +37,20 @@ pub fn decode_digits(digits: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// The text of some bytes, with its padding.
+pub fn encode(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().enumerate().fold(0, |bits, (at, &byte)| bits | u32::from(byte) << (16 - 8 * at));
+        for at in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
+            out.push(if at <= group.len() { digit.into() } else { '=' });
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,11 +61,14 @@ mod tests {
             [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYg==", "foob"), ("Zm9vYmFy", "foobar")]
         {
             assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{text}");
+            assert_eq!(encode(bytes.as_bytes()), text);
             assert_eq!(decode_digits(text.trim_end_matches('=')).as_deref(), Some(bytes.as_bytes()), "{text}");
         }
         for text in ["Zg", "Zg=", "Z===", "====", "Zm9v=", "Zm-v", "Zm 9", "Z=g="] {
             assert_eq!(decode(text), None, "{text}");
         }
         assert_eq!(decode_digits("Z"), None);
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(decode(&encode(&all)), Some(all));
     }
 }

@@ -142,7 +142,7 @@ impl fmt::Debug for Secret {
 }
 
 /// CRC-32 as in Ethernet, bit by bit: it is used for a line of a configuration.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(super) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0xEDB8_8320 } else { 0 })
     })

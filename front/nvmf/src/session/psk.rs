@@ -1,0 +1,351 @@
+//! Pre-shared keys for TLS: their interchange format, and which key of TLS, under which name, comes of one (NVMe/TCP
+//! transport 1.0, 3.6.1).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use aws_lc_rs::hkdf;
+use forebay_accel::crypto::base64;
+use forebay_tls::Psk;
+use zeroize::Zeroizing;
+
+use super::secret::{Hash, crc32};
+use crate::wire::fabrics::{DISCOVERY_NQN, NQN_MAX};
+
+/// What the text of a key begins with.
+const PREFIX: &str = "NVMeTLSkey-1:";
+/// What is hashed behind the names for the digest of an identity.
+const PURPOSE: &[u8] = b" NVMe-over-Fabrics";
+/// Bytes of an identity, at most: two names, and a digest of SHA-384 in base64.
+const IDENTITY_MAX: usize = "NVMe1R02".len() + 3 + 2 * NQN_MAX + 64;
+
+/// Why a text is no key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// It does not look like one.
+    #[error("it does not have the form NVMeTLSkey-1:01:...:, as 'nvme gen-tls-key' makes it")]
+    Form,
+    /// Its length does not fit.
+    #[error("a key of {0} bytes; it has 32, or with SHA-384 48")]
+    Length(usize),
+    /// Its checksum is wrong.
+    #[error("its checksum is wrong, so a character of it is")]
+    Checksum,
+}
+
+/// A key as it was configured.  It is erased when dropped, and `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsKey {
+    /// The retained key comes of it with this; without, it is the retained key.
+    transform: Option<Hash>,
+    key: Zeroizing<Vec<u8>>,
+}
+
+impl TlsKey {
+    /// Of its text in the interchange format: `NVMeTLSkey-1:`, a hash, and base64 of the key and its CRC-32.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        let rest = text.trim().strip_prefix(PREFIX).ok_or(KeyError::Form)?;
+        let (transform, base64) = rest.split_once(':').ok_or(KeyError::Form)?;
+        let transform = match transform {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            _ => return Err(KeyError::Form),
+        };
+        let base64 = base64.strip_suffix(':').ok_or(KeyError::Form)?;
+        let bytes = Zeroizing::new(base64::decode(base64).ok_or(KeyError::Form)?);
+        let (key, checksum) = bytes.split_last_chunk::<4>().ok_or(KeyError::Form)?;
+        if !matches!((transform, key.len()), (None | Some(Hash::Sha256), 32) | (None | Some(Hash::Sha384), 48)) {
+            return Err(KeyError::Length(key.len()));
+        }
+        if crc32(key).to_le_bytes() != *checksum {
+            return Err(KeyError::Checksum);
+        }
+        Ok(Self { transform, key: Zeroizing::new(key.to_vec()) })
+    }
+
+    /// The hash of everything that comes of it.
+    fn hash(&self) -> Hash {
+        if self.key.len() == 32 { Hash::Sha256 } else { Hash::Sha384 }
+    }
+
+    /// What both sides keep instead of the configured key.
+    fn retained(&self, host: &str, form: Form) -> Zeroizing<Vec<u8>> {
+        match self.transform {
+            None => self.key.clone(),
+            Some(hash) => derive(hash, &self.key, "HostNQN", host.as_bytes(), form),
+        }
+    }
+
+    /// The keys for TLS between a host and a subsystem, under every name that a host may give one.
+    pub fn psks(&self, host: &str, subsystem: &str) -> Vec<Psk> {
+        let names = [(0, Form::Standard), (1, Form::Standard), (1, Form::Former)];
+        names.into_iter().map(|(version, form)| self.psk(version, form, host, subsystem)).collect()
+    }
+
+    fn psk(&self, version: u8, form: Form, host: &str, subsystem: &str) -> Psk {
+        let hash = self.hash();
+        let (retained, number) = (self.retained(host, form), hash as u8);
+        let name = format!("NVMe{version}R{number:02} {host} {subsystem}");
+        let (identity, context) = if version == 0 {
+            (name.clone(), name)
+        } else {
+            let digest = hash.hmac(&retained, &[host.as_bytes(), b" ", subsystem.as_bytes(), PURPOSE]);
+            let digest = base64::encode(&digest);
+            (format!("{name} {digest}"), format!("{number:02} {digest}"))
+        };
+        let secret = derive(hash, &retained, "nvme-tls-psk", context.as_bytes(), form);
+        let hash = if hash == Hash::Sha256 { forebay_tls::Hash::Sha256 } else { forebay_tls::Hash::Sha384 };
+        Psk { identity: identity.into(), secret, hash }
+    }
+}
+
+impl fmt::Debug for TlsKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsKey({} bytes)", self.key.len())
+    }
+}
+
+/// How the label of a derivation is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// As RFC 8446, section 7.1, has it.
+    Standard,
+    /// Without the lengths of its parts, and with that of the key in little-endian, as libnvme did at first.
+    Former,
+}
+
+/// HKDF-Extract without a salt, and HKDF-Expand-Label to as many bytes as the key has.
+fn derive(hash: Hash, key: &[u8], label: &str, context: &[u8], form: Form) -> Zeroizing<Vec<u8>> {
+    struct Len(usize);
+    impl hkdf::KeyType for Len {
+        fn len(&self) -> usize {
+            self.0
+        }
+    }
+    let algorithm = match hash {
+        Hash::Sha256 => hkdf::HKDF_SHA256,
+        Hash::Sha384 => hkdf::HKDF_SHA384,
+        Hash::Sha512 => hkdf::HKDF_SHA512,
+    };
+    let label = format!("tls13 {label}");
+    let lengths = form == Form::Standard;
+    let (label_len, context_len) = ([label.len() as u8], [context.len() as u8]);
+    let info: [&[u8]; 5] = [
+        &if lengths { (key.len() as u16).to_be_bytes() } else { (key.len() as u16).to_le_bytes() },
+        if lengths { &label_len } else { &[] },
+        label.as_bytes(),
+        if lengths { &context_len } else { &[] },
+        context,
+    ];
+    let mut out = Zeroizing::new(vec![0; key.len()]);
+    let prk = hkdf::Salt::new(algorithm, &[]).extract(key);
+    prk.expand(&info, Len(key.len())).and_then(|okm| okm.fill(&mut out)).expect("no longer than 255 hashes");
+    out
+}
+
+/// Between whom a key for TLS is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parties<'a> {
+    /// The host's name.
+    pub host: &'a str,
+    /// The subsystem's.
+    pub subsystem: &'a str,
+}
+
+/// Takes apart the identity of a key; `None` when it is none of NVMe/TCP.
+pub fn parties(identity: &[u8]) -> Option<Parties<'_>> {
+    if identity.len() > IDENTITY_MAX {
+        return None;
+    }
+    let mut words = std::str::from_utf8(identity).ok()?.split(' ');
+    let version = words.next()?;
+    let (host, subsystem, digest) = (words.next()?, words.next()?, words.next());
+    let known = match version {
+        "NVMe0R01" | "NVMe0R02" => digest.is_none(),
+        "NVMe1R01" | "NVMe1R02" => digest.is_some_and(|digest| !digest.is_empty()),
+        _ => false,
+    };
+    (known && !host.is_empty() && !subsystem.is_empty() && words.next().is_none())
+        .then_some(Parties { host, subsystem })
+}
+
+/// The hosts that have a key, and the keys for TLS of each.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TlsKeys {
+    by_identity: BTreeMap<Vec<u8>, Psk>,
+    hosts: BTreeSet<String>,
+}
+
+impl TlsKeys {
+    /// Of the keys of hosts by name, for a subsystem and for discovery.
+    pub fn new(hosts: &BTreeMap<String, TlsKey>, subsystem: &str) -> Self {
+        let psks = |(host, key): (&String, &TlsKey)| {
+            [subsystem, DISCOVERY_NQN]
+                .map(|subsystem| key.psks(host, subsystem))
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+        };
+        let by_identity = hosts.iter().flat_map(psks).map(|psk| (psk.identity.clone(), psk)).collect();
+        Self { by_identity, hosts: hosts.keys().cloned().collect() }
+    }
+
+    /// The key with this identity.
+    pub fn find(&self, identity: &[u8]) -> Option<Psk> {
+        parties(identity)?;
+        self.by_identity.get(identity).cloned()
+    }
+
+    /// A host has a key.
+    pub fn has(&self, host: &str) -> bool {
+        self.hosts.contains(host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The examples of libnvme's own tests.
+    const HOST: &str = "nqn.psk-test-host";
+    const SUBSYSTEM: &str = "nqn.psk-test-subsys";
+    const SHORT: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const LONG: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
+
+    fn identities(text: &str) -> Vec<String> {
+        let psks = TlsKey::parse(text).expect(text).psks(HOST, SUBSYSTEM);
+        psks.into_iter().map(|psk| String::from_utf8(psk.identity).expect("text")).collect()
+    }
+
+    #[test]
+    fn identities_are_those_of_libnvme() {
+        assert_eq!(
+            identities(SHORT),
+            [
+                "NVMe0R01 nqn.psk-test-host nqn.psk-test-subsys",
+                "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys iSbjiStwJ/1TrTvDlt2fjFmzvsytOJelidNnA+X5lEU=",
+                "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys 66GuqV08TsAGII39teWUfwQwizjv06Jy8jOcX3NAAzM=",
+            ]
+        );
+        assert_eq!(
+            identities(LONG),
+            [
+                "NVMe0R02 nqn.psk-test-host nqn.psk-test-subsys",
+                "NVMe1R02 nqn.psk-test-host nqn.psk-test-subsys \
+                 QhW2+Rp6RzHlNtCslyRxMnwJ11tKKhz8JCAQpQ+XUD8f9td1VeH5h53yz2wKJG1a",
+                "NVMe1R02 nqn.psk-test-host nqn.psk-test-subsys \
+                 RsKmYJ3nAn1ApjjMloJFbAkLPivONDAX/xW327YBUsn2eGShXSjCZvBaOxscLqmz",
+            ]
+        );
+    }
+
+    /// The first is what `openssl kdf ... HKDF` makes of RFC 8446's labels, twice; the others come from the same labels.
+    #[test]
+    fn keys_for_tls_follow_the_standard() {
+        let keys = |text: &str| {
+            let psks = TlsKey::parse(text).expect(text).psks(HOST, SUBSYSTEM);
+            psks[..2]
+                .iter()
+                .map(|psk| psk.secret.iter().map(|byte| format!("{byte:02x}")).collect())
+                .collect::<Vec<String>>()
+        };
+        assert_eq!(
+            keys(SHORT),
+            [
+                "05c6503551ad136e6ee32e6eeb3f6d500b69701d84ec71e328f65c7f51566f68",
+                "8fc3c0badfd4c0c66fa3ca33aadd0314f85536cc9bc47338b60f3e6e563786ca",
+            ]
+        );
+        assert_eq!(
+            keys(LONG),
+            [
+                "f42ba63824cdfe421914c582921f85b5b5b7e2d4df084caeedc9be20b212e8bb0fe8a23e9d59a1c8fc6449da4970a78d",
+                "a2b2f943f479fc682555cec89857c80ed004ce92f32a973d5764155bb7e36b17a85368a0666d250afac9282dda2e62ca",
+            ]
+        );
+    }
+
+    #[test]
+    fn keys_without_a_transformation_are_used_as_they_are() {
+        let plain = TlsKey::parse(&SHORT.replace(":01:", ":00:")).expect("a key");
+        assert_eq!(plain.retained(HOST, Form::Standard), plain.key);
+        assert_ne!(TlsKey::parse(SHORT).expect("a key").retained(HOST, Form::Standard), plain.key);
+        assert!(plain.psks(HOST, SUBSYSTEM)[1].identity.starts_with(b"NVMe1R01 "));
+    }
+
+    /// Made by nvme-cli 2.3: `nvme gen-tls-key --hmac=H`.
+    #[test]
+    fn keys_of_nvme_cli_are_read() {
+        for (text, len) in MADE {
+            assert_eq!(TlsKey::parse(text).expect(text).key.len(), *len);
+            assert!(!format!("{:?}", TlsKey::parse(text)).contains(&text[20..30]));
+        }
+    }
+    const MADE: &[(&str, usize)] = &[
+        ("NVMeTLSkey-1:01:vTrtLzXffweBNUwqd0J8QRyT5Ge44ZV8z6P9LGyndhMeb2D+:", 32),
+        ("NVMeTLSkey-1:02:7aCoH1dgCGE+Rp5S0rdtkQq3lKlDmH0sKzLEjdsCFr8hgBKQ553dFsDtWMx+m+nFIrsBVw==:", 48),
+    ];
+
+    #[test]
+    fn what_is_no_key_is_named() {
+        for (text, why) in [
+            (String::new(), KeyError::Form),
+            ("NVMeTLSkey-1:".into(), KeyError::Form),
+            (SHORT.replace("-1:", "-2:"), KeyError::Form),
+            (SHORT.replace(":01:", ":03:"), KeyError::Form),
+            (SHORT.trim_end_matches(':').into(), KeyError::Form),
+            (SHORT.replace(":01:", ":02:"), KeyError::Length(32)),
+            (LONG.replace(":02:", ":01:"), KeyError::Length(48)),
+            ("NVMeTLSkey-1:01:AAAAAAAA:".into(), KeyError::Length(2)),
+            (SHORT.replace("VRLb", "VRLc"), KeyError::Checksum),
+            (SHORT.replace("VRLb", "VR!b"), KeyError::Form),
+        ] {
+            assert_eq!(TlsKey::parse(&text).expect_err(&text), why, "{text}");
+        }
+        assert!(TlsKey::parse(&format!(" {SHORT}\n")).is_ok());
+    }
+
+    #[test]
+    fn identities_are_taken_apart() {
+        for identity in identities(SHORT).into_iter().chain(identities(LONG)) {
+            assert_eq!(parties(identity.as_bytes()), Some(Parties { host: HOST, subsystem: SUBSYSTEM }));
+        }
+        for wrong in [
+            "",
+            "NVMe0R01",
+            "NVMe0R01 host",
+            "NVMe0R01  sub",
+            "NVMe0R01 host ",
+            "NVMe0R01 host sub digest",
+            "NVMe1R01 host sub",
+            "NVMe1R01 host sub ",
+            "NVMe1R01 host sub digest more",
+            "NVMe0R03 host sub",
+            "NVMe2R01 host sub digest",
+            "Client_identity",
+        ] {
+            assert_eq!(parties(wrong.as_bytes()), None, "{wrong}");
+        }
+        assert_eq!(parties(format!("NVMe0R01 {} sub", "h".repeat(600)).as_bytes()), None);
+        assert_eq!(parties(b"NVMe0R01 \xFF sub"), None);
+    }
+
+    #[test]
+    fn a_host_has_keys_for_its_subsystem_and_discovery_only() {
+        let hosts = BTreeMap::from([(HOST.to_owned(), TlsKey::parse(SHORT).expect("a key"))]);
+        let keys = TlsKeys::new(&hosts, SUBSYSTEM);
+        assert!(keys.has(HOST) && !keys.has("nqn.other"));
+        let name = |host: &str, subsystem: &str| format!("NVMe0R01 {host} {subsystem}").into_bytes();
+        for subsystem in [SUBSYSTEM, DISCOVERY_NQN] {
+            let found = keys.find(&name(HOST, subsystem)).expect("a key");
+            assert_eq!(found.identity, name(HOST, subsystem));
+        }
+        assert_eq!(keys.find(&name(HOST, "nqn.psk-other")), None);
+        assert_eq!(keys.find(&name("nqn.other", SUBSYSTEM)), None);
+        assert_ne!(keys.find(&name(HOST, SUBSYSTEM)).map(|psk| psk.secret), None);
+    }
+}
