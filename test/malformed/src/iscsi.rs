@@ -8,8 +8,7 @@ use forebay_iscsi::wire::{FINAL, Lun, TAG_NONE, request, task_function};
 use forebay_iscsi_host::cdb::{self, Cdb};
 use forebay_iscsi_host::codec::{self, Digests};
 use forebay_iscsi_host::target::Uri;
-
-use crate::dice::Dice;
+use forebay_load::Dice;
 
 /// Initiators that there are.
 const INITIATORS: usize = 64;

@@ -5,7 +5,6 @@
 //! order, with the target given the last word; cut; or with what is still to come left unread.  Beside them a calm
 //! session goes on.  Memory and file descriptors are looked at when the first part is over, and again at the end.
 
-mod dice;
 mod iscsi;
 mod mutate;
 mod nvme;
@@ -18,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use forebay_load::Dice;
 
-use dice::Dice;
 use process::{Holdings, holdings};
 
 /// How long the target may take to hang up, and to give back what it holds.

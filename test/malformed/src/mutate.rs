@@ -1,6 +1,6 @@
 //! What goes wrong with a stream of PDUs on its way.
 
-use crate::dice::Dice;
+use forebay_load::Dice;
 
 /// Values that lie at the edge of something.
 const EDGES: [u8; 8] = [0, 1, 0x3f, 0x40, 0x7f, 0x80, 0xfe, 0xff];

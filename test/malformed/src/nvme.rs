@@ -4,10 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use anyhow::{Context, Result, bail, ensure};
+use forebay_load::Dice;
 use forebay_nvme_host::codec::{self, Completion, Digests, Pdu, Sqe};
 use forebay_nvme_host::target::Uri;
-
-use crate::dice::Dice;
 
 /// Hosts that there are.
 const HOSTS: usize = 64;

@@ -29,7 +29,7 @@ fn a_host_that_comes_back_over_a_dead_connection_waits_for_its_old_commands() {
         let model = Model::new(1 << 20, true);
         site.add(1, &model);
         let (mut admin, mut io, _) = hosts(HOST).await;
-        model.held.set(true);
+        model.hold();
         io.start(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("sent");
         until(|| model.in_flight.get() == 1).await;
         // Nobody closes anything: the connection is lost, and only the host knows.
@@ -38,14 +38,14 @@ fn a_host_that_comes_back_over_a_dead_connection_waits_for_its_old_commands() {
         assert!(!again.is_finished(), "the old write may still land");
         Client::admin(&addr(), NONE, NQN, OTHER).await.expect("another host does not wait");
         if seed & 1 == 0 {
-            model.held.set(false);
+            model.release();
         } else {
             // It is not lost after all: the host has a second controller.
             admin.run(sqe(0x18, 0), &[], 0).await.expect("keep alive").ok();
         }
         again.await.expect("connected");
         assert_eq!(model.in_flight.get(), seed as usize & 1);
-        model.held.set(false);
+        model.release();
     });
 }
 
@@ -58,13 +58,13 @@ fn what_is_answered_late_keeps_a_controller() {
         let (mut admin, mut io, cntlid) = hosts(HOST).await;
         admin.run(with(with(sqe(0x09, 0), 10, 0xF), 11, 2000), &[], 0).await.expect("set").ok();
         for (nsid, model) in (1..).zip(&models) {
-            model.held.set(true);
+            model.hold();
             io.start(blocks(1, nsid, 0, 1), &[1; 512], 0).await.expect("sent");
         }
         // A host that is answered between two looks of its own does not send Keep Alive (TBKAS).
         for model in &models {
             sleep(Duration::from_millis(1900)).await;
-            model.held.set(false);
+            model.release();
             until(|| model.in_flight.get() == 0).await;
         }
         sleep(Duration::from_millis(1900)).await;
@@ -82,12 +82,12 @@ fn a_shutdown_makes_everything_durable_before_it_says_so() {
         site.add(2, &unused);
         let (mut admin, mut io, _) = hosts(HOST).await;
         io.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
-        model.held.set(true);
+        model.hold();
         admin.run(property(0x14, false, Some(1 | 1 << 14 | 0x46 << 16)), &[], 0).await.expect("set").ok();
         sleep(Duration::from_millis(100)).await;
         let status = admin.run(property(0x1C, false, None), &[], 0).await.expect("get").completion.result;
         assert_eq!((status >> 2 & 3, model.flushes.get()), (1, 0), "it goes on");
-        model.held.set(false);
+        model.release();
         while admin.run(property(0x1C, false, None), &[], 0).await.expect("get").completion.result >> 2 & 3 != 2 {
             sleep(Duration::from_millis(1)).await;
         }
@@ -121,7 +121,7 @@ fn a_host_that_broke_a_rule_reads_why_behind_what_it_had_not_read() {
         site.add(1, &fast);
         site.add(2, &slow);
         let (_admin, mut io, _) = hosts(HOST).await;
-        slow.held.set(true);
+        slow.hold();
         for _ in 0..4 {
             io.start(blocks(1, 2, 0, 1), &[1; 512], 0).await.expect("sent");
         }
@@ -133,7 +133,7 @@ fn a_host_that_broke_a_rule_reads_why_behind_what_it_had_not_read() {
         // A type that no host sends, while the target cannot send.
         io.send(&[99, 0, 8, 0, 8, 0, 0, 0]).await.expect("sent");
         sleep(Duration::from_millis(10)).await;
-        slow.held.set(false);
+        slow.release();
         until(|| slow.in_flight.get() == 0).await;
         while io.any().await.is_ok() {}
         assert_eq!(io.terminated, Some((1, 0)), "the host was told");

@@ -321,7 +321,7 @@ fn a_new_controller_waits_for_the_commands_of_the_old_one() {
         let model = Model::new(1 << 20, true);
         site.add(1, &model);
         let (admin, mut io) = hosts(NONE, HOST).await;
-        model.held.set(true);
+        model.hold();
         io.start(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("sent");
         until(|| model.in_flight.get() == 1).await;
         admin.close();
@@ -331,7 +331,7 @@ fn a_new_controller_waits_for_the_commands_of_the_old_one() {
         assert!(!again.is_finished(), "the old write may still land");
         // Another host does not wait.
         Client::admin(&addr(), NONE, NQN, OTHER).await.expect("the other host");
-        model.held.set(false);
+        model.release();
         let (_, cntlid) = again.await.expect("connected");
         assert_eq!(model.in_flight.get(), 0);
         assert!(cntlid >= 5);
