@@ -21,7 +21,7 @@ pub struct BenchArguments {
     #[arg(value_enum)]
     name: Name,
     #[command(flatten)]
-    effort: Effort,
+    effort: EffortArguments,
     /// Prints only, and leaves docs/benchmarks as it is
     #[arg(long)]
     dry_run: bool,
@@ -30,15 +30,15 @@ pub struct BenchArguments {
     peers_only: bool,
 }
 
-/// How much is measured.
-#[derive(clap::Args, Debug, Clone)]
-pub struct Effort {
-    /// Rounds; each measures every series once
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Seconds a measurement; kernels take a 250th of it
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
+/// How much is measured, as it is asked for.
+#[derive(clap::Args)]
+struct EffortArguments {
+    /// Rounds; each measures every series once (default: 5)
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Seconds a measurement (default: 3; 1 where there are many); kernels take a 250th of it
+    #[arg(long)]
+    seconds: Option<f64>,
     /// The volume's size in MiB
     #[arg(long, default_value_t = 2048)]
     size_mib: u64,
@@ -50,15 +50,31 @@ pub struct Effort {
     case: Option<String>,
 }
 
+/// How much is measured.
+#[derive(Debug, Clone)]
+pub struct Effort {
+    /// Rounds; each measures every series once.
+    rounds: usize,
+    /// Seconds a measurement; kernels take a 250th of it.
+    seconds: f64,
+    /// The volume's size in MiB.
+    size_mib: u64,
+    /// Where the files lie, if not in the build folder.
+    dir: Option<std::path::PathBuf>,
+    /// Only the cases whose name contains this.
+    case: Option<String>,
+}
+
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum Name {
-    /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, QEMU and our own initiator
+    /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, fio, QEMU and our own initiator (FOREBAY_FIO: a fio with
+    /// the engine libiscsi)
     Iscsi,
     /// The messenger, against a bare io_uring loop and plain epoll sockets
     Messenger,
     /// Over NBD, against qemu-nbd and nbdkit
     Nbd,
-    /// Volumes in memory over NVMe/TCP, against the goals and our own NBD
+    /// Volumes in memory over NVMe/TCP, against the goals, our own NBD and iSCSI, and in a guest the kernel's target
     Nvmf,
     /// A Ceph image over iSCSI and NBD, against tgt (CEPH_CONF: on that cluster)
     Gateway,
@@ -80,19 +96,32 @@ enum Name {
 
 /// Runs one comparison.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
+    let asked = &arguments.effort;
+    let seconds = match arguments.name {
+        // So that all of their cases are measured in less than five minutes.
+        Name::Iscsi | Name::Nvmf => 1.0,
+        _ => 3.0,
+    };
+    let effort = Effort {
+        rounds: asked.rounds.unwrap_or(5),
+        seconds: asked.seconds.unwrap_or(seconds),
+        size_mib: asked.size_mib,
+        dir: asked.dir.clone(),
+        case: asked.case.clone(),
+    };
     match arguments.name {
-        Name::Iscsi => iscsi::run(&arguments.effort, arguments.dry_run),
-        Name::Messenger => messenger::run(&arguments.effort, arguments.dry_run),
-        Name::Nbd => nbd::run(&arguments.effort, arguments.peers_only, arguments.dry_run),
-        Name::Nvmf => nvmf::run(&arguments.effort, arguments.dry_run),
-        Name::Gateway => gateway::run(&arguments.effort, arguments.dry_run),
-        Name::Rados => rados::run(&arguments.effort, arguments.dry_run),
-        Name::Store => store::run(&arguments.effort, arguments.dry_run),
-        Name::Writelog => writelog::run(&arguments.effort, arguments.dry_run),
-        Name::Ec => race::ec(&arguments.effort, arguments.dry_run),
-        Name::Crc32c => race::crc32c(&arguments.effort, arguments.dry_run),
-        Name::Compress => race::compress(&arguments.effort, arguments.dry_run),
-        Name::Xts => race::xts(&arguments.effort, arguments.dry_run),
+        Name::Iscsi => iscsi::run(&effort, arguments.dry_run),
+        Name::Messenger => messenger::run(&effort, arguments.dry_run),
+        Name::Nbd => nbd::run(&effort, arguments.peers_only, arguments.dry_run),
+        Name::Nvmf => nvmf::run(&effort, arguments.dry_run),
+        Name::Gateway => gateway::run(&effort, arguments.dry_run),
+        Name::Rados => rados::run(&effort, arguments.dry_run),
+        Name::Store => store::run(&effort, arguments.dry_run),
+        Name::Writelog => writelog::run(&effort, arguments.dry_run),
+        Name::Ec => race::ec(&effort, arguments.dry_run),
+        Name::Crc32c => race::crc32c(&effort, arguments.dry_run),
+        Name::Compress => race::compress(&effort, arguments.dry_run),
+        Name::Xts => race::xts(&effort, arguments.dry_run),
     }
 }
 

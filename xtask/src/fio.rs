@@ -47,9 +47,20 @@ pub struct Outcome {
     pub bins: Vec<(u64, u64)>,
 }
 
+/// The program: `FOREBAY_FIO`, or the one that is installed.
+fn program() -> std::ffi::OsString {
+    std::env::var_os("FOREBAY_FIO").unwrap_or_else(|| "fio".into())
+}
+
+/// Whether fio was built with an engine.
+pub fn has_engine(name: &str) -> bool {
+    shell::output(shell::command(program()).arg("--enghelp"))
+        .is_ok_and(|said| said.split_whitespace().any(|word| word == name))
+}
+
 /// Runs `job` for `seconds` against `target`: fio's engine and its options, such as `--ioengine=nbd --uri=...`.
 pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
-    let mut fio = shell::command("fio");
+    let mut fio = shell::command(program());
     fio.args(target);
     fio.args([
         format!("--name={}", job.name),
@@ -79,6 +90,12 @@ pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
 /// The options that make fio an NBD client of `uri`.
 pub fn nbd(uri: &str) -> Vec<String> {
     vec!["--ioengine=nbd".into(), format!("--uri={uri}")]
+}
+
+/// The options that make fio an iSCSI initiator of `uri`.
+pub fn iscsi(uri: &str) -> Vec<String> {
+    // A colon would end the name.
+    vec!["--ioengine=libiscsi".into(), format!("--filename={}", uri.replace(':', "\\:"))]
 }
 
 /// Which part of fio's report is looked at; flushes count as the writes they follow.

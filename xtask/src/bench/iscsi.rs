@@ -1,7 +1,7 @@
 //! Forebay over iSCSI against tgtd: volumes in memory, and volumes in files.
 //!
-//! One processor for the targets and one for the host.  Three hosts: libiscsi's `iscsi-perf` and QEMU, which cost more
-//! than the target does and so say what a guest sees, and our own, which asks its socket again and again and so says
+//! One processor for the targets and one for the host.  Four hosts: libiscsi's `iscsi-perf`, fio and QEMU with the same
+//! library, which cost more than the target does and so say what a guest sees, and our own, which asks its socket again and again and so says
 //! what the target gives.
 
 use std::path::Path;
@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::report::{self, Case, Series, Side};
 use super::{Effort, cpu_seconds};
 use crate::daemon::{self, Daemon};
+use crate::fio;
 use crate::shell::{self, Process, Scratch};
 
 /// Who asks.
@@ -21,6 +22,8 @@ use crate::shell::{self, Process, Scratch};
 enum Host {
     /// libiscsi's own measure; it only reads.
     Perf,
+    /// fio with its libiscsi engine.
+    Fio,
     /// `qemu-img bench`, with so many requests.
     Qemu(u32),
     /// `iscsi-load` (test/iscsi), polling.
@@ -59,6 +62,10 @@ const JOBS: &[Job] = &[
     job("randread-4k-qd1-perf", Host::Perf, "randread", 4096, 1),
     job("randread-4k-qd32-perf", Host::Perf, "randread", 4096, 32),
     job("read-1m-perf", Host::Perf, "read", 1 << 20, 4),
+    job("randread-4k-qd1-fio", Host::Fio, "randread", 4096, 1),
+    job("randread-4k-qd32-fio", Host::Fio, "randread", 4096, 32),
+    job("randwrite-4k-qd32-fio", Host::Fio, "randwrite", 4096, 32),
+    job("read-1m-fio", Host::Fio, "read", 1 << 20, 4),
     job("write-4k-qd1-qemu", Host::Qemu(20_000), "write", 4096, 1),
     job("write-4k-qd32-qemu", Host::Qemu(40_000), "write", 4096, 32),
     job("randread-4k-qd1", Host::Load, "randread", 4096, 1),
@@ -101,7 +108,12 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         let fill = ["--pattern", "write", "--block", "1048576", "--depth", "4", "--once"];
         shell::output(load(&places.processor).arg(uri).args(fill)).with_context(|| format!("filling {uri}"))?;
     }
-    let wanted = |job: &&Job| effort.case.as_ref().is_none_or(|part| job.name.contains(part.as_str()));
+    let has_fio = fio::has_engine("libiscsi");
+    if !has_fio {
+        println!("fio has no engine libiscsi (FOREBAY_FIO names another fio): its cases are left out");
+    }
+    let can = |job: &&Job| job.host != Host::Fio || has_fio;
+    let wanted = |job: &&Job| can(job) && effort.case.as_ref().is_none_or(|part| job.name.contains(part.as_str()));
     let jobs: Vec<&Job> = JOBS.iter().filter(wanted).collect();
     let mut speed: Vec<Case> = jobs.iter().map(|job| case(job, "")).collect();
     let mut per_cpu: Vec<Case> = jobs.iter().map(|job| case(job, "-per-cpu")).collect();
@@ -225,6 +237,19 @@ fn measure(job: &Job, uri: &str, processor: &str, seconds: f64) -> Result<Outcom
             let iops = average(&said).with_context(|| format!("iscsi-perf says no average: {said}"))?;
             Ok(of(iops, iops * seconds))
         }
+        Host::Fio => {
+            let asked = fio::Job {
+                name: "bench",
+                pattern: job.pattern,
+                block_size: job.block,
+                depth: job.depth,
+                flush_each: 0,
+            };
+            let mut target = fio::iscsi(uri);
+            target.extend([format!("--size={SIZE_MIB}M"), format!("--cpus_allowed={processor}")]);
+            let outcome = fio::measure(&asked, &target, seconds)?;
+            Ok(of(outcome.iops, outcome.requests as f64))
+        }
         Host::Qemu(count) => {
             let (block, depth, number) = (job.block.to_string(), job.depth.to_string(), count.to_string());
             let mut qemu = shell::command("taskset");
@@ -287,8 +312,8 @@ fn method(effort: &Effort, idle: &str) -> String {
          tmpfs; `file-`: our store in a file with a cache for the whole volume, and for tgtd a file in the page cache. Both \
          targets have the first processor, tgtd as Debian starts it (16 threads a unit), ours with one core; the host has \
          the last. {} rounds of {} s a measurement, the order turned each round; medians (lowest and highest in \
-         parentheses).\n\nThe hosts: `-perf` is libiscsi's `iscsi-perf`, `-qemu` is `qemu-img bench` (libiscsi again; \
-         Debian's fio has no iSCSI engine). They cost more than the target does and are the limit, so that the requests per \
+         parentheses).\n\nThe hosts: `-perf` is libiscsi's `iscsi-perf`, `-fio` is fio with its libiscsi engine \
+         (Debian's has none: FOREBAY_FIO names another), `-qemu` is `qemu-img bench`, libiscsi again. They cost more than the target does and are the limit, so that the requests per \
          CPU-second of the target (`-per-cpu`: user and system time of its process, all its threads) say more than those per \
          second. The others are `iscsi-load` (test/iscsi), which asks its socket again and again and leaves what it reads \
          where it arrived. *goal*: what was asked for when the front was begun, what SPDK's target on such a machine \

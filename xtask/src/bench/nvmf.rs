@@ -1,8 +1,12 @@
-//! Volumes in memory over NVMe/TCP with our own initiator, against what was asked for and against our own NBD.
+//! Volumes in memory over NVMe/TCP with our own initiator, against what was asked for, against our own NBD and iSCSI, and
+//! in a guest against the kernel's target.
 //!
 //! One processor for the daemon and one for the host.
 
-use anyhow::{Context, Result};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::report::{self, Case, Series, Side};
@@ -29,46 +33,87 @@ const fn job(name: &'static str, pattern: &'static str, block_size: u32, depth: 
 
 /// Bytes of the volumes.
 const SIZE: &str = "512M";
+/// A volume that the processor's caches hold.
+const SIZE_SMALL: &str = "16M";
+/// Connections that only stand there.
+const IDLE_CONNECTIONS: u64 = 100;
+/// How long they are watched.
+const WATCHED: Duration = Duration::from_secs(5);
+/// What is measured of the small volume.
+const SMALL: Job = job("randread-4k-qd32-16m", "randread", 4096, 32);
+
+/// Whose figures a series has.
+#[derive(Debug, Clone, Copy)]
+enum Host {
+    /// Our initiator, asking its socket again and again, as SPDK's does.
+    Polling,
+    /// The same, asleep in the kernel, as others are.
+    Sleeping,
+    /// Our iSCSI initiator, polling, on our iSCSI.
+    Iscsi,
+    /// fio on our NBD.
+    Nbd,
+}
+
+const HOSTS: [Host; 4] = [Host::Polling, Host::Sleeping, Host::Iscsi, Host::Nbd];
 
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
-    shell::run(shell::cargo().args(["build", "--quiet", "--release", "-p", "forebay-nvme-host"]))?;
+    let initiators = ["-p", "forebay-nvme-host", "-p", "forebay-iscsi-host"];
+    shell::run(shell::cargo().args(["build", "--quiet", "--release"]).args(initiators))?;
     let scratch = Scratch::within(&shell::target(), "bench")?;
-    let (nvme, nbd) = (shell::free_port()?, shell::free_port()?);
-    let words = ["--store-size", "1G", "--nvme", &format!("127.0.0.1:{nvme}"), "--nbd", &format!("127.0.0.1:{nbd}")];
+    let any = "127.0.0.1:0";
+    let words = ["--store-size", "1G", "--nvme", any, "--iscsi", any, "--nbd", any];
     let last = std::thread::available_parallelism().map_or(0, |count| count.get() - 1).to_string();
     let daemon = Daemon::start_under(&["taskset", "--cpu-list", "0"], &scratch.path().join("store"), &words)?;
-    let attach = |name: &str, front: &str| -> Result<String> {
-        shell::output(daemon.command().args(["create", name, "--size", SIZE]))?;
+    let attach = |name: &str, size: &str, front: &str| -> Result<String> {
+        shell::output(daemon.command().args(["create", name, "--size", size]))?;
         let uris = shell::output(daemon.command().args(["attach", name, front, "--format", "json"]))?;
         let target: Value = serde_json::from_str(&uris)?;
         let found = target["uris"].as_array().into_iter().flatten().filter_map(Value::as_str);
         found.filter(|uri| uri.contains("127.0.0.1")).map(str::to_owned).next().context("no URI over TCP")
     };
-    let over_nvme = attach("ram/nvme", "--nvme")?;
-    let over_nbd = attach("ram/nbd", "--nbd")?;
+    let over_nvme = attach("ram/nvme", SIZE, "--nvme")?;
+    let small = attach("ram/small", SIZE_SMALL, "--nvme")?;
+    let over_iscsi = attach("ram/iscsi", SIZE, "--iscsi")?;
+    let over_nbd = attach("ram/nbd", SIZE, "--nbd")?;
+    // Nobody reads what was never written: that costs no memory to look at.
+    for uri in [&over_nvme, &small, &over_iscsi] {
+        let fill = ["--pattern", "write", "--block", "1048576", "--depth", "4", "--once"];
+        shell::output(initiator(uri, &last).args(fill)).with_context(|| format!("filling {uri}"))?;
+    }
+    let mut fill = shell::command("fio");
+    fill.args(fio::nbd(&over_nbd)).args(["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4", "--thread"]);
+    shell::output(fill.arg(format!("--size={SIZE}"))).context("filling the volume over NBD")?;
 
     let jobs: Vec<_> = LOADS
         .iter()
         .filter(|load| effort.case.as_ref().is_none_or(|part| load.0.name.contains(part.as_str())))
         .collect();
     let mut speed: Vec<Case> = jobs.iter().map(|(job, goal, _)| case(job, "", *goal)).collect();
+    let mut in_cache = ["", "-per-cpu"].map(|suffix| {
+        let mut case = case(&SMALL, suffix, None);
+        case.series.truncate(2);
+        case
+    });
     let mut per_cpu: Vec<Case> = jobs.iter().map(|(job, _, goal)| case(job, "-per-cpu", *goal)).collect();
     for round in 0..effort.rounds {
         for (index, (job, ..)) in jobs.iter().enumerate() {
-            // Polling, as SPDK's initiator does, and asleep, as others do; each round begins with another one.
-            for place in 0..3 {
-                let which = (place + round) % 3;
+            // Each round begins with another one.
+            for place in 0..HOSTS.len() {
+                let which = (place + round) % HOSTS.len();
                 let before = cpu_seconds(daemon.id())?;
-                let (iops, bytes, requests) = match which {
-                    2 => {
+                let (iops, bytes, requests) = match HOSTS[which] {
+                    Host::Polling => load(job, &over_nvme, true, &last, effort.seconds)?,
+                    Host::Sleeping => load(job, &over_nvme, false, &last, effort.seconds)?,
+                    Host::Iscsi => load(job, &over_iscsi, true, &last, effort.seconds)?,
+                    Host::Nbd => {
                         let mut target = fio::nbd(&over_nbd);
                         target.extend([format!("--size={SIZE}"), format!("--cpus_allowed={last}")]);
                         let outcome = fio::measure(job, &target, effort.seconds)?;
                         (outcome.iops, outcome.bytes_per_second, outcome.requests as f64)
                     }
-                    _ => load(job, &over_nvme, which == 0, &last, effort.seconds)?,
                 };
                 let used = (cpu_seconds(daemon.id())? - before).max(0.01);
                 let value = if job.is_bandwidth() { bytes / 1e6 } else { iops };
@@ -76,31 +121,110 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 per_cpu[index].series[which].values.push(requests / used);
             }
         }
+        if effort.case.is_none() {
+            for (which, poll) in [(0, true), (1, false)] {
+                let before = cpu_seconds(daemon.id())?;
+                let (iops, _, requests) = load(&SMALL, &small, poll, &last, effort.seconds)?;
+                let used = (cpu_seconds(daemon.id())? - before).max(0.01);
+                in_cache[0].series[which].values.push(iops);
+                in_cache[1].series[which].values.push(requests / used);
+            }
+        }
         println!("round {} of {}", round + 1, effort.rounds);
     }
+    let idle = idle(&daemon, &over_nvme)?;
     daemon.stop()?;
-    let all: Vec<Case> = speed.into_iter().chain(per_cpu).collect();
+    let guest = if effort.case.is_none() { in_guest(effort)? } else { Vec::new() };
+    let measured = |case: &Case| case.series[0].values.iter().any(|&value| value > 0.0);
+    let small = in_cache.into_iter().filter(measured);
+    let all: Vec<Case> = speed.into_iter().chain(per_cpu).chain(small).chain(guest).collect();
     println!("{}", report::table(&all));
     let lines = report::ratio_lines("nvmf", &all);
     lines.iter().for_each(|line| println!("{line}"));
+    println!("{idle}");
     if !dry_run && effort.case.is_none() {
-        report::write("nvmf", "Volumes in memory over NVMe/TCP", &method(effort), &all, &lines)?;
+        report::write("nvmf", "Volumes in memory over NVMe/TCP", &method(effort, &idle), &all, &lines)?;
     }
     Ok(())
 }
 
+/// Our initiator of the URI's protocol.
+fn initiator(uri: &str, processor: &str) -> Command {
+    let program = if uri.starts_with("iscsi:") { "iscsi-load" } else { "nvme-load" };
+    let mut load = shell::command("taskset");
+    load.args(["--cpu-list", processor]).arg(shell::target().join("release").join(program)).arg(uri);
+    load
+}
+
 /// One run of our initiator: requests a second, bytes a second, requests.
 fn load(job: &Job, uri: &str, poll: bool, processor: &str, seconds: f64) -> Result<(f64, f64, f64)> {
-    let mut load = shell::command("taskset");
-    load.args(["--cpu-list", processor]).arg(shell::target().join("release/nvme-load")).arg(uri);
+    let mut load = initiator(uri, processor);
     load.args(["--pattern", job.pattern, "--block", &job.block_size.to_string()]);
     load.args(["--depth", &job.depth.to_string(), "--seconds", &seconds.to_string()]);
     if poll {
         load.arg("--poll");
     }
     let found: Value = serde_json::from_str(&shell::output(&mut load)?)?;
-    let number = |name: &str| found[name].as_f64().with_context(|| format!("nvme-load says no {name}"));
+    let number = |name: &str| found[name].as_f64().with_context(|| format!("our initiator says no {name}"));
     Ok((number("iops")?, number("mb_per_s")? * 1e6, number("requests")?))
+}
+
+/// What a hundred connections cost that only stand there.
+fn idle(daemon: &Daemon, uri: &str) -> Result<String> {
+    let mut standing = shell::command(shell::target().join("release/nvme-load"));
+    standing.arg(uri).args(["--idle", &IDLE_CONNECTIONS.to_string(), "--seconds", "0"]);
+    let mut host = standing.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    let there = || {
+        let said = shell::output(daemon.command().args(["status", "--format", "json"])).ok()?;
+        let status: Value = serde_json::from_str(&said).ok()?;
+        (status["connections"].as_u64()? >= IDLE_CONNECTIONS).then_some(())
+    };
+    let came = shell::wait_for(Duration::from_secs(20), there);
+    let before = cpu_seconds(daemon.id())?;
+    std::thread::sleep(WATCHED);
+    let used = cpu_seconds(daemon.id())? - before;
+    drop(host.stdin.take());
+    host.wait()?;
+    came.with_context(|| format!("{IDLE_CONNECTIONS} connections do not come"))?;
+    let share = used / WATCHED.as_secs_f64() * 100.0;
+    Ok(format!("{IDLE_CONNECTIONS} idle connections: {share:.2} % of a core ({used:.2} s of {} s)", WATCHED.as_secs()))
+}
+
+/// The kernel's target and a daemon side by side in a guest, whose processors are emulated.
+fn in_guest(effort: &Effort) -> Result<Vec<Case>> {
+    let mut guest = shell::command(shell::root().join("test/lab/guest"));
+    guest.arg(shell::root().join("test/interop/guest-nvmet.sh")).arg(daemon::program());
+    guest.arg(shell::target().join("release/nvme-load"));
+    guest.args([effort.rounds.to_string(), effort.seconds.to_string()]);
+    let said = shell::output(guest.env("TIMEOUT", "240")).context("in the guest")?;
+    let cases = guest_cases(&said)?;
+    ensure!(!cases.is_empty(), "the guest has measured nothing:\n{said}");
+    Ok(cases)
+}
+
+/// What the guest's script has said: a line `RUN case who figures` for each run.
+fn guest_cases(said: &str) -> Result<Vec<Case>> {
+    let mut cases: Vec<Case> = Vec::new();
+    for line in said.lines() {
+        let mut words = line.trim().splitn(4, ' ');
+        let (Some("RUN"), Some(name), Some(who), Some(figures)) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        let figures: Value = serde_json::from_str(figures).with_context(|| format!("a line of the guest: {line}"))?;
+        let name = format!("guest-{name}");
+        let is_bandwidth = name.ends_with("-1m");
+        let index = cases.iter().position(|case| case.name == name).unwrap_or_else(|| {
+            let series = |name: &str, side| Series { name: name.into(), side, values: Vec::new() };
+            let series = vec![series("forebay", Side::Ours), series("nvmet-tcp", Side::Peer)];
+            cases.push(Case { name, unit: if is_bandwidth { "MB/s" } else { "IOPS" }, goal: 1.0, series });
+            cases.len() - 1
+        });
+        let value = figures[if is_bandwidth { "mb_per_s" } else { "iops" }].as_f64().context("no figure")?;
+        cases[index].series[usize::from(who != "forebay")].values.push(value);
+    }
+    Ok(cases)
 }
 
 fn case(job: &Job, suffix: &str, goal: Option<f64>) -> Case {
@@ -108,6 +232,7 @@ fn case(job: &Job, suffix: &str, goal: Option<f64>) -> Case {
     let mut series = vec![
         series("nvme, host polls", Side::Ours),
         series("nvme, host sleeps", Side::Ours),
+        series("our iscsi", Side::Other),
         series("our nbd", Side::Other),
     ];
     if let Some(goal) = goal {
@@ -121,19 +246,41 @@ fn case(job: &Job, suffix: &str, goal: Option<f64>) -> Case {
     Case { name: format!("{}{suffix}", job.name), unit, goal: 1.0, series }
 }
 
-fn method(effort: &Effort) -> String {
+fn method(effort: &Effort, idle: &str) -> String {
     format!(
-        "{}. Volumes of {SIZE} in the pool `ram`, over TCP on loopback; the daemon has the first processor and one core, \
-         the host the last. `nvme-load` (test/nvme) is the host over NVMe/TCP, once asking its socket again and again as \
-         SPDK's initiator does, once sleeping in the kernel; it leaves what it reads where it arrived. fio's nbd engine is \
-         the host over NBD, which costs the host more, so that its figures say less of the daemon. {} rounds of {} s a \
-         measurement, the order turned each round; medians. *goal* is what was asked for when the front was begun: SPDK's \
-         NVMe/TCP target on such a machine gave 350,000 to 360,000 reads a second at depth 32 and 22 us at depth 1. \
-         *per-cpu* divides the requests by the user and system time of the daemon.\n\n\
-         The kernel's own target (nvmet-tcp) is not in the table: it runs in the guest only, under an emulated \
-         processor.\n\nRepeat it: `cargo xtask bench nvmf`.",
+        "{}. Volumes of {SIZE} in the pool `ram`, written once from end to end, over TCP on loopback; the daemon has the \
+         first processor and one core, the host the last. `nvme-load` (test/nvme) is the host over NVMe/TCP, once asking its \
+         socket again and again as SPDK's initiator does, once sleeping in the kernel; it leaves what it reads where it \
+         arrived, and so does `iscsi-load` (test/iscsi). fio's nbd engine is the host over NBD, which costs the host more, so \
+         that its figures say less of the daemon. {} rounds of {} s a measurement, the order turned each round; medians. \
+         *goal* is what was asked for when the front was begun: SPDK's NVMe/TCP target on such a machine gave 350,000 to \
+         360,000 reads a second at depth 32 and 22 us at depth 1. *per-cpu* divides the requests by the user and system time \
+         of the daemon.\n\n\
+         Reads at random places of {SIZE} come from memory and not from a cache of the processor's, and a third of the \
+         daemon's time is the kernel's copy of them into the socket, waiting for that memory. `-16m` is the same on a volume \
+         of {SIZE_SMALL}.\n\n\
+         `guest-` is beside the kernel's own target (nvmet-tcp on brd, a ramdisk), both in the lab's guest and over its \
+         loopback. The guest's processors are emulated: only the two figures of one row can be compared.\n\n\
+         {idle}.\n\nRepeat it: `cargo xtask bench nvmf`.",
         report::machine(),
         effort.rounds,
         effort.seconds
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_understood() {
+        let said = "== guest up\nRUN randread-4k-qd1 nvmet {\"iops\": 20}\nRUN randread-4k-qd1 forebay {\"iops\": 30}\n\
+            RUN read-1m forebay {\"iops\": 3, \"mb_per_s\": 3.5}\nother text\n";
+        let cases = guest_cases(said).unwrap();
+        assert_eq!(cases.len(), 2);
+        assert_eq!(cases[0].name, "guest-randread-4k-qd1");
+        assert_eq!(cases[0].ratio(Side::Peer), Some(1.5));
+        assert_eq!((cases[1].unit, &cases[1].series[0].values[..]), ("MB/s", &[3.5][..]));
+        assert!(guest_cases("RUN a forebay nothing").is_err());
+    }
 }
