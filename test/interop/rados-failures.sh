@@ -147,6 +147,36 @@ stop_hammer "the network cut"
 verified "the network cut"
 ok "the network cut four times: writes go on, nothing acknowledged is lost"
 
+# Cut for longer than a silent peer is taken for one that is there: sessions end on our side, and are made anew.
+hammer work ip netns exec "$NET"
+ask ip link set "$NET" down
+await 90 "a silent OSD is taken for gone" says "$WORK/hammer.log" 'session with an OSD is lost.*the peer is silent'
+await 90 "a silent monitor is taken for gone" says "$WORK/hammer.log" 'a monitor is lost'
+ask ip link set "$NET" up
+goes_on 90 "the network is back after long"
+without_error "the network cut for long"
+stop_hammer "the network cut for long"
+verified "the network cut for long"
+ok "the network cut until everybody is taken for gone: writes go on, nothing acknowledged is lost"
+
+# A group with too few copies asks clients to hold their requests back, and to go on when it has enough.
+ask ceph osd set noout
+ask ceph osd pool create strict 8 8
+ask ceph osd pool set strict min_size 2
+await 60 "the cluster is clean" is_clean
+hammer strict env RUST_LOG=info,forebay_rados=debug
+ask "$LAB/ceph-cluster" kill-osd 2
+await 90 "an OSD asks to hold back" says "$WORK/hammer.log" 'requests are held back'
+ask "$LAB/ceph-cluster" start-osd 2
+await 90 "an OSD asks to go on" says "$WORK/hammer.log" 'not held back any more'
+goes_on 90 "the copy is back"
+without_error "backoffs"
+stop_hammer "backoffs"
+verified "backoffs"
+ask ceph osd unset noout
+ask ceph osd pool delete strict strict --yes-i-really-really-mean-it
+ok "$(grep -c 'requests are held back' "$WORK/hammer.log") backoffs: requests wait, and go on when they may"
+
 # Full: by a quota.
 ask ceph osd pool create small 8 8
 hammer small

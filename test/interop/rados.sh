@@ -71,6 +71,27 @@ lab shared "bash $WORK/disturb" || fail "two clients that share a pool"
 grep -q 'ok watches are taken up again' "$WORK/out" || fail "watches are taken up again"
 sed -n 's/^ok /ok rados: /p' "$WORK/out"
 
+# Cache tiers.  One for reading only answers writes with a redirect to the pool behind it; one that writes back takes them,
+# and clients find it by the map.
+ask ceph osd pool create behind 8 8
+ask ceph osd pool create hot 8 8
+ask ceph osd tier add behind hot
+ask ceph osd tier cache-mode hot readonly --yes-i-really-mean-it
+ask ceph osd tier set-overlay behind hot
+RUST_LOG=forebay_rados=debug lab tier behind "ceph osd tier remove-overlay behind" || fail "writes through a tier for reading"
+grep -q 'a request is redirected' "$WORK/out" || fail "no request was redirected"
+[[ $(rados -p behind --all ls | wc -l) == 8 && -z $(rados -p hot --all ls) ]] || fail "where redirected writes went"
+ok "$(grep -c 'a request is redirected' "$WORK/out") redirects followed: $(sed -n 's/^ok //p' "$WORK/out" | tr '\n' ' ')"
+ask ceph osd tier cache-mode hot writeback
+ask ceph osd pool set hot hit_set_type bloom
+ask ceph osd tier set-overlay behind hot
+cat >"$WORK/flush" <<'SCRIPT'
+[ "$(rados -p hot --all ls | wc -l)" = 8 ] || { echo "the writes are not in the tier"; exit 1; }
+ceph osd tier cache-mode hot proxy && rados -p hot cache-flush-evict-all && ceph osd tier remove-overlay behind
+SCRIPT
+lab tier behind "sh $WORK/flush" || fail "writes to a tier that writes back"
+ok "a tier that writes back: $(sed -n 's/^ok //p' "$WORK/out" | tr '\n' ' ')"
+
 # Who is refused, and how.
 ceph-authtool "$CLUSTER_DIR/wrong" -C -n client.admin --add-key AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw== >/dev/null 2>&1
 CEPH_KEYRING=$CLUSTER_DIR/wrong lab status && fail "a wrong key was taken"

@@ -6,7 +6,8 @@
 //! every object backend must on pools of its own; `rados-lab steps SEED` compares random steps with a backend in memory;
 //! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them;
 //! `rados-lab hammer POOL STOP` writes and reads until there is a file STOP, says what is acknowledged and what fails, and
-//! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers.
+//! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers; `rados-lab tier POOL
+//! COMMAND` writes to a pool behind a cache tier that sends writes on, and compares when the command has taken it away.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -412,6 +413,36 @@ async fn hammer(pool: &str, stop_file: &str) -> Outcome {
     Ok(())
 }
 
+/// Writes of which several are under way on each object, through a tier; what is there without the tier is the last one.
+async fn tier(pool: &str, hook: &str) -> Outcome {
+    let cluster = connect().await?;
+    let pool: Rc<dyn ObjectBackend> = cluster.pool(pool)?;
+    let namespaces = ["", "space"];
+    let lanes: Vec<Lane> = (0..OBJECTS)
+        .map(|at| {
+            let object = ObjectName::in_namespace(namespaces[at % 2].into(), format!("tier.{at}"));
+            let zero = || Cell::new(0);
+            Lane { pool: pool.clone(), object, submitted: zero(), acked: zero(), failed: zero() }
+        })
+        .collect();
+    for _ in 0..20 {
+        let under_way: Vec<_> = lanes.iter().flat_map(|lane| (0..WINDOW).map(move |_| (lane, lane.write()))).collect();
+        for (lane, (number, writing)) in under_way {
+            writing.await?;
+            assert!(number > lane.acked.get(), "{}: acknowledged out of order", lane.object);
+            lane.acked.set(number);
+        }
+    }
+    println!("ok {} writes", lanes.iter().map(|lane| lane.acked.get()).sum::<u64>());
+    assert!(std::process::Command::new("sh").args(["-c", hook]).status()?.success());
+    for lane in &lanes {
+        assert_eq!(lane.look().await?, lane.acked.get(), "{}", lane.object);
+    }
+    println!("ok verified");
+    cluster.close();
+    Ok(())
+}
+
 /// Hears, and does not answer before it is allowed to.
 async fn notify(hook: &str) -> Outcome {
     let (one, two) = (connect().await?, connect().await?);
@@ -461,9 +492,10 @@ fn run(words: &[String]) -> Outcome {
         Some(("conformance", rest)) => reactor().block_on(conformance(rest.first().map(String::as_str))),
         Some(("shared", rest)) => reactor().block_on(shared(rest.first().map(String::as_str))),
         Some(("hammer", [pool, stop])) => reactor().block_on(hammer(pool, stop)),
+        Some(("tier", [pool, command])) => reactor().block_on(tier(pool, command)),
         Some(("notify", [command])) => reactor().block_on(notify(command)),
         Some(("steps", [seed])) => reactor().block_on(steps(seed.parse()?)),
-        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify".into()),
+        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify|tier".into()),
     }
 }
 

@@ -5,6 +5,8 @@ mod monmap;
 mod osdmap;
 mod place;
 mod pool;
+#[cfg(test)]
+mod tests;
 
 pub use incremental::Incremental;
 pub use monmap::{MonMap, Monitor};

@@ -8,6 +8,8 @@
 
 pub(crate) mod hobject;
 mod session;
+#[cfg(test)]
+mod tests;
 pub(crate) mod watch;
 pub(crate) mod wire;
 
@@ -271,7 +273,7 @@ impl Objecter {
             (redirect, name) => {
                 let (namespace, name) = match redirect {
                     None => (request.object.namespace(), name),
-                    Some(to) if to.key.is_empty() => (to.namespace.as_str(), to.name.as_str()),
+                    Some(to) if to.key.is_empty() => (to.namespace.as_str(), to.name_or(name)),
                     Some(to) => (to.namespace.as_str(), to.key.as_str()),
                 };
                 let unknown =
@@ -336,7 +338,7 @@ impl Objecter {
             None => (request.object.namespace(), request.object.name(), ""),
             Some(to) => {
                 flags |= flag::REDIRECTED | flag::IGNORE_CACHE | flag::IGNORE_OVERLAY;
-                (to.namespace.as_str(), to.name.as_str(), to.key.as_str())
+                (to.namespace.as_str(), to.name_or(request.object.name()), to.key.as_str())
             }
         };
         let time = wall_clock();
@@ -403,6 +405,7 @@ impl Objecter {
                 self.answer(tid, Err(Error::new(ErrorKind::Io, "a request is redirected without end")));
                 return;
             }
+            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "a request is redirected");
             (op.redirect, op.sent) = (Some(to), false);
             drop(ops);
             self.dispatch(tid);

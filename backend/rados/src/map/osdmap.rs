@@ -60,6 +60,9 @@ pub struct OsdMap {
     pub(super) crush: CrushMap,
 }
 
+/// The newest version of the clients' part whose additions are known here; what a later one appends is passed over.
+const VERSION: u8 = 10;
+
 /// Splits a map or a change into its clients' part and the epoch-independent rest, and verifies the checksum, which
 /// covers all but itself.  The third is what lies behind the checksum.
 pub(super) fn unwrap<'a>(
@@ -72,7 +75,7 @@ pub(super) fn unwrap<'a>(
         return Err(whole.malformed());
     }
     let end = bytes.len() - whole.rest().len();
-    let (part_version, part) = inner.part(u8::MAX)?;
+    let (part_version, part) = inner.part(VERSION)?;
     // What OSDs need to know.
     inner.part(u8::MAX)?;
     let mut checksum = None;

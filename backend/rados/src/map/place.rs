@@ -130,6 +130,13 @@ impl OsdMap {
         if hash_name(pool.hash, b"").is_none() {
             return Err(format!("it hashes names by method {}, which this client does not know", pool.hash));
         }
+        if pool.has(pool_flags::EC_OPTIMIZATIONS) {
+            return Err(
+                "it has the optimizations of erasure codes that came with Tentacle (allow_ec_optimizations), whose \
+                        temporary placements this client does not know"
+                    .into(),
+            );
+        }
         Ok(())
     }
 

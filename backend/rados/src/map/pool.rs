@@ -12,9 +12,11 @@ pub mod pool_flags {
     /// A quota is exceeded, or the cluster is full.
     pub const FULL: u64 = 1 << 1;
     /// Erasure-coded, and objects can be overwritten.
-    pub const EC_OVERWRITES: u64 = 1 << 17;
+    pub const EC_OVERWRITES: u64 = 1 << 2;
     /// The pool's quota is used up.
     pub const FULL_QUOTA: u64 = 1 << 10;
+    /// Erasure-coded in the way of Tentacle: temporary placements are listed in an order of their own.
+    pub const EC_OPTIMIZATIONS: u64 = 1 << 19;
 }
 
 /// How a pool keeps its objects.
@@ -59,10 +61,13 @@ pub struct Pool {
     pub applications: Vec<String>,
 }
 
+/// The newest version whose additions are known here; what a later one appends is passed over.
+const VERSION: u8 = 30;
+
 impl Pool {
     /// Reads one of Luminous or later.
     pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (version, mut from) = from.part(u8::MAX)?;
+        let (version, mut from) = from.part(VERSION)?;
         let from = &mut from;
         // What is older has no place for what we must know.
         if version < 21 {

@@ -122,7 +122,7 @@ impl Session {
     }
 }
 
-fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool {
+pub(super) fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool {
     backoff.pg == place.pg && backoff.shard == place.shard && backoff.begin <= *object && *object < backoff.end
 }
 
@@ -255,6 +255,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
 fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, backoff: Backoff) {
     match backoff.op {
         backoff::BLOCK => {
+            tracing::debug!(osd, group = %backoff.pg, "requests are held back, as the OSD asks");
             let answer = Backoff { op: backoff::ACK_BLOCK, ..backoff.clone() };
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd)
                 && session.backoffs.len() < BACKOFFS_MAX
@@ -268,6 +269,7 @@ fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, back
             }
         }
         backoff::UNBLOCK => {
+            tracing::debug!(osd, group = %backoff.pg, "requests are not held back any more");
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
                 session.backoffs.retain(|other| other.id != backoff.id);
             }

@@ -240,7 +240,8 @@ pub(crate) struct Redirect {
     pub(crate) pool: i64,
     pub(crate) key: String,
     pub(crate) namespace: String,
-    pub(crate) name: String,
+    /// Empty when the object keeps its name, as from one tier of a pool to another.
+    name: String,
 }
 
 /// An OSD's answer.
@@ -305,6 +306,11 @@ impl Reply {
 }
 
 impl Redirect {
+    /// The name that the object has there.
+    pub(crate) fn name_or<'a>(&'a self, own: &'a str) -> &'a str {
+        if self.name.is_empty() { own } else { &self.name }
+    }
+
     fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (_, mut part) = from.part(1)?;
         let (version, mut locator) = part.part(6)?;

@@ -1,0 +1,186 @@
+//! Maps in the versions of releases before and after the one that tests run with: what a later one appends is passed
+//! over, what it says is not for us is refused.
+
+use forebay_accel::crc32c;
+use forebay_messenger::wire::{Reader, Writer};
+
+use super::{Incremental, MapError, OsdMap, Pool, PoolKind, pool_flags};
+use crate::denc::WriterExt;
+
+/// A pool of replicated objects, as a version has it; later ones than are known have something behind it.
+fn pool(version: u8, compat: u8, flags: u64) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.versioned(version, compat, |out| {
+        // Type, copies, rule, hash, groups, localised groups, last change, snapshots.
+        out.u8(1).u8(3).u8(0).u8(2).u32(32).u32(16).u32(0).u32(0).u32(7).u64(11).u32(5);
+        // Snapshots of its own and removed ones; owner, flags, a raid's groups of old, min_size, quotas.
+        out.u32(0).u32(0).u64(0).u64(flags).u32(0).u8(2).u64(0).u64(0);
+        // Tiers: its own, whose it is, mode, for reads, for writes; properties; hit sets.
+        out.u32(1).u64(9).i64(-1).u8(0).i64(9).i64(-1).u32(0);
+        out.versioned(1, 1, |out| {
+            out.u8(0);
+        });
+        out.u32(0).u32(0).u32(4096).raw(&[0; 32]).text("profile").u32(1);
+        out.u32(0).u64(0).u32(0).u32(0).u8(1);
+        if version >= 22 {
+            out.u8(0);
+        }
+        if version >= 23 {
+            out.u64(0);
+        }
+        if version >= 24 {
+            out.versioned(2, 1, |out| {
+                out.u32(0);
+            });
+        }
+        if version >= 25 {
+            out.u32(40);
+        }
+        if version >= 26 {
+            out.u32(1).text("rbd").u32(1).text("key").text("value");
+        }
+        if version >= 27 {
+            out.u64(0);
+        }
+        if version >= 28 {
+            out.u32(32).u32(32).u32(32).u32(0).u32(0).u32(41);
+        }
+        if version >= 29 {
+            out.u8(0).text("something new").u64(3);
+        }
+    });
+    out.finish()
+}
+
+#[test]
+fn pools_of_every_version() {
+    for version in [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 40] {
+        let bytes = pool(version, 5, pool_flags::HASH_PS_POOL);
+        let mut from = Reader::new(&bytes, "a pool");
+        let found = Pool::decode(&mut from).unwrap_or_else(|error| panic!("version {version}: {error}"));
+        assert!(from.rest().is_empty(), "version {version}");
+        assert_eq!((found.kind, found.size, found.min_size), (PoolKind::Replicated, 3, 2));
+        assert_eq!((found.pg_num, found.pgp_num, found.snap_seq), (32, 16, 11));
+        assert_eq!((found.read_tier, found.write_tier), (Some(9), None));
+        let resend = match version {
+            28.. => 41,
+            25.. => 40,
+            _ => 0,
+        };
+        assert_eq!(found.force_resend, resend, "version {version}");
+        let applications: &[&str] = if version >= 26 { &["rbd"] } else { &[] };
+        assert_eq!(found.applications, applications, "version {version}");
+    }
+    for (version, compat) in [(20, 5), (33, 31)] {
+        let bytes = pool(version, compat, 0);
+        assert!(Pool::decode(&mut Reader::new(&bytes, "a pool")).is_err(), "version {version}, for {compat} and later");
+    }
+}
+
+/// A CRUSH map with one rule, which places nothing.
+fn crush() -> Vec<u8> {
+    let mut out = Writer::new();
+    out.u32(0x0001_0000).i32(0).u32(1).i32(0);
+    // It is there; its steps, its mask, and the one step: to emit.
+    out.u32(1).u32(1).raw(&[0, 1, 1, 10]).u32(4).i32(0).i32(0);
+    out.u32(0).u32(0).u32(0);
+    out.finish()
+}
+
+/// A map of OSDs without OSDs: as of the versions of the whole and of the clients' part.
+fn osd_map(whole: u8, part: u8, compat: u8, flags: u64) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.versioned(whole, 7, |out| {
+        out.versioned(part, compat, |out| {
+            out.raw(&[7; 16]).u32(12).raw(&[0; 16]);
+            out.u32(1).i64(4).raw(&pool(32, 5, flags)).u32(1).i64(4).text("rbd").u32(4).u32(0).u32(0);
+            // States, weights, addresses; temporary placements, temporary primaries, affinities; CRUSH; profiles.
+            out.u32(0).u32(0).u32(0).u32(0).u32(0).u32(0).blob(&crush()).u32(0);
+            // Upmaps; the CRUSH map's version; snapshots being removed, and purged.
+            out.u32(0).u32(0).u32(1).u32(0).u32(0);
+            if part >= 9 {
+                out.raw(&[0; 16]);
+            }
+            if part >= 10 {
+                out.u32(1).u8(1).i64(4).u32(3).i32(-1).i32(0);
+            }
+            if part > 10 {
+                out.text("something new");
+            }
+        });
+        out.versioned(200, 200, |out| {
+            out.text("for OSDs only");
+        });
+        out.u32(0);
+    });
+    let mut bytes = out.finish();
+    let at = bytes.len() - 4;
+    let checksum = !crc32c::crc32c_parts([&bytes[..at]]);
+    bytes[at..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn maps_of_every_version() {
+    for (whole, part) in [(8, 7), (8, 8), (8, 9), (8, 10), (8, 11), (9, 14)] {
+        let map = OsdMap::decode(&osd_map(whole, part, 1, 0));
+        let map = map.unwrap_or_else(|error| panic!("versions {whole}, {part}: {error}"));
+        assert_eq!((map.epoch, map.fsid, map.pool_named("rbd")), (12, [7; 16], Some(4)));
+        assert_eq!(map.upmap_primaries.len(), usize::from(part >= 10));
+    }
+    assert!(matches!(OsdMap::decode(&osd_map(8, 14, 11, 0)), Err(MapError::Malformed(_))), "for later clients only");
+    let mut damaged = osd_map(8, 9, 1, 0);
+    damaged[40] ^= 1;
+    assert!(matches!(OsdMap::decode(&damaged), Err(MapError::Checksum { .. })));
+}
+
+#[test]
+fn pools_that_need_a_later_client_are_refused() {
+    let map = OsdMap::decode(&osd_map(8, 10, 1, pool_flags::EC_OPTIMIZATIONS)).expect("a map");
+    let mut pool = map.pools[&4].clone();
+    let refused = map.check_pool(&pool).expect_err("an order of its own");
+    assert!(refused.contains("allow_ec_optimizations"), "{refused}");
+    pool.flags = 0;
+    assert_eq!(map.check_pool(&pool), Ok(()));
+}
+
+/// A change that a later release makes: nothing but flags, and something new behind it.
+fn change(part: u8, compat: u8) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.versioned(8, 7, |out| {
+        out.versioned(part, compat, |out| {
+            out.raw(&[7; 16]).u32(13).raw(&[0; 8]).i64(-1).i32(0x40).blob(&[]).blob(&[]).i32(-1);
+            // Pools, names, removed pools; up, states, weights, temporary placements and primaries, affinities.
+            out.raw(&[0; 4 * 9]);
+            // Profiles, removed profiles; upmaps, their removals, twice; removed and purged snapshots.
+            out.raw(&[0; 4 * 8]);
+            // When it was changed and created; chosen primaries, and removed ones.
+            if part >= 8 {
+                out.raw(&[0; 16]);
+            }
+            if part >= 9 {
+                out.raw(&[0; 8]);
+            }
+            if part > 9 {
+                out.text("something new");
+            }
+        });
+        out.versioned(200, 200, |out| {
+            out.text("for OSDs only");
+        });
+        out.u32(0).u32(0);
+    });
+    out.finish()
+}
+
+#[test]
+fn changes_of_later_versions() {
+    for part in [7, 8, 9, 10, 14] {
+        let mut map = OsdMap::decode(&osd_map(8, 10, 1, 0)).expect("a map");
+        let change = Incremental::decode_unverified(&change(part, 1));
+        let change = change.unwrap_or_else(|error| panic!("version {part}: {error}"));
+        map.apply(change).expect("it follows");
+        assert_eq!((map.epoch, map.flags), (13, 0x40), "version {part}");
+    }
+    assert!(Incremental::decode_unverified(&change(14, 11)).is_err(), "for later clients only");
+}
