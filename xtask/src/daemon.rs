@@ -18,6 +18,15 @@ pub fn build_command() -> Command {
     build
 }
 
+/// The command that builds other programs in release.  The daemon is named with them: a crate is compiled with the features
+/// that all named packages want together, and those of the daemon are everybody's; without it, cargo would compile most
+/// of the workspace once more, with fewer.
+pub fn build_beside_command(programs: &[&str]) -> Command {
+    let mut build = build_command();
+    build.args(programs);
+    build
+}
+
 /// The command that builds the daemon as it is shipped, for comparisons with what distributions ship.
 pub fn build_shipped_command() -> Command {
     let mut build = shell::cargo();

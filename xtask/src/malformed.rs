@@ -62,9 +62,7 @@ pub fn run(arguments: &MalformedArguments) -> Result<()> {
 
 /// The command that builds our own initiators, in release.
 pub fn build_command() -> Command {
-    let mut build = shell::cargo();
-    build.args(["build", "--quiet", "--release", "-p", "forebay-malformed", "-p", "forebay-iscsi-host"]);
-    build
+    daemon::build_beside_command(&["-p", "forebay-malformed", "-p", "forebay-iscsi-host"])
 }
 
 /// Builds what is needed.

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell;
+use crate::{daemon, shell};
 
 /// What `sim` takes.
 #[derive(clap::Args)]
@@ -60,9 +60,7 @@ impl Kind {
 
 /// The command that builds the simulator.
 pub fn build_command() -> Command {
-    let mut build = shell::cargo();
-    build.args(["build", "--quiet", "--release", "-p", "forebay-sim", "--bin", "sim"]);
-    build
+    daemon::build_beside_command(&["-p", "forebay-sim", "--bin", "sim"])
 }
 
 /// Runs the seeds; the first failure of each process is printed with its trace.

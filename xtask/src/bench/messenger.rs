@@ -112,8 +112,8 @@ struct Setting<'a> {
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
-    let peer = ["build", "--quiet", "--release", "-p", "forebay-messenger", "--example", "messenger-peer"];
-    shell::run(shell::cargo().args(peer))?;
+    let peer = ["-p", "forebay-messenger", "--example", "messenger-peer"];
+    shell::run(&mut daemon::build_beside_command(&peer))?;
     let scratch = Scratch::new("bench-messenger")?;
     let setting = Setting { scratch: scratch.path(), seconds: effort.seconds * SHARE, sockets: Cell::new(0) };
     let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));

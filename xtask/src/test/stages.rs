@@ -122,11 +122,7 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             name: "build-mon",
             title: "the messenger's examples",
             after: &["build"],
-            command: Box::new(|| {
-                let mut build = shell::cargo();
-                build.args(["build", "--quiet", "--release", "-p", "forebay-messenger", "--examples"]);
-                Ok(build)
-            }),
+            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-messenger", "--examples"]))),
             counted: false,
             weight: 1,
         },
@@ -134,11 +130,7 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             name: "build-rados",
             title: "the RADOS client's examples",
             after: &["build"],
-            command: Box::new(|| {
-                let mut build = shell::cargo();
-                build.args(["build", "--quiet", "--release", "-p", "forebay-rados", "--examples"]);
-                Ok(build)
-            }),
+            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-rados", "--examples"]))),
             counted: false,
             weight: 1,
         },
@@ -158,11 +150,7 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             name: "build-rbd-lab",
             title: "the program that shares images with RBD's clients",
             after: &["build"],
-            command: Box::new(|| {
-                let mut build = shell::cargo();
-                build.args(["build", "--quiet", "--release", "-p", "forebay-rbd-lab"]);
-                Ok(build)
-            }),
+            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-rbd-lab"]))),
             counted: false,
             weight: 1,
         },
