@@ -59,6 +59,31 @@ pub fn unmap(len: u16) -> Cdb {
     cdb(&[0x42, 0, 0, 0, 0, 0, 0, high, low])
 }
 
+/// EXTENDED COPY (LID1) with a list of `len` bytes.
+pub fn extended_copy(len: u32) -> Cdb {
+    let mut cdb = cdb(&[0x83]);
+    cdb[10..14].copy_from_slice(&len.to_be_bytes());
+    cdb
+}
+
+/// A list of [`extended_copy`] for one run of blocks between units, which are named by a designator of their page 83.
+pub fn copy_list(from: (&[u8], u64), to: (&[u8], u64), blocks: u16) -> Vec<u8> {
+    let mut list = vec![1, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+    for (designator, _) in [from, to] {
+        let mut target = vec![0xe4, 0, 0, 0];
+        target.extend_from_slice(designator);
+        target.resize(28, 0);
+        // Bytes of a block.
+        target.extend([0, 0, 2, 0]);
+        list.extend(target);
+    }
+    list.extend([0x02, 0, 0, 24, 0, 0, 0, 1, 0, 0]);
+    list.extend(blocks.to_be_bytes());
+    list.extend(from.1.to_be_bytes());
+    list.extend(to.1.to_be_bytes());
+    list
+}
+
 /// REPORT LUNS with room for 1024 bytes.
 pub fn report_luns() -> Cdb {
     cdb(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 4, 0])
