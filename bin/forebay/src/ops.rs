@@ -275,7 +275,7 @@ impl Operation for SetAna {
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
-        engine.set_ana(&self.0)
+        engine.set_ana(&self.0).await
     }
 }
 

@@ -166,6 +166,8 @@ impl HostFront for NvmeFront {
 
     fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>> {
         Box::pin(async move {
+            // Before anybody can ask for them.
+            engine.restore_ana()?;
             let listeners = self.listeners.take();
             for core in cores.iter().filter(|core| !core.is_current()) {
                 let share = |(listener, port): &(Listener, Arc<Port>)| Ok((listener.share()?, port.clone()));
