@@ -48,6 +48,8 @@ enum Chore {
     GuestNvme,
     /// Let the kernel's NVMe/TCP initiator authenticate, in a guest with Debian's newer kernel
     GuestNvmeAuth,
+    /// One namespace of two daemons: the kernel's NVMe/TCP initiator in the guest, an image of a lab cluster
+    GuestNvmeTwo,
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
     GuestIscsi,
     /// Real kills of the daemon under writers that remember what they were promised
@@ -112,6 +114,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNbd => guest::nbd(),
         Chore::GuestNvme => guest::nvme::run(),
         Chore::GuestNvmeAuth => guest::nvme::auth(),
+        Chore::GuestNvmeTwo => guest::nvme::two(),
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),

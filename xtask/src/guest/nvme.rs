@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 
+use crate::ceph::Cluster;
 use crate::daemon::{self, Daemon};
 use crate::shell::{self, Scratch};
 
@@ -80,6 +81,50 @@ pub fn auth() -> Result<()> {
     guest.arg(shell::root().join("test/interop/guest-nvme-auth.sh")).args([&port.to_string(), subsystem]).arg(&keys);
     guest.env("KERNEL", "backports").env("SHARE", &share).env("TIMEOUT", "300");
     super::converse(&mut guest, &scratch, &share, daemon, super::serve)
+}
+
+/// Serves an image of a Ceph cluster by two daemons and runs test/interop/guest-nvme-two.sh in the guest.
+pub fn two() -> Result<()> {
+    shell::run(&mut daemon::build_command())?;
+    let cluster = Cluster::start(3)?;
+    let scratch = Scratch::within(&shell::target(), "guest")?;
+    let nqn = "nqn.2014-08.org.example:two-daemons";
+    let uuid = "6f1a3b52-0000-4000-8000-5d7c21f0a001";
+    let start = |name: &str, controllers: (u16, u16), state: &str| -> Result<(Daemon, u16)> {
+        let config = scratch.path().join(format!("{name}.toml"));
+        let (first, last) = controllers;
+        let text = format!("[nvme-subsystem]\nnqn = '{nqn}'\nfirst-controller = {first}\nlast-controller = {last}\n");
+        fs::write(&config, text)?;
+        let (port, config) = (shell::free_port()?, config.display().to_string());
+        let addr = format!("127.0.0.1:{port}");
+        let words = ["--config", &config, "--nvme", &addr, "--store-size", "256M"];
+        let wrapper = ["/usr/bin/env", &cluster.variable()];
+        let daemon = Daemon::start_under(&wrapper, &scratch.path().join(name), &words)?;
+        shell::output(daemon.command().args(["ana", "set", state]))?;
+        if name == "first" {
+            shell::output(daemon.command().args(["create", "rbd/two", "--size", "64M"]))?;
+        }
+        shell::output(daemon.command().args(["attach", "rbd/two", "--nvme", "--nsid", "1", "--uuid", uuid]))?;
+        Ok((daemon, port))
+    };
+    let (first, first_port) = start("first", (1, 1000), "optimized")?;
+    let (second, second_port) = start("second", (1001, 2000), "inaccessible")?;
+    let share = scratch.path().join("share");
+    fs::create_dir(&share)?;
+    let mut guest = shell::command(shell::root().join("test/lab/guest"));
+    guest.arg(shell::root().join("test/interop/guest-nvme-two.sh"));
+    guest.args([&first_port.to_string(), &second_port.to_string(), nqn]);
+    guest.env("SHARE", &share).env("TIMEOUT", "420");
+    let mut first = Some(first);
+    super::converse(&mut guest, &scratch, &share, second, |words, second| match words {
+        ["first", "kill"] => {
+            first.take().context("it does not run")?.crash()?;
+            Ok(String::new())
+        }
+        ["first", words @ ..] => super::serve(words, &mut first),
+        ["second", words @ ..] => super::serve(words, second),
+        words => bail!("the guest asks for {words:?}"),
+    })
 }
 
 /// Does what the guest has asked for.

@@ -306,6 +306,14 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "guest-nvme-two",
+            title: "one namespace of two daemons, on an image of a Ceph cluster",
+            after: &["build", "guest-kernel"],
+            command: Box::new(|| own(&["guest-nvme-two"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "iscsi",
             title: "real iSCSI initiators, the conformance suite",
             after: &["build", "build-hosts"],
