@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Images on a real cluster of its own, shared with Ceph's clients: rbd, fio's rbd engine, QEMU's rbd driver; first without
-# a daemon, then through one.
+# a daemon, then through one, then with write logs in front.
 #
 #   FOREBAY=.../forebay PROGRAM=.../rbd-lab rbd.sh
 #
@@ -264,3 +264,32 @@ ask rbd info rbd/adult
 ask "$FOREBAY" rm rbd/adult
 rbd info rbd/adult >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
 ok "through the daemon: snapshots, turns and resizes by rbd under NBD, a clone, import, export, resize, mv, rm"
+
+# Write logs in front of the cluster's images, when nobody serves these.
+logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }
+for image in saved lost; do
+  ask "$FOREBAY" create "rbd/$image" --size 8M
+  uri=$(timeout 60 "$FOREBAY" attach "rbd/$image" --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/$image"
+  ask qemu-io -f raw -c "write -P 0x71 64k 4k" -c flush "$uri"
+done
+kill -9 "$DAEMON"
+wait "$DAEMON" 2>/dev/null
+DAEMON=
+head -c $((8 << 20)) /dev/zero >"$WORK/empty"
+theirs rbd/saved "$WORK/empty" "what is in the log alone"
+ask "$FOREBAY" log ls
+[[ $(grep -Ec '^rbd/(saved|lost) ' "$WORK/out") == 2 ]] || fail "the logs of images that nobody serves"
+for image in saved lost; do
+  [[ $(logged $image .dirty_bytes) == 4096 ]] || fail "how much is dirty of rbd/$image"
+  [[ $(logged $image .dirty_since_ms) -gt 0 ]] || fail "since when rbd/$image is dirty"
+done
+ask "$FOREBAY" log flush rbd/saved
+cp "$WORK/empty" "$WORK/model"
+head -c 4096 /dev/zero | tr '\0' 'q' | dd of="$WORK/model" bs=4k seek=16 conv=notrunc status=none
+theirs rbd/saved "$WORK/model" "what 'log flush' has written back"
+[[ $(logged saved .dirty_bytes) == 0 ]] || fail "a log that was flushed"
+timeout 60 "$FOREBAY" log discard rbd/lost >"$WORK/out" 2>&1 && fail "a log with writes is given up without --force"
+ask "$FOREBAY" log discard rbd/lost --force
+timeout 60 "$FOREBAY" log info rbd/lost >"$WORK/out" 2>&1 && fail "a log that was discarded is still there"
+theirs rbd/lost "$WORK/empty" "an image whose log was discarded"
+ok "write logs of images that nobody serves: ls, info, flush, discard"

@@ -1,5 +1,6 @@
-//! How fast a log appends: `append MEDIUM PATH SECONDS DEPTH SYNC`, one core, 4 KiB at random places, a flush after each
-//! SYNC writes (0: none).  Prints appends a second and microseconds of CPU time for each.
+//! How fast a log appends: `append MEDIUM PATH SECONDS DEPTH SYNC [GROUPS]`, one core, 4 KiB at random places, a flush after
+//! each SYNC writes (0: none), GROUPS appended at once.  Prints appends a second, microseconds of CPU time for each, and
+//! how many went together.
 //!
 //! Only appending is timed: the log is filled to less than where writing back begins, then emptied, and so on.  Memory that
 //! is not persistent is taken: it is as fast.
@@ -58,13 +59,13 @@ fn cpu() -> f64 {
     text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64) -> Result<()> {
+async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64, groups: usize) -> Result<()> {
     let options = ShelfOptions { create: true, room: LOG_SIZE, force: true, ..ShelfOptions::default() };
     let shelf = Shelf::open(medium, Path::new(path), options).await?;
     let id = shelf.create("bench", "bench", LOG_SIZE, 0).await?;
     let log = shelf.open_log(&id, "bench", 0).await?;
     let limits = Limits { age_max: Duration::from_secs(10_000), ..Limits::default() };
-    let log = WriteLog::new(Rc::new(Nowhere), log, Rc::new(Nobody), Options { limits, ..Options::default() });
+    let log = WriteLog::new(Rc::new(Nowhere), log, Rc::new(Nobody), Options { limits, groups, ..Options::default() });
     // Nothing that the log would shorten.
     let bytes: Vec<u8> = (0..4096_u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let data = Buf::copy_of(&bytes);
@@ -96,20 +97,23 @@ async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64
         appends += ROUND;
         log.drain().await?;
     }
-    println!("appends_per_second {:.0} cpu_us {:.2}", appends as f64 / time, cpu_time * 1e6 / appends as f64);
+    let together = log.counters().appended as f64 / log.counters().groups as f64;
+    let (rate, cpu_us) = (appends as f64 / time, cpu_time * 1e6 / appends as f64);
+    println!("appends_per_second {rate:.0} cpu_us {cpu_us:.2} together {together:.2}");
     log.close(true).await
 }
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [medium, path, seconds, depth, sync] = &words[..] else {
-        eprintln!("append ssd|pmem PATH SECONDS DEPTH SYNC");
+    let [medium, path, seconds, depth, sync, more @ ..] = &words[..] else {
+        eprintln!("append ssd|pmem PATH SECONDS DEPTH SYNC [GROUPS]");
         std::process::exit(2);
     };
     let medium = if medium == "pmem" { MediumKind::Pmem } else { MediumKind::Ssd };
     let number = |text: &str| text.parse::<f64>().expect("a number");
     let reactor = Reactor::new(system_driver(DriverChoice::Auto).expect("a driver"));
-    let ran = reactor.block_on(run(medium, path, number(seconds), number(depth) as u64, number(sync) as u64));
+    let groups = more.first().map_or(Options::default().groups, |text| number(text) as usize);
+    let ran = reactor.block_on(run(medium, path, number(seconds), number(depth) as u64, number(sync) as u64, groups));
     if let Err(error) = ran {
         eprintln!("{error}");
         std::process::exit(1);

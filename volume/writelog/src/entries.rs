@@ -48,17 +48,24 @@ pub const NOWHERE: u32 = u32::MAX;
 const SEGMENTS_MAX: u32 = (1 << 27) - 1;
 /// Later entries of its own generation have overwritten it wholly.
 const DEAD: u32 = 1 << 27;
+/// The kind, in the state.
+const KIND: u32 = 0b111 << 28;
+/// The lower bit of the slack, in the state; the upper one is in the length.
+const SLACK: u32 = 1 << 31;
+/// More barriers than this are not counted.
+pub const SLACK_MAX: u64 = 3;
 
 /// One entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     offset: u64,
+    /// At most 1 GiB; then the upper bit of the slack.
     len: u32,
     /// Where its payload is, in the medium's units.
     pub place: u32,
     /// CRC32C of its payload.
     pub crc: u32,
-    /// The kind in the upper 4 bits, then whether it is dead, and how many segments of the index it has.
+    /// A bit of the slack, three of the kind, then whether it is dead, and how many segments of the index it has.
     state: u32,
 }
 
@@ -68,19 +75,32 @@ impl Entry {
         Self { offset: extent.offset, len: extent.len as u32, place, crc, state: u32::from(kind.code()) << 28 }
     }
 
+    /// The same, submitted so many generations before its own.
+    pub fn with_slack(mut self, slack: u64) -> Self {
+        let slack = slack.min(SLACK_MAX) as u32;
+        self.state = self.state & !SLACK | slack << 31;
+        self.len = self.len & !SLACK | (slack >> 1) << 31;
+        self
+    }
+
+    /// So many generations before its own it was submitted, at least: it is not after anything of these.
+    pub fn slack(&self) -> u64 {
+        u64::from(self.state >> 31 | (self.len >> 31) << 1)
+    }
+
     /// What it does.
     pub fn kind(&self) -> Kind {
-        Kind::from_code((self.state >> 28) as u8).unwrap_or(Kind::Write)
+        Kind::from_code(((self.state & KIND) >> 28) as u8).unwrap_or(Kind::Write)
     }
 
     /// Where on the volume.
     pub fn extent(&self) -> Extent {
-        Extent::new(self.offset, u64::from(self.len))
+        Extent::new(self.offset, u64::from(self.len & !SLACK))
     }
 
     /// Bytes of its payload.
     pub fn payload_len(&self) -> u32 {
-        payload_len(self.kind(), self.len)
+        payload_len(self.kind(), self.len & !SLACK)
     }
 
     /// No read finds it any more.

@@ -5,7 +5,6 @@
 //! persistent memory that logs are kept on.  See `docs/design/writelog.md` and `docs/formats/writelog.md`.
 
 mod append;
-mod detour;
 mod entries;
 mod expand;
 mod flush;
@@ -27,6 +26,6 @@ mod writeback;
 
 pub use format::{LogId, MediumKind};
 pub use log::{Cut, WriteLog};
-pub use options::{Limits, Options, Owner, Persist, Round};
+pub use options::{Limits, Options, Owner, Persist};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

@@ -10,21 +10,18 @@ use forebay_block::{
     Result, SizeWatch,
 };
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
-use forebay_reactor::{now, sleep, spawn, timeout};
+use forebay_reactor::{now, sleep, spawn};
 
-use crate::detour::Look;
 use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
-use crate::options::{Limits, Options, Owner, Persist, Round};
+use crate::options::{Limits, Options, Owner, Persist};
+use crate::pressure::FREE_BELOW;
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
 use crate::ticket::Ticket;
 use crate::{append, flush, read, writeback};
-
-/// How long a write waits, while writes go round the log, for what keeps it from that.
-const ROUND_WAIT: Duration = Duration::from_millis(50);
 
 /// Payload bytes that wait for the medium at most.
 pub(crate) const QUEUE_MAX: u64 = 8 << 20;
@@ -62,15 +59,6 @@ impl Shared {
 
     pub(crate) fn fill(&self) -> f64 {
         self.state.borrow().fill(&*self.medium, self.dirty_max(), QUEUE_MAX)
-    }
-
-    /// Writes go round the log where they may.
-    pub(crate) fn is_round(&self, state: &State) -> bool {
-        match self.options.round {
-            Round::Never => false,
-            Round::Measured => state.detour.is_round(),
-            Round::Always => true,
-        }
     }
 
     fn check(&self, extent: Extent) -> Result<()> {
@@ -309,10 +297,11 @@ impl WriteLog {
             return Box::pin(ready(Ok(Reply::Done)));
         }
         let (sender, receiver) = oneshot::channel();
-        match try_at_once(&shared, request, extent, sender) {
+        let answer = Answer { sender, arrived: shared.state.borrow().generation };
+        match try_at_once(&shared, request, extent, answer) {
             Ok(()) => {}
             // It goes on though its future may be dropped.
-            Err((request, sender)) => drop(spawn(wait_and_begin(shared, request, extent, sender))),
+            Err((request, answer)) => drop(spawn(wait_and_begin(shared, request, extent, answer))),
         }
         Box::pin(async move {
             let gone = || Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed"));
@@ -321,7 +310,18 @@ impl WriteLog {
     }
 }
 
-type Answer = oneshot::Sender<Result<Reply>>;
+/// Who waits for a change.
+struct Answer {
+    sender: oneshot::Sender<Result<Reply>>,
+    /// The generation in which it was submitted.
+    arrived: u64,
+}
+
+impl Answer {
+    fn send(self, result: Result<Reply>) {
+        self.sender.send(result);
+    }
+}
 
 /// Begins a change if nothing makes it wait.
 fn try_at_once(
@@ -338,14 +338,8 @@ fn try_at_once(
     if !state.mode.is_on() || state.starved && fill >= 1.0 {
         return Err((request, answer));
     }
-    if state.detour.is_hasty() || fill > 0.5 {
-        state.look(extent.len, fill);
-    }
-    if round_is_barred(shared, &state, &request, extent) {
-        return Err((request, answer));
-    }
     // The wait is worked out where it is waited.
-    if state.detour.crowding(fill, now()) > 0.5 || !state.enter(extent) {
+    if fill > FREE_BELOW || !state.enter(extent) {
         return Err((request, answer));
     }
     drop(state);
@@ -356,12 +350,6 @@ fn try_at_once(
 /// Waits for what stands in a change's way, then begins it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     hold_back(&shared, extent).await;
-    let barred = || round_is_barred(&shared, &shared.state.borrow(), &request, extent);
-    if barred() {
-        shared.write_back.notify_all();
-        // After that it goes to the log.
-        let _ = timeout(ROUND_WAIT, shared.settled.wait_until(|| !barred())).await;
-    }
     let entered = || {
         let mut state = shared.state.borrow_mut();
         !matches!(state.mode, Mode::TurningOff(_)) && (!state.mode.is_on() || state.enter(extent))
@@ -382,20 +370,13 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
 
 /// Waits as long as the fill of the log asks for.
 async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
-    let crowding = |fill| shared.state.borrow().detour.crowding(fill, now());
-    if crowding(shared.fill()) <= 0.5 && shared.admission.available() > 0 {
+    if shared.fill() <= FREE_BELOW && shared.admission.available() > 0 {
         return;
     }
     let started = now();
-    shared.state.borrow_mut().held_back += 1;
     let turn = shared.admission.acquire(1).await;
     let fill = shared.fill();
-    let wait = {
-        let state = &mut *shared.state.borrow_mut();
-        state.look(extent.len, fill);
-        state.held_back -= 1;
-        state.pressure.wait(extent.len, state.detour.crowding(fill, now()), now())
-    };
+    let wait = shared.state.borrow_mut().pressure.wait(extent.len, fill, now());
     if !wait.is_zero() {
         shared.write_back.notify_all();
         sleep(wait).await;
@@ -448,14 +429,14 @@ fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     let mut state = shared.state.borrow_mut();
     state.last_end = extent.end();
     if !early {
-        let ticket = Rc::new(Ticket::new(request, extent, pieces.len(), answer));
+        let ticket = Rc::new(Ticket::new(request, extent, answer.arrived, pieces.len(), answer.sender));
         state.enqueue(pieces, &ticket, false);
         drop(state);
         shared.append.notify_all();
         return;
     }
     let (unheard, _) = oneshot::channel();
-    let ticket = Rc::new(Ticket::new(request, extent, pieces.len(), unheard));
+    let ticket = Rc::new(Ticket::new(request, extent, answer.arrived, pieces.len(), unheard));
     state.enqueue(pieces, &ticket, true);
     state.leave(extent);
     drop(state);
@@ -469,33 +450,18 @@ fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     }
 }
 
-/// A long sequential write, or any while the log cannot keep up, goes straight to the backend, when that cannot be seen:
-/// nothing in the log is of an older generation or overlaps it, and no recovery would replay anything over it.
+/// A long sequential write goes straight to the backend, when that cannot be seen: nothing in the log is of an older
+/// generation or overlaps it, and no recovery would replay anything over it.
 fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
     let state = shared.state.borrow();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
     matches!(request, Request::Write { .. })
-        && (long && state.last_end == extent.offset || shared.is_round(&state))
+        && long
+        && state.last_end == extent.offset
         && state.may_go_round(extent, shared.medium.persisted_tail())
 }
 
-/// A write should go round the log, and must not yet.
-fn round_is_barred(shared: &Shared, state: &State, request: &Request, extent: Extent) -> bool {
-    matches!(request, Request::Write { .. })
-        && shared.is_round(state)
-        && state.mode.is_on()
-        && state.holds.is_empty()
-        && !state.may_go_round(extent, shared.medium.persisted_tail())
-}
-
 impl State {
-    /// A write of so many bytes comes; it may change which way writes go.
-    fn look(&mut self, bytes: u64, fill: f64) {
-        let (back_rate, left) = (self.pressure.rate(), self.entries.len());
-        let depth = self.in_flight.len() + self.held_back;
-        self.detour.look(Look { now: now(), fill, depth, bytes, back_rate, left });
-    }
-
     /// Nothing stands in the way of a write that goes round the log.
     pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
         let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
@@ -531,10 +497,8 @@ async fn direct(shared: Rc<Shared>, request: Request, extent: Extent, answer: An
     let mut state = shared.state.borrow_mut();
     state.direct_active -= 1;
     state.direct_done += u64::from(!lasts);
-    state.detour.went_round(extent.len);
     state.stale(extent);
     if result.is_err() && state.mode.is_on() {
-        state.detour.failed(now());
         // The log can wait for the backend to recover.
         drop(state);
         log(&shared, request, extent, answer);

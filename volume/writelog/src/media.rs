@@ -24,6 +24,13 @@ pub(crate) struct Piece {
     pub(crate) ticket: Rc<Ticket>,
 }
 
+impl Piece {
+    /// So many generations before its own it was submitted.
+    pub(crate) fn slack(&self) -> u64 {
+        self.generation.saturating_sub(self.ticket.arrived)
+    }
+}
+
 /// A piece with its place on the medium.
 pub(crate) struct Placed {
     pub(crate) piece: Piece,
@@ -43,7 +50,7 @@ impl Placed {
     }
 
     pub(crate) fn entry(&self) -> Entry {
-        Entry::new(self.piece.kind, self.piece.extent, self.place, self.crc)
+        Entry::new(self.piece.kind, self.piece.extent, self.place, self.crc).with_slack(self.piece.slack())
     }
 }
 

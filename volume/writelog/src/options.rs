@@ -29,18 +29,6 @@ impl Default for Limits {
     }
 }
 
-/// Whether writes of any length go round a log that cannot keep up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Round {
-    /// Never.
-    #[default]
-    Never,
-    /// While the log has been full for a while, and the backend is measured to be faster without it.
-    Measured,
-    /// Whenever they may: for tests.
-    Always,
-}
-
 /// How a log behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -50,8 +38,6 @@ pub struct Options {
     pub limits: Limits,
     /// Sequential writes from so many bytes on go round the log when nothing stands in their way; `None`: none do.
     pub direct_min: Option<u32>,
-    /// Whether other writes go round a log that cannot keep up.
-    pub round: Round,
     /// Payload bytes that are kept in memory after they were written, to be written back without reading them.
     pub recent_bytes: usize,
     /// Requests to the backend at once in writing back.
@@ -68,9 +54,8 @@ impl Default for Options {
             persist: Persist::OnWrite,
             limits: Limits::default(),
             direct_min: Some(256 << 10),
-            round: Round::Never,
             recent_bytes: 4 << 20,
-            parallel: 64,
+            parallel: 256,
             batch_entries: 2048,
             groups: 2,
         }

@@ -6,11 +6,13 @@ use std::time::Duration;
 use forebay_reactor::Instant;
 
 /// Below this fill nobody waits.
-const FREE_BELOW: f64 = 0.5;
+pub(crate) const FREE_BELOW: f64 = 0.5;
 /// At this fill writes come in exactly as fast as they go out.
 const EVEN_AT: f64 = 0.9;
 /// Longest wait of a single write.
 const WAIT_MAX: Duration = Duration::from_millis(500);
+/// A write that begins later than it might, by no more than this, does not put off the next ones.
+const LATE_MAX: Duration = Duration::from_millis(2);
 /// How much a new measurement counts.
 const NEWEST: f64 = 0.2;
 
@@ -31,11 +33,6 @@ impl Pressure {
         self.seconds_a_byte = if before == 0.0 { now } else { before + NEWEST * (now - before) };
     }
 
-    /// Bytes a second that the backend takes, on average; 0 when it is not known.
-    pub(crate) fn rate(&self) -> f64 {
-        if self.seconds_a_byte > 0.0 { 1.0 / self.seconds_a_byte } else { 0.0 }
-    }
-
     /// How many of a backend's bytes go by for each byte of a write, at this fill (0 to 1).
     fn factor(fill: f64) -> f64 {
         let over = ((fill - FREE_BELOW) / (EVEN_AT - FREE_BELOW)).max(0.0);
@@ -50,9 +47,10 @@ impl Pressure {
             return Duration::ZERO;
         }
         let step = Duration::from_secs_f64((self.seconds_a_byte * factor * bytes as f64).min(WAIT_MAX.as_secs_f64()));
-        let begin = self.next.max(now);
+        // Who was woken late is made up for, or the clock's steps would set the pace.
+        let begin = if self.next + LATE_MAX < now { now } else { self.next };
         self.next = begin + step;
-        (begin - now).min(WAIT_MAX)
+        (begin.max(now) - now).min(WAIT_MAX)
     }
 }
 

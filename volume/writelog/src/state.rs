@@ -7,7 +7,6 @@ use std::time::Duration;
 use forebay_block::{BufList, Error, Extent};
 use forebay_reactor::{Instant, now};
 
-use crate::detour::Detour;
 use crate::entries::{Entries, Entry, Kind, NOWHERE};
 use crate::format::EntryRecord;
 use crate::hidden::hidden_entries;
@@ -207,9 +206,6 @@ pub(crate) struct State {
     /// When entries were published, every so often: number, time.
     pub(crate) ages: VecDeque<(u64, Instant)>,
     pub(crate) pressure: Pressure,
-    pub(crate) detour: Detour,
-    /// Changes that are held back before they begin.
-    pub(crate) held_back: usize,
     /// Requests past this are refused: the volume is shrinking.
     pub(crate) size_limit: Option<u64>,
     pub(crate) stats: LogStats,
@@ -254,8 +250,6 @@ impl State {
             dirty_bytes: 0,
             ages: VecDeque::new(),
             pressure: Pressure::default(),
-            detour: Detour::default(),
-            held_back: 0,
             size_limit: None,
             stats: LogStats { replayed: found.len() as u64, ..LogStats::default() },
         };
@@ -333,6 +327,12 @@ impl State {
         }
     }
 
+    /// The generation of an entry.
+    pub(crate) fn generation_of(&self, seq: u64) -> u64 {
+        let after = self.generations.partition_point(|&(_, first)| first <= seq);
+        after.checked_sub(1).map_or(0, |at| self.generations[at].0)
+    }
+
     /// Nothing from this entry on may be written back: a cut is held.
     pub(crate) fn hold(&self) -> Option<u64> {
         self.holds.iter().min().copied()
@@ -375,13 +375,14 @@ impl State {
         self.generation_used = true;
         for (kind, extent, payload) in pieces {
             self.queue_bytes += payload.len() as u64;
+            let generation = self.generation;
             if early {
-                let seq = self.push(Entry::new(kind, extent, NOWHERE, 0), self.generation, None);
+                let entry = Entry::new(kind, extent, NOWHERE, 0).with_slack(generation - ticket.arrived);
+                let seq = self.push(entry, generation, None);
                 if kind.has_payload() {
                     self.recent.insert(seq, payload.clone());
                 }
             }
-            let generation = self.generation;
             self.queue.push_back(Piece { kind, extent, payload, generation, ticket: ticket.clone() });
         }
     }

@@ -11,14 +11,22 @@ pub(crate) struct Ticket {
     left: Cell<usize>,
     /// What it changes; nothing overlaps it while it is under way.
     pub(crate) extent: Extent,
+    /// The generation in which it was submitted; it may have been held back over later barriers.
+    pub(crate) arrived: u64,
     /// The request as it came, for the case that the log fails under it.
     pub(crate) request: Request,
     answer: RefCell<Option<oneshot::Sender<Result<Reply>>>>,
 }
 
 impl Ticket {
-    pub(crate) fn new(request: Request, extent: Extent, pieces: usize, answer: oneshot::Sender<Result<Reply>>) -> Self {
-        Self { left: Cell::new(pieces), extent, request, answer: RefCell::new(Some(answer)) }
+    pub(crate) fn new(
+        request: Request,
+        extent: Extent,
+        arrived: u64,
+        pieces: usize,
+        answer: oneshot::Sender<Result<Reply>>,
+    ) -> Self {
+        Self { left: Cell::new(pieces), extent, arrived, request, answer: RefCell::new(Some(answer)) }
     }
 
     /// One piece is in the log; true when that was the last.

@@ -1,16 +1,23 @@
 //! Writing back: what the log holds goes to the backend, one barrier generation after the other.
 //!
 //! A batch is a row of the oldest entries, all of one generation.  Its writes do not overlap and go out in parallel;
-//! when the backend has them durably the tail moves past the batch.  The tail must last before the batch after the next
-//! one begins: a recovery then replays at most one generation that the backend already has, over a part of the next,
-//! which leaves all of the former and a part of the latter - what a crash of the host could have left, too.
+//! when the backend has them durably the tail moves past the batch.  Batches follow each other without waiting for the
+//! one before where no barrier is between their writes: within a generation, and over its end by those that were
+//! submitted before it ([`Entry::slack`](crate::entries::Entry::slack)), as the host that had them all in flight could
+//! not know an order either.  So the backend has as many requests at once as it would have without a log.
+//!
+//! The tail must last before a batch begins after the next one has been retired: a recovery then replays at most one
+//! batch of a generation that the backend already has, over a part of the next, which leaves all of the former and a
+//! part of the latter - what a crash of the host could have left, too.
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BufList, Error, ErrorKind, LocalFuture, Request, Result};
-use forebay_reactor::sync::Semaphore;
-use forebay_reactor::{JoinHandle, now, sleep, spawn, timeout};
+use forebay_block::{BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result};
+use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, timeout};
 
 use crate::append::turn_off;
 use crate::flush;
@@ -21,6 +28,8 @@ use crate::state::{Mode, State};
 
 /// Payload bytes of one batch at most, about.
 const BATCH_BYTES: u64 = 4 << 20;
+/// Batches at once at most.
+const BATCHES: usize = 8;
 /// Batches of so few writes ask for each one to be durable by itself instead of flushing.
 const FUA_MAX: usize = 4;
 /// From this fill on writing back does not wait for the entries to grow old.
@@ -28,55 +37,106 @@ pub(crate) const EAGER_FILL: f64 = 0.125;
 /// Waits between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// One batch.
+/// A request, and the data of a write, which comes later.
+type Work = (Request, Option<LocalFuture<Result<BufList>>>);
+
+/// What is to be done for a row of entries.
 struct Batch {
     /// One past its last entry.
     end: u64,
-    runs: Vec<(Request, Option<LocalFuture<Result<BufList>>>)>,
+    /// What they change, in order and not overlapping, and how.
+    runs: Vec<(Extent, Work)>,
     /// Bytes of the volume that its entries are about, overwritten ones included.
     bytes: u64,
     durable: bool,
 }
 
+/// A batch that is under way.
+struct Under {
+    end: u64,
+    bytes: u64,
+    started: Instant,
+    /// What it writes, in order and not overlapping.
+    extents: Vec<Extent>,
+    progress: Rc<Progress>,
+}
+
+/// How far a batch is.
+struct Progress {
+    /// Its writes that were not answered yet.
+    left: Cell<usize>,
+    written: Notify,
+    /// What became of it: how many of the writes that went round the log are durable with it.
+    outcome: RefCell<Option<std::result::Result<u64, Failure>>>,
+}
+
+impl Under {
+    fn writes(&self, extent: Extent) -> bool {
+        let from = self.extents.partition_point(|own| own.end() <= extent.offset);
+        self.extents.get(from).is_some_and(|own| own.overlaps(extent))
+    }
+
+    fn failed(&self) -> bool {
+        matches!(&*self.progress.outcome.borrow(), Some(Err(_)))
+    }
+}
+
 /// Writes back until the log is closed.
 pub(crate) async fn run(shared: Rc<Shared>) {
+    let slots = Semaphore::new(shared.options.parallel);
     let mut persisting: Option<JoinHandle<Result<()>>> = None;
     let mut backoff = BACKOFF.0;
+    let mut under: VecDeque<Under> = VecDeque::new();
+    let mut retired_at = Instant::default();
     loop {
-        if !wait_for_work(&shared).await {
-            return;
+        if under.is_empty() {
+            if !wait_for_work(&shared).await {
+                return;
+            }
+            if finish_turning_off(&shared).await {
+                return;
+            }
+            // What is at the backend must last in the log too: or a recovery that finds less of the log than there was
+            // would replay what is older over it.
+            if shared.is_early()
+                && shared.state.borrow().mode.is_on()
+                && let Err(error) = flush::sync(&shared).await
+            {
+                turn_off(&shared, error);
+                continue;
+            }
         }
-        if finish_turning_off(&shared).await {
-            return;
+        let next = shared.write_back.wait();
+        while let Some(batch) = next_batch(&shared, &under) {
+            under.push_back(begin(&shared, &slots, batch, &under));
         }
-        // What is at the backend must last in the log too: or a recovery that finds less of the log than there was
-        // would replay what is older over it.
-        if shared.is_early()
-            && shared.state.borrow().mode.is_on()
-            && let Err(error) = flush::sync(&shared).await
-        {
-            turn_off(&shared, error);
+        let Some(oldest) = under.front() else { continue };
+        let Some(outcome) = oldest.progress.outcome.borrow_mut().take() else {
+            next.await;
             continue;
-        }
-        let Some(batch) = next_batch(&shared) else { continue };
-        let (end, bytes, started) = (batch.end, batch.bytes, now());
-        match write(&shared, batch).await {
+        };
+        match outcome {
             Ok(direct_done) => {
                 backoff = BACKOFF.0;
                 let mut state = shared.state.borrow_mut();
                 state.backend_error = None;
                 state.direct_flushed = state.direct_flushed.max(direct_done);
-                state.pressure.measured(bytes, started.elapsed());
+                state.pressure.measured(oldest.bytes, oldest.started.max(retired_at).elapsed());
+                retired_at = now();
             }
-            Err(Failure::Log(error)) => {
-                fail(&shared, error);
-                return;
-            }
-            Err(Failure::Backend(error)) => {
-                if is_final(error.kind()) {
-                    fail(&shared, error);
-                    return;
+            Err(failure) => {
+                // All that is under way ends first; then everything from the tail on is made again, in order.
+                for other in under.drain(..).skip(1) {
+                    let ended = || other.progress.outcome.borrow().is_some();
+                    shared.write_back.wait_until(ended).await;
                 }
+                let error = match failure {
+                    Failure::Backend(error) if !is_final(error.kind()) => error,
+                    Failure::Backend(error) | Failure::Log(error) => {
+                        fail(&shared, error);
+                        return;
+                    }
+                };
                 tracing::warn!(%error, "writing back failed and is tried again");
                 note_error(&shared, error);
                 // A closed log does not wait for its backend.
@@ -85,11 +145,13 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                 continue;
             }
         }
+        let end = oldest.end;
         if let Some(before) = persisting.take()
             && let Err(error) = before.await
         {
             turn_off(&shared, error);
         }
+        under.pop_front();
         retire(&shared, end);
         let persist = shared.medium.persist_tail(false);
         persisting = Some(spawn(persist));
@@ -133,7 +195,7 @@ impl State {
         }
         let age = self.age();
         let linger = shared.limits.get().age_max / 2;
-        let asked = self.wanted > tail || self.starved || self.detour.is_hasty();
+        let asked = self.wanted > tail || self.starved;
         if asked || !self.mode.is_on() || fill >= EAGER_FILL || age >= linger {
             return Ok(());
         }
@@ -179,34 +241,54 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
     }
 }
 
-/// The oldest entries of one generation, and what is to be done for them.
-fn next_batch(shared: &Rc<Shared>) -> Option<Batch> {
+/// The oldest entries that no batch is under way for, of one generation, and what is to be done for them; nothing when
+/// they must wait, or had better.
+fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
+    let fill = if under.is_empty() { 1.0 } else { shared.fill() };
     let state = shared.state.borrow();
-    let (tail, limit) = (state.entries.tail(), state.limit(shared));
+    let (first, limit) = (under.back().map_or(state.entries.tail(), |last| last.end), state.limit(shared));
+    // Few at a time would cost a flush each: as many as the backend still has to do.
+    let least = under.iter().map(|batch| batch.progress.left.get() as u64).sum::<u64>().max(1);
+    if first + least > limit {
+        return None;
+    }
+    if !under.is_empty() {
+        let beside = under.len() < BATCHES && !shared.is_early() && state.mode.is_on() && !state.closing;
+        if !beside || under.iter().any(Under::failed) || state.due(shared, fill).is_err() {
+            return None;
+        }
+    }
+    let generation = state.generation_of(first);
+    // Of what is not durable at the backend.
+    let oldest = state.generations.front().map_or(generation, |&(oldest, _)| oldest);
     // A generation ends where the next begins.
-    let generation_end = state.generations.get(1).map_or(u64::MAX, |&(_, first)| first);
-    let last = limit.min(generation_end).min(tail + shared.options.batch_entries as u64);
-    let (mut end, mut payload, mut bytes) = (tail, 0, 0);
+    let later = state.generations.partition_point(|&(one, _)| one <= generation);
+    let generation_end = state.generations.get(later).map_or(u64::MAX, |&(_, first)| first);
+    let last = limit.min(generation_end).min(first + shared.options.batch_entries as u64);
+    let (mut end, mut payload, mut bytes) = (first, 0, 0);
     while end < last && payload < BATCH_BYTES {
         let entry = state.entries.get(end)?;
+        if generation > oldest + entry.slack() {
+            break;
+        }
         bytes += entry.extent().len;
         payload += if entry.is_dead() { 0 } else { u64::from(entry.payload_len()) };
         end += 1;
     }
-    if end == tail {
+    if end < first + least {
         return None;
     }
-    let numbered = (tail..end).filter_map(|seq| state.entries.get(seq).map(|entry| (seq, entry)));
+    let numbered = (first..end).filter_map(|seq| state.entries.get(seq).map(|entry| (seq, entry)));
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
     let durable = runs.len() <= FUA_MAX && runs.iter().all(|run| run.action != Action::Discard);
-    let runs = runs.into_iter().map(|run| request(shared, &state, run, durable)).collect();
+    let runs = runs.into_iter().map(|run| (run.extent, request(shared, &state, run, durable))).collect();
     Some(Batch { end, runs, bytes, durable })
 }
 
 /// The request for a run; a write's data comes later.
-fn request(shared: &Rc<Shared>, state: &State, run: Run, fua: bool) -> (Request, Option<LocalFuture<Result<BufList>>>) {
+fn request(shared: &Rc<Shared>, state: &State, run: Run, fua: bool) -> Work {
     let Run { action, extent, parts } = run;
     match action {
         Action::Discard => (Request::Discard(extent), None),
@@ -237,39 +319,71 @@ enum Failure {
     Backend(Error),
 }
 
-/// Does a batch; how many of the writes that went round the log are durable with it.
-async fn write(shared: &Rc<Shared>, batch: Batch) -> std::result::Result<u64, Failure> {
-    let slots = Semaphore::new(shared.options.parallel);
-    let mut tasks = Vec::with_capacity(batch.runs.len());
-    let durable = batch.durable;
-    let mut failed = None;
-    for (request, data) in batch.runs {
-        let permit = slots.acquire(1).await;
-        let shared = shared.clone();
+/// Begins a batch beside those that are under way; its end is told to `write_back`.
+fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<Under>) -> Under {
+    let Batch { end, runs, bytes, durable } = batch;
+    let extents: Vec<Extent> = runs.iter().map(|(extent, _)| *extent).collect();
+    let progress =
+        Rc::new(Progress { left: Cell::new(runs.len()), written: Notify::new(), outcome: RefCell::new(None) });
+    let mut tasks = Vec::with_capacity(runs.len());
+    for (extent, work) in runs {
+        // What overlaps keeps its order.
+        let before: Vec<_> =
+            under.iter().filter(|batch| batch.writes(extent)).map(|batch| batch.progress.clone()).collect();
+        let (shared, slots, progress) = (shared.clone(), slots.clone(), progress.clone());
         tasks.push(spawn(async move {
-            let _permit = permit;
-            let request = match (request, data) {
-                (Request::Write { offset, fua, .. }, Some(data)) => {
-                    Request::Write { offset, data: data.await.map_err(Failure::Log)?, fua }
-                }
-                (request, _) => request,
-            };
-            let len = request.extent().map_or(0, |extent| extent.len);
-            {
-                let mut state = shared.state.borrow_mut();
-                state.stats.written_back += 1;
-                state.stats.written_back_bytes += len;
+            for other in before {
+                other.written.wait_until(|| other.left.get() == 0).await;
             }
-            let started = now();
-            let done = shared.inner.submit(request).await;
-            shared.state.borrow_mut().detour.backend_took(started.elapsed());
-            match done {
-                // The volume has become shorter; what is past its end is gone.
-                Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(()),
-                result => result.map(drop).map_err(Failure::Backend),
+            let done = write(&shared, &slots, work).await;
+            progress.left.set(progress.left.get() - 1);
+            if progress.left.get() == 0 {
+                progress.written.notify_all();
             }
+            // Others may go beside what is left of this batch.
+            shared.write_back.notify_all();
+            done
         }));
     }
+    let (log, ending) = (shared.clone(), progress.clone());
+    drop(spawn(async move {
+        let outcome = finish(&log, tasks, durable).await;
+        *ending.outcome.borrow_mut() = Some(outcome);
+        log.write_back.notify_all();
+    }));
+    Under { end, bytes, started: now(), extents, progress }
+}
+
+/// Does one write of a batch.
+async fn write(shared: &Rc<Shared>, slots: &Semaphore, (request, data): Work) -> std::result::Result<(), Failure> {
+    let _permit = slots.acquire(1).await;
+    let request = match (request, data) {
+        (Request::Write { offset, fua, .. }, Some(data)) => {
+            Request::Write { offset, data: data.await.map_err(Failure::Log)?, fua }
+        }
+        (request, _) => request,
+    };
+    let len = request.extent().map_or(0, |extent| extent.len);
+    {
+        let mut state = shared.state.borrow_mut();
+        state.stats.written_back += 1;
+        state.stats.written_back_bytes += len;
+    }
+    match shared.inner.submit(request).await {
+        // The volume has become shorter; what is past its end is gone.
+        Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(()),
+        result => result.map(drop).map_err(Failure::Backend),
+    }
+}
+
+/// Waits for the writes of a batch and makes them durable; how many of the writes that went round the log are durable
+/// with it.
+async fn finish(
+    shared: &Rc<Shared>,
+    tasks: Vec<JoinHandle<std::result::Result<(), Failure>>>,
+    durable: bool,
+) -> std::result::Result<u64, Failure> {
+    let mut failed = None;
     for task in tasks {
         if let Err(error) = task.await {
             failed = Some(error);

@@ -9,8 +9,10 @@ use forebay_block::{
     BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
     Result, SizeWatch,
 };
-use forebay_reactor::{Reactor, sleep, spawn, timeout};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
 use forebay_sim::{DiskFaults, Faults, World};
+use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
 use forebay_writelog::{Limits, LogId, MediumKind, Mode, Options, Owner, Shelf, ShelfOptions, WriteLog};
 
 const PATH: &str = "/logs";
@@ -24,13 +26,23 @@ struct Memory {
     flushes: Rc<Cell<u64>>,
     /// How long a read takes.
     pause: Cell<Duration>,
+    /// Writes wait while it is closed.
+    gate: Rc<Gate>,
+}
+
+/// What writes wait at.
+#[derive(Default)]
+struct Gate {
+    closed: Cell<bool>,
+    waiting: Cell<usize>,
+    opened: Notify,
 }
 
 impl Memory {
     fn new(size: usize) -> Rc<Self> {
         let bytes = Rc::new(RefCell::new(vec![0; size]));
         let (writes, durable, flushes) = (Rc::default(), Rc::default(), Rc::default());
-        Rc::new(Self { bytes, writes, durable, flushes, pause: Cell::default() })
+        Rc::new(Self { bytes, writes, durable, flushes, pause: Cell::default(), gate: Rc::default() })
     }
 }
 
@@ -47,6 +59,16 @@ impl BlockDevice for Memory {
             return Box::pin(async move {
                 sleep(pause).await;
                 Ok(Reply::Data(Buf::copy_of(&bytes.borrow()[range]).into()))
+            });
+        }
+        if request.is_write() && self.gate.closed.get() {
+            let (bytes, gate) = (self.bytes.clone(), self.gate.clone());
+            let Request::Write { offset, data, .. } = request else { unreachable!("only writes come here") };
+            return Box::pin(async move {
+                gate.waiting.set(gate.waiting.get() + 1);
+                gate.opened.wait_until(|| !gate.closed.get()).await;
+                bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
+                Ok(Reply::Done)
             });
         }
         let mut bytes = self.bytes.borrow_mut();
@@ -94,24 +116,39 @@ impl Owner for Nobody {
     }
 }
 
-fn world() -> (World, Reactor) {
+/// Runs a test on an empty shelf in a world of its own.
+fn on_a_shelf(test: impl AsyncFnOnce(World, Rc<Shelf>)) {
     let world = World::new(1, Faults::none());
     world.add_disk(PATH, 64 << 20, 512);
     let reactor = world.reactor();
-    (world, reactor)
+    let ran = world.run(&reactor, async {
+        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+        let shelf = Shelf::open(MediumKind::Ssd, Path::new(PATH), options).await.expect("a shelf");
+        test(world.clone(), shelf).await;
+    });
+    ran.expect("it ends");
 }
 
-async fn shelf() -> Rc<Shelf> {
-    let options = ShelfOptions { create: true, ..ShelfOptions::default() };
-    Shelf::open(MediumKind::Ssd, Path::new(PATH), options).await.expect("a shelf")
+/// A new log in front of a volume.
+async fn fresh(shelf: &Rc<Shelf>, inner: &Rc<Memory>, owner: Rc<dyn Owner>, options: Options) -> Rc<WriteLog> {
+    let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    let log = shelf.open_log(&id, "one", 0).await.expect("a log");
+    WriteLog::new(inner.clone(), log, owner, options)
+}
+
+/// Nothing is written back unless somebody asks.
+fn patience() -> Options {
+    Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() }
+}
+
+/// A new log that writes nothing back unless somebody asks.
+async fn patient(shelf: &Rc<Shelf>, inner: &Rc<Memory>) -> Rc<WriteLog> {
+    fresh(shelf, inner, Rc::new(Nobody), patience()).await
 }
 
 async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>) -> Rc<WriteLog> {
     let log = shelf.open_log(id, volume, 0).await.expect("a log");
-    // Nothing is written back unless somebody asks.
-    let options =
-        Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() };
-    WriteLog::new(inner, log, Rc::new(Nobody), options)
+    WriteLog::new(inner, log, Rc::new(Nobody), patience())
 }
 
 fn write(offset: u64, byte: u8, len: usize) -> Request {
@@ -126,9 +163,7 @@ async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
 
 #[test]
 fn logs_share_a_shelf_and_belong_to_their_volumes() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
+    on_a_shelf(async |_, shelf| {
         assert_eq!(shelf.create("one", "a", 1 << 20, 0).await.expect_err("small").kind(), ErrorKind::Invalid);
         let one = shelf.create("one", "local/a", 16 << 20, 3).await.expect("room");
         let two = shelf.create("two", "local/b", 24 << 20, 0).await.expect("room");
@@ -161,17 +196,13 @@ fn logs_share_a_shelf_and_belong_to_their_volumes() {
         assert_eq!(shelf.discard(&two).await.expect_err("open").kind(), ErrorKind::Busy);
         shelf.create("three", "c", 16 << 20, 0).await.expect("the first one's room");
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn what_is_cut_off_is_not_brought_back() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(64 << 10);
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         log.submit(write(32 << 10, 2, 4096)).await.expect("written");
         log.shrink_begins(16 << 10).await.expect("empty");
@@ -185,17 +216,13 @@ fn what_is_cut_off_is_not_brought_back() {
         assert_eq!((inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 4));
         assert!(read(&*log, 16 << 10, 48 << 10).await.iter().all(|&byte| byte == 0));
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn patterns_zeroes_and_maps_pass_through_the_log() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(4 << 20);
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         let pattern: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
         let same: Vec<u8> = pattern.iter().copied().cycle().take(1 << 20).collect();
         let data = BufList::from(Buf::copy_of(&same));
@@ -234,17 +261,13 @@ fn patterns_zeroes_and_maps_pass_through_the_log() {
         log.close(true).await.expect("closed");
         assert!(*inner.bytes.borrow() == wanted && matches!(log.mode(), Mode::On));
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn a_cut_holds_the_backend_where_it_is() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
         log.submit(write(0, 2, 4096)).await.expect("written");
@@ -255,19 +278,13 @@ fn a_cut_holds_the_backend_where_it_is() {
         log.drain().await.expect("drained");
         assert_eq!(inner.bytes.borrow()[0], 2);
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
-    let (world, reactor) = world();
-    let faults = world.clone();
-    let ran = world.run(&reactor, async move {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |faults, shelf| {
         let (inner, owner) = (Memory::new(1 << 20), Rc::new(Counted::default()));
-        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
-        let log = WriteLog::new(inner.clone(), log, owner.clone(), Options::default());
+        let log = fresh(&shelf, &inner, owner.clone(), Options::default()).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
         log.submit(write(0, 2, 4096)).await.expect("written");
@@ -282,18 +299,13 @@ fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
         assert_eq!((owner.0.get(), inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 2, 3));
         assert!(matches!(log.mode(), Mode::Off(_)));
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn a_cut_that_ends_leaves_others_held() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
-        let log = WriteLog::new(inner.clone(), log, Rc::new(Nobody), Options::default());
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options::default()).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         let (first, second) = (log.cut().await.expect("a cut"), log.cut().await.expect("another"));
         log.submit(write(0, 2, 4096)).await.expect("written");
@@ -305,17 +317,13 @@ fn a_cut_that_ends_leaves_others_held() {
         log.drain().await.expect("drained");
         assert_eq!(inner.bytes.borrow()[0], 2);
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn the_limits_of_a_volume_hold_and_can_be_changed() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         log.set_limits(Limits { bytes_max: Some(64 << 10), age_max: Duration::from_secs(1000) });
         // A cut keeps everything in the log.
         let cut = log.cut().await.expect("a cut");
@@ -337,18 +345,14 @@ fn the_limits_of_a_volume_hold_and_can_be_changed() {
         sleep(Duration::from_secs(3)).await;
         assert_eq!((inner.writes.get(), log.stats().dirty_entries), (before + 1, 0));
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn a_read_of_what_is_written_all_the_time_ends() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
         inner.pause.set(Duration::from_millis(20));
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         let (done, writer) = (Rc::new(Cell::new(false)), log.clone());
         let stop = done.clone();
         let writing = spawn(async move {
@@ -366,7 +370,6 @@ fn a_read_of_what_is_written_all_the_time_ends() {
         done.set(true);
         assert!(writing.await > 20);
     });
-    ran.expect("it ends");
 }
 
 /// Counts how often the log was given up.
@@ -382,30 +385,22 @@ impl Owner for Counted {
 
 #[test]
 fn the_first_flush_covers_what_a_process_that_was_killed_left_at_the_backend() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(64 << 10);
-        let log = open(&shelf, &id, "one", inner.clone()).await;
+        let log = patient(&shelf, &inner).await;
         log.submit(Request::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1);
         log.submit(write(0, 1, 4096)).await.expect("written");
         log.submit(Request::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1, "what is in the log lasts there");
     });
-    ran.expect("it ends");
 }
 
 #[test]
 fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
-    let (world, reactor) = world();
-    let ran = world.run(&reactor, async {
-        let shelf = shelf().await;
-        let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
+    on_a_shelf(async |_, shelf| {
         let inner = Memory::new(4 << 20);
-        let log = shelf.open_log(&id, "one", 0).await.expect("a log");
-        let log = WriteLog::new(inner.clone(), log, Rc::new(Nobody), Options::default());
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options::default()).await;
         log.submit(Request::Flush).await.expect("flushed");
         for at in 0..3_u64 {
             log.submit(write(at << 20, 9, 1 << 20)).await.expect("written");
@@ -415,5 +410,101 @@ fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
         log.submit(Request::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1, "there is nothing left to flush");
     });
-    ran.expect("it ends");
+}
+
+/// Writes that a full log holds back, while the backend does not answer; so many of them reach the backend at once.
+async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> usize {
+    const LIMIT: u64 = 64 << 10;
+    let inner = Memory::new(1 << 20);
+    inner.gate.closed.set(true);
+    let limits = Limits { age_max: Duration::ZERO, bytes_max: Some(LIMIT) };
+    let log = fresh(shelf, &inner, Rc::new(Nobody), Options { limits, ..patience() }).await;
+    // At every second block: nothing is joined.
+    let submit = |at: u64| spawn(log.submit(write(at * 8192, 1, 4096)));
+    let first: Vec<_> = (0..4).map(submit).collect();
+    for write in first {
+        write.await.expect("written");
+    }
+    // They wait at a cut, which keeps nothing from being held back.
+    let rest: Vec<_> = match flush_before_the_rest {
+        true => {
+            log.submit(Request::Flush).await.expect("flushed");
+            (4..8).map(submit).collect()
+        }
+        false => {
+            // Under way while the barrier comes: what is not in the log yet may be in either generation.
+            log.set_limits(Limits { age_max: Duration::ZERO, bytes_max: Some(1) });
+            let rest = (4..8).map(submit).collect();
+            log.submit(Request::Flush).await.expect("flushed");
+            log.set_limits(limits);
+            rest
+        }
+    };
+    for write in rest {
+        write.await.expect("written");
+    }
+    // Longer than anything that it does by itself takes.
+    sleep(Duration::from_secs(1)).await;
+    let waiting = inner.gate.waiting.get();
+    inner.gate.closed.set(false);
+    inner.gate.opened.notify_all();
+    log.close(true).await.expect("closed");
+    assert!((0..8).all(|at| inner.bytes.borrow()[at * 8192] == 1));
+    waiting
+}
+
+#[test]
+fn a_barrier_separates_only_what_the_host_has_ordered() {
+    on_a_shelf(async |_, shelf| {
+        assert_eq!(reach_the_backend(&shelf, true).await, 4, "those after the barrier wait for those before it");
+    });
+    on_a_shelf(async |_, shelf| {
+        assert_eq!(reach_the_backend(&shelf, false).await, 8, "those that were under way need not");
+    });
+}
+
+/// Superblocks as a stranger may have left them: what is changed, and what opening then says.
+#[test]
+fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
+    type Change = fn(&mut Superblock);
+    let sealed: [(Change, ErrorKind, &str); 7] = [
+        (|it| it.log[0] ^= 1, ErrorKind::Corrupt, "is another one"),
+        (|it| it.size += 1 << 20, ErrorKind::Corrupt, "is another one"),
+        (|it| it.features = 4, ErrorKind::Invalid, "feature bits 0x4"),
+        (|it| it.unit = 100, ErrorKind::Corrupt, "units of 100 bytes"),
+        (|it| it.head_block = it.tail_block.wrapping_sub(1), ErrorKind::Corrupt, "the tail is past the head"),
+        (|it| it.volume = "two".into(), ErrorKind::Denied, "belongs to another volume"),
+        (|it| it.epoch = 1, ErrorKind::Fenced, "is of epoch 1, but the volume has gone on to 2"),
+    ];
+    let damaged = |at: usize, byte: u8| move |bytes: &mut [u8]| bytes[at] = byte;
+    on_a_shelf(async |_, shelf| {
+        let id = shelf.create("one", "local/a", 16 << 20, 2).await.expect("room");
+        let file = File::open(PATH, OpenOptions::read_write()).expect("the shelf's file");
+        let good = file.read_exact_at(LOGS_AT, SUPER_LEN).await.expect("a superblock").to_vec();
+        let mut cases: Vec<(Vec<u8>, ErrorKind, &str)> = Vec::new();
+        for (change, kind, text) in sealed {
+            let mut superblock = Superblock::decode(&good).expect("a good one");
+            superblock.tail_block = 1;
+            superblock.head_block = 1;
+            change(&mut superblock);
+            cases.push((superblock.encode(), kind, text));
+        }
+        let mut bytes = good.clone();
+        damaged(200, 0xff)(&mut bytes);
+        cases.push((bytes, ErrorKind::Corrupt, "the checksum is wrong"));
+        let mut bytes = good.clone();
+        damaged(0, 0)(&mut bytes);
+        cases.push((bytes, ErrorKind::Corrupt, "not a write log"));
+        for (bytes, kind, text) in cases {
+            for copy in SUPER_COPIES {
+                file.write_durable_at(Buf::copy_of(&bytes), LOGS_AT + copy).await.expect("written");
+            }
+            let error = shelf.open_log(&id, "one", 2).await.err().unwrap_or_else(|| panic!("it was taken: {text}"));
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(text), "{error} does not say '{text}'");
+        }
+        // One copy that is damaged is what a crash leaves: the other one holds.
+        file.write_durable_at(Buf::copy_of(&good), LOGS_AT).await.expect("written");
+        shelf.open_log(&id, "one", 2).await.expect("it is as it was");
+    });
 }

@@ -145,7 +145,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
             continue;
         }
         let behind = match backend {
-            "ceph" => Behind::Ceph(Cluster::start(OSDS)?),
+            "ceph" => Behind::Ceph(Cluster::named_or_start(OSDS)?),
             _ => Behind::Slow,
         };
         let setups = [behind.setup(scratch.path(), true)?, behind.setup(scratch.path(), false)?];

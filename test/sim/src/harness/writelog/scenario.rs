@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_writelog::{Limits, MediumKind, Options, Persist, Round};
+use forebay_writelog::{Limits, MediumKind, Options, Persist};
 
 use crate::faults::CrashPolicy;
 use crate::rng::Rng;
@@ -24,8 +24,6 @@ pub struct LogScenario {
     pub persist: Persist,
     /// Sequential writes from so many bytes on go round the log.
     pub direct_min: Option<u32>,
-    /// Whether others do.
-    pub round: Round,
     /// Limit of dirty bytes.
     pub dirty_bytes_max: Option<u64>,
     /// Limit of their age.
@@ -76,7 +74,6 @@ impl LogScenario {
             size: *rng.pick(&[64 << 10, 256 << 10, 1 << 20]),
             persist: if rng.one_in(4) { Persist::OnFlush } else { Persist::OnWrite },
             direct_min: *rng.pick(&[None, None, Some(4096), Some(32 << 10)]),
-            round: *rng.pick(&[Round::Never, Round::Measured, Round::Always]),
             dirty_bytes_max: *rng.pick(&[None, None, None, Some(32 << 10), Some(128 << 10)]),
             dirty_age_max: *rng.pick(&[
                 Duration::ZERO,
@@ -104,7 +101,6 @@ impl LogScenario {
             persist: self.persist,
             limits: Limits { bytes_max: self.dirty_bytes_max, age_max: self.dirty_age_max },
             direct_min: self.direct_min,
-            round: self.round,
             recent_bytes: self.recent_bytes,
             parallel: self.parallel,
             batch_entries: self.batch_entries,
