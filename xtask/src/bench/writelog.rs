@@ -212,7 +212,7 @@ fn appends(folder: &Path, effort: &Effort, cases: &mut Vec<Case>) -> Result<()> 
         append.arg(medium).arg(path).args([effort.seconds.to_string(), depth.to_string(), "128".into()]);
         let text = shell::output(&mut append)?;
         let words: Vec<&str> = text.split_whitespace().collect();
-        let [_, rate, _, cpu] = words[..] else { bail!("append said: {text}") };
+        let [_, rate, _, cpu, ..] = words[..] else { bail!("append said: {text}") };
         Ok([rate.parse()?, 1e6 / cpu.parse::<f64>()?])
     };
     let mut case = |name: &str, unit: &'static str, goal: f64, peer: &str, ours: f64, theirs: f64| {
