@@ -240,10 +240,16 @@ write || fail "writing"
 who=$(rbd status rbd/fenced 2>/dev/null | sed -n 's/.*watcher=\([^ ]*\) .*/\1/p' | head -n 1)
 [[ -n $who ]] || fail "who watches the image"
 ask ceph osd blocklist add "$who"
+# The watch finds out by itself; a request does at once.
+shows_fenced() { "$FOREBAY" targets 2>/dev/null | grep -q 'rbd/fenced .*fenced this client'; }
+await 60 "the list of exports says that the volume is fenced" shows_fenced
 fenced() { ! write; }
 await 30 "a fenced client's write fails" fenced
+"$FOREBAY" targets --format json >"$WORK/out" 2>&1
+says "$WORK/out" 'forebay detach rbd/fenced' || fail "what to do about a fenced volume"
 ask "$FOREBAY" detach rbd/fenced
 uri=$("$FOREBAY" attach rbd/fenced --nbd 2>"$WORK/out") || fail "attaching anew"
 write || fail "writing after it was attached anew"
+shows_fenced && fail "an export that was attached anew is shown as fenced"
 says "$WORK/daemon.log" 'a new one is made' || fail "the daemon does not say that it begins anew"
 ok "a fenced client's requests fail; a volume that is attached anew is a new client's"

@@ -17,8 +17,9 @@ URI=$("$FOREBAY" attach rbd/thrashed --nbd 2>"$WORK/out") || fail "attaching"
 
 # Every block is written with its checksum and number, and verified while the next ones are written, and at the end.
 fio --name=verify --ioengine=nbd --uri="$URI" --rw=randwrite --bs=4k --iodepth=16 --size=128M --thread \
-  --time_based --runtime="$SECONDS_WANTED" --verify=crc32c --verify_backlog=512 --verify_fatal=1 >"$WORK/out" 2>&1 &
+  --time_based --runtime="$SECONDS_WANTED" --verify=crc32c --verify_backlog=512 --verify_fatal=1 >"$WORK/fio" 2>&1 &
 FIO=$!
+is_back() { ! kill -0 $FIO 2>/dev/null || { ceph osd stat 2>/dev/null | grep -q '3 up' && is_clean; }; }
 kills=0
 osd=0
 while kill -0 $FIO 2>/dev/null; do
@@ -29,15 +30,11 @@ while kill -0 $FIO 2>/dev/null; do
   sleep 2
   "$LAB/ceph-cluster" start-osd $osd
   # The next one goes only when everything is back: with two copies a second one would take data away.
-  for _ in $(seq 300); do
-    kill -0 $FIO 2>/dev/null || break
-    ceph health 2>/dev/null | grep -Eq 'HEALTH_OK|HEALTH_WARN mon a is low' && break
-    ceph pg stat 2>/dev/null | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;' && ceph osd stat 2>/dev/null | grep -q '3 up' && break
-    sleep 0.2
-  done
+  await 120 "all copies are back after kill $kills" is_back
   osd=$(((osd + 1) % 3))
 done
-wait $FIO || fail "fio, after $kills kills"
+wait $FIO || { cp "$WORK/fio" "$WORK/out"; fail "fio, after $kills kills"; }
+cp "$WORK/fio" "$WORK/out"
 ((kills > 1)) || fail "nothing was killed"
 grep -q 'err= 0' "$WORK/out" || fail "fio's verification"
 writes=$(grep -o 'total=r=[0-9]*,w=[0-9]*\|issued rwts: total=[0-9,]*' "$WORK/out" | head -n 1)

@@ -71,6 +71,16 @@ lab shared "bash $WORK/disturb" || fail "two clients that share a pool"
 grep -q 'ok watches are taken up again' "$WORK/out" || fail "watches are taken up again"
 sed -n 's/^ok /ok rados: /p' "$WORK/out"
 
+# Extended attributes, in turns with rados.
+echo content >"$WORK/content"
+ask rados -p rbd put attributed "$WORK/content"
+ask rados -p rbd setxattr attributed theirs 'of rados'
+lab attrs rbd || fail "extended attributes"
+[[ $(rados -p rbd getxattr attributed ours) == 'of forebay' ]] || fail "an attribute that rados reads"
+[[ $(rados -p rbd listxattr attributed | sort | tr '\n' ' ') == 'empty new ours theirs ' ]] || fail "attributes that rados lists"
+ask rados -p rbd rm attributed
+ok "extended attributes, in turns with rados"
+
 # Cache tiers.  One for reading only answers writes with a redirect to the pool behind it; one that writes back takes them,
 # and clients find it by the map.
 ask ceph osd pool create behind 8 8

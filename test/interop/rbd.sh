@@ -18,6 +18,11 @@ same() { # IMAGE FILE
   lab export "$1" "$WORK/export.ours"
   cmp "$WORK/export.ours" "$2" >"$WORK/out" 2>&1 || fail "what we read of $1"
 }
+qemu_reads() { # IMAGE FILE
+  rm -f "$WORK/qemu"
+  ask qemu-img convert -f raw -O raw "rbd:$1:conf=$CEPH_CONF" "$WORK/qemu"
+  cmp "$WORK/qemu" "$2" >"$WORK/out" 2>&1 || fail "what QEMU reads of $1"
+}
 # rbd looks at every object, and finds nothing that its map does not say.
 checked() { # IMAGE
   ask rbd object-map check --no-progress "$1"
@@ -39,9 +44,21 @@ grep -q 'features: layering, exclusive-lock, object-map, fast-diff, deep-flatten
 checked rbd/one
 lab mutate rbd/one "$WORK/one" 1 160
 same rbd/one "$WORK/one"; checked rbd/one
-qemu-img convert -f raw -O raw "rbd:rbd/one:conf=$CEPH_CONF" "$WORK/qemu" >"$WORK/out" 2>&1 || fail "qemu-img reads"
-cmp "$WORK/qemu" "$WORK/one" >"$WORK/out" 2>&1 || fail "what QEMU reads"
+qemu_reads rbd/one "$WORK/one"
 ok "written by us, read by rbd export and QEMU; the object map is true"
+
+# What is new is announced, as librbd announces it, and nothing else; OSDs remember the last requests.
+for osd in 0 1 2; do ask ceph tell osd.$osd config set osd_op_history_size 5000; done
+lab create rbd/hinted 4194304 1048576
+truncate -s 4M "$WORK/hinted"
+lab mutate rbd/hinted "$WORK/hinted" 5 30
+id=$(rbd info rbd/hinted --format json | grep -o '"id":"[^"]*"' | cut -d'"' -f4)
+for osd in 0 1 2; do ceph tell osd.$osd dump_historic_ops 2>/dev/null; done | grep -o "osd_op(.*rbd_data\.$id\.[^ ]* \[.*\]" >"$WORK/out"
+grep -q '\[set-alloc-hint object_size 1048576 write_size 1048576' "$WORK/out" || fail "what is new is announced"
+writes=$(grep -c '\[write ' "$WORK/out")
+[[ $writes -gt 0 ]] || fail "what is there is announced, too"
+lab remove rbd/hinted
+ok "OSDs are told how large new objects will be"
 
 # Snapshots by theirs between writes of ours.
 for i in 1 2 3; do
@@ -50,7 +67,10 @@ for i in 1 2 3; do
   lab mutate rbd/one "$WORK/one" $((10 + i)) 60
   checked rbd/one
 done
-for i in 1 2 3; do same "rbd/one@s$i" "$WORK/one@s$i"; checked "rbd/one@s$i"; done
+for i in 1 2 3; do
+  same "rbd/one@s$i" "$WORK/one@s$i"; checked "rbd/one@s$i"
+  qemu_reads "rbd/one@s$i" "$WORK/one@s$i"
+done
 same rbd/one "$WORK/one"
 rbd diff --from-snap s3 --whole-object rbd/one >"$WORK/fast" 2>/dev/null || fail "fast-diff"
 rbd diff --from-snap s3 rbd/one >"$WORK/slow" 2>/dev/null || fail "diff"
@@ -95,6 +115,16 @@ for child in child1 child2; do
   lab resize rbd/$child $((9 << 20)); truncate -s $((9 << 20)) "$WORK/$child"
   lab resize rbd/$child $((26 << 20)); truncate -s $((26 << 20)) "$WORK/$child"
   same rbd/$child "$WORK/$child"; same rbd/$child@a "$WORK/$child@a"; checked rbd/$child; checked rbd/$child@a
+  qemu_reads rbd/$child "$WORK/$child"; qemu_reads rbd/$child@a "$WORK/$child@a"
+  # Now theirs copy up, and write beside what we wrote.
+  ask fio --name=c --ioengine=rbd --pool=rbd --rbdname=$child --rw=randwrite --bs=4k --size=26M --io_size=1M --iodepth=8 \
+    --verify=crc32c --do_verify=1
+  ask qemu-io -f raw -c 'write -P 0x55 3M 700k' "rbd:rbd/$child:conf=$CEPH_CONF"
+  ask rbd export --no-progress rbd/$child "$WORK/$child.theirs"
+  mv "$WORK/$child.theirs" "$WORK/$child"
+  same rbd/$child "$WORK/$child"; same rbd/$child@a "$WORK/$child@a"; checked rbd/$child; checked rbd/$child@a
+  lab mutate rbd/$child "$WORK/$child" 53 40
+  same rbd/$child "$WORK/$child"; qemu_reads rbd/$child "$WORK/$child"; checked rbd/$child
   ask rbd flatten --no-progress rbd/$child
   same rbd/$child "$WORK/$child"; same rbd/$child@a "$WORK/$child@a"
   lab mutate rbd/$child "$WORK/$child" 52 40

@@ -7,7 +7,8 @@
 //! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them;
 //! `rados-lab hammer POOL STOP` writes and reads until there is a file STOP, says what is acknowledged and what fails, and
 //! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers; `rados-lab tier POOL
-//! COMMAND` writes to a pool behind a cache tier that sends writes on, and compares when the command has taken it away.
+//! COMMAND` writes to a pool behind a cache tier that sends writes on, and compares when the command has taken it away;
+//! `rados-lab attrs POOL` sets and reads extended attributes beside those of `rados`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -19,13 +20,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    ErrorKind, Method, Notification, ObjectBackend, ObjectName, ObjectOp, SharedObjects, SnapId, Transaction,
-    WatchHandler,
+    ErrorKind, Method, Notification, ObjectBackend, ObjectName, ObjectOp, SharedObjects, SnapContext, SnapId,
+    Transaction, WatchHandler,
 };
 use forebay_messenger::wire::Writer;
 use forebay_rados::crush::CrushMap;
 use forebay_rados::map::{OsdMap, PgId};
-use forebay_rados::{Cluster, Config, Flags, Surroundings};
+use forebay_rados::{AttrOp, Cluster, Config, Flags, Surroundings};
 use forebay_ram::RamBackend;
 use forebay_ram::conformance::{CASES, Guard, Step, StepOp, compare, steps_from_seed};
 use forebay_reactor::sync::Notify;
@@ -443,6 +444,42 @@ async fn tier(pool: &str, hook: &str) -> Outcome {
     Ok(())
 }
 
+/// Extended attributes, beside those that another client has set on `attributed` and looks for afterwards.
+async fn attrs(pool: &str) -> Outcome {
+    let cluster = connect().await?;
+    let pool = cluster.pool(pool)?;
+    let (object, head) = (ObjectName::new("attributed"), SnapId::HEAD);
+    let set = |name: &str, value: &[u8]| AttrOp::Set(name.into(), value.into());
+    let kind = |result: forebay_block::Result<u64>| result.map_err(|error| error.kind()).map(drop);
+    assert_eq!(pool.attrs(&object, head).await?, [(String::from("theirs"), b"of rados".to_vec())]);
+    assert_eq!(pool.attr(&object, head, "theirs").await?, Some(b"of rados".to_vec()));
+    assert_eq!(pool.attr(&object, head, "nothing").await?, None);
+    pool.change_attrs(&object, None, &[set("ours", b"of forebay"), set("empty", b""), set("passing", b"x")]).await?;
+    // A snapshot sees what was there before the next change.
+    let snap = pool.snap_allocate().await?;
+    let snapc = Some(Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] }));
+    let compare = |name: &str, value: &[u8]| AttrOp::Compare(name.into(), value.into());
+    let gone = AttrOp::Remove("passing".into());
+    pool.change_attrs(&object, snapc.clone(), &[compare("ours", b"of forebay"), gone, set("new", &[0, 255])]).await?;
+    let refused = pool.change_attrs(&object, snapc.clone(), &[set("new", b"y"), compare("ours", b"other")]).await;
+    assert_eq!(kind(refused), Err(ErrorKind::Guard), "a comparison that fails undoes the rest");
+    pool.change_attrs(&object, snapc.clone(), &[compare("passing", b"")]).await?;
+    let names = |all: Vec<(String, Vec<u8>)>| all.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(pool.attrs(&object, head).await?), ["empty", "new", "ours", "theirs"]);
+    assert_eq!(pool.attr(&object, head, "new").await?, Some(vec![0, 255]));
+    assert_eq!(pool.attr(&object, head, "empty").await?, Some(Vec::new()));
+    assert_eq!(names(pool.attrs(&object, snap).await?), ["empty", "ours", "passing", "theirs"]);
+    let nobody = ObjectName::new("nobody");
+    assert_eq!(pool.attrs(&nobody, head).await.map_err(|error| error.kind()), Err(ErrorKind::NotFound));
+    let gone = [AttrOp::Remove("x".into())];
+    assert_eq!(kind(pool.change_attrs(&nobody, None, &gone).await), Err(ErrorKind::NotFound));
+    assert_eq!(kind(pool.change_attrs(&nobody, None, &[set("", b"x")]).await), Err(ErrorKind::Invalid));
+    pool.snap_remove(snap).await?;
+    println!("ok attributes");
+    cluster.close();
+    Ok(())
+}
+
 /// Hears, and does not answer before it is allowed to.
 async fn notify(hook: &str) -> Outcome {
     let (one, two) = (connect().await?, connect().await?);
@@ -493,9 +530,12 @@ fn run(words: &[String]) -> Outcome {
         Some(("shared", rest)) => reactor().block_on(shared(rest.first().map(String::as_str))),
         Some(("hammer", [pool, stop])) => reactor().block_on(hammer(pool, stop)),
         Some(("tier", [pool, command])) => reactor().block_on(tier(pool, command)),
+        Some(("attrs", [pool])) => reactor().block_on(attrs(pool)),
         Some(("notify", [command])) => reactor().block_on(notify(command)),
         Some(("steps", [seed])) => reactor().block_on(steps(seed.parse()?)),
-        _ => Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify|tier".into()),
+        _ => {
+            Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify|tier|attrs".into())
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod errno {
     pub(crate) const ENOSPC: i32 = 28;
     pub(crate) const EROFS: i32 = 30;
     pub(crate) const ERANGE: i32 = 34;
+    pub(crate) const ENODATA: i32 = 61;
     pub(crate) const EOVERFLOW: i32 = 75;
     pub(crate) const EILSEQ: i32 = 84;
     pub(crate) const EOPNOTSUPP: i32 = 95;

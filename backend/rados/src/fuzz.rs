@@ -73,6 +73,7 @@ pub fn messages(data: &[u8]) {
     let _ = answer::stat(&list());
     let _ = answer::extents(&list());
     let _ = answer::pairs(&list());
+    let _ = answer::attrs(&list());
     let _ = answer::snap_set(&list());
     let _ = answer::names(&list());
     if let Ok(read) = answer::sparse(list(), Extent::new(4096, 65536)) {

@@ -18,4 +18,4 @@ mod pool;
 
 pub use cluster::{Cluster, ClusterStatus};
 pub use config::{Config, Credentials, Flags, Surroundings};
-pub use pool::RadosPool;
+pub use pool::{AttrOp, RadosPool};

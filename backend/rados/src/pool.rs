@@ -1,6 +1,7 @@
 //! A pool as an object backend.
 
 pub(crate) mod answer;
+mod attrs;
 mod guard;
 mod list;
 pub(crate) mod shared;
@@ -22,6 +23,7 @@ use crate::error::{errno, failure};
 use crate::map::{Pool, PoolKind};
 use crate::osd::wire::{OsdOp, Reply, SNAP_DIR, code, flag, keys};
 use crate::osd::{Request, check};
+pub use attrs::AttrOp;
 use guard::Line;
 
 /// Largest object, in bytes, by OSDs' default (`osd max object size`).

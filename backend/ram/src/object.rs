@@ -206,6 +206,9 @@ fn apply(
                 }
                 head.get_or_insert_default();
             }
+            ObjectOp::Expect { .. } => {
+                head.get_or_insert_default();
+            }
             ObjectOp::Write { offset, data } => {
                 let extent = check_range(*offset, data.len() as u64)?;
                 check_space(head.as_ref().map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent)), pool)?;

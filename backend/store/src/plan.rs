@@ -123,6 +123,11 @@ impl Core {
                 work.exists = true;
                 Ok(())
             }
+            // Objects of any size are laid down in the same way.
+            ObjectOp::Expect { .. } => {
+                work.exists = true;
+                Ok(())
+            }
             ObjectOp::Write { offset, data } => self.prepare_write(name, work, offset, data).await,
             ObjectOp::WriteFull { data } => {
                 self.clear_blocks(work).await?;

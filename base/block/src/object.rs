@@ -120,6 +120,14 @@ pub enum ObjectOp {
         /// [`ErrorKind::Exists`](crate::ErrorKind) if it is there.
         exclusive: bool,
     },
+    /// Advice for what is stored next, on an object that may be new: how large the object will become and how large
+    /// writes to it will be, in bytes.  Creates the object if it is not there.  A backend may do no more than that.
+    Expect {
+        /// Of the object.
+        object_size: u64,
+        /// Of a write.
+        write_size: u64,
+    },
     /// Writes at an offset, growing the object.
     Write {
         /// First byte.

@@ -79,6 +79,8 @@ pub(crate) async fn copy_up(
         mark_in_snapshots(shared, object).await?;
     }
     let mut ops = vec![ObjectOp::Create { exclusive: true }];
+    let stores = !writes.is_empty() || change.iter().any(|op| matches!(op, ObjectOp::Write { .. }));
+    ops.extend(shared.expectation().filter(|_| stores));
     ops.extend(writes);
     let transaction = if alone {
         Transaction { snapc: if keeps { None } else { snapc }, ops, durable }

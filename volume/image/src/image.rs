@@ -5,8 +5,8 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName, Reply, Request,
-    Result, SizeWatch, SnapContext, SnapId,
+    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName, ObjectOp,
+    Reply, Request, Result, SizeWatch, SnapContext, SnapId,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, Semaphore};
@@ -124,6 +124,17 @@ impl Shared {
             closing: Cell::new(false),
             closed: Notify::new(),
         }))
+    }
+
+    /// The cluster has fenced this client.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.session.borrow().as_ref().is_some_and(|session| session.check().is_err())
+    }
+
+    /// What a shared pool is told of an object that may be new, as librbd tells it.
+    pub(crate) fn expectation(&self) -> Option<ObjectOp> {
+        let size = self.layout.object_size();
+        self.session.borrow().as_ref().map(|_| ObjectOp::Expect { object_size: size, write_size: size })
     }
 
     /// Begins to deal with the pool's other clients, if it can have any, and catches up with what they did since the
@@ -434,6 +445,11 @@ impl Image {
 
     pub(crate) fn shared(&self) -> &Rc<Shared> {
         &self.shared
+    }
+
+    /// The cluster has fenced the client that has the image open: what is asked of it fails, for good.
+    pub fn is_fenced(&self) -> bool {
+        self.shared.is_fenced()
     }
 
     /// Its name now.

@@ -226,7 +226,13 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, durable: boo
         return Box::pin(change_managed(shared.clone(), piece.object, vec![op], durable));
     }
     let may_be_absent = matches!(op, ObjectOp::Remove);
-    let transaction = Transaction { snapc: shared.snapc(), ops: vec![op], durable };
+    let stores = matches!(op, ObjectOp::Write { .. });
+    // Without an object map nobody knows whether this creates the object.
+    let ops = match shared.expectation().filter(|_| stores && shared.map().is_none()) {
+        Some(expect) => vec![expect, op],
+        None => vec![op],
+    };
+    let transaction = Transaction { snapc: shared.snapc(), ops, durable };
     let work = shared.data().submit(&shared.object_name(piece.object), transaction);
     if may_be_absent { unless_absent(work) } else { work }
 }
@@ -346,6 +352,8 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
         _ => false,
     };
     let guarded = overlap > 0 && (keeps || !replaces);
+    // What is there has been told before.
+    let expect = shared.expectation().filter(|_| !guarded && matches!(ops[..], [ObjectOp::Write { .. }]));
     let map = shared.map();
     let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
     if clears && absent && overlap == 0 {
@@ -360,8 +368,9 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
         if guarded && known_absent && copy_up(&shared, object, overlap, &ops, durable).await? == CopiedUp::WithChange {
             break 0;
         }
-        let mut all = Vec::with_capacity(ops.len() + 1);
+        let mut all = Vec::with_capacity(ops.len() + 2);
         all.extend(guarded.then_some(ObjectOp::AssertExists));
+        all.extend(expect.clone());
         all.extend(ops.iter().cloned());
         match shared.data().submit(&name, Transaction { snapc: snapc.clone(), ops: all, durable }).await {
             Ok(version) => break version,

@@ -121,7 +121,8 @@ impl Session {
         (self.locked_by.get() != 0).then(assert)
     }
 
-    fn check(&self) -> Result<()> {
+    /// The error of a client that was fenced.
+    pub(crate) fn check(&self) -> Result<()> {
         self.fenced.borrow().clone().map_or(Ok(()), Err)
     }
 

@@ -41,6 +41,12 @@ pub(crate) mod code {
     pub(crate) const WATCH: u16 = 0x220f;
     pub(crate) const OMAP_SET_VALS: u16 = 0x2215;
     pub(crate) const OMAP_RM_KEYS: u16 = 0x2218;
+    pub(crate) const SET_ALLOC_HINT: u16 = 0x2223;
+    pub(crate) const GET_ATTR: u16 = 0x1301;
+    pub(crate) const GET_ATTRS: u16 = 0x1302;
+    pub(crate) const CMP_ATTR: u16 = 0x1303;
+    pub(crate) const SET_ATTR: u16 = 0x2301;
+    pub(crate) const RM_ATTR: u16 = 0x2304;
     pub(crate) const CALL: u16 = 0x1401;
     pub(crate) const PGNLS: u16 = 0x1505;
 }
@@ -69,6 +75,11 @@ pub(crate) mod flag {
 
 /// Flag of one operation: being there is an error.
 pub(crate) const OP_EXCLUSIVE: u32 = 0x1;
+/// Flag of one operation: the others are done even if it fails.
+const OP_FAIL_OK: u32 = 0x2;
+/// How an attribute is compared: for being the same, as bytes.
+const CMP_SAME: u8 = 1;
+const CMP_BYTES: u8 = 1;
 /// Bytes of an operation in a message's front.
 const OP_LEN: usize = 38;
 /// Bytes of a request's front besides names, operations and snapshots.
@@ -111,6 +122,24 @@ impl OsdOp {
     /// The object's version must be this one.
     pub(crate) fn assert_version(version: u64) -> Self {
         Self::extent(code::ASSERT_VER, 0, version)
+    }
+
+    /// What the object will be like, in bytes.
+    pub(crate) fn expect(object_size: u64, write_size: u64) -> Self {
+        let mut op = Self::extent(code::SET_ALLOC_HINT, object_size, write_size);
+        op.flags = OP_FAIL_OK;
+        op
+    }
+
+    /// About an extended attribute, with a value or without.
+    pub(crate) fn attr(code: u16, name: &str, value: &[u8]) -> Self {
+        let mut op = Self::new(code);
+        op.args[..4].copy_from_slice(&(name.len() as u32).to_le_bytes());
+        op.args[4..8].copy_from_slice(&(value.len() as u32).to_le_bytes());
+        if code == code::CMP_ATTR {
+            (op.args[8], op.args[9]) = (CMP_SAME, CMP_BYTES);
+        }
+        op.with(forebay_reactor::Buf::copy_of(&[name.as_bytes(), value].concat()))
     }
 
     /// Objects of a placement group: so many, as of an epoch.

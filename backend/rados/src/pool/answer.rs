@@ -60,6 +60,13 @@ pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, Malform
     Ok(out)
 }
 
+/// Attributes, by name.
+pub(crate) fn attrs(data: &BufList) -> Result<Vec<(String, Vec<u8>)>, Malformed> {
+    let bytes = data.to_vec();
+    let mut from = Reader::new(&bytes, "an object's attributes");
+    from.vec(|from| Ok((from.text()?, from.blob()?.to_vec())))
+}
+
 /// Keys and values, and whether there are more.
 pub(crate) fn pairs(data: &BufList) -> Result<KvPage, Malformed> {
     let bytes = data.to_vec();

@@ -79,7 +79,7 @@ impl Seen {
             }
             ops.extend(operation(op));
             match op {
-                ObjectOp::Create { .. } => exists = true,
+                ObjectOp::Create { .. } | ObjectOp::Expect { .. } => exists = true,
                 ObjectOp::Write { offset, data } => {
                     exists = true;
                     size = size.max(if data.is_empty() { 0 } else { offset + data.len() as u64 });

@@ -63,6 +63,7 @@ pub(super) fn operation(op: &ObjectOp) -> Option<OsdOp> {
             op.flags = if *exclusive { OP_EXCLUSIVE } else { 0 };
             op
         }
+        ObjectOp::Expect { object_size, write_size } => OsdOp::expect(*object_size, *write_size),
         // A write of nothing would move the end.
         ObjectOp::Write { data, .. } if data.is_empty() => OsdOp::new(code::CREATE),
         ObjectOp::Write { offset, data } => OsdOp::extent(code::WRITE, *offset, data.len() as u64).with(data.clone()),

@@ -77,6 +77,9 @@ fn apply(state: &State, name: &ObjectName, mut object: Option<Plainest>, ops: &[
                 }
                 object.get_or_insert_default();
             }
+            ObjectOp::Expect { .. } => {
+                object.get_or_insert_default();
+            }
             ObjectOp::Write { offset, data } => {
                 let bytes = &mut object.get_or_insert_default().bytes;
                 if !data.is_empty() {

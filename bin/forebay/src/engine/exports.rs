@@ -30,7 +30,7 @@ struct Export {
 /// Whether hosts can reach it.
 enum State {
     /// They can; the volume is open.
-    Serving { _volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
+    Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
     /// They could not, because of this.
     Broken(Failure),
     /// No daemon runs.
@@ -159,6 +159,14 @@ pub(super) async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> 
     receiver.await.unwrap_or_else(|_| Err(Failure::failed("a helper thread ended with a panic")))
 }
 
+/// Why hosts reach a volume, and get nothing but errors.
+fn fenced(spec: &ImageSpec) -> Failure {
+    let what = format!("the cluster has fenced this client (blocklist): all requests to {spec} fail");
+    Failure::new(FailureKind::Denied, what).hint(format!(
+        "when nobody else uses the image, and hosts have let go of it: forebay detach {spec}, and attach it again"
+    ))
+}
+
 impl Engine {
     /// The image is exported in some way.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
@@ -185,6 +193,7 @@ impl Engine {
             connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
             error: match &export.state {
                 State::Broken(failure) => Some(failure.clone()),
+                State::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
                 State::Serving { .. } | State::Idle => None,
             },
         }
@@ -233,7 +242,7 @@ impl Engine {
             let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
             let image = volume.image.clone();
             let identity = self.identity.volume(&spec, image.id());
-            let state = State::Serving { _volume: volume, device: device.clone() };
+            let state = State::Serving { volume, device: device.clone() };
             let export = Export { request: request.clone(), identity: format_uuid(&identity), state };
             let retired = export.retired();
             let before = self.exports.exports.borrow_mut().insert(key.clone(), export);
@@ -313,7 +322,7 @@ impl Engine {
                     let shown = identity_of(&request).unwrap_or(identity);
                     let exported = exported(&key.1, &request, &shown);
                     self.publish(key.0, &exported, &device);
-                    State::Serving { device, _volume: volume }
+                    State::Serving { device, volume }
                 }
                 Err(failure) => {
                     tracing::warn!(image = %key.1, error = %failure.message, "an export cannot be served");

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_block::reservation::{Keep, Reservations, Table};
-use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
+use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Instant, now};
@@ -127,6 +127,8 @@ pub struct Volume {
     pub base: Rc<dyn BlockDevice>,
     /// Its write log.
     log: RefCell<Option<Rc<WriteLog>>>,
+    /// A request was refused because the cluster has fenced the client that has the image open.
+    fenced: Cell<bool>,
 }
 
 /// The metadata under which an image keeps its reservations.
@@ -180,6 +182,11 @@ impl Volume {
             Some(log) => log.clone(),
             None => self.base.clone(),
         }
+    }
+
+    /// The cluster has fenced the client that has the image open: every request fails until it is opened anew.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.get() || self.image.is_fenced()
     }
 
     /// What a front serves.  Nothing, while it is not known who may write.
@@ -254,6 +261,13 @@ impl Future for Measured {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = self.work.as_mut().poll(cx) else { return Poll::Pending };
         self.volume.stats.kind(self.kind).count(self.bytes, self.started.elapsed(), result.is_err());
+        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
+            let image = self.volume.image.name();
+            tracing::error!(
+                image,
+                "the cluster has fenced this client: requests fail until the image is detached and attached"
+            );
+        }
         Poll::Ready(result)
     }
 }
@@ -359,7 +373,15 @@ impl Engine {
         let reservations = reservations_of(&image, &underway).await;
         let base = delayed(image.clone());
         let log = self.recorded_log(spec, &image, &base).await?;
-        let volume = Rc::new(Volume { image, stats, reservations, underway, base, log: RefCell::new(log) });
+        let volume = Rc::new(Volume {
+            image,
+            stats,
+            reservations,
+            underway,
+            base,
+            log: RefCell::new(log),
+            fenced: Cell::new(false),
+        });
         self.keep_logged(spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);

@@ -167,6 +167,9 @@ impl ObjectState {
                 }
                 head.get_or_insert_default();
             }
+            ObjectOp::Expect { .. } => {
+                head.get_or_insert_default();
+            }
             ObjectOp::Write { offset, data } => head.get_or_insert_default().write(*offset, data),
             ObjectOp::WriteFull { data } => {
                 let body = head.get_or_insert_default();

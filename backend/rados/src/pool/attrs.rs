@@ -1,0 +1,92 @@
+//! Extended attributes of objects.  Images have none; other users of RADOS do.
+
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
+
+use super::{RadosPool, answer, check_name, ended, output, refusal};
+use crate::error::errno;
+use crate::osd::Request;
+use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
+
+/// Longest name of an attribute in bytes, by what OSDs store them in.
+const NAME_MAX: usize = 255;
+/// Longest value in bytes, by OSDs' default (`osd max attr size` is without a limit; BlueStore keeps them with the object).
+const VALUE_MAX: usize = 1 << 20;
+
+/// One step of a change of attributes.  Steps are done in order, wholly or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttrOp {
+    /// Guard: the attribute has this value; `Guard` otherwise.  One that is not there is as an empty one.
+    Compare(String, Vec<u8>),
+    /// Sets one, and creates the object if it is not there.
+    Set(String, Vec<u8>),
+    /// Removes one, if it is there.
+    Remove(String),
+}
+
+impl AttrOp {
+    fn operation(&self) -> Result<OsdOp> {
+        let (code, name, value) = match self {
+            Self::Compare(name, value) => (code::CMP_ATTR, name, value.as_slice()),
+            Self::Set(name, value) => (code::SET_ATTR, name, value.as_slice()),
+            Self::Remove(name) => (code::RM_ATTR, name, [].as_slice()),
+        };
+        check_attr(name, value)?;
+        Ok(OsdOp::attr(code, name, value))
+    }
+}
+
+fn check_attr(name: &str, value: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') || value.len() > VALUE_MAX {
+        let text = format!("an attribute with a name of {} bytes and a value of {}", name.len(), value.len());
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(())
+}
+
+impl RadosPool {
+    /// An attribute of an object; `None` when it has none of that name.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such object at that snapshot; `Invalid` for a name that none can have.
+    pub async fn attr(&self, object: &ObjectName, snap: SnapId, name: &str) -> Result<Option<Vec<u8>>> {
+        check_name(object)?;
+        check_attr(name, &[])?;
+        let request = self.request(object, snap.0, flag::READ, vec![OsdOp::attr(code::GET_ATTR, name, &[])]);
+        let mut reply = self.cluster.objecter().submit(request).await.unwrap_or_else(|| Err(ended()))?;
+        match reply.result {
+            0.. => Ok(Some(output(&mut reply, 0).to_vec())),
+            result if result == -errno::ENODATA => Ok(None),
+            result => Err(refusal(result, object)),
+        }
+    }
+
+    /// All attributes of an object, in the order of their names.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such object at that snapshot.
+    pub async fn attrs(&self, object: &ObjectName, snap: SnapId) -> Result<Vec<(String, Vec<u8>)>> {
+        let mut reply = self.ask(object, snap.0, vec![OsdOp::new(code::GET_ATTRS)]).await?;
+        answer::attrs(&output(&mut reply, 0)).map_err(|error| answer::strange(object, error))
+    }
+
+    /// Changes attributes; answers the object's version after it.
+    ///
+    /// # Errors
+    /// `Guard` when a comparison fails; `NotFound` when something is removed from, or compared with, an object that is
+    /// not there.
+    pub async fn change_attrs(
+        &self,
+        object: &ObjectName,
+        snapc: Option<Rc<SnapContext>>,
+        changes: &[AttrOp],
+    ) -> Result<u64> {
+        check_name(object)?;
+        let ops = changes.iter().map(AttrOp::operation).collect::<Result<Vec<_>>>()?;
+        let flags = flag::WRITE | flag::FULL_TRY;
+        let request = Request { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };
+        let reply = self.cluster.objecter().submit(request).await.unwrap_or_else(|| Err(ended()))?;
+        if reply.result < 0 { Err(refusal(reply.result, object)) } else { Ok(reply.version) }
+    }
+}
