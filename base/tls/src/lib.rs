@@ -43,6 +43,6 @@ impl std::fmt::Debug for Psk {
 
 /// Where a server finds its keys.
 pub trait Keys: Send + Sync + 'static {
-    /// The key with this identity.
-    fn find(&self, identity: &[u8]) -> Option<Psk>;
+    /// The keys with this identity, mostly one.  Where there are several, the one is taken that the peer has.
+    fn find(&self, identity: &[u8]) -> Vec<Psk>;
 }

@@ -30,14 +30,26 @@ const HANDSHAKE_MAX: usize = 16 << 10;
 const HANDSHAKE: u8 = 22;
 
 /// Alerts (RFC 8446, section 6) that are sent while nothing is encrypted.
-mod code {
-    pub(super) const UNEXPECTED_MESSAGE: u8 = 10;
-    pub(super) const HANDSHAKE_FAILURE: u8 = 40;
-    pub(super) const DECODE_ERROR: u8 = 50;
-    pub(super) const DECRYPT_ERROR: u8 = 51;
-    pub(super) const PROTOCOL_VERSION: u8 = 70;
-    pub(super) const INTERNAL_ERROR: u8 = 80;
-    pub(super) const UNKNOWN_PSK_IDENTITY: u8 = 115;
+pub mod alert {
+    /// Something that may not come now.
+    pub const UNEXPECTED_MESSAGE: u8 = 10;
+    /// There is nothing to agree on.
+    pub const HANDSHAKE_FAILURE: u8 = 40;
+    /// It makes no sense.
+    pub const DECODE_ERROR: u8 = 50;
+    /// A proof is wrong.
+    pub const DECRYPT_ERROR: u8 = 51;
+    /// Another version.
+    pub const PROTOCOL_VERSION: u8 = 70;
+    /// The fault is this side's.
+    pub const INTERNAL_ERROR: u8 = 80;
+    /// No key with this identity is known.
+    pub const UNKNOWN_PSK_IDENTITY: u8 = 115;
+
+    /// The record of a fatal alert before anything is encrypted.
+    pub const fn record(code: u8) -> [u8; 7] {
+        [21, 3, 3, 0, 2, 2, code]
+    }
 }
 
 /// Bytes that `plain` bytes may take once they are sealed.
@@ -97,7 +109,8 @@ impl Failure {
     fn of(error: &Error) -> Self {
         match error.kind() {
             ErrorType::Alert => Failure::Alert,
-            _ if error.name() == "S2N_ERR_BAD_PSK_BINDER" => Failure::WrongKey,
+            // The second is how the library puts a proof of another length: one by another hash.
+            _ if ["S2N_ERR_BAD_PSK_BINDER", "S2N_ERR_SAFETY"].contains(&error.name()) => Failure::WrongKey,
             ErrorType::ProtocolError => Failure::Protocol(error.message()),
             _ => Failure::Library(error.message()),
         }
@@ -106,52 +119,57 @@ impl Failure {
     /// What the peer is told.
     fn alert(&self) -> Option<u8> {
         Some(match self {
-            Failure::Plain => code::UNEXPECTED_MESSAGE,
-            Failure::NoKey => code::HANDSHAKE_FAILURE,
-            Failure::UnknownIdentity(_) => code::UNKNOWN_PSK_IDENTITY,
-            Failure::WrongKey => code::DECRYPT_ERROR,
-            Failure::TooLong => code::DECODE_ERROR,
-            Failure::Protocol(text) if text.contains("version") => code::PROTOCOL_VERSION,
-            Failure::Protocol(_) => code::HANDSHAKE_FAILURE,
-            Failure::Library(_) => code::INTERNAL_ERROR,
+            Failure::Plain => alert::UNEXPECTED_MESSAGE,
+            Failure::NoKey => alert::HANDSHAKE_FAILURE,
+            Failure::UnknownIdentity(_) => alert::UNKNOWN_PSK_IDENTITY,
+            Failure::WrongKey => alert::DECRYPT_ERROR,
+            Failure::TooLong => alert::DECODE_ERROR,
+            Failure::Protocol(text) if text.contains("version") => alert::PROTOCOL_VERSION,
+            Failure::Protocol(_) => alert::HANDSHAKE_FAILURE,
+            Failure::Library(_) => alert::INTERNAL_ERROR,
             Failure::Alert => return None,
         })
     }
 }
 
-/// The record of a fatal alert before anything is encrypted.
-pub fn alert(code: u8) -> [u8; 7] {
-    [21, 3, 3, 0, 2, 2, code]
-}
-
 /// What came of looking at the keys that a ClientHello offers.
 #[derive(Debug, Default)]
-struct Offer(OnceLock<Result<Psk, Failure>>);
+struct Offer {
+    /// Keys of the identity that were tried before.
+    tried: usize,
+    /// What was found, and whether there is another.
+    found: OnceLock<Result<bool, Failure>>,
+}
 
 /// Finds the key that a ClientHello asks for, before the library looks at it.
 struct Finder(Arc<dyn Keys>);
 
 impl Finder {
-    fn look(&self, connection: &Connection) -> Result<Psk, Failure> {
+    /// The key after those that were tried, and whether there is another.
+    fn look(&self, connection: &Connection, tried: usize) -> Result<(Psk, bool), Failure> {
         let hello = connection.client_hello().and_then(|hello| hello.raw_message());
         let hello = hello.map_err(|error| Failure::of(&error))?;
         let identities = offered(&hello).ok_or(Failure::Protocol("a damaged ClientHello"))?;
         let first = identities.first().ok_or(Failure::NoKey)?;
-        let found = identities.iter().find_map(|identity| self.0.find(identity));
-        found.ok_or_else(|| Failure::UnknownIdentity(first.escape_ascii().to_string()))
+        let mut found = identities.iter().flat_map(|identity| self.0.find(identity)).skip(tried);
+        found
+            .next()
+            .map(|psk| (psk, found.next().is_some()))
+            .ok_or_else(|| Failure::UnknownIdentity(first.escape_ascii().to_string()))
     }
 }
 
 impl ClientHelloCallback for Finder {
     fn on_client_hello(&self, connection: &mut Connection) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
-        let found = self.look(connection);
+        let tried = connection.application_context::<Offer>().map_or(0, |offer| offer.tried);
+        let found = self.look(connection, tried);
         let known = match &found {
-            Ok(psk) => append(connection, psk),
+            Ok((psk, _)) => append(connection, psk),
             Err(failure) => Err(Error::application(Box::new(failure.clone()))),
         };
-        if let Some(Offer(slot)) = connection.application_context::<Offer>() {
+        if let Some(offer) = connection.application_context::<Offer>() {
             // It is called once a connection.
-            let _ = slot.set(found);
+            let _ = offer.found.set(found.map(|(_, more)| more));
         }
         known.map(|()| None)
     }
@@ -216,6 +234,8 @@ pub struct Session {
     /// Bytes of the peer that the handshake has taken.
     taken: usize,
     server: bool,
+    /// Of a server until its first answer: how it began, and what it has taken, to begin anew with another key.
+    first: Option<(Acceptor, Vec<u8>)>,
     /// A read failed behind data that was given out first.
     failed: Option<Failure>,
 }
@@ -226,7 +246,15 @@ impl Session {
     /// # Errors
     /// Of the library.
     pub fn accept(acceptor: &Acceptor) -> Result<Self, Failure> {
-        Self::new(Connection::new_server(), acceptor.0.clone(), true)
+        Self::accept_after(acceptor, 0)
+    }
+
+    /// The same with another key, after so many were tried.
+    fn accept_after(acceptor: &Acceptor, tried: usize) -> Result<Self, Failure> {
+        let mut session = Self::new(Connection::new_server(), acceptor.0.clone(), true)?;
+        session.connection.set_application_context(Offer { tried, ..Offer::default() });
+        session.first = Some((acceptor.clone(), Vec::new()));
+        Ok(session)
     }
 
     /// The side that begins, and offers these keys.
@@ -253,13 +281,12 @@ impl Session {
             unsafe { connection.set_receive_context(pipe.context())? };
             // SAFETY: the same.
             unsafe { connection.set_send_context(pipe.context())? };
-            connection.set_application_context(Offer::default());
             // Our callback never waits, but the library wants to be able to.
             connection.set_waker(Some(Waker::noop()))?;
             Ok(())
         };
         set().map_err(|error| Failure::of(&error))?;
-        Ok(Self { connection, pipe, taken: 0, server, failed: None })
+        Ok(Self { connection, pipe, taken: 0, server, first: None, failed: None })
     }
 
     /// Goes on with the handshake: takes bytes of the peer from `input`, and adds to `output` what it is to be sent, after a
@@ -268,14 +295,29 @@ impl Session {
     /// # Errors
     /// Why there will be no session.
     pub fn handshake(&mut self, input: &mut &[u8], output: &mut Vec<u8>) -> Result<bool, Failure> {
+        let whole = *input;
         let result = self.negotiate(input);
+        if let Some((acceptor, mut taken)) = self.first.take()
+            && self.pipe.written() == 0
+        {
+            taken.extend_from_slice(&whole[..whole.len() - input.len()]);
+            if result == Err(Failure::WrongKey) && self.has_another() {
+                // Nothing was said yet, so that it can be heard anew.
+                let tried = self.connection.application_context::<Offer>().map_or(0, |offer| offer.tried);
+                *self = Self::accept_after(&acceptor, tried + 1)?;
+                let mut again = &taken[..];
+                // What was taken is one ClientHello, and all of it is taken again.
+                return self.handshake(&mut again, output);
+            }
+            self.first = Some((acceptor, taken));
+        }
         output.append(&mut self.pipe.overflow());
         if let Err(failure) = &result
             && self.server
             && self.pipe.written() == 0
             && let Some(code) = failure.alert()
         {
-            output.extend_from_slice(&alert(code));
+            output.extend_from_slice(&alert::record(code));
         }
         result
     }
@@ -298,7 +340,13 @@ impl Session {
 
     /// Why the offered keys were refused, where that is why there is no session.
     fn refusal(&self) -> Option<Failure> {
-        self.connection.application_context::<Offer>()?.0.get()?.as_ref().err().cloned()
+        self.connection.application_context::<Offer>()?.found.get()?.as_ref().err().cloned()
+    }
+
+    /// There is another key with the identity that the peer offers.
+    fn has_another(&self) -> bool {
+        let offer = self.connection.application_context::<Offer>();
+        offer.is_some_and(|offer| matches!(offer.found.get(), Some(Ok(true))))
     }
 
     /// The suite and the identity of the key that were agreed on.

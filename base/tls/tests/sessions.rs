@@ -12,8 +12,8 @@ fn psk(identity: &str, byte: u8, hash: Hash) -> Psk {
 struct Ring(Vec<Psk>);
 
 impl Keys for Ring {
-    fn find(&self, identity: &[u8]) -> Option<Psk> {
-        self.0.iter().find(|psk| psk.identity == identity).cloned()
+    fn find(&self, identity: &[u8]) -> Vec<Psk> {
+        self.0.iter().filter(|psk| psk.identity == identity).cloned().collect()
     }
 }
 
@@ -104,6 +104,25 @@ fn of_several_keys_the_known_one_is_used() {
     assert_eq!(server.identity(), b"two");
 }
 
+#[test]
+fn of_several_keys_with_one_identity_the_peers_is_used() {
+    let ring = Ring((1..=3).map(|byte| psk("same", byte, Hash::Sha256)).collect());
+    let acceptor = Acceptor::new(Arc::new(ring)).expect("an acceptor");
+    for (byte, known) in [(1, true), (2, true), (3, true), (4, false)] {
+        for piece in [1, 100, 10_000] {
+            let mut client = Session::connect(&[psk("same", byte, Hash::Sha256)]).expect("a session");
+            let mut server = Session::accept(&acceptor).expect("a session");
+            if known {
+                shake(&mut client, &mut server, piece).expect("a handshake");
+                pass(&mut client, &mut server, b"up", piece);
+                pass(&mut server, &mut client, b"down", piece);
+            } else {
+                assert_eq!(shake(&mut client, &mut server, piece), Err(Failure::WrongKey));
+            }
+        }
+    }
+}
+
 /// What a server says to the first bytes of a client, and the alert that it sends.
 fn refused(bytes: &[u8]) -> (Failure, Option<u8>) {
     let mut output = Vec::new();
@@ -128,8 +147,7 @@ fn who_is_refused_is_told_why() {
     assert_eq!(refused(&hello(&psk("else", 1, Hash::Sha256))), (unknown, Some(115)));
     assert_eq!(refused(&hello(&psk("one", 2, Hash::Sha256))), (Failure::WrongKey, Some(51)));
     // The right key for another hash.
-    let (_, alert) = refused(&hello(&psk("one", 1, Hash::Sha384)));
-    assert!(alert.is_some());
+    assert_eq!(refused(&hello(&psk("one", 1, Hash::Sha384))), (Failure::WrongKey, Some(51)));
     // A connection without TLS, and whatever else.
     assert_eq!(refused(&[0, 0, 128, 0, 128, 0, 0, 0]), (Failure::Plain, Some(10)));
     assert_eq!(refused(b"GET / HTTP/1.1\r\n\r\n"), (Failure::Plain, Some(10)));
@@ -146,8 +164,8 @@ fn who_is_refused_is_told_why() {
 fn a_client_notices_a_server_without_its_key() {
     struct Liar;
     impl Keys for Liar {
-        fn find(&self, identity: &[u8]) -> Option<Psk> {
-            Some(Psk { identity: identity.into(), secret: vec![7; 32].into(), hash: Hash::Sha256 })
+        fn find(&self, identity: &[u8]) -> Vec<Psk> {
+            vec![Psk { identity: identity.into(), secret: vec![7; 32].into(), hash: Hash::Sha256 }]
         }
     }
     let mut server = Session::accept(&Acceptor::new(Arc::new(Liar)).expect("an acceptor")).expect("a session");

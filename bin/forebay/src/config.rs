@@ -190,8 +190,9 @@ impl Config {
             None => vec![Addr::Unix(data.join("nbd.sock"))],
         };
         let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
-        let nvme = nvme.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
-        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, serve, nvme.len())?;
+        let nvme = nvme.iter().map(|text| nvme::parse_listener(text)).collect::<Result<Vec<_>>>()?;
+        let (nvme, nvme_tls): (Vec<_>, Vec<_>) = nvme.into_iter().unzip();
+        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, serve, nvme_tls)?;
         let iscsi = if !serve.iscsi.is_empty() { serve.iscsi.clone() } else { file.iscsi.unwrap_or_default() };
         let iscsi = iscsi.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
         let iscsi_target = IscsiTarget::resolve(file.iscsi_target)?;

@@ -8,6 +8,7 @@ use forebay_block::BufList;
 
 use crate::session::admin::{self, Answer, Identity, View};
 use crate::session::auth::{Exchange, Keys, Progress};
+use crate::session::psk::{Parties, TlsKey, parties};
 use crate::session::secret::{Hash, Secret};
 use crate::session::{
     Agreed, Controller, Event, Fatal, H2C_DATA_MAX, IN_CAPSULE, Kind, Pdu, Pools, Receiver, Replies, TRANSFER_MAX,
@@ -253,6 +254,17 @@ pub fn auth(data: &[u8]) {
     }
 }
 
+/// What TLS has us read: the text of a key, an identity, and a ClientHello in which identities are.
+pub fn keys(data: &[u8]) {
+    let _ = TlsKey::parse(&String::from_utf8_lossy(data));
+    for identity in forebay_tls::offered(data).unwrap_or_default().into_iter().chain([data]) {
+        if let Some(Parties { host, subsystem }) = parties(identity) {
+            let name = format!(" {host} {subsystem}");
+            assert!(identity[8..].starts_with(name.as_bytes()), "names that are not in the identity");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -310,6 +322,7 @@ mod tests {
             pdus(&data);
             capsules(&data);
             auth(&data);
+            keys(&data);
         }
 
         #[test]

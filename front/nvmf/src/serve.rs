@@ -6,10 +6,11 @@ mod budget;
 mod connection;
 mod io;
 mod outbox;
+mod tls;
 mod view;
 mod work;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io as std_io;
@@ -86,6 +87,8 @@ pub struct Server {
     devices: Box<dyn Devices>,
     pools: Rc<Pools>,
     budget: Rc<Budget>,
+    /// Made when a connection first needs it.
+    tls: OnceCell<tls::Shared>,
     hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
     namespaces: RefCell<OpenNamespaces>,
     connections: RefCell<BTreeMap<u64, Arc<Control>>>,
@@ -106,6 +109,7 @@ impl Server {
             devices,
             pools: Rc::new(Pools::new()),
             budget,
+            tls: OnceCell::new(),
             hosts: RefCell::default(),
             namespaces: RefCell::default(),
             connections: RefCell::default(),
@@ -249,6 +253,15 @@ impl Server {
         let open = Rc::new(OpenNamespace { info, device, reservations, telling });
         namespaces.open.insert(nsid, open.clone());
         Some(open)
+    }
+
+    /// What TLS needs on this core.
+    fn tls(&self) -> Result<&tls::Shared, forebay_tls::Failure> {
+        if let Some(shared) = self.tls.get() {
+            return Ok(shared);
+        }
+        let shared = tls::Shared::new(&self.target)?;
+        Ok(self.tls.get_or_init(|| shared))
     }
 
     /// The budget of a host's connections on this core.

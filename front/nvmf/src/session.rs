@@ -21,6 +21,8 @@ pub use receive::{Agreed, Pdu, Receiver, Want};
 pub use reply::Replies;
 pub use transfer::Transfers;
 
+use forebay_tls::alert;
+
 use crate::wire::pdu::{self, Fes};
 
 /// Bytes of data that a command capsule may carry.
@@ -33,6 +35,9 @@ pub const TRANSFER_MAX: usize = 1024 * 1024;
 pub const QUEUE_ENTRIES_MAX: usize = 1024;
 /// Entries of an admin queue, at most.
 pub const ADMIN_ENTRIES_MAX: usize = 128;
+
+/// What is wrong with a ClientHello where there is no TLS.
+const TLS_HERE: &str = "TLS on a port without it";
 
 /// Why a connection is ended: the host broke a rule of the transport, and is told so with a C2HTermReq (tcp 3.5).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +62,10 @@ impl Fatal {
 
     /// The PDU that tells the host.
     pub fn encode(&self) -> Vec<u8> {
+        if self.text == TLS_HERE {
+            // Who speaks TLS is answered in it.
+            return alert::record(alert::UNEXPECTED_MESSAGE).to_vec();
+        }
         pdu::term(pdu::kind::C2H_TERM, self.fes, self.information, &self.header)
     }
 }

@@ -150,6 +150,8 @@ pub struct Counts {
     pub digest_errors: u64,
     /// Hosts that failed to authenticate.
     pub auth_failures: u64,
+    /// Connections that did not come to agree on TLS.
+    pub tls_failures: u64,
 }
 
 /// A connection that there is now.
@@ -165,6 +167,8 @@ pub struct Connection {
     pub queue: u16,
     /// It is with discovery only.
     pub discovery: bool,
+    /// The suite of its TLS.
+    pub tls: Option<&'static str>,
     /// What it has done.
     pub done: Snapshot,
 }
@@ -175,6 +179,7 @@ struct Entry {
     cntlid: u16,
     queue: u16,
     discovery: bool,
+    tls: Option<&'static str>,
     counters: Arc<Counters>,
 }
 
@@ -218,9 +223,22 @@ impl Stats {
             cntlid: entry.cntlid,
             queue: entry.queue,
             discovery: entry.discovery,
+            tls: entry.tls,
             done: entry.counters.snapshot(),
         };
         self.lock().connections.values().map(connection).collect()
+    }
+
+    /// Connections with TLS, by suite.
+    pub fn suites(&self) -> BTreeMap<&'static str, usize> {
+        let mut suites = BTreeMap::new();
+        let inner = self.lock();
+        inner
+            .connections
+            .values()
+            .filter_map(|entry| entry.tls)
+            .for_each(|suite| *suites.entry(suite).or_default() += 1);
+        suites
     }
 
     /// What each host has done since the start.
@@ -242,12 +260,19 @@ impl Stats {
         total
     }
 
-    pub(crate) fn enter(&self, peer: String, host: String, cntlid: u16, queue: u16, discovery: bool) -> Entered {
+    pub(crate) fn enter(
+        &self,
+        peer: String,
+        host: String,
+        (cntlid, queue): (u16, u16),
+        discovery: bool,
+        tls: Option<&'static str>,
+    ) -> Entered {
         let counters = Arc::new(Counters::default());
         let mut inner = self.lock();
         let id = inner.next;
         inner.next += 1;
-        let entry = Entry { peer, host, cntlid, queue, discovery, counters: counters.clone() };
+        let entry = Entry { peer, host, cntlid, queue, discovery, tls, counters: counters.clone() };
         inner.connections.insert(id, entry);
         Entered { stats: self.clone(), id, counters }
     }

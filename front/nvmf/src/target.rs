@@ -17,6 +17,7 @@ use forebay_reactor::cross;
 
 use crate::session::admin::{ANA_GROUPS_MAX, Identity, NAMESPACES_MAX};
 use crate::session::auth::Keys;
+use crate::session::psk::{TlsKey, TlsKeys};
 use crate::session::{Event, Kind};
 use crate::stats::Stats;
 use crate::wire::fabrics::{CNTLID_ANY, Connect, DISCOVERY_NQN, Wrong, connect_field};
@@ -77,6 +78,8 @@ pub struct Port {
     pub id: u16,
     /// What discovery tells of it.
     pub addresses: Vec<PortAddress>,
+    /// Hosts must speak TLS.
+    pub tls: bool,
     /// State of each ANA group, from group 1 on.
     ana: [AtomicU8; ANA_GROUPS_MAX as usize],
 }
@@ -84,8 +87,17 @@ pub struct Port {
 impl Port {
     /// A port through which everything is reached the best way.
     pub fn new(id: u16, addresses: Vec<PortAddress>) -> Arc<Self> {
+        Self::make(id, addresses, false)
+    }
+
+    /// The same, where hosts must speak TLS.
+    pub fn with_tls(id: u16, addresses: Vec<PortAddress>) -> Arc<Self> {
+        Self::make(id, addresses, true)
+    }
+
+    fn make(id: u16, addresses: Vec<PortAddress>, tls: bool) -> Arc<Self> {
         let optimized = |_| AtomicU8::new(AnaState::Optimized as u8);
-        Arc::new(Self { id, addresses, ana: std::array::from_fn(optimized) })
+        Arc::new(Self { id, addresses, tls, ana: std::array::from_fn(optimized) })
     }
 
     /// How a group is reached through it.
@@ -189,6 +201,7 @@ struct Inner {
     ana_changes: AtomicU64,
     discovery_changes: AtomicU64,
     access: RwLock<Arc<Access>>,
+    tls_keys: RwLock<Arc<TlsKeys>>,
     controllers: Mutex<Controllers>,
     told: Told,
 }
@@ -220,6 +233,7 @@ impl Target {
             ana_changes: AtomicU64::new(1),
             discovery_changes: AtomicU64::new(1),
             access: RwLock::default(),
+            tls_keys: RwLock::default(),
             controllers: Mutex::default(),
             told: Told::default(),
         }))
@@ -357,7 +371,7 @@ impl Target {
                     port: each.id,
                     nqn: nqn.to_owned(),
                     discovery,
-                    tls: false,
+                    tls: each.tls,
                 };
                 if each.id == port.id {
                     entries.push(of(DISCOVERY_NQN, true));
@@ -373,6 +387,16 @@ impl Target {
     /// Says who may connect from now on; those who are connected stay.
     pub fn set_access(&self, access: Access) {
         *write(&self.0.access) = Arc::new(access);
+    }
+
+    /// Says which hosts have which keys for TLS from now on.  A host with a key is let in through TLS only.
+    pub fn set_tls_keys(&self, hosts: &BTreeMap<String, TlsKey>) {
+        *write(&self.0.tls_keys) = Arc::new(TlsKeys::new(hosts, &self.0.identity.nqn));
+    }
+
+    /// The keys for TLS.
+    pub(crate) fn tls_keys(&self) -> Arc<TlsKeys> {
+        read(&self.0.tls_keys).clone()
     }
 
     /// Ids of the I/O controllers, in order.

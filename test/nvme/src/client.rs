@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-use forebay_reactor::{Addr, Buf, BufMut, Stream};
+use forebay_reactor::{Addr, Stream};
+use forebay_tls::Psk;
 
 use crate::codec::{self, Completion, Digests, Pdu, Sqe};
+use crate::wire::Wire;
 
 /// What a command came to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,7 +31,8 @@ impl Done {
 
 /// A connection that has exchanged ICReq and ICResp: one queue.
 pub struct Client {
-    stream: Stream,
+    /// What carries its bytes.
+    pub wire: Wire,
     digests: Digests,
     input: Vec<u8>,
     next_cid: u16,
@@ -48,8 +51,16 @@ pub struct Client {
 impl Client {
     /// Connects and agrees on digests.
     pub async fn connect(addr: &Addr, digests: Digests) -> io::Result<Self> {
-        let stream = Stream::connect(addr).await?;
-        let mut client = Self::raw(stream);
+        Self::connect_over(Wire::plain(Stream::connect(addr).await?), digests).await
+    }
+
+    /// The same through TLS, with one of these keys.
+    pub async fn connect_tls(addr: &Addr, digests: Digests, psks: &[Psk]) -> io::Result<Self> {
+        Self::connect_over(Wire::secure(Stream::connect(addr).await?, psks).await?, digests).await
+    }
+
+    async fn connect_over(wire: Wire, digests: Digests) -> io::Result<Self> {
+        let mut client = Self::over(wire);
         client.send(&codec::ic_req(digests, 0)).await?;
         match client.pdu().await? {
             Some(Pdu::IcResp { digests: granted, data_max }) => {
@@ -64,8 +75,12 @@ impl Client {
 
     /// A connection on which nothing was said.
     pub fn raw(stream: Stream) -> Self {
+        Self::over(Wire::plain(stream))
+    }
+
+    fn over(wire: Wire) -> Self {
         Self {
-            stream,
+            wire,
             digests: Digests::default(),
             input: Vec::new(),
             next_cid: 1,
@@ -226,21 +241,21 @@ impl Client {
                 self.input.drain(..len);
                 return Ok(Some(pdu));
             }
-            let (got, buf) = self.stream.recv(BufMut::with_capacity(64 << 10)).await;
-            if got? == 0 {
+            let bytes = self.wire.receive().await?;
+            if bytes.is_empty() {
                 return Ok(None);
             }
-            self.input.extend_from_slice(&buf);
+            self.input.extend_from_slice(&bytes);
         }
     }
 
     /// Sends bytes as they are.
     pub async fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.send(Buf::copy_of(bytes)).await
+        self.wire.send(bytes).await
     }
 
     /// Ends the connection.
     pub fn close(self) {
-        self.stream.shutdown();
+        self.wire.shutdown();
     }
 }

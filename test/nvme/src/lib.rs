@@ -8,3 +8,4 @@ pub mod auth;
 pub mod client;
 pub mod codec;
 pub mod target;
+pub mod wire;

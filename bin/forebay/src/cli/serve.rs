@@ -24,8 +24,10 @@ pub struct Serve {
     /// Where NVMe/TCP is served.
     #[arg(
         long,
-        value_name = "ADDR",
-        help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated"
+        value_name = "ADDR[,tls=required]",
+        help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated",
+        long_help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated.\n\
+            With tls=required hosts must speak TLS 1.3, with the key that --nvme-host NQN,tls-key=FILE gives them."
     )]
     pub nvme: Vec<String>,
 
@@ -36,8 +38,9 @@ pub struct Serve {
         help = "A host that may use the NVMe subsystem [default: all may]; may be repeated",
         long_help = "A host that may use the NVMe subsystem [default: all may]; may be repeated.\n\
             With secret=FILE it has to authenticate (DH-HMAC-CHAP), with controller-secret=FILE the daemon \
-            authenticates to it as well.  The files hold what 'nvme gen-dhchap-key' prints, and nobody else may \
-            read them.\n\
+            authenticates to it as well.  These files hold what 'nvme gen-dhchap-key' prints.  With tls-key=FILE, \
+            which holds what 'nvme gen-tls-key' prints, it is let in through TLS only.  Nobody else may read the \
+            files.\n\
             Example: --nvme-host nqn.2014-08.org.nvmexpress:uuid:...,secret=/etc/forebay/host.key"
     )]
     pub nvme_host: Vec<String>,

@@ -10,6 +10,7 @@ use forebay_accel::crypto::dh::Group;
 use forebay_nvmf::Limits;
 use forebay_nvmf::session::admin::QUEUES_MAX;
 use forebay_nvmf::session::auth::{Keys, group_name};
+use forebay_nvmf::session::psk::TlsKey;
 use forebay_nvmf::session::secret::{Hash, Secret};
 use forebay_nvmf::wire::fabrics::is_nqn;
 use forebay_reactor::Addr;
@@ -47,13 +48,14 @@ pub(super) struct NvmeSection {
 struct HostSection {
     nqn: String,
     secret: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
     controller_secret: Option<PathBuf>,
     hashes: Option<Vec<String>>,
     groups: Option<Vec<String>>,
 }
 
 impl HostSection {
-    /// Of `NQN[,secret=FILE][,controller-secret=FILE]`, as the command line says it.
+    /// Of `NQN[,secret=FILE][,controller-secret=FILE][,tls-key=FILE]`, as the command line says it.
     fn parse(text: &str) -> Result<Self> {
         let mut parts = text.split(',');
         let mut host = Self { nqn: parts.next().unwrap_or_default().into(), ..Self::default() };
@@ -61,14 +63,25 @@ impl HostSection {
             match part.split_once('=') {
                 Some(("secret", path)) => host.secret = Some(path.into()),
                 Some(("controller-secret", path)) => host.controller_secret = Some(path.into()),
+                Some(("tls-key", path)) => host.tls_key = Some(path.into()),
                 _ => {
-                    let text =
-                        format!("--nvme-host {text}: '{part}' is neither secret=FILE nor controller-secret=FILE");
+                    let text = format!(
+                        "--nvme-host {text}: '{part}' is none of secret=FILE, controller-secret=FILE, tls-key=FILE"
+                    );
                     return Err(Failure::invalid(text));
                 }
             }
         }
         Ok(host)
+    }
+
+    fn tls_key(&self) -> Result<Option<TlsKey>> {
+        let Some(path) = &self.tls_key else { return Ok(None) };
+        let key = TlsKey::parse(&read_private(path)?).map_err(|why| {
+            Failure::invalid(format!("{} holds no key for TLS: {why}", path.display()))
+                .hint("make one: (umask 077; nvme gen-tls-key --hmac=1 > FILE)")
+        });
+        key.map(Some)
     }
 
     fn keys(&self) -> Result<Option<Arc<Keys>>> {
@@ -131,18 +144,30 @@ pub struct NvmeSubsystem {
     pub advertise: Vec<SocketAddr>,
     /// The hosts that may connect, by name, and what each has to show; `None`: all.
     pub hosts: Option<BTreeMap<String, Option<Arc<Keys>>>>,
+    /// Keys for TLS of those that have one.
+    pub tls_keys: BTreeMap<String, TlsKey>,
+    /// Of each address that is listened on: hosts must speak TLS.
+    pub tls: Vec<bool>,
     /// What hosts may take.
     pub limits: Limits,
 }
 
 impl Default for NvmeSubsystem {
     fn default() -> Self {
-        Self { nqn: None, cntlids: 1..=CNTLID_MAX, advertise: Vec::new(), hosts: None, limits: Limits::default() }
+        Self {
+            nqn: None,
+            cntlids: 1..=CNTLID_MAX,
+            advertise: Vec::new(),
+            hosts: None,
+            tls_keys: BTreeMap::new(),
+            tls: Vec::new(),
+            limits: Limits::default(),
+        }
     }
 }
 
 impl NvmeSubsystem {
-    pub(super) fn resolve(section: NvmeSection, serve: &Serve, addrs: usize) -> Result<Self> {
+    pub(super) fn resolve(section: NvmeSection, serve: &Serve, tls: Vec<bool>) -> Result<Self> {
         if let Some(nqn) = section.nqn.as_deref().filter(|nqn| !is_nqn(nqn)) {
             return Err(Failure::invalid(format!("nvme-subsystem.nqn: '{nqn}' is no NVMe qualified name"))
                 .hint("such as nqn.2024-05.org.example:disks"));
@@ -161,12 +186,20 @@ impl NvmeSubsystem {
                 }
             }
         }
-        if advertise.len() > addrs {
+        if advertise.len() > tls.len() {
             return Err(Failure::invalid("nvme-subsystem.advertise has more addresses than nvme"));
         }
-        let hosts = hosts(section.hosts, section.host, &serve.nvme_host)?;
+        let (hosts, tls_keys) = hosts(section.hosts, section.host, &serve.nvme_host)?;
+        if tls.contains(&true) && tls_keys.is_empty() {
+            return Err(Failure::invalid("an address of nvme has tls=required, but no host has a tls-key")
+                .hint("--nvme-host NQN,tls-key=FILE, with what 'nvme gen-tls-key' prints in the file"));
+        }
+        if !tls.is_empty() && !tls.contains(&true) && !tls_keys.is_empty() {
+            return Err(Failure::invalid("a host has a tls-key, but no address of nvme has tls=required")
+                .hint("--nvme ADDR,tls=required"));
+        }
         let limits = limits(&section.limits, &serve.nvme_limit)?;
-        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, hosts, limits })
+        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, hosts, tls_keys, tls, limits })
     }
 }
 
@@ -175,26 +208,40 @@ fn hosts(
     listed: Option<Vec<String>>,
     sections: Vec<HostSection>,
     flags: &[String],
-) -> Result<Option<BTreeMap<String, Option<Arc<Keys>>>>> {
+) -> Result<(Option<BTreeMap<String, Option<Arc<Keys>>>>, BTreeMap<String, TlsKey>)> {
+    let mut tls_keys = BTreeMap::new();
     if listed.is_none() && sections.is_empty() && flags.is_empty() {
-        return Ok(None);
+        return Ok((None, tls_keys));
     }
     let mut hosts: BTreeMap<String, Option<Arc<Keys>>> =
         listed.unwrap_or_default().into_iter().map(|host| (host, None)).collect();
-    for section in sections {
+    let flags = flags.iter().map(|flag| HostSection::parse(flag)).collect::<Result<Vec<_>>>()?;
+    for section in sections.into_iter().chain(flags) {
         let keys = section.keys()?;
-        hosts.insert(section.nqn, keys);
-    }
-    for flag in flags {
-        let section = HostSection::parse(flag)?;
-        let keys = section.keys()?;
+        match section.tls_key()? {
+            Some(key) => tls_keys.insert(section.nqn.clone(), key),
+            None => tls_keys.remove(&section.nqn),
+        };
         hosts.insert(section.nqn, keys);
     }
     if let Some(host) = hosts.keys().find(|host| !is_nqn(host)) {
         return Err(Failure::invalid(format!("nvme-subsystem: the host '{host}' is no NVMe qualified name"))
             .hint("a Linux host has it in /etc/nvme/hostnqn"));
     }
-    Ok(Some(hosts))
+    Ok((Some(hosts), tls_keys))
+}
+
+/// An address that is listened on, `ADDR[,tls=required|none]`, and whether hosts must speak TLS there.
+pub(super) fn parse_listener(text: &str) -> Result<(Addr, bool)> {
+    let (addr, tls) = match text.split_once(",tls=") {
+        None => (text, false),
+        Some((addr, "none")) => (addr, false),
+        Some((addr, "required")) => (addr, true),
+        Some((_, other)) => {
+            return Err(Failure::invalid(format!("nvme: '{text}': tls is required or none, not '{other}'")));
+        }
+    };
+    Ok((parse_addr(addr)?, tls))
 }
 
 /// Limits by name, from the section and then from `NAME=VALUE` of the command line.
@@ -262,7 +309,7 @@ mod tests {
     }
 
     fn resolve(text: &str, serve: &Serve) -> Result<NvmeSubsystem> {
-        NvmeSubsystem::resolve(toml::from_str(text).expect("a section"), serve, 0)
+        NvmeSubsystem::resolve(toml::from_str(text).expect("a section"), serve, Vec::new())
     }
 
     #[test]
@@ -286,6 +333,34 @@ mod tests {
         let keys = found.hosts.as_ref().and_then(|hosts| hosts[HOST].clone()).expect("keys");
         assert_eq!((keys.controller.is_some(), keys.hashes.len(), keys.groups.len()), (false, 3, 3));
         assert_eq!(resolve("", &Serve::default()).expect("nothing"), NvmeSubsystem::default());
+    }
+
+    #[test]
+    fn keys_for_tls_come_from_files_and_go_with_listeners() {
+        let key = file("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n", 0o600);
+        let text = format!("[[host]]\nnqn = '{HOST}'\ntls-key = '{}'\n", key.path().display());
+        let with = |text: &str, tls: &[bool], serve: &Serve| {
+            NvmeSubsystem::resolve(toml::from_str(text).expect("a section"), serve, tls.to_vec())
+        };
+        let none = Serve::default();
+        let found = with(&text, &[true, false], &none).expect("a configuration");
+        assert!(found.tls_keys.contains_key(HOST) && found.hosts.as_ref().is_some_and(|hosts| hosts[HOST].is_none()));
+        assert!(!format!("{found:?}").contains("VRLb"), "a key is shown");
+        assert!(with(&text, &[false], &none).expect_err("no listener").message.contains("tls=required"));
+        assert!(with("", &[true], &none).expect_err("no key").message.contains("tls-key"));
+        // A flag takes the place of the section, its key included.
+        let flag = Serve { nvme_host: vec![HOST.into()], ..Serve::default() };
+        assert!(with(&text, &[true], &flag).is_err());
+        let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", key.path().display())], ..Serve::default() };
+        assert_eq!(with("", &[true], &flag).expect("a flag").tls_keys.len(), 1);
+        let secret = file(SECRET, 0o600);
+        let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", secret.path().display())], ..Serve::default() };
+        assert!(with("", &[true], &flag).expect_err("another secret").message.contains("NVMeTLSkey"));
+        let listener = |text| parse_listener(text).map(|(addr, tls)| (addr.to_string(), tls)).ok();
+        assert_eq!(listener("127.0.0.1:4420,tls=required"), Some(("127.0.0.1:4420".into(), true)));
+        assert_eq!(listener("127.0.0.1:4420,tls=none"), Some(("127.0.0.1:4420".into(), false)));
+        assert_eq!(listener("127.0.0.1:4420"), Some(("127.0.0.1:4420".into(), false)));
+        assert_eq!(listener("127.0.0.1:4420,tls=maybe"), None);
     }
 
     #[test]

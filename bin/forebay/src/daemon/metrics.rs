@@ -140,6 +140,7 @@ impl Scrape {
             ("nvme_keep_alive_expired", "Controllers whose host fell silent", counts.keep_alive_expired),
             ("nvme_digest_errors", "Data that did not have the digest that it came with", counts.digest_errors),
             ("nvme_auth_failures", "Hosts that failed to authenticate", counts.auth_failures),
+            ("nvme_tls_failures", "Connections that did not come to agree on TLS", counts.tls_failures),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(out.encode_descriptor(name, help, None, MetricType::Counter)?)?;
@@ -147,6 +148,11 @@ impl Scrape {
         let controllers = ConstGauge::new(nvme.controllers as f64);
         let help = "Controllers that hosts have";
         controllers.encode(out.encode_descriptor("nvme_controllers", help, None, MetricType::Gauge)?)?;
+        let help = "Connections with TLS";
+        let mut family = out.encode_descriptor("nvme_tls_connections", help, None, MetricType::Gauge)?;
+        for (suite, count) in &nvme.suites {
+            ConstGauge::new(*count as f64).encode(family.encode_family(&[("suite", *suite)])?)?;
+        }
         let help = "Commands of a host";
         let mut family = out.encode_descriptor("nvme_host_commands", help, None, MetricType::Counter)?;
         for (host, done) in &nvme.hosts {

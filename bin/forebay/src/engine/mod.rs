@@ -165,6 +165,8 @@ pub struct NvmeSnapshot {
     pub controllers: usize,
     /// Commands, by host.
     pub hosts: BTreeMap<String, forebay_nvmf::stats::Snapshot>,
+    /// Connections with TLS, by suite.
+    pub suites: BTreeMap<&'static str, usize>,
 }
 
 /// Bytes of memory for the store's data in a command that opens the store itself: it reads what it reads once.
@@ -284,7 +286,7 @@ impl Engine {
             control: daemon.config.control.clone(),
             http: daemon.config.http.map(|addr| format!("http://{addr}/")),
             nbd: self.fronts.addrs(Front::Nbd).iter().map(ToString::to_string).collect(),
-            nvme: self.fronts.addrs(Front::Nvme).iter().map(ToString::to_string).collect(),
+            nvme: self.fronts.nvme().listeners(),
             nvme_nqn: self.fronts.nvme().target().identity().nqn.clone(),
             iscsi: self.fronts.addrs(Front::Iscsi).iter().map(ToString::to_string).collect(),
             iscsi_name: self.fronts.iscsi().site().target().to_owned(),
@@ -336,6 +338,7 @@ impl Engine {
                 counts: self.fronts.nvme().stats().counts(),
                 controllers: self.fronts.nvme().target().controller_ids().len(),
                 hosts: self.fronts.nvme().stats().hosts(),
+                suites: self.fronts.nvme().stats().suites(),
             },
             iscsi: IscsiSnapshot {
                 counts: self.fronts.iscsi().site().counters().snapshot(),

@@ -193,6 +193,13 @@ impl Connection {
         if entries < 2 || entries > Self::entries_max(connect.queue) {
             return self.refuse(sqe, parameter(connect_field::SIZE));
         }
+        if let Some(refused) = self.channel_refuses(&connect) {
+            tracing::info!(
+                peer = %self.peer, host = connect.host, subsystem = connect.subsystem, tls = self.channel.is_some(),
+                "a host is refused that comes without TLS, or with the key of another"
+            );
+            return self.refuse(sqe, refused);
+        }
         let target = &self.server.target;
         let discovers = connect.subsystem == DISCOVERY_NQN;
         let way = Way { port: self.port.id, machine: machine_of(&self.peer) };
@@ -227,12 +234,13 @@ impl Connection {
         self.role = role;
         let discovery = association.kind == Kind::Discovery;
         let keys = association.keys.clone();
+        let suite = self.channel.as_ref().map(|channel| channel.suite.name());
         let (host, cntlid, queue) = (connect.host.clone(), association.cntlid, connect.queue);
         if queue == 0 {
-            tracing::info!(peer = %self.peer, host, cntlid, discovery, "a host has connected");
+            tracing::info!(peer = %self.peer, host, cntlid, discovery, tls = suite, "a host has connected");
         }
         self.outbox.set_budget(self.server.host_budget(&host));
-        let entered = target.stats().enter(self.peer.to_string(), host, cntlid, queue, discovery);
+        let entered = target.stats().enter(self.peer.to_string(), host, (cntlid, queue), discovery, suite);
         self.work = InFlight::new(entries);
         self.work.set_task(&self.waker);
         let flow_control = !connect.no_flow_control;

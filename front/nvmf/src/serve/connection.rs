@@ -15,6 +15,7 @@ use forebay_reactor::{Addr, Stream, cross, now, sleep};
 
 use super::io::{Fused, Pending, Started};
 use super::outbox::Outbox;
+use super::tls::{self, Channel};
 use super::work::Work;
 use super::{OpenNamespace, Server};
 use crate::session::auth::Exchange;
@@ -29,7 +30,7 @@ use crate::wire::{Cqe, Sqe, Status};
 /// PDUs taken in one turn; then the connection lets the others have theirs.
 const TURN_PDUS: u32 = 16;
 /// How long a connection whose host broke a rule waits for it to close, so that it can read why.
-const LINGER: Duration = Duration::from_millis(500);
+pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// How a connection came to its end.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ pub(super) enum End {
     Fatal(Fatal),
     /// It did not become a queue in time, or its host did not authenticate in time.
     TooSlow,
+    /// There was no agreement on TLS.
+    Insecure,
     /// Its host has failed to authenticate.
     Unauthenticated,
     /// Its Connects were refused too often.
@@ -133,6 +136,8 @@ pub(super) struct Connection {
     pub(super) server: Rc<Server>,
     pub(super) port: Arc<Port>,
     pub(super) stream: Stream,
+    /// Everything passes through it, where the port wants TLS.
+    pub(super) channel: Option<Rc<Channel>>,
     pub(super) peer: Addr,
     pub(super) control: Arc<Control>,
     pub(super) receiver: Receiver,
@@ -175,7 +180,7 @@ pub(super) struct Connection {
     discard: bool,
     /// The last word is sent.
     lingering: bool,
-    timer: Option<Sleep>,
+    pub(super) timer: Option<Sleep>,
 }
 
 impl Connection {
@@ -185,6 +190,7 @@ impl Connection {
         Self {
             port,
             stream,
+            channel: None,
             peer,
             control,
             receiver: Receiver::new(pools.clone()),
@@ -220,10 +226,26 @@ impl Connection {
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) gives it to read its answers; all commands that were begun
     /// are done by then, unless the server stops.
     pub(super) async fn run(mut self) -> End {
-        let end = {
-            let mut receiving = pin!(None);
-            let mut sending = pin!(None);
-            std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await
+        if self.port.tls {
+            match self.secure().await {
+                Ok(channel) => self.channel = Some(channel),
+                Err(end) => {
+                    self.stream.shutdown();
+                    return end;
+                }
+            }
+        }
+        let end = match self.channel.clone() {
+            None => self.turns(receive, send).await,
+            Some(channel) => {
+                let receive = |_, want| tls::receive(channel.clone(), want);
+                let send = |_, batch| tls::send(channel.clone(), batch);
+                let end = self.turns(receive, send).await;
+                if self.outbox.is_empty() {
+                    channel.close().await;
+                }
+                end
+            }
         };
         self.stream.shutdown();
         self.outbox.deafen();
@@ -233,6 +255,17 @@ impl Connection {
             self.server.target.disconnect(&queue.association, queue.id);
         }
         end
+    }
+
+    /// Turns until the connection ends.
+    async fn turns<R, S>(&mut self, receive: impl Fn(Stream, Want) -> R, send: impl Fn(Stream, BufList) -> S) -> End
+    where
+        R: Future<Output = (io::Result<usize>, BufMut)>,
+        S: Future<Output = io::Result<()>>,
+    {
+        let mut receiving = pin!(None);
+        let mut sending = pin!(None);
+        std::future::poll_fn(|cx| self.turn(cx, (&receive, receiving.as_mut()), (&send, sending.as_mut()))).await
     }
 
     /// Waits for what the device still does, however long that takes: the queue counts as being there until then, and so

@@ -49,6 +49,21 @@ impl Pools {
         pool.get().limited(len)
     }
 
+    /// Bytes of a buffer for what is received through TLS.
+    pub(crate) fn sealed_size(&self, large: bool) -> usize {
+        if large { DATA_OWN } else { STAGING_SMALL }
+    }
+
+    /// A buffer for what is received through TLS.
+    pub(crate) fn sealed(&self, large: bool) -> BufMut {
+        if large { self.data(DATA_OWN) } else { self.small.get() }
+    }
+
+    /// A buffer for what is sent through TLS: all of `len` bytes, or as much as there is room for in one.
+    pub(crate) fn sealing(&self, len: usize) -> BufMut {
+        if len > STAGING_SMALL { self.data(len.min(PIECE)) } else { self.small.get() }
+    }
+
     /// A buffer for `len` bytes that keeps nothing else in memory.
     pub(super) fn apart(&self, len: usize) -> BufMut {
         if len > STAGING_SMALL { BufMut::with_capacity(len) } else { self.small.get() }

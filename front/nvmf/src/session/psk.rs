@@ -82,7 +82,7 @@ impl TlsKey {
 
     /// The keys for TLS between a host and a subsystem, under every name that a host may give one.
     pub fn psks(&self, host: &str, subsystem: &str) -> Vec<Psk> {
-        let names = [(0, Form::Standard), (1, Form::Standard), (1, Form::Former)];
+        let names = [(0, Form::Standard), (0, Form::Former), (1, Form::Standard), (1, Form::Former)];
         names.into_iter().map(|(version, form)| self.psk(version, form, host, subsystem)).collect()
     }
 
@@ -176,7 +176,7 @@ pub fn parties(identity: &[u8]) -> Option<Parties<'_>> {
 /// The hosts that have a key, and the keys for TLS of each.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsKeys {
-    by_identity: BTreeMap<Vec<u8>, Psk>,
+    by_identity: BTreeMap<Vec<u8>, Vec<Psk>>,
     hosts: BTreeSet<String>,
 }
 
@@ -190,14 +190,17 @@ impl TlsKeys {
                 .flatten()
                 .collect::<Vec<_>>()
         };
-        let by_identity = hosts.iter().flat_map(psks).map(|psk| (psk.identity.clone(), psk)).collect();
+        let mut by_identity: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for psk in hosts.iter().flat_map(psks) {
+            by_identity.entry(psk.identity.clone()).or_default().push(psk);
+        }
         Self { by_identity, hosts: hosts.keys().cloned().collect() }
     }
 
-    /// The key with this identity.
-    pub fn find(&self, identity: &[u8]) -> Option<Psk> {
-        parties(identity)?;
-        self.by_identity.get(identity).cloned()
+    /// The keys with this identity: two where it does not say in which form they were derived.
+    pub fn find(&self, identity: &[u8]) -> Vec<Psk> {
+        let known = parties(identity).and_then(|_| self.by_identity.get(identity));
+        known.cloned().unwrap_or_default()
     }
 
     /// A host has a key.
@@ -218,7 +221,9 @@ mod tests {
 
     fn identities(text: &str) -> Vec<String> {
         let psks = TlsKey::parse(text).expect(text).psks(HOST, SUBSYSTEM);
-        psks.into_iter().map(|psk| String::from_utf8(psk.identity).expect("text")).collect()
+        let mut names: Vec<_> = psks.into_iter().map(|psk| String::from_utf8(psk.identity).expect("text")).collect();
+        names.dedup();
+        names
     }
 
     #[test]
@@ -248,7 +253,7 @@ mod tests {
     fn keys_for_tls_follow_the_standard() {
         let keys = |text: &str| {
             let psks = TlsKey::parse(text).expect(text).psks(HOST, SUBSYSTEM);
-            psks[..2]
+            [&psks[0], &psks[2]]
                 .iter()
                 .map(|psk| psk.secret.iter().map(|byte| format!("{byte:02x}")).collect())
                 .collect::<Vec<String>>()
@@ -274,7 +279,7 @@ mod tests {
         let plain = TlsKey::parse(&SHORT.replace(":01:", ":00:")).expect("a key");
         assert_eq!(plain.retained(HOST, Form::Standard), plain.key);
         assert_ne!(TlsKey::parse(SHORT).expect("a key").retained(HOST, Form::Standard), plain.key);
-        assert!(plain.psks(HOST, SUBSYSTEM)[1].identity.starts_with(b"NVMe1R01 "));
+        assert!(plain.psks(HOST, SUBSYSTEM)[2].identity.starts_with(b"NVMe1R01 "));
     }
 
     /// Made by nvme-cli 2.3: `nvme gen-tls-key --hmac=H`.
@@ -341,11 +346,11 @@ mod tests {
         assert!(keys.has(HOST) && !keys.has("nqn.other"));
         let name = |host: &str, subsystem: &str| format!("NVMe0R01 {host} {subsystem}").into_bytes();
         for subsystem in [SUBSYSTEM, DISCOVERY_NQN] {
-            let found = keys.find(&name(HOST, subsystem)).expect("a key");
-            assert_eq!(found.identity, name(HOST, subsystem));
+            let found = keys.find(&name(HOST, subsystem));
+            assert!(found.len() == 2 && found.iter().all(|psk| psk.identity == name(HOST, subsystem)));
+            assert_ne!(found[0].secret, found[1].secret);
         }
-        assert_eq!(keys.find(&name(HOST, "nqn.psk-other")), None);
-        assert_eq!(keys.find(&name("nqn.other", SUBSYSTEM)), None);
-        assert_ne!(keys.find(&name(HOST, SUBSYSTEM)).map(|psk| psk.secret), None);
+        assert_eq!(keys.find(&name(HOST, "nqn.psk-other")), []);
+        assert_eq!(keys.find(&name("nqn.other", SUBSYSTEM)), []);
     }
 }

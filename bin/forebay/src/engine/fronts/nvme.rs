@@ -60,6 +60,7 @@ impl NvmeFront {
         if let Some(hosts) = &subsystem.hosts {
             target.set_access(Access::Listed(hosts.clone()));
         }
+        target.set_tls_keys(&subsystem.tls_keys);
         Self {
             target,
             listeners: RefCell::default(),
@@ -74,13 +75,19 @@ impl NvmeFront {
         &self.target
     }
 
+    /// Where it is served, as the configuration says it.
+    pub fn listeners(&self) -> Vec<String> {
+        let told = |(addr, port): (&Addr, &Arc<Port>)| format!("{addr}{}", if port.tls { ",tls=required" } else { "" });
+        self.addrs.borrow().iter().zip(&self.target.ports()).map(told).collect()
+    }
+
     /// What the servers count.
     pub fn stats(&self) -> &Stats {
         self.target.stats()
     }
 
     /// Adds a port for a listener.
-    fn add_port(&self, addr: &Addr, advertised: Option<&SocketAddr>) -> Result<Arc<Port>> {
+    fn add_port(&self, addr: &Addr, advertised: Option<&SocketAddr>, tls: bool) -> Result<Arc<Port>> {
         let addresses = match (advertised, addr) {
             (Some(advertised), _) => vec![PortAddress::Tcp(advertised.ip(), advertised.port())],
             (None, Addr::Tcp(addr)) if addr.ip().is_unspecified() => {
@@ -90,7 +97,7 @@ impl NvmeFront {
             (None, Addr::Unix(_)) => vec![PortAddress::Unix],
         };
         let id = self.target.ports().len() as u16 + 1;
-        let port = Port::new(id, addresses);
+        let port = if tls { Port::with_tls(id, addresses) } else { Port::new(id, addresses) };
         self.target.add_port(port.clone());
         Ok(port)
     }
@@ -145,7 +152,8 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
 impl HostFront for NvmeFront {
     fn listen(&self, config: &Config) -> Result<()> {
         for (index, addr) in config.nvme.iter().enumerate() {
-            if !addr.is_local() {
+            let tls = config.nvme_subsystem.tls.get(index).is_some_and(|tls| *tls);
+            if !addr.is_local() && !tls {
                 match &config.nvme_subsystem.hosts {
                     None => {
                         tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: whoever reaches it can write")
@@ -157,7 +165,8 @@ impl HostFront for NvmeFront {
                 }
             }
             let listener = bind(addr)?;
-            let port = self.add_port(listener.local_addr(), config.nvme_subsystem.advertise.get(index))?;
+            let advertised = config.nvme_subsystem.advertise.get(index);
+            let port = self.add_port(listener.local_addr(), advertised, tls)?;
             self.addrs.borrow_mut().push(listener.local_addr().clone());
             self.listeners.borrow_mut().push((listener, port));
         }
