@@ -48,6 +48,8 @@ enum Chore {
     GuestNvme,
     /// Let the kernel's NVMe/TCP initiator authenticate, in a guest with Debian's newer kernel
     GuestNvmeAuth,
+    /// Let the kernel's NVMe/TCP initiator speak TLS, in a guest with Debian's newer kernel and tlshd
+    GuestNvmeTls,
     /// One namespace of two daemons: the kernel's NVMe/TCP initiator in the guest, an image of a lab cluster
     GuestNvmeTwo,
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
@@ -114,6 +116,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNbd => guest::nbd(),
         Chore::GuestNvme => guest::nvme::run(),
         Chore::GuestNvmeAuth => guest::nvme::auth(),
+        Chore::GuestNvmeTls => guest::nvme::tls(),
         Chore::GuestNvmeTwo => guest::nvme::two(),
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),

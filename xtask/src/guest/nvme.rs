@@ -83,6 +83,42 @@ pub fn auth() -> Result<()> {
     super::converse(&mut guest, &scratch, &share, daemon, super::serve)
 }
 
+/// Serves a volume through TLS and runs test/interop/guest-nvme-tls.sh in a guest with a kernel that speaks it.
+pub fn tls() -> Result<()> {
+    shell::run(&mut daemon::build_command())?;
+    let scratch = Scratch::within(&shell::target(), "guest")?;
+    let keys = scratch.path().join("keys");
+    fs::create_dir(&keys)?;
+    for name in ["one", "two", "wrong"] {
+        // Not SHA-384: GnuTLS, which makes tlshd's handshakes, proves all keys with SHA-256 (oracle/ktls-utils#86).
+        let key = shell::output(shell::command("nvme").args(["gen-tls-key", "--hmac=1"]))?;
+        let path = keys.join(format!("{name}.tls"));
+        fs::write(&path, key.trim())?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        fs::write(keys.join(format!("{name}.nqn")), format!("nqn.2014-08.org.example:{name}"))?;
+    }
+    let subsystem = "nqn.2014-08.org.example:sealed";
+    let config = scratch.path().join("config.toml");
+    fs::write(&config, format!("[nvme-subsystem]\nnqn = '{subsystem}'\n"))?;
+    let (sealed, plain) = (shell::free_port()?, shell::free_port()?);
+    let config = config.display().to_string();
+    let addrs = [format!("127.0.0.1:{sealed},tls=required"), format!("127.0.0.1:{plain}")];
+    let host = |name: &str| format!("nqn.2014-08.org.example:{name},tls-key={}/{name}.tls", keys.display());
+    let hosts = [host("one"), host("two")];
+    let words = ["--config", &config, "--nvme", &addrs[0], "--nvme", &addrs[1]];
+    let words = [&words[..], &["--nvme-host", &hosts[0], "--nvme-host", &hosts[1]]].concat();
+    let daemon = Daemon::start(&scratch.path().join("store"), &words)?;
+    shell::output(daemon.command().args(["create", "local/guest", "--size", "64M"]))?;
+    shell::output(daemon.command().args(["attach", "local/guest", "--nvme"]))?;
+    let share = scratch.path().join("share");
+    fs::create_dir(&share)?;
+    let mut guest = shell::command(shell::root().join("test/lab/guest"));
+    guest.arg(shell::root().join("test/interop/guest-nvme-tls.sh"));
+    guest.args([&sealed.to_string(), &plain.to_string(), subsystem]).arg(&keys);
+    guest.env("KERNEL", "backports").env("TLS", "1").env("SHARE", &share).env("TIMEOUT", "300");
+    super::converse(&mut guest, &scratch, &share, daemon, super::serve)
+}
+
 /// Serves an image of a Ceph cluster by two daemons and runs test/interop/guest-nvme-two.sh in the guest.
 pub fn two() -> Result<()> {
     shell::run(&mut daemon::build_command())?;

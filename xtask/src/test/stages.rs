@@ -306,6 +306,14 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "guest-nvme-tls",
+            title: "the kernel's NVMe/TCP initiator, through TLS",
+            after: &["build", "guest-kernel"],
+            command: Box::new(|| own(&["guest-nvme-tls"])),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "guest-nvme-two",
             title: "one namespace of two daemons, on an image of a Ceph cluster",
             after: &["build", "guest-kernel"],
