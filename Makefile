@@ -7,7 +7,7 @@ help:
 	@echo 'make demo    from nothing to a served volume with real data in it (KEEP=1: stays up)'
 	@echo 'make test    every test; what needs a guest machine sets it up by itself (ONLY=a,b  SKIP=a,b)'
 	@echo 'make check   formatting, lints, documentation, layering'
-	@echo 'make bench   side by side with qemu-nbd, nbdkit, ISA-L and others; writes docs/benchmarks'
+	@echo 'make bench   side by side with qemu-nbd, tgt, librbd, ISA-L and others; writes docs/benchmarks'
 	@echo 'More: cargo xtask help'
 
 demo:
@@ -25,7 +25,12 @@ check:
 bench:
 	@scripts/setup build bench
 	@cargo xtask bench nbd
+	@cargo xtask bench iscsi
+	@cargo xtask bench nvmf
 	@cargo xtask bench store
+	@cargo xtask bench rados
+	@cargo xtask bench gateway
+	@cargo xtask bench messenger
 	@cargo xtask bench ec
 	@cargo xtask bench crc32c
 	@cargo xtask bench compress
