@@ -1,7 +1,7 @@
 //! What the initiators of `test/` share.
 //!
 //! [`load`] keeps a number of commands under way and says how fast they were; an initiator brings a
-//! [`Session`](load::Session).  [`dice`] is chance from a seed.  [`model`] is a volume that is a vector of bytes, and the
+//! [`Session`].  [`dice`] is chance from a seed.  [`model`] is a volume that is a vector of bytes, and the
 //! simulated worlds that targets are tested in.
 
 #![warn(missing_docs)]
