@@ -50,7 +50,7 @@ cut() { # SECONDS
 ran() { # TIME FLAGS...: a client in the background
   local time=$1
   shift
-  "$FOREBAY" perf messenger run --addr 10.213.77.2:7000 --secure --size 4096 --depth 8 --seconds "$time" --format json "$@" \
+  "$FOREBAY" perf messenger run --addr 10.213.77.2:7000 --secure --size 4096 --depth 8 --seconds "$time" --timeout 120 --format json "$@" \
     >"$WORK/run.log" 2>&1 &
   CLIENT=$!
 }
