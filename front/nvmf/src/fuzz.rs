@@ -85,7 +85,10 @@ fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option
                 }
                 Err(fatal) => {
                     let told = fatal.encode();
-                    assert!(told.len() <= pdu::TERM_MAX && told[0] == pdu::kind::C2H_TERM);
+                    // A ClientHello is answered with an alert, all else with a PDU.
+                    let hello = told == forebay_tls::alert::record(forebay_tls::alert::UNEXPECTED_MESSAGE);
+                    assert!(hello || (told.len() <= pdu::TERM_MAX && told[0] == pdu::kind::C2H_TERM));
+                    assert_eq!(hello, seen.is_empty() && style & 4 != 0 && input.starts_with(&[22, 3]));
                     // What it quotes depends on how much had arrived; the reason does not.
                     return (seen, Some(Fatal { header: Vec::new(), ..fatal }));
                 }
@@ -272,6 +275,14 @@ mod tests {
     use super::*;
     use crate::wire::command::Sgl;
     use crate::wire::pdu::{Common, DataHeader, kind};
+
+    #[test]
+    fn a_client_hello_is_refused_however_it_is_cut() {
+        // Of a connection that has agreed on nothing yet, in pieces of a byte.
+        pdus(&[4, 1, 0, 22, 3, 1, 0, 200, 1, 0, 0, 196]);
+        // And where something else should come.
+        pdus(&[0, 1, 0, 22, 3, 1, 0, 200, 1, 0, 0, 196]);
+    }
 
     fn capsule(sqe: &Sqe, data: &[u8], pad: usize) -> Vec<u8> {
         let offset = pdu::CAPSULE_HEADER + pad;

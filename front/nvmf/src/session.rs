@@ -36,9 +36,6 @@ pub const QUEUE_ENTRIES_MAX: usize = 1024;
 /// Entries of an admin queue, at most.
 pub const ADMIN_ENTRIES_MAX: usize = 128;
 
-/// What is wrong with a ClientHello where there is no TLS.
-const TLS_HERE: &str = "TLS on a port without it";
-
 /// Why a connection is ended: the host broke a rule of the transport, and is told so with a C2HTermReq (tcp 3.5).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} ({fes:?})")]
@@ -51,19 +48,25 @@ pub struct Fatal {
     pub header: Vec<u8>,
     /// In words.
     pub text: &'static str,
+    /// The host speaks TLS where there is none, and is answered in it.
+    pub tls: bool,
 }
 
 impl Fatal {
     /// An error in the PDU that begins with `header`.
     pub fn new(fes: Fes, information: u32, header: &[u8], text: &'static str) -> Self {
         let len = header.len().min(pdu::TERM_MAX - pdu::DATA_HEADER);
-        Self { fes, information, header: header[..len].to_vec(), text }
+        Self { fes, information, header: header[..len].to_vec(), text, tls: false }
     }
 
-    /// The PDU that tells the host.
+    /// A ClientHello, which is no PDU.
+    fn hello(header: &[u8]) -> Self {
+        Self { tls: true, ..Self::new(Fes::InvalidField, 0, header, "TLS on a port without it") }
+    }
+
+    /// The PDU that tells the host, or the alert.
     pub fn encode(&self) -> Vec<u8> {
-        if self.text == TLS_HERE {
-            // Who speaks TLS is answered in it.
+        if self.tls {
             return alert::record(alert::UNEXPECTED_MESSAGE).to_vec();
         }
         pdu::term(pdu::kind::C2H_TERM, self.fes, self.information, &self.header)

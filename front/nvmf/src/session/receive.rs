@@ -4,7 +4,7 @@ use forebay_accel::crc32c;
 use forebay_block::{Buf, BufList, BufMut};
 
 use super::pools::{DATA_OWN, Pools, STAGING_CROWDED, STAGING_LARGE, STAGING_LARGE_MAX, STAGING_SMALL};
-use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE, TLS_HERE};
+use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE};
 use crate::wire::command::SQE_LEN;
 use crate::wire::pdu::{self, Common, DataHeader, Fes, IcReq, digest, flag, kind};
 use crate::wire::{Sqe, u32_at};
@@ -317,7 +317,7 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
         kind::COMMAND => pdu::CAPSULE_HEADER,
         kind::H2C_DATA | kind::H2C_TERM => pdu::DATA_HEADER,
         // The header of a TLS record that begins a handshake.
-        22 if agreed.is_none() && staged[1] == 3 => return Err(invalid(field::KIND, TLS_HERE)),
+        22 if agreed.is_none() && staged[1] == 3 => return Err(Fatal::hello(staged)),
         _ => return Err(invalid(field::KIND, "a PDU of a type that no host sends")),
     };
     let agreed = match (common.kind, agreed) {
