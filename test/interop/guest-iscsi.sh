@@ -7,28 +7,8 @@
 set -euo pipefail
 PORT=$1 HOST=10.0.2.2 MOUNT=/run/volume TARGET=iqn.2026-11.io.forebay:guest
 
-ok() { echo "ok guest: $*"; }
-fail() { echo "not ok guest: $*"; tail -n 5 /run/*.log 2>/dev/null; dmesg | tail -n 30; exit 1; }
-# Has the host do something; prints what it says.
-host() {
-  rm -f /share/answer
-  printf '%s\n' "$@" >/share/ask.new && mv /share/ask.new /share/ask
-  for _ in {1..1200}; do
-    if [[ -e /share/answer ]]; then
-      local status; status=$(head -n 1 /share/answer); tail -n +2 /share/answer
-      [[ $status == 0 ]] || fail "host $*"
-      return
-    fi
-    sleep 0.05
-  done
-  fail "the host does not answer: $*"
-}
-# Waits until a condition holds.
-await() { # WHAT COMMAND...
-  local what=$1; shift
-  for _ in {1..600}; do "$@" >/dev/null 2>&1 && return; sleep 0.05; done
-  fail "waited in vain: $what"
-}
+LOGS="/run/*.log"
+source "$(dirname "$0")/guest.sh"
 # The disk of a unit.
 disk() { # LUN
   local found

@@ -8,13 +8,7 @@
 set -euo pipefail
 PORT=$1 NQN=$2 KEYS=$3 HOST=10.0.2.2
 
-ok() { echo "ok guest: $*"; }
-fail() { echo "not ok guest: $*"; dmesg | tail -n 30; exit 1; }
-await() { # WHAT COMMAND...
-  local what=$1; shift
-  for _ in {1..600}; do "$@" >/dev/null 2>&1 && return; sleep 0.05; done
-  fail "waited in vain: $what"
-}
+source "$(dirname "$0")/guest.sh"
 live() { [[ $(grep -l '^live$' /sys/class/nvme/nvme*/state 2>/dev/null | wc -l) == "$1" ]]; }
 connect() { # HOST MORE...
   local who=$1; shift

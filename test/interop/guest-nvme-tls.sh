@@ -8,27 +8,8 @@
 set -euo pipefail
 PORT=$1 PLAIN=$2 NQN=$3 KEYS=$4 HOST=10.0.2.2
 
-ok() { echo "ok guest: $*"; }
-fail() { echo "not ok guest: $*"; tail -n 20 /run/tlshd.log; dmesg | tail -n 30; exit 1; }
-# Has the host do something; prints what it says.
-host() {
-  rm -f /share/answer
-  printf '%s\n' "$@" >/share/ask.new && mv /share/ask.new /share/ask
-  for _ in {1..1200}; do
-    if [[ -e /share/answer ]]; then
-      local status; status=$(head -n 1 /share/answer); tail -n +2 /share/answer
-      [[ $status == 0 ]] || fail "host $*"
-      return
-    fi
-    sleep 0.05
-  done
-  fail "the host does not answer: $*"
-}
-await() { # WHAT COMMAND...
-  local what=$1; shift
-  for _ in {1..600}; do "$@" >/dev/null 2>&1 && return; sleep 0.05; done
-  fail "waited in vain: $what"
-}
+LOGS=/run/tlshd.log
+source "$(dirname "$0")/guest.sh"
 live() { [[ $(grep -l '^live$' /sys/class/nvme/nvme*/state 2>/dev/null | wc -l) == "$1" ]]; }
 insert() { # HOST KEY VERSION
   nvme check-tls-key --hostnqn="$(<"$KEYS/$1.nqn")" --subsysnqn="$NQN" --keydata="$(<"$KEYS/$2.tls")" --identity="$3" \

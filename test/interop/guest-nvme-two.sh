@@ -9,26 +9,8 @@
 set -euo pipefail
 FIRST=$1 SECOND=$2 NQN=$3 HOST=10.0.2.2
 
-ok() { echo "ok guest: $*"; }
-fail() { echo "not ok guest: $*"; dmesg | tail -n 30; exit 1; }
-host() {
-  rm -f /share/answer
-  printf '%s\n' "$@" >/share/ask.new && mv /share/ask.new /share/ask
-  for _ in {1..1200}; do
-    if [[ -e /share/answer ]]; then
-      local status; status=$(head -n 1 /share/answer); tail -n +2 /share/answer
-      [[ $status == 0 ]] || fail "host $*"
-      return
-    fi
-    sleep 0.05
-  done
-  fail "the host does not answer: $*"
-}
-await() { # WHAT COMMAND...
-  local what=$1; shift
-  for _ in {1..1200}; do "$@" >/dev/null 2>&1 && return; sleep 0.05; done
-  fail "waited in vain: $what"
-}
+PATIENCE=60
+source "$(dirname "$0")/guest.sh"
 device() {
   local found
   for found in /sys/class/nvme-subsystem/nvme-subsys*/nvme*n*; do
