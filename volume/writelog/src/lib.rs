@@ -25,7 +25,7 @@ mod ticket;
 mod writeback;
 
 pub use format::{LogId, MediumKind};
-pub use log::{Cut, WriteLog};
+pub use log::{Cut, Shrinking, WriteLog};
 pub use options::{Limits, Options, Owner, Persist};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

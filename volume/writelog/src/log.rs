@@ -63,7 +63,7 @@ impl Shared {
 
     fn check(&self, extent: Extent) -> Result<()> {
         let state = self.state.borrow();
-        let size = self.inner.geometry().size.min(state.size_limit.unwrap_or(u64::MAX));
+        let size = state.size_limits.iter().fold(self.inner.geometry().size, |least, &limit| least.min(limit));
         if extent.checked_end().is_none_or(|end| end > size) {
             let text = format!("{} bytes at {} of a volume of {size}", extent.len, extent.offset);
             return Err(Error::new(ErrorKind::OutOfRange, text));
@@ -224,22 +224,42 @@ impl WriteLog {
         Ok(cut)
     }
 
-    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on, and nothing of it is
-    /// left in the log when this returns.
+    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on until the answer is
+    /// dropped, and nothing of it is left in the log when this returns.
     ///
     /// # Errors
-    /// When the log has failed.
-    pub async fn shrink_begins(&self, size: u64) -> Result<()> {
+    /// When the log has failed, or the backend fails a flush.
+    pub async fn shrink(&self, size: u64) -> Result<Shrinking> {
         let shared = &self.shared;
-        shared.state.borrow_mut().size_limit = Some(size);
+        shared.state.borrow_mut().size_limits.push(size);
+        let shrinking = Shrinking { shared: shared.clone(), size };
         let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);
         shared.settled.wait_until(over).await;
-        self.drain().await
+        self.drain().await?;
+        self.forget().await?;
+        Ok(shrinking)
     }
 
-    /// The volume has been shrunk, or not.
-    pub fn shrink_ends(&self) {
-        self.shared.state.borrow_mut().size_limit = None;
+    /// Waits until no recovery would replay anything that the backend holds.
+    async fn forget(&self) -> Result<()> {
+        let shared = &self.shared;
+        let tail = shared.state.borrow().entries.tail();
+        if self.mode().is_on()
+            && shared.medium.persisted_tail() < tail
+            && let Err(error) = shared.medium.persist_tail(false).await
+        {
+            append::turn_off(shared, error);
+        }
+        // A medium that fails may replay anything until the record says that it must not.
+        let over = || {
+            let state = shared.state.borrow();
+            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        match &shared.state.borrow().mode {
+            Mode::Failed(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until nothing of a closed log is under way any more, so that its place can be given to others.
@@ -356,6 +376,14 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
     };
     shared.settled.wait_until(entered).await;
     let mode = shared.state.borrow().mode.clone();
+    if matches!(mode, Mode::On)
+        && let Err(error) = shared.check(extent)
+    {
+        // The volume has begun to shrink while it waited.
+        shared.state.borrow_mut().leave(extent);
+        shared.settled.notify_all();
+        return answer.send(Err(error));
+    }
     match mode {
         Mode::On => match request {
             Request::CompareAndWrite { offset, expect, data, fua } => {
@@ -601,6 +629,22 @@ impl Drop for Cut {
             }
         }
         self.shared.write_back.notify_all();
+    }
+}
+
+/// While it is held, what reaches past the volume's new end is refused.
+pub struct Shrinking {
+    shared: Rc<Shared>,
+    size: u64,
+}
+
+impl Drop for Shrinking {
+    fn drop(&mut self) {
+        let limits = &mut self.shared.state.borrow_mut().size_limits;
+        // Others may be held still.
+        if let Some(at) = limits.iter().position(|&size| size == self.size) {
+            limits.swap_remove(at);
+        }
     }
 }
 

@@ -206,8 +206,8 @@ pub(crate) struct State {
     /// When entries were published, every so often: number, time.
     pub(crate) ages: VecDeque<(u64, Instant)>,
     pub(crate) pressure: Pressure,
-    /// Requests past this are refused: the volume is shrinking.
-    pub(crate) size_limit: Option<u64>,
+    /// Requests past any of these are refused: the volume is shrinking.
+    pub(crate) size_limits: Vec<u64>,
     pub(crate) stats: LogStats,
 }
 
@@ -250,7 +250,7 @@ impl State {
             dirty_bytes: 0,
             ages: VecDeque::new(),
             pressure: Pressure::default(),
-            size_limit: None,
+            size_limits: Vec::new(),
             stats: LogStats { replayed: found.len() as u64, ..LogStats::default() },
         };
         let hidden = hidden_entries(found);

@@ -205,16 +205,78 @@ fn what_is_cut_off_is_not_brought_back() {
         let log = patient(&shelf, &inner).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         log.submit(write(32 << 10, 2, 4096)).await.expect("written");
-        log.shrink_begins(16 << 10).await.expect("empty");
+        let shrinking = log.shrink(16 << 10).await.expect("empty");
         let past = log.submit(write(16 << 10, 3, 4096)).await;
         assert_eq!(past.expect_err("past the new end").kind(), ErrorKind::OutOfRange);
         log.submit(write(4096, 4, 4096)).await.expect("below it");
         inner.bytes.borrow_mut().truncate(16 << 10);
-        log.shrink_ends();
+        drop(shrinking);
         inner.bytes.borrow_mut().resize(64 << 10, 0);
         log.drain().await.expect("drained");
         assert_eq!((inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 4));
         assert!(read(&*log, 16 << 10, 48 << 10).await.iter().all(|&byte| byte == 0));
+    });
+}
+
+#[test]
+fn a_write_that_waits_while_a_volume_shrinks_is_refused() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(64 << 10);
+        let log = patient(&shelf, &inner).await;
+        // Held back until the first one is at the backend, which is when the volume shrinks.
+        log.set_limits(Limits { bytes_max: Some(4096), age_max: Duration::from_secs(1000) });
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        let cut = log.cut().await.expect("a cut");
+        log.submit(write(4096, 2, 4096)).await.expect("written");
+        let waiting = spawn(log.submit(write(32 << 10, 3, 4096)));
+        let shrinking = spawn({
+            let log = log.clone();
+            async move { log.shrink(16 << 10).await }
+        });
+        sleep(Duration::from_secs(1)).await;
+        drop(cut);
+        let shrinking = shrinking.await.expect("nothing of the end is left");
+        let refused = waiting.await.expect_err("it came in past the new end");
+        assert_eq!(refused.kind(), ErrorKind::OutOfRange);
+        inner.bytes.borrow_mut()[16 << 10..].fill(0);
+        drop(shrinking);
+        log.close(true).await.expect("closed");
+        assert!(inner.bytes.borrow()[16 << 10..].iter().all(|&byte| byte == 0));
+        assert_eq!((inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (1, 2));
+    });
+}
+
+#[test]
+fn no_recovery_replays_what_was_cut_off() {
+    on_a_shelf(async |world, shelf| {
+        let inner = Memory::new(64 << 10);
+        let log = patient(&shelf, &inner).await;
+        log.submit(write(32 << 10, 2, 4096)).await.expect("written");
+        // The tail takes long to be written, while others end and look about.
+        let slow = DiskFaults { write_latency: 50_000_000..50_000_001, ..DiskFaults::none() };
+        world.set_disk_faults(PATH, Some(slow));
+        let over = Rc::new(Cell::new(false));
+        let others = spawn({
+            let (log, over) = (log.clone(), over.clone());
+            async move {
+                while !over.get() {
+                    let bytes = |byte| Buf::copy_of(&[byte; 512]).into();
+                    let differs = Request::CompareAndWrite { offset: 0, expect: bytes(1), data: bytes(2), fua: false };
+                    let refused = log.submit(differs).await.expect_err("it holds zeroes");
+                    assert!(matches!(refused.kind(), ErrorKind::Mismatch(_)));
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+        });
+        let shrinking = log.shrink(16 << 10).await.expect("empty");
+        let tails = SUPER_COPIES.map(|copy| {
+            let bytes = world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("a superblock");
+            Superblock::decode(&bytes).expect("a good one").tail_seq
+        });
+        assert_eq!(tails.into_iter().max(), Some(1), "a crash now would write the cut off block once more");
+        over.set(true);
+        others.await;
+        drop(shrinking);
     });
 }
 

@@ -79,14 +79,12 @@ impl Engine {
             let what = format!("{spec} has {}; making it {} loses the data past that", Size(now), Size(size));
             return Err(Failure::invalid(what).hint("say --allow-shrink if that is meant"));
         }
-        let log = volume.log().filter(|_| size < now);
-        if let Some(log) = &log {
-            log.shrink_begins(size).await.map_err(|error| self.image_failure(error, spec))?;
-        }
+        let shrinking = match volume.log().filter(|_| size < now) {
+            Some(log) => Some(log.shrink(size).await.map_err(|error| self.image_failure(error, spec))?),
+            None => None,
+        };
         let resized = volume.image.resize(size, allow_shrink, |now| progress.report(now.done, now.total)).await;
-        if let Some(log) = &log {
-            log.shrink_ends();
-        }
+        drop(shrinking);
         resized.map_err(|error| self.image_failure(error, spec))?;
         self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }

@@ -21,6 +21,7 @@ enum Kind {
     Zeroes,
     Compare,
     Flush,
+    Stream,
 }
 
 /// A load on a block device.
@@ -34,8 +35,19 @@ pub struct BlockLoad {
     pub requests: usize,
     /// Longest request in blocks of 4 KiB.
     pub blocks_max: u64,
+    /// Long writes, each where the one before ended, beside the others.
+    pub stream: Option<Stream>,
     /// What the answers were.
     pub seen: Rc<Seen>,
+}
+
+/// Long sequential writes, as of a copy.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// Shortest of them, in bytes; the longest has four times as many.
+    pub least: u64,
+    /// Where the next one begins.
+    pub next: Rc<Cell<u64>>,
 }
 
 /// Requests that fail one after the other before a task gives up: the device is gone for good.
@@ -53,7 +65,14 @@ impl BlockLoad {
             4..16 => *rng.pick(&[1, 2, 4]),
             _ => *rng.pick(&[1, 2, 4, 8]),
         };
-        Self { span: blocks * BLOCK, tasks, requests: rng.range(20..200) as usize, blocks_max, seen: Rc::default() }
+        Self {
+            span: blocks * BLOCK,
+            tasks,
+            requests: rng.range(20..200) as usize,
+            blocks_max,
+            stream: None,
+            seen: Rc::default(),
+        }
     }
 
     /// Runs it on `device`, which the oracle watches, until it is done, the oracle objects, or the device is gone.
@@ -76,19 +95,18 @@ impl BlockLoad {
         version: Rc<Cell<u64>>,
         rng: &mut Rng,
     ) {
-        let odds = Odds::draw(
-            rng,
-            &[
-                (Kind::Write, 30),
-                (Kind::LongWrite, 8),
-                (Kind::OddWrite, 6),
-                (Kind::Read, 20),
-                (Kind::Discard, 4),
-                (Kind::Zeroes, 4),
-                (Kind::Compare, 4),
-                (Kind::Flush, 6),
-            ],
-        );
+        let usual = [
+            (Kind::Write, 30),
+            (Kind::LongWrite, 8),
+            (Kind::OddWrite, 6),
+            (Kind::Read, 20),
+            (Kind::Discard, 4),
+            (Kind::Zeroes, 4),
+            (Kind::Compare, 4),
+            (Kind::Flush, 6),
+            (Kind::Stream, 40),
+        ];
+        let odds = Odds::draw(rng, &usual[..usual.len() - usize::from(self.stream.is_none())]);
         let fua_ppm = *rng.pick(&[0, 0, 50_000, 300_000]);
         let pauses = rng.one_in(4);
         let left = Rc::new(Cell::new(self.requests));
@@ -177,6 +195,13 @@ impl BlockLoad {
                 Request::CompareAndWrite { offset, expect, data: stamp(offset, BLOCK as usize, next()).into(), fua }
             }
             Kind::Flush => Request::Flush,
+            Kind::Stream => {
+                let Some(Stream { least, next: at }) = &self.stream else { return Request::Flush };
+                let begin = if at.get() + least > self.span { 0 } else { at.get() };
+                let len = (least + rng.below(3 * least / BLOCK + 1) * BLOCK).min(self.span - begin);
+                at.set(begin + len);
+                Request::Write { offset: begin, data: stamp(begin, len as usize, next()).into(), fua }
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 mod block;
 mod object;
 
-pub use block::{BlockLoad, verify_blocks};
+pub use block::{BlockLoad, Stream, verify_blocks};
 pub use object::{ObjectLoad, verify_objects};
 
 use std::cell::Cell;

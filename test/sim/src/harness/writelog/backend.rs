@@ -1,6 +1,6 @@
 //! A disk as a block device: what a backend is to a log.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
@@ -11,11 +11,13 @@ use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions};
 
 use super::{BACKEND, Record};
+use crate::world::World;
 
 /// A disk as a block device: what a backend is to a log.
 pub(super) struct Backend {
     file: File,
-    size: u64,
+    /// What is shown; the record has what lasts.
+    size: Rc<Cell<u64>>,
     /// Says whether the log has got out of the way.
     record: Rc<Record>,
     /// A compare-and-write has all of them, another change one.
@@ -49,12 +51,50 @@ impl UnderWay {
 const GATE: usize = 1000;
 
 impl Backend {
-    /// A volume of `size` bytes.
-    pub(super) fn open(size: u64, record: Rc<Record>) -> Result<Self> {
+    /// The volume, as long as its record says.
+    pub(super) fn open(record: Rc<Record>) -> Result<Self> {
         let file = File::open(BACKEND, OpenOptions::read_write()).map_err(|error| Error::from_io(error, BACKEND))?;
         let gate = Semaphore::new(GATE);
+        let size = Rc::new(Cell::new(record.size.get()));
         Ok(Self { file, size, record, gate, under_way: Rc::default(), ended: Rc::default() })
     }
+
+    /// Changes the size as an image does: what is cut off is refused at once, gone for good next, and then the record
+    /// says so.
+    pub(super) async fn resize(&self, to: u64, world: &World) -> Result<()> {
+        let from = self.size.get();
+        if to < from {
+            self.size.set(to);
+            if let Err(error) = self.cut_off(Extent::new(to, from - to)).await {
+                self.size.set(from);
+                return Err(error);
+            }
+        }
+        if world.is_off() {
+            return std::future::pending().await;
+        }
+        self.record.size.set(to);
+        self.size.set(to);
+        Ok(())
+    }
+
+    async fn cut_off(&self, extent: Extent) -> Result<()> {
+        /// Bytes of an object, about.
+        const STEP: u64 = 64 << 10;
+        let io = |error| Error::from_io(error, "the backend");
+        self.ended.wait_until(|| self.under_way.borrow().is_free(extent, true, true)).await;
+        let mut at = extent.offset;
+        while at < extent.end() {
+            let end = (at - at % STEP + STEP).min(extent.end());
+            self.file.write_at(BufList::zeroes((end - at) as usize), at).await.map_err(io)?;
+            at = end;
+        }
+        self.file.sync_data().await.map_err(io)
+    }
+}
+
+fn past_the_end(extent: Extent, size: u64) -> Error {
+    Error::new(ErrorKind::OutOfRange, format!("{} bytes at {} of {size}", extent.len, extent.offset))
 }
 
 /// A read or write at work.
@@ -79,12 +119,13 @@ impl Drop for AtWork {
 
 impl BlockDevice for Backend {
     fn geometry(&self) -> Geometry {
-        Geometry { size: self.size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
+        Geometry { size: self.size.get(), block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
         let (file, gate) = (self.file.clone(), self.gate.clone());
         let (under_way, ended, record) = (self.under_way.clone(), self.ended.clone(), self.record.clone());
+        let size = self.size.clone();
         Box::pin(async move {
             let io = |error| Error::from_io(error, "the backend");
             let mut _at_work = None;
@@ -92,6 +133,9 @@ impl BlockDevice for Backend {
                 let write = request.is_write();
                 let free = || under_way.borrow().is_free(extent, write, record.released.get());
                 ended.wait_until(free).await;
+                if extent.end() > size.get() {
+                    return Err(past_the_end(extent, size.get()));
+                }
                 under_way.borrow_mut().of(write).push(extent);
                 _at_work = Some(AtWork { under_way, ended, extent, write });
             }
@@ -150,7 +194,6 @@ mod tests {
     use forebay_reactor::{Buf, spawn};
 
     use super::*;
-    use crate::World;
     use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
 
     /// What a read shows that a write overtakes.
@@ -168,7 +211,8 @@ mod tests {
         let ran = world.run(&reactor, async move {
             let record = Rc::new(Record::default());
             record.released.set(released);
-            let backend = Backend::open(64 << 10, record).expect("a backend");
+            record.size.set(64 << 10);
+            let backend = Backend::open(record).expect("a backend");
             let read = spawn(backend.submit(Request::Read(Extent::new(4096, 4096))));
             let data = Buf::copy_of(&[7; 4096]).into();
             let write = spawn(backend.submit(Request::Write { offset: 4096, data, fua: false }));

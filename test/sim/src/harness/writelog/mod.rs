@@ -1,6 +1,7 @@
 //! Runs of the write log: on a disk or in persistent memory, in front of a disk that keeps what was flushed.
 
 mod backend;
+mod resizing;
 mod scenario;
 
 use std::cell::{Cell, RefCell};
@@ -18,12 +19,13 @@ use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOpti
 pub use scenario::{LogScenario, LogTally};
 
 use self::backend::Backend;
+use self::resizing::Resizing;
 use super::{Failure, guarded};
 use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
 use crate::oracle::{BlockOracle, Expected, ORDER_SECTOR, OrderOracle};
 use crate::pmem::SimPmem;
 use crate::rng::Rng;
-use crate::workload::{BlockLoad, verify_blocks};
+use crate::workload::{BlockLoad, Stream, verify_blocks};
 use crate::world::{CrashKind, Stop, World};
 
 const LOG: &str = "/logs/shelf";
@@ -136,11 +138,13 @@ fn describe(request: &Request) -> String {
     }
 }
 
-/// The record that is kept with the image.
+/// The records that are kept with the image.
 #[derive(Default)]
 struct Record {
     epoch: Cell<u64>,
     released: Cell<bool>,
+    /// Bytes of the volume.
+    size: Cell<u64>,
 }
 
 impl Owner for Record {
@@ -163,6 +167,8 @@ struct Run {
     load: BlockLoad,
     version: Rc<Cell<u64>>,
     before: CrashKind,
+    /// What the host has been told of the volume's size.
+    told_size: Rc<Cell<u64>>,
     tally: LogTally,
     crash_at: Option<u64>,
     crashed_as_told: bool,
@@ -177,11 +183,23 @@ enum End {
 
 type Opened = Rc<RefCell<Option<Rc<WriteLog>>>>;
 
+/// Shortest writes of a stream: from here on the log would be gone round by itself.
+const STREAM_MIN: u64 = 256 << 10;
+
 impl Run {
     fn new(world: World, scenario: LogScenario, crash_at: Option<u64>) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let mut load = BlockLoad::draw(&mut rng, scenario.size);
         load.requests = if crash_at.is_some() { 16 } else { 20 + rng.below(100) as usize };
+        if scenario.streams {
+            load.span = scenario.size;
+            load.stream = Some(Stream { least: STREAM_MIN, next: Rc::default() });
+        }
+        let record = Record::default();
+        record.size.set(scenario.size);
+        let mut blocks = BlockOracle::new(Expected::nothing());
+        blocks.set_size(scenario.size, scenario.size);
+        let told_size = Rc::new(Cell::new(scenario.size));
         let pmem = scenario.medium == MediumKind::Pmem;
         let memory = pmem.then(|| SimPmem::new(&world, (1 << 20) + 2 * scenario.log_size));
         let tally = LogTally { runs: 1, pmem: u64::from(pmem), ..LogTally::default() };
@@ -190,13 +208,14 @@ impl Run {
             scenario,
             rng,
             memory,
-            blocks: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
+            blocks: Rc::new(RefCell::new(blocks)),
             order: Rc::default(),
-            record: Rc::default(),
+            record: Rc::new(record),
             log: None,
             load,
             version: Rc::default(),
             before: CrashKind::Power,
+            told_size,
             tally,
             crash_at,
             crashed_as_told: false,
@@ -284,7 +303,16 @@ impl Run {
         if let Some(memory) = &self.memory {
             memory.crash(kind, &mut self.rng);
         }
-        self.blocks.borrow_mut().crash();
+        {
+            let mut blocks = self.blocks.borrow_mut();
+            blocks.crash();
+            let (told, size) = (self.told_size.get(), self.record.size.get());
+            blocks.set_size(size, size);
+            if size < told {
+                blocks.cut(Extent::new(size, told - size));
+            }
+            self.told_size.set(size);
+        }
         self.order.borrow_mut().crash();
         self.before = kind;
         self.backend_alone()
@@ -304,10 +332,16 @@ impl Run {
         self.tally.groups += stats.groups;
         self.tally.overwritten += stats.overwritten;
         self.tally.direct += stats.direct;
+        self.tally.direct_bytes += stats.direct_bytes;
         self.tally.throttled += stats.throttled;
         self.tally.hit_bytes += stats.hit_bytes;
         self.tally.backend_errors += stats.backend_errors;
         self.tally.turned_off += u64::from(!log.mode().is_on());
+    }
+
+    /// What of the volume is looked at.
+    fn span(&self) -> u64 {
+        self.load.span.min(self.record.size.get())
     }
 
     fn violation(&self) -> std::result::Result<(), String> {
@@ -322,7 +356,7 @@ impl Run {
         }
     }
 
-    async fn open(&mut self) -> Result<Rc<WriteLog>> {
+    async fn open(&mut self) -> Result<(Rc<WriteLog>, Rc<Backend>)> {
         let shelf = self.shelf().await?;
         if let Some(id) = self.log
             && self.record.released.get()
@@ -361,16 +395,16 @@ impl Run {
             shelf.inspect(&id).await?;
         }
         let log = shelf.open_log(&id, VOLUME, self.record.epoch.get()).await?;
-        let backend = Rc::new(Backend::open(self.scenario.size, self.record.clone())?);
-        Ok(WriteLog::new(backend, log, self.record.clone(), self.scenario.options()))
+        let backend = Rc::new(Backend::open(self.record.clone())?);
+        Ok((WriteLog::new(backend.clone(), log, self.record.clone(), self.scenario.options()), backend))
     }
 
     async fn live(&mut self, end: End, opened: Opened) -> Result<()> {
         const PATIENCE: Duration = Duration::from_secs(200);
         let late = |what: &str| Error::new(ErrorKind::TimedOut, format!("{what} takes longer than {PATIENCE:?}"));
-        let log = self.open().await?;
+        let (log, backend) = self.open().await?;
         *opened.borrow_mut() = Some(log.clone());
-        verify_blocks(&*log, &self.blocks, self.load.span, self.before).await?;
+        verify_blocks(&*log, &self.blocks, self.span(), self.before).await?;
         if self.scenario.log_fails {
             let ppm = *self.rng.pick(&[5_000, 50_000, 300_000]);
             let faults = DiskFaults { write_error_ppm: ppm, sync_error_ppm: ppm, ..DiskFaults::none() };
@@ -384,7 +418,23 @@ impl Run {
             strict,
             world: self.world.clone(),
         });
-        let cutting = self.rng.one_in(3).then(|| {
+        // A snapshot is not taken while the size changes: whoever does either has the image to himself.
+        let resizing = (self.scenario.resizes > 0).then(|| {
+            let resizing = Resizing {
+                log: log.clone(),
+                backend,
+                world: self.world.clone(),
+                blocks: self.blocks.clone(),
+                order: self.order.clone(),
+                told_size: self.told_size.clone(),
+                // Where the load is, and a little past it.
+                most: (self.load.span + self.load.span / 4).min(self.scenario.size),
+                may_fail: self.scenario.backend_error_ppm > 0,
+                rng: self.rng.fork(),
+            };
+            spawn(resizing.all(self.scenario.resizes))
+        });
+        let cutting = (resizing.is_none() && self.rng.one_in(3)).then(|| {
             let (log, order, world) = (log.clone(), self.order.clone(), self.world.clone());
             let (wait, hold) = (self.rng.below(20_000), self.rng.below(10_000));
             spawn(async move {
@@ -397,6 +447,11 @@ impl Run {
         if let Some(cutting) = cutting {
             let cut = timeout(PATIENCE, cutting).await.map_err(|_| late("a cut"))?;
             self.tally.cuts += u64::from(cut?);
+        }
+        if let Some(resizing) = resizing {
+            let (shrunk, grown) = timeout(PATIENCE, resizing).await.map_err(|_| late("a change of size"))??;
+            self.tally.shrunk += shrunk;
+            self.tally.grown += grown;
         }
         if let End::Close { flush } = end {
             let closed = timeout(PATIENCE, log.close(flush)).await.map_err(|_| late("closing"))?;
@@ -417,15 +472,15 @@ impl Run {
         let reactor = self.world.reactor();
         let world = self.world.clone();
         let ran = world.run(&reactor, async {
-            let log = self.open().await?;
-            verify_blocks(&*log, &self.blocks, self.load.span, self.before).await?;
+            let (log, _) = self.open().await?;
+            verify_blocks(&*log, &self.blocks, self.span(), self.before).await?;
             log.close(true).await?;
             if let Mode::Failed(error) = log.mode() {
                 return Err(error);
             }
             // What is in the log no longer matters.
-            let backend = Backend::open(self.scenario.size, self.record.clone())?;
-            verify_blocks(&backend, &self.blocks, self.load.span, CrashKind::Power).await?;
+            let backend = Backend::open(self.record.clone())?;
+            verify_blocks(&backend, &self.blocks, self.span(), CrashKind::Power).await?;
             Ok::<(), Error>(())
         });
         ran.map_err(|stop| stop.to_string())?.map_err(|error| format!("the last life: {error:?}"))?;

@@ -52,6 +52,10 @@ pub struct LogScenario {
     pub kill_ppm: u32,
     /// What a crash does to writes that were not synced.
     pub crash: CrashPolicy,
+    /// Changes of the volume's size in each life, under load.
+    pub resizes: u64,
+    /// Long sequential writes are among the load.
+    pub streams: bool,
 }
 
 impl LogScenario {
@@ -66,7 +70,7 @@ impl LogScenario {
         };
         let log_fails = medium == MediumKind::Ssd && rng.one_in(10);
         let backend_error_ppm = if log_fails { 0 } else { *rng.pick(&[0, 0, 0, 20_000]) };
-        Self {
+        let drawn = Self {
             seed,
             medium,
             sector: *rng.pick(&[512, 4096]),
@@ -93,6 +97,20 @@ impl LogScenario {
             close_ppm: *rng.pick(&[0, 100_000, 300_000]),
             kill_ppm: *rng.pick(&[0, 0, 200_000, 1_000_000]),
             crash,
+            resizes: 0,
+            streams: false,
+        };
+        let drawn = Self { resizes: *rng.pick(&[0, 0, 0, 1, 4]), ..drawn };
+        if !rng.one_in(8) {
+            return drawn;
+        }
+        // Room for some of them, in the volume and in the log.
+        Self {
+            streams: true,
+            size: 2 << 20,
+            log_size: *rng.pick(&[1 << 20, 4 << 20]),
+            direct_min: *rng.pick(&[None, Some(256 << 10), Some(256 << 10), Some(512 << 10)]),
+            ..drawn
         }
     }
 
@@ -138,6 +156,8 @@ pub struct LogTally {
     pub overwritten: u64,
     /// Writes that went round the log.
     pub direct: u64,
+    /// Bytes of these.
+    pub direct_bytes: u64,
     /// Writes that were held back.
     pub throttled: u64,
     /// Bytes read from the log.
@@ -148,6 +168,10 @@ pub struct LogTally {
     pub cuts: u64,
     /// Times that writing back failed and was tried again.
     pub backend_errors: u64,
+    /// Times that the volume was made shorter.
+    pub shrunk: u64,
+    /// Times that it was made longer.
+    pub grown: u64,
 }
 
 impl LogTally {
@@ -167,10 +191,13 @@ impl LogTally {
         add(&mut self.groups, other.groups);
         add(&mut self.overwritten, other.overwritten);
         add(&mut self.direct, other.direct);
+        add(&mut self.direct_bytes, other.direct_bytes);
         add(&mut self.throttled, other.throttled);
         add(&mut self.hit_bytes, other.hit_bytes);
         add(&mut self.turned_off, other.turned_off);
         add(&mut self.cuts, other.cuts);
         add(&mut self.backend_errors, other.backend_errors);
+        add(&mut self.shrunk, other.shrunk);
+        add(&mut self.grown, other.grown);
     }
 }
