@@ -20,10 +20,10 @@ fn allowed(importer: &str, imported: &str, dev: bool) -> bool {
         "bin" => !imported.starts_with("test/") && imported != "xtask",
         "test" => imported != "xtask",
         "backend" if imported == "base/messenger" => true,
-        "front" if imported == "base/tls" => true,
+        "front" if ["base/serve", "base/tls"].contains(&imported) => true,
         "front" | "volume" | "backend" => ["base/block", "base/reactor", "base/accel"].contains(&imported),
         "base" => match importer {
-            "base/block" => imported == "base/reactor",
+            "base/block" | "base/serve" => imported == "base/reactor",
             "base/messenger" => ["base/reactor", "base/accel"].contains(&imported),
             _ => false,
         },

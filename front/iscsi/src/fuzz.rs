@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use forebay_serve::Want;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::scsi::cdb::{self, PrOut, Transfer};
@@ -9,7 +10,7 @@ use crate::scsi::{BLOCK, copy, inquiry, mode, opcodes, reserve};
 use crate::session::chap::{Chap, Credential};
 use crate::session::login::{Access, Denied, Directory, Login, SEED_LEN, Then};
 use crate::session::params::Offer;
-use crate::session::receive::{Garbled, Pools, Receiver, Rules, Want};
+use crate::session::receive::{Garbled, Pools, Receiver, Rules};
 use crate::session::text;
 use crate::wire::{BHS_LEN, Bhs, LoginRequest};
 

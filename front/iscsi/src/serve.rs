@@ -13,19 +13,16 @@ mod requests;
 mod tasks;
 mod units;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::BlockDevice;
-use forebay_reactor::sync::Notify;
-use forebay_reactor::{Addr, Listener, Stream, sleep, spawn};
+use forebay_reactor::{Addr, Listener, Stream, spawn};
+use forebay_serve::{Bell, Connections};
 
 use crate::session::params::Offer;
 use crate::session::receive::Pools;
@@ -35,9 +32,6 @@ use crate::unit::Unit;
 use connection::{Connection, End};
 use handshake::Handshake;
 use local::Local;
-
-/// How long accepting rests after it failed, as it does when there are no file descriptors left.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// How this core reaches the devices of units.
 pub trait Devices {
@@ -99,40 +93,13 @@ impl Cores {
     }
 }
 
-/// How the server reaches a connection that has not logged in yet.
-#[derive(Default)]
-pub(crate) struct Control {
-    stopping: Cell<bool>,
-    task: RefCell<Option<Waker>>,
-}
-
-impl Control {
-    fn stop(&self) {
-        self.stopping.set(true);
-        if let Some(task) = &*self.task.borrow() {
-            task.wake_by_ref();
-        }
-    }
-
-    fn set_task(&self, waker: &Waker) {
-        let mut task = self.task.borrow_mut();
-        if !task.as_ref().is_some_and(|task| task.will_wake(waker)) {
-            *task = Some(waker.clone());
-        }
-    }
-}
-
 /// A server on one core.  Several cores each have their own, on one shared listener and with the same [`Site`].
 pub struct Server {
     site: Site,
     options: Options,
     pools: Rc<Pools>,
     cores: Rc<Cores>,
-    connections: RefCell<BTreeMap<u64, Rc<Control>>>,
-    next_connection: Cell<u64>,
-    stopping: Cell<bool>,
-    /// A connection has gone, or the server is to stop.
-    changed: Notify,
+    connections: Rc<Connections<Rc<Bell>>>,
 }
 
 impl Server {
@@ -143,10 +110,7 @@ impl Server {
             options,
             pools: Rc::new(Pools::new()),
             cores: Rc::new(Cores { devices, locals: RefCell::default() }),
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
-            stopping: Cell::new(false),
-            changed: Notify::new(),
+            connections: Connections::new(),
         })
     }
 
@@ -157,67 +121,39 @@ impl Server {
 
     /// Connections now, those that still log in too.
     pub fn connections(&self) -> usize {
-        self.connections.borrow().len()
+        self.connections.len()
     }
 
     /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
     pub async fn serve(self: Rc<Self>, listener: Listener) {
         tracing::info!(addr = %listener.local_addr(), target = self.site.target(), "serving iSCSI");
-        while !self.stopping.get() {
-            match self.unless_stopped(listener.accept()).await {
-                Some(Ok((stream, peer))) => self.adopt(stream, peer),
-                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "accepting a connection failed");
-                    self.unless_stopped(sleep(ACCEPT_REST)).await;
-                }
-                None => break,
-            }
-        }
+        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer)).await;
     }
 
     /// Serves a connection that was accepted elsewhere.
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr) {
         self.site.counters().count(SiteEvent::Accepted);
-        if self.stopping.get() || self.connections() >= self.options.connections_max {
+        if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.site.counters().count(SiteEvent::TurnedAway);
             tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
             return;
         }
-        let id = self.next_connection.get();
-        self.next_connection.set(id + 1);
-        let control = Rc::new(Control::default());
-        self.connections.borrow_mut().insert(id, control.clone());
-        let place = Place { server: self.clone(), id };
+        let control = Rc::new(Bell::default());
+        let place = self.connections.enter(control.clone());
+        let server = self.clone();
         drop(spawn(async move {
-            place.server.connection(&control, stream, peer).await;
+            server.connection(&control, stream, peer).await;
             drop(place);
         }));
     }
 
     /// Stops accepting, ends all connections, their commands under way first, and waits until they are gone.
     pub async fn stop(&self) {
-        self.stopping.set(true);
-        self.connections.borrow().values().for_each(|control| control.stop());
-        self.changed.notify_all();
-        self.changed.wait_until(|| self.connections.borrow().is_empty()).await;
-    }
-
-    /// What `future` comes to; `None` when the server is stopped before.
-    async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
-        let mut future = pin!(future);
-        let mut stopped = pin!(self.changed.wait_until(|| self.stopping.get()));
-        std::future::poll_fn(|cx| {
-            if stopped.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
+        self.connections.stop(|control| control.stop()).await;
     }
 
     /// A connection from its first byte to its last.
-    async fn connection(&self, control: &Control, stream: Stream, peer: Addr) {
+    async fn connection(&self, control: &Bell, stream: Stream, peer: Addr) {
         let ready = match (Handshake { server: self, control, stream: &stream, peer: &peer }).run().await {
             Ok(ready) => ready,
             Err(ended) => {
@@ -253,18 +189,5 @@ impl Server {
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({} connections)", self.connections())
-    }
-}
-
-/// A connection's place in the list, given up when its task ends, however it ends.
-struct Place {
-    server: Rc<Server>,
-    id: u64,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.server.connections.borrow_mut().remove(&self.id);
-        self.server.changed.notify_all();
     }
 }

@@ -5,26 +5,19 @@ mod handshake;
 mod work;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, Error, ErrorKind, Geometry, LocalFuture, Result};
-use forebay_reactor::sync::Notify;
-use forebay_reactor::{Addr, Listener, Stream, sleep, spawn, wall_clock};
+use forebay_reactor::{Addr, Listener, Stream, spawn, wall_clock};
+use forebay_serve::{Bell, Connections};
 
 use crate::session::{ExportInfo, Pools, Rules};
 use crate::stats::Stats;
 use crate::wire;
 use connection::{End, Transmission};
 use handshake::Handshake;
-
-/// How long accepting rests after it failed, as it does when there are no file descriptors left.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// An export's name and description, as lists show them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,28 +153,7 @@ impl Default for Options {
 pub(crate) struct Control {
     /// The canonical name of its export, once it has one.
     export: RefCell<Option<String>>,
-    stopping: Cell<bool>,
-    task: RefCell<Option<Waker>>,
-}
-
-impl Control {
-    fn stopping(&self) -> bool {
-        self.stopping.get()
-    }
-
-    fn stop(&self) {
-        self.stopping.set(true);
-        if let Some(task) = &*self.task.borrow() {
-            task.wake_by_ref();
-        }
-    }
-
-    fn set_task(&self, waker: &Waker) {
-        let mut task = self.task.borrow_mut();
-        if !task.as_ref().is_some_and(|task| task.will_wake(waker)) {
-            *task = Some(waker.clone());
-        }
-    }
+    bell: Bell,
 }
 
 /// A server on one core.  Several cores each have their own, on one shared listener, with the same [`Stats`].
@@ -190,13 +162,9 @@ pub struct Server {
     options: Options,
     stats: Stats,
     pools: Rc<Pools>,
-    connections: RefCell<BTreeMap<u64, Rc<Control>>>,
-    next_connection: Cell<u64>,
-    stopping: Cell<bool>,
+    connections: Rc<Connections<Rc<Control>>>,
     /// Calls of [`detach`](Self::detach) so far: an export that was being opened meanwhile is opened again.
     detaches: Cell<u64>,
-    /// A connection has gone, or the server is to stop.
-    changed: Notify,
 }
 
 impl Server {
@@ -207,11 +175,8 @@ impl Server {
             options,
             stats,
             pools: Rc::new(Pools::new()),
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
-            stopping: Cell::new(false),
+            connections: Connections::new(),
             detaches: Cell::new(0),
-            changed: Notify::new(),
         })
     }
 
@@ -222,40 +187,28 @@ impl Server {
 
     /// Connections now, those that still negotiate too.
     pub fn connections(&self) -> usize {
-        self.connections.borrow().len()
+        self.connections.len()
     }
 
     /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
     pub async fn serve(self: Rc<Self>, listener: Listener) {
         tracing::info!(addr = %listener.local_addr(), "serving NBD");
-        while !self.stopping.get() {
-            match self.unless_stopped(listener.accept()).await {
-                Some(Ok((stream, peer))) => self.adopt(stream, peer),
-                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "accepting a connection failed");
-                    self.unless_stopped(sleep(ACCEPT_REST)).await;
-                }
-                None => break,
-            }
-        }
+        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer)).await;
     }
 
     /// Serves a connection that was accepted elsewhere.
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr) {
         self.stats.count(|counts| counts.accepted += 1);
-        if self.stopping.get() || self.connections() >= self.options.connections_max {
+        if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.stats.count(|counts| counts.turned_away += 1);
             tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
             return;
         }
-        let id = self.next_connection.get();
-        self.next_connection.set(id + 1);
         let control = Rc::new(Control::default());
-        self.connections.borrow_mut().insert(id, control.clone());
-        let place = Place { server: self.clone(), id };
+        let place = self.connections.enter(control.clone());
+        let server = self.clone();
         drop(spawn(async move {
-            place.server.connection(&control, stream, peer).await;
+            server.connection(&control, stream, peer).await;
             drop(place);
         }));
     }
@@ -267,31 +220,15 @@ impl Server {
     pub async fn detach(&self, name: &str) -> usize {
         self.detaches.set(self.detaches.get() + 1);
         let matches = |control: &Rc<Control>| control.export.borrow().as_deref() == Some(name);
-        let found: Vec<_> = self.connections.borrow().values().filter(|control| matches(control)).cloned().collect();
-        found.iter().for_each(|control| control.stop());
-        self.changed.wait_until(|| !self.connections.borrow().values().any(matches)).await;
+        let found: Vec<_> = self.connections.list().values().filter(|control| matches(control)).cloned().collect();
+        found.iter().for_each(|control| control.bell.stop());
+        self.connections.wait_for_none(matches).await;
         found.len()
     }
 
     /// Stops accepting, ends all connections as [`detach`](Self::detach) does, and waits until they are gone.
     pub async fn stop(&self) {
-        self.stopping.set(true);
-        self.connections.borrow().values().for_each(|control| control.stop());
-        self.changed.notify_all();
-        self.changed.wait_until(|| self.connections.borrow().is_empty()).await;
-    }
-
-    /// What `future` comes to; `None` when the server is stopped before.
-    async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
-        let mut future = pin!(future);
-        let mut stopped = pin!(self.changed.wait_until(|| self.stopping.get()));
-        std::future::poll_fn(|cx| {
-            if stopped.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
+        self.connections.stop(|control| control.bell.stop()).await;
     }
 
     /// A connection from its first byte to its last.
@@ -342,18 +279,5 @@ impl Server {
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({} connections)", self.connections())
-    }
-}
-
-/// A connection's place in the list, given up when its task ends, however it ends.
-struct Place {
-    server: Rc<Server>,
-    id: u64,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.server.connections.borrow_mut().remove(&self.id);
-        self.server.changed.notify_all();
     }
 }

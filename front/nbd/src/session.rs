@@ -11,7 +11,7 @@ mod reply;
 
 pub use command::{Action, Command, Rules};
 pub use negotiation::{Agreed, Ask, Negotiation, Purpose, Step};
-pub use receive::{Payload, Pools, Receiver, Want};
+pub use receive::{Payload, Pools, Receiver};
 pub use reply::{Origin, Replies, StatusRun};
 
 use forebay_block::{Error, ErrorKind};

@@ -13,17 +13,14 @@ mod work;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io as std_io;
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::BlockDevice;
 use forebay_block::reservation::{Reservations, View};
-use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, JoinHandle, Listener, Stream, sleep, spawn};
+use forebay_serve::Connections;
 
 use crate::session::Pools;
 use crate::session::io::Rules;
@@ -31,8 +28,6 @@ use crate::target::{BLOCK_SHIFT, Control, Namespace, Port, Target};
 use budget::Budget;
 use connection::{Connection, End};
 
-/// How long accepting rests after it failed, as it does when there are no file descriptors left.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often is looked whether the commands of a namespace that is to go have ended.
 const LEAVING_LOOK: Duration = Duration::from_millis(1);
 
@@ -91,13 +86,9 @@ pub struct Server {
     tls: OnceCell<tls::Shared>,
     hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
     namespaces: RefCell<OpenNamespaces>,
-    connections: RefCell<BTreeMap<u64, Arc<Control>>>,
-    next_connection: Cell<u64>,
+    connections: Rc<Connections<Arc<Control>>>,
     /// Connections that are no queue yet, or whose host has still to show who it is.
     fresh: Cell<usize>,
-    stopping: Cell<bool>,
-    /// A connection has gone, or the server is to stop.
-    changed: Notify,
 }
 
 impl Server {
@@ -112,11 +103,8 @@ impl Server {
             tls: OnceCell::new(),
             hosts: RefCell::default(),
             namespaces: RefCell::default(),
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
+            connections: Connections::new(),
             fresh: Cell::new(0),
-            stopping: Cell::new(false),
-            changed: Notify::new(),
         })
     }
 
@@ -127,7 +115,7 @@ impl Server {
 
     /// Connections now, those without a queue too.
     pub fn connections(&self) -> usize {
-        self.connections.borrow().len()
+        self.connections.len()
     }
 
     /// Bytes of data of commands that are under way or not sent yet.
@@ -138,17 +126,7 @@ impl Server {
     /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
     pub async fn serve(self: Rc<Self>, listener: Listener, port: Arc<Port>) {
         tracing::info!(addr = %listener.local_addr(), port = port.id, "serving NVMe/TCP");
-        while !self.stopping.get() {
-            match self.unless_stopped(listener.accept()).await {
-                Some(Ok((stream, peer))) => self.adopt(stream, peer, port.clone()),
-                Some(Err(error)) if error.kind() == std_io::ErrorKind::ConnectionAborted => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "accepting a connection failed");
-                    self.unless_stopped(sleep(ACCEPT_REST)).await;
-                }
-                None => break,
-            }
-        }
+        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer, port.clone())).await;
     }
 
     /// Serves a connection that was accepted elsewhere.
@@ -157,30 +135,28 @@ impl Server {
         stats.count(|counts| counts.accepted += 1);
         let limits = self.target.limits();
         let (max, fresh_max) = (limits.connections_max, limits.handshakes_max);
-        if self.stopping.get() || self.connections() >= max || self.fresh.get() >= fresh_max {
+        if self.connections.stopping() || self.connections() >= max || self.fresh.get() >= fresh_max {
             stats.count(|counts| counts.turned_away += 1);
             tracing::warn!(%peer, max, fresh_max, "a connection too many is turned away");
             return;
         }
-        let id = self.next_connection.get();
-        self.next_connection.set(id + 1);
         let control = Arc::new(Control::default());
-        self.connections.borrow_mut().insert(id, control.clone());
-        let place = Place { server: self.clone(), id };
+        let place = self.connections.enter(control.clone());
+        let server = self.clone();
         let connection = Connection::new(self.clone(), port, stream, peer.clone(), control);
         drop(spawn(async move {
             let end = connection.run().await;
             match &end {
                 End::Fatal(fatal) => {
-                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, reason = %fatal, "a connection is ended");
                 }
                 End::TooSlow => {
-                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, "a connection is ended that did not become a queue in time");
                 }
                 End::Refused | End::Overdue => {
-                    place.server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, ?end, "a connection is ended");
                 }
                 End::Socket(error) => tracing::info!(%peer, %error, "a connection failed"),
@@ -195,7 +171,7 @@ impl Server {
     pub async fn let_go(&self) {
         self.forget_removed();
         // A connection keeps its last namespace at hand; it looks anew when it is woken.
-        self.connections.borrow().values().for_each(|control| control.wake());
+        self.connections.list().values().for_each(|control| control.wake());
         loop {
             {
                 let leaving = &mut self.namespaces.borrow_mut().leaving;
@@ -229,10 +205,7 @@ impl Server {
 
     /// Stops accepting, ends all connections, their commands under way first, and waits until they are gone.
     pub async fn stop(&self) {
-        self.stopping.set(true);
-        self.connections.borrow().values().for_each(|control| control.stop());
-        self.changed.notify_all();
-        self.changed.wait_until(|| self.connections.borrow().is_empty()).await;
+        self.connections.stop(|control| control.stop()).await;
         self.namespaces.borrow_mut().open.clear();
     }
 
@@ -275,19 +248,6 @@ impl Server {
         hosts.insert(host.to_owned(), Rc::downgrade(&budget));
         budget
     }
-
-    /// What `future` comes to; `None` when the server is stopped before.
-    async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
-        let mut future = pin!(future);
-        let mut stopped = pin!(self.changed.wait_until(|| self.stopping.get()));
-        std::future::poll_fn(|cx| {
-            if stopped.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(None);
-            }
-            future.as_mut().poll(cx).map(Some)
-        })
-        .await
-    }
 }
 
 /// Tells hosts of what happens to their registrations and reservations.
@@ -306,18 +266,5 @@ async fn tell_reservations(target: Target, namespace: Arc<Namespace>, reservatio
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({} connections)", self.connections())
-    }
-}
-
-/// A connection's place in the list, given up when its task ends, however it ends.
-struct Place {
-    server: Rc<Server>,
-    id: u64,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.server.connections.borrow_mut().remove(&self.id);
-        self.server.changed.notify_all();
     }
 }

@@ -17,7 +17,7 @@ mod transfer;
 
 pub use controller::{Controller, Event, Features, Kind, Power};
 pub use pools::Pools;
-pub use receive::{Agreed, Pdu, Receiver, Want};
+pub use receive::{Agreed, Pdu, Receiver};
 pub use reply::Replies;
 pub use transfer::Transfers;
 

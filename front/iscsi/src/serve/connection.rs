@@ -11,6 +11,7 @@ use forebay_block::{BufList, BufMut};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Instant, Stream, now, sleep};
+use forebay_serve::{Bell, Intake, Traffic, Want, exchange};
 
 use super::execute::Work;
 use super::gather::Gather;
@@ -19,9 +20,9 @@ use super::outbox::{Outbox, Pending, Role};
 use super::remains::Remains;
 use super::requests::Waiting;
 use super::units::Units;
-use super::{Control, Options, Server};
+use super::{Options, Server};
 use crate::scsi::reserve;
-use crate::session::receive::{Garbled, Pdu, Receiver, Want};
+use crate::session::receive::{Garbled, Pdu, Receiver};
 use crate::signal::{Signal, Stop};
 use crate::site::Entered;
 use crate::unit::Order;
@@ -66,20 +67,9 @@ pub(super) enum End {
     Stopped,
 }
 
-/// What a look at the received bytes came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Intake {
-    /// More has to be received.
-    Hungry,
-    /// Too much waits to be sent.
-    Full,
-    /// The turn has been long enough.
-    Tired,
-}
-
 pub(super) struct Connection<'a> {
     stream: Stream,
-    control: &'a Control,
+    control: &'a Bell,
     pub(super) options: &'a Options,
     pub(super) signal: Arc<Signal>,
     receiver: Receiver,
@@ -115,7 +105,7 @@ pub(super) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     /// A connection with its session; `None` when the initiator's name cannot be told apart from others.
-    pub(super) fn new(server: &'a Server, control: &'a Control, stream: Stream, ready: LoggedIn) -> Option<Self> {
+    pub(super) fn new(server: &'a Server, control: &'a Bell, stream: Stream, ready: LoggedIn) -> Option<Self> {
         let LoggedIn { login, entered, receiver } = ready;
         let Server { site, options, pools, cores, .. } = server;
         let session = entered.session().clone();
@@ -153,10 +143,9 @@ impl<'a> Connection<'a> {
     /// Serves until the connection ends.  All commands that were begun are done by then, or the time that
     /// [`Options::drain_timeout`] gives them is over.
     pub(super) async fn run(mut self) -> End {
-        let mut receiving = std::pin::pin!(None);
-        let mut sending = std::pin::pin!(None);
-        let end =
-            std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await;
+        let stream = self.stream.clone();
+        let receive = |want| forebay_serve::receive(stream.clone(), want);
+        let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
         if !self.work.is_empty() {
             let Self { work, outbox, mut units, entered, .. } = self;
             Remains { work, outbox, luns: units.take_luns(), leaving: entered.leave() }.carry();
@@ -164,79 +153,12 @@ impl<'a> Connection<'a> {
         end
     }
 
-    fn turn<R, S>(
-        &mut self,
-        cx: &mut Context<'_>,
-        (receive, mut receiving): (impl Fn(Stream, Want) -> R, Pin<&mut Option<R>>),
-        (send, mut sending): (impl Fn(Stream, BufList) -> S, Pin<&mut Option<S>>),
-    ) -> Poll<End>
-    where
-        R: Future<Output = (io::Result<usize>, BufMut)>,
-        S: Future<Output = io::Result<()>>,
-    {
-        self.now = now();
-        self.work.set_task(cx.waker());
-        self.control.set_task(cx.waker());
-        self.signal.set_task(cx.waker());
-        self.look_around(cx);
-        let (outbox, now) = (&mut self.outbox, self.now);
-        self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
-        self.begin_waiting();
-
-        let mut budget = TURN_PDUS;
-        loop {
-            let mut again = false;
-            if let Some(future) = receiving.as_mut().as_pin_mut()
-                && let Poll::Ready((result, buf)) = future.poll(cx)
-            {
-                receiving.set(None);
-                self.received(result, buf);
-            }
-            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(&mut budget) };
-            loop {
-                if sending.is_none()
-                    && let Some(batch) = self.outbox.next_batch()
-                {
-                    sending.set(Some(send(self.stream.clone(), batch)));
-                }
-                let Some(future) = sending.as_mut().as_pin_mut() else { break };
-                let Poll::Ready(result) = future.poll(cx) else { break };
-                sending.set(None);
-                self.outbox.sent();
-                self.begin_waiting();
-                again |= intake == Intake::Full;
-                if let Err(error) = result {
-                    self.outbox.deafen();
-                    self.stop_receiving(End::Socket(error));
-                }
-            }
-            if receiving.is_none() && intake == Intake::Hungry && self.end.is_none() {
-                let want = self.receiver.want();
-                receiving.set(Some(receive(self.stream.clone(), want)));
-                again = true;
-            }
-            if intake == Intake::Tired {
-                cx.waker().wake_by_ref();
-                break;
-            }
-            if !again {
-                break;
-            }
-        }
-        self.outbox.flush_tallies();
-        if self.end.is_some() {
-            // What is still to come is not wanted.
-            receiving.set(None);
-        }
-        self.ended(cx)
-    }
-
     /// What others want of this session, and what time asks for.
     fn look_around(&mut self, cx: &mut Context<'_>) {
         if self.signal.take_told() {
             self.follow_orders();
         }
-        let stop = match (self.signal.stopping(), self.control.stopping.get()) {
+        let stop = match (self.signal.stopping(), self.control.stopping()) {
             (Stop::No, false) => None,
             (Stop::No, true) => Some(Stop::Shutdown),
             (why, _) => Some(why),
@@ -317,19 +239,6 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
-        self.heard = self.now;
-        match result {
-            Ok(0) => {
-                let whole = self.receiver.ended(buf);
-                self.stop_receiving(if whole { End::Closed } else { End::Broken });
-            }
-            Ok(got) => self.receiver.received(buf, got),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
-            Err(error) => self.stop_receiving(End::Socket(error)),
-        }
-    }
-
     pub(super) fn stop_receiving(&mut self, end: End) {
         if self.end.is_some() {
             return;
@@ -342,52 +251,6 @@ impl<'a> Connection<'a> {
         // From here on what is under way has only so much time.
         self.timer = Some(sleep(self.options.drain_timeout));
         self.lingered = true;
-    }
-
-    /// Takes the PDUs that have arrived.
-    fn take_in(&mut self, budget: &mut u32) -> Intake {
-        loop {
-            if self.end.is_some() {
-                return Intake::Hungry;
-            }
-            if self.outbox.is_full() || self.work.len() >= self.options.commands_max as usize + EXTRA_MAX {
-                return Intake::Full;
-            }
-            if *budget == 0 {
-                return Intake::Tired;
-            }
-            match self.receiver.next_pdu() {
-                Ok(Some(pdu)) => {
-                    *budget -= 1;
-                    if let Err(violation) = self.handle(pdu) {
-                        self.stop_receiving(End::Violation(violation));
-                    }
-                }
-                Ok(None) => return Intake::Hungry,
-                Err(garbled) => self.stop_receiving(End::Violation(garbled.into())),
-            }
-        }
-    }
-
-    /// Ready when nothing is left to do, or the time for it is over.
-    fn ended(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        let mut timed_out = false;
-        while let Some(timer) = &mut self.timer
-            && Pin::new(timer).poll(cx).is_ready()
-        {
-            timed_out = self.lingered;
-            self.timer = (!timed_out).then(|| sleep(self.options.drain_timeout));
-            self.lingered = true;
-        }
-        let quiet = self.work.is_empty() && self.outbox.is_empty();
-        let over = self.end.is_some() || (self.draining && self.lingered);
-        if timed_out || (quiet && over) {
-            if !quiet {
-                tracing::warn!(commands = self.work.len(), "a session ends before its commands are done");
-            }
-            return Poll::Ready(self.end.take().unwrap_or(End::Stopped));
-        }
-        Poll::Pending
     }
 
     /// True once the session is to end: commands are not begun any more.
@@ -418,22 +281,105 @@ impl<'a> Connection<'a> {
     }
 }
 
+impl Traffic for Connection<'_> {
+    type End = End;
+
+    const TURN: u32 = TURN_PDUS;
+
+    fn begin_turn(&mut self, cx: &mut Context<'_>) {
+        self.now = now();
+        self.work.set_task(cx.waker());
+        self.control.set_task(cx.waker());
+        self.signal.set_task(cx.waker());
+        self.look_around(cx);
+        let (outbox, now) = (&mut self.outbox, self.now);
+        self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
+        self.begin_waiting();
+    }
+
+    fn want(&mut self) -> Want {
+        self.receiver.want()
+    }
+
+    fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
+        self.heard = self.now;
+        match result {
+            Ok(0) => {
+                let whole = self.receiver.ended(buf);
+                self.stop_receiving(if whole { End::Closed } else { End::Broken });
+            }
+            Ok(got) => self.receiver.received(buf, got),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
+            Err(error) => self.stop_receiving(End::Socket(error)),
+        }
+    }
+
+    fn take_in(&mut self, budget: &mut u32) -> Intake {
+        loop {
+            if self.end.is_some() {
+                return Intake::Hungry;
+            }
+            if self.outbox.is_full() || self.work.len() >= self.options.commands_max as usize + EXTRA_MAX {
+                return Intake::Full;
+            }
+            if *budget == 0 {
+                return Intake::Tired;
+            }
+            match self.receiver.next_pdu() {
+                Ok(Some(pdu)) => {
+                    *budget -= 1;
+                    if let Err(violation) = self.handle(pdu) {
+                        self.stop_receiving(End::Violation(violation));
+                    }
+                }
+                Ok(None) => return Intake::Hungry,
+                Err(garbled) => self.stop_receiving(End::Violation(garbled.into())),
+            }
+        }
+    }
+
+    fn next_batch(&mut self) -> Option<BufList> {
+        self.outbox.next_batch()
+    }
+
+    fn sent(&mut self, result: io::Result<()>) {
+        self.outbox.sent();
+        self.begin_waiting();
+        if let Err(error) = result {
+            self.outbox.deafen();
+            self.stop_receiving(End::Socket(error));
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.end.is_none()
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.outbox.flush_tallies();
+        let mut timed_out = false;
+        while let Some(timer) = &mut self.timer
+            && Pin::new(timer).poll(cx).is_ready()
+        {
+            timed_out = self.lingered;
+            self.timer = (!timed_out).then(|| sleep(self.options.drain_timeout));
+            self.lingered = true;
+        }
+        let quiet = self.work.is_empty() && self.outbox.is_empty();
+        let over = self.end.is_some() || (self.draining && self.lingered);
+        if timed_out || (quiet && over) {
+            if !quiet {
+                tracing::warn!(commands = self.work.len(), "a session ends before its commands are done");
+            }
+            return Poll::Ready(self.end.take().unwrap_or(End::Stopped));
+        }
+        Poll::Pending
+    }
+}
+
 impl Pending {
     /// A function of task management, which is no task itself.
     pub(super) fn is_task(&self) -> bool {
         matches!(self.role, Role::Command(_)) && !self.control
     }
-}
-
-async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
-    if want.all {
-        let len = want.buf.spare();
-        let (result, buf) = stream.recv_exact(want.buf).await;
-        return (result.map(|()| len), buf);
-    }
-    stream.recv(want.buf).await
-}
-
-async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
-    stream.send(batch).await
 }

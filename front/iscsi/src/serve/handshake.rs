@@ -1,12 +1,12 @@
 //! The login: carries PDUs between the socket and the state machine.
 
 use std::io;
-use std::pin::Pin;
 
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, Stream, now, random, sleep_until, wall_clock};
+use forebay_serve::{Bell, Interrupted};
 
-use super::{Control, Server};
+use super::Server;
 use crate::session::login::{LoggedIn, Login, SEED_LEN, Then, refuse};
 use crate::session::receive::{Garbled, Receiver, Rules};
 use crate::session::reply::Replies;
@@ -30,16 +30,17 @@ pub(super) enum Ended {
     Socket(#[from] io::Error),
     #[error("the initiator closed the connection")]
     Closed,
-    #[error("the initiator took too long")]
-    TooSlow,
-    #[error("the server is closing down")]
-    Stopped,
+    #[error("{0}")]
+    Interrupted(#[from] Interrupted),
 }
 
 impl Ended {
     /// The initiator is to blame.
     pub(super) fn is_cause(&self) -> bool {
-        matches!(self, Ended::Garbled(_) | Ended::Refused(_) | Ended::NoLogin(_) | Ended::TooSlow)
+        matches!(
+            self,
+            Ended::Garbled(_) | Ended::Refused(_) | Ended::NoLogin(_) | Ended::Interrupted(Interrupted::TooSlow)
+        )
     }
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Ready {
 
 pub(super) struct Handshake<'a> {
     pub(super) server: &'a Server,
-    pub(super) control: &'a Control,
+    pub(super) control: &'a Bell,
     pub(super) stream: &'a Stream,
     pub(super) peer: &'a Addr,
 }
@@ -132,17 +133,6 @@ impl Handshake<'_> {
 
     /// What `future` comes to, unless the initiator is too slow or the server stops.
     async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
-        let mut future = std::pin::pin!(future);
-        std::future::poll_fn(|cx| {
-            self.control.set_task(cx.waker());
-            if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
-                return std::task::Poll::Ready(Ok(value));
-            }
-            if self.control.stopping.get() {
-                return std::task::Poll::Ready(Err(Ended::Stopped));
-            }
-            Pin::new(&mut *patience).poll(cx).map(|()| Err(Ended::TooSlow))
-        })
-        .await
+        Ok(self.control.within(patience, future).await?)
     }
 }

@@ -5,35 +5,24 @@ use std::rc::Rc;
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut};
 use forebay_reactor::Pool;
+use forebay_serve::{Staging, StagingPools, Want};
 use zerocopy::FromBytes;
 
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, padding};
 
-/// Staging of a connection with little to say.  Holds many commands, and the start of a large write.
-const STAGING_SMALL: usize = 4 * 1024;
-/// Staging of a busy connection: many commands and small writes with one receive.
-const STAGING_LARGE: usize = 256 * 1024;
 /// Data segments from this length on get a buffer of their own and are received straight into it.
 const DATA_OWN: usize = 48 * 1024;
 /// Room in such a buffer for the padding and the digest.
 const DATA_TAIL: usize = 4096;
 /// Longest data segment that is ever taken, in bytes.
 pub const DATA_MAX: usize = 1024 * 1024;
-/// Receives with little in them after which staging is small again.
-const QUIET_RECEIVES: u32 = 32;
-/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
-const STAGING_LARGE_MAX: usize = 128;
-/// Large staging buffers in use past which small data is copied out, instead of keeping its whole neighbourhood in
-/// memory for as long as the device holds it.
-const STAGING_CROWDED: usize = 64;
 /// Free memory kept a size class of data, in bytes.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// Where receive buffers come from: shared by the connections of a core.
 #[derive(Debug)]
 pub struct Pools {
-    small: Pool,
-    large: Pool,
+    staging: StagingPools,
     data: Vec<Pool>,
 }
 
@@ -48,8 +37,7 @@ impl Pools {
     pub fn new() -> Self {
         let classes = (16..=20).map(|bits| 1usize << bits);
         Self {
-            small: Pool::new(STAGING_SMALL, 256),
-            large: Pool::new(STAGING_LARGE, STAGING_LARGE_MAX),
+            staging: StagingPools::new(256),
             data: classes.map(|size| Pool::new(size + DATA_TAIL, KEPT_BYTES / size)).collect(),
         }
     }
@@ -60,18 +48,9 @@ impl Pools {
         pool.get().limited(len)
     }
 
-    fn copy(&self, data: &[u8]) -> BufMut {
-        if data.len() > STAGING_SMALL {
-            return BufMut::copy_of(data);
-        }
-        let mut buf = self.small.get();
-        buf.extend_from_slice(data);
-        buf
-    }
-
     /// Small buffers for the headers of what is sent.
     pub(super) fn headers(&self) -> BufMut {
-        self.small.get()
+        self.staging.small()
     }
 }
 
@@ -113,15 +92,6 @@ pub struct Pdu {
     pub damaged: bool,
 }
 
-/// A buffer to receive into.
-#[derive(Debug)]
-pub struct Want {
-    /// Receive into its spare room.
-    pub buf: BufMut,
-    /// All of the room, not only what there is.
-    pub all: bool,
-}
-
 /// Cuts the stream.
 ///
 /// Small data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a
@@ -129,11 +99,7 @@ pub struct Want {
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
-    /// Received and not yet parsed; `None` while it is being received into.
-    staging: Option<BufMut>,
-    /// The class that the next staging buffer is to be of.
-    large: bool,
-    quiet: u32,
+    staging: Staging,
     /// A header whose data is not all there.
     head: Option<Bhs>,
     /// Its data, if that has a buffer of its own; `Some(None)` while it is being received into.
@@ -144,7 +110,7 @@ pub struct Receiver {
 impl Receiver {
     /// Nothing was received yet.
     pub fn new(pools: Rc<Pools>, rules: Rules) -> Self {
-        Self { staging: Some(pools.small.get()), pools, large: false, quiet: 0, head: None, own: None, rules }
+        Self { staging: Staging::new(pools.staging.small()), pools, head: None, own: None, rules }
     }
 
     /// From the next PDU on.
@@ -157,7 +123,7 @@ impl Receiver {
     /// # Errors
     /// When the stream cannot be read on.
     pub fn next_pdu(&mut self) -> Result<Option<Pdu>, Garbled> {
-        let Some(staging) = &mut self.staging else { return Ok(None) };
+        let Some(staging) = self.staging.staged() else { return Ok(None) };
         let bhs = match self.head {
             Some(bhs) => bhs,
             None => {
@@ -179,15 +145,10 @@ impl Receiver {
             (buf.slice(0..len), self.rules.data_digest && is_damaged(&buf, padded))
         } else if staging.len() >= total {
             let damaged = self.rules.data_digest && is_damaged(staging, padded);
-            let crowded = self.pools.large.outstanding() > STAGING_CROWDED;
-            let data = if crowded && staging.capacity() > STAGING_SMALL {
-                let data = self.pools.copy(&staging[..len]).freeze();
-                staging.advance(len);
-                data
-            } else {
-                staging.split_to(len)
-            };
-            staging.advance(total - len);
+            let data = self.staging.cut(len, &self.pools.staging);
+            if let Some(staging) = self.staging.staged() {
+                staging.advance(total - len);
+            }
             (data, damaged)
         } else {
             self.head = Some(bhs);
@@ -196,8 +157,7 @@ impl Receiver {
                 buf.extend_from_slice(staging);
                 let here = staging.len();
                 staging.advance(here);
-                // The next header is then received on its own, and its data straight to its place.
-                self.large = false;
+                self.staging.expect_long();
                 self.own = Some(Some(buf));
             }
             return Ok(None);
@@ -214,26 +174,10 @@ impl Receiver {
         if let Some(own) = &mut self.own {
             return Want { buf: own.take().expect("one receive at a time"), all: true };
         }
-        let mut staging = self.staging.take().expect("one receive at a time");
-        if staging.is_empty() {
-            staging.reclaim();
-        }
         // Data that goes on past what is staged has to lie in one piece.
         let whole = self.head.map_or(BHS_LEN + DIGEST_LEN + 1020, |bhs| bhs.data_len() + 3 + DIGEST_LEN);
-        let missing = whole.saturating_sub(staging.len());
-        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
-        let small = (!self.large || none_left) && whole <= STAGING_SMALL;
-        let size = if small { STAGING_SMALL } else { STAGING_LARGE };
-        if staging.spare() >= missing.max(size / 4) && staging.capacity() <= size {
-            return Want { buf: staging, all: false };
-        }
-        let mut next = match (small, none_left) {
-            (true, _) => self.pools.small.get(),
-            (false, false) => self.pools.large.get(),
-            (false, true) => self.pools.data(DATA_OWN + DATA_TAIL),
-        };
-        next.extend_from_slice(&staging);
-        Want { buf: next, all: false }
+        let missing = whole.saturating_sub(self.staging.staged().map_or(0, |staged| staged.len()));
+        self.staging.want(missing, &self.pools.staging, || self.pools.data(DATA_OWN + DATA_TAIL))
     }
 
     /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
@@ -244,26 +188,15 @@ impl Receiver {
             *own = Some(buf);
             return;
         }
-        let filled = buf.spare() == 0;
-        self.staging = Some(buf);
-        if self.large {
-            self.quiet = if got < STAGING_SMALL / 2 { self.quiet + 1 } else { 0 };
-            if self.quiet >= QUIET_RECEIVES {
-                self.large = false;
-                self.quiet = 0;
-            }
-        } else if filled && got >= STAGING_SMALL / 4 {
-            self.large = true;
-            self.quiet = 0;
-        }
+        self.staging.received(buf, got);
     }
 
     /// Takes back the buffer with nothing more in it: the stream has ended.  True when it ended between PDUs.
     pub fn ended(&mut self, buf: BufMut) -> bool {
         if self.own.is_none() {
-            self.staging = Some(buf);
+            self.staging.ended(buf);
         }
-        self.own.is_none() && self.head.is_none() && self.staging.as_ref().is_none_or(|staging| staging.is_empty())
+        self.own.is_none() && self.head.is_none() && self.staging.is_empty()
     }
 }
 

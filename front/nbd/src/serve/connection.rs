@@ -11,12 +11,11 @@ use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Instant, Stream, now, sleep};
+use forebay_serve::{Intake, Traffic, Want, exchange};
 
 use super::work::{self, Failure, Outcome, Work};
 use super::{Control, Options};
-use crate::session::{
-    Action, Command, Failed, Origin, Payload, Pools, Receiver, Replies, Rules, Violation, Want, errno,
-};
+use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Replies, Rules, Violation, errno};
 use crate::stats::{Counters, RequestKind};
 use crate::wire::Errno;
 
@@ -158,17 +157,6 @@ impl Outbox {
     }
 }
 
-/// What a look at the received bytes came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Intake {
-    /// More has to be received.
-    Hungry,
-    /// The connection's limits are reached.
-    Full,
-    /// The turn has been long enough.
-    Tired,
-}
-
 pub(super) struct Transmission<'a> {
     stream: Stream,
     control: &'a Control,
@@ -232,88 +220,9 @@ impl<'a> Transmission<'a> {
     /// Serves until the connection ends.  All requests that were begun are done by then, or the time that
     /// [`Options::drain_timeout`] gives them is over.
     pub(super) async fn run(mut self) -> End {
-        let mut receiving = std::pin::pin!(None);
-        let mut sending = std::pin::pin!(None);
-        std::future::poll_fn(|cx| self.turn(cx, (receive, receiving.as_mut()), (send, sending.as_mut()))).await
-    }
-
-    fn turn<R, S>(
-        &mut self,
-        cx: &mut Context<'_>,
-        (receive, mut receiving): (impl Fn(Stream, Want) -> R, Pin<&mut Option<R>>),
-        (send, mut sending): (impl Fn(Stream, BufList) -> S, Pin<&mut Option<S>>),
-    ) -> Poll<End>
-    where
-        R: Future<Output = (io::Result<usize>, BufMut)>,
-        S: Future<Output = io::Result<()>>,
-    {
-        self.now = now();
-        self.work.set_task(cx.waker());
-        self.control.set_task(cx.waker());
-        if self.control.stopping() && !self.draining {
-            self.draining = true;
-            self.timer = Some(sleep(LINGER));
-        }
-        self.rules.size = self.device.geometry().size;
-        let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
-        self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));
-
-        let mut budget = TURN_REQUESTS;
-        loop {
-            let mut again = false;
-            if let Some(future) = receiving.as_mut().as_pin_mut()
-                && let Poll::Ready((result, buf)) = future.poll(cx)
-            {
-                receiving.set(None);
-                self.received(result, buf);
-            }
-            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(&mut budget) };
-            loop {
-                if sending.is_none()
-                    && let Some(batch) = self.outbox.next_batch()
-                {
-                    sending.set(Some(send(self.stream.clone(), batch)));
-                }
-                let Some(future) = sending.as_mut().as_pin_mut() else { break };
-                let Poll::Ready(result) = future.poll(cx) else { break };
-                sending.set(None);
-                self.outbox.sent();
-                again |= intake == Intake::Full;
-                if let Err(error) = result {
-                    self.outbox.deafen();
-                    self.stop_receiving(End::Socket(error));
-                }
-            }
-            if receiving.is_none() && intake == Intake::Hungry && self.end.is_none() {
-                let want = self.receiver.want();
-                receiving.set(Some(receive(self.stream.clone(), want)));
-                again = true;
-            }
-            if intake == Intake::Tired {
-                cx.waker().wake_by_ref();
-                break;
-            }
-            if !again {
-                break;
-            }
-        }
-        if self.end.is_some() {
-            // What is still to come is not wanted.
-            receiving.set(None);
-        }
-        self.ended(cx)
-    }
-
-    fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
-        match result {
-            Ok(0) => {
-                let whole = self.receiver.ended(buf);
-                self.stop_receiving(if whole { End::Closed } else { End::Broken });
-            }
-            Ok(got) => self.receiver.received(buf, got),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
-            Err(error) => self.stop_receiving(End::Socket(error)),
-        }
+        let stream = self.stream.clone();
+        let receive = |want| forebay_serve::receive(stream.clone(), want);
+        exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
     }
 
     fn stop_receiving(&mut self, end: End) {
@@ -325,39 +234,6 @@ impl<'a> Transmission<'a> {
                 self.timer = Some(sleep(self.options.drain_timeout));
                 self.lingered = true;
             }
-        }
-    }
-
-    /// Begins the requests that have arrived, as far as the limits allow.
-    fn take_in(&mut self, budget: &mut u32) -> Intake {
-        loop {
-            if self.end.is_some() {
-                return Intake::Hungry;
-            }
-            let (command, payload) = match self.stalled.take() {
-                Some(stalled) => stalled,
-                None => match self.receiver.next(&self.rules) {
-                    Ok(Some(next)) => next,
-                    Ok(None) => return Intake::Hungry,
-                    Err(violation) => {
-                        self.stop_receiving(End::Violation(violation));
-                        return Intake::Hungry;
-                    }
-                },
-            };
-            let bytes = match command.action {
-                Action::Read { extent, .. } | Action::Write { extent, .. } => extent.len as usize,
-                _ => 0,
-            };
-            let held = self.outbox.held;
-            let room = held.requests < self.options.requests_max
-                && (held.bytes == 0 || held.bytes + bytes <= self.options.bytes_max);
-            if !room || *budget == 0 {
-                self.stalled = Some((command, payload));
-                return if room { Intake::Tired } else { Intake::Full };
-            }
-            *budget -= 1;
-            self.begin(&command, payload, bytes);
         }
     }
 
@@ -413,9 +289,91 @@ impl<'a> Transmission<'a> {
             self.outbox.answer(self.counters, now(), result, pending);
         }
     }
+}
 
-    /// Ready when nothing is left to do, or the time for it is over.
-    fn ended(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+impl Traffic for Transmission<'_> {
+    type End = End;
+
+    const TURN: u32 = TURN_REQUESTS;
+
+    fn begin_turn(&mut self, cx: &mut Context<'_>) {
+        self.now = now();
+        self.work.set_task(cx.waker());
+        self.control.bell.set_task(cx.waker());
+        if self.control.bell.stopping() && !self.draining {
+            self.draining = true;
+            self.timer = Some(sleep(LINGER));
+        }
+        self.rules.size = self.device.geometry().size;
+        let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
+        self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));
+    }
+
+    fn want(&mut self) -> Want {
+        self.receiver.want()
+    }
+
+    fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
+        match result {
+            Ok(0) => {
+                let whole = self.receiver.ended(buf);
+                self.stop_receiving(if whole { End::Closed } else { End::Broken });
+            }
+            Ok(got) => self.receiver.received(buf, got),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
+            Err(error) => self.stop_receiving(End::Socket(error)),
+        }
+    }
+
+    fn take_in(&mut self, budget: &mut u32) -> Intake {
+        loop {
+            if self.end.is_some() {
+                return Intake::Hungry;
+            }
+            let (command, payload) = match self.stalled.take() {
+                Some(stalled) => stalled,
+                None => match self.receiver.next(&self.rules) {
+                    Ok(Some(next)) => next,
+                    Ok(None) => return Intake::Hungry,
+                    Err(violation) => {
+                        self.stop_receiving(End::Violation(violation));
+                        return Intake::Hungry;
+                    }
+                },
+            };
+            let bytes = match command.action {
+                Action::Read { extent, .. } | Action::Write { extent, .. } => extent.len as usize,
+                _ => 0,
+            };
+            let held = self.outbox.held;
+            let room = held.requests < self.options.requests_max
+                && (held.bytes == 0 || held.bytes + bytes <= self.options.bytes_max);
+            if !room || *budget == 0 {
+                self.stalled = Some((command, payload));
+                return if room { Intake::Tired } else { Intake::Full };
+            }
+            *budget -= 1;
+            self.begin(&command, payload, bytes);
+        }
+    }
+
+    fn next_batch(&mut self) -> Option<BufList> {
+        self.outbox.next_batch()
+    }
+
+    fn sent(&mut self, result: io::Result<()>) {
+        self.outbox.sent();
+        if let Err(error) = result {
+            self.outbox.deafen();
+            self.stop_receiving(End::Socket(error));
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.end.is_none()
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let mut timed_out = false;
         while let Some(timer) = &mut self.timer
             && Pin::new(timer).poll(cx).is_ready()
@@ -434,17 +392,4 @@ impl<'a> Transmission<'a> {
         }
         Poll::Pending
     }
-}
-
-async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
-    if want.all {
-        let len = want.buf.spare();
-        let (result, buf) = stream.recv_exact(want.buf).await;
-        return (result.map(|()| len), buf);
-    }
-    stream.recv(want.buf).await
-}
-
-async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
-    stream.send(batch).await
 }

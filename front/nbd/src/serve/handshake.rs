@@ -1,11 +1,11 @@
 //! The handshake: carries bytes between the socket and the negotiation, and opens exports for it.
 
 use std::io;
-use std::pin::Pin;
 
 use forebay_block::{BufMut, ErrorKind};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Buf, Stream, now, sleep_until};
+use forebay_serve::Interrupted;
 
 use super::{Control, Export, Server};
 use crate::session::{Agreed, Ask, ExportInfo, Negotiation, Step, Violation};
@@ -22,16 +22,14 @@ pub(super) enum Ended {
     Socket(#[from] io::Error),
     #[error("the client closed the connection")]
     Closed,
-    #[error("the client took too long")]
-    TooSlow,
-    #[error("the server is closing down")]
-    Stopped,
+    #[error("{0}")]
+    Interrupted(#[from] Interrupted),
 }
 
 impl Ended {
     /// The client is to blame.
     pub(super) fn is_cause(&self) -> bool {
-        matches!(self, Ended::Violation(_) | Ended::TooSlow)
+        matches!(self, Ended::Violation(_) | Ended::Interrupted(Interrupted::TooSlow))
     }
 }
 
@@ -107,7 +105,7 @@ impl Handshake<'_> {
         name: &str,
         opened: &mut Option<(String, Export, ExportInfo)>,
     ) -> forebay_block::Result<(Export, ExportInfo)> {
-        if self.control.stopping() {
+        if self.control.bell.stopping() {
             return Err(ErrorKind::ShuttingDown.into());
         }
         if opened.as_ref().is_none_or(|(before, ..)| before != name) {
@@ -141,17 +139,6 @@ impl Handshake<'_> {
 
     /// What `future` comes to, unless the client is too slow or the server stops.
     async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
-        let mut future = std::pin::pin!(future);
-        std::future::poll_fn(|cx| {
-            self.control.set_task(cx.waker());
-            if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
-                return std::task::Poll::Ready(Ok(value));
-            }
-            if self.control.stopping() {
-                return std::task::Poll::Ready(Err(Ended::Stopped));
-            }
-            Pin::new(&mut *patience).poll(cx).map(|()| Err(Ended::TooSlow))
-        })
-        .await
+        Ok(self.control.bell.within(patience, future).await?)
     }
 }

@@ -2,25 +2,15 @@ use std::rc::Rc;
 
 use forebay_block::{BufList, BufMut};
 use forebay_reactor::Pool;
+use forebay_serve::{SMALL, Staging, StagingPools, Want};
 
 use super::{Action, Command, Rules, Violation};
 
-/// Staging of a connection with little to say.  Holds many reads, and the start of a large write.
-const STAGING_SMALL: usize = 4 * 1024;
-/// Staging of a busy connection: many requests and small payloads with one receive.
-const STAGING_LARGE: usize = 256 * 1024;
 /// Payloads from this length on get a buffer of their own and are received straight into it.
 const PAYLOAD_OWN: usize = 64 * 1024;
-/// Receives with little in them after which staging is small again.
-const QUIET_RECEIVES: u32 = 32;
 /// Longer payloads are received piece by piece, so that nobody has more memory set aside than a piece beyond what it
 /// has sent.
 const PIECE: usize = 1024 * 1024;
-/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
-const STAGING_LARGE_MAX: usize = 128;
-/// Large staging buffers in use past which small payloads are copied out, instead of keeping their whole
-/// neighbourhood in memory for as long as the device holds them.
-const STAGING_CROWDED: usize = 64;
 /// Free memory kept a size class of payloads, in bytes.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
 /// Free pieces kept.
@@ -29,8 +19,7 @@ const KEPT_PIECES: usize = 32;
 /// Where receive buffers come from: shared by the connections of a core.
 #[derive(Debug)]
 pub struct Pools {
-    small: Pool,
-    large: Pool,
+    staging: StagingPools,
     /// By powers of two, from [`PAYLOAD_OWN`] up.
     payload: Vec<Pool>,
 }
@@ -46,11 +35,7 @@ impl Pools {
     pub fn new() -> Self {
         let keep = |size| if size == PIECE { KEPT_PIECES } else { KEPT_BYTES / size };
         let classes = (PAYLOAD_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
-        Self {
-            small: Pool::new(STAGING_SMALL, 256),
-            large: Pool::new(STAGING_LARGE, STAGING_LARGE_MAX),
-            payload: classes.map(|size| Pool::new(size, keep(size))).collect(),
-        }
+        Self { staging: StagingPools::new(256), payload: classes.map(|size| Pool::new(size, keep(size))).collect() }
     }
 
     /// An empty buffer with room for exactly `len` bytes, at most a piece.
@@ -59,33 +44,14 @@ impl Pools {
         pool.get().limited(len)
     }
 
-    /// A copy that keeps nothing else in memory.
-    fn copy(&self, data: &[u8]) -> BufMut {
-        if data.len() > STAGING_SMALL {
-            return BufMut::copy_of(data);
-        }
-        let mut buf = self.small.get();
-        buf.extend_from_slice(data);
-        buf
-    }
-
     /// Small buffers for the headers of replies.
     pub(super) fn headers(&self) -> BufMut {
-        self.small.get()
+        self.staging.small()
     }
 }
 
 /// What came with a command.
 pub type Payload = BufList;
-
-/// A buffer to receive into.
-#[derive(Debug)]
-pub struct Want {
-    /// Receive into its spare room.
-    pub buf: BufMut,
-    /// All of the room, not only what there is.
-    pub all: bool,
-}
 
 /// A write whose payload goes to a buffer of its own.
 #[derive(Debug)]
@@ -121,11 +87,7 @@ impl Own {
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
-    /// Received and not yet parsed; `None` while it is being received into.
-    staging: Option<BufMut>,
-    /// The class that the next staging buffer is to be of.
-    large: bool,
-    quiet: u32,
+    staging: Staging,
     own: Option<Own>,
     /// A write whose header is parsed and whose payload is not all in staging yet.
     partial: Option<Command>,
@@ -136,16 +98,15 @@ pub struct Receiver {
 impl Receiver {
     /// A receiver that begins with `received`, bytes that came behind the negotiation.
     pub fn new(pools: Rc<Pools>, received: &[u8]) -> Self {
-        let mut staging =
-            if received.len() <= STAGING_SMALL { pools.small.get() } else { pools.payload(received.len()) };
+        let mut staging = if received.len() <= SMALL { pools.staging.small() } else { pools.payload(received.len()) };
         staging.extend_from_slice(received);
-        Self { pools, staging: Some(staging), large: false, quiet: 0, own: None, partial: None, skip: 0 }
+        Self { pools, staging: Staging::new(staging), own: None, partial: None, skip: 0 }
     }
 
     /// The next command that is there with all of its payload; `None` when more has to be received.
     /// Nothing is parsed while a buffer is out.
     pub fn next(&mut self, rules: &Rules) -> Result<Option<(Command, Payload)>, Violation> {
-        let Some(staging) = &mut self.staging else { return Ok(None) };
+        let Some(staging) = self.staging.staged() else { return Ok(None) };
         if let Some(own) = &mut self.own {
             if !own.filled(&self.pools) {
                 return Ok(None);
@@ -177,8 +138,7 @@ impl Receiver {
                 buf.extend_from_slice(staging);
                 let here = staging.len();
                 staging.advance(here);
-                // The next header is then received on its own, and its payload straight to its place.
-                self.large = false;
+                self.staging.expect_long();
                 self.own = Some(Own { command, full: BufList::new(), buf: Some(buf), left: payload - len });
                 return Ok(None);
             }
@@ -187,14 +147,7 @@ impl Receiver {
                 return Ok(None);
             }
             Action::Write { .. } => {
-                let crowded = self.pools.large.outstanding() > STAGING_CROWDED;
-                let data: Payload = if crowded && staging.capacity() > STAGING_SMALL {
-                    let data = self.pools.copy(&staging[..payload]);
-                    staging.advance(payload);
-                    data.into()
-                } else {
-                    staging.split_to(payload).into()
-                };
+                let data = self.staging.cut(payload, &self.pools.staging).into();
                 return Ok(Some((command, data)));
             }
             _ => {
@@ -215,27 +168,11 @@ impl Receiver {
         if let Some(own) = &mut self.own {
             return Want { buf: own.buf.take().expect("one receive at a time"), all: true };
         }
-        let mut staging = self.staging.take().expect("one receive at a time");
-        if staging.is_empty() {
-            staging.reclaim();
-        }
         // A payload that goes on past what is staged has to lie in one piece.
-        let missing = self.partial.map_or(0, |command| command.payload as usize - staging.len());
-        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
-        let small = (!self.large || none_left) && staging.len() + missing <= STAGING_SMALL;
-        let size = if small { STAGING_SMALL } else { STAGING_LARGE };
-        let fits = staging.spare() >= missing.max(size / 4) && staging.capacity() <= size;
-        if fits {
-            return Want { buf: staging, all: false };
-        }
-        let mut next = match (small, none_left) {
-            (true, _) => self.pools.small.get(),
-            (false, false) => self.pools.large.get(),
-            // What does not fit into a small one is a payload shorter than those that get a buffer of their own.
-            (false, true) => self.pools.payload(PAYLOAD_OWN),
-        };
-        next.extend_from_slice(&staging);
-        Want { buf: next, all: false }
+        let staged = self.staging.staged().map_or(0, |staged| staged.len());
+        let missing = self.partial.map_or(0, |command| command.payload as usize - staged);
+        // What does not fit into a small one is a payload shorter than those that get a buffer of their own.
+        self.staging.want(missing, &self.pools.staging, || self.pools.payload(PAYLOAD_OWN))
     }
 
     /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
@@ -246,33 +183,19 @@ impl Receiver {
             own.buf = Some(buf);
             return;
         }
-        let filled = buf.spare() == 0;
-        self.staging = Some(buf);
-        if self.large {
-            self.quiet = if got < STAGING_SMALL / 2 { self.quiet + 1 } else { 0 };
-            if self.quiet >= QUIET_RECEIVES {
-                self.large = false;
-                self.quiet = 0;
-            }
-        } else if filled && got >= STAGING_SMALL / 2 {
-            self.large = true;
-            self.quiet = 0;
-        }
+        self.staging.received(buf, got);
     }
 
     /// Takes back the buffer with nothing more in it: the stream has ended.  True when it ended between messages.
     pub fn ended(&mut self, buf: BufMut) -> bool {
         if self.own.is_none() {
-            self.staging = Some(buf);
+            self.staging.ended(buf);
         }
         self.between_messages()
     }
 
     /// True when nothing of a message has arrived that is not complete: the stream may end here.
     pub fn between_messages(&self) -> bool {
-        self.own.is_none()
-            && self.partial.is_none()
-            && self.skip == 0
-            && self.staging.as_ref().is_none_or(|staging| staging.is_empty())
+        self.own.is_none() && self.partial.is_none() && self.skip == 0 && self.staging.is_empty()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -12,6 +12,7 @@ use forebay_block::{BufList, BufMut, LocalFuture};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, Stream, cross, now, sleep};
+use forebay_serve::{Intake, Traffic, Want, exchange};
 
 use super::io::{Fused, Pending, Started};
 use super::outbox::Outbox;
@@ -19,9 +20,7 @@ use super::tls::{self, Channel};
 use super::work::Work;
 use super::{OpenNamespace, Server};
 use crate::session::auth::Exchange;
-use crate::session::{
-    ADMIN_ENTRIES_MAX, Agreed, Controller, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies, Transfers, Want,
-};
+use crate::session::{ADMIN_ENTRIES_MAX, Agreed, Controller, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies, Transfers};
 use crate::stats::Entered;
 use crate::target::{Association, Control, Notice, Port};
 use crate::wire::pdu::{Fes, IcReq, IcResp};
@@ -101,19 +100,6 @@ pub(super) enum Note {
     Fused(Rc<Fused>, bool),
     /// A command of the admin queue, or of fabrics.
     Admin(Sqe),
-}
-
-/// What a look at the received bytes came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Intake {
-    /// More has to be received.
-    Hungry,
-    /// The turn has been long enough.
-    Tired,
-    /// Something else has to happen first.
-    Busy,
-    /// The host has to read what it was answered, or the device to be done with what it has.
-    Full,
 }
 
 /// One of the connections of a server that are no queue yet.
@@ -236,11 +222,14 @@ impl Connection {
             }
         }
         let end = match self.channel.clone() {
-            None => self.turns(receive, send).await,
+            None => {
+                let stream = self.stream.clone();
+                let receive = |want| forebay_serve::receive(stream.clone(), want);
+                exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
+            }
             Some(channel) => {
-                let receive = |_, want| tls::receive(channel.clone(), want);
-                let send = |_, batch| tls::send(channel.clone(), batch);
-                let end = self.turns(receive, send).await;
+                let receive = |want| tls::receive(channel.clone(), want);
+                let end = exchange(&mut self, receive, |batch| tls::send(channel.clone(), batch)).await;
                 if self.outbox.is_empty() {
                     channel.close().await;
                 }
@@ -257,133 +246,15 @@ impl Connection {
         end
     }
 
-    /// Turns until the connection ends.
-    async fn turns<R, S>(&mut self, receive: impl Fn(Stream, Want) -> R, send: impl Fn(Stream, BufList) -> S) -> End
-    where
-        R: Future<Output = (io::Result<usize>, BufMut)>,
-        S: Future<Output = io::Result<()>>,
-    {
-        let mut receiving = pin!(None);
-        let mut sending = pin!(None);
-        std::future::poll_fn(|cx| self.turn(cx, (&receive, receiving.as_mut()), (&send, sending.as_mut()))).await
-    }
-
     /// Waits for what the device still does, however long that takes: the queue counts as being there until then, and so
     /// the host does not come back before.  Only a server that stops does not wait.
     async fn settle(&mut self) {
         std::future::poll_fn(|cx| {
             self.work.set_task(cx.waker());
             self.work.poll(|_, _| {});
-            if self.work.is_empty() || self.server.stopping.get() { Poll::Ready(()) } else { Poll::Pending }
+            if self.work.is_empty() || self.server.connections.stopping() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-    }
-
-    fn turn<R, S>(
-        &mut self,
-        cx: &mut Context<'_>,
-        (receive, mut receiving): (impl Fn(Stream, Want) -> R, Pin<&mut Option<R>>),
-        (send, mut sending): (impl Fn(Stream, BufList) -> S, Pin<&mut Option<S>>),
-    ) -> Poll<End>
-    where
-        R: Future<Output = (io::Result<usize>, BufMut)>,
-        S: Future<Output = io::Result<()>>,
-    {
-        self.work.set_task(cx.waker());
-        if !self.waker.will_wake(cx.waker()) {
-            self.waker = cx.waker().clone();
-            self.control.set_task(cx.waker());
-            self.outbox.set_task(cx.waker());
-        }
-        if self.control.stopping() {
-            self.stop_receiving(End::Stopped);
-        }
-        if self.last.as_ref().is_some_and(|(seen, _)| *seen != self.server.target.generation()) {
-            // It may be what somebody waits for.
-            self.last = None;
-        }
-        self.poll_work();
-        self.poll_admin(cx);
-        self.poll_auth(cx);
-        self.poll_overdue(cx);
-        self.start_waiting();
-
-        let mut budget = TURN_PDUS;
-        loop {
-            let mut again = false;
-            if let Some(future) = receiving.as_mut().as_pin_mut()
-                && let Poll::Ready((result, buf)) = future.poll(cx)
-            {
-                receiving.set(None);
-                self.received(result, buf);
-            }
-            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(&mut budget) };
-            loop {
-                if sending.is_none()
-                    && let Some(batch) = self.outbox.next_batch()
-                {
-                    sending.set(Some(send(self.stream.clone(), batch)));
-                }
-                let Some(future) = sending.as_mut().as_pin_mut() else { break };
-                let Poll::Ready(result) = future.poll(cx) else { break };
-                sending.set(None);
-                self.outbox.sent();
-                if let Err(error) = result {
-                    self.outbox.deafen();
-                    self.stop_receiving(End::Socket(error));
-                }
-                self.start_waiting();
-            }
-            let open = self.end.is_none() || self.discard;
-            if receiving.is_none() && intake == Intake::Hungry && open {
-                self.outbox.replies.rest();
-                let want = self.receiver.want();
-                receiving.set(Some(receive(self.stream.clone(), want)));
-                again = true;
-            }
-            if intake == Intake::Full && !self.is_full() {
-                // It was sent just now, and nothing else would look again.
-                again = true;
-            }
-            if intake == Intake::Tired {
-                cx.waker().wake_by_ref();
-                break;
-            }
-            if !again {
-                break;
-            }
-        }
-        self.control.set_under_way(self.work.len());
-        if self.end.is_some() && !self.discard {
-            // What is still to come is not wanted.
-            receiving.set(None);
-        }
-        self.ended(cx)
-    }
-
-    fn received(&mut self, result: io::Result<usize>, mut buf: BufMut) {
-        match result {
-            Ok(0) => {
-                self.discard = false;
-                self.outbox.deafen();
-                self.stop_receiving(End::Closed);
-            }
-            Ok(_) if self.discard => {
-                buf.clear();
-                self.receiver.received(buf, 0);
-            }
-            Ok(got) => {
-                if let Some(queue) = &self.queue {
-                    queue.association.note_traffic();
-                }
-                self.receiver.received(buf, got);
-            }
-            Err(error) => {
-                self.discard = false;
-                self.outbox.deafen();
-                self.stop_receiving(End::Socket(error));
-            }
-        }
     }
 
     pub(super) fn stop_receiving(&mut self, end: End) {
@@ -409,37 +280,6 @@ impl Connection {
         // Commands whose data has not come never began; what they hold is given back with the connection.
         drop(self.transfers.clear().collect::<Vec<_>>());
         self.waiting.clear();
-    }
-
-    /// Takes what has arrived, as far as the turn allows.
-    fn take_in(&mut self, budget: &mut u32) -> Intake {
-        loop {
-            if self.end.is_some() {
-                return Intake::Hungry;
-            }
-            if self.connecting.is_some() {
-                // While a Connect waits nothing else may come; the next bytes wait in the socket.
-                return Intake::Busy;
-            }
-            if self.is_full() {
-                return Intake::Full;
-            }
-            if *budget == 0 {
-                return Intake::Tired;
-            }
-            let transfers = &self.transfers;
-            match self.receiver.next(|header, last| transfers.check(header, last)) {
-                Ok(Some(pdu)) => {
-                    *budget -= 1;
-                    self.take(pdu);
-                }
-                Ok(None) => return Intake::Hungry,
-                Err(fatal) => {
-                    self.stop_receiving(End::Fatal(fatal));
-                    return Intake::Hungry;
-                }
-            }
-        }
     }
 
     /// No more commands are taken for now.  What is waited for never needs the host to send something: data that it
@@ -581,9 +421,113 @@ impl Connection {
         }
         self.fresh = None;
     }
+}
 
-    /// Ready when nothing is left to do, or the time for it is over.
-    fn ended(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+impl Traffic for Connection {
+    type End = End;
+
+    const TURN: u32 = TURN_PDUS;
+
+    fn begin_turn(&mut self, cx: &mut Context<'_>) {
+        self.work.set_task(cx.waker());
+        if !self.waker.will_wake(cx.waker()) {
+            self.waker = cx.waker().clone();
+            self.control.set_task(cx.waker());
+            self.outbox.set_task(cx.waker());
+        }
+        if self.control.stopping() {
+            self.stop_receiving(End::Stopped);
+        }
+        if self.last.as_ref().is_some_and(|(seen, _)| *seen != self.server.target.generation()) {
+            // It may be what somebody waits for.
+            self.last = None;
+        }
+        self.poll_work();
+        self.poll_admin(cx);
+        self.poll_auth(cx);
+        self.poll_overdue(cx);
+        self.start_waiting();
+    }
+
+    fn want(&mut self) -> Want {
+        self.outbox.replies.rest();
+        self.receiver.want()
+    }
+
+    fn received(&mut self, result: io::Result<usize>, mut buf: BufMut) {
+        match result {
+            Ok(0) => {
+                self.discard = false;
+                self.outbox.deafen();
+                self.stop_receiving(End::Closed);
+            }
+            Ok(_) if self.discard => {
+                buf.clear();
+                self.receiver.received(buf, 0);
+            }
+            Ok(got) => {
+                if let Some(queue) = &self.queue {
+                    queue.association.note_traffic();
+                }
+                self.receiver.received(buf, got);
+            }
+            Err(error) => {
+                self.discard = false;
+                self.outbox.deafen();
+                self.stop_receiving(End::Socket(error));
+            }
+        }
+    }
+
+    fn take_in(&mut self, budget: &mut u32) -> Intake {
+        loop {
+            if self.end.is_some() {
+                return Intake::Hungry;
+            }
+            if self.connecting.is_some() {
+                // While a Connect waits nothing else may come; the next bytes wait in the socket.
+                return Intake::Busy;
+            }
+            if self.is_full() {
+                return Intake::Full;
+            }
+            if *budget == 0 {
+                return Intake::Tired;
+            }
+            let transfers = &self.transfers;
+            match self.receiver.next(|header, last| transfers.check(header, last)) {
+                Ok(Some(pdu)) => {
+                    *budget -= 1;
+                    self.take(pdu);
+                }
+                Ok(None) => return Intake::Hungry,
+                Err(fatal) => {
+                    self.stop_receiving(End::Fatal(fatal));
+                    return Intake::Hungry;
+                }
+            }
+        }
+    }
+
+    fn next_batch(&mut self) -> Option<BufList> {
+        self.outbox.next_batch()
+    }
+
+    fn sent(&mut self, result: io::Result<()>) {
+        self.outbox.sent();
+        if let Err(error) = result {
+            self.outbox.deafen();
+            self.stop_receiving(End::Socket(error));
+        }
+        self.start_waiting();
+    }
+
+    fn is_open(&self) -> bool {
+        self.end.is_none() || self.discard
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.control.set_under_way(self.work.len());
         if let Some(timer) = &mut self.timer
             && Pin::new(timer).poll(cx).is_ready()
         {
@@ -611,17 +555,4 @@ impl Connection {
         }
         Poll::Pending
     }
-}
-
-async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
-    if want.all {
-        let len = want.buf.spare();
-        let (result, buf) = stream.recv_exact(want.buf).await;
-        return (result.map(|()| len), buf);
-    }
-    stream.recv(want.buf).await
-}
-
-async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
-    stream.send(batch).await
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use forebay_block::{Buf, BufList, BufMut};
 use forebay_reactor::{Stream, timeout};
+use forebay_serve::Want;
 use forebay_tls::{Acceptor, Failure, Keys, Psk, Read, Session, Suite, sealed_len};
 
 use super::connection::{Connection, End, LINGER};
-use crate::session::{Fatal, Pools, Want, psk};
+use crate::session::{Fatal, Pools, psk};
 use crate::target::{Refused, Target};
 use crate::wire::Status;
 use crate::wire::fabrics::{Connect, DISCOVERY_NQN, connect_field};

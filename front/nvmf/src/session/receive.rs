@@ -2,15 +2,13 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c;
 use forebay_block::{Buf, BufList, BufMut};
+use forebay_serve::{Staging, Want};
 
-use super::pools::{DATA_OWN, Pools, STAGING_CROWDED, STAGING_LARGE, STAGING_LARGE_MAX, STAGING_SMALL};
+use super::pools::{DATA_OWN, Pools};
 use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE};
 use crate::wire::command::SQE_LEN;
 use crate::wire::pdu::{self, Common, DataHeader, Fes, IcReq, digest, flag, kind};
 use crate::wire::{Sqe, u32_at};
-
-/// Receives with little in them after which staging is small again.
-const QUIET_RECEIVES: u32 = 32;
 
 /// What both sides agreed on when they began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,15 +66,6 @@ pub enum Pdu {
     Term(u16),
 }
 
-/// A buffer to receive into.
-#[derive(Debug)]
-pub struct Want {
-    /// Receive into its spare room.
-    pub buf: BufMut,
-    /// All of the room, not only what there is.
-    pub all: bool,
-}
-
 #[derive(Debug, Clone, Copy)]
 enum Head {
     Command(Sqe),
@@ -117,19 +106,15 @@ enum Own {
 pub struct Receiver {
     pools: Rc<Pools>,
     agreed: Option<Agreed>,
-    /// Received and not yet parsed; `None` while it is being received into.
-    staging: Option<BufMut>,
-    /// The class that the next staging buffer is to be of.
-    large: bool,
-    quiet: u32,
+    staging: Staging,
     partial: Option<Partial>,
 }
 
 impl Receiver {
     /// A receiver that waits for an ICReq.
     pub fn new(pools: Rc<Pools>) -> Self {
-        let staging = pools.small.get();
-        Self { pools, agreed: None, staging: Some(staging), large: false, quiet: 0, partial: None }
+        let staging = Staging::new(pools.staging.small());
+        Self { pools, agreed: None, staging, partial: None }
     }
 
     /// From now on the connection is as agreed.
@@ -145,7 +130,7 @@ impl Receiver {
     /// # Errors
     /// When the stream makes no sense from here on.
     pub fn next(&mut self, expected: impl Fn(&DataHeader, bool) -> Result<(), Fes>) -> Result<Option<Pdu>, Fatal> {
-        let Some(staging) = &mut self.staging else { return Ok(None) };
+        let Some(staging) = self.staging.staged() else { return Ok(None) };
         if self.partial.is_none() {
             match head(staging, self.agreed)? {
                 None => return Ok(None),
@@ -181,10 +166,10 @@ impl Receiver {
                 let here = staging.len().min(partial.len);
                 buf.extend_from_slice(&staging[..here]);
                 staging.advance(here);
-                // The next header is then received on its own, and its data straight to its place.
-                self.large = false;
+                let wanting = here < partial.len || trailer > staging.len();
                 partial.own = if here == partial.len { Own::Full(buf.freeze()) } else { Own::Here(buf) };
-                if here < partial.len || trailer > staging.len() {
+                self.staging.expect_long();
+                if wanting {
                     return Ok(None);
                 }
             }
@@ -194,10 +179,12 @@ impl Receiver {
         let Some(partial) = self.partial.take() else { return Ok(None) };
         let data = match partial.own {
             Own::Full(buf) => buf,
-            _ => take(&self.pools, staging, partial.len),
+            _ => self.staging.cut(partial.len, &self.pools.staging),
         };
         let mut intact = true;
-        if partial.digest {
+        if partial.digest
+            && let Some(staging) = self.staging.staged()
+        {
             intact = crc32c::crc32c(&data) == u32_at(staging, 0);
             staging.advance(pdu::DIGEST);
         }
@@ -219,31 +206,15 @@ impl Receiver {
         {
             return Want { buf, all: true };
         }
-        let mut staging = self.staging.take().expect("one receive at a time");
-        if staging.is_empty() {
-            staging.reclaim();
-        }
         // Data that goes on past what is staged has to lie in one piece, with its digest.
+        let staged = self.staging.staged().map_or(0, |staged| staged.len());
         let missing = self.partial.as_ref().map_or(0, |partial| {
             let own = matches!(partial.own, Own::Full(_));
             let data = if own { 0 } else { partial.len };
-            (partial.pad + data + pdu::DIGEST).saturating_sub(staging.len())
+            (partial.pad + data + pdu::DIGEST).saturating_sub(staged)
         });
-        let none_left = self.pools.large.outstanding() >= STAGING_LARGE_MAX;
-        let small = (!self.large || none_left) && staging.len() + missing <= STAGING_SMALL;
-        let size = if small { STAGING_SMALL } else { STAGING_LARGE };
-        let fits = staging.spare() >= missing.max(size / 4) && staging.capacity() <= size;
-        if fits {
-            return Want { buf: staging, all: false };
-        }
-        let mut next = match (small, none_left) {
-            (true, _) => self.pools.small.get(),
-            (false, false) => self.pools.large.get(),
-            // What does not fit into a small one is shorter than what gets a buffer of its own.
-            (false, true) => self.pools.data(2 * DATA_OWN),
-        };
-        next.extend_from_slice(&staging);
-        Want { buf: next, all: false }
+        // What does not fit into a small one is shorter than what gets a buffer of its own.
+        self.staging.want(missing, &self.pools.staging, || self.pools.data(2 * DATA_OWN))
     }
 
     /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
@@ -254,36 +225,13 @@ impl Receiver {
             partial.own = if buf.spare() == 0 { Own::Full(buf.freeze()) } else { Own::Here(buf) };
             return;
         }
-        let filled = buf.spare() == 0;
-        self.staging = Some(buf);
-        if self.large {
-            self.quiet = if got < STAGING_SMALL / 2 { self.quiet + 1 } else { 0 };
-            if self.quiet >= QUIET_RECEIVES {
-                self.large = false;
-                self.quiet = 0;
-            }
-        } else if filled && got >= STAGING_SMALL / 2 {
-            self.large = true;
-            self.quiet = 0;
-        }
+        self.staging.received(buf, got);
     }
 
     /// True when nothing of a PDU has arrived that is not complete: the stream may end here.
     pub fn between_pdus(&self) -> bool {
-        self.partial.is_none() && self.staging.as_ref().is_none_or(|staging| staging.is_empty())
+        self.partial.is_none() && self.staging.is_empty()
     }
-}
-
-/// Cuts data out of staging.
-fn take(pools: &Pools, staging: &mut BufMut, len: usize) -> Buf {
-    let crowded = pools.large.outstanding() > STAGING_CROWDED;
-    if crowded && staging.capacity() > STAGING_SMALL {
-        let mut apart = pools.apart(len);
-        apart.extend_from_slice(&staging[..len]);
-        staging.advance(len);
-        return apart.freeze();
-    }
-    staging.split_to(len)
 }
 
 enum Parsed {

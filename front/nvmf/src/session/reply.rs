@@ -147,7 +147,7 @@ impl Replies {
         if self.headers.as_ref().is_none_or(|headers| headers.spare() < bytes.len()) {
             self.seal();
             if self.headers.as_ref().is_none_or(|headers| headers.spare() < bytes.len().max(ROOM)) {
-                self.headers = Some(self.pools.small.get());
+                self.headers = Some(self.pools.staging.small());
             }
         }
         if let Some(headers) = &mut self.headers {

@@ -1,0 +1,286 @@
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use forebay_reactor::{BufList, BufMut, Stream};
+
+use crate::Want;
+
+/// What a look at the received bytes came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intake {
+    /// More has to be received.
+    Hungry,
+    /// The connection's limits are reached; looked at again when something was sent.
+    Full,
+    /// The turn has been long enough; the others have theirs, and then it goes on.
+    Tired,
+    /// Something else has to happen first, which wakes the task.
+    Busy,
+}
+
+/// A connection, as [`exchange`] drives it.
+pub trait Traffic {
+    /// How it comes to its end.
+    type End;
+
+    /// Requests taken in one turn; then the connection lets the others have theirs.
+    const TURN: u32;
+
+    /// A turn begins: what is to wake the task is told so, and what has ended meanwhile is answered.
+    fn begin_turn(&mut self, cx: &mut Context<'_>);
+
+    /// The buffer to receive into.
+    fn want(&mut self) -> Want;
+
+    /// It comes back, with what was received; nothing, when the stream has ended.
+    fn received(&mut self, result: io::Result<usize>, buf: BufMut);
+
+    /// Begins the requests that have arrived, as far as the limits and the turn allow.
+    fn take_in(&mut self, budget: &mut u32) -> Intake;
+
+    /// What is to be sent next.
+    fn next_batch(&mut self) -> Option<BufList>;
+
+    /// It was sent, or sending has failed.
+    fn sent(&mut self, result: io::Result<()>);
+
+    /// Whether what comes is still received.
+    fn is_open(&self) -> bool;
+
+    /// A turn is over.  Ready when nothing is left to do, or the time for it is over.
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<Self::End>;
+}
+
+/// Receives and sends at the same time, in turns, until the connection ends: one receive and one send are under way at
+/// most, and neither waits for the other.
+pub async fn exchange<T, R, S>(traffic: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
+where
+    T: Traffic,
+    R: Future<Output = (io::Result<usize>, BufMut)>,
+    S: Future<Output = io::Result<()>>,
+{
+    let mut receiving = pin!(None);
+    let mut sending = pin!(None);
+    std::future::poll_fn(|cx| {
+        traffic.begin_turn(cx);
+        let mut budget = T::TURN;
+        loop {
+            let mut again = false;
+            if let Some(future) = receiving.as_mut().as_pin_mut()
+                && let Poll::Ready((result, buf)) = R::poll(future, cx)
+            {
+                receiving.set(None);
+                traffic.received(result, buf);
+            }
+            let intake = if receiving.is_some() { Intake::Hungry } else { traffic.take_in(&mut budget) };
+            loop {
+                if sending.is_none()
+                    && let Some(batch) = traffic.next_batch()
+                {
+                    sending.set(Some(send(batch)));
+                }
+                let Some(future) = sending.as_mut().as_pin_mut() else { break };
+                let Poll::Ready(result) = S::poll(future, cx) else { break };
+                sending.set(None);
+                traffic.sent(result);
+                // It may have made room, and nothing else would look again.
+                again |= intake == Intake::Full;
+            }
+            if receiving.is_none() && intake == Intake::Hungry && traffic.is_open() {
+                receiving.set(Some(receive(traffic.want())));
+                again = true;
+            }
+            if intake == Intake::Tired {
+                cx.waker().wake_by_ref();
+                break;
+            }
+            if !again {
+                break;
+            }
+        }
+        if !traffic.is_open() {
+            // What is still to come is not wanted.
+            receiving.set(None);
+        }
+        traffic.end_turn(cx)
+    })
+    .await
+}
+
+/// Receives what is wanted from a socket.
+pub async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
+    if want.all {
+        let len = want.buf.spare();
+        let (result, buf) = stream.recv_exact(want.buf).await;
+        return (result.map(|()| len), buf);
+    }
+    stream.recv(want.buf).await
+}
+
+/// Sends all of a batch through a socket.
+pub async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
+    stream.send(batch).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
+    use std::task::Waker;
+
+    use forebay_reactor::Buf;
+
+    use super::*;
+
+    /// Answers every byte with itself, two at a time; holds at most four that are not sent.
+    #[derive(Default)]
+    struct Echo {
+        arrived: VecDeque<u8>,
+        replies: Vec<u8>,
+        sending: usize,
+        ended: Option<&'static str>,
+    }
+
+    impl Traffic for Echo {
+        type End = &'static str;
+
+        const TURN: u32 = 3;
+
+        fn begin_turn(&mut self, _: &mut Context<'_>) {}
+
+        fn want(&mut self) -> Want {
+            Want { buf: BufMut::with_capacity(16), all: false }
+        }
+
+        fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
+            self.arrived.extend(&buf[..]);
+            if result.unwrap() == 0 {
+                self.ended = Some("closed");
+            }
+        }
+
+        fn take_in(&mut self, budget: &mut u32) -> Intake {
+            loop {
+                if self.replies.len() + self.sending >= 4 {
+                    return Intake::Full;
+                }
+                if *budget == 0 {
+                    return Intake::Tired;
+                }
+                let Some(byte) = self.arrived.pop_front() else { return Intake::Hungry };
+                *budget -= 1;
+                self.replies.push(byte);
+            }
+        }
+
+        fn next_batch(&mut self) -> Option<BufList> {
+            let batch: Vec<_> = self.replies.drain(..self.replies.len().min(2)).collect();
+            self.sending = batch.len();
+            (!batch.is_empty()).then(|| Buf::copy_of(&batch).into())
+        }
+
+        fn sent(&mut self, result: io::Result<()>) {
+            self.sending = 0;
+            if result.is_err() {
+                self.replies.clear();
+                self.arrived.clear();
+                self.ended = Some("deaf");
+            }
+        }
+
+        fn is_open(&self) -> bool {
+            self.ended.is_none()
+        }
+
+        fn end_turn(&mut self, _: &mut Context<'_>) -> Poll<&'static str> {
+            match self.ended {
+                Some(end) if self.sending == 0 && self.replies.is_empty() => Poll::Ready(end),
+                _ => Poll::Pending,
+            }
+        }
+    }
+
+    /// The other side: what it has sent, and what it takes in when it likes.
+    #[derive(Default)]
+    struct Peer {
+        sends: RefCell<VecDeque<Vec<u8>>>,
+        /// Sends that it lets through.
+        reads: Cell<usize>,
+        gone: Cell<bool>,
+        got: RefCell<Vec<u8>>,
+    }
+
+    impl Peer {
+        async fn receive(&self) -> (io::Result<usize>, BufMut) {
+            let next = std::future::poll_fn(|_| match self.sends.borrow_mut().pop_front() {
+                Some(next) => Poll::Ready(next),
+                None => Poll::Pending,
+            });
+            let bytes = next.await;
+            (Ok(bytes.len()), BufMut::copy_of(&bytes))
+        }
+
+        async fn send(&self, batch: BufList) -> io::Result<()> {
+            std::future::poll_fn(|_| match self.reads.get() {
+                _ if self.gone.get() => Poll::Ready(()),
+                0 => Poll::Pending,
+                left => {
+                    self.reads.set(left - 1);
+                    Poll::Ready(())
+                }
+            })
+            .await;
+            if self.gone.get() {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            self.got.borrow_mut().extend(batch.to_vec());
+            Ok(())
+        }
+    }
+
+    fn turns(peer: &Peer, wanted: u32, play: impl Fn(u32)) -> Option<&'static str> {
+        let mut echo = Echo::default();
+        let mut running = pin!(exchange(&mut echo, |_| peer.receive(), |batch| peer.send(batch)));
+        for turn in 0..wanted {
+            play(turn);
+            if let Poll::Ready(end) = running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return Some(end);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn it_receives_while_a_send_waits() {
+        let peer = Peer::default();
+        // Nothing is read of what it answers; it takes as much as it may hold, and no more.
+        let end = turns(&peer, 10, |turn| {
+            if turn < 4 {
+                peer.sends.borrow_mut().push_back(vec![turn as u8]);
+            }
+        });
+        assert_eq!((end, peer.sends.borrow().len()), (None, 0));
+        let end = turns(&peer, 10, |turn| peer.sends.borrow_mut().push_back(vec![turn as u8]));
+        assert_eq!((end, peer.sends.borrow().len()), (None, 6));
+    }
+
+    #[test]
+    fn what_was_full_goes_on_when_something_is_sent() {
+        let peer = Peer::default();
+        peer.sends.borrow_mut().extend([(0..9).collect::<Vec<u8>>(), vec![]]);
+        let end = turns(&peer, 20, |turn| peer.reads.set(usize::from(turn > 3)));
+        assert_eq!(end, Some("closed"));
+        // What had arrived when the stream ended and could be held was answered, in order.
+        let got = peer.got.borrow();
+        assert!(got.len() >= 8 && got.iter().copied().eq(0..got.len() as u8), "{got:?}");
+    }
+
+    #[test]
+    fn who_reads_no_more_ends_it() {
+        let peer = Peer::default();
+        peer.sends.borrow_mut().push_back(vec![1, 2, 3]);
+        assert_eq!(turns(&peer, 5, |turn| peer.gone.set(turn == 2)), Some("deaf"));
+        assert!(peer.got.borrow().is_empty());
+    }
+}

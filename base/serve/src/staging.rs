@@ -1,0 +1,223 @@
+use forebay_reactor::{Buf, BufMut, Pool};
+
+/// Bytes of staging of a connection with little to say.  Holds many requests, and the start of a large write.
+pub const SMALL: usize = 4 * 1024;
+/// Bytes of staging of a busy connection: many requests and short writes with one receive.
+pub const LARGE: usize = 256 * 1024;
+/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
+const LARGE_MAX: usize = 128;
+/// Large staging buffers in use past which short data is copied out, instead of keeping its whole neighbourhood in
+/// memory for as long as the device holds it.
+const CROWDED: usize = 64;
+/// Receives with little in them after which staging is small again.
+const QUIET_RECEIVES: u32 = 32;
+
+/// A buffer to receive into.
+#[derive(Debug)]
+pub struct Want {
+    /// Receive into its spare room.
+    pub buf: BufMut,
+    /// All of the room, not only what there is.
+    pub all: bool,
+}
+
+/// Where staging comes from: shared by the connections of a core.
+#[derive(Debug)]
+pub struct StagingPools {
+    small: Pool,
+    large: Pool,
+}
+
+impl StagingPools {
+    /// Pools with nothing in them yet, which keep so many free small buffers.
+    pub fn new(keep_small: usize) -> Self {
+        Self { small: Pool::new(SMALL, keep_small), large: Pool::new(LARGE, LARGE_MAX) }
+    }
+
+    /// An empty buffer of [`SMALL`] bytes.
+    pub fn small(&self) -> BufMut {
+        self.small.get()
+    }
+
+    /// An empty buffer for `len` bytes that keeps nothing else in memory.
+    pub fn apart(&self, len: usize) -> BufMut {
+        if len > SMALL { BufMut::with_capacity(len) } else { self.small.get() }
+    }
+}
+
+/// What a connection has received and not parsed yet.
+///
+/// It is small while there is little to say and large while there is much, so that an idle connection costs a page, and
+/// a busy one few system calls.
+#[derive(Debug)]
+pub struct Staging {
+    /// `None` while it is being received into.
+    buf: Option<BufMut>,
+    /// The class that the next buffer is to be of.
+    large: bool,
+    /// Receives in a row with little in them.
+    quiet: u32,
+}
+
+impl Staging {
+    /// Staging that begins with what is in `buf`.
+    pub fn new(buf: BufMut) -> Self {
+        Self { buf: Some(buf), large: false, quiet: 0 }
+    }
+
+    /// What was received; `None` while a buffer is out.
+    pub fn staged(&mut self) -> Option<&mut BufMut> {
+        self.buf.as_mut()
+    }
+
+    /// Nothing is there that was not parsed, or a buffer is out.
+    pub fn is_empty(&self) -> bool {
+        self.buf.as_ref().is_none_or(|buf| buf.is_empty())
+    }
+
+    /// Long data is on its way, to a buffer of its own: what comes behind it is received by itself, so that the next
+    /// long data can go straight to its place, too.
+    pub fn expect_long(&mut self) {
+        self.large = false;
+    }
+
+    /// Cuts off the first `len` bytes.  Where large buffers are scarce they are copied.
+    ///
+    /// # Panics
+    /// When there are fewer, or the buffer is out.
+    pub fn cut(&mut self, len: usize, pools: &StagingPools) -> Buf {
+        let buf = self.buf.as_mut().expect("staging that is here");
+        if pools.large.outstanding() > CROWDED && buf.capacity() > SMALL {
+            let mut apart = pools.apart(len);
+            apart.extend_from_slice(&buf[..len]);
+            buf.advance(len);
+            return apart.freeze();
+        }
+        buf.split_to(len)
+    }
+
+    /// The buffer to receive into next, with room for at least `missing` bytes, which have to lie in one piece with what
+    /// is staged.  `other` gives one where neither a small buffer would do nor a large one is left.
+    ///
+    /// # Panics
+    /// When the buffer is out.
+    pub fn want(&mut self, missing: usize, pools: &StagingPools, other: impl FnOnce() -> BufMut) -> Want {
+        let mut staged = self.buf.take().expect("one receive at a time");
+        if staged.is_empty() {
+            staged.reclaim();
+        }
+        let none_left = pools.large.outstanding() >= LARGE_MAX;
+        let small = (!self.large || none_left) && staged.len() + missing <= SMALL;
+        let size = if small { SMALL } else { LARGE };
+        if staged.spare() >= missing.max(size / 4) && staged.capacity() <= size {
+            return Want { buf: staged, all: false };
+        }
+        let mut next = match (small, none_left) {
+            (true, _) => pools.small.get(),
+            (false, false) => pools.large.get(),
+            (false, true) => other(),
+        };
+        next.extend_from_slice(&staged);
+        Want { buf: next, all: false }
+    }
+
+    /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
+    pub fn received(&mut self, buf: BufMut, got: usize) {
+        let filled = buf.spare() == 0;
+        self.buf = Some(buf);
+        if self.large {
+            self.quiet = if got < SMALL / 2 { self.quiet + 1 } else { 0 };
+            if self.quiet >= QUIET_RECEIVES {
+                self.large = false;
+                self.quiet = 0;
+            }
+        } else if filled && got >= SMALL / 4 {
+            self.large = true;
+            self.quiet = 0;
+        }
+    }
+
+    /// Takes back the buffer that [`want`](Self::want) gave with nothing more in it: the stream has ended.
+    pub fn ended(&mut self, buf: BufMut) {
+        self.buf = Some(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receive(staging: &mut Staging, pools: &StagingPools, got: usize) -> usize {
+        let Want { mut buf, all } = staging.want(0, pools, || panic!("a large one is left"));
+        assert!(!all);
+        let got = got.min(buf.spare());
+        let len = buf.len() + got;
+        buf.set_len(len);
+        let capacity = buf.capacity();
+        staging.received(buf, got);
+        capacity
+    }
+
+    fn consume(staging: &mut Staging) {
+        let staged = staging.staged().unwrap();
+        let len = staged.len();
+        staged.advance(len);
+    }
+
+    #[test]
+    fn it_grows_with_much_and_shrinks_with_little() {
+        let pools = StagingPools::new(4);
+        let mut staging = Staging::new(pools.small());
+        assert_eq!(receive(&mut staging, &pools, SMALL), SMALL);
+        consume(&mut staging);
+        assert_eq!(receive(&mut staging, &pools, 100), LARGE);
+        for _ in 1..QUIET_RECEIVES {
+            consume(&mut staging);
+            assert_eq!(receive(&mut staging, &pools, 100), LARGE);
+        }
+        consume(&mut staging);
+        assert_eq!(receive(&mut staging, &pools, 100), SMALL);
+        assert_eq!(pools.large.outstanding(), 0);
+    }
+
+    #[test]
+    fn what_has_to_lie_in_one_piece_does() {
+        let pools = StagingPools::new(4);
+        let mut first = pools.small();
+        first.extend_from_slice(b"header");
+        let mut staging = Staging::new(first);
+        let Want { buf, .. } = staging.want(SMALL, &pools, || panic!("a large one is left"));
+        assert!(buf.spare() >= SMALL);
+        assert_eq!(&buf[..], b"header");
+        assert!(staging.staged().is_none() && staging.is_empty());
+        staging.ended(buf);
+        assert!(!staging.is_empty());
+    }
+
+    #[test]
+    fn who_comes_late_makes_do_with_less() {
+        let pools = StagingPools::new(4);
+        let taken: Vec<_> = (0..LARGE_MAX).map(|_| pools.large.get()).collect();
+        let mut staging = Staging::new(pools.small());
+        assert_eq!(receive(&mut staging, &pools, SMALL), SMALL);
+        let cut = staging.cut(SMALL, &pools);
+        assert_eq!(cut.len(), SMALL);
+        assert_eq!(receive(&mut staging, &pools, 1), SMALL);
+        let Want { buf, .. } = staging.want(2 * SMALL, &pools, || BufMut::with_capacity(4 * SMALL));
+        assert_eq!((buf.capacity(), buf.len()), (4 * SMALL, 1));
+        drop(taken);
+    }
+
+    #[test]
+    fn what_is_short_keeps_no_large_buffer_where_they_are_scarce() {
+        let pools = StagingPools::new(4);
+        let mut crowd: Vec<_> = (0..CROWDED).map(|_| pools.large.get()).collect();
+        let mut buf = pools.large.get();
+        buf.extend_from_slice(&[7; 600]);
+        let mut staging = Staging::new(buf);
+        assert_eq!(staging.cut(100, &pools).retained(), SMALL);
+        crowd.pop();
+        assert_eq!(&staging.cut(500, &pools)[..], [7; 500]);
+        assert!(staging.is_empty());
+    }
+}
