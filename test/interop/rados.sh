@@ -47,8 +47,8 @@ ask ceph osd crush weight-set reweight-compat osd.0 0.3
 compare "exceptions and weight sets"
 for i in $(seq 40); do echo "object.$i-$RANDOM$RANDOM"; done >"$WORK/names"
 "$PROGRAM" objects "$WORK/map" "$POOL" <"$WORK/names" >"$WORK/ours" 2>"$WORK/out" || fail "names of objects"
-while read -r name _ pg up _; do
-  osdmaptool "$WORK/map" --test-map-object "$name" --pool "$POOL" 2>/dev/null | grep -q "$pg -> ${up//\[/\\[}" || fail "object $name is elsewhere"
+while read -r name _ pg _ _ acting _; do
+  osdmaptool "$WORK/map" --test-map-object "$name" --pool "$POOL" 2>/dev/null | grep -qF "$pg -> $acting" || fail "object $name is elsewhere"
 done <"$WORK/ours"
 ok "40 objects are where osdmaptool says"
 ask ceph osd crush weight-set rm-compat
@@ -80,6 +80,32 @@ lab attrs rbd || fail "extended attributes"
 [[ $(rados -p rbd listxattr attributed | sort | tr '\n' ' ') == 'empty new ours theirs ' ]] || fail "attributes that rados lists"
 ask rados -p rbd rm attributed
 ok "extended attributes, in turns with rados"
+
+# Advice about what will become of bytes reaches the OSDs with the operations on them, and with no others.
+for osd in 0 1 2; do
+  ask ceph daemon "$CLUSTER_DIR/run/osd.$osd.asok" config set osd_op_history_size 1000
+done
+lab advice rbd || fail "requests with advice"
+seen() { # OBJECT ALTERNATIVE...: an OSD had requests for this object with each
+  local object=$1 one
+  shift
+  for one in "$@"; do grep -F ":::advised-$object:head [" "$WORK/history" | grep -qF "$one" || return 1; done
+}
+history_has_all() {
+  local osd
+  for osd in 0 1 2; do ceph daemon "$CLUSTER_DIR/run/osd.$osd.asok" dump_historic_ops; done >"$WORK/history" 2>/dev/null
+  local name words
+  # Pacific spells one of them wrongly.
+  for name in random:fadvise_random sequential:fadvise_sequential willneed:favise_willneed dontneed:fadvise_dontneed \
+    nocache:fadvise_nocache onepass:fadvise_sequential+fadvise_nocache; do
+    words=${name#*:}
+    seen "${name%%:*}" "[write 0~131072 [$words]]" "zero 4096~4096 [$words]]" \
+      "[read 0~4096 [$words]]" "[stat]" || return 1
+    grep -F ":::advised-${name%%:*}:head [sparse-read" "$WORK/history" | grep -qF "[$words]]" || return 1
+  done
+}
+await 20 "every kind of advice is seen at the OSDs" history_has_all
+ok "six kinds of advice are with the operations on bytes, as OSDs saw them"
 
 # Cache tiers.  One for reading only answers writes with a redirect to the pool behind it; one that writes back takes them,
 # and clients find it by the map.

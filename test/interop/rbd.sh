@@ -279,6 +279,24 @@ theirs rbd/disk "$WORK/model" "in turns with rbd, and resized by it"
 ask "$FOREBAY" export --no-progress --force rbd/disk "$WORK/export.ours"
 cmp "$WORK/export.ours" "$WORK/model" >"$WORK/out" 2>&1 || fail "our own export"
 checked rbd/disk
+# What is read once, as a whole, does not push out of the OSDs' caches what others read; a read by a host goes into them.
+cached() { # Bytes of objects in the OSDs' caches
+  local osd sum=0
+  for osd in 0 1 2; do
+    sum=$((sum + $(ceph daemon "$CLUSTER_DIR/run/osd.$osd.asok" perf dump bluestore 2>/dev/null | jq .bluestore.bluestore_buffer_bytes)))
+  done
+  echo $sum
+}
+for osd in 0 1 2; do ask ceph tell osd.$osd cache drop; done
+before=$(cached)
+ask "$FOREBAY" export --no-progress --force rbd/disk "$WORK/export.ours"
+between=$(cached)
+uri=$(attach rbd/disk)
+ask qemu-img convert -f raw -O raw "$uri" "$WORK/export.ours"
+ask "$FOREBAY" detach rbd/disk
+after=$(cached)
+((between - before < 1 << 20 && after - between > 4 << 20)) || fail "caches of OSDs: $before, exported $between, read $after"
+ok "an export leaves the OSDs' caches alone: $((between - before)) bytes more in them, $((after - between)) after a host's reads"
 ask rbd clone --rbd-default-clone-format 2 rbd/disk@one rbd/child
 cp "$WORK/snapped" "$WORK/model"
 uri=$(attach rbd/child)

@@ -63,7 +63,7 @@ enum Chore {
     /// An image in a Ceph cluster of the lab under verified writes, while OSDs are killed and started again
     Thrash {
         /// How long is written
-        #[arg(long, default_value_t = 180)]
+        #[arg(long, default_value_t = 360)]
         seconds: u32,
     },
     /// The simulator: one seed, or many

@@ -8,7 +8,10 @@
 //! `rados-lab hammer POOL STOP` writes and reads until there is a file STOP, says what is acknowledged and what fails, and
 //! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers; `rados-lab tier POOL
 //! COMMAND` writes to a pool behind a cache tier that sends writes on, and compares when the command has taken it away;
-//! `rados-lab attrs POOL` sets and reads extended attributes beside those of `rados`.
+//! `rados-lab attrs POOL` sets and reads extended attributes beside those of `rados`; `rados-lab
+//! advice POOL` writes and reads objects with each kind of advice about their use; `rados-lab settings COMMAND TEXT` waits
+//! after a command until the settings show a text; `rados-lab ask COMMAND` asks the monitors after a command that disturbs
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,8 +23,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    ErrorKind, Method, Notification, ObjectBackend, ObjectName, ObjectOp, SharedObjects, SnapContext, SnapId,
-    Transaction, WatchHandler,
+    Advice, ErrorKind, Extent, Method, Notification, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SharedObjects,
+    SnapContext, SnapId, Transaction, WatchHandler,
 };
 use forebay_messenger::wire::Writer;
 use forebay_rados::crush::CrushMap;
@@ -47,7 +50,7 @@ impl Surroundings for Edge {
     fn resolve(&self, name: &str) -> std::io::Result<Vec<IpAddr>> {
         Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
     }
-    fn service(&self, _: &str) -> std::io::Result<Vec<(String, u16)>> {
+    fn service(&self, _: &str, _: Option<&str>) -> std::io::Result<Vec<(String, u16)>> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }
@@ -324,7 +327,7 @@ impl Lane {
     async fn look(&self) -> forebay_block::Result<u64> {
         let least = self.acked.get();
         let extent = forebay_block::Extent::new(0, 4096);
-        let read = forebay_block::ObjectRead { snap: SnapId::HEAD, extent };
+        let read = forebay_block::ObjectRead::new(SnapId::HEAD, extent);
         let found = self.pool.read(&self.object, read).await?.fill(extent).to_vec();
         let number = u64::from_le_bytes(found[..8].try_into().expect("eight bytes"));
         assert_eq!(found, number.to_le_bytes().repeat(512), "{}: half of a write", self.object);
@@ -519,6 +522,63 @@ async fn notify(hook: &str) -> Outcome {
     Ok(())
 }
 
+/// Every kind of advice, and the objects that are written and read with it.
+const ADVISED: [(&str, Advice); 6] = [
+    ("random", Advice::RANDOM),
+    ("sequential", Advice::SEQUENTIAL),
+    ("willneed", Advice::WILL_NEED),
+    ("dontneed", Advice::DONT_NEED),
+    ("nocache", Advice::NO_CACHE),
+    ("onepass", Advice::ONE_PASS),
+];
+
+/// Writes, clears and reads objects with advice, of each kind one.
+async fn advice(pool: &str) -> Outcome {
+    let cluster = connect().await?;
+    let pool = cluster.pool(pool)?;
+    for (name, advice) in ADVISED {
+        let object = ObjectName::new(format!("advised-{name}"));
+        let data: forebay_block::BufList = Buf::copy_of(&[7; 128 << 10]).into();
+        pool.submit(&object, Transaction::of(ObjectOp::Write { offset: 0, data: data.clone() }).advised(advice))
+            .await?;
+        let clear = Extent::new(4096, 4096);
+        pool.submit(&object, Transaction::of(ObjectOp::Zero { extent: clear }).advised(advice)).await?;
+        let sparse = pool.read(&object, ObjectRead::head(0, 128 << 10).advised(advice)).await?;
+        let found = sparse.fill(Extent::new(0, 128 << 10)).to_vec();
+        assert!(found.iter().enumerate().all(|(at, &byte)| byte == if (4096..8192).contains(&at) { 0 } else { 7 }));
+        let read = pool.read(&object, ObjectRead::head(0, 4096).advised(advice)).await?;
+        assert_eq!(read.fill(Extent::new(0, 4096)).to_vec(), [7; 4096]);
+    }
+    cluster.close();
+    Ok(())
+}
+
+/// Runs a command, and waits until the settings show a text.
+async fn settings(command: &str, text: &str) -> Outcome {
+    let cluster = connect().await?;
+    println!("settings {:?}", cluster.settings());
+    assert!(std::process::Command::new("sh").args(["-c", command]).status()?.success());
+    while !format!("{:?}", cluster.settings()).contains(text) {
+        sleep(Duration::from_millis(50)).await;
+    }
+    println!("settings {:?}", cluster.settings());
+    cluster.close();
+    Ok(())
+}
+
+/// Runs a command that disturbs the monitors, and asks these something: how that fails, and when.
+async fn ask(command: &str) -> Outcome {
+    let cluster = connect().await?;
+    assert!(std::process::Command::new("sh").args(["-c", command]).status()?.success());
+    let begun = forebay_reactor::now();
+    match cluster.command(&[("prefix", "status")]).await {
+        Ok(_) => println!("answered"),
+        Err(error) => println!("{:?} after {} s: {error}", error.kind(), begun.elapsed().as_secs()),
+    }
+    cluster.close();
+    Ok(())
+}
+
 fn run(words: &[String]) -> Outcome {
     let reactor = || Reactor::system(DriverChoice::Auto).expect("a reactor");
     match words.split_first().map(|(verb, rest)| (verb.as_str(), rest)) {
@@ -531,11 +591,12 @@ fn run(words: &[String]) -> Outcome {
         Some(("hammer", [pool, stop])) => reactor().block_on(hammer(pool, stop)),
         Some(("tier", [pool, command])) => reactor().block_on(tier(pool, command)),
         Some(("attrs", [pool])) => reactor().block_on(attrs(pool)),
+        Some(("settings", [command, text])) => reactor().block_on(settings(command, text)),
+        Some(("ask", [command])) => reactor().block_on(ask(command)),
+        Some(("advice", [pool])) => reactor().block_on(advice(pool)),
         Some(("notify", [command])) => reactor().block_on(notify(command)),
         Some(("steps", [seed])) => reactor().block_on(steps(seed.parse()?)),
-        _ => {
-            Err("usage: rados-lab crush|groups|objects|status|conformance|steps|shared|hammer|notify|tier|attrs".into())
-        }
+        _ => Err("usage: rados-lab VERB ..., as the top of its source says".into()),
     }
 }
 

@@ -10,7 +10,7 @@ use forebay_messenger::Portal;
 use forebay_messenger::session::cephx::Wallet;
 use forebay_reactor::{random, timeout};
 
-use crate::config::{Config, Credentials};
+use crate::config::{Config, Settings};
 use crate::error::failure;
 use crate::map::{Epoch, Fsid, OsdMap};
 use crate::monitor::wire::{self, OsdMaps, Space, kind, pool_op};
@@ -64,6 +64,12 @@ impl Listener for Maps {
         }
     }
 
+    fn settings(&self, settings: &Settings) {
+        if let Some(objecter) = self.0.upgrade() {
+            objecter.set_timeout(settings.osd_timeout);
+        }
+    }
+
     fn refused(&self, error: Option<Error>) {
         if let Some(objecter) = self.0.upgrade() {
             objecter.refuse(error);
@@ -80,21 +86,19 @@ impl Cluster {
     /// # Panics
     /// When no reactor runs on this thread.
     pub async fn connect(config: Config) -> Result<Rc<Self>> {
-        if matches!(config.credentials, Credentials::None) {
-            let text = "a cluster without authentication (auth client required = none)";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
         let portal = Portal::default();
         let wallet = Wallet::new();
         // One number for all connections: by it, and by our address, the cluster fences us.
         let nonce = (random() as u32).max(1);
         let limit = config.connect_timeout;
-        let objecter = Objecter::new(&config, wallet.clone(), nonce, &portal);
+        let objecter = Objecter::new(wallet.clone());
+        let who = (config.id.clone(), config.credentials.clone());
         let maps: Rc<dyn Listener> = Rc::new(Maps(Rc::downgrade(&objecter)));
         let monitors = Monitors::start(config, wallet.clone(), nonce, &portal, maps);
         objecter.set_monitors(monitors.clone());
         let cluster = Rc::new(Self { wallet, monitors, objecter, nonce, pools: RefCell::default() });
         cluster.monitors.connected().await?;
+        cluster.objecter.start(who, nonce, &portal, &cluster.monitors.settings());
         let came = cluster.objecter.changed.wait_until(|| cluster.objecter.map().is_some());
         if timeout(limit, came).await.is_err() {
             let text = format!("no map of the OSDs came within {} s", limit.as_secs_f32());
@@ -125,6 +129,11 @@ impl Cluster {
             requests,
             fenced: self.objecter.is_fenced(),
         }
+    }
+
+    /// What holds of the settings that the monitors may keep for us: the file goes before them.
+    pub fn settings(&self) -> Settings {
+        self.monitors.settings()
     }
 
     /// The map of the OSDs, as it is now.

@@ -6,7 +6,9 @@
 mod conf;
 mod keyring;
 mod monitors;
+mod settings;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,6 +20,8 @@ use forebay_messenger::wire::control::mode;
 pub use conf::Conf;
 pub use keyring::find_key;
 pub use monitors::parse_monitors;
+pub use settings::{Said, Settings};
+use settings::{modes, seconds};
 
 /// What the outside gives to who resolves a configuration.
 pub trait Surroundings {
@@ -29,8 +33,8 @@ pub trait Surroundings {
     fn host(&self) -> String;
     /// The addresses of another machine, by its name.
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
-    /// Names and ports of the service `_NAME._tcp`, the most wanted first.
-    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>>;
+    /// Names and ports of the service `_NAME._tcp` in a domain, or in those of this machine, the most wanted first.
+    fn service(&self, name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>>;
 }
 
 /// What the user says: the flags that every Ceph client has.
@@ -113,19 +117,17 @@ pub struct Config {
     pub monitors: Vec<SocketAddr>,
     /// How connections to monitors are protected, of [`mode`], the most wanted first.
     pub monitor_modes: Vec<u32>,
-    /// How connections to OSDs are.
-    pub osd_modes: Vec<u32>,
-    /// A request to an OSD fails after so long; `None`: it waits until it can be done.
-    pub osd_timeout: Option<Duration>,
-    /// A request to the monitors fails after so long.
-    pub monitor_timeout: Duration,
+    /// What the file says of settings that the monitors may keep, too.
+    pub said: Said,
+    /// The monitors are asked what they keep for us.
+    pub ask_monitors: bool,
     /// The first connection fails after so long.
     pub connect_timeout: Duration,
 }
 
 /// When nothing is said.
-const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 impl Config {
     /// Resolves flags, files and the environment.
@@ -140,26 +142,23 @@ impl Config {
         })?;
         let credentials = find_credentials(flags, &conf, outside)?;
         let monitors = find_monitors(&conf, outside)?;
-        let seconds = |name: &'static str, default: Option<Duration>| match conf.get(name) {
-            None => Ok(default),
-            Some(value) => match value.parse::<f64>() {
-                // Nothing means for ever, as in every Ceph client.
-                Ok(0.0) => Ok(None),
-                Ok(seconds) if seconds.is_finite() && (0.0..1e9).contains(&seconds) => {
-                    Ok(Some(Duration::from_secs_f64(seconds)))
-                }
-                _ => Err(ConfigError::Value { name, value, text: "it is a number of seconds".into() }),
-            },
+        let said = Said::of(&conf);
+        said.with(&BTreeMap::new())?;
+        let connect_timeout = match conf.get("client_mount_timeout") {
+            Some(value) => seconds("client_mount_timeout", &value)?.unwrap_or(FOREVER),
+            None => CONNECT_TIMEOUT,
         };
-        const FOREVER: Duration = Duration::from_secs(1 << 30);
+        let monitor_modes = match conf.get("ms_mon_client_mode") {
+            Some(value) => modes("ms_mon_client_mode", &value)?,
+            None => Vec::new(),
+        };
         Ok(Self {
             credentials,
             monitors,
-            monitor_modes: modes(&conf, "ms_mon_client_mode", &[mode::SECURE, mode::CRC])?,
-            osd_modes: modes(&conf, "ms_client_mode", &[mode::CRC, mode::SECURE])?,
-            osd_timeout: seconds("rados_osd_op_timeout", None)?,
-            monitor_timeout: seconds("rados_mon_op_timeout", Some(MONITOR_TIMEOUT))?.unwrap_or(FOREVER),
-            connect_timeout: seconds("client_mount_timeout", Some(CONNECT_TIMEOUT))?.unwrap_or(FOREVER),
+            monitor_modes: if monitor_modes.is_empty() { vec![mode::SECURE, mode::CRC] } else { monitor_modes },
+            said,
+            ask_monitors: !conf.get("no_mon_config").is_some_and(|value| is_yes(&value)),
+            connect_timeout,
             id,
         })
     }
@@ -195,8 +194,9 @@ fn join(places: &[PathBuf]) -> String {
 }
 
 fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> Result<Credentials, ConfigError> {
-    let methods = conf.get("auth_client_required").or_else(|| conf.get("auth_supported"));
-    let methods = methods.unwrap_or_else(|| "cephx, none".into());
+    let said = conf.get("auth_client_required").or_else(|| conf.get("auth_supported"));
+    let may_be_none = said.is_some();
+    let methods = said.unwrap_or_else(|| "cephx, none".into());
     let takes = |method: &str| methods.split([',', ' ', ';']).any(|word| word == method);
     if !takes("cephx") {
         if takes("none") {
@@ -237,6 +237,10 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> R
             return secret("keyring", &key);
         }
     }
+    // Who wants either, and has no key, can only have the other.
+    if may_be_none && takes("none") {
+        return Ok(Credentials::None);
+    }
     Err(ConfigError::NoKey { name, places: join(&places) })
 }
 
@@ -262,11 +266,16 @@ fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAd
     }
     if texts.is_empty() {
         let service = conf.get("mon_dns_srv_name").unwrap_or_else(|| "ceph-mon".into());
+        // The domain may stand behind the service's name.
+        let (service, domain) = match service.split_once('_') {
+            Some((service, domain)) => (service, Some(domain)),
+            None => (service.as_str(), None),
+        };
         let none = |error: io::Error| {
             let text = format!("the configuration has no 'mon host', and the name service no _{service}._tcp: {error}");
             ConfigError::NoMonitors(text)
         };
-        for (name, port) in outside.service(&service).map_err(none)? {
+        for (name, port) in outside.service(service, domain).map_err(none)? {
             // A record for the first version of the protocol says its port.
             if port == monitors::PORT_V1 {
                 continue;
@@ -283,15 +292,8 @@ fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAd
     Ok(addrs)
 }
 
-fn modes(conf: &Conf, name: &'static str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
-    let Some(value) = conf.get(name) else { return Ok(default.to_vec()) };
-    let one = |word: &str| match word {
-        "crc" => Ok(mode::CRC),
-        "secure" => Ok(mode::SECURE),
-        _ => Err(ConfigError::Value { name, value: value.clone(), text: "it is a list of 'crc' and 'secure'".into() }),
-    };
-    let all: Vec<u32> = value.split([' ', ',']).filter(|word| !word.is_empty()).map(one).collect::<Result<_, _>>()?;
-    if all.is_empty() { Ok(default.to_vec()) } else { Ok(all) }
+fn is_yes(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "true" | "yes" | "on" | "1")
 }
 
 #[cfg(test)]

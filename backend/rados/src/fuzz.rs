@@ -51,6 +51,7 @@ pub fn messages(data: &[u8]) {
     let Some((&version, data)) = data.split_first() else { return };
     let _ = monitor::osd_maps(data);
     let _ = monitor::mon_map(data);
+    let _ = monitor::config(data);
     let _ = monitor::command_ack(data);
     let _ = monitor::pool_reply(data);
     let _ = monitor::statfs_reply(data);

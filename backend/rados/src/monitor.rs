@@ -19,7 +19,7 @@ use forebay_messenger::{Address, Auth, Connection, Handler, Message, Messenger, 
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, Instant, now, random, sleep, spawn, timeout};
 
-use crate::config::{Config, Credentials};
+use crate::config::{Config, Credentials, Settings};
 use crate::map::{Epoch, Fsid, MonMap};
 use wire::kind;
 
@@ -49,12 +49,17 @@ struct Pending {
 pub(crate) trait Listener {
     /// Maps of OSDs came.
     fn osd_maps(&self, maps: &wire::OsdMaps<'_>);
+    /// Settings came that the monitors keep for us.
+    fn settings(&self, settings: &Settings);
     /// Every monitor refuses our key; `None`: one has taken us.
     fn refused(&self, error: Option<Error>);
 }
 
 struct Shared {
     config: Config,
+    settings: RefCell<Settings>,
+    /// The monitors have told what they keep for us.
+    told: Cell<bool>,
     wallet: Rc<Wallet>,
     messenger: RefCell<Option<Messenger>>,
     connection: RefCell<Option<Connection>>,
@@ -90,7 +95,10 @@ impl Monitors {
         listener: Rc<dyn Listener>,
     ) -> Self {
         let (auth, modes) = match &config.credentials {
-            Credentials::None => (Auth::None, None),
+            Credentials::None => {
+                let (id, wallet) = (config.id.clone(), wallet.clone());
+                (Auth::Named { id, wallet, monitors: true }, None)
+            }
             Credentials::Cephx(secret) => {
                 let (id, secret, wallet) = (config.id.clone(), secret.clone(), wallet.clone());
                 (Auth::Cephx { id, secret, services: SERVICES, wallet }, Some(config.monitor_modes.clone()))
@@ -106,7 +114,11 @@ impl Monitors {
             handshake_timeout: MONITOR_PATIENCE,
             ..Options::default()
         };
+        let (settings, _) = config.said.with(&BTreeMap::new()).expect("looked at when the configuration was resolved");
+        let told = Cell::new(!config.ask_monitors);
         let shared = Rc::new(Shared {
+            settings: RefCell::new(settings),
+            told,
             config,
             wallet,
             messenger: RefCell::default(),
@@ -126,7 +138,9 @@ impl Monitors {
         let messenger = Messenger::new(portal, options, Incoming(Rc::downgrade(&shared)));
         *shared.messenger.borrow_mut() = Some(messenger);
         drop(spawn(keep_connected(shared.clone())));
-        drop(spawn(renew(Rc::downgrade(&shared))));
+        if matches!(shared.config.credentials, Credentials::Cephx(_)) {
+            drop(spawn(renew(Rc::downgrade(&shared))));
+        }
         Self(shared)
     }
 
@@ -139,6 +153,10 @@ impl Monitors {
         let limit = shared.config.connect_timeout;
         let settled = timeout(limit, shared.changed.wait_until(settled)).await;
         if settled.is_ok() && shared.fsid().is_some() && !shared.closed.get() {
+            let told = shared.changed.wait_until(|| shared.told.get() || shared.closed.get());
+            if timeout(MONITOR_PATIENCE.min(limit), told).await.is_err() {
+                tracing::warn!("the monitors do not say what settings they keep for us; those of the file hold");
+            }
             return Ok(());
         }
         let trouble = shared.trouble.borrow().clone();
@@ -150,6 +168,11 @@ impl Monitors {
     /// The cluster's identity.
     pub(crate) fn fsid(&self) -> Fsid {
         self.0.map.borrow().fsid
+    }
+
+    /// What holds at the moment, of the file and of the monitors.
+    pub(crate) fn settings(&self) -> Settings {
+        self.0.settings.borrow().clone()
     }
 
     /// The monitor that we talk to at the moment.
@@ -194,13 +217,14 @@ impl Monitors {
             shared.post(connection, tid, &pending);
         }
         shared.pending.borrow_mut().insert(tid, pending);
-        let result = timeout(shared.config.monitor_timeout, answered).await;
+        let limit = shared.settings.borrow().monitor_timeout;
+        let result = timeout(limit, answered).await;
         shared.pending.borrow_mut().remove(&tid);
         match result {
             Ok(Some(message)) => Ok(message),
             Ok(None) => Err(Error::new(ErrorKind::ShuttingDown, "the session with the monitors has ended")),
             Err(_) => {
-                let seconds = shared.config.monitor_timeout.as_secs_f32();
+                let seconds = limit.as_secs_f32();
                 Err(Error::new(ErrorKind::TimedOut, format!("the monitors have not answered within {seconds} s")))
             }
         }
@@ -254,10 +278,12 @@ impl Shared {
     fn subscribe(&self) {
         let connection = self.connection.borrow();
         let Some(connection) = &*connection else { return };
-        let front = wire::subscribe(&[
-            ("monmap", u64::from(self.map.borrow().epoch) + 1),
-            ("osdmap", u64::from(self.wanted.get())),
-        ]);
+        let mut what =
+            vec![("monmap", u64::from(self.map.borrow().epoch) + 1), ("osdmap", u64::from(self.wanted.get()))];
+        if self.config.ask_monitors {
+            what.insert(0, ("config", 0));
+        }
+        let front = wire::subscribe(&what);
         let mut message = Message::new(kind::MON_SUBSCRIBE).front(Buf::copy_of(&front));
         (message.version, message.compat_version) = (3, 1);
         if let Err(error) = connection.post(message) {
@@ -298,6 +324,27 @@ impl Shared {
         }
     }
 
+    fn take_settings(&self, front: &[u8]) {
+        let taken = wire::config(front).map_err(malformed).and_then(|kept| {
+            self.config.said.with(&kept).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
+        });
+        match taken {
+            Ok((settings, refused)) => {
+                for error in refused {
+                    tracing::warn!(%error, "what the monitors keep for us is not taken");
+                }
+                if *self.settings.borrow() != settings {
+                    tracing::info!(?settings, "the monitors keep settings for us");
+                    self.listener.settings(&settings);
+                    *self.settings.borrow_mut() = settings;
+                }
+                self.told.set(true);
+                self.changed.notify_all();
+            }
+            Err(error) => tracing::warn!(%error, "a monitor's message is not taken"),
+        }
+    }
+
     fn take_map(&self, front: &[u8]) {
         match wire::mon_map(front).and_then(MonMap::decode) {
             Ok(map) => {
@@ -322,6 +369,7 @@ impl Handler for Incoming {
         let Some(shared) = self.0.upgrade() else { return };
         match message.kind {
             kind::MON_MAP => shared.take_map(&message.front.to_vec()),
+            kind::CONFIG => shared.take_settings(&message.front.to_vec()),
             kind::OSD_MAP => {
                 let front = message.front.to_vec();
                 match wire::osd_maps(&front) {

@@ -25,7 +25,7 @@ use forebay_messenger::{Auth, Budget, Message, Messenger, Options, Portal};
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, Instant, now, sleep, spawn, wall_clock};
 
-use crate::config::Config;
+use crate::config::{Credentials, Settings};
 use crate::error::{errno, failure};
 use crate::map::{Epoch, Incremental, MapError, Mapping, OsdMap, PgId, flags as map_flags};
 use crate::monitor::wire::OsdMaps;
@@ -84,13 +84,15 @@ struct Op {
     redirect: Option<Redirect>,
     redirects: u32,
     since: Instant,
+    /// It stands for a watch that is kept: no time is too long for it.
+    lingers: bool,
     answer: oneshot::Sender<Result<Reply>>,
 }
 
 /// All requests of a client that OSDs have not answered, and the sessions on which they are.
 pub(crate) struct Objecter {
     wallet: Rc<Wallet>,
-    timeout: Option<Duration>,
+    timeout: Cell<Option<Duration>>,
     messenger: RefCell<Option<Messenger>>,
     monitors: RefCell<Option<Monitors>>,
     map: RefCell<Option<Rc<OsdMap>>>,
@@ -113,10 +115,10 @@ pub(crate) struct Objecter {
 }
 
 impl Objecter {
-    pub(crate) fn new(config: &Config, wallet: Rc<Wallet>, nonce: u32, portal: &Portal) -> Rc<Self> {
-        let objecter = Rc::new(Self {
-            wallet: wallet.clone(),
-            timeout: config.osd_timeout,
+    pub(crate) fn new(wallet: Rc<Wallet>) -> Rc<Self> {
+        Rc::new(Self {
+            wallet,
+            timeout: Cell::new(None),
             messenger: RefCell::default(),
             monitors: RefCell::default(),
             map: RefCell::default(),
@@ -133,20 +135,42 @@ impl Objecter {
             refused: RefCell::default(),
             closed: Cell::new(false),
             changed: Notify::new(),
-        });
+        })
+    }
+
+    /// Begins, when the monitors have said what they keep for us: nothing is asked of OSDs before.
+    pub(crate) fn start(
+        self: &Rc<Self>,
+        (id, credentials): (String, Credentials),
+        nonce: u32,
+        portal: &Portal,
+        settings: &Settings,
+    ) {
+        self.timeout.set(settings.osd_timeout);
+        let wallet = self.wallet.clone();
+        let (auth, modes) = match credentials {
+            Credentials::None => (Auth::Named { id, wallet, monitors: false }, None),
+            Credentials::Cephx(_) => {
+                (Auth::CephxService { wallet, service: entity::OSD.into() }, Some(settings.osd_modes.clone()))
+            }
+        };
         let options = Options {
             entity: entity::CLIENT,
             peer_entity: Some(entity::OSD),
             nonce: Some(nonce),
-            auth: Auth::CephxService { wallet, service: entity::OSD.into() },
-            modes: Some(config.osd_modes.clone()),
+            auth,
+            modes,
             supported: FEATURES,
             receive: Budget { messages: 1 << 16, bytes: 256 << 20 },
             send: Budget { messages: 1 << 14, bytes: 256 << 20 },
             ..Options::default()
         };
-        *objecter.messenger.borrow_mut() = Some(Messenger::new(portal, options, Incoming(Rc::downgrade(&objecter))));
-        objecter
+        *self.messenger.borrow_mut() = Some(Messenger::new(portal, options, Incoming(Rc::downgrade(self))));
+    }
+
+    /// A request to an OSD fails after so long; those that are on their way, too.
+    pub(crate) fn set_timeout(&self, timeout: Option<Duration>) {
+        self.timeout.set(timeout);
     }
 
     pub(crate) fn set_monitors(&self, monitors: Monitors) {
@@ -207,6 +231,11 @@ impl Objecter {
 
     /// Takes a request; it is sent before this returns, if that can be.
     pub(crate) fn submit(self: &Rc<Self>, request: Request) -> oneshot::Receiver<Result<Reply>> {
+        self.submit_for(request, false)
+    }
+
+    /// The same; one that lingers is not ended by a timeout.
+    fn submit_for(self: &Rc<Self>, request: Request, lingers: bool) -> oneshot::Receiver<Result<Reply>> {
         let (answer, answered) = oneshot::channel();
         if self.closed.get() {
             answer.send(Err(Error::new(ErrorKind::ShuttingDown, "the client has ended")));
@@ -229,6 +258,7 @@ impl Objecter {
             redirect: None,
             redirects: 0,
             since: now(),
+            lingers,
             answer,
         };
         self.ops.borrow_mut().insert(tid, op);
@@ -552,7 +582,7 @@ impl Objecter {
         let mut late = Vec::new();
         for (&tid, op) in &*self.ops.borrow() {
             let age = op.since.elapsed();
-            if self.timeout.is_some_and(|limit| age >= limit) {
+            if self.timeout.get().is_some_and(|limit| age >= limit && !op.lingers) {
                 late.push((tid, describe(op)));
             } else if age >= REPORT_AFTER {
                 count += 1;
@@ -625,10 +655,10 @@ fn advance(before: Option<&OsdMap>, maps: &OsdMaps<'_>) -> std::result::Result<(
 
 /// Looks after requests as long as there are any.
 async fn watch(objecter: Weak<Objecter>) {
-    let interval = objecter.upgrade().and_then(|objecter| objecter.timeout);
-    let interval =
-        interval.map_or(WATCH_INTERVAL, |limit| (limit / 4).clamp(Duration::from_millis(100), WATCH_INTERVAL));
     loop {
+        let limit = objecter.upgrade().and_then(|objecter| objecter.timeout.get());
+        let interval =
+            limit.map_or(WATCH_INTERVAL, |limit| (limit / 4).clamp(Duration::from_millis(100), WATCH_INTERVAL));
         sleep(interval).await;
         let Some(objecter) = objecter.upgrade() else { return };
         objecter.look_after();

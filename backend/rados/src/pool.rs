@@ -133,7 +133,7 @@ impl ObjectBackend for RadosPool {
         }
         let sparse = len >= SPARSE_FROM && !self.is_erasure_coded();
         let op = if sparse { code::SPARSE_READ } else { code::READ };
-        let asked = self.ask(object, read.snap.0, vec![OsdOp::extent(op, offset, len)]);
+        let asked = self.ask(object, read.snap.0, vec![OsdOp::extent(op, offset, len).advised(read.advice)]);
         let object = object.clone();
         Box::pin(async move {
             let mut reply = asked.await?;

@@ -124,7 +124,7 @@ pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, sn
     let size = match backend.stat(object, snap).await {
         Ok(stat) => stat.size,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let read = ObjectRead { snap, extent: Extent::new(0, 1) };
+            let read = ObjectRead::new(snap, Extent::new(0, 1));
             let error = backend.read(object, read).await.expect_err("stat says it is not there, read finds it");
             assert_eq!(error.kind(), ErrorKind::NotFound, "read of {object}, which is not there");
             return None;
@@ -133,7 +133,7 @@ pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, sn
     };
     // One byte more than there is: the answer must stop at the end, and the map must call the rest a hole.
     let extent = Extent::new(0, size + 1);
-    let data = backend.read(object, ObjectRead { snap, extent }).await.expect("read of an object that is there");
+    let data = backend.read(object, ObjectRead::new(snap, extent)).await.expect("read of an object that is there");
     let mut at = 0;
     for (offset, run) in &data.runs {
         assert!(*offset >= at && !run.is_empty(), "{object}: runs out of order, or an empty one");
@@ -142,7 +142,7 @@ pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, sn
     assert!(at <= size, "{object}: read past the end");
     let bytes = data.fill(Extent::new(0, size)).to_vec();
 
-    let map = backend.map(object, ObjectRead { snap, extent }).await.expect("map of an object that is there");
+    let map = backend.map(object, ObjectRead::new(snap, extent)).await.expect("map of an object that is there");
     let mut at = 0;
     for run in map.runs() {
         assert_eq!(run.extent.offset, at, "{object}: a gap in the map");

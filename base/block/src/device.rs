@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use forebay_reactor::sync::Notify;
 
+use crate::advice::Advice;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
@@ -39,6 +40,12 @@ pub trait BlockDevice {
 
     /// Does one request.  Never waits for others but where the order is stated ([`Request::Flush`]).
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>>;
+
+    /// The same, with advice.  A device that makes nothing of it does the request.
+    fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
+        let _ = advice;
+        self.submit(request)
+    }
 
     /// What is stored where, for `extent`, without reading it.
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>>;

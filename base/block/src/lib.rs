@@ -4,6 +4,7 @@
 //! [`ObjectBackend`].  The write log, the cache and the image all implement `BlockDevice`, so layers stack and any
 //! of them can be left out.
 
+mod advice;
 mod device;
 mod error;
 mod extent;
@@ -14,6 +15,7 @@ pub mod reservation;
 mod shared;
 mod unnamed;
 
+pub use advice::Advice;
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};

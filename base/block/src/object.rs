@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use forebay_reactor::BufList;
 
+use crate::advice::Advice;
 use crate::device::LocalFuture;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
@@ -190,17 +191,25 @@ pub struct Transaction {
     /// Durable before it is answered.  Without, it is readable when answered and durable after the next
     /// [`ObjectBackend::flush`] (a backend may be durable at once; RADOS is).
     pub durable: bool,
+    /// What will become of the bytes that it stores.
+    pub advice: Advice,
 }
 
 impl Transaction {
     /// One step.
     pub fn of(op: ObjectOp) -> Self {
-        Self { snapc: None, ops: vec![op], durable: false }
+        Self::new(vec![op])
     }
 
     /// Several steps.
     pub fn new(ops: Vec<ObjectOp>) -> Self {
-        Self { snapc: None, ops, durable: false }
+        Self { snapc: None, ops, durable: false, advice: Advice::NONE }
+    }
+
+    /// With advice.
+    pub fn advised(mut self, advice: Advice) -> Self {
+        self.advice = advice;
+        self
     }
 
     /// Durable before it is answered.
@@ -223,12 +232,25 @@ pub struct ObjectRead {
     pub snap: SnapId,
     /// Where; the part past the object's end is left out of the answer.
     pub extent: Extent,
+    /// What will become of it.
+    pub advice: Advice,
 }
 
 impl ObjectRead {
+    /// From the head, or a snapshot.
+    pub const fn new(snap: SnapId, extent: Extent) -> Self {
+        Self { snap, extent, advice: Advice::NONE }
+    }
+
     /// From the head.
     pub fn head(offset: u64, len: u64) -> Self {
-        Self { snap: SnapId::HEAD, extent: Extent::new(offset, len) }
+        Self::new(SnapId::HEAD, Extent::new(offset, len))
+    }
+
+    /// With advice.
+    pub const fn advised(mut self, advice: Advice) -> Self {
+        self.advice = advice;
+        self
     }
 }
 

@@ -16,7 +16,7 @@ use crate::connection::{Conn, Connection, Link, Reason, State};
 use crate::engine;
 use crate::message::Message;
 use crate::portal::{Portal, Shared};
-use crate::session::auth::NoAuth;
+use crate::session::auth::{Named, NoAuth};
 use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Session, cephx, shared_key};
 use crate::throttle::Budget;
 use crate::transport::{Acceptor, Address, Manner};
@@ -48,6 +48,15 @@ pub enum Auth {
         /// Where the tickets go.
         wallet: Rc<cephx::Wallet>,
     },
+    /// As a client of a Ceph cluster that asks nobody for proof; nobody can connect to us.
+    Named {
+        /// The part of the name behind `client.`.
+        id: String,
+        /// Where our number goes, and comes from.
+        wallet: Rc<cephx::Wallet>,
+        /// The peers are its monitors, which give us a number.
+        monitors: bool,
+    },
     /// As a client of a Ceph cluster's OSDs or managers, by a ticket; nobody can connect to us.
     CephxService {
         /// Where the ticket is.
@@ -65,6 +74,7 @@ impl Auth {
             Self::Cephx { id, secret, services, wallet } => {
                 Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, wallet.clone()))
             }
+            Self::Named { id, wallet, monitors } => Box::new(Named::new(id.clone(), wallet.clone(), *monitors)),
             Self::CephxService { wallet, service } => Box::new(cephx::Authorizer::new(wallet.clone(), *service)),
         }
     }
@@ -74,13 +84,15 @@ impl Auth {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, keyring, .. } => Box::new(shared_key::Server::new(name.clone(), keyring.clone())),
             Self::Cephx { id, .. } => Box::new(shared_key::Server::new(id.clone(), Rc::default())),
-            Self::CephxService { .. } => Box::new(shared_key::Server::new(String::new(), Rc::default())),
+            Self::Named { .. } | Self::CephxService { .. } => {
+                Box::new(shared_key::Server::new(String::new(), Rc::default()))
+            }
         }
     }
 
     /// The peers are a Ceph cluster's daemons.
     pub(crate) fn is_ceph(&self) -> bool {
-        matches!(self, Self::Cephx { .. } | Self::CephxService { .. })
+        matches!(self, Self::Cephx { .. } | Self::Named { .. } | Self::CephxService { .. })
     }
 }
 
@@ -214,7 +226,7 @@ impl Options {
     pub(crate) fn modes(&self, local: bool) -> Vec<u32> {
         match (&self.modes, &self.auth) {
             (Some(modes), _) => modes.clone(),
-            (None, Auth::None) => vec![mode::CRC],
+            (None, Auth::None | Auth::Named { .. }) => vec![mode::CRC],
             (None, _) if local => vec![mode::CRC, mode::SECURE],
             (None, _) => vec![mode::SECURE],
         }

@@ -44,7 +44,7 @@ impl Surroundings for Edge {
     fn resolve(&self, name: &str) -> std::io::Result<Vec<IpAddr>> {
         Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
     }
-    fn service(&self, _: &str) -> std::io::Result<Vec<(String, u16)>> {
+    fn service(&self, _: &str, _: Option<&str>) -> std::io::Result<Vec<(String, u16)>> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }

@@ -2,14 +2,14 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BufList, Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
+use forebay_block::{Advice, BufList, Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
 use forebay_reactor::Buf;
 
 use crate::format::{Features, Header, map_object};
 use crate::image::{Shared, View};
 use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
-use crate::requests::read_all;
+use crate::requests::{Wishes, read_all};
 use crate::wire::bitmap::State;
 use crate::wire::snapshot::Parent;
 
@@ -64,11 +64,13 @@ pub(crate) async fn copy_up(
     object: u64,
     overlap: u64,
     change: &[ObjectOp],
-    durable: bool,
+    wishes: Wishes,
 ) -> Result<CopiedUp> {
     let Some(parent) = shared.parent() else { return Ok(CopiedUp::Only) };
     let from = Extent::new(object * shared.layout().object_size(), overlap);
-    let data = read_all(&parent.shared, parent.view, from).await?;
+    let Wishes { durable, advice } = wishes;
+    // The parent has other children, which may read the same soon.
+    let data = read_all(&parent.shared, parent.view, from, Advice::NONE).await?;
     let writes = stored_runs(&data);
     let name = shared.object_name(object);
     let snapc = shared.snapc();
@@ -83,10 +85,10 @@ pub(crate) async fn copy_up(
     ops.extend(shared.expectation().filter(|_| stores));
     ops.extend(writes);
     let transaction = if alone {
-        Transaction { snapc: if keeps { None } else { snapc }, ops, durable }
+        Transaction { snapc: if keeps { None } else { snapc }, ops, durable, advice }
     } else {
         ops.extend_from_slice(change);
-        Transaction { snapc, ops, durable }
+        Transaction { snapc, ops, durable, advice }
     };
     match shared.data().submit(&name, transaction).await {
         Ok(_) => Ok(if alone { CopiedUp::Only } else { CopiedUp::WithChange }),

@@ -164,7 +164,7 @@ impl<'a> Directory<'a> {
 
     /// What `rbd_id.NAME` says; `None` if it is not there or says nothing that could be an id.
     async fn read_id(&self, name: &str) -> Result<Option<String>> {
-        let read = ObjectRead { snap: SnapId::HEAD, extent: forebay_block::Extent::new(0, 4 + ID_LEN_MAX as u64) };
+        let read = ObjectRead::new(SnapId::HEAD, forebay_block::Extent::new(0, 4 + ID_LEN_MAX as u64));
         match self.backend.read(&id_object(self.namespace, name), read).await {
             Ok(data) => {
                 let bytes = data.fill(read.extent).to_vec();

@@ -5,8 +5,8 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName, ObjectOp,
-    Reply, Request, Result, SizeWatch, SnapContext, SnapId,
+    Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
+    ObjectOp, Reply, Request, Result, SizeWatch, SnapContext, SnapId,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, Semaphore};
@@ -511,11 +511,15 @@ impl BlockDevice for Image {
     }
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        self.submit_advised(request, Advice::NONE)
+    }
+
+    fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
         if self.read_only && request.is_write() {
             let error = Error::new(ErrorKind::ReadOnly, format!("image {} is open for reading only", self.name()));
             return Box::pin(ready(Err(error)));
         }
-        requests::submit(&self.shared, self.view(), request)
+        requests::submit(&self.shared, self.view(), request, advice)
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

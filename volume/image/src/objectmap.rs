@@ -221,7 +221,7 @@ pub(crate) async fn load(backend: &Rc<dyn ObjectBackend>, object: &ObjectName) -
     if size > crate::wire::bitmap::OBJECTS_MAX / 4 * 5 / 4 {
         return Err(damaged());
     }
-    let read = ObjectRead { snap: SnapId::HEAD, extent: Extent::new(0, size) };
+    let read = ObjectRead::new(SnapId::HEAD, Extent::new(0, size));
     let bytes = backend.read(object, read).await?.fill(read.extent).to_vec();
     Bitmap::decode(&bytes).ok_or_else(damaged)
 }

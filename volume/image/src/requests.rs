@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Reply, Request,
-    Result, SnapId, Transaction,
+    Advice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Reply,
+    Request, Result, SnapId, Transaction,
 };
 use forebay_reactor::spawn;
 
@@ -31,8 +31,23 @@ enum Change {
     Clear,
 }
 
+/// How a change is to be made.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Wishes {
+    /// Durable before it is answered.
+    pub(crate) durable: bool,
+    /// What will become of the bytes.
+    pub(crate) advice: Advice,
+}
+
+impl Wishes {
+    fn transaction(self, shared: &Shared, ops: Vec<ObjectOp>) -> Transaction {
+        Transaction { snapc: shared.snapc(), ops, durable: self.durable, advice: self.advice }
+    }
+}
+
 /// Does a request; the handle has checked that it may write, which it may only to the head.
-pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request) -> LocalFuture<Result<Reply>> {
+pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
     let Some(extent) = request.extent() else { return flush(shared) };
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
@@ -43,17 +58,20 @@ pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request) -> Local
         let what = format!("image {}: compare {} bytes, write {}", shared.name(), expect.len(), data.len());
         return failed(Error::new(ErrorKind::Invalid, what));
     }
+    let wishes = |durable| Wishes { durable, advice };
     match request {
         Request::Read(_) if extent.len > TRANSFER_MAX.into() => {
             failed(Error::new(ErrorKind::Invalid, format!("image {}: a read of {} bytes", shared.name(), extent.len)))
         }
-        Request::Read(extent) => read(shared, view, extent),
+        Request::Read(extent) => read(shared, view, extent, advice),
         _ if extent.len == 0 => Box::pin(ready(Ok(Reply::Done))),
-        Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), fua),
-        Request::Discard(_) => change(shared, extent, Change::Clear, false),
-        Request::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, fua),
-        Request::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, fua),
-        Request::CompareAndWrite { expect, data, fua, .. } => compare_and_write(shared, extent, expect, data, fua),
+        Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), wishes(fua)),
+        Request::Discard(_) => change(shared, extent, Change::Clear, wishes(false)),
+        Request::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, wishes(fua)),
+        Request::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, wishes(fua)),
+        Request::CompareAndWrite { expect, data, fua, .. } => {
+            compare_and_write(shared, extent, expect, data, wishes(fua))
+        }
         Request::Flush => flush(shared),
     }
 }
@@ -69,22 +87,22 @@ fn flush(shared: &Rc<Shared>) -> LocalFuture<Result<Reply>> {
 
 // ---- Reading ----
 
-fn read(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFuture<Result<Reply>> {
+fn read(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
-        let data = read_piece(shared, view, piece);
+        let data = read_piece(shared, view, piece, advice);
         return Box::pin(async move { data.await.map(Reply::Data) });
     }
     let shared = shared.clone();
-    Box::pin(async move { read_pieces(&shared, view, extent).await.map(Reply::Data) })
+    Box::pin(async move { read_pieces(&shared, view, extent, advice).await.map(Reply::Data) })
 }
 
 /// Reads any run of an image at a view; what is past its end reads as zeroes.
-pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent) -> Result<BufList> {
+pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
     let within = extent.len.min(view.size.saturating_sub(extent.offset));
     let mut data = if within == 0 {
         BufList::new()
     } else {
-        Box::pin(read_pieces(shared, view, Extent::new(extent.offset, within))).await?
+        Box::pin(read_pieces(shared, view, Extent::new(extent.offset, within), advice)).await?
     };
     data.append(BufList::zeroes((extent.len - within) as usize));
     Ok(data)
@@ -96,11 +114,11 @@ fn is_absent(shared: &Shared, view: View, object: u64) -> bool {
 }
 
 /// Exactly the piece's bytes; an object that is not there holds what the parent has, or zeroes.
-fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece) -> LocalFuture<Result<BufList>> {
+fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece, advice: Advice) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let stored = (!is_absent(shared, view, piece.object)).then(|| {
-        shared.data().read(&shared.object_name(piece.object), ObjectRead { snap: view.snap, extent: piece.extent })
+        shared.data().read(&shared.object_name(piece.object), ObjectRead::new(view.snap, piece.extent).advised(advice))
     });
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
     let at = piece.object * shared.layout().object_size() + offset;
@@ -113,16 +131,16 @@ fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece) -> LocalFuture<Resu
             }
         }
         let Some(parent) = parent else { return Ok(BufList::zeroes(len as usize)) };
-        let mut data = read_all(&parent.shared, parent.view, Extent::new(at, from_parent)).await?;
+        let mut data = read_all(&parent.shared, parent.view, Extent::new(at, from_parent), advice).await?;
         data.append(BufList::zeroes((len - from_parent) as usize));
         Ok(data)
     })
 }
 
-async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent) -> Result<BufList> {
+async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
     let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
-    let next = || Some(read_piece(shared, view, pieces.next()?));
+    let next = || Some(read_piece(shared, view, pieces.next()?, advice));
     windowed(REQUEST_WINDOW, next, |number, data| parts[number] = data).await?;
     let mut whole = BufList::new();
     parts.into_iter().for_each(|part| whole.append(part));
@@ -165,12 +183,12 @@ impl Drop for OneWrite {
 }
 
 /// Writes or clears a range that is not empty.
-fn change(shared: &Rc<Shared>, extent: Extent, change: Change, fua: bool) -> LocalFuture<Result<Reply>> {
+fn change(shared: &Rc<Shared>, extent: Extent, change: Change, wishes: Wishes) -> LocalFuture<Result<Reply>> {
     let pass = try_enter(shared, extent);
     let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
     let pass = match (single, pass) {
         (Some(piece), Some(pass)) => {
-            let work = change_piece(shared, piece, &change, fua);
+            let work = change_piece(shared, piece, &change, wishes);
             return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
         }
         (_, pass) => pass,
@@ -181,7 +199,7 @@ fn change(shared: &Rc<Shared>, extent: Extent, change: Change, fua: bool) -> Loc
             Some(pass) => pass,
             None => wait_to_pass(&shared, extent).await?,
         };
-        change_pieces(&shared, extent, &change, fua).await
+        change_pieces(&shared, extent, &change, wishes).await
     });
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
@@ -206,13 +224,13 @@ fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
     shared.map().is_none_or(|map| map.is_marked(object) && matches!(change, Change::Write(_)))
 }
 
-async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, fua: bool) -> Result<()> {
+async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wishes: Wishes) -> Result<()> {
     let mut pieces = shared.layout().pieces(extent);
-    let next = || Some(change_piece(shared, pieces.next()?, change, fua));
+    let next = || Some(change_piece(shared, pieces.next()?, change, wishes));
     windowed(REQUEST_WINDOW, next, |_, _| {}).await
 }
 
-fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, durable: bool) -> LocalFuture<Result<u64>> {
+fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wishes) -> LocalFuture<Result<u64>> {
     let extent = piece.extent;
     let op = match change {
         Change::Write(data) => {
@@ -223,7 +241,7 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, durable: boo
         Change::Clear => clear_op(shared, piece),
     };
     if !is_plain(shared, piece.object, change) {
-        return Box::pin(change_managed(shared.clone(), piece.object, vec![op], durable));
+        return Box::pin(change_managed(shared.clone(), piece.object, vec![op], wishes));
     }
     let may_be_absent = matches!(op, ObjectOp::Remove);
     let stores = matches!(op, ObjectOp::Write { .. });
@@ -232,7 +250,7 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, durable: boo
         Some(expect) => vec![expect, op],
         None => vec![op],
     };
-    let transaction = Transaction { snapc: shared.snapc(), ops, durable };
+    let transaction = wishes.transaction(shared, ops);
     let work = shared.data().submit(&shared.object_name(piece.object), transaction);
     if may_be_absent { unless_absent(work) } else { work }
 }
@@ -259,7 +277,7 @@ fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
 }
 
 /// Writes zeroes that keep their space, a window of them at a time.
-fn write_zeroes(shared: &Rc<Shared>, extent: Extent, fua: bool) -> LocalFuture<Result<Reply>> {
+fn write_zeroes(shared: &Rc<Shared>, extent: Extent, wishes: Wishes) -> LocalFuture<Result<Reply>> {
     let pass = try_enter(shared, extent);
     let shared = shared.clone();
     let task = spawn(async move {
@@ -273,7 +291,7 @@ fn write_zeroes(shared: &Rc<Shared>, extent: Extent, fua: bool) -> LocalFuture<R
         let next = || {
             let piece = Piece { at: 0, ..pieces.next()? };
             let data = Change::Write(zeroes.slice(0..piece.extent.len as usize));
-            Some(change_piece(&shared, piece, &data, fua))
+            Some(change_piece(&shared, piece, &data, wishes))
         };
         windowed(REQUEST_WINDOW, next, |_, _| {}).await
     });
@@ -287,20 +305,20 @@ fn compare_and_write(
     extent: Extent,
     expect: BufList,
     data: BufList,
-    fua: bool,
+    wishes: Wishes,
 ) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
         // The backend's transaction is atomic against everything else that happens to the object.
         if let Some(pass) = try_enter(shared, extent)
             && is_plain(shared, piece.object, &Change::Write(BufList::new()))
         {
-            let work = compare_and_write_piece(shared, piece, expect, data, fua);
+            let work = compare_and_write_piece(shared, piece, expect, data, wishes);
             return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
         }
         let shared = shared.clone();
         let task = spawn(async move {
             let _pass = wait_to_pass(&shared, extent).await?;
-            compare_and_write_piece(&shared, piece, expect, data, fua).await
+            compare_and_write_piece(&shared, piece, expect, data, wishes).await
         });
         return Box::pin(async move { task.await.map(|_| Reply::Done) });
     }
@@ -308,11 +326,11 @@ fn compare_and_write(
     let task = spawn(async move {
         let _hold = shared.enter_alone(extent).await?;
         shared.check_range(shared.head(), extent)?;
-        let found = read_pieces(&shared, shared.head(), extent).await?;
+        let found = read_pieces(&shared, shared.head(), extent, Advice::NONE).await?;
         if let Some(at) = first_difference(&found, &expect) {
             return Err(Error::new(ErrorKind::Mismatch(at), format!("image {}", shared.name())));
         }
-        change_pieces(&shared, extent, &Change::Write(data), fua).await
+        change_pieces(&shared, extent, &Change::Write(data), wishes).await
     });
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
@@ -322,20 +340,20 @@ fn compare_and_write_piece(
     piece: Piece,
     expect: BufList,
     data: BufList,
-    durable: bool,
+    wishes: Wishes,
 ) -> LocalFuture<Result<u64>> {
     let offset = piece.extent.offset;
     let ops = vec![ObjectOp::Compare { offset, data: expect }, ObjectOp::Write { offset, data }];
     if !is_plain(shared, piece.object, &Change::Write(BufList::new())) {
-        return Box::pin(change_managed(shared.clone(), piece.object, ops, durable));
+        return Box::pin(change_managed(shared.clone(), piece.object, ops, wishes));
     }
-    shared.data().submit(&shared.object_name(piece.object), Transaction { snapc: shared.snapc(), ops, durable })
+    shared.data().submit(&shared.object_name(piece.object), wishes.transaction(shared, ops))
 }
 
 // ---- With a parent, or an object map ----
 
 /// Changes an object with all that belongs to it: the object map before and after, and what the parent has of it.
-async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, durable: bool) -> Result<u64> {
+async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> Result<u64> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
@@ -365,14 +383,18 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     let name = shared.object_name(object);
     let mut known_absent = absent;
     let version = loop {
-        if guarded && known_absent && copy_up(&shared, object, overlap, &ops, durable).await? == CopiedUp::WithChange {
+        if guarded && known_absent && copy_up(&shared, object, overlap, &ops, wishes).await? == CopiedUp::WithChange {
             break 0;
         }
         let mut all = Vec::with_capacity(ops.len() + 2);
         all.extend(guarded.then_some(ObjectOp::AssertExists));
         all.extend(expect.clone());
         all.extend(ops.iter().cloned());
-        match shared.data().submit(&name, Transaction { snapc: snapc.clone(), ops: all, durable }).await {
+        match shared
+            .data()
+            .submit(&name, Transaction { snapc: snapc.clone(), ..wishes.transaction(&shared, all) })
+            .await
+        {
             Ok(version) => break version,
             Err(error) if error.kind() == ErrorKind::NotFound && removes => break 0,
             Err(error) if error.kind() == ErrorKind::NotFound && guarded => known_absent = true,
@@ -460,7 +482,7 @@ fn map_own(shared: &Shared, view: View, piece: Piece) -> LocalFuture<Result<Opti
     if is_absent(shared, view, piece.object) {
         return Box::pin(ready(Ok(None)));
     }
-    let read = ObjectRead { snap: view.snap, extent: piece.extent };
+    let read = ObjectRead::new(view.snap, piece.extent);
     let map = shared.data().map(&shared.object_name(piece.object), read);
     Box::pin(async move {
         match map.await {

@@ -4,13 +4,14 @@ use std::future::ready;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Transaction};
+use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Transaction};
 
 use crate::clone::copy_up;
 use crate::format::Header;
 use crate::image::{Image, Shared};
 use crate::images::{SIZE_MAX, within};
 use crate::info::Progress;
+use crate::requests::Wishes;
 use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::State;
 
@@ -60,14 +61,14 @@ fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Re
         return Box::pin(ready(Ok(0)));
     }
     let name = shared.object_name(object);
-    let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false };
+    let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false, advice: Advice::NONE };
     if !(overlap > 0 && keeps) {
         return unless_absent(shared.data().submit(&name, transaction));
     }
     let shared = shared.clone();
     Box::pin(async move {
         // What snapshots see of the parent becomes their own, so that they need it no more when it is let go of.
-        copy_up(&shared, object, overlap, &[], false).await?;
+        copy_up(&shared, object, overlap, &[], Wishes::default()).await?;
         unless_absent(shared.data().submit(&name, transaction)).await
     })
 }

@@ -320,7 +320,7 @@ fn writes_keep_what_snapshots_show() {
         for object in 0..2 {
             let name = ObjectName::new(format!("{}.{object:016x}", info.block_name_prefix));
             let extent = Extent::new(0, 4 * MIB);
-            let kept = backend.read(&name, ObjectRead { snap, extent }).await.expect("kept");
+            let kept = backend.read(&name, ObjectRead::new(snap, extent)).await.expect("kept");
             let from = (object * 4 * MIB) as usize;
             assert!(kept.fill(extent).to_vec() == before[from..from + (4 << 20)], "object {object} at the snapshot");
             let set = backend.snap_set(&name).await.expect("clones");

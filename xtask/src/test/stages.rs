@@ -184,7 +184,7 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             after: &["build"],
             command: Box::new(move || {
                 let mut script = shell::command(shell::root().join("test/interop/rados-thrash.sh"));
-                script.env("FOREBAY", daemon::program()).arg(if quick { "20" } else { "60" });
+                script.env("FOREBAY", daemon::program()).arg(if quick { "20" } else { "180" });
                 Ok(script)
             }),
             counted: true,
@@ -209,6 +209,19 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             after: &["build-rados"],
             command: Box::new(|| {
                 let mut script = shell::command(shell::root().join("test/interop/rados-failures.sh"));
+                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
+                script.env("FOREBAY", daemon::program());
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
+            name: "rados-config",
+            title: "the RADOS client's configuration: files, monitors, DNS, no cephx",
+            after: &["build-rados"],
+            command: Box::new(|| {
+                let mut script = shell::command(shell::root().join("test/interop/rados-config.sh"));
                 script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
                 script.env("FOREBAY", daemon::program());
                 Ok(script)

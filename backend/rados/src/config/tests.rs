@@ -27,9 +27,11 @@ impl Surroundings for Outside {
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         if name == "mon.example" { Ok(vec![[192, 0, 2, 7].into()]) } else { Err(io::ErrorKind::NotFound.into()) }
     }
-    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>> {
-        match name {
-            "ceph-mon" => Ok(vec![("mon.example".into(), 3300), ("mon.example".into(), 6789)]),
+    fn service(&self, name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>> {
+        match (name, domain) {
+            ("ceph-mon", None) | ("mons", Some("a.example")) => {
+                Ok(vec![("mon.example".into(), 3300), ("mon.example".into(), 6789)])
+            }
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -59,6 +61,10 @@ fn settings_that_multiply_each_other_end() {
     assert!(line == 2 && text.contains("sets nothing"), "{line}: {text}");
 }
 
+fn settings(config: &Config) -> Settings {
+    config.said.with(&BTreeMap::new()).expect("settings").0
+}
+
 #[test]
 fn the_usual_places() {
     let outside = Outside::with(&[
@@ -66,10 +72,14 @@ fn the_usual_places() {
         ("/etc/ceph/ceph.client.admin.keyring", &keyring("client.admin")),
     ]);
     let config = Config::resolve(&Flags::default(), &outside).expect("a configuration");
-    assert_eq!((config.id.as_str(), config.monitors), ("admin", vec!["10.0.0.1:3300".parse().expect("an address")]));
+    assert_eq!(
+        (config.id.as_str(), config.monitors.clone()),
+        ("admin", vec!["10.0.0.1:3300".parse().expect("an address")])
+    );
     assert!(matches!(config.credentials, Credentials::Cephx(_)));
-    assert_eq!(config.osd_modes, [mode::CRC, mode::SECURE]);
-    assert_eq!(config.osd_timeout, None);
+    assert_eq!(settings(&config).osd_modes, [mode::CRC, mode::SECURE]);
+    assert_eq!(settings(&config).osd_timeout, None);
+    assert!(config.ask_monitors);
 }
 
 #[test]
@@ -85,8 +95,8 @@ fn flags_and_the_environment() {
     let flags = Flags { id: Some("u".into()), cluster: Some("west".into()), ..Flags::default() };
     let config = Config::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
-    assert_eq!(config.osd_modes, [mode::SECURE]);
-    assert_eq!(config.osd_timeout, Some(Duration::from_millis(2500)));
+    assert_eq!(settings(&config).osd_modes, [mode::SECURE]);
+    assert_eq!(settings(&config).osd_timeout, Some(Duration::from_millis(2500)));
     let error = Config::resolve(&Flags { id: Some("nobody".into()), ..flags }, &outside).expect_err("no key");
     assert!(error.to_string().contains("/k/west.client.nobody"), "{error}");
 }
@@ -98,6 +108,22 @@ fn the_name_service() {
     let config = Config::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
     assert!(matches!(config.credentials, Credentials::None));
+    // The service's name may be another, and have its domain behind it; and the monitors need not be asked for more.
+    let text = "auth client required = none\nmon dns srv name = mons_a.example\nno mon config = true\n";
+    let outside = Outside::with(&[("/c", text)]);
+    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
+    assert!(!config.ask_monitors);
+}
+
+#[test]
+fn either_way_to_show_who_we_are() {
+    let text = "auth client required = cephx, none\nmon host = 10.0.0.1\n";
+    let flags = Flags { conf: Some("/c".into()), ..Flags::default() };
+    let resolved = |outside: &Outside| Config::resolve(&flags, outside).map(|config| config.credentials);
+    assert!(matches!(resolved(&Outside::with(&[("/c", text)])), Ok(Credentials::None)));
+    let with_key = Outside::with(&[("/c", text), ("/etc/ceph/ceph.keyring", &keyring("client.admin"))]);
+    assert!(matches!(resolved(&with_key), Ok(Credentials::Cephx(_))));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Messages to and from monitors.
 
+use std::collections::BTreeMap;
+
 use forebay_messenger::wire::{Malformed, Reader, Writer};
 
 use crate::denc::{ReaderExt, WriterExt};
@@ -20,6 +22,7 @@ pub(crate) mod kind {
     pub(crate) const POOL_OP: u16 = 49;
     pub(crate) const MON_COMMAND: u16 = 50;
     pub(crate) const MON_COMMAND_ACK: u16 = 51;
+    pub(crate) const CONFIG: u16 = 62;
 }
 
 /// What is asked of a pool.
@@ -30,6 +33,8 @@ pub(crate) mod pool_op {
 
 /// Maps in a message at most.
 const MAPS_MAX: usize = 4096;
+/// Settings in a message at most.
+const SETTINGS_MAX: usize = 1 << 16;
 
 /// What all requests to the monitors' services begin with.
 fn paxos(out: &mut Writer) -> &mut Writer {
@@ -162,6 +167,16 @@ pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, Malformed> {
     Ok(OsdMaps { fsid, changes: read()?, wholes: read()? })
 }
 
+/// Settings that the monitors keep for us, by name.
+pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, Malformed> {
+    let mut from = Reader::new(front, "a message with settings");
+    let count = from.count(8)?;
+    if count > SETTINGS_MAX {
+        return Err(from.malformed());
+    }
+    (0..count).map(|_| Ok((from.text()?, from.text()?))).collect()
+}
+
 /// The monitors' map, out of its message.
 pub(crate) fn mon_map(front: &[u8]) -> Result<&[u8], Malformed> {
     Reader::new(front, "a message with a map of monitors").blob()
@@ -193,6 +208,16 @@ mod tests {
         assert_eq!(pool_reply(&whole), Ok((-17, 9, Some(5))));
         for len in 0..whole.len() {
             assert!(pool_reply(&whole[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn settings_as_monitors_send_them() {
+        let whole = [&[2, 0, 0, 0, 1, 0, 0, 0, b'a', 0, 0, 0, 0, 2, 0, 0, 0][..], b"bc", &[1, 0, 0, 0, b'7']].concat();
+        let found = config(&whole).expect("settings");
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [("a".into(), "".into()), ("bc".into(), "7".into())]);
+        for len in 0..whole.len() {
+            assert!(config(&whole[..len]).is_err());
         }
     }
 

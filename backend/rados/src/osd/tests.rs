@@ -1,12 +1,13 @@
 //! What OSDs send, as it is and as later versions of Ceph may send it.
 
+use forebay_block::Advice;
 use forebay_messenger::wire::{Reader, Writer};
 use forebay_reactor::{Buf, BufList};
 
 use super::Place;
 use super::hobject::HObject;
 use super::session::covers;
-use super::wire::{Backoff, Redirect, Reply, backoff};
+use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, backoff, code, request};
 use crate::denc::WriterExt;
 use crate::map::{Mapping, PgId};
 
@@ -130,4 +131,50 @@ fn places_of_later_versions() {
     let found = HObject::decode(&mut from).expect("a place");
     assert_eq!((found.name.as_slice(), found.pool, found.snap), (&b"n"[..], 3, 4));
     assert!(from.rest().is_empty());
+}
+
+#[test]
+fn advice_is_in_the_flags_of_operations_on_bytes() {
+    let flags = |op: OsdOp, advice| {
+        let op = op.advised(advice);
+        let envelope = Envelope {
+            pg: PgId { pool: 1, seed: 0 },
+            shard: -1,
+            hash: 0,
+            epoch: 1,
+            flags: 0,
+            client: 1,
+            tid: 1,
+            time: (0, 0),
+            pool: 1,
+            namespace: "",
+            name: "o",
+            key: "",
+            snap: 0,
+            snap_seq: 0,
+            snaps: &[],
+            attempt: 0,
+            features: 0,
+        };
+        let front = request(&envelope, &[op]);
+        // The last operation ends before the snapshots, the attempt and the features; its flags follow its code.
+        let at = front.len() - 32 - 38 + 2;
+        u32::from_le_bytes(front[at..at + 4].try_into().expect("four bytes"))
+    };
+    let read = || OsdOp::extent(code::READ, 0, 4096);
+    // `CEPH_OSD_OP_FLAG_FADVISE_*` of Ceph's `include/rados.h`.
+    for (advice, expected) in [
+        (Advice::NONE, 0),
+        (Advice::RANDOM, 0x4),
+        (Advice::SEQUENTIAL, 0x8),
+        (Advice::WILL_NEED, 0x10),
+        (Advice::DONT_NEED, 0x20),
+        (Advice::NO_CACHE, 0x40),
+        (Advice::ONE_PASS, 0x48),
+        (Advice::RANDOM | Advice::DONT_NEED, 0x24),
+    ] {
+        assert_eq!(flags(read(), advice), expected, "{advice:?}");
+    }
+    assert_eq!(flags(OsdOp::new(code::STAT), Advice::ONE_PASS), 0, "no bytes");
+    assert_eq!(flags(OsdOp::expect(4096, 4096), Advice::ONE_PASS), 0x2, "no bytes, and a flag of its own");
 }

@@ -134,7 +134,11 @@ impl Objecter {
         let ops = vec![OsdOp::watch(watched.cookie, op, watched.generation.get(), WATCH_TIMEOUT_S)];
         let (pool, object) = (watched.pool, watched.object.clone());
         let flags = flag::READ | flag::WRITE;
-        self.submit(Request { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops })
+        // What keeps a watch waits as long as it takes: an OSD that comes back knows the watch, and its notifications
+        // would wait for one that we had given up.
+        let lingers = matches!(op, watch::PING | watch::RECONNECT);
+        let request = Request { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
+        self.submit_for(request, lingers)
     }
 
     /// Sets a watch.
@@ -262,6 +266,9 @@ async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
         let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(ended()));
         let error = match answered {
             Ok(reply) if reply.result >= 0 => None,
+            // A ping that was on its way when its session was lost was sent again on another, where the watch has not
+            // been taken up yet.
+            Ok(_) if op == watch::PING && !now.stands(&watched) => continue,
             Ok(reply) => Some(lost(&watched.object, &reply)),
             Err(error) => Some(error),
         };

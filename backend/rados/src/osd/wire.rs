@@ -1,5 +1,6 @@
 //! Messages to and from OSDs: vectors of operations, their answers, backoffs.
 
+use forebay_block::Advice;
 use forebay_messenger::wire::{Malformed, Reader, Writer};
 use forebay_reactor::BufList;
 
@@ -77,6 +78,14 @@ pub(crate) mod flag {
 pub(crate) const OP_EXCLUSIVE: u32 = 0x1;
 /// Flag of one operation: the others are done even if it fails.
 const OP_FAIL_OK: u32 = 0x2;
+/// Flags of one operation: what will become of its bytes.
+const ADVICE: [(Advice, u32); 5] = [
+    (Advice::RANDOM, 0x4),
+    (Advice::SEQUENTIAL, 0x8),
+    (Advice::WILL_NEED, 0x10),
+    (Advice::DONT_NEED, 0x20),
+    (Advice::NO_CACHE, 0x40),
+];
 /// How an attribute is compared: for being the same, as bytes.
 const CMP_SAME: u8 = 1;
 const CMP_BYTES: u8 = 1;
@@ -177,6 +186,14 @@ impl OsdOp {
         data.extend_from_slice(method.as_bytes());
         data.extend_from_slice(input);
         op.with(forebay_reactor::Buf::copy_of(&data))
+    }
+
+    /// With advice, if it is about an object's bytes: OSDs look for it there only.
+    pub(crate) fn advised(mut self, advice: Advice) -> Self {
+        if matches!(self.code, code::READ | code::SPARSE_READ | code::WRITE | code::WRITE_FULL | code::ZERO) {
+            self.flags |= ADVICE.iter().filter(|(one, _)| advice.has(*one)).map(|(_, flag)| flag).sum::<u32>();
+        }
+        self
     }
 
     /// With input.

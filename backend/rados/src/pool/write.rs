@@ -1,6 +1,6 @@
 //! Transactions as vectors of operations.
 
-use forebay_block::{Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
+use forebay_block::{Advice, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
 use forebay_messenger::wire::Writer;
 use forebay_reactor::Buf;
 
@@ -119,6 +119,10 @@ impl RadosPool {
     ) -> LocalFuture<Result<u64>> {
         // Whoever asks for what there is no room for is to hear it.
         let flags = flag::WRITE | flag::FULL_TRY;
+        let ops: Vec<OsdOp> = match transaction.advice {
+            Advice::NONE => ops,
+            advice => ops.into_iter().map(|op| op.advised(advice)).collect(),
+        };
         let codes: Vec<u16> = ops.iter().map(|op| op.code).collect();
         let snapc = transaction.snapc.clone();
         let request = Request { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };

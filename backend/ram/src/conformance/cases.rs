@@ -52,7 +52,7 @@ pub(super) async fn sparse_reads_and_writes(backend: Rc<dyn ObjectBackend>) {
     assert_eq!(it.bytes().await, expected);
     for (offset, len) in [(0, 1), (8191, 2), (8000, 5000), (10_007, 1), (10_008, 1), (1 << 30, 4096), (5, 0)] {
         let extent = Extent::new(offset, len);
-        let got = backend.read(&it.object, ObjectRead { snap: SnapId::HEAD, extent }).await.expect("read");
+        let got = backend.read(&it.object, ObjectRead::new(SnapId::HEAD, extent)).await.expect("read");
         let end = got.runs.last().map_or(0, |(at, run)| at + run.len() as u64);
         assert!(end <= 10_008, "read past the end");
         let wanted: Vec<u8> = (offset..offset + len).map(|i| expected.get(i as usize).copied().unwrap_or(0)).collect();
@@ -368,7 +368,7 @@ pub(super) async fn bad_arguments(backend: Rc<dyn ObjectBackend>) {
     let it = Subject::new(&backend, "bad");
     it.must(vec![write(0, b"x")]).await;
     let kind = |error: forebay_block::Error| error.kind();
-    let past = ObjectRead { snap: SnapId::HEAD, extent: Extent::new(u64::MAX, 2) };
+    let past = ObjectRead::new(SnapId::HEAD, Extent::new(u64::MAX, 2));
     assert_eq!(backend.read(&it.object, past).await.map_err(kind).err(), Some(ErrorKind::OutOfRange));
     assert_eq!(backend.map(&it.object, past).await.map_err(kind).err(), Some(ErrorKind::OutOfRange));
     let overflow = it.run(vec![ObjectOp::Zero { extent: past.extent }]).await;

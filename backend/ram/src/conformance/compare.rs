@@ -1,6 +1,8 @@
 use std::rc::Rc;
 
-use forebay_block::{ErrorKind, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, SnapId, Transaction};
+use forebay_block::{
+    Advice, ErrorKind, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, SnapId, Transaction,
+};
 
 use super::steps::{Guard, OBJECTS, Step, StepOp, Submit};
 use super::{content, pattern};
@@ -120,7 +122,7 @@ impl Pair {
                     }
                 }
                 Guard::Compare { extent, holds } => {
-                    let read = ObjectRead { snap: SnapId::HEAD, extent: *extent };
+                    let read = ObjectRead::new(SnapId::HEAD, *extent);
                     let mut data = self.model.read(name, read).await.unwrap_or_default().fill(*extent).to_vec();
                     if let (Some(last), false) = (data.last_mut(), *holds) {
                         *last = !*last;
@@ -141,7 +143,7 @@ impl Pair {
         let snaps = self.snaps.iter().rev().map(|&(subject, model)| if ours { subject } else { model }).collect();
         let mut snapc = SnapContext { seq: 0, snaps };
         snapc.seq = snapc.snaps.first().map_or(0, |newest| newest.0);
-        Transaction { snapc: Some(Rc::new(snapc)), ops, durable: submit.durable }
+        Transaction { snapc: Some(Rc::new(snapc)), ops, durable: submit.durable, advice: Advice::NONE }
     }
 
     fn op(&self, op: &StepOp, ours: bool) -> Option<ObjectOp> {

@@ -1,9 +1,18 @@
 //! Authentication as the handshake sees it: a method's steps, and the keys that come of it.
 
+use std::rc::Rc;
+
 use aws_lc_rs::hmac;
 
+use super::cephx::Wallet;
 use crate::wire::codec::{Malformed, Writer};
 use crate::wire::control::method;
+use crate::wire::entity;
+
+/// What a request for authentication begins with: to a monitor ...
+pub(super) const AUTH_MODE_MON: u8 = 10;
+/// ... and where an authorizer is shown, its version.
+const AUTHORIZER: u8 = 1;
 
 /// Why a peer was not believed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,7 +137,7 @@ impl AuthClient for NoAuth {
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         // The mode of an authorizer, the name `client.` and no number.
         let mut out = Writer::new();
-        out.u8(1).u32(u32::from(crate::wire::entity::CLIENT)).blob(b"").u64(0);
+        out.u8(AUTHORIZER).u32(u32::from(entity::CLIENT)).blob(b"").u64(0);
         out.finish()
     }
 
@@ -138,6 +147,50 @@ impl AuthClient for NoAuth {
 
     fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<Keys, AuthError> {
         Ok(Keys::default())
+    }
+}
+
+/// To a Ceph cluster that asks nobody for proof (`auth client required = none`): we say who we are, and are believed.
+#[derive(Debug)]
+pub struct Named {
+    id: String,
+    wallet: Rc<Wallet>,
+    to_monitor: bool,
+}
+
+impl Named {
+    /// Who we are: the part of the name behind `client.`.  The number that a monitor gives us goes into `wallet`; other
+    /// daemons are told it.
+    pub fn new(id: impl Into<String>, wallet: Rc<Wallet>, to_monitor: bool) -> Self {
+        Self { id: id.into(), wallet, to_monitor }
+    }
+}
+
+impl AuthClient for Named {
+    fn method(&self) -> u32 {
+        method::NONE
+    }
+
+    fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
+        // The mode of a monitor's client, or the version of an authorizer.
+        let first = if self.to_monitor { AUTH_MODE_MON } else { AUTHORIZER };
+        let mut out = Writer::new();
+        out.u8(first).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.wallet.global_id());
+        out.finish()
+    }
+
+    fn more(&mut self, _payload: &[u8], _random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError> {
+        Err(AuthError::OutOfTurn)
+    }
+
+    fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<Keys, AuthError> {
+        Ok(Keys::default())
+    }
+
+    fn numbered(&mut self, global_id: u64) {
+        if self.to_monitor {
+            self.wallet.set_global_id(global_id);
+        }
     }
 }
 
@@ -160,5 +213,23 @@ impl AuthServer for NoAuth {
 
     fn more(&mut self, _payload: &[u8]) -> Result<ServerStep, AuthError> {
         Err(AuthError::OutOfTurn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_proof_as_ceph_encodes_it() {
+        let wallet = Wallet::new();
+        let payload = |to_monitor| Named::new("ab", wallet.clone(), to_monitor).begin(&[], &mut || 0);
+        assert_eq!(payload(true), [10, 8, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', 0, 0, 0, 0, 0, 0, 0, 0]);
+        // An OSD's number for us is the one that we have told it.
+        Named::new("ab", wallet.clone(), false).numbered(7);
+        assert_eq!(wallet.global_id(), 0);
+        Named::new("ab", wallet.clone(), true).numbered(0x0102);
+        assert_eq!(payload(false), [1, 8, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', 2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Named::new("ab", wallet, true).more(&[], &mut || 0), Err(AuthError::OutOfTurn));
     }
 }

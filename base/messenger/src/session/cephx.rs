@@ -16,13 +16,11 @@ use forebay_accel::crypto::base64;
 
 pub use wallet::{Authorizer, Wallet};
 
-use super::auth::{AuthClient, AuthError, Keys};
+use super::auth::{AUTH_MODE_MON, AuthClient, AuthError, Keys};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::control::{method, mode};
 use crate::wire::entity;
 
-/// What the first payload says it is for: a monitor.
-const AUTH_MODE_MON: u8 = 10;
 const GET_AUTH_SESSION_KEY: u16 = 0x0100;
 const CRYPTO_AES: u16 = 1;
 const KEY_LEN: usize = 16;

@@ -46,8 +46,8 @@ impl Surroundings for Edge {
         Ok((name, 0).to_socket_addrs()?.map(|addr| addr.ip()).collect())
     }
 
-    fn service(&self, name: &str) -> io::Result<Vec<(String, u16)>> {
-        dns::service(name)
+    fn service(&self, name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>> {
+        dns::service(name, domain)
     }
 }
 

@@ -45,14 +45,17 @@ impl Resolver {
     }
 }
 
-/// Names and ports of the service `_NAME._tcp` in this machine's domains, the most wanted first.
+/// Names and ports of the service `_NAME._tcp` in a domain, or in those of this machine, the most wanted first.
 ///
 /// # Errors
 /// `NotFound` when no domain has it; what the last name server brought otherwise.
-pub fn service(name: &str) -> io::Result<Vec<(String, u16)>> {
+pub fn service(name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>> {
     let resolver = Resolver::parse(&std::fs::read_to_string("/etc/resolv.conf")?);
     let servers: Vec<SocketAddr> = resolver.servers.iter().map(|&server| (server, PORT).into()).collect();
-    ask_all(&servers, &resolver.search, name, rand_id()?)
+    match domain {
+        Some(domain) => ask_all(&servers, &[domain.to_owned()], name, rand_id()?),
+        None => ask_all(&servers, &resolver.search, name, rand_id()?),
+    }
 }
 
 /// A number that who does not see the question cannot know, so that it cannot answer it either.

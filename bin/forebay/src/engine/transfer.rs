@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, BufList, Extent, ExtentState, Request};
+use forebay_block::{Advice, BlockDevice, BufList, Extent, ExtentState, Request};
 use forebay_image as image;
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Buf, JoinHandle, spawn};
@@ -153,7 +153,7 @@ impl Engine {
                     if reads.len() == IN_FLIGHT {
                         self.send_oldest(&mut reads, &pieces, &spec).await?;
                     }
-                    let work = volume.top().submit(Request::Read(Extent::new(from, len)));
+                    let work = volume.top().submit_advised(Request::Read(Extent::new(from, len)), Advice::ONE_PASS);
                     reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
                     from += len;
                 }
@@ -229,7 +229,8 @@ impl Filler {
         if let Some(error) = &*self.failed.borrow() {
             return Err(error.clone().into());
         }
-        let work = self.volume.top().submit(Request::Write { offset, data: BufList::from(data), fua: false });
+        let write = Request::Write { offset, data: BufList::from(data), fua: false };
+        let work = self.volume.top().submit_advised(write, Advice::ONE_PASS);
         let failed = self.failed.clone();
         spawn(async move {
             if let Err(error) = work.await {

@@ -635,7 +635,7 @@ async fn whole(backend: &dyn ObjectBackend, object: &ObjectName, snap: SnapId) -
         Err(error) => return Err(error),
     };
     let extent = forebay_block::Extent::new(0, stat.size);
-    let data = backend.read(object, ObjectRead { snap, extent }).await?;
+    let data = backend.read(object, ObjectRead::new(snap, extent)).await?;
     let mut bytes = vec![0; stat.size as usize];
     for (offset, run) in data.runs {
         let at = offset as usize;

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    Error, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapContext, SnapId, Transaction,
+    Advice, Error, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapContext, SnapId,
+    Transaction,
 };
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{sleep, spawn};
@@ -151,7 +152,7 @@ impl ObjectLoad {
                 }
                 let snapc = Rc::new(self.snaps.borrow().clone());
                 let snapc = if snapc.seq == 0 { None } else { Some(snapc) };
-                let transaction = Transaction { snapc, ops, durable: rng.ppm(durable_ppm) };
+                let transaction = Transaction { snapc, ops, durable: rng.ppm(durable_ppm), advice: Advice::NONE };
                 backend.submit(&object, transaction).await.map(drop)
             }
             Kind::Read => {
@@ -159,8 +160,8 @@ impl ObjectLoad {
                 let extent = Extent::new(rng.below(self.size_max), rng.below(self.size_max) + 1);
                 match rng.below(4) {
                     0 => backend.stat(&object, snap).await.map(drop),
-                    1 => backend.map(&object, ObjectRead { snap, extent }).await.map(drop),
-                    _ => backend.read(&object, ObjectRead { snap, extent }).await.map(drop),
+                    1 => backend.map(&object, ObjectRead::new(snap, extent)).await.map(drop),
+                    _ => backend.read(&object, ObjectRead::new(snap, extent)).await.map(drop),
                 }
             }
             Kind::Keys => {

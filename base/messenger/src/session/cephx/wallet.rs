@@ -63,7 +63,7 @@ impl Wallet {
         self.0.borrow_mut().tickets = tickets.to_vec();
     }
 
-    pub(super) fn set_global_id(&self, global_id: u64) {
+    pub(in crate::session) fn set_global_id(&self, global_id: u64) {
         self.0.borrow_mut().global_id = global_id;
     }
 
