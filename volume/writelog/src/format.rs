@@ -3,7 +3,8 @@
 use forebay_accel::crc32c::crc32c;
 use forebay_block::Extent;
 
-use crate::entries::{Kind, payload_len};
+pub use crate::entries::Kind;
+use crate::entries::payload_len;
 
 /// First eight bytes of a superblock.
 pub const MAGIC: &[u8; 8] = b"FBYLOG\x00\x01";
@@ -273,11 +274,13 @@ impl Superblock {
         let (tail_pos, tail_block, tail_seq) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let head_block = reader.u64()?;
         let (volume, name) = (reader.text()?, reader.text()?);
+        let bounded = (LOG_SIZE_LEAST..1 << 48).contains(&size) && size.is_multiple_of(4096);
         let sane = match medium {
             MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
-            MediumKind::Pmem => unit == 64 && slots > 0 && slots.checked_mul(64).is_some_and(|len| len < size),
+            // The ring leaves room for buffers.
+            MediumKind::Pmem => unit == 64 && (1..1 << 42).contains(&slots) && buffers_at(slots) < size,
         };
-        if !sane || !(LOG_SIZE_LEAST..1 << 48).contains(&size) || !size.is_multiple_of(4096) {
+        if !bounded || !sane {
             return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));
         }
         if tail_block > head_block || tail_pos >= 1 << 56 || tail_seq >= 1 << 47 || head_block >= 1 << 56 {
@@ -303,6 +306,11 @@ impl Superblock {
             name,
         })
     }
+}
+
+/// pmem: where the buffers of a log begin, in bytes from the log's beginning.
+pub(crate) fn buffers_at(slots: u64) -> u64 {
+    (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
 }
 
 /// The mark that a log's blocks and entries carry: those of another log in the same place have another one.

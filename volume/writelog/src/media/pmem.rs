@@ -17,8 +17,8 @@ use super::ssd::verify;
 use super::{Group, Medium, Piece, Placed, Recovered, now_ms};
 use crate::entries::Entry;
 use crate::format::{
-    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, decode_word,
-    encode_word, tag_of,
+    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, buffers_at,
+    decode_word, encode_word, tag_of,
 };
 use crate::hidden::hidden_entries;
 
@@ -127,11 +127,6 @@ pub(crate) struct Pmem {
     tag: u32,
     state: RefCell<State>,
     room: Rc<Notify>,
-}
-
-/// Byte address of the buffers within a log.
-fn buffers_at(slots: u64) -> u64 {
-    (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
 }
 
 /// The two words of a new log.
