@@ -33,10 +33,10 @@ pub struct BenchArguments {
 /// How much is measured, as it is asked for.
 #[derive(clap::Args)]
 struct EffortArguments {
-    /// Rounds; each measures every series once (default: 5)
+    /// Rounds; each measures every series once (default: 5; 3 for the write log)
     #[arg(long)]
     rounds: Option<usize>,
-    /// Seconds a measurement (default: 3; 1 where there are many); kernels take a 250th of it
+    /// Seconds a measurement (default: 3; 1 where there are many, 5 for the write log); kernels take a 250th of it
     #[arg(long)]
     seconds: Option<f64>,
     /// The volume's size in MiB
@@ -97,13 +97,15 @@ enum Name {
 /// Runs one comparison.
 pub fn run(arguments: &BenchArguments) -> Result<()> {
     let asked = &arguments.effort;
-    let seconds = match arguments.name {
+    let (rounds, seconds) = match arguments.name {
         // So that all of their cases are measured in less than five minutes.
-        Name::Iscsi | Name::Nvmf => 1.0,
-        _ => 3.0,
+        Name::Iscsi | Name::Nvmf => (5, 1.0),
+        // Tails want many requests: less than a quarter of an hour.
+        Name::Writelog => (3, 5.0),
+        _ => (5, 3.0),
     };
     let effort = Effort {
-        rounds: asked.rounds.unwrap_or(5),
+        rounds: asked.rounds.unwrap_or(rounds),
         seconds: asked.seconds.unwrap_or(seconds),
         size_mib: asked.size_mib,
         dir: asked.dir.clone(),

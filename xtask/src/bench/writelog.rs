@@ -1,7 +1,10 @@
 //! The write log against the same volume without one: the talk's job (2,000 writes a second, 8 at once, a barrier after
-//! each 128), with one volume and with sixteen, and as fast as it goes at every depth; and appending by itself.
+//! each 128) with one volume, a share of it with each of sixteen, and as fast as it goes at every depth; and appending by
+//! itself.
 //!
-//! In front of a Ceph cluster on this machine, and of the embedded store with a pause of 2 ms on each request.
+//! In front of a Ceph cluster on this machine, and of the embedded store with a pause of 2 ms on each request.  Volumes are
+//! written all over first, so that no object is made while it is measured, and a log is empty when a job begins; those
+//! that go as fast as they can fill it before they are measured.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +20,14 @@ use crate::shell::{self, Process, Scratch};
 
 /// Microseconds by which the slow backend is slowed down.
 const PAUSE_US: &str = "2000";
-const DEPTHS: [u32; 5] = [1, 8, 32, 64, 128];
+const DEPTHS: [u32; 4] = [1, 8, 32, 128];
+/// Writes a second: with one volume, and with each of sixteen: half of what the cluster takes on two processors, of which
+/// the hosts and the daemon have their share.
+const RATES: [u32; 2] = [2000, 64];
+/// Bytes of the first volume, which is loaded by itself too, and of the others.
+const SIZES_MIB: [u64; 2] = [128, 16];
+/// Seconds before a job is measured: at a rate, and as fast as it goes, which fills the log.
+const RAMPS: [u32; 2] = [1, 2];
 /// The talk's ratios: what the log has to be better by.
 const MEAN_GOAL: f64 = 13.0;
 const TAIL_GOAL: f64 = 9.0;
@@ -37,6 +47,8 @@ struct Setup {
     side: Side,
     daemon: Daemon,
     uris: Vec<String>,
+    /// Those that have a log.
+    logged: Vec<String>,
 }
 
 /// What is behind the log.
@@ -64,10 +76,33 @@ impl Behind {
         let daemon = Daemon::start_under(&["/usr/bin/env", &variable], &data.join("data"), &["--cores", "1"])?;
         let place = log.then(|| format!("--log=ssd:{}:64M", data.join("logs").display()));
         let more: Vec<&str> = place.as_deref().into_iter().collect();
-        let volume = |at| daemon.volume_with(&format!("{pool}/{how}{at}"), "256M", &more);
-        let uris = (0..VOLUMES).map(volume).collect::<Result<_>>()?;
+        let images: Vec<String> = (0..VOLUMES).map(|at| format!("{pool}/{how}{at}")).collect();
+        let volume = |(at, image): (usize, &String)| daemon.volume_with(image, &format!("{}M", size_mib(at)), &more);
+        let uris = images.iter().enumerate().map(volume).collect::<Result<_>>()?;
         let name = if log { "log on ssd" } else { "no log" };
-        Ok(Setup { name: name.into(), side, daemon, uris })
+        let setup = Setup { name: name.into(), side, daemon, uris, logged: if log { images } else { Vec::new() } };
+        for (at, uri) in setup.uris.iter().enumerate() {
+            let mut fill = shell::command("fio");
+            fill.args(crate::fio::nbd(uri)).args(["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4", "--thread"]);
+            fill.args([format!("--size={}M", size_mib(at)), "--end_fsync=1".into()]);
+            shell::output(&mut fill)?;
+        }
+        setup.empty(VOLUMES)?;
+        Ok(setup)
+    }
+}
+
+fn size_mib(volume: usize) -> u64 {
+    SIZES_MIB[volume.min(1)]
+}
+
+impl Setup {
+    /// Nothing is left in the logs of the first `volumes` volumes.
+    fn empty(&self, volumes: usize) -> Result<()> {
+        for image in self.logged.iter().take(volumes) {
+            shell::output(self.daemon.command().args(["log", "flush", image]))?;
+        }
+        Ok(())
     }
 }
 
@@ -78,11 +113,12 @@ struct Outcome {
     iops: f64,
 }
 
-fn job(uri: &str, depth: u32, rate: u32, seconds: f64) -> std::process::Command {
+fn job(uri: &str, size_mib: u64, depth: u32, rate: u32, seconds: f64) -> std::process::Command {
     let mut fio = shell::command("fio");
-    fio.args(crate::fio::nbd(uri)).args(["--name=job", "--rw=randwrite", "--bs=4k", "--size=256M", "--thread"]);
+    fio.args(crate::fio::nbd(uri)).args(["--name=job", "--rw=randwrite", "--bs=4k", "--thread"]);
+    fio.args([format!("--size={size_mib}M"), format!("--ramp_time={}", RAMPS[usize::from(rate == 0)])]);
     fio.args([format!("--iodepth={depth}"), format!("--runtime={seconds}"), "--time_based".into()]);
-    fio.args(["--fsync=128", "--randrepeat=0", "--norandommap", "--output-format=json", "--ramp_time=1"]);
+    fio.args(["--fsync=128", "--randrepeat=0", "--norandommap", "--output-format=json"]);
     fio.arg("--percentile_list=90:99:99.9:99.99");
     if rate > 0 {
         // Evenly: fio 3.33 dies of Poisson arrivals with barriers.
@@ -113,7 +149,7 @@ fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -
     let mut running = Vec::new();
     for (at, uri) in setup.uris.iter().take(volumes).enumerate() {
         let log = scratch.path().join(format!("{at}"));
-        running.push((Process::start(&mut job(uri, depth, rate, seconds), &log)?, log));
+        running.push((Process::start(&mut job(uri, size_mib(at), depth, rate, seconds), &log)?, log));
     }
     let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0 };
     for (mut process, log) in running {
@@ -126,12 +162,14 @@ fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -
             *worst = worst.max(tail);
         }
     }
+    setup.empty(volumes)?;
     Ok(all)
 }
 
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    let append = ["-p", "forebay-writelog", "--bin", "forebay", "--example", "append"];
+    shell::run(&mut daemon::build_beside_command(&append))?;
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
     let scratch = Scratch::within(&folder, "bench")?;
     let mut cases: Vec<Case> = Vec::new();
@@ -190,8 +228,8 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
 
 /// Volumes, depth, and writes a second (0: as fast as it goes).
 fn jobs() -> [(usize, u32, u32); 2 + DEPTHS.len()] {
-    let mut jobs = [(1, 8, 2000); 2 + DEPTHS.len()];
-    jobs[1].0 = VOLUMES;
+    let mut jobs = [(1, 8, RATES[0]); 2 + DEPTHS.len()];
+    jobs[1] = (VOLUMES, 8, RATES[1]);
     for (job, depth) in jobs[2..].iter_mut().zip(DEPTHS) {
         *job = (1, depth, 0);
     }
@@ -204,9 +242,6 @@ fn case_name(backend: &str, volumes: usize, depth: u32, rate: u32) -> String {
 
 /// Appending without a front and with a backend that costs nothing: in memory, and to a file beside fio.
 fn appends(folder: &Path, effort: &Effort, cases: &mut Vec<Case>) -> Result<()> {
-    let mut build = shell::cargo();
-    build.args(["build", "--quiet", "--release", "-p", "forebay-writelog", "--example", "append"]);
-    shell::run(&mut build)?;
     let append = |medium: &str, path: &Path, depth: u32| -> Result<[f64; 2]> {
         let mut append = shell::command(shell::target().join("release/examples/append"));
         append.arg(medium).arg(path).args([effort.seconds.to_string(), depth.to_string(), "128".into()]);
@@ -284,19 +319,23 @@ fn note(
 }
 
 fn method(effort: &Effort) -> String {
+    let Effort { rounds, seconds, .. } = effort;
+    let (machine, [ramp, fill]) = (report::machine(), RAMPS);
+    let ([rate, share], [size, small]) = (RATES, SIZES_MIB);
     format!(
-        "{}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {} rounds of {} s after a \
-         second of warming up, with and without the log in turn. Logs have 64 MiB and lie on the machine's disk. *ceph* is \
-         a real cluster of {OSDS} OSDs on the same machine and the same disk, two copies of everything: fio, daemon and \
-         cluster share two processors. *slow* is the embedded store with a pause of 2 ms on every request. \
-         *-2000-Nv*: N volumes at 2,000 writes a second each, 8 at once (the talk's job); figures are 1 / latency, so \
-         that more is better: the mean, and the 99.99th percentile of the worst volume. *-qdN*: one volume, as fast as it \
-         goes. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in /dev/shm, with all the \
-         flushes of persistent memory), 32 at once, no front, a backend that costs nothing, against the goals. \
-         *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes of 4 KiB to the same file, each of \
-         which lasts when it is answered (RWF_DSYNC).\n\nRepeat it: `cargo xtask bench writelog`.",
-        report::machine(),
-        effort.rounds,
-        effort.seconds
+        "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {rounds} rounds of \
+         {seconds} s after {ramp} s of warming up ({fill} s for *-qdN*, which fills the log), with and without the log in \
+         turn; medians (lowest and highest in parentheses). Volumes ({size} MiB; sixteen of {small} MiB but for the first) \
+         are written all over before, and a log is empty when a job begins. Logs have 64 MiB and lie on the machine's \
+         disk. *ceph* is a real cluster of {OSDS} OSDs on the same machine and the same disk, two copies of everything: \
+         fio, daemon and cluster share two processors. *slow* is the embedded store with a pause of 2 ms on every \
+         request. *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
+         {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. Figures are 1 / latency, \
+         so that more is better: the mean, and the 99.99th percentile of the worst volume. *-qdN*: one volume, as fast \
+         as it goes, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in \
+         /dev/shm, with all the flushes of persistent memory), 32 at once, no front, a backend that costs nothing, \
+         against the goals. *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes of 4 KiB to the \
+         same file, each of which lasts when it is answered (RWF_DSYNC).\n\n\
+         Repeat it: `cargo xtask bench writelog`; shorter: `--rounds 1 --seconds 2`.",
     )
 }
