@@ -62,7 +62,7 @@ pub fn run(arguments: &MalformedArguments) -> Result<()> {
 
 /// The command that builds our own initiators, in release.
 pub fn build_command() -> Command {
-    daemon::build_beside_command(&["-p", "forebay-malformed", "-p", "forebay-iscsi-host"])
+    daemon::build_beside_command(&["-p", "forebay-malformed", "-p", "forebay-iscsi-host", "-p", "forebay-nvme-host"])
 }
 
 /// Builds what is needed.

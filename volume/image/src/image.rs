@@ -19,6 +19,7 @@ use crate::info::Progress;
 use crate::layout::Layout;
 use crate::objectmap::ObjectMap;
 use crate::requests;
+use crate::reserved::{Reserved, outdated};
 use crate::session::Session;
 
 /// Longest read or write in bytes; longer ones are for the fronts to cut.
@@ -70,6 +71,10 @@ pub(crate) struct Shared {
     overlap: Cell<u64>,
     /// Its dealings with other clients of the pool, where there are any.
     session: RefCell<Option<Rc<Session>>>,
+    /// Its reservations, where it shares them with others.
+    reserved: RefCell<Option<Rc<Reserved>>>,
+    /// Counts up when what waits to be let in must be refused.
+    admission: Cell<u64>,
     refreshing: Semaphore,
     preferred_io: u32,
     gate: Gate,
@@ -115,6 +120,8 @@ impl Shared {
             header: RefCell::new(Rc::new(header)),
             parent: RefCell::new(parent),
             session: RefCell::default(),
+            reserved: RefCell::default(),
+            admission: Cell::new(0),
             refreshing: Semaphore::new(1),
             gate: Gate::new(),
             resizing: Semaphore::new(1),
@@ -261,6 +268,35 @@ impl Shared {
             Some(session) if self.needs_lock() => session.acquire(self).await,
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn reserved(&self) -> Option<Rc<Reserved>> {
+        self.reserved.borrow().clone()
+    }
+
+    pub(crate) fn set_reserved(&self, reserved: Rc<Reserved>) {
+        *self.reserved.borrow_mut() = Some(reserved);
+    }
+
+    /// The lock has been taken, and nothing has passed yet: what waits may have been allowed by reservations that are no
+    /// more.
+    pub(crate) async fn claimed(&self) -> Result<()> {
+        if let Some(reserved) = self.reserved()
+            && reserved.claimed().await?
+        {
+            self.admission.set(self.admission.get() + 1);
+        }
+        Ok(())
+    }
+
+    /// What a change is let in by that has come now; see [`Shared::check_admission`].
+    pub(crate) fn admission(&self) -> u64 {
+        self.admission.get()
+    }
+
+    /// Refuses a change that has waited since before others changed who may write.
+    pub(crate) fn check_admission(&self, admission: u64) -> Result<()> {
+        if admission == self.admission.get() { Ok(()) } else { Err(outdated()) }
     }
 
     /// Waits until a change of a range may pass, with the exclusive lock if it needs that.  The lock is not given up
@@ -518,6 +554,15 @@ impl BlockDevice for Image {
         if self.read_only && request.is_write() {
             let error = Error::new(ErrorKind::ReadOnly, format!("image {} is open for reading only", self.name()));
             return Box::pin(ready(Err(error)));
+        }
+        if let (Request::Read(_), None, Some(reserved)) = (&request, self.snapshot, &*self.shared.reserved.borrow())
+            && reserved.is_unsure()
+        {
+            let (shared, reserved) = (self.shared.clone(), reserved.clone());
+            return Box::pin(async move {
+                reserved.wait_until_sure().await?;
+                requests::submit(&shared, shared.head(), request, advice).await
+            });
         }
         requests::submit(&self.shared, self.view(), request, advice)
     }

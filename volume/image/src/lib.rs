@@ -23,6 +23,7 @@ mod metadata;
 mod objectmap;
 mod remove;
 mod requests;
+mod reserved;
 mod resize;
 mod session;
 mod window;

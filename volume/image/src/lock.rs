@@ -44,6 +44,8 @@ pub(crate) enum Then {
     Refresh,
     /// The lock may be free: those who wait for it look again.
     Look,
+    /// Read the reservations anew, before it is answered.
+    Reservations,
 }
 
 /// What to answer to a notification, and what to do then.
@@ -51,6 +53,7 @@ pub(crate) fn react(phase: Phase, me: Client, message: Option<&Message>) -> (Vec
     let silent = (Vec::new(), Then::Nothing);
     match message {
         Some(Message::HeaderUpdate) => (Vec::new(), Then::Refresh),
+        Some(Message::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
         Some(Message::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Look),
         Some(Message::RequestLock { client, .. }) if *client != me => match phase {
             Phase::Opening | Phase::Locked => (encode_response(0), Then::Release),
@@ -139,6 +142,8 @@ mod tests {
         assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Operation(8))).0, []);
         assert_eq!(react(Phase::Unlocked, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Look);
         assert_eq!(react(Phase::Locked, ME, Some(&Message::HeaderUpdate)).1, Then::Refresh);
+        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Reservations(OTHER))).1, Then::Reservations);
+        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Reservations(ME))).1, Then::Nothing);
         assert_eq!(react(Phase::Locked, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
     }
 

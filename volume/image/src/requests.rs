@@ -193,11 +193,11 @@ fn change(shared: &Rc<Shared>, extent: Extent, change: Change, wishes: Wishes) -
         }
         (_, pass) => pass,
     };
-    let shared = shared.clone();
+    let (shared, admission) = (shared.clone(), shared.admission());
     let task = spawn(async move {
         let _pass = match pass {
             Some(pass) => pass,
-            None => wait_to_pass(&shared, extent).await?,
+            None => wait_to_pass(&shared, extent, admission).await?,
         };
         change_pieces(&shared, extent, &change, wishes).await
     });
@@ -209,9 +209,11 @@ fn try_enter(shared: &Shared, extent: Extent) -> Option<Pass> {
     if shared.may_write() { shared.gate().try_pass(extent) } else { None }
 }
 
-/// Waits until a write may pass; the image may have become smaller, or gone, meanwhile.
-async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent) -> Result<Pass> {
+/// Waits until a write may pass that came at `admission`; the image may have become smaller, or gone, meanwhile, or
+/// somebody else's.
+async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent, admission: u64) -> Result<Pass> {
     let pass = shared.enter(extent).await?;
+    shared.check_admission(admission)?;
     shared.check_range(shared.head(), extent)?;
     Ok(pass)
 }
@@ -279,11 +281,11 @@ fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
 /// Writes zeroes that keep their space, a window of them at a time.
 fn write_zeroes(shared: &Rc<Shared>, extent: Extent, wishes: Wishes) -> LocalFuture<Result<Reply>> {
     let pass = try_enter(shared, extent);
-    let shared = shared.clone();
+    let (shared, admission) = (shared.clone(), shared.admission());
     let task = spawn(async move {
         let _pass = match pass {
             Some(pass) => pass,
-            None => wait_to_pass(&shared, extent).await?,
+            None => wait_to_pass(&shared, extent, admission).await?,
         };
         // One run of zeroes serves all objects.
         let zeroes = BufList::zeroes(extent.len.min(shared.layout().object_size()) as usize);
@@ -315,16 +317,17 @@ fn compare_and_write(
             let work = compare_and_write_piece(shared, piece, expect, data, wishes);
             return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
         }
-        let shared = shared.clone();
+        let (shared, admission) = (shared.clone(), shared.admission());
         let task = spawn(async move {
-            let _pass = wait_to_pass(&shared, extent).await?;
+            let _pass = wait_to_pass(&shared, extent, admission).await?;
             compare_and_write_piece(&shared, piece, expect, data, wishes).await
         });
         return Box::pin(async move { task.await.map(|_| Reply::Done) });
     }
-    let shared = shared.clone();
+    let (shared, admission) = (shared.clone(), shared.admission());
     let task = spawn(async move {
         let _hold = shared.enter_alone(extent).await?;
+        shared.check_admission(admission)?;
         shared.check_range(shared.head(), extent)?;
         let found = read_pieces(&shared, shared.head(), extent, Advice::NONE).await?;
         if let Some(at) = first_difference(&found, &expect) {

@@ -18,7 +18,7 @@ use crate::images::{SIZE_MAX, within};
 use crate::lock::{Phase, Then, Verdict, judge, react};
 use crate::objectmap::ObjectMap;
 use crate::wire::lock::{self as wire, TAG};
-use crate::wire::notify::{Client, Message, decode_response};
+use crate::wire::notify::{Client, Message, decode_response, encode_incarnation};
 
 const LOCK: Method = Method::new("lock", "lock");
 const UNLOCK: Method = Method::new("lock", "unlock");
@@ -138,6 +138,19 @@ impl Session {
         }
     }
 
+    /// Tells the others of the image's reservations: what they answer, and who has not, of those who still watch.
+    pub(crate) async fn ask_of_reservations(&self) -> Result<(Vec<Vec<u8>>, Vec<String>)> {
+        let message = Message::Reservations(self.me());
+        let told = self.objects.notify(&self.header, message.encode(), NOTIFY_TIMEOUT).await?;
+        let answers = told.answers.into_iter().map(|answer| answer.payload).collect();
+        if told.missed.is_empty() {
+            return Ok((answers, Vec::new()));
+        }
+        let watchers = self.objects.watchers(&self.header).await?;
+        let missed = watchers.iter().filter(|watcher| told.missed.contains(&(watcher.client, watcher.cookie)));
+        Ok((answers, missed.map(|watcher| format!("client.{} at {}", watcher.client, watcher.address)).collect()))
+    }
+
     /// Who else watches the header, as `client.NUMBER at ADDRESS`.
     pub(crate) async fn others(&self) -> Result<Vec<String>> {
         let me = self.objects.identity().number;
@@ -161,7 +174,8 @@ impl Session {
             self.phase.set(Phase::Opening);
             // What others did while they had it: the size, snapshots, features.
             image.refresh().await?;
-            self.open_map(image).await
+            self.open_map(image).await?;
+            image.claimed().await
         };
         match taken.await {
             Ok(()) => {
@@ -171,6 +185,9 @@ impl Session {
                 Ok(())
             }
             Err(error) => {
+                if let Some(map) = self.map.take() {
+                    map.close().await;
+                }
                 if self.locked_by.get() != 0 {
                     self.unlock().await;
                 }
@@ -332,6 +349,17 @@ impl Session {
         {
             tracing::warn!(header = %self.header, %error, "a changed header could not be read");
         }
+        let answer = match (then, image.as_ref().and_then(|image| image.reserved())) {
+            (Then::Reservations, Some(reserved)) => match reserved.told().await {
+                Ok(incarnation) => encode_incarnation(incarnation),
+                Err(error) => {
+                    // Not answered: who asks must not take it that they count here.
+                    tracing::warn!(header = %self.header, %error, "changed reservations could not be read");
+                    return;
+                }
+            },
+            _ => answer,
+        };
         let answered = self.objects.answer_notification(&self.header, notification.id, notification.cookie, answer);
         if let Err(error) = answered.await {
             tracing::debug!(header = %self.header, %error, "a notification could not be answered");
@@ -345,6 +373,21 @@ impl Session {
 
     /// Watches again; whoever has the lock keeps it under the new watch's name, or has lost it.
     async fn watch_broken(self: Rc<Self>, why: Error) {
+        let reserved = self.image.upgrade().and_then(|image| image.reserved());
+        if let Some(reserved) = &reserved {
+            reserved.lost_touch();
+        }
+        self.watch_again(why).await;
+        if let Some(reserved) = reserved {
+            let go_on = || !self.ended.get() && self.check().is_ok();
+            match go_on() {
+                true => reserved.found_touch(go_on).await,
+                false => reserved.let_go(),
+            }
+        }
+    }
+
+    async fn watch_again(self: &Rc<Self>, why: Error) {
         let before = self.watch.take();
         drop(before);
         tracing::warn!(header = %self.header, error = %why, "the watch of an image broke");

@@ -335,6 +335,19 @@ pub(super) fn stages(quick: bool) -> Vec<Stage> {
             weight: 1,
         },
         Stage {
+            name: "nvme-two",
+            title: "reservations of one namespace of two daemons, on an image of a Ceph cluster",
+            after: &["build", "build-hosts"],
+            command: Box::new(move || {
+                let mut script = shell::command(shell::root().join("test/interop/nvme-two.sh"));
+                script.env("PROGRAM", shell::target().join("release/nvme-two")).env("FOREBAY", daemon::program());
+                script.env("ROUNDS", if quick { "6" } else { "40" });
+                Ok(script)
+            }),
+            counted: true,
+            weight: 1,
+        },
+        Stage {
             name: "iscsi",
             title: "real iSCSI initiators, the conformance suite",
             after: &["build", "build-hosts"],

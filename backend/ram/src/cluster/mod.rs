@@ -160,6 +160,11 @@ impl Client {
         self.0.dead.set(true);
     }
 
+    /// The cluster forgets its watches, and it does not know.
+    pub fn lose_watches(&self) {
+        self.0.cluster.watches.borrow_mut().retain(|entry| entry.watcher.client != self.0.number);
+    }
+
     /// Its address.
     pub fn address(&self) -> String {
         self.0.address.clone()

@@ -1,10 +1,23 @@
 //! The stored form of a [`Table`]: `docs/formats/reservations.md`.
 
-use super::table::{Held, HostId, Kind, REGISTRANTS_MAX, Registrant, Table};
+use std::str::FromStr;
+
+use super::table::{EVENTS_MAX, Event, EventKind, Held, HostId, Kind, REGISTRANTS_MAX, Registrant, Table};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The first line: the format's name and version.
-const HEADER: &str = "forebay-reservations 1";
+/// The first line: this and the version.
+const HEADER: &str = "forebay-reservations";
+
+/// Bytes that the events of a table may have, stored.
+const EVENTS_LEN_MAX: usize = 64 << 10;
+
+/// A table as it is stored for several daemons: all of it, and what it is known by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) table: Table,
+    /// Whom what is not persistent belongs to; 0 in the first version, in which everything is persistent.
+    pub(super) incarnation: u64,
+}
 
 impl Table {
     /// What must be stored for the table to survive; `None` when nothing must.
@@ -12,62 +25,164 @@ impl Table {
         if !self.persist || self.registrants.is_empty() {
             return None;
         }
-        let mut text = format!("{HEADER}\n");
+        Some(format!("{HEADER} 1\n{}end\n", self.lines()).into_bytes())
+    }
+
+    fn lines(&self) -> String {
+        let mut text = String::new();
         for Registrant { host, key } in &self.registrants {
             text += &format!("registrant {key:016x} {}\n", hex(host.as_bytes()));
         }
         if let Some(Held { kind, holder }) = &self.held {
             text += &format!("reservation {} {}\n", kind.scsi(), hex(holder.as_bytes()));
         }
-        text += "end\n";
-        Some(text.into_bytes())
+        text
     }
 
     /// From the stored form.  What is damaged is refused with [`ErrorKind::Corrupt`] and a newer version with
-    /// [`ErrorKind::Unsupported`]: forgetting a reservation would let a host write that must not.
+    /// [`ErrorKind::Unsupported`]: forgetting a reservation would let a host write that must not.  What is not
+    /// persistent is not taken up.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let damaged = |why: &str| Error::new(ErrorKind::Corrupt, format!("the stored reservations: {why}"));
+        let table = Stored::decode(bytes)?.table;
+        Ok(if table.persist { table } else { Table::new() })
+    }
+}
+
+impl Stored {
+    /// The stored form.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let table = &self.table;
+        let mut text = format!("{HEADER} 2\nincarnation {:016x}\n", self.incarnation);
+        text += &format!("generation {}\npersist {}\ntold {}\n", table.generation, u8::from(table.persist), table.told);
+        text += &table.lines();
+        // The newest, as far as there is room.
+        let events: Vec<String> = table.events.iter().map(event_line).collect();
+        let mut room = EVENTS_LEN_MAX;
+        let fits = |line: &&String| {
+            room = room.saturating_sub(line.len());
+            room > 0
+        };
+        let count = events.iter().rev().take_while(fits).count();
+        text.extend(events[events.len() - count..].iter().map(String::as_str));
+        text += "end\n";
+        text.into_bytes()
+    }
+
+    /// From any version of the stored form; see [`Table::decode`].
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("not text"))?;
         let mut lines = text.lines();
-        match lines.next() {
-            Some(HEADER) => {}
-            Some(line) if line.starts_with("forebay-reservations ") => {
-                let what = format!("the stored reservations are of a newer version ({line})");
+        let header = lines.next().and_then(|line| line.strip_prefix(HEADER)?.strip_prefix(' '));
+        let mut stored = Stored { table: Table::new(), incarnation: 0 };
+        let table = &mut stored.table;
+        match header {
+            Some("1") => table.persist = true,
+            Some("2") => {
+                let mut field = |name: &str| {
+                    let value = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
+                    value.ok_or_else(|| damaged("a field is missing"))
+                };
+                stored.incarnation = key_of(field("incarnation")?).ok_or_else(|| damaged("an incarnation is none"))?;
+                table.generation = number(field("generation")?)?;
+                table.persist = number::<u8>(field("persist")?)? != 0;
+                table.told = number(field("told")?)?;
+            }
+            Some(other) => {
+                let what = format!("the stored reservations are of a newer version ({other})");
                 return Err(Error::new(ErrorKind::Unsupported, what));
             }
-            _ => return Err(damaged("the first line is missing")),
+            None => return Err(damaged("the first line is missing")),
         }
-        let mut table = Table::new();
-        table.persist = true;
         loop {
             let line = lines.next().ok_or_else(|| damaged("cut short"))?;
-            let mut words = line.split(' ');
-            match (words.next(), words.next(), words.next(), words.next()) {
-                (Some("end"), None, None, None) => break,
-                (Some("registrant"), Some(key), Some(host), None) if table.held.is_none() => {
-                    let key = u64::from_str_radix(key, 16).ok().filter(|&key| key != 0);
-                    let key = key.ok_or_else(|| damaged("a key is none"))?;
-                    let host = unhex(host).ok_or_else(|| damaged("a host is none"))?;
-                    if table.key_of(&host).is_some() || table.registrants.len() == REGISTRANTS_MAX {
-                        return Err(damaged("a host is there twice, or there are too many"));
-                    }
-                    table.registrants.push(Registrant { host, key });
-                }
-                (Some("reservation"), Some(kind), Some(host), None) if table.held.is_none() => {
-                    let kind = kind.parse().ok().and_then(Kind::from_scsi);
-                    let kind = kind.ok_or_else(|| damaged("a kind of reservation that there is not"))?;
-                    let holder = unhex(host).filter(|host| table.key_of(host).is_some());
-                    let holder = holder.ok_or_else(|| damaged("the holder is not registered"))?;
-                    table.held = Some(Held { kind, holder });
-                }
-                _ => return Err(damaged("a line that means nothing")),
+            if line == "end" {
+                break;
+            }
+            if !table.take_line(line)? && (stored.incarnation == 0 || !table.take_event(line)?) {
+                return Err(damaged("a line that means nothing"));
             }
         }
         match lines.next() {
-            None => Ok(table),
+            None => Ok(stored),
             Some(_) => Err(damaged("something after its end")),
         }
     }
+}
+
+impl Table {
+    /// A registrant or the reservation; `false` if the line is neither, or not where it may be.
+    fn take_line(&mut self, line: &str) -> Result<bool> {
+        let mut words = line.split(' ');
+        let words = (words.next(), words.next(), words.next(), words.next());
+        if self.held.is_some() || !self.events.is_empty() {
+            return Ok(false);
+        }
+        match words {
+            (Some("registrant"), Some(key), Some(host), None) => {
+                let key = key_of(key).ok_or_else(|| damaged("a key is none"))?;
+                let host = unhex(host).ok_or_else(|| damaged("a host is none"))?;
+                if self.key_of(&host).is_some() || self.registrants.len() == REGISTRANTS_MAX {
+                    return Err(damaged("a host is there twice, or there are too many"));
+                }
+                self.registrants.push(Registrant { host, key });
+            }
+            (Some("reservation"), Some(kind), Some(host), None) => {
+                let kind = kind.parse().ok().and_then(Kind::from_scsi);
+                let kind = kind.ok_or_else(|| damaged("a kind of reservation that there is not"))?;
+                let holder = unhex(host).filter(|host| self.key_of(host).is_some());
+                let holder = holder.ok_or_else(|| damaged("the holder is not registered"))?;
+                self.held = Some(Held { kind, holder });
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// An event; `false` if the line is none.
+    fn take_event(&mut self, line: &str) -> Result<bool> {
+        let mut words = line.split(' ');
+        let (Some("event"), Some(count), Some(kind)) = (words.next(), words.next(), words.next()) else {
+            return Ok(false);
+        };
+        let count = number(count)?;
+        let kind = EVENT_KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| damaged("an event is none"))?.1;
+        let hosts: Option<Vec<HostId>> = words.map(unhex).collect();
+        let hosts = hosts.filter(|hosts| !hosts.is_empty() && hosts.len() <= REGISTRANTS_MAX);
+        let hosts = hosts.ok_or_else(|| damaged("an event is nobody's"))?;
+        let after = self.events.back().map_or(0, |event| event.number);
+        if count <= after || count > self.told || self.events.len() == EVENTS_MAX {
+            return Err(damaged("events are out of order"));
+        }
+        self.events.push_back(Event { number: count, kind, hosts: hosts.into() });
+        Ok(true)
+    }
+}
+
+const EVENT_KINDS: [(&str, EventKind); 3] = [
+    ("released", EventKind::Released),
+    ("preempted", EventKind::RegistrationPreempted),
+    ("cleared", EventKind::Cleared),
+];
+
+fn event_line(event: &Event) -> String {
+    let name = EVENT_KINDS.iter().find(|(_, kind)| *kind == event.kind).map_or("", |(name, _)| name);
+    let hosts: String = event.hosts.iter().map(|host| format!(" {}", hex(host.as_bytes()))).collect();
+    format!("event {} {name}{hosts}\n", event.number)
+}
+
+fn damaged(why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the stored reservations: {why}"))
+}
+
+fn number<T: FromStr>(word: &str) -> Result<T> {
+    // A sign is none of a number's.
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    word.parse().ok().filter(|_| digits).ok_or_else(|| damaged("a number is none"))
+}
+
+/// 16 hexadecimal digits, not 0.
+fn key_of(word: &str) -> Option<u64> {
+    u64::from_str_radix(word, 16).ok().filter(|&key| key != 0)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -5,16 +5,19 @@
 //! take registration and reservation from another.  [`Table`] is that state machine, without I/O; fronts translate
 //! their commands into [`Action`]s, so a volume exported over both protocols has one table.  [`Reservations`] keeps
 //! the table of an open volume on the core that owns the volume, durable where hosts asked for that, and readable
-//! from every core without a lock.
+//! from every core without a lock.  Where several daemons serve one volume, they go by one stored table: [`Peers`].
 //!
 //! The stored form is described in `docs/formats/reservations.md`.
 
 mod format;
+mod owner;
+mod peers;
 mod shared;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use peers::{Joint, Peers};
 pub use shared::{Changes, Keep, Reservations, View};
 pub use table::{
     Access, Action, Change, Event, EventKind, HOST_ID_LEN_MAX, Held, HostId, Kind, REGISTRANTS_MAX, Refusal,

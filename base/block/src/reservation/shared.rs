@@ -7,6 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use forebay_reactor::cross::{self, Answer};
 use forebay_reactor::spawn;
 
+use super::owner::{Owner, own};
+use super::peers::{Joint, Peers};
 use super::table::{Access, Action, Change, HostId, Refusal, Table};
 use crate::device::LocalFuture;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +16,7 @@ use crate::remote;
 
 /// Where the table is kept over restarts.
 pub trait Keep {
-    /// Replaces what is stored, durably; `None` removes it.
+    /// Replaces what is stored, durably; `None` removes it.  Not asked for where there are [`Peers`].
     fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<Result<()>>;
 
     /// Waits until the changes that the volume has taken by now are over.  Where a change is over when it was
@@ -24,7 +26,7 @@ pub trait Keep {
     }
 }
 
-enum Message {
+pub(super) enum Message {
     Apply(HostId, Action, Answer<Result<std::result::Result<Change, Refusal>>>),
     ClearAll(Answer<Result<()>>),
     Watch(cross::Sender<()>),
@@ -32,7 +34,7 @@ enum Message {
     Gate(Weak<remote::Shared>),
 }
 
-struct Shared {
+pub(super) struct Shared {
     /// Counts the tables that were published.
     version: AtomicU64,
     /// The newest; looked at only by who has seen an older version.
@@ -50,12 +52,26 @@ impl Reservations {
     /// # Panics
     /// When no reactor runs on this thread.
     pub fn new(table: Table, keep: Rc<dyn Keep>) -> Self {
+        Self::begin(table, keep, None).0
+    }
+
+    /// The same for a volume that other daemons serve as well: the table is the one that is stored, now and whenever
+    /// another daemon has changed it.  [`Joint::begin`] has to be called before anything else happens.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn joint(keep: Rc<dyn Keep>, peers: Rc<dyn Peers>) -> (Self, Joint) {
+        let (reservations, owner) = Self::begin(Table::new(), keep, Some(peers));
+        (reservations, Joint::of(owner))
+    }
+
+    fn begin(table: Table, keep: Rc<dyn Keep>, peers: Option<Rc<dyn Peers>>) -> (Self, Rc<Owner>) {
         let (messages, receiver) = cross::channel();
         let shared = Shared { version: AtomicU64::new(0), table: RwLock::new(Arc::new(table)), messages };
         let shared = Arc::new(shared);
-        let weak = Arc::downgrade(&shared);
-        drop(spawn(own(receiver, weak, keep)));
-        Self(shared)
+        let owner = Rc::new(Owner::new(Arc::downgrade(&shared), keep, peers));
+        drop(spawn(own(receiver, owner.clone())));
+        (Self(shared), owner)
     }
 
     /// What a core knows of them.
@@ -103,75 +119,15 @@ impl Reservations {
 }
 
 impl Shared {
-    fn publish(&self, table: Arc<Table>) {
+    pub(super) fn publish(&self, table: Arc<Table>) {
         let mut current = self.table.write().unwrap_or_else(PoisonError::into_inner);
         *current = table;
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    fn current(&self) -> Arc<Table> {
+    pub(super) fn current(&self) -> Arc<Table> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// Does one action after the other.
-async fn own(mut messages: cross::Receiver<Message>, shared: Weak<Shared>, keep: Rc<dyn Keep>) {
-    let mut listeners: Vec<cross::Sender<()>> = Vec::new();
-    let mut gates: Vec<Weak<remote::Shared>> = Vec::new();
-    while let Some(message) = messages.recv().await {
-        // The messages themselves hold nobody: those who sent them may be gone.
-        let Some(shared) = shared.upgrade() else { return };
-        let mut table = Table::clone(&shared.current());
-        match message {
-            Message::Watch(listener) => listeners.push(listener),
-            Message::Gate(gate) => {
-                gates.retain(|gate| gate.strong_count() > 0);
-                gates.push(gate);
-            }
-            Message::Apply(host, action, answer) => match table.apply(&host, &action) {
-                Err(refusal) => answer.send(Ok(Err(refusal))),
-                Ok(change) => {
-                    let settled = settle(&shared, table, &*keep, &mut listeners).await;
-                    let settled = settled.map(|()| Ok(change));
-                    match action {
-                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole | Action::Reset
-                            if settled.is_ok() =>
-                        {
-                            // In a task of its own: the next in turn need not wait for the medium.
-                            let (gates, keep) = (gates.clone(), keep.clone());
-                            drop(spawn(async move {
-                                for gate in gates.iter().filter_map(Weak::upgrade) {
-                                    gate.fence().await;
-                                }
-                                keep.drain().await;
-                                answer.send(settled);
-                            }));
-                        }
-                        _ => answer.send(settled),
-                    }
-                }
-            },
-            Message::ClearAll(answer) => {
-                table.clear_all();
-                answer.send(settle(&shared, table, &*keep, &mut listeners).await);
-            }
-        }
-    }
-}
-
-/// Makes a changed table the one that counts: stored first where it must be, then seen.
-async fn settle(shared: &Shared, table: Table, keep: &dyn Keep, listeners: &mut Vec<cross::Sender<()>>) -> Result<()> {
-    let before = shared.current();
-    if table == *before {
-        return Ok(());
-    }
-    let stored = table.encode();
-    if stored != before.encode() {
-        keep.save(stored).await?;
-    }
-    shared.publish(Arc::new(table));
-    listeners.retain(|listener| listener.send(()).is_ok());
-    Ok(())
 }
 
 fn gone<T>() -> Result<T> {

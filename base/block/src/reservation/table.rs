@@ -9,7 +9,7 @@ pub const HOST_ID_LEN_MAX: usize = 512;
 /// Most registrants of a volume.
 pub const REGISTRANTS_MAX: usize = 1024;
 /// Events that are remembered for hosts that have not looked yet.
-const EVENTS_MAX: usize = 64;
+pub(super) const EVENTS_MAX: usize = 64;
 
 /// Who a host is, in the terms of its protocol: an I_T nexus for SCSI, a host identifier for NVMe.  Only its
 /// equality means something here.  Fronts begin it with their name, so that identities of two protocols never meet.
@@ -225,6 +225,8 @@ pub enum Refusal {
     WrongKind,
     /// There are too many registrants (INSUFFICIENT REGISTRATION RESOURCES).
     TooMany,
+    /// Not offered for this volume (INVALID COMMAND OPERATION CODE).
+    Unsupported,
 }
 
 /// What an action did.
@@ -262,10 +264,10 @@ pub struct Table {
     pub(super) registrants: Vec<Registrant>,
     pub(super) held: Option<Held>,
     pub(super) persist: bool,
-    generation: u32,
+    pub(super) generation: u32,
     whole: Option<HostId>,
-    events: VecDeque<Event>,
-    told: u64,
+    pub(super) events: VecDeque<Event>,
+    pub(super) told: u64,
 }
 
 impl Table {
@@ -289,7 +291,8 @@ impl Table {
         self.whole.as_ref()
     }
 
-    /// PRGENERATION, NVMe's GEN: counts what changes registrations, from 0 at the start of the daemon.
+    /// PRGENERATION, NVMe's GEN: counts what changes registrations, from 0 at the start of the daemon, or of the first
+    /// of several that serve the volume.
     pub fn generation(&self) -> u32 {
         self.generation
     }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use forebay_reactor::{DriverChoice, Reactor};
 use proptest::prelude::*;
 
+use super::format::Stored;
 use super::*;
 use crate::device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 use crate::error::{Error, ErrorKind, Result};
@@ -220,7 +221,8 @@ fn what_is_stored_is_pinned() {
         assert!(Table::decode(&text.as_bytes()[..cut]).is_err(), "cut at {cut}");
     }
     for (from, to, kind) in [
-        ("reservations 1", "reservations 2", ErrorKind::Unsupported),
+        ("reservations 1", "reservations 3", ErrorKind::Unsupported),
+        ("reservations 1", "reservations 2", ErrorKind::Corrupt),
         ("ab 6801", "00 6801", ErrorKind::Corrupt),
         ("6802\n", "6801\n", ErrorKind::Corrupt),
         ("6802\n", "+802\n", ErrorKind::Corrupt),
@@ -232,6 +234,59 @@ fn what_is_stored_is_pinned() {
         assert_ne!(wrong, text);
         assert_eq!(Table::decode(wrong.as_bytes()).expect_err(to).kind(), kind, "{to}");
     }
+}
+
+#[test]
+fn what_several_daemons_store_is_pinned() {
+    let mut table = held_by_first(Kind::WriteExclusiveRegistrants);
+    let preempt = Action::Preempt { key: 10, victim: 20, kind: Kind::WriteExclusive, abort: false };
+    table.apply(&host(1), &preempt).expect("preempted");
+    let stored = Stored { table, incarnation: 0xfeed };
+    let text = "forebay-reservations 2\nincarnation 000000000000feed\ngeneration 4\npersist 0\ntold 1\n\
+        registrant 000000000000000a 6801\nregistrant 000000000000001e 6803\nreservation 5 6801\n\
+        event 1 preempted 6802\nend\n";
+    assert_eq!(String::from_utf8_lossy(&stored.encode()), text);
+    assert_eq!(Stored::decode(text.as_bytes()).expect("decoded"), stored, "all of it comes back");
+    assert_eq!(
+        Table::decode(text.as_bytes()).expect("decoded"),
+        Table::new(),
+        "one daemon forgets what is not persistent"
+    );
+    for cut in 0..text.len() - 1 {
+        assert!(Stored::decode(&text.as_bytes()[..cut]).is_err(), "cut at {cut}");
+    }
+    for (from, to) in [
+        ("feed", "0000"),
+        ("generation", "persist"),
+        ("told 1", "told 0"),
+        ("told 1", "told +1"),
+        ("event 1", "event 0"),
+        ("preempted", "lost"),
+        (" 6802\nend", "\nend"),
+        ("end\n", "event 1 cleared 6801\nend\n"),
+        ("end\n", "registrant 0000000000000001 6804\nend\n"),
+    ] {
+        let wrong = text.replacen(from, to, 1);
+        assert_ne!(wrong, text);
+        assert_eq!(Stored::decode(wrong.as_bytes()).expect_err(to).kind(), ErrorKind::Corrupt, "{from} {to}");
+    }
+}
+
+#[test]
+fn events_that_there_is_no_room_for_are_left_out_oldest_first() {
+    let mut table = Table::new();
+    let long = |number: u8| HostId::new(&[number; super::HOST_ID_LEN_MAX]).expect("a host");
+    for _ in 0..40 {
+        for number in 1..4 {
+            table.apply(&long(number), &Action::Add { key: 1, persist: None }).expect("registered");
+        }
+        table.apply(&long(1), &Action::Clear { key: Some(1) }).expect("cleared");
+    }
+    let back = Stored::decode(&Stored { table: table.clone(), incarnation: 1 }.encode()).expect("decoded").table;
+    let (all, kept): (Vec<_>, Vec<_>) = (table.events_after(0).collect(), back.events_after(0).collect());
+    assert!((20..40).contains(&kept.len()), "{}", kept.len());
+    assert_eq!(all[all.len() - kept.len()..], kept[..]);
+    assert_eq!(back.last_event(), 40);
 }
 
 fn actions() -> impl Strategy<Value = Action> {
@@ -285,6 +340,10 @@ proptest! {
             if takes_away && result.is_ok() {
                 prop_assert!(before.key_of(&host(number)).is_some());
             }
+            if table.whole().is_none() {
+                let stored = Stored { table: table.clone(), incarnation: 7 };
+                prop_assert_eq!(Stored::decode(&stored.encode()).expect("what was encoded"), stored);
+            }
             if let Some(stored) = table.encode() {
                 let back = Table::decode(&stored).expect("what was encoded");
                 prop_assert_eq!((back.registrants(), back.held()), (table.registrants(), table.held()));
@@ -295,6 +354,7 @@ proptest! {
     #[test]
     fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Table::decode(&bytes);
+        let _ = Table::decode(&[&b"forebay-reservations 2\nincarnation 0000000000000001\n"[..], &bytes].concat());
     }
 }
 

@@ -1,6 +1,8 @@
 //! Who may read and write an image: shown, and cleared where a host is gone for good.
 
-use forebay_block::reservation::Kind;
+use std::sync::Arc;
+
+use forebay_block::reservation::{Kind, Table};
 
 use super::Engine;
 use crate::api;
@@ -12,8 +14,10 @@ impl Engine {
     pub async fn reservations(&self, spec: &ImageSpec) -> Result<api::Reservations> {
         let volume = self.open_volume(spec).await?;
         let reservations = volume.reservations.clone().map_err(|error| self.reservations_failure(error, spec))?;
-        let mut view = reservations.view();
-        let table = view.table();
+        let table = match reservations {
+            Some(reservations) => reservations.view().table().clone(),
+            None => Arc::new(Table::new()),
+        };
         let registrants = table.registrants().iter().map(|registrant| api::Registrant {
             host: registrant.host.as_bytes().escape_ascii().to_string(),
             key: registrant.key,

@@ -119,8 +119,8 @@ pub struct Volume {
     pub image: Rc<Image>,
     /// What hosts asked of it.
     pub stats: Rc<VolumeStats>,
-    /// Who may read and write it; the error is why that is not known.
-    pub reservations: forebay_block::Result<Reservations>,
+    /// Who may read and write it, where that can be reserved; the error is why that is not known.
+    pub reservations: forebay_block::Result<Option<Reservations>>,
     /// Changes that have not been answered.
     underway: Rc<Underway>,
     /// The image as a device.
@@ -156,13 +156,16 @@ impl Keep for WithImage {
 }
 
 /// Takes charge of an image's reservations.
-async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_block::Result<Reservations> {
+async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_block::Result<Option<Reservations>> {
+    let keep = Rc::new(WithImage { image: Rc::downgrade(image), underway: underway.clone() });
+    if image.is_shared() {
+        return image.joint_reservations(RESERVATIONS_KEY, keep).await;
+    }
     let table = match image.metadata(RESERVATIONS_KEY).await? {
         Some(stored) => Table::decode(&stored)?,
         None => Table::new(),
     };
-    let keep = WithImage { image: Rc::downgrade(image), underway: underway.clone() };
-    Ok(Reservations::new(table, Rc::new(keep)))
+    Ok(Some(Reservations::new(table, keep)))
 }
 
 impl Volume {
@@ -198,7 +201,8 @@ impl Volume {
     /// Forgets who may read and write, whatever is stored, and lets everybody.
     pub async fn clear_reservations(&self) -> forebay_block::Result<()> {
         match &self.reservations {
-            Ok(reservations) => reservations.clear_all().await,
+            Ok(Some(reservations)) => reservations.clear_all().await,
+            Ok(None) => Ok(()),
             Err(_) => self.image.set_metadata(RESERVATIONS_KEY, None).await,
         }
     }
@@ -208,7 +212,7 @@ impl Volume {
 struct Metered {
     volume: Rc<Volume>,
     read_only: bool,
-    reservations: Reservations,
+    reservations: Option<Reservations>,
 }
 
 impl BlockDevice for Metered {
@@ -242,7 +246,7 @@ impl BlockDevice for Metered {
     }
 
     fn reservations(&self) -> Option<Reservations> {
-        Some(self.reservations.clone())
+        self.reservations.clone()
     }
 }
 

@@ -154,6 +154,7 @@ pub fn refusal(refusal: Refusal) -> Option<Sense> {
         Refusal::Invalid => Some(Sense::list(8)),
         Refusal::WrongKind => Some(Sense::illegal(code::INVALID_RELEASE)),
         Refusal::TooMany => Some(Sense::illegal(code::REGISTRATION_RESOURCES)),
+        Refusal::Unsupported => Some(Sense::illegal(code::INVALID_OPCODE)),
     }
 }
 

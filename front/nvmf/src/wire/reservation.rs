@@ -74,6 +74,7 @@ pub fn status(refusal: Refusal) -> Status {
     match refusal {
         Refusal::Conflict => Status::RESERVATION_CONFLICT.final_(),
         Refusal::Invalid | Refusal::WrongKind | Refusal::TooMany => Status::INVALID_FIELD.final_(),
+        Refusal::Unsupported => Status::INVALID_OPCODE.final_(),
     }
 }
 

@@ -24,6 +24,9 @@ pub(crate) enum Message {
     },
     /// The header has changed.
     HeaderUpdate,
+    /// The sender has changed the image's reservations, or wants to know whom they belong to.  Ours alone: Ceph's clients
+    /// answer it as one that they do not know.
+    Reservations(Client),
     /// Something is asked of whoever has the lock (a resize, a snapshot, ...), by its number.
     Operation(u32),
     /// Something that whoever has the lock need not answer.
@@ -34,6 +37,8 @@ const ACQUIRED: u32 = 0;
 const RELEASED: u32 = 1;
 const REQUEST: u32 = 2;
 const HEADER_UPDATE: u32 = 3;
+/// Far from what librbd counts up from 0.
+const RESERVATIONS: u32 = 0x4642_0001;
 
 /// Flatten, resize, and the others that the owner of the lock does for others: snapshots made, removed, renamed,
 /// protected and unprotected, object maps rebuilt, renames, features, migration, sparsify, metadata.
@@ -50,6 +55,7 @@ impl Message {
             Message::ReleasedLock(from) => client(RELEASED, from),
             Message::RequestLock { client: from, force } => client(REQUEST, from).u8((*force).into()),
             Message::HeaderUpdate => Writer::new().u32(HEADER_UPDATE),
+            Message::Reservations(from) => client(RESERVATIONS, from),
             Message::Operation(op) | Message::Other(op) => Writer::new().u32(*op),
         };
         Writer::new().versioned(6, 1, body).done()
@@ -77,6 +83,7 @@ impl Message {
                 Message::RequestLock { client, force }
             }
             HEADER_UPDATE => Message::HeaderUpdate,
+            RESERVATIONS => Message::Reservations(client(body)?),
             op if is_operation(op) => Message::Operation(op),
             op => Message::Other(op),
         })
@@ -91,6 +98,17 @@ pub(crate) fn encode_response(result: i32) -> Vec<u8> {
 /// The result in an answer; `None` if there is none: somebody who has nothing to say to it.
 pub(crate) fn decode_response(bytes: &[u8]) -> Option<i32> {
     Some(Reader::new(bytes).versioned(1)?.body.u32()? as i32)
+}
+
+/// The answer to [`Message::Reservations`]: whom those reservations belong to that are not persistent.
+pub(crate) fn encode_incarnation(incarnation: u64) -> Vec<u8> {
+    Writer::new().versioned(1, 1, Writer::new().u32(RESERVATIONS).u64(incarnation)).done()
+}
+
+/// What is in such an answer; `None` for everybody else's.
+pub(crate) fn decode_incarnation(bytes: &[u8]) -> Option<u64> {
+    let mut body = Reader::new(bytes).versioned(1)?.body;
+    if body.u32()? == RESERVATIONS { body.u64() } else { None }
 }
 
 #[cfg(test)]
@@ -109,6 +127,7 @@ mod tests {
             Message::ReleasedLock(client),
             request,
             Message::HeaderUpdate,
+            Message::Reservations(client),
             Message::Operation(8),
             Message::Other(18),
         ] {
@@ -133,5 +152,10 @@ mod tests {
         assert_eq!(encode_response(-95), unhex("0101 04000000 a1ffffff"));
         assert_eq!(decode_response(&encode_response(-30)), Some(-30));
         assert_eq!(decode_response(&[]), None);
+        assert_eq!(encode_incarnation(5), unhex("0101 0c000000 01004246 0500000000000000"));
+        assert_eq!(decode_incarnation(&encode_incarnation(u64::MAX)), Some(u64::MAX));
+        for other in [encode_response(0), encode_response(-95), vec![]] {
+            assert_eq!(decode_incarnation(&other), None, "librbd's");
+        }
     }
 }

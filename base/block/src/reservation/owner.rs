@@ -1,0 +1,177 @@
+//! Who changes the table: one task, on the core that owns the volume.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use forebay_reactor::cross::{self, Answer};
+use forebay_reactor::spawn;
+
+use super::peers::{Peers, State};
+use super::shared::{Keep, Message, Shared};
+use super::table::{Action, Change, HostId, Refusal, Table};
+use crate::error::{Error, ErrorKind, Result};
+use crate::remote;
+
+/// A change of the table, or why there is none.
+pub(super) type Outcome = std::result::Result<Change, Refusal>;
+
+/// What belongs to the core that owns the volume.
+pub(super) struct Owner {
+    /// Weak: those who use the table keep it.
+    shared: Weak<Shared>,
+    keep: Rc<dyn Keep>,
+    listeners: RefCell<Vec<cross::Sender<()>>>,
+    /// The ways by which other cores reach the volume.
+    gates: RefCell<Vec<Weak<remote::Shared>>>,
+    /// What is shared with other daemons, if there can be any.
+    pub(super) joint: Option<State>,
+}
+
+/// Does one action after the other.
+pub(super) async fn own(mut messages: cross::Receiver<Message>, owner: Rc<Owner>) {
+    while let Some(message) = messages.recv().await {
+        // The messages themselves hold nobody: those who sent them may be gone.
+        let Some(shared) = owner.shared.upgrade() else { return };
+        match message {
+            Message::Watch(listener) => owner.listeners.borrow_mut().push(listener),
+            Message::Gate(gate) => {
+                let mut gates = owner.gates.borrow_mut();
+                gates.retain(|gate| gate.strong_count() > 0);
+                gates.push(gate);
+            }
+            Message::Apply(host, action, answer) => match owner.apply(&shared, &host, &action).await {
+                Err(error) => answer.send(Err(error)),
+                Ok(Err(refusal)) => answer.send(Ok(Err(refusal))),
+                Ok(Ok((change, changed))) => {
+                    let takes = matches!(
+                        action,
+                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole | Action::Reset
+                    );
+                    owner.clone().answer_when_over(answer, Ok(Ok(change)), takes, changed);
+                }
+            },
+            Message::ClearAll(answer) => {
+                let cleared = owner.change(&shared, |table| {
+                    table.clear_all();
+                    Ok(Change::default())
+                });
+                match cleared.await {
+                    Err(error) => answer.send(Err(error)),
+                    Ok(outcome) => {
+                        owner.clone().answer_when_over(
+                            answer,
+                            Ok(()),
+                            false,
+                            outcome.is_ok_and(|(_, changed)| changed),
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Owner {
+    pub(super) fn new(shared: Weak<Shared>, keep: Rc<dyn Keep>, peers: Option<Rc<dyn Peers>>) -> Self {
+        let joint = peers.map(State::new);
+        Self { shared, keep, listeners: RefCell::default(), gates: RefCell::default(), joint }
+    }
+
+    pub(super) fn shared(&self) -> Option<Arc<Shared>> {
+        self.shared.upgrade()
+    }
+
+    /// Does what a host asks for; whether the table has changed.
+    async fn apply(
+        &self,
+        shared: &Shared,
+        host: &HostId,
+        action: &Action,
+    ) -> Result<std::result::Result<(Change, bool), Refusal>> {
+        if self.joint.is_some() {
+            match action {
+                // It ends with the host's session, which a daemon that has died cannot tell the others.
+                Action::HoldWhole => return Ok(Err(Refusal::Unsupported)),
+                Action::LetGoWhole | Action::Reset => return Ok(Ok((Change::default(), false))),
+                _ => {}
+            }
+        }
+        self.change(shared, |table| table.apply(host, action)).await
+    }
+
+    async fn change(
+        &self,
+        shared: &Shared,
+        change: impl Fn(&mut Table) -> Outcome,
+    ) -> Result<std::result::Result<(Change, bool), Refusal>> {
+        if let Some(joint) = &self.joint {
+            return joint.change(self, shared, change).await;
+        }
+        let before = shared.current();
+        let mut table = Table::clone(&before);
+        let change = match change(&mut table) {
+            Err(refusal) => return Ok(Err(refusal)),
+            Ok(change) => change,
+        };
+        if table == *before {
+            return Ok(Ok((change, false)));
+        }
+        let stored = table.encode();
+        if stored != before.encode() {
+            self.keep.save(stored).await?;
+        }
+        self.publish(shared, table);
+        Ok(Ok((change, true)))
+    }
+
+    /// Makes a table the one that counts here.
+    pub(super) fn publish(&self, shared: &Shared, table: Table) {
+        shared.publish(Arc::new(table));
+        self.listeners.borrow_mut().retain(|listener| listener.send(()).is_ok());
+    }
+
+    /// Answers in a task of its own, since the next in turn need not wait for the medium or other daemons: when the
+    /// other daemons go by what has changed, and, of a change that takes the volume from somebody, when what was allowed
+    /// before is over.
+    fn answer_when_over<T: Send + 'static>(
+        self: Rc<Self>,
+        answer: Answer<Result<T>>,
+        result: Result<T>,
+        takes: bool,
+        changed: bool,
+    ) {
+        let told = changed && self.joint.is_some();
+        if !takes && !told {
+            return answer.send(result);
+        }
+        drop(spawn(async move {
+            if takes {
+                self.fence().await;
+                self.keep.drain().await;
+            }
+            if let Some(joint) = self.joint.as_ref().filter(|_| told) {
+                joint.peers.announce().await;
+            }
+            answer.send(result);
+        }));
+    }
+
+    /// Waits until what cores had allowed by now has been given to the device.
+    pub(super) async fn fence(&self) {
+        let gates: Vec<_> = self.gates.borrow().iter().filter_map(Weak::upgrade).collect();
+        for gate in gates {
+            gate.fence().await;
+        }
+    }
+
+    /// Waits until the changes that the device has taken by now are over.
+    pub(super) async fn drain(&self) {
+        self.keep.drain().await;
+    }
+}
+
+/// The error of a volume that nobody uses any more.
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::ShuttingDown, "the volume is closed")
+}
