@@ -271,6 +271,13 @@ impl Log {
     }
 }
 
+/// What came of reading hosts and secrets again.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Reloaded {
+    /// Other settings differ from those that the daemon was started with, and count after a restart.
+    pub restart: bool,
+}
+
 /// Who may read and write an image that several hosts share.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {

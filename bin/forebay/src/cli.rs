@@ -213,6 +213,10 @@ pub enum Command {
     #[command(subcommand)]
     Ana(AnaCommand),
 
+    /// Have the daemon read again who may connect and with which secrets, from its configuration and the files that it
+    /// names; hosts that are connected stay, other settings need a restart
+    Reload,
+
     /// Show who has reserved an image that several hosts share, or forget it
     #[command(subcommand)]
     Reservations(ReservationsCommand),

@@ -279,6 +279,21 @@ impl Operation for SetAna {
     }
 }
 
+/// Reads hosts and secrets again.
+pub struct Reload;
+
+impl Operation for Reload {
+    type Reply = api::Reloaded;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/reload")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.reload().await
+    }
+}
+
 /// Who may read and write an image.
 pub struct GetReservations(pub ImageSpec);
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -62,6 +63,85 @@ fn sigterm_stops_in_order_and_cleans_up() {
     site.start();
     site.signal("INT");
     assert!(site.wait().success());
+}
+
+/// What a Connect of a host comes to: its status, and whether the host has to authenticate.
+fn nvme_connect(addr: &str, subsystem: &str, host: &str) -> (u16, bool) {
+    let mut stream = TcpStream::connect(addr).expect("connected");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut request = vec![0_u8; 128];
+    (request[2], request[4]) = (128, 128);
+    stream.write_all(&request).expect("ICReq");
+    stream.read_exact(&mut [0; 128]).expect("ICResp");
+    let mut capsule = vec![0_u8; 72 + 1024];
+    (capsule[0], capsule[2], capsule[3]) = (4, 72, 72);
+    capsule[4..8].copy_from_slice(&(72_u32 + 1024).to_le_bytes());
+    // Fabrics, Connect, with its data in the capsule; a queue of 32 entries.
+    (capsule[8], capsule[9], capsule[12], capsule[8 + 44]) = (0x7F, 0x40, 1, 31);
+    capsule[8 + 32..8 + 36].copy_from_slice(&1024_u32.to_le_bytes());
+    capsule[8 + 39] = 1;
+    let data = &mut capsule[72..];
+    data[..16].fill(7);
+    data[16..18].fill(0xFF);
+    data[256..256 + subsystem.len()].copy_from_slice(subsystem.as_bytes());
+    data[512..512 + host.len()].copy_from_slice(host.as_bytes());
+    stream.write_all(&capsule).expect("Connect");
+    let mut answer = [0; 24];
+    stream.read_exact(&mut answer).expect("an answer");
+    let (result, status) = (&answer[8..12], u16::from_le_bytes([answer[22], answer[23]]) >> 1 & 0x7FF);
+    (status, status == 0 && result[2] & 3 != 0)
+}
+
+#[test]
+fn hosts_and_secrets_are_read_again_while_it_runs() {
+    let (known, new) = ("nqn.2014-08.org.example:known", "nqn.2014-08.org.example:new");
+    let config = tempfile::NamedTempFile::new().expect("a file");
+    let write = |text: &str| std::fs::write(config.path(), text).expect("written");
+    write(&format!("[nvme-subsystem]\nhosts = ['{known}']\n"));
+    let path = config.path().display().to_string();
+    let site = Site::serving(&["--config", &path, "--nvme", "127.0.0.1:0"]);
+    let status = site.json(&["status"]);
+    let addr = status["nvme"][0].as_str().expect("an address").to_owned();
+    let subsystem = status["nvme_nqn"].as_str().expect("a name").to_owned();
+    let connect = |host: &str| nvme_connect(&addr, &subsystem, host);
+    const HOST_REFUSED: u16 = 0x184;
+    assert_eq!((connect(known), connect(new)), ((0, false), (HOST_REFUSED, false)));
+
+    // A host with a secret is added.
+    let secret = site.path("secret");
+    std::fs::write(&secret, "DHHC-1:00:IwtNfQh/g40PNAxa3nbIYCHkRcC/ZQqHegC7NP5ynMfj9HeR:\n").expect("written");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).expect("set");
+    let with_secret = format!(
+        "[nvme-subsystem]\nhosts = ['{known}']\n[[nvme-subsystem.host]]\nnqn = '{new}'\nsecret = '{}'\n",
+        secret.display()
+    );
+    write(&with_secret);
+    assert_eq!(connect(new).0, HOST_REFUSED, "nobody has asked for it");
+    assert_eq!(site.json(&["reload"]), json!({ "restart": false }));
+    assert_eq!((connect(known), connect(new)), ((0, false), (0, true)));
+
+    // What is wrong changes nothing, whatever else is right.
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).expect("set");
+    write(&with_secret.replace(known, "nqn.2014-08.org.example:other"));
+    let said = site.run(&["reload"]).fails(2);
+    assert!(said.contains("nothing has changed") && said.contains("secret"), "{said}");
+    site.signal("HUP");
+    let started = std::time::Instant::now();
+    while !site.log().contains("SIGHUP: ") {
+        assert!(started.elapsed() < PATIENCE, "{}", site.log());
+        std::thread::yield_now();
+    }
+    assert_eq!((connect(known), connect(new)), ((0, false), (0, true)));
+
+    // A signal does the same as the command; what needs a restart is said.
+    write("linger-us = 7\n[nvme-subsystem]\nhosts = ['nqn.2014-08.org.example:other']\n");
+    site.signal("HUP");
+    let started = std::time::Instant::now();
+    while connect(known).0 != HOST_REFUSED {
+        assert!(started.elapsed() < PATIENCE, "{}", site.log());
+    }
+    assert_eq!(connect(new).0, HOST_REFUSED);
+    assert_eq!(site.json(&["reload"]), json!({ "restart": true }));
 }
 
 #[test]

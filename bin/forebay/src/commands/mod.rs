@@ -46,6 +46,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
         Command::Ana(command) => ana::run(global, output, command),
+        Command::Reload => status::reload(global, output),
         Command::Reservations(command) => reservations::run(global, output, command),
         Command::Log(command) => logs::run(global, output, command),
         Command::Store(command) => store::run(global, output, command),

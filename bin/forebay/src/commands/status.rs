@@ -1,10 +1,10 @@
-//! `status`.
+//! `status` and `reload`.
 
 use crate::api::Status;
 use crate::cli::Global;
 use crate::client::session::{STATUS_TIMEOUT, Session};
 use crate::failure::{Failure, FailureKind, Result};
-use crate::ops::GetStatus;
+use crate::ops::{GetStatus, Reload};
 use crate::output::{Output, fields, table};
 use crate::units::{Size, percent};
 
@@ -16,6 +16,15 @@ pub fn status(global: &Global, output: Output) -> Result<()> {
         return Err(Failure::new(FailureKind::Unreachable, "the daemon is not ready"));
     }
     Ok(())
+}
+
+/// Has the daemon read hosts and secrets again.
+pub fn reload(global: &Global, output: Output) -> Result<()> {
+    let reloaded = Session::daemon(global)?.call(&Reload, Some(STATUS_TIMEOUT), |_| {})?;
+    output.print(&reloaded, |reloaded| match reloaded.restart {
+        true => "hosts and secrets count from now on; other settings that differ need a restart\n".into(),
+        false => String::new(),
+    })
 }
 
 fn render(status: &Status) -> String {

@@ -125,6 +125,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets", get(list_targets).post(attach))
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/ana", get(list_ana).post(set_ana))
+        .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
         .route("/v1/logs/{pool}/{image}", get(get_log).delete(discard_log))
@@ -182,6 +183,7 @@ async fn no_such_path(request: Request) -> Failure {
         detach,
         list_ana,
         set_ana,
+        reload,
         get_reservations,
         clear_reservations,
         list_logs,
@@ -327,6 +329,12 @@ async fn set_ana(State(app): State<App>, streamed: Streamed, body: Bytes) -> Res
         Ok(request) => app.run(streamed, ops::SetAna(request)).await,
         Err(failure) => failure.into_response(),
     }
+}
+
+/// Read hosts and secrets of the configuration again
+#[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = api::Reloaded), (status = 400, body = ErrorBody)))]
+async fn reload(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::Reload).await
 }
 
 /// Who may read and write an image that several hosts share

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use super::control::{App, router};
 use super::is_socket;
 use super::notify::Notifier;
 use crate::config::Config;
+use crate::engine::Engine;
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -33,6 +36,7 @@ pub struct Listeners {
     tcp: Option<(TcpListener, Arc<str>)>,
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
     control: PathBuf,
 }
 
@@ -46,17 +50,18 @@ impl Listeners {
             Some(addr) => Some((bind_tcp(addr).await?, token(&config.data.join("http.token"))?)),
         };
         let (terminate, interrupt) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
-        Ok(Self { unix, tcp, terminate, interrupt, control: config.control.clone() })
+        let hangup = catch(SignalKind::hangup())?;
+        Ok(Self { unix, tcp, terminate, interrupt, hangup, control: config.control.clone() })
     }
 
-    /// Answers until a signal comes or a core panics, then lets requests in flight end, and lets go of the engine.
+    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes or a core panics, then lets requests in flight end, and lets go of the engine.
     pub async fn serve(
         self,
         engine: EngineHandle,
         panicked: impl Future<Output = CorePanic>,
         notifier: &Notifier,
     ) -> Result<()> {
-        let Self { unix, tcp, mut terminate, mut interrupt, control } = self;
+        let Self { unix, tcp, mut terminate, mut interrupt, mut hangup, control } = self;
         let (stop, stopping) = watch::channel(false);
         let wait = |mut stopping: watch::Receiver<bool>| async move {
             // The sender lives until the servers have ended.
@@ -71,16 +76,27 @@ impl Listeners {
         });
         drop(app);
 
-        let result = tokio::select! {
-            _ = terminate.recv() => {
-                tracing::info!("SIGTERM: stopping; a second signal ends at once");
-                Ok(())
+        let mut panicked = pin!(panicked);
+        let result = loop {
+            tokio::select! {
+                _ = hangup.recv() => {
+                    let reloaded = engine.call(async |engine: Rc<Engine>| engine.reload().await);
+                    tokio::spawn(async move {
+                        if let Err(failure) = reloaded.await {
+                            tracing::error!("SIGHUP: {failure}");
+                        }
+                    });
+                }
+                _ = terminate.recv() => {
+                    tracing::info!("SIGTERM: stopping; a second signal ends at once");
+                    break Ok(());
+                }
+                _ = interrupt.recv() => {
+                    tracing::info!("SIGINT: stopping; a second signal ends at once");
+                    break Ok(());
+                }
+                panic = &mut panicked => break Err(Failure::failed(panic.to_string())),
             }
-            _ = interrupt.recv() => {
-                tracing::info!("SIGINT: stopping; a second signal ends at once");
-                Ok(())
-            }
-            panic = panicked => Err(Failure::failed(panic.to_string())),
         };
         tokio::spawn(async move {
             tokio::select! {

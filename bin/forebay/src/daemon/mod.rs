@@ -10,6 +10,7 @@ mod streams;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use forebay_reactor::{Cores, CoresOptions};
 use tokio::sync::oneshot;
@@ -45,7 +46,10 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
         linger: config.linger,
     };
     let mut cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
-    let result = runtime.block_on(run(&config, &mut cores, &notifier));
+    let (global, options) = (global.clone(), options.clone());
+    let read_config = Arc::new(move || Config::resolve(&global, &options));
+    let daemon = DaemonOptions { config, read_config, cores: cores.handles() };
+    let result = runtime.block_on(run(daemon, &mut cores, &notifier));
     let stopped = cores.stop().map_err(|panic| Failure::failed(panic.to_string()));
     result.and(stopped)?;
     tracing::info!("stopped");
@@ -66,10 +70,10 @@ fn raise_file_limit() {
     }
 }
 
-async fn run(config: &Config, cores: &mut Cores, notifier: &Notifier) -> Result<()> {
+async fn run(daemon: DaemonOptions, cores: &mut Cores, notifier: &Notifier) -> Result<()> {
+    let config = &daemon.config.clone();
     let (engine, jobs) = jobs();
     let (started, wait) = oneshot::channel();
-    let daemon = DaemonOptions { config: config.clone(), cores: cores.handles() };
     let running = cores.handle(0).run(move || run_engine(daemon, jobs, started));
     let running = async move { running.await.unwrap_or_else(|gone| Err(Failure::failed(gone.to_string()))) };
     let Ok(status) = wait.await else {

@@ -15,6 +15,7 @@ mod images;
 mod logs;
 mod numbers;
 pub mod peers;
+mod reload;
 mod reservations;
 pub mod store;
 pub mod targets;
@@ -26,6 +27,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_block::{ObjectBackend, Usage};
 use forebay_nbd::stats::ServerCounts;
@@ -64,6 +66,8 @@ pub struct EngineOptions {
 pub struct DaemonOptions {
     /// The daemon's configuration.
     pub config: Config,
+    /// Reads it again, from where it came from.
+    pub read_config: Arc<dyn Fn() -> Result<Config> + Send + Sync>,
     /// The reactors; the engine runs on the first.
     pub cores: Vec<CoreHandle>,
 }

@@ -56,12 +56,7 @@ impl IscsiFront {
             memory_max: settings.memory_max,
         };
         let site = Site::new(settings.name.clone().unwrap_or_else(name), limits);
-        site.set_gatekeeping(Gatekeeping {
-            initiators: settings.initiators.clone(),
-            chap: settings.chap.clone(),
-            discovery_chap: settings.discovery_chap.clone(),
-        });
-        Self {
+        let this = Self {
             site,
             settings: settings.clone(),
             listeners: RefCell::default(),
@@ -71,7 +66,18 @@ impl IscsiFront {
             leaving: RefCell::default(),
             spaces: RefCell::default(),
             watching: RefCell::default(),
-        }
+        };
+        this.admit(settings);
+        this
+    }
+
+    /// Says who may log in from now on, and what is proved; who is logged in stays.
+    pub fn admit(&self, settings: &IscsiTarget) {
+        self.site.set_gatekeeping(Gatekeeping {
+            initiators: settings.initiators.clone(),
+            chap: settings.chap.clone(),
+            discovery_chap: settings.discovery_chap.clone(),
+        });
     }
 
     /// The target.

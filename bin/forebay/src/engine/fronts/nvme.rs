@@ -57,17 +57,22 @@ impl NvmeFront {
             firmware: env!("CARGO_PKG_VERSION").into(),
         };
         let target = Target::new(identity, subsystem.cntlids.clone(), subsystem.limits.clone());
-        if let Some(hosts) = &subsystem.hosts {
-            target.set_access(Access::Listed(hosts.clone()));
-        }
-        target.set_tls_keys(&subsystem.tls_keys);
-        Self {
+        let this = Self {
             target,
             listeners: RefCell::default(),
             addrs: RefCell::default(),
             published: Published::default(),
             offers: RefCell::default(),
-        }
+        };
+        this.admit(subsystem);
+        this
+    }
+
+    /// Says who may connect from now on, and with which secrets and keys; who is connected stays.
+    pub fn admit(&self, subsystem: &NvmeSubsystem) {
+        // Keys first: a host that is new with a key must not be let in without it in between.
+        self.target.set_tls_keys(&subsystem.tls_keys);
+        self.target.set_access(subsystem.hosts.clone().map_or(Access::Anyone, Access::Listed));
     }
 
     /// The subsystem.
