@@ -12,6 +12,9 @@ use super::iov::{self, Piece};
 use super::os::{self, RW_MAX, SockAddr};
 use crate::net::Addr;
 
+/// Waits for a socket before it is looked at (`IORING_RECVSEND_POLL_FIRST`).
+const POLL_FIRST: u16 = 1;
+
 /// An operation in flight, with all the memory that the kernel may look at; its address does not change.
 pub(super) struct Flight {
     pub(super) op: Option<Op>,
@@ -28,6 +31,8 @@ pub(super) struct Flight {
     pub(super) fixed: Option<u16>,
     /// Asked to run on a kernel thread, after it was told to try again.
     pub(super) asynchronous: bool,
+    /// Nothing is there to be received yet: waiting comes before looking.
+    pub(super) poll_first: bool,
     iovecs: Vec<libc::iovec>,
     msg: libc::msghdr,
     pub(super) addr: SockAddr,
@@ -44,6 +49,7 @@ impl Flight {
             direct_unit: 1,
             fixed: None,
             asynchronous: false,
+            poll_first: false,
             iovecs: Vec::new(),
             // SAFETY: all zeroes is a valid msghdr: no name, no parts.
             msg: unsafe { mem::zeroed() },
@@ -104,7 +110,8 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
         Op::Recv { buf, all, .. } => {
             let to = buf.spare_mut();
             let flags = if *all { libc::MSG_WAITALL } else { 0 };
-            opcode::Recv::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).flags(flags).build()
+            let first = if flight.poll_first && done == 0 { POLL_FIRST } else { 0 };
+            opcode::Recv::new(fd, to.as_mut_ptr(), to.len().min(RW_MAX) as u32).flags(flags).ioprio(first).build()
         }
         Op::Send { bufs, .. } => {
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;

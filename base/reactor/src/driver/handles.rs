@@ -14,6 +14,8 @@ pub(crate) struct Entry {
     open: bool,
     closing: bool,
     in_flight: u32,
+    /// The last receive took all that was there.
+    pub(crate) drained: bool,
     /// A block device.
     pub(crate) block_device: bool,
     /// The unit of direct I/O in bytes, when direct I/O is on; 1 otherwise.
@@ -66,6 +68,11 @@ impl Handles {
         }
         entry.in_flight += 1;
         Some(entry)
+    }
+
+    /// Remembers whether a receive took all that was there.
+    pub(crate) fn set_drained(&mut self, fd: RawFd, drained: bool) {
+        self.entries[fd as usize].drained = drained;
     }
 
     /// Counts an operation that has ended, and closes what waited for it.

@@ -21,6 +21,7 @@ use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
 use super::threads::{FileThreads, Job};
 use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
+use crate::buf::BufList;
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -35,6 +36,12 @@ const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 /// end together, and the disk waits while the program handles them.  At 32 reads in flight, 4 a call gave 25 % more
 /// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that.
 const DISK_BATCH: u32 = 4;
+
+/// Sends up to this length, in bytes, are as good as done when they are submitted: a socket has room for them.
+const SHORT_SEND: usize = 16 << 10;
+
+/// How long a wait for the ends of such sends and one more answer is kept up, when they do not come.
+const SHORT_SENDS_WAIT: Duration = Duration::from_millis(5);
 
 /// In the upper half of the user data: not an operation, but ...
 const INTERNAL: u64 = (u32::MAX as u64) << 32;
@@ -69,6 +76,10 @@ pub(crate) struct UringDriver {
     backlog: VecDeque<squeue::Entry>,
     /// Reads and writes of files among the entries not yet submitted.
     disk_queued: u32,
+    /// Short sends among the entries not yet submitted.
+    sends_queued: u32,
+    /// This kernel can wait for several answers for a while, and then for one.
+    waits_for_several: bool,
     /// Ended without the kernel.
     finished: Vec<Completion>,
     answers: Vec<(u64, i32)>,
@@ -116,6 +127,7 @@ impl UringDriver {
             let text = format!("this kernel's io_uring lacks operation {code}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
+        let waits_for_several = ring.params().is_feature_min_timeout();
         let buffers = FixedBuffers::new(&ring);
         let mut driver = Self {
             ring,
@@ -126,6 +138,8 @@ impl UringDriver {
             live: 0,
             backlog: VecDeque::new(),
             disk_queued: 0,
+            sends_queued: 0,
+            waits_for_several,
             finished: Vec::new(),
             answers: Vec::new(),
             wake: Arc::new(EventFd::new(false)?),
@@ -137,7 +151,7 @@ impl UringDriver {
         };
         // Where setting up is allowed but entering is not, it shows here and not later.
         driver.arm_wake();
-        if let Err(error) = driver.enter(0, None) {
+        if let Err(error) = driver.enter(false, None) {
             driver.wake_armed = false;
             return Err(error);
         }
@@ -179,19 +193,33 @@ impl UringDriver {
         }
     }
 
-    /// Submits, and waits for `want` answers for at most `timeout`.
-    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+    /// Submits, and waits for an answer for at most `timeout`, if it is `wanted`.
+    ///
+    /// Short sends end within the call that submits them.  Who waits for an answer to what it sends would come back for
+    /// those ends only, and have to ask again: so they are waited for beside one more.
+    fn enter(&mut self, wanted: bool, timeout: Option<Duration>) -> io::Result<()> {
         let submit = self.ring.submission().len() as u32;
         self.disk_queued = 0;
+        let sends = mem::take(&mut self.sends_queued);
+        let several = wanted && sends > 0 && self.waits_for_several;
+        let want = u32::from(wanted) + if several { sends } else { 0 };
         let flags = EnterFlags::GETEVENTS;
         let submitter = self.ring.submitter();
-        let result = match timeout {
+        let timeout = timeout.map(|timeout| Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos()));
+        let mut args = SubmitArgs::new();
+        if several {
+            args = args.min_wait_usec(SHORT_SENDS_WAIT.as_micros() as u32);
+        }
+        let result = match &timeout {
             Some(timeout) => {
-                let timeout = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
-                let args = SubmitArgs::new().timespec(&timeout);
+                let args = args.timespec(timeout);
                 // SAFETY: with EXT_ARG the argument is a SubmitArgs; it and the time live through the call.
                 unsafe { submitter.enter(submit, want, (flags | EnterFlags::EXT_ARG).bits(), Some(&args)) }
             }
+            // SAFETY: as above, without a time.
+            None if several => unsafe {
+                submitter.enter(submit, want, (flags | EnterFlags::EXT_ARG).bits(), Some(&args))
+            },
             // SAFETY: no argument.
             None => unsafe { submitter.enter::<libc::sigset_t>(submit, want, flags.bits(), None) },
         };
@@ -281,8 +309,11 @@ impl UringDriver {
         let mut flight = slot.flight.take().expect("an operation in flight");
         slot.generation = next_generation(slot.generation);
         self.live -= 1;
-        self.handles.end(flight.fd);
         let op = flight.op.take().expect("an operation in flight");
+        if let (Op::Recv { buf, .. }, Ok(_)) = (&op, &result) {
+            self.handles.set_drained(flight.fd, buf.spare() > 0);
+        }
+        self.handles.end(flight.fd);
         match (&op, &result) {
             (Op::Connect { .. }, Err(_)) => {
                 self.handles.close(flight.fd);
@@ -326,6 +357,7 @@ impl UringDriver {
         let Some(entry) = self.handles.begin(flight.fd) else {
             return Err((Err(io::Error::from_raw_os_error(libc::EBADF)), op));
         };
+        flight.poll_first = entry.drained;
         flight.block_device = entry.block_device;
         flight.direct_unit = entry.direct_unit;
         let region = match &op {
@@ -354,6 +386,10 @@ impl UringDriver {
         let user_data = user_data(slot.generation, index);
         let flight = slot.flight.as_mut().expect("an operation in flight");
         let disk = matches!(flight.op, Some(Op::Read { .. } | Op::Write { .. }));
+        let short = |bufs: &BufList| bufs.len() <= SHORT_SEND;
+        if matches!(&flight.op, Some(Op::Send { bufs, .. }) if short(bufs)) && !flight.asynchronous {
+            self.sends_queued += 1;
+        }
         let entry = entry(flight);
         self.push(entry.user_data(user_data));
         if disk {
@@ -367,6 +403,7 @@ impl UringDriver {
     /// Submits what is queued without looking at the answers.
     fn submit_early(&mut self) {
         self.disk_queued = 0;
+        self.sends_queued = 0;
         let submit = self.ring.submission().len() as u32;
         // SAFETY: no argument; what the entries point to is as in `push`.
         let submitted = unsafe { self.ring.submitter().enter::<libc::sigset_t>(submit, 0, 0, None) };
@@ -457,7 +494,7 @@ impl Driver for UringDriver {
             if !want && queued == 0 && !work {
                 return;
             }
-            match self.enter(u32::from(want), timeout.filter(|_| want)) {
+            match self.enter(want, timeout.filter(|_| want)) {
                 Ok(()) => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ETIME | libc::EINTR) => {}
@@ -593,62 +630,4 @@ impl Drop for UringDriver {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::buf::{Buf, BufMut};
-    use crate::{File, Listener, Reactor, Stream, cross, sleep, spawn, yield_now};
-
-    /// Files, sockets, timers and wake-ups, waiting and not.
-    async fn exercise() {
-        let path = std::env::temp_dir().join(format!("forebay-uring-{}-{}", std::process::id(), crate::random()));
-        let file = File::open(&path, OpenOptions::read_write().create_new().direct()).expect("opens");
-        std::fs::remove_file(&path).expect("removes");
-        let busy = spawn(async {
-            loop {
-                yield_now().await;
-            }
-        });
-        for busy in [Some(busy), None] {
-            let writes: Vec<_> = (0..600u64)
-                .map(|at| {
-                    let file = file.clone();
-                    spawn(async move { file.write_at(BufMut::zeroed(4096), 4096 * at).await })
-                })
-                .collect();
-            for write in writes {
-                write.await.expect("writes");
-            }
-            file.sync_data().await.expect("syncs");
-            let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("listens");
-            let addr = listener.local_addr().clone();
-            let client = spawn(async move { Stream::connect(&addr).await.expect("connects") });
-            let (server, _) = listener.accept().await.expect("accepts");
-            let client = client.await;
-            for _ in 0..100 {
-                client.send(Buf::copy_of(b"ping")).await.expect("sends");
-                server.recv_exact(BufMut::with_capacity(4)).await.0.expect("receives");
-            }
-            let waiting = server.recv(BufMut::with_capacity(4));
-            assert!(crate::timeout(Duration::from_millis(1), waiting).await.is_err());
-            let (answer, answered) = cross::oneshot();
-            let thread = std::thread::spawn(move || answer.send(7));
-            assert_eq!(answered.await, Some(7));
-            thread.join().expect("the thread ends");
-            sleep(Duration::from_millis(1)).await;
-            // In the second round there is nothing else to do, so the driver waits.
-            if let Some(busy) = busy {
-                busy.abort();
-            }
-        }
-        file.read_exact_at(0, 1 << 20).await.expect("reads");
-    }
-
-    /// This kernel knows newer flags, but older kernels must do without them.
-    #[test]
-    fn every_way_to_set_up_works() {
-        for first in 0..SET_UPS.len() {
-            let driver = UringDriver::set_up(&SET_UPS[first..]).expect("a ring");
-            Reactor::new(Box::new(driver)).block_on(exercise());
-        }
-    }
-}
+mod tests;
