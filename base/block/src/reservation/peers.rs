@@ -36,7 +36,7 @@ pub trait Peers {
     /// Waits until the others have called [`Joint::told`].
     fn announce(&self) -> LocalFuture<()>;
 
-    /// Whether another daemon serves the volume whose [`Joint::incarnation`] is this one.
+    /// Whether another daemon serves the volume, and has answered [`Joint::told`] with this number.
     fn knows(&self, incarnation: u64) -> LocalFuture<Result<bool>>;
 }
 
