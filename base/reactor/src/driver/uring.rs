@@ -37,10 +37,12 @@ const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 /// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that.
 const DISK_BATCH: u32 = 4;
 
-/// Sends up to this length, in bytes, are as good as done when they are submitted: a socket has room for them.
+/// Sends up to this length, in bytes, mostly end when they are submitted: a socket has room for them.
 const SHORT_SEND: usize = 16 << 10;
 
-/// How long a wait for the ends of such sends and one more answer is kept up, when they do not come.
+/// How long a wait for the ends of such sends and one more answer is kept up, when they do not come.  Where one does not
+/// come because its socket has no room, everybody else waits so long with it; sends to that socket do not count then,
+/// until many of them have ended at once.
 const SHORT_SENDS_WAIT: Duration = Duration::from_millis(5);
 
 /// In the upper half of the user data: not an operation, but ...
@@ -76,8 +78,12 @@ pub(crate) struct UringDriver {
     backlog: VecDeque<squeue::Entry>,
     /// Reads and writes of files among the entries not yet submitted.
     disk_queued: u32,
-    /// Short sends among the entries not yet submitted.
+    /// Short sends among the entries not yet submitted, which should end at once.
     sends_queued: u32,
+    /// Submissions so far.
+    submissions: u64,
+    /// Among the answers that are being taken was one that was not a short send's.
+    others_answered: bool,
     /// This kernel can wait for several answers for a while, and then for one.
     waits_for_several: bool,
     /// Ended without the kernel.
@@ -139,6 +145,8 @@ impl UringDriver {
             backlog: VecDeque::new(),
             disk_queued: 0,
             sends_queued: 0,
+            submissions: 0,
+            others_answered: false,
             waits_for_several,
             finished: Vec::new(),
             answers: Vec::new(),
@@ -201,14 +209,17 @@ impl UringDriver {
         let submit = self.ring.submission().len() as u32;
         self.disk_queued = 0;
         let sends = mem::take(&mut self.sends_queued);
+        self.submissions += 1;
         let several = wanted && sends > 0 && self.waits_for_several;
         let want = u32::from(wanted) + if several { sends } else { 0 };
         let flags = EnterFlags::GETEVENTS;
         let submitter = self.ring.submitter();
+        // The kernel lets this one go before the other, also where it is longer.
+        let min_wait = timeout.map_or(SHORT_SENDS_WAIT, |timeout| timeout.min(SHORT_SENDS_WAIT));
         let timeout = timeout.map(|timeout| Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos()));
         let mut args = SubmitArgs::new();
         if several {
-            args = args.min_wait_usec(SHORT_SENDS_WAIT.as_micros() as u32);
+            args = args.min_wait_usec(min_wait.as_micros() as u32);
         }
         let result = match &timeout {
             Some(timeout) => {
@@ -229,6 +240,7 @@ impl UringDriver {
     /// Takes the kernel's answers.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let mut answers = mem::take(&mut self.answers);
+        self.others_answered = false;
         answers.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
         for (user_data, result) in answers.drain(..) {
             self.answer(user_data, result, done);
@@ -244,12 +256,21 @@ impl UringDriver {
             if user_data == WAKE {
                 self.wake_armed = false;
             }
+            self.others_answered = true;
             return;
         }
         let (index, generation) = (user_data as u32 as usize, (user_data >> 32) as u32);
         let slot = &mut self.slots[index];
         assert_eq!(slot.generation, generation, "the kernel answered operation {index} twice");
         let flight = slot.flight.as_mut().expect("an answer to an operation in flight");
+        match flight.short_send.take() {
+            // One that has to wait for room ends later, or after what others were waiting for.
+            Some(with) => {
+                let at_once = with == self.submissions && !self.others_answered;
+                self.handles.note_send(flight.fd, at_once);
+            }
+            None => self.others_answered = true,
+        }
         let nudge =
             (flight.cancelled && result < 0 && matches!(flight.op, Some(Op::Accept { .. }))).then_some(flight.fd);
         let (next, peer) = advance(flight, result);
@@ -388,7 +409,8 @@ impl UringDriver {
         let disk = matches!(flight.op, Some(Op::Read { .. } | Op::Write { .. }));
         let short = |bufs: &BufList| bufs.len() <= SHORT_SEND;
         if matches!(&flight.op, Some(Op::Send { bufs, .. }) if short(bufs)) && !flight.asynchronous {
-            self.sends_queued += 1;
+            flight.short_send = Some(self.submissions + 1);
+            self.sends_queued += u32::from(self.handles.sends_at_once(flight.fd));
         }
         let entry = entry(flight);
         self.push(entry.user_data(user_data));

@@ -109,6 +109,30 @@ fn a_send_without_room_holds_nothing_up() {
     }
     assert_eq!(done.pop().expect("an end").key.0, 1);
     assert!(os::now().since(begun) < Duration::from_secs(5), "it waited for the send");
+    // As soon as there is room the send ends, and the next ones are not waited for.
+    let reading = std::thread::spawn(move || {
+        use std::io::Read;
+        let mut bytes = [0; 4096];
+        while theirs.read(&mut bytes).is_ok_and(|got| got > 0) {}
+    });
+    let mut send = |key| {
+        let (mut done, mut left) = (Vec::new(), Duration::ZERO);
+        while done.is_empty() {
+            left += Duration::from_millis(100);
+            driver.poll(Wait::Until(os::now() + left), &mut done);
+        }
+        assert_eq!(done.pop().expect("an end").key.0, key);
+        let at_once = driver.handles.sends_at_once(fd);
+        driver.submit(OpKey(2), Op::Send { sock, bufs: Buf::copy_of(b"short").into() });
+        let counted = driver.sends_queued > 0;
+        assert_eq!(at_once, counted);
+        at_once
+    };
+    assert!(!send(0), "it did not end at once");
+    let doubted = (0..1000).take_while(|_| !send(2)).count();
+    assert!((60..1000).contains(&doubted), "{doubted} more before it is trusted again");
+    drop(driver);
+    reading.join().expect("it ends");
 }
 
 /// This kernel knows newer flags, but older kernels must do without them.
