@@ -96,6 +96,11 @@ pub(crate) trait Medium {
     /// The payload of an entry, verified.
     fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>>;
 
+    /// The same for several entries, in the order in which they are given; what lies close together may be read together.
+    fn read_many(&self, entries: &[Entry]) -> Vec<LocalFuture<Result<Buf>>> {
+        entries.iter().map(|entry| self.read(entry)).collect()
+    }
+
     /// A later entry of the same generation has overwritten this one wholly; neither reads nor the backend need it.
     fn hidden(&self, entry: &Entry);
 

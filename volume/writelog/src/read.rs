@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{BufList, Extent, ExtentMap, ExtentState, LocalFuture, Reply, Request, Result};
+use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, LocalFuture, Reply, Request, Result};
 use forebay_reactor::spawn;
 
 use crate::entries::{Entry, Kind, NOWHERE};
@@ -32,20 +32,34 @@ pub(crate) fn content(
 }
 
 fn source(shared: &Shared, state: &State, seq: u64, entry: &Entry, part: Extent) -> Source {
-    let (kind, extent) = (entry.kind(), entry.extent());
-    let shape = move |payload: BufList| match kind {
-        Kind::Same => expand(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
-        _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
-    };
-    if !kind.has_payload() {
+    if !entry.kind().has_payload() {
         return Source::Ready(BufList::zeroes(part.len as usize));
     }
     if let Some(payload) = state.recent.get(seq) {
-        return Source::Ready(shape(payload.clone()));
+        return Source::Ready(shape(entry, part, payload.clone()));
     }
     debug_assert_ne!(entry.place, NOWHERE, "entry {seq} is neither on the medium nor in memory");
-    let read = shared.medium.read(entry);
-    Source::Work(Box::pin(async move { Ok(shape(read.await?.into())) }))
+    Source::Work(content_of(entry, part, shared.medium.read(entry)))
+}
+
+/// The bytes of `part`, of an entry's payload.
+fn shape(entry: &Entry, part: Extent, payload: BufList) -> BufList {
+    let extent = entry.extent();
+    match entry.kind() {
+        Kind::Same => expand(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
+        _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
+    }
+}
+
+/// The bytes of `part` that an entry wrote, once its payload is read.
+pub(crate) fn content_of(entry: &Entry, part: Extent, read: LocalFuture<Result<Buf>>) -> LocalFuture<Result<BufList>> {
+    let entry = *entry;
+    Box::pin(async move { Ok(shape(&entry, part, read.await?.into())) })
+}
+
+/// The entry's payload is on the medium only.
+pub(crate) fn must_be_read(state: &State, seq: u64, entry: &Entry) -> bool {
+    entry.kind().has_payload() && state.recent.get(seq).is_none()
 }
 
 /// Ends the watch over a read that asks the backend.

@@ -15,15 +15,16 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result};
+use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, timeout};
 
 use crate::append::turn_off;
+use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
 use crate::plan::{Action, Run, plan};
-use crate::read::content;
+use crate::read::{content, content_of, must_be_read};
 use crate::state::{Mode, State};
 
 /// Payload bytes of one batch at most, about.
@@ -283,12 +284,23 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
     let durable = runs.len() <= FUA_MAX && runs.iter().all(|run| run.action != Action::Discard);
-    let runs = runs.into_iter().map(|run| (run.extent, request(shared, &state, run, durable))).collect();
+    // What is not in memory is read together: entries lie in the order in which they came.
+    let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.entries.get(seq)?)));
+    let on_medium: Vec<Entry> =
+        parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
+    let mut reads = shared.medium.read_many(&on_medium).into_iter();
+    let runs = runs.into_iter().map(|run| (run.extent, request(shared, &state, run, durable, &mut reads))).collect();
     Some(Batch { end, runs, bytes, durable })
 }
 
-/// The request for a run; a write's data comes later.
-fn request(shared: &Rc<Shared>, state: &State, run: Run, fua: bool) -> Work {
+/// The request for a run; a write's data comes later, from `reads` what is not in memory.
+fn request(
+    shared: &Rc<Shared>,
+    state: &State,
+    run: Run,
+    fua: bool,
+    reads: &mut impl Iterator<Item = LocalFuture<Result<Buf>>>,
+) -> Work {
     let Run { action, extent, parts } = run;
     match action {
         Action::Discard => (Request::Discard(extent), None),
@@ -296,10 +308,14 @@ fn request(shared: &Rc<Shared>, state: &State, run: Run, fua: bool) -> Work {
         Action::ZeroesKeep => (Request::WriteZeroes { extent, no_unmap: true, fua }, None),
         Action::Write => {
             // Begun here, so that what it reads stays where it is.
-            let reads: Vec<_> = parts
-                .iter()
-                .filter_map(|&(seq, part)| Some(content(shared, state, seq, state.entries.get(seq)?, part)))
-                .collect();
+            let mut one = |&(seq, part): &(u64, Extent)| {
+                let entry = state.entries.get(seq)?;
+                match must_be_read(state, seq, entry) {
+                    true => Some(content_of(entry, part, reads.next()?)),
+                    false => Some(content(shared, state, seq, entry, part)),
+                }
+            };
+            let reads: Vec<_> = parts.iter().filter_map(&mut one).collect();
             let data = async move {
                 let mut data = BufList::new();
                 for read in reads {

@@ -382,6 +382,26 @@ fn a_cut_that_ends_leaves_others_held() {
 }
 
 #[test]
+fn what_was_written_together_is_read_together_to_be_written_back() {
+    on_a_shelf(async |world, shelf| {
+        world.set_verbose();
+        let inner = Memory::new(1 << 20);
+        let options = Options { recent_bytes: 0, ..patience() };
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
+        // At every second block, and backwards: neighbours in the log only.
+        for at in (0..32_u64).rev() {
+            log.submit(write(at * 8192, at as u8, 4096)).await.expect("written");
+        }
+        let reads = || world.trace(100_000).lines().filter(|line| line.contains("Submit read")).count();
+        let before = reads();
+        log.drain().await.expect("drained");
+        assert_eq!(reads() - before, 1, "32 payloads of 4 KiB");
+        let found: Vec<u8> = (0..32).map(|at| inner.bytes.borrow()[at * 8192]).collect();
+        assert_eq!(found, (0..32).collect::<Vec<u8>>());
+    });
+}
+
+#[test]
 fn the_limits_of_a_volume_hold_and_can_be_changed() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);

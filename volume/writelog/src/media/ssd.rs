@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result};
-use forebay_reactor::File;
 use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::{File, spawn};
 
 use super::{Group, Medium, Piece, Placed, Recovered, now_ms};
 use crate::entries::Entry;
@@ -17,6 +17,11 @@ use crate::format::{
 
 /// The tail is known block by block only so often, in entries: what is kept of blocks must not outweigh the entries.
 const MARK_EVERY: u64 = 16;
+
+/// Bytes that are read together at most, and those between two payloads that are read with them: a block's header, or
+/// what was overwritten.
+const SPAN_MAX: u64 = 256 << 10;
+const GAP_MAX: u64 = 8 << 10;
 
 /// A block that the tail may be at.
 #[derive(Debug, Clone, Copy)]
@@ -127,6 +132,35 @@ impl Drop for Pin {
         }
         drop(state);
         self.room.notify_all();
+    }
+}
+
+/// Payloads that are read together, when the first of them is asked for.
+struct Span {
+    file: File,
+    offset: u64,
+    len: usize,
+    begun: Cell<bool>,
+    result: RefCell<Option<Result<Buf>>>,
+    ended: Notify,
+    _pin: Pin,
+}
+
+impl Span {
+    async fn get(self: &Rc<Self>) -> Result<Buf> {
+        if !self.begun.replace(true) {
+            // Whoever asked first may go away.
+            let span = self.clone();
+            drop(spawn(async move {
+                let read = span.file.read_exact_at(span.offset, span.len).await;
+                let read = read.map(BufMut::freeze).map_err(|error| io(error, "reading payloads"));
+                *span.result.borrow_mut() = Some(read);
+                span.ended.notify_all();
+            }));
+        }
+        self.ended.wait_until(|| self.result.borrow().is_some()).await;
+        let result = self.result.borrow();
+        result.clone().unwrap_or_else(|| Err(Error::from(ErrorKind::Io)))
     }
 }
 
@@ -258,6 +292,18 @@ impl Ssd {
             copy: Rc::new(Cell::new(1 - copy)),
         };
         (log, Recovered { entries, tail_seq })
+    }
+
+    /// Where an entry's payload is, in units since the log was made: its place at or after the first that is not free.
+    fn pos_of(&self, entry: &Entry) -> u64 {
+        let free = self.state.borrow().free_pos();
+        free + (u64::from(entry.place) + self.ring - free % self.ring) % self.ring
+    }
+
+    /// Keeps what is there from being overwritten.
+    fn pin(&self, pos: u64) -> Pin {
+        *self.state.borrow_mut().reads.entry(pos).or_insert(0) += 1;
+        Pin { state: self.state.clone(), room: self.room.clone(), pos }
     }
 
     fn units_of(&self, len: usize) -> u64 {
@@ -417,12 +463,7 @@ impl Medium for Ssd {
 
     fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
         let (file, entry) = (self.file.clone(), *entry);
-        let mut state = self.state.borrow_mut();
-        // The entry's place since the log was made: the first one at or after the free place.
-        let free = state.free_pos();
-        let pos = free + (u64::from(entry.place) + self.ring - free % self.ring) % self.ring;
-        *state.reads.entry(pos).or_insert(0) += 1;
-        let pin = Pin { state: self.state.clone(), room: self.room.clone(), pos };
+        let pin = self.pin(self.pos_of(&entry));
         let offset = self.base + AREA_AT + u64::from(entry.place) * u64::from(self.unit);
         let len = entry.payload_len() as usize;
         let whole = len.next_multiple_of(self.unit as usize);
@@ -433,6 +474,47 @@ impl Medium for Ssd {
             verify(&entry, &data)?;
             Ok(data)
         })
+    }
+
+    fn read_many(&self, entries: &[Entry]) -> Vec<LocalFuture<Result<Buf>>> {
+        let unit = u64::from(self.unit);
+        let mut places: Vec<(u64, usize)> = (0..).zip(entries).map(|(at, entry)| (self.pos_of(entry), at)).collect();
+        places.sort_unstable();
+        let mut reads: Vec<Option<LocalFuture<Result<Buf>>>> = entries.iter().map(|_| None).collect();
+        let mut from = 0;
+        while from < places.len() {
+            let start = places[from].0;
+            let (mut to, mut end) = (from, start);
+            while let Some(&(pos, at)) = places.get(to) {
+                let after = end.max(pos + self.units_of(entries[at].payload_len() as usize));
+                let near = pos <= end + GAP_MAX / unit && (after - start) * unit <= SPAN_MAX;
+                // The ring's end is one of the file's too.
+                let same_lap = pos / self.ring == start / self.ring;
+                if to > from && !(near && same_lap) {
+                    break;
+                }
+                (to, end) = (to + 1, after);
+            }
+            let span = Rc::new(Span {
+                file: self.file.clone(),
+                offset: self.base + AREA_AT + start % self.ring * unit,
+                len: ((end - start) * unit) as usize,
+                begun: Cell::new(false),
+                result: RefCell::new(None),
+                ended: Notify::new(),
+                _pin: self.pin(start),
+            });
+            for &(pos, at) in &places[from..to] {
+                let (span, entry, skip) = (span.clone(), entries[at], ((pos - start) * unit) as usize);
+                reads[at] = Some(Box::pin(async move {
+                    let data = span.get().await?.slice(skip..skip + entry.payload_len() as usize);
+                    verify(&entry, &data)?;
+                    Ok(data)
+                }));
+            }
+            from = to;
+        }
+        reads.into_iter().flatten().collect()
     }
 
     fn hidden(&self, _entry: &Entry) {}
