@@ -320,6 +320,10 @@ for image in saved lost; do
   uri=$(timeout 60 "$FOREBAY" attach "rbd/$image" --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/$image"
   ask qemu-io -f raw -c "write -P 0x71 64k 4k" -c flush "$uri"
 done
+# What a log has answered is not in the image yet: nobody else may write there, nor take a snapshot without it.
+their_write() { timeout 30 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 "$1" >"$WORK/out" 2>&1; }
+their_write rbd/saved && fail "rbd writes beside a log"
+timeout 30 rbd snap create --no-progress rbd/saved@beside >"$WORK/out" 2>&1 && fail "rbd takes a snapshot without what is in a log"
 kill -9 "$DAEMON"
 wait "$DAEMON" 2>/dev/null
 DAEMON=
@@ -340,4 +344,5 @@ timeout 60 "$FOREBAY" log discard rbd/lost >"$WORK/out" 2>&1 && fail "a log with
 ask "$FOREBAY" log discard rbd/lost --force
 timeout 60 "$FOREBAY" log info rbd/lost >"$WORK/out" 2>&1 && fail "a log that was discarded is still there"
 theirs rbd/lost "$WORK/empty" "an image whose log was discarded"
-ok "write logs of images that nobody serves: ls, info, flush, discard"
+their_write rbd/lost || fail "an image without a log is not rbd's to write"
+ok "write logs: theirs alone to write while they are served; ls, info, flush and discard when they are not"

@@ -20,7 +20,7 @@ use crate::layout::Layout;
 use crate::objectmap::ObjectMap;
 use crate::requests;
 use crate::reserved::{Reserved, outdated};
-use crate::session::Session;
+use crate::session::{KeptLock, Session};
 
 /// Longest read or write in bytes; longer ones are for the fronts to cut.
 pub(crate) const TRANSFER_MAX: u32 = 32 << 20;
@@ -486,6 +486,34 @@ impl Image {
     /// The cluster has fenced the client that has the image open: what is asked of it fails, for good.
     pub fn is_fenced(&self) -> bool {
         self.shared.is_fenced()
+    }
+
+    /// Once the image's exclusive lock is taken, it is refused to others until the answer is dropped: for what stands in
+    /// front of the image and answers writes that are not in it yet.
+    pub fn keep_lock(&self) -> KeptLock {
+        self.shared.session().map_or_else(KeptLock::none, |session| session.keep())
+    }
+
+    /// Takes the lock as [`take_lock`](Self::take_lock) does, in the background, as long as the image is open.
+    pub fn take_lock_soon(&self) {
+        let shared = self.shared.clone();
+        drop(spawn(async move {
+            match shared.lock().await {
+                Err(error) if error.kind() != ErrorKind::ShuttingDown => {
+                    tracing::warn!(image = shared.name(), %error, "the lock of an image is not to be had");
+                }
+                _ => {}
+            }
+        }));
+    }
+
+    /// Takes the image's exclusive lock, if it has one, as the first write does otherwise.  That of a dead owner is
+    /// waited for.
+    ///
+    /// # Errors
+    /// `Busy` when somebody has the lock and keeps it; what taking it brings.
+    pub async fn take_lock(&self) -> Result<()> {
+        self.shared.lock().await
     }
 
     /// Its name now.

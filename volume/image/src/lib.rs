@@ -38,6 +38,7 @@ pub use image::{Image, ImageUsage, OpenOptions};
 pub use images::{Images, NAME_LEN_MAX, SIZE_MAX};
 pub use info::{CreateOptions, ImageInfo, Progress, RemoveOptions, SnapshotInfo};
 pub use metadata::METADATA_VALUE_MAX;
+pub use session::KeptLock;
 
 /// Objects of 4 MiB, as everywhere in RBD.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;

@@ -18,6 +18,9 @@ use crate::wire::notify::{Client, Message, encode_response};
 /// Not supported (EOPNOTSUPP): librbd then asks for the lock, and does it itself.
 const UNSUPPORTED: i32 = -95;
 
+/// Not given up (EROFS): what librbd answers, too, when it was told to keep a lock.
+const KEPT: i32 = -30;
+
 /// Where we are with the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -48,14 +51,15 @@ pub(crate) enum Then {
     Reservations,
 }
 
-/// What to answer to a notification, and what to do then.
-pub(crate) fn react(phase: Phase, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
+/// What to answer to a notification, and what to do then.  With `kept`, the lock is not given up when somebody asks.
+pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
     let silent = (Vec::new(), Then::Nothing);
     match message {
         Some(Message::HeaderUpdate) => (Vec::new(), Then::Refresh),
         Some(Message::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
         Some(Message::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Look),
         Some(Message::RequestLock { client, .. }) if *client != me => match phase {
+            Phase::Opening | Phase::Locked if kept => (encode_response(KEPT), Then::Nothing),
             Phase::Opening | Phase::Locked => (encode_response(0), Then::Release),
             Phase::Releasing => (encode_response(0), Then::Nothing),
             Phase::Unlocked | Phase::Acquiring => silent,
@@ -132,19 +136,21 @@ mod tests {
             (Phase::Locked, Some(0), Then::Release),
             (Phase::Releasing, Some(0), Then::Nothing),
         ] {
-            let (answered, next) = react(phase, ME, Some(&request));
+            let (answered, next) = react(phase, false, ME, Some(&request));
             assert_eq!((decode_response(&answered), next), (answer, then), "{phase:?}");
         }
+        let (answered, next) = react(Phase::Locked, true, ME, Some(&request));
+        assert_eq!((decode_response(&answered), next), (Some(-30), Then::Nothing), "it is kept");
         let own = Message::RequestLock { client: ME, force: false };
-        assert_eq!(react(Phase::Locked, ME, Some(&own)), (Vec::new(), Then::Nothing));
-        let (answered, next) = react(Phase::Locked, ME, Some(&Message::Operation(8)));
+        assert_eq!(react(Phase::Locked, false, ME, Some(&own)), (Vec::new(), Then::Nothing));
+        let (answered, next) = react(Phase::Locked, false, ME, Some(&Message::Operation(8)));
         assert_eq!((decode_response(&answered), next), (Some(UNSUPPORTED), Then::Nothing));
-        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Operation(8))).0, []);
-        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Look);
-        assert_eq!(react(Phase::Locked, ME, Some(&Message::HeaderUpdate)).1, Then::Refresh);
-        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Reservations(OTHER))).1, Then::Reservations);
-        assert_eq!(react(Phase::Unlocked, ME, Some(&Message::Reservations(ME))).1, Then::Nothing);
-        assert_eq!(react(Phase::Locked, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Operation(8))).0, []);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Look);
+        assert_eq!(react(Phase::Locked, false, ME, Some(&Message::HeaderUpdate)).1, Then::Refresh);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(OTHER))).1, Then::Reservations);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(ME))).1, Then::Nothing);
+        assert_eq!(react(Phase::Locked, false, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
     }
 
     #[test]

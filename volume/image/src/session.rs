@@ -47,10 +47,32 @@ pub(crate) struct Session {
     /// The lock may be free.
     look: Notify,
     map: RefCell<Option<Rc<ObjectMap>>>,
+    /// Who wants the lock to be kept, whoever asks for it.
+    keepers: Cell<usize>,
     /// Others have shut us out; nothing goes any more.
     fenced: RefCell<Option<Error>>,
-    /// It is being closed; nothing is watched again.
+    /// It is being closed; the lock is not waited for any more.
+    ending: Cell<bool>,
+    /// It has been closed; nothing is watched again.
     ended: Cell<bool>,
+}
+
+/// While it is held, an exclusive lock that is ours goes to nobody who asks for it.
+pub struct KeptLock(Option<Rc<Session>>);
+
+impl KeptLock {
+    /// Of an image that has no lock.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+}
+
+impl Drop for KeptLock {
+    fn drop(&mut self) {
+        if let Some(session) = &self.0 {
+            session.keepers.set(session.keepers.get() - 1);
+        }
+    }
 }
 
 struct Handler(Weak<Session>);
@@ -86,7 +108,9 @@ impl Session {
             turn: Semaphore::new(1),
             look: Notify::new(),
             map: RefCell::default(),
+            keepers: Cell::new(0),
             fenced: RefCell::default(),
+            ending: Cell::new(false),
             ended: Cell::new(false),
         });
         session.set_watch().await?;
@@ -200,8 +224,21 @@ impl Session {
         }
     }
 
+    /// While we have the lock, nobody gets it who asks for it, until the answer is dropped.
+    pub(crate) fn keep(self: &Rc<Self>) -> KeptLock {
+        self.keepers.set(self.keepers.get() + 1);
+        KeptLock(Some(self.clone()))
+    }
+
+    fn is_kept(&self) -> bool {
+        self.keepers.get() > 0
+    }
+
     async fn take(self: &Rc<Self>) -> Result<()> {
         loop {
+            if self.ending.get() {
+                return Err(Error::new(ErrorKind::ShuttingDown, "the image is being closed"));
+            }
             let watch = self.me().watch;
             if watch == 0 {
                 // The watch broke, and is being set anew.
@@ -271,7 +308,7 @@ impl Session {
         for answer in &told.answers {
             match decode_response(&answer.payload) {
                 Some(refused) if refused < 0 => {
-                    let what = format!("client.{} has it, and does not give it up ({refused})", answer.client);
+                    let what = format!("client.{} has it, and keeps it ({refused})", answer.client);
                     return Err(Error::new(ErrorKind::Busy, what));
                 }
                 _ => {}
@@ -293,10 +330,10 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the lock up, when the writes under way have ended.
-    pub(crate) async fn release(self: &Rc<Self>, image: &Rc<Shared>) {
+    /// Gives the lock up, when the writes under way have ended.  Because somebody has `asked`, unless it is kept.
+    async fn release(self: &Rc<Self>, image: &Rc<Shared>, asked: bool) {
         let _turn = self.turn.acquire(1).await;
-        if self.phase.get() != Phase::Locked {
+        if self.phase.get() != Phase::Locked || (asked && self.is_kept()) {
             return;
         }
         self.phase.set(Phase::Releasing);
@@ -327,7 +364,8 @@ impl Session {
 
     /// Gives up the lock and the watch.
     pub(crate) async fn end(self: &Rc<Self>, image: &Rc<Shared>) {
-        self.release(image).await;
+        self.ending.set(true);
+        self.release(image, false).await;
         self.ended.set(true);
         let watch = self.watch.take();
         if let Some(watch) = watch
@@ -341,7 +379,7 @@ impl Session {
 
     async fn notified(self: Rc<Self>, notification: Notification) {
         let message = Message::decode(&notification.payload);
-        let (answer, then) = react(self.phase.get(), self.me(), message.as_ref());
+        let (answer, then) = react(self.phase.get(), self.is_kept(), self.me(), message.as_ref());
         let image = self.image.upgrade();
         // A header update is answered when what it tells of is known here.
         if let (Then::Refresh, Some(image)) = (then, &image)
@@ -365,7 +403,7 @@ impl Session {
             tracing::debug!(header = %self.header, %error, "a notification could not be answered");
         }
         match (then, image) {
-            (Then::Release, Some(image)) => self.release(&image).await,
+            (Then::Release, Some(image)) => self.release(&image, true).await,
             (Then::Look, _) => self.look.notify_all(),
             _ => {}
         }
@@ -411,6 +449,10 @@ impl Session {
             let _turn = self.turn.acquire(1).await;
             self.phase.get() == Phase::Locked && !self.rename_lock(&image).await
         };
+        if lost && self.is_kept() {
+            // What is in front of the image would overwrite what others have written meanwhile.
+            return self.shut_out(Error::new(ErrorKind::Fenced, "the lock was lost that was to be kept"));
+        }
         if lost {
             // Somebody else may have it: nothing of what we know of objects counts any more.  Writes under way are
             // for who took it to fence.

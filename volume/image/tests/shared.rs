@@ -269,6 +269,86 @@ fn a_watch_that_breaks_is_set_again_and_the_lock_kept() {
 }
 
 #[test]
+fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
+    run(async {
+        let cluster = cluster(41, 2);
+        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        write(&two, 0, b"before").await;
+        let (kept, also) = (one.keep_lock(), one.keep_lock());
+        one.take_lock().await.expect("taken");
+        let refused = || two.submit(Request::Write { offset: 0, data: bytes(b"other"), fua: false });
+        let error = refused().await.expect_err("it is kept");
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("keeps it"), "{error}");
+        assert_eq!(kind(two.take_lock().await), Some(ErrorKind::Busy), "by itself, too");
+        drop(also);
+        assert_eq!(kind(refused().await), Some(ErrorKind::Busy), "somebody keeps it still");
+        // It goes with its owner to a new watch.
+        cluster.break_watches();
+        until(|| cluster.watches() == 2).await;
+        assert_eq!(kind(refused().await), Some(ErrorKind::Busy), "under another name");
+        write(&one, 0, b"ours").await;
+        assert_eq!(read(&two, 0, 6).await, b"oursre", "reading needs no lock");
+        drop(kept);
+        write(&two, 0, b"theirs").await;
+        assert_eq!(read(&one, 0, 6).await, b"theirs");
+        assert_eq!(cluster.blocklisted(), [""; 0], "nobody was taken for dead");
+    });
+}
+
+#[test]
+fn who_waits_for_a_lock_does_not_keep_an_image_from_being_closed() {
+    run(async {
+        let cluster = cluster(45, 1);
+        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        // Nobody answers for its owner, whose watch is there still.
+        let dead = cluster.client();
+        let image = open(&dead.pool(POOL), "vm").await;
+        write(&image, 0, b"held").await;
+        dead.die();
+        let waiting = open(&b, "vm").await;
+        waiting.take_lock_soon();
+        yield_now().await;
+        waiting.close().await;
+        assert_eq!(cluster.blocklisted(), [""; 0], "nobody was taken for dead");
+    });
+}
+
+#[test]
+fn who_loses_a_lock_that_was_to_be_kept_writes_no_more() {
+    run(async {
+        let cluster = cluster(43, 1);
+        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        let image = open(&a, "vm").await;
+        let kept = image.keep_lock();
+        image.take_lock().await.expect("taken");
+        // Somebody breaks it by hand, and does not fence us.
+        let header = ObjectName::new(format!("rbd_header.{}", image.id()));
+        let shared = b.shared().expect("shared");
+        let owner = shared.watchers(&header).await.expect("watchers").remove(0);
+        let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+        let cookie = text(&format!("auto {}", owner.cookie));
+        let body = [text("rbd_lock"), vec![8], owner.client.to_le_bytes().to_vec(), cookie].concat();
+        let input = [vec![1, 1], (body.len() as u32).to_le_bytes().to_vec(), body].concat();
+        let method = forebay_block::Method::new("lock", "break_lock");
+        b.submit(&header, Transaction::of(ObjectOp::Call { method, input })).await.expect("broken");
+        cluster.break_watches();
+        for _ in 0..1000 {
+            let late = Request::Write { offset: 0, data: bytes(b"late"), fua: false };
+            if kind(image.submit(late).await) == Some(ErrorKind::Fenced) {
+                return drop(kept);
+            }
+            yield_now().await;
+        }
+        panic!("it wrote without the lock");
+    });
+}
+
+#[test]
 fn what_others_change_is_seen_at_once() {
     run(async {
         let cluster = cluster(5, 2);

@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, ErrorKind, LocalFuture, Request};
-use forebay_image::Image;
+use forebay_image::{Image, KeptLock};
 use forebay_reactor::wall_clock;
 use forebay_writelog::{Limits, LogId, LogInfo, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog, id_text};
 use serde::{Deserialize, Serialize};
@@ -56,9 +56,11 @@ async fn store(image: &Image, record: &Record) -> forebay_block::Result<()> {
     image.submit(Request::Flush).await.map(drop)
 }
 
-/// Keeps the record of a log that gives itself up.
+/// Keeps the record of a log that gives itself up, and the image's exclusive lock as long as there may be a log: another
+/// client would not see what the log has answered, and write-back would then go over what that client wrote.
 struct KeptWithImage {
     image: Rc<Image>,
+    _lock: KeptLock,
 }
 
 impl Owner for KeptWithImage {
@@ -154,6 +156,9 @@ impl Engine {
         let record = load(image).await.map_err(|error| log_failure(error, spec))?;
         let Some(recorded) = record.log else { return Ok(None) };
         let opened = self.open_recorded(spec, image, base, record.epoch, &recorded).await;
+        // An earlier process of ours may count as the owner for half a minute still; hosts need not wait for that, since
+        // nobody else gets the lock before.
+        image.take_lock_soon();
         opened.map(Some).map_err(|error| log_failure(error, spec))
     }
 
@@ -168,8 +173,9 @@ impl Engine {
         let id = parse_id(&recorded.id)
             .ok_or_else(|| forebay_block::Error::new(ErrorKind::Corrupt, "the record names no log"))?;
         let shelf = self.shelf(&recorded.place, false).await?;
+        let lock = image.keep_lock();
         let log = shelf.open_log(&id, &self.volume_id(spec, image), epoch).await?;
-        let owner = Rc::new(KeptWithImage { image: image.clone() });
+        let owner = Rc::new(KeptWithImage { image: image.clone(), _lock: lock });
         Ok(WriteLog::new(base.clone(), log, owner, self.log_options(&recorded.place)))
     }
 
@@ -212,6 +218,8 @@ impl Engine {
             _ => {}
         }
         let created = async {
+            // What it answers is nobody else's to write from now on.
+            image.take_lock().await?;
             let shelf = self.shelf(place, true).await?;
             let (volume_id, name) = (self.volume_id(spec, image), spec.to_string());
             if spec.pool == RAM_POOL {
