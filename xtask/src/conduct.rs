@@ -50,6 +50,7 @@ pub fn run() -> Result<()> {
     check("rubbish", &rubbish);
     check("malformed iscsi", &|folder| malformed(folder, Protocol::Iscsi));
     check("malformed nvme", &|folder| malformed(folder, Protocol::Nvme));
+    check("malformed nvme-tls", &|folder| malformed(folder, Protocol::NvmeTls));
     check("a crowd over iscsi", &crowd::iscsi);
     check("no daemon", &without_daemon);
     ensure!(failed == 0, "{failed} failed");

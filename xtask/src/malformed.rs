@@ -1,5 +1,7 @@
 //! `cargo xtask malformed`: sessions that go wrong, by the million, against a real daemon over loopback.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -30,7 +32,13 @@ pub enum Protocol {
     Iscsi,
     /// NVMe over TCP
     Nvme,
+    /// NVMe over TCP, within TLS and at its door
+    NvmeTls,
 }
+
+/// All of them, with their names.
+const PROTOCOLS: [(Protocol, &str); 3] =
+    [(Protocol::Iscsi, "iscsi"), (Protocol::Nvme, "nvme"), (Protocol::NvmeTls, "nvme-tls")];
 
 /// How long it goes on.
 #[derive(Clone, Copy)]
@@ -43,6 +51,12 @@ pub struct Effort {
     pub seed: u64,
 }
 
+/// The key of all hosts: that of libnvme's own tests.
+const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+/// Hosts that there are: those that go wrong, and a calm one for each of the program's threads.
+const HOSTS: usize = 96;
+
 /// The initiator that sees a unit of its own.
 const CALM: &str = "iqn.2026-11.io.forebay:calm";
 
@@ -50,7 +64,7 @@ const CALM: &str = "iqn.2026-11.io.forebay:calm";
 pub fn run(arguments: &MalformedArguments) -> Result<()> {
     build()?;
     let scratch = Scratch::within(&shell::target(), "malformed")?;
-    for (protocol, name) in [(Protocol::Iscsi, "iscsi"), (Protocol::Nvme, "nvme")] {
+    for (protocol, name) in PROTOCOLS {
         if arguments.protocol.is_some_and(|only| only != protocol) {
             continue;
         }
@@ -77,7 +91,20 @@ pub fn check(folder: &Path, protocol: Protocol, effort: Effort) -> Result<String
     // What each connection's end is logged with would be the most of the work.
     let wrapper = ["env", "FOREBAY_LOG=error"];
     let data = folder.join("store");
-    let daemon = Daemon::start_under(&wrapper, &data, &[front, "127.0.0.1:0", "--cores", "2"])?;
+    let mut flags = vec![front.to_owned(), "127.0.0.1:0".to_owned(), "--cores".to_owned(), "2".to_owned()];
+    if protocol == Protocol::NvmeTls {
+        flags[1] += ",tls=required";
+        std::fs::create_dir_all(folder)?;
+        let key = folder.join("tls.key");
+        std::fs::write(&key, TLS_KEY)?;
+        std::fs::set_permissions(&key, Permissions::from_mode(0o600))?;
+        for host in 0..HOSTS {
+            let name = format!("nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-{host:012x}");
+            flags.extend(["--nvme-host".to_owned(), format!("{name},tls-key={}", key.display())]);
+        }
+    }
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_under(&wrapper, &data, &flags)?;
     let attach = |name: &str, more: &[&str]| -> Result<String> {
         shell::output(daemon.command().args(["create", name, "--size", "8M"]))?;
         let said = shell::output(daemon.command().args(["attach", name, front, "--format", "json"]).args(more))?;
@@ -90,6 +117,9 @@ pub fn check(folder: &Path, protocol: Protocol, effort: Effort) -> Result<String
     work.args(["--seed", &effort.seed.to_string()]);
     if let Some(seconds) = effort.seconds {
         work.args(["--seconds", &seconds.to_string()]);
+    }
+    if protocol == Protocol::NvmeTls {
+        work.args(["--tls-key", TLS_KEY]);
     }
     if protocol == Protocol::Iscsi {
         work.args(["--calm", &attach("ram/calm", &["--initiator", CALM])?, "--calm-initiator", CALM]);

@@ -3,12 +3,13 @@
 //!
 //! Each session is what an initiator would send, with a few things gone wrong by a seed.  It ends in one of three ways: in
 //! order, with the target given the last word; cut; or with what is still to come left unread.  Beside them a calm
-//! session goes on.  Memory and file descriptors are looked at when the first part is over, and again at the end.
+//! session goes on.  Memory and file descriptors are looked at when a tenth is over, at half, and at the end.
 
 mod iscsi;
 mod mutate;
 mod nvme;
 mod process;
+mod tls;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use forebay_load::Dice;
+use forebay_nvmf::session::psk::TlsKey;
 
 use process::{Holdings, holdings};
 
@@ -25,9 +27,12 @@ use process::{Holdings, holdings};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long an answer is waited for by who does not need one: half a PDU has none.
 const LOOK: Duration = Duration::from_millis(2);
-/// What the memory may grow by, between the two looks: this, and so much a session.
+/// What the memory may grow by after the first tenth, in which pools fill: this, and so much a session.
 const GROWTH_MAX: u64 = 24 << 20;
 const GROWTH_PER_SESSION: u64 = 8;
+/// And what in the second half, in which nothing new should be needed.
+const LATE_GROWTH_MAX: u64 = 8 << 20;
+const LATE_GROWTH_PER_SESSION: u64 = 2;
 
 #[derive(Parser)]
 struct Arguments {
@@ -42,6 +47,9 @@ struct Arguments {
     /// The calm initiator
     #[arg(long, default_value = "iqn.2026-11.io.forebay:calm")]
     calm_initiator: String,
+    /// The key for TLS that all hosts have, as 'nvme gen-tls-key' prints it (NVMe/TCP)
+    #[arg(long, value_parser = TlsKey::parse)]
+    tls_key: Option<TlsKey>,
     /// Sessions
     #[arg(long, default_value_t = 1_000_000)]
     sessions: u64,
@@ -72,6 +80,7 @@ impl Target {
 /// What all threads see.
 struct Shared {
     target: Target,
+    tls_key: Option<TlsKey>,
     address: SocketAddr,
     next: AtomicU64,
     bytes: AtomicU64,
@@ -92,6 +101,7 @@ fn main() -> Result<()> {
     let shared = Shared {
         address: target.address()?,
         target,
+        tls_key: arguments.tls_key.clone(),
         next: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
         hangups: AtomicU64::new(0),
@@ -100,7 +110,7 @@ fn main() -> Result<()> {
         until: arguments.seconds.map(|seconds| begun + Duration::from_secs_f64(seconds)),
         stop: AtomicBool::new(false),
     };
-    let (first, last) = std::thread::scope(|scope| -> Result<(Holdings, Holdings)> {
+    let [first, half, last] = std::thread::scope(|scope| -> Result<[Holdings; 3]> {
         let calm = scope.spawn(|| calm(&shared, &arguments));
         let work: Vec<_> = (0..arguments.threads)
             .map(|thread| {
@@ -121,39 +131,48 @@ fn main() -> Result<()> {
     })?;
     let done = shared.next.load(Ordering::SeqCst).min(shared.sessions);
     let last = settle(arguments.process, first, last)?;
-    let grown = last.resident.saturating_sub(first.resident);
-    let may = GROWTH_MAX + done * GROWTH_PER_SESSION;
     println!(
-        "{done} sessions in {:.0} s, {} MiB, {} hung up on: memory {} to {} MiB, files {} to {}",
+        "{done} sessions in {:.0} s, {} MiB, {} hung up on: memory {}, {} at half, {} MiB, files {} to {}",
         begun.elapsed().as_secs_f64(),
         shared.bytes.load(Ordering::Relaxed) >> 20,
         shared.hangups.load(Ordering::Relaxed),
         first.resident >> 20,
+        half.resident >> 20,
         last.resident >> 20,
         first.files,
         last.files
     );
+    grown(first, last, GROWTH_MAX + done * GROWTH_PER_SESSION)?;
+    grown(half, last, LATE_GROWTH_MAX + done / 2 * LATE_GROWTH_PER_SESSION)
+}
+
+/// Fails when more memory is held than before, and more than may be.
+fn grown(before: Holdings, now: Holdings, may: u64) -> Result<()> {
+    let grown = now.resident.saturating_sub(before.resident);
     ensure!(grown <= may, "the daemon holds {} KiB more than before, of {} KiB that it may", grown >> 10, may >> 10);
     Ok(())
 }
 
-/// Looks at the daemon until all is done; what it held when a tenth was, and at the end.
-fn watch(shared: &Shared, process: u32, all_done: impl Fn() -> bool) -> Result<(Holdings, Holdings)> {
+/// Looks at the daemon until all is done; what it held when a tenth was, and half, and at the end.
+fn watch(shared: &Shared, process: u32, all_done: impl Fn() -> bool) -> Result<[Holdings; 3]> {
     let begun = Instant::now();
-    let mut first = None;
+    let (mut first, mut half) = (None, None);
     let mut told = Instant::now();
     loop {
         let now = holdings(process)?;
         let done = shared.next.load(Ordering::Relaxed);
-        let part = match shared.until {
-            Some(until) => Instant::now() >= begun + until.duration_since(begun) / 5,
-            None => false,
+        let part = |of: u32, sessions: u64| {
+            let over = |until: Instant| Instant::now() >= begun + until.duration_since(begun) / of;
+            done >= sessions || shared.until.is_some_and(over)
         };
-        if first.is_none() && (part || done >= shared.sessions / 10) {
+        if first.is_none() && part(5, shared.sessions / 10) {
             first = Some(now);
         }
+        if half.is_none() && part(2, shared.sessions / 2) {
+            half = Some(now);
+        }
         if all_done() {
-            return Ok((first.unwrap_or(now), now));
+            return Ok([first.unwrap_or(now), half.unwrap_or(now), now]);
         }
         if told.elapsed() > Duration::from_secs(20) {
             told = Instant::now();
@@ -185,7 +204,7 @@ fn calm(shared: &Shared, arguments: &Arguments) -> Result<()> {
         _ => None,
     };
     let mut nvme = match &shared.target {
-        Target::Nvme(uri) => Some(nvme::Calm::open(uri, 0)?),
+        Target::Nvme(uri) => Some(nvme::Calm::open(uri, 0, shared.tls_key.as_ref())?),
         Target::Iscsi(_) => None,
     };
     for round in 0.. {
@@ -213,6 +232,7 @@ fn work(shared: &Shared, thread: u64) -> Result<()> {
             return Ok(());
         }
         let mut dice = Dice::new(shared.seed.wrapping_mul(0x1_0000_0001).wrapping_add(number));
+        let mut host = String::new();
         let mut pdus = match &shared.target {
             Target::Iscsi(uri) => iscsi::session(&mut dice, uri),
             Target::Nvme(uri) => {
@@ -221,29 +241,37 @@ fn work(shared: &Shared, thread: u64) -> Result<()> {
                     // A queue that breaks the rules may have taken its controller with it.
                     let alive = controller.as_mut().is_some_and(|calm| calm.turn().is_ok());
                     if !alive {
-                        controller = Some(nvme::Calm::open(uri, 1 + thread as usize)?);
+                        controller = Some(nvme::Calm::open(uri, 1 + thread as usize, shared.tls_key.as_ref())?);
                     }
                 }
                 let of = controller.as_ref().filter(|_| of_io).map(nvme::Calm::controller);
-                nvme::session(&mut dice, uri, of)
+                host = of.map_or_else(|| nvme::any_host(&mut dice), |(_, host)| host.to_owned());
+                nvme::session(&mut dice, uri, &host, of.map(|(cntlid, _)| cntlid))
             }
         };
         // One in sixteen is as it should be.
         if !dice.once_in(16) {
             mutate::mutate(&mut dice, &mut pdus);
         }
-        run(shared, &mut dice, &pdus.concat()).with_context(|| format!("session {number} of seed {}", shared.seed))?;
+        run(shared, &mut dice, &host, pdus.concat())
+            .with_context(|| format!("session {number} of seed {}", shared.seed))?;
     }
 }
 
-fn run(shared: &Shared, dice: &mut Dice, bytes: &[u8]) -> Result<()> {
+fn run(shared: &Shared, dice: &mut Dice, host: &str, mut bytes: Vec<u8>) -> Result<()> {
     let mut stream = TcpStream::connect(shared.address)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    // One in eight does not know of TLS.
+    if let (Some(key), Target::Nvme(uri)) = (&shared.tls_key, &shared.target)
+        && !dice.once_in(8)
+    {
+        bytes = tls::hide(&mut stream, (key, host, &uri.subsystem), dice, &bytes)?.unwrap_or_default();
+    }
     shared.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     let cut = dice.below(bytes.len() + 1);
-    let pieces = if dice.once_in(4) { vec![&bytes[..cut], &bytes[cut..]] } else { vec![bytes] };
+    let pieces = if dice.once_in(4) { vec![&bytes[..cut], &bytes[cut..]] } else { vec![&bytes[..]] };
     for piece in pieces {
         if let Err(error) = stream.write_all(piece) {
             match error.kind() {

@@ -7,6 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use forebay_load::Dice;
 use forebay_nvme_host::codec::{self, Completion, Digests, Pdu, Sqe};
 use forebay_nvme_host::target::Uri;
+use forebay_nvmf::session::psk::TlsKey;
+
+use crate::tls::Secure;
 
 /// Hosts that there are.
 const HOSTS: usize = 64;
@@ -17,8 +20,13 @@ fn host_name(number: usize) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-{number:012x}")
 }
 
-/// What a connection consists of, PDU by PDU: an admin queue, or an I/O queue of a controller that is there.
-pub fn session(dice: &mut Dice, uri: &Uri, controller: Option<(u16, &str)>) -> Vec<Vec<u8>> {
+/// One of the hosts that there are.
+pub fn any_host(dice: &mut Dice) -> String {
+    host_name(dice.below(HOSTS))
+}
+
+/// What a host's connection consists of, PDU by PDU: an admin queue, or an I/O queue of its controller that is there.
+pub fn session(dice: &mut Dice, uri: &Uri, host: &str, controller: Option<u16>) -> Vec<Vec<u8>> {
     // Digests are slow to make here.
     let digests = match dice.below(16) {
         0 => Digests { header: true, data: true },
@@ -28,8 +36,7 @@ pub fn session(dice: &mut Dice, uri: &Uri, controller: Option<(u16, &str)>) -> V
     let mut talk = Talk { pdus: vec![codec::ic_req(digests, 0)], digests, cid: 0, nsid: uri.nsid };
     match controller {
         None => {
-            let host = host_name(dice.below(HOSTS));
-            let (sqe, data) = codec::connect(0, 32, &uri.subsystem, &host, 0xFFFF, dice.once_in(2));
+            let (sqe, data) = codec::connect(0, 32, &uri.subsystem, host, 0xFFFF, dice.once_in(2));
             talk.command(sqe, &data, true);
             talk.command(codec::property(0x14, false, Some(1 | 6 << 16 | 4 << 20)), &[], false);
             for _ in 0..1 + dice.below(8) {
@@ -39,7 +46,7 @@ pub fn session(dice: &mut Dice, uri: &Uri, controller: Option<(u16, &str)>) -> V
                 talk.command(codec::property(0x14, false, Some(1 | 1 << 14 | 6 << 16 | 4 << 20)), &[], false);
             }
         }
-        Some((cntlid, host)) => {
+        Some(cntlid) => {
             let queue = 1 + dice.below(4) as u16;
             let (sqe, data) = codec::connect(queue, ENTRIES, &uri.subsystem, host, cntlid, dice.once_in(2));
             talk.command(sqe, &data, true);
@@ -161,9 +168,14 @@ impl Talk {
     }
 }
 
+/// What a calm connection goes over.
+trait Wire: Read + Write {}
+
+impl<T: Read + Write> Wire for T {}
+
 /// A controller whose admin queue goes right.
 pub struct Calm {
-    stream: TcpStream,
+    wire: Box<dyn Wire>,
     host: String,
     cntlid: u16,
     cid: u16,
@@ -171,11 +183,16 @@ pub struct Calm {
 
 impl Calm {
     /// Connects as one of the hosts that only this does, and enables the controller.
-    pub fn open(uri: &Uri, number: usize) -> Result<Self> {
-        let mut stream = TcpStream::connect(&uri.address)?;
+    pub fn open(uri: &Uri, number: usize, key: Option<&TlsKey>) -> Result<Self> {
+        let stream = TcpStream::connect(&uri.address)?;
         stream.set_read_timeout(Some(crate::PATIENCE))?;
-        stream.write_all(&codec::ic_req(Digests::default(), 0))?;
-        let mut calm = Self { stream, host: host_name(HOSTS + number), cntlid: 0xFFFF, cid: 0 };
+        let host = host_name(HOSTS + number);
+        let mut wire: Box<dyn Wire> = match key {
+            Some(key) => Box::new(Secure::agree(stream, key, &host, &uri.subsystem)?),
+            None => Box::new(stream),
+        };
+        wire.write_all(&codec::ic_req(Digests::default(), 0))?;
+        let mut calm = Self { wire, host, cntlid: 0xFFFF, cid: 0 };
         ensure!(matches!(calm.pdu()?, Pdu::IcResp { .. }), "no ICResp");
         let (sqe, data) = codec::connect(0, 32, &uri.subsystem, &calm.host, 0xFFFF, false);
         calm.cntlid = calm.run(sqe, &data)?.result as u16;
@@ -197,7 +214,7 @@ impl Calm {
         let mut sqe = if data.is_empty() { sqe } else { codec::with_data(sqe, data.len(), true) };
         sqe[2..4].copy_from_slice(&self.cid.to_le_bytes());
         self.cid = (self.cid + 1) % 1024;
-        self.stream.write_all(&codec::command(&sqe, data, Digests::default()))?;
+        self.wire.write_all(&codec::command(&sqe, data, Digests::default()))?;
         match self.pdu()? {
             Pdu::Response(completion) => {
                 ensure!(completion.status == 0, "a command fails with {:#x}", completion.status);
@@ -209,11 +226,11 @@ impl Calm {
 
     fn pdu(&mut self) -> Result<Pdu> {
         let mut bytes = vec![0; 8];
-        self.stream.read_exact(&mut bytes)?;
+        self.wire.read_exact(&mut bytes)?;
         let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
         ensure!((8..=1 << 20).contains(&len), "a PDU of {len} bytes");
         bytes.resize(len, 0);
-        self.stream.read_exact(&mut bytes[8..])?;
+        self.wire.read_exact(&mut bytes[8..])?;
         codec::decode(&bytes, Digests::default()).map(|(pdu, _)| pdu).context("half a PDU")
     }
 }
