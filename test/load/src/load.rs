@@ -88,6 +88,14 @@ pub trait Session {
     /// Of the socket, as they are.
     fn fill(&mut self) -> Result<()>;
 
+    /// Makes of what is to be sent what the socket gets.
+    ///
+    /// # Errors
+    /// When that cannot be done.
+    fn seal(&mut self, _: &mut Vec<u8>) -> Result<()> {
+        Ok(())
+    }
+
     /// Appends a command to what will be sent.
     fn command(&mut self, out: &mut Vec<u8>, command: &Command<'_>);
 
@@ -125,6 +133,7 @@ pub fn run<S: Session>(session: &mut S, size: u64, load: &Load) -> Result<String
     for tag in 0..load.depth {
         issue(session, &mut out, tag);
     }
+    session.seal(&mut out)?;
     send(session.stream(), &mut out)?;
     let (mut done, mut open, mut ending) = (0_u64, u64::from(load.depth), false);
     let mut latencies: Vec<u32> = Vec::with_capacity(1 << 20);
@@ -153,6 +162,7 @@ pub fn run<S: Session>(session: &mut S, size: u64, load: &Load) -> Result<String
                 issue(session, &mut out, tag);
             }
         }
+        session.seal(&mut out)?;
         send(session.stream(), &mut out)?;
     }
     Ok(figures(begun.elapsed(), done, load, latencies))

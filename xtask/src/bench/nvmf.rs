@@ -3,6 +3,8 @@
 //!
 //! One processor for the daemon and one for the host.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -40,7 +42,21 @@ const IDLE_CONNECTIONS: u64 = 100;
 /// How long they are watched.
 const WATCHED: Duration = Duration::from_secs(5);
 /// What is measured of the small volume.
-const SMALL: Job = job("randread-4k-qd32-16m", "randread", 4096, 32);
+const SMALL: &[Job] = &[job("randread-4k-qd32-16m", "randread", 4096, 32)];
+/// What is measured through TLS.
+const TLS: &[Job] = &[
+    job("tls-randread-4k-qd1", "randread", 4096, 1),
+    job("tls-randread-4k-qd32", "randread", 4096, 32),
+    job("tls-randwrite-4k-qd32", "randwrite", 4096, 32),
+    job("tls-read-1m", "read", 1 << 20, 4),
+];
+/// A host without a key, and one with.
+const HOSTS_NQN: [&str; 2] = [
+    "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-00000000f0eb",
+    "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-00000000f0ec",
+];
+/// Its key: that of libnvme's own tests.
+const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
 /// Whose figures a series has.
 #[derive(Debug, Clone, Copy)]
@@ -60,24 +76,32 @@ const HOSTS: [Host; 4] = [Host::Polling, Host::Sleeping, Host::Iscsi, Host::Nbd]
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
-    let initiators = ["-p", "forebay-nvme-host", "-p", "forebay-iscsi-host"];
-    shell::run(shell::cargo().args(["build", "--quiet", "--release"]).args(initiators))?;
+    shell::run(&mut daemon::build_beside_command(&["-p", "forebay-nvme-host", "-p", "forebay-iscsi-host"]))?;
     let scratch = Scratch::within(&shell::target(), "bench")?;
     let any = "127.0.0.1:0";
-    let words = ["--store-size", "1G", "--nvme", any, "--iscsi", any, "--nbd", any];
+    let key = scratch.path().join("tls.key");
+    std::fs::write(&key, TLS_KEY)?;
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600))?;
+    let with_key = format!("{},tls-key={}", HOSTS_NQN[1], key.display());
+    let hosts = ["--nvme-host", HOSTS_NQN[0], "--nvme-host", &with_key];
+    let ports = ["--nvme", any, "--nvme", "127.0.0.1:0,tls=required", "--iscsi", any, "--nbd", any];
+    let words = [&["--store-size", "1G"], &ports[..], &hosts].concat();
     let last = std::thread::available_parallelism().map_or(0, |count| count.get() - 1).to_string();
     let daemon = Daemon::start_under(&["taskset", "--cpu-list", "0"], &scratch.path().join("store"), &words)?;
-    let attach = |name: &str, size: &str, front: &str| -> Result<String> {
+    let attach = |name: &str, size: &str, front: &str| -> Result<Vec<String>> {
         shell::output(daemon.command().args(["create", name, "--size", size]))?;
         let uris = shell::output(daemon.command().args(["attach", name, front, "--format", "json"]))?;
         let target: Value = serde_json::from_str(&uris)?;
         let found = target["uris"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        found.filter(|uri| uri.contains("127.0.0.1")).map(str::to_owned).next().context("no URI over TCP")
+        Ok(found.filter(|uri| uri.contains("127.0.0.1")).map(str::to_owned).collect())
     };
+    let only = |uris: Vec<String>| uris.into_iter().next().context("no URI over TCP");
+    // In the order of the ports.
     let over_nvme = attach("ram/nvme", SIZE, "--nvme")?;
-    let small = attach("ram/small", SIZE_SMALL, "--nvme")?;
-    let over_iscsi = attach("ram/iscsi", SIZE, "--iscsi")?;
-    let over_nbd = attach("ram/nbd", SIZE, "--nbd")?;
+    let [over_nvme, over_tls] = <[String; 2]>::try_from(over_nvme).ok().context("not two ports for NVMe")?;
+    let small = only(attach("ram/small", SIZE_SMALL, "--nvme")?)?;
+    let over_iscsi = only(attach("ram/iscsi", SIZE, "--iscsi")?)?;
+    let over_nbd = only(attach("ram/nbd", SIZE, "--nbd")?)?;
     // Nobody reads what was never written: that costs no memory to look at.
     for uri in [&over_nvme, &small, &over_iscsi] {
         let fill = ["--pattern", "write", "--block", "1048576", "--depth", "4", "--once"];
@@ -92,11 +116,18 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         .filter(|load| effort.case.as_ref().is_none_or(|part| load.0.name.contains(part.as_str())))
         .collect();
     let mut speed: Vec<Case> = jobs.iter().map(|(job, goal, _)| case(job, "", *goal)).collect();
-    let mut in_cache = ["", "-per-cpu"].map(|suffix| {
-        let mut case = case(&SMALL, suffix, None);
-        case.series.truncate(2);
-        case
-    });
+    let beside = |job: &Job, names: [(&str, Side); 2]| {
+        ["", "-per-cpu"].map(|suffix| {
+            let series = names.map(|(name, side)| Series { name: name.into(), side, values: Vec::new() });
+            Case { series: series.into(), ..case(job, suffix, None) }
+        })
+    };
+    let all_jobs = effort.case.is_none();
+    let [small_jobs, tls_jobs] = [SMALL, TLS].map(|jobs| if all_jobs { jobs } else { &[] });
+    let polls_or_sleeps = [("nvme, host polls", Side::Ours), ("nvme, host sleeps", Side::Ours)];
+    let mut in_cache: Vec<_> = small_jobs.iter().map(|job| beside(job, polls_or_sleeps)).collect();
+    let tls_or_not = [("through TLS", Side::Ours), ("without TLS", Side::Other)];
+    let mut through_tls: Vec<_> = tls_jobs.iter().map(|job| beside(job, tls_or_not)).collect();
     let mut per_cpu: Vec<Case> = jobs.iter().map(|(job, _, goal)| case(job, "-per-cpu", *goal)).collect();
     for round in 0..effort.rounds {
         for (index, (job, ..)) in jobs.iter().enumerate() {
@@ -105,9 +136,9 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 let which = (place + round) % HOSTS.len();
                 let before = cpu_seconds(daemon.id())?;
                 let (iops, bytes, requests) = match HOSTS[which] {
-                    Host::Polling => load(job, &over_nvme, true, &last, effort.seconds)?,
-                    Host::Sleeping => load(job, &over_nvme, false, &last, effort.seconds)?,
-                    Host::Iscsi => load(job, &over_iscsi, true, &last, effort.seconds)?,
+                    Host::Polling => load(job, (&over_nvme, false), true, &last, effort.seconds)?,
+                    Host::Sleeping => load(job, (&over_nvme, false), false, &last, effort.seconds)?,
+                    Host::Iscsi => load(job, (&over_iscsi, false), true, &last, effort.seconds)?,
                     Host::Nbd => {
                         let mut target = fio::nbd(&over_nbd);
                         target.extend([format!("--size={SIZE}"), format!("--cpus_allowed={last}")]);
@@ -121,13 +152,22 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 per_cpu[index].series[which].values.push(requests / used);
             }
         }
-        if effort.case.is_none() {
-            for (which, poll) in [(0, true), (1, false)] {
-                let before = cpu_seconds(daemon.id())?;
-                let (iops, _, requests) = load(&SMALL, &small, poll, &last, effort.seconds)?;
-                let used = (cpu_seconds(daemon.id())? - before).max(0.01);
-                in_cache[0].series[which].values.push(iops);
-                in_cache[1].series[which].values.push(requests / used);
+        let measure = |job: &Job, way: (&str, bool), poll: bool, into: &mut [Case; 2], which: usize| -> Result<()> {
+            let before = cpu_seconds(daemon.id())?;
+            let (iops, bytes, requests) = load(job, way, poll, &last, effort.seconds)?;
+            let used = (cpu_seconds(daemon.id())? - before).max(0.01);
+            into[0].series[which].values.push(if job.is_bandwidth() { bytes / 1e6 } else { iops });
+            into[1].series[which].values.push(requests / used);
+            Ok(())
+        };
+        for (job, cases) in small_jobs.iter().zip(&mut in_cache) {
+            measure(job, (&small, false), true, cases, 0)?;
+            measure(job, (&small, false), false, cases, 1)?;
+        }
+        for (job, cases) in tls_jobs.iter().zip(&mut through_tls) {
+            for place in 0..2 {
+                let which = (place + round) % 2;
+                measure(job, [(&over_tls[..], true), (&over_nvme[..], false)][which], true, cases, which)?;
             }
         }
         println!("round {} of {}", round + 1, effort.rounds);
@@ -135,9 +175,8 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let idle = idle(&daemon, &over_nvme)?;
     daemon.stop()?;
     let guest = if effort.case.is_none() { in_guest(effort)? } else { Vec::new() };
-    let measured = |case: &Case| case.series[0].values.iter().any(|&value| value > 0.0);
-    let small = in_cache.into_iter().filter(measured);
-    let all: Vec<Case> = speed.into_iter().chain(per_cpu).chain(small).chain(guest).collect();
+    let more = in_cache.into_iter().chain(through_tls).flatten();
+    let all: Vec<Case> = speed.into_iter().chain(per_cpu).chain(more).chain(guest).collect();
     println!("{}", report::table(&all));
     let lines = report::ratio_lines("nvmf", &all);
     lines.iter().for_each(|line| println!("{line}"));
@@ -156,11 +195,20 @@ fn initiator(uri: &str, processor: &str) -> Command {
     load
 }
 
-/// One run of our initiator: requests a second, bytes a second, requests.
-fn load(job: &Job, uri: &str, poll: bool, processor: &str, seconds: f64) -> Result<(f64, f64, f64)> {
+/// One run of our initiator, through TLS or not: requests a second, bytes a second, requests.
+fn load(
+    job: &Job,
+    (uri, through_tls): (&str, bool),
+    poll: bool,
+    processor: &str,
+    seconds: f64,
+) -> Result<(f64, f64, f64)> {
     let mut load = initiator(uri, processor);
     load.args(["--pattern", job.pattern, "--block", &job.block_size.to_string()]);
     load.args(["--depth", &job.depth.to_string(), "--seconds", &seconds.to_string()]);
+    if through_tls {
+        load.args(["--host", HOSTS_NQN[1], "--tls-key", TLS_KEY]);
+    }
     if poll {
         load.arg("--poll");
     }
@@ -258,7 +306,8 @@ fn method(effort: &Effort, idle: &str) -> String {
          of the daemon.\n\n\
          Reads at random places of {SIZE} come from memory and not from a cache of the processor's, and a third of the \
          daemon's time is the kernel's copy of them into the socket, waiting for that memory. `-16m` is the same on a volume \
-         of {SIZE_SMALL}.\n\n\
+         of {SIZE_SMALL}. `tls-` is through TLS 1.3 with a pre-shared key and AES-128 in GCM, which costs the host as much as \
+         the daemon.\n\n\
          `guest-` is beside the kernel's own target (nvmet-tcp on brd, a ramdisk), both in the lab's guest and over its \
          loopback. The guest's processors are emulated: only the two figures of one row can be compared.\n\n\
          {idle}.\n\nRepeat it: `cargo xtask bench nvmf`.",

@@ -9,6 +9,8 @@ use forebay_load::Load;
 use forebay_load::load::{self, Command};
 use forebay_nvme_host::codec::{self, Digests, Pdu};
 use forebay_nvme_host::target::Uri;
+use forebay_nvmf::session::psk::TlsKey;
+use forebay_tls::{Read as Opened, Session, sealed_len};
 
 #[derive(Parser)]
 struct Arguments {
@@ -22,9 +24,14 @@ struct Arguments {
     /// Header and data digests
     #[arg(long)]
     digests: bool,
+    /// The host's name
+    #[arg(long, default_value = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-00000000f0eb")]
+    host: String,
+    /// Through TLS, with this key, as 'nvme gen-tls-key' prints it
+    #[arg(long, value_parser = TlsKey::parse)]
+    tls_key: Option<TlsKey>,
 }
 
-const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-00000000f0eb";
 /// Most data that goes in a capsule.
 const IN_CAPSULE: usize = 16 << 10;
 /// Room for what is received at a time on a connection that only stands there.
@@ -32,9 +39,79 @@ const ROOM_IDLE: usize = 8 << 10;
 /// Connections of a controller that only stands there, its admin queue included.
 const QUEUES_IDLE: usize = 10;
 
+/// Bytes of data in a record of TLS.
+const RECORD: usize = 16 << 10;
+
+/// TLS, and what was received and not opened yet.
+struct Secure {
+    session: Session,
+    sealed: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+impl Secure {
+    fn agree(stream: &mut TcpStream, key: &TlsKey, host: &str, subsystem: &str, room: usize) -> Result<Self> {
+        let mut session = Session::connect(&key.psks(host, subsystem)[..1])?;
+        let (mut input, mut output) = (Vec::new(), Vec::new());
+        loop {
+            let mut left = &input[..];
+            let agreed = session.handshake(&mut left, &mut output)?;
+            let taken = input.len() - left.len();
+            input.drain(..taken);
+            stream.write_all(&output)?;
+            output.clear();
+            if agreed {
+                let to = input.len();
+                input.resize(to + room, 0);
+                return Ok(Self { session, sealed: input, from: 0, to });
+            }
+            let mut more = [0; 4096];
+            let got = stream.read(&mut more)?;
+            ensure!(got > 0, "the target has closed the connection during the handshake");
+            input.extend_from_slice(&more[..got]);
+        }
+    }
+
+    /// Opens what there is, and receives when there is nothing: bytes of data.
+    fn read(&mut self, stream: &mut TcpStream, out: &mut [u8]) -> Result<usize> {
+        loop {
+            let mut left = &self.sealed[self.from..self.to];
+            let read = self.session.read(&mut left, out)?;
+            self.from = self.to - left.len();
+            match read {
+                Opened::Data(len) => return Ok(len),
+                Opened::Closed => return Ok(0),
+                Opened::Hungry => {}
+            }
+            if self.from == self.to || self.to == self.sealed.len() {
+                self.sealed.copy_within(self.from..self.to, 0);
+                (self.from, self.to) = (0, self.to - self.from);
+            }
+            let got = stream.read(&mut self.sealed[self.to..])?;
+            if got == 0 {
+                return Ok(0);
+            }
+            self.to += got;
+        }
+    }
+
+    fn seal(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        let mut sealed = vec![0; out.chunks(RECORD).map(|part| sealed_len(part.len())).sum()];
+        let mut at = 0;
+        for part in out.chunks(RECORD) {
+            at += self.session.write(part, &mut sealed[at..])?;
+        }
+        sealed.truncate(at);
+        *out = sealed;
+        Ok(())
+    }
+}
+
 /// A connection as plain as can be.
 struct Queue {
     stream: TcpStream,
+    secure: Option<Secure>,
     input: Vec<u8>,
     from: usize,
     to: usize,
@@ -45,14 +122,16 @@ struct Queue {
 impl Queue {
     fn open(arguments: &Arguments, queue: u16, entries: u16, cntlid: u16, room: usize) -> Result<(Self, u16)> {
         let digests = Digests { header: arguments.digests, data: arguments.digests };
-        let stream = TcpStream::connect(&arguments.uri.address).context("connecting")?;
+        let mut stream = TcpStream::connect(&arguments.uri.address).context("connecting")?;
         stream.set_nodelay(true)?;
+        let agree = |key| Secure::agree(&mut stream, key, &arguments.host, &arguments.uri.subsystem, room);
+        let secure = arguments.tls_key.as_ref().map(agree).transpose()?;
         let (input, nsid) = (vec![0; room], arguments.uri.nsid);
-        let mut this = Self { stream, input, from: 0, to: 0, digests: Digests::default(), nsid };
-        this.stream.write_all(&codec::ic_req(digests, 0))?;
+        let mut this = Self { stream, secure, input, from: 0, to: 0, digests: Digests::default(), nsid };
+        this.say(codec::ic_req(digests, 0))?;
         ensure!(matches!(this.pdu()?, Pdu::IcResp { .. }), "no ICResp");
         this.digests = digests;
-        let (mut sqe, data) = codec::connect(queue, entries, &arguments.uri.subsystem, HOST, cntlid, false);
+        let (mut sqe, data) = codec::connect(queue, entries, &arguments.uri.subsystem, &arguments.host, cntlid, false);
         sqe = codec::with_data(sqe, data.len(), true);
         let result = this.call(&sqe, &data)?;
         Ok((this, result as u16))
@@ -65,8 +144,13 @@ impl Queue {
         Ok((admin, cntlid))
     }
 
+    fn say(&mut self, mut bytes: Vec<u8>) -> Result<()> {
+        load::Session::seal(self, &mut bytes)?;
+        Ok(self.stream.write_all(&bytes)?)
+    }
+
     fn call(&mut self, sqe: &codec::Sqe, data: &[u8]) -> Result<u64> {
-        self.stream.write_all(&codec::command(sqe, data, self.digests))?;
+        self.say(codec::command(sqe, data, self.digests))?;
         match self.pdu()? {
             Pdu::Response(completion) if completion.status == 0 => Ok(completion.result),
             other => bail!("{other:x?}"),
@@ -86,7 +170,7 @@ impl Queue {
     /// Logical blocks of the namespace.
     fn identify(&mut self) -> Result<u64> {
         let sqe = codec::with_data(codec::sqe(0x06, self.nsid), 4096, false);
-        self.stream.write_all(&codec::command(&sqe, &[], self.digests))?;
+        self.say(codec::command(&sqe, &[], self.digests))?;
         let Pdu::Data { data, success, .. } = self.pdu()? else { bail!("no data") };
         if !success {
             ensure!(matches!(self.pdu()?, Pdu::Response(completion) if completion.status == 0), "identify");
@@ -107,10 +191,18 @@ impl load::Session for Queue {
             self.input.copy_within(self.from..self.to, 0);
             (self.from, self.to) = (0, self.to - self.from);
         }
-        let got = self.stream.read(&mut self.input[self.to..])?;
+        let room = &mut self.input[self.to..];
+        let got = match &mut self.secure {
+            Some(secure) => secure.read(&mut self.stream, room)?,
+            None => self.stream.read(room)?,
+        };
         ensure!(got > 0, "the target has closed the connection");
         self.to += got;
         Ok(())
+    }
+
+    fn seal(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        self.secure.as_mut().map_or(Ok(()), |secure| secure.seal(out))
     }
 
     fn command(&mut self, out: &mut Vec<u8>, command: &Command<'_>) {
