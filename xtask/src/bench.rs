@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
 mod gateway;
+mod idle;
 mod iscsi;
 mod messenger;
 mod nbd;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::report::{self, Case, Series, Side};
-use super::{Effort, cpu_seconds};
+use super::{Effort, cpu_seconds, idle};
 use crate::daemon::{self, Daemon};
 use crate::fio;
 use crate::shell::{self, Process, Scratch};
@@ -82,8 +82,6 @@ const JOBS: &[Job] = &[
 const GOAL_PER_CPU: f64 = 3.0;
 /// Bytes of the volumes.
 const SIZE_MIB: u64 = 512;
-/// Sessions that only stand there.
-const IDLE_SESSIONS: u64 = 100;
 
 const TARGET: &str = "iqn.2001-04.org.example:peer";
 
@@ -101,7 +99,7 @@ struct Places {
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
-    shell::run(shell::cargo().args(["build", "--quiet", "--release", "-p", "forebay-iscsi-host"]))?;
+    shell::run(&mut daemon::build_beside_command(&["-p", "forebay-iscsi-host"]))?;
     let scratch = Scratch::within(effort.dir.as_deref().unwrap_or(&shell::target()), "bench")?;
     let places = start(&scratch)?;
     for uri in places.ours.iter().chain(&places.theirs) {
@@ -136,7 +134,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         }
         println!("round {} of {}", round + 1, effort.rounds);
     }
-    let idle = idle(&places)?;
+    let idle = idle::idle(&places.daemon, "iscsi-load", &places.ours[0])?;
     let Places { daemon, tgtd, .. } = places;
     daemon.stop()?;
     // It does not end on SIGTERM while there are targets.
@@ -265,28 +263,6 @@ fn measure(job: &Job, uri: &str, processor: &str, seconds: f64) -> Result<Outcom
 /// The last average that iscsi-perf has shown.
 fn average(said: &str) -> Option<f64> {
     said.rsplit("iops average ").next().filter(|rest| rest.len() < said.len())?.split(' ').next()?.parse().ok()
-}
-
-/// What a hundred sessions cost that only stand there.
-fn idle(places: &Places) -> Result<String> {
-    const WATCHED: Duration = Duration::from_secs(5);
-    let mut standing = shell::command(shell::target().join("release/iscsi-load"));
-    standing.arg(&places.ours[0]).args(["--idle", &IDLE_SESSIONS.to_string(), "--seconds", "0"]);
-    let mut host = standing.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn()?;
-    let there = || {
-        let said = shell::output(places.daemon.command().args(["status", "--format", "json"])).ok()?;
-        let status: Value = serde_json::from_str(&said).ok()?;
-        (status["connections"].as_u64()? >= IDLE_SESSIONS).then_some(())
-    };
-    let came = shell::wait_for(Duration::from_secs(20), there);
-    let before = cpu_seconds(places.daemon.id())?;
-    std::thread::sleep(WATCHED);
-    let used = cpu_seconds(places.daemon.id())? - before;
-    drop(host.stdin.take());
-    host.wait()?;
-    came.with_context(|| format!("{IDLE_SESSIONS} sessions do not come"))?;
-    let share = used / WATCHED.as_secs_f64() * 100.0;
-    Ok(format!("{IDLE_SESSIONS} idle sessions: {share:.2} % of a core ({used:.2} s of {} s)", WATCHED.as_secs()))
 }
 
 fn case(job: &Job, suffix: &str) -> Case {

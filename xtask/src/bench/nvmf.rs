@@ -5,14 +5,13 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::report::{self, Case, Series, Side};
-use super::{Effort, cpu_seconds};
+use super::{Effort, cpu_seconds, idle};
 use crate::daemon::{self, Daemon};
 use crate::fio::{self, Job};
 use crate::shell::{self, Scratch};
@@ -37,10 +36,6 @@ const fn job(name: &'static str, pattern: &'static str, block_size: u32, depth: 
 const SIZE: &str = "512M";
 /// A volume that the processor's caches hold.
 const SIZE_SMALL: &str = "16M";
-/// Connections that only stand there.
-const IDLE_CONNECTIONS: u64 = 100;
-/// How long they are watched.
-const WATCHED: Duration = Duration::from_secs(5);
 /// What is measured of the small volume.
 const SMALL: &[Job] = &[job("randread-4k-qd32-16m", "randread", 4096, 32)];
 /// What is measured through TLS.
@@ -172,7 +167,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         }
         println!("round {} of {}", round + 1, effort.rounds);
     }
-    let idle = idle(&daemon, &over_nvme)?;
+    let idle = idle::idle(&daemon, "nvme-load", &over_nvme)?;
     daemon.stop()?;
     let guest = if effort.case.is_none() { in_guest(effort)? } else { Vec::new() };
     let more = in_cache.into_iter().chain(through_tls).flatten();
@@ -215,27 +210,6 @@ fn load(
     let found: Value = serde_json::from_str(&shell::output(&mut load)?)?;
     let number = |name: &str| found[name].as_f64().with_context(|| format!("our initiator says no {name}"));
     Ok((number("iops")?, number("mb_per_s")? * 1e6, number("requests")?))
-}
-
-/// What a hundred connections cost that only stand there.
-fn idle(daemon: &Daemon, uri: &str) -> Result<String> {
-    let mut standing = shell::command(shell::target().join("release/nvme-load"));
-    standing.arg(uri).args(["--idle", &IDLE_CONNECTIONS.to_string(), "--seconds", "0"]);
-    let mut host = standing.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
-    let there = || {
-        let said = shell::output(daemon.command().args(["status", "--format", "json"])).ok()?;
-        let status: Value = serde_json::from_str(&said).ok()?;
-        (status["connections"].as_u64()? >= IDLE_CONNECTIONS).then_some(())
-    };
-    let came = shell::wait_for(Duration::from_secs(20), there);
-    let before = cpu_seconds(daemon.id())?;
-    std::thread::sleep(WATCHED);
-    let used = cpu_seconds(daemon.id())? - before;
-    drop(host.stdin.take());
-    host.wait()?;
-    came.with_context(|| format!("{IDLE_CONNECTIONS} connections do not come"))?;
-    let share = used / WATCHED.as_secs_f64() * 100.0;
-    Ok(format!("{IDLE_CONNECTIONS} idle connections: {share:.2} % of a core ({used:.2} s of {} s)", WATCHED.as_secs()))
 }
 
 /// The kernel's target and a daemon side by side in a guest, whose processors are emulated.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::Effort;
 use super::report::{self, Case, Series, Side};
+use crate::daemon;
 use crate::fio::{self, Job};
 use crate::shell::{self, Scratch};
 
@@ -36,7 +37,7 @@ const RECOVERY_MIB: u64 = 12_900;
 
 /// Measures, prints and writes the report.
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
-    shell::run(shell::cargo().args(["build", "--quiet", "--release", "-p", "forebay-store", "--example", "bench"]))?;
+    shell::run(&mut daemon::build_beside_command(&["-p", "forebay-store", "--example", "bench"]))?;
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
     let scratch = Scratch::within(&folder, "bench")?;
     let raw = scratch.path().join("raw");
