@@ -215,6 +215,7 @@ pub enum Command {
 
     /// Have the daemon read again who may connect and with which secrets, from its configuration and the files that it
     /// names; hosts that are connected stay, other settings need a restart
+    #[command(after_help = "Example:\n  forebay reload")]
     Reload,
 
     /// Show who has reserved an image that several hosts share, or forget it
