@@ -127,7 +127,7 @@ fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String>
             }
             verify.join().expect("fio's thread panicked").context("fio finds a block that it did not write")
         })
-        .with_context(context)?;
+        .with_context(|| format!("{}; the daemon's last words:\n{}", context(), daemon.log_tail()))?;
     }
     daemon.stop()?;
     Ok(format!(

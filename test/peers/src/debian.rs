@@ -1,6 +1,7 @@
 //! ISA-L and jerasure as Debian ships them, opened at run time, so that nothing has to be there to build.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Once;
 
 /// A shared library that stays open.
 #[derive(Clone, Copy)]
@@ -118,12 +119,17 @@ impl Jerasure {
     pub fn open() -> Result<Self, String> {
         let library = Library::open(c"libJerasure.so.2", "libjerasure2")?;
         // SAFETY: the types are those of reed_sol.h and jerasure.h.
-        unsafe {
-            Ok(Self {
+        let this = unsafe {
+            Self {
                 matrix: library.function(c"reed_sol_vandermonde_coding_matrix")?,
                 encode: library.function(c"jerasure_matrix_encode")?,
-            })
-        }
+            }
+        };
+        // It makes the tables of its field when they are first needed, and threads that need them then get in each
+        // other's way.
+        static TABLES: Once = Once::new();
+        TABLES.call_once(|| drop(this.parity_matrix(2, 2)));
+        Ok(this)
     }
 
     /// What `reed_sol_vandermonde_coding_matrix` makes for w=8.
