@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_block::{BackendInfo, Buf, Error, ErrorKind, Result, Usage};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, JoinHandle, OpenOptions, fs, now, random, sleep, spawn, wall_clock};
+use forebay_reactor::{File, JoinHandle, OpenOptions, fs, random, sleep, spawn, wall_clock};
 
 use crate::cache::{Cache, CacheStats};
 use crate::checkpoint::store_id;
@@ -406,32 +406,17 @@ fn segment_size_for(size: u64) -> u32 {
     (size / 2048).next_power_of_two().clamp(256 << 10, 32 << 20) as u32
 }
 
-/// How long an opener waits for the lock.  A process that was killed is gone before the kernel has closed its files:
-/// operations that its ring had under way hold them, and the lock with them, until they have ended.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-const LOCK_RETRY: Duration = Duration::from_millis(10);
-
 pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File> {
     let shown = path.display();
-    let deadline = now() + LOCK_PATIENCE;
-    loop {
-        let error = match File::open(path, options) {
-            Ok(file) => return Ok(file),
-            Err(error) => error,
-        };
-        match error.kind() {
-            std::io::ErrorKind::WouldBlock if now() < deadline => sleep(LOCK_RETRY).await,
-            std::io::ErrorKind::WouldBlock => {
-                let text = format!("{shown} is in use by another process (or this one)");
-                return Err(Error::new(ErrorKind::Busy, text));
-            }
-            std::io::ErrorKind::NotFound => {
-                let text = format!("{shown} is not there; `forebay store init` makes a store");
-                return Err(Error::new(ErrorKind::NotFound, text));
-            }
-            _ => return Err(Error::from_io(error, format!("opening {shown}"))),
+    File::open_when_free(path, options).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            Error::new(ErrorKind::Busy, format!("{shown} is in use by another process (or this one)"))
         }
-    }
+        std::io::ErrorKind::NotFound => {
+            Error::new(ErrorKind::NotFound, format!("{shown} is not there; `forebay store init` makes a store"))
+        }
+        _ => Error::from_io(error, format!("opening {shown}")),
+    })
 }
 
 async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options: &StoreOptions) -> Result<Rc<Core>> {

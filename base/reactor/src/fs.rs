@@ -3,10 +3,17 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::buf::{BufList, BufMut};
 use crate::driver::{FileInfo, Handle, Op, OpenOptions};
 use crate::executor::{Inner, with_current};
+use crate::time::{now, sleep};
+
+/// How long an opener waits for a lock.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// And after how long it looks again.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// An open file or block device.  Cloning shares it; it is closed with the last clone.
 #[derive(Clone)]
@@ -35,6 +42,21 @@ impl File {
         let inner = with_current(Rc::clone);
         let (handle, info) = inner.with_driver(|driver| driver.open(path, options))?;
         Ok(Self { shared: Rc::new(Shared { inner, handle, info, path: path.to_owned() }) })
+    }
+
+    /// The same; waits a while for the lock, where that is wanted.  A process that was killed is gone before the kernel has
+    /// closed its files: operations that its ring had under way hold them, and the lock with them, until they have ended.
+    ///
+    /// # Errors
+    /// `WouldBlock` when another process goes on having the lock.
+    pub async fn open_when_free(path: impl AsRef<Path>, options: OpenOptions) -> io::Result<Self> {
+        let deadline = now() + LOCK_PATIENCE;
+        loop {
+            match Self::open(path.as_ref(), options) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now() < deadline => sleep(LOCK_RETRY).await,
+                result => return result,
+            }
+        }
     }
 
     /// What it was when it was opened.

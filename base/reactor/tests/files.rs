@@ -15,6 +15,7 @@ on_each_driver!(
     many_at_once,
     punched_ranges_read_as_zeroes,
     a_lock_keeps_others_out,
+    a_lock_that_comes_free_is_waited_for,
     opening_says_what_is_wrong,
     a_read_dropped_halfway_leaves_memory_alone,
     a_file_closed_under_its_operations,
@@ -139,6 +140,21 @@ async fn a_lock_keeps_others_out() {
     File::open(dir.join("f"), OpenOptions::read()).expect("opens without a lock");
     drop(first);
     File::open(dir.join("f"), DIRECT.lock()).expect("free again");
+}
+
+async fn a_lock_that_comes_free_is_waited_for() {
+    let dir = TempDir::new();
+    let first = File::open(dir.join("f"), DIRECT.lock()).expect("opens");
+    let waiting = forebay_reactor::spawn({
+        let path = dir.join("f");
+        async move { File::open_when_free(path, DIRECT.lock()).await.map(drop) }
+    });
+    forebay_reactor::yield_now().await;
+    assert!(!waiting.is_finished(), "it is locked");
+    drop(first);
+    waiting.await.expect("free again");
+    let missing = File::open_when_free(dir.join("none"), OpenOptions::read()).await.err().expect("not there");
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
 }
 
 async fn opening_says_what_is_wrong() {

@@ -126,7 +126,7 @@ impl Shelf {
             MediumKind::Ssd => {
                 let how = OpenOptions::read_write().direct().lock();
                 let how = if options.create { how.create() } else { how };
-                let file = File::open(path, how).map_err(|error| io(error, &name, "opening"))?;
+                let file = File::open_when_free(path, how).await.map_err(|error| io(error, &name, "opening"))?;
                 if file.info().sector > 4096 {
                     let text = format!("{name}: sectors of {} bytes; 4096 at most", file.info().sector);
                     return Err(Error::new(ErrorKind::Unsupported, text));
