@@ -54,7 +54,8 @@ impl Listeners {
         Ok(Self { unix, tcp, terminate, interrupt, hangup, control: config.control.clone() })
     }
 
-    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes or a core panics, then lets requests in flight end, and lets go of the engine.
+    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes or a core panics; then lets requests
+    /// in flight end, and lets go of the engine.
     pub async fn serve(
         self,
         engine: EngineHandle,
