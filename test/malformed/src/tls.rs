@@ -5,6 +5,7 @@ use std::net::TcpStream;
 
 use anyhow::{Context, Result};
 use forebay_load::Dice;
+use forebay_nvme_host::handshake::shake;
 use forebay_nvmf::session::psk::TlsKey;
 use forebay_tls::{Psk, Read as Opened, Session, sealed_len};
 
@@ -20,37 +21,6 @@ fn psk(key: &TlsKey, host: &str, subsystem: &str, dice: &mut Dice) -> Psk {
     let mut psks = key.psks(host, subsystem);
     let at = dice.below(psks.len());
     psks.swap_remove(at)
-}
-
-/// Sends this side's part of a handshake and takes in the other's until both agree; false when they do not.  With `harm`
-/// what is sent is harmed.
-fn shake(
-    stream: &mut TcpStream,
-    session: &mut Session,
-    input: &mut Vec<u8>,
-    mut harm: impl FnMut(&mut Vec<u8>),
-) -> io::Result<bool> {
-    let mut output = Vec::new();
-    loop {
-        let mut left = &input[..];
-        let result = session.handshake(&mut left, &mut output);
-        let taken = input.len() - left.len();
-        input.drain(..taken);
-        harm(&mut output);
-        stream.write_all(&output)?;
-        output.clear();
-        match result {
-            Ok(true) => return Ok(true),
-            Ok(false) => {}
-            Err(_) => return Ok(false),
-        }
-        let mut more = [0; 4096];
-        let got = stream.read(&mut more)?;
-        if got == 0 {
-            return Ok(false);
-        }
-        input.extend_from_slice(&more[..got]);
-    }
 }
 
 /// Hides bytes in a session's records, some of which go wrong; `None` when there is no session to hide them in.

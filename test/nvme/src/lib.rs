@@ -7,5 +7,6 @@
 pub mod auth;
 pub mod client;
 pub mod codec;
+pub mod handshake;
 pub mod target;
 pub mod wire;

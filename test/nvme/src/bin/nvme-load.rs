@@ -8,6 +8,7 @@ use clap::Parser;
 use forebay_load::Load;
 use forebay_load::load::{self, Command};
 use forebay_nvme_host::codec::{self, Digests, Pdu};
+use forebay_nvme_host::handshake::shake;
 use forebay_nvme_host::target::Uri;
 use forebay_nvmf::session::psk::TlsKey;
 use forebay_tls::{Read as Opened, Session, sealed_len};
@@ -53,24 +54,11 @@ struct Secure {
 impl Secure {
     fn agree(stream: &mut TcpStream, key: &TlsKey, host: &str, subsystem: &str, room: usize) -> Result<Self> {
         let mut session = Session::connect(&key.psks(host, subsystem)[..1])?;
-        let (mut input, mut output) = (Vec::new(), Vec::new());
-        loop {
-            let mut left = &input[..];
-            let agreed = session.handshake(&mut left, &mut output)?;
-            let taken = input.len() - left.len();
-            input.drain(..taken);
-            stream.write_all(&output)?;
-            output.clear();
-            if agreed {
-                let to = input.len();
-                input.resize(to + room, 0);
-                return Ok(Self { session, sealed: input, from: 0, to });
-            }
-            let mut more = [0; 4096];
-            let got = stream.read(&mut more)?;
-            ensure!(got > 0, "the target has closed the connection during the handshake");
-            input.extend_from_slice(&more[..got]);
-        }
+        let mut sealed = Vec::new();
+        ensure!(shake(stream, &mut session, &mut sealed, |_| {})?, "there is no agreement on TLS");
+        let to = sealed.len();
+        sealed.resize(to + room, 0);
+        Ok(Self { session, sealed, from: 0, to })
     }
 
     /// Opens what there is, and receives when there is nothing: bytes of data.

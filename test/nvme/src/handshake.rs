@@ -1,0 +1,40 @@
+//! A handshake of TLS over a socket that waits.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use forebay_tls::Session;
+
+/// Sends this side's part of a handshake and takes in the other's until both agree; false when they do not.  With `harm`
+/// what is sent is harmed.
+///
+/// # Errors
+/// Of the socket.
+pub fn shake(
+    stream: &mut TcpStream,
+    session: &mut Session,
+    input: &mut Vec<u8>,
+    mut harm: impl FnMut(&mut Vec<u8>),
+) -> io::Result<bool> {
+    let mut output = Vec::new();
+    loop {
+        let mut left = &input[..];
+        let result = session.handshake(&mut left, &mut output);
+        let taken = input.len() - left.len();
+        input.drain(..taken);
+        harm(&mut output);
+        stream.write_all(&output)?;
+        output.clear();
+        match result {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(_) => return Ok(false),
+        }
+        let mut more = [0; 4096];
+        let got = stream.read(&mut more)?;
+        if got == 0 {
+            return Ok(false);
+        }
+        input.extend_from_slice(&more[..got]);
+    }
+}
