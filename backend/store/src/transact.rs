@@ -141,8 +141,8 @@ impl Core {
 
     /// Does a write of whole blocks if nothing has to be waited for.
     fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
-        let (_, data) = whole_blocks(transaction)?;
-        if self.turns.borrow().contains_key(name) || !self.gate_is_open(data.len() as u64) {
+        let len = whole_blocks(transaction)?;
+        if self.turns.borrow().contains_key(name) || !self.gate_is_open(len) {
             return None;
         }
         self.write_if_loaded(name, transaction)
@@ -154,8 +154,8 @@ impl Core {
         name: &ObjectName,
         transaction: &Transaction,
     ) -> Option<Result<(u64, u64)>> {
-        let (_, data) = whole_blocks(transaction)?;
-        match self.wait_for_room(true, data.len() as u64).await {
+        let len = whole_blocks(transaction)?;
+        match self.wait_for_room(true, len).await {
             Ok(()) => self.write_if_loaded(name, transaction),
             Err(error) => Some(Err(error)),
         }
@@ -163,17 +163,15 @@ impl Core {
 
     /// Does a write of whole blocks, for which there is room, if what it changes is in memory.
     fn write_if_loaded(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
-        let (offset, data) = whole_blocks(transaction)?;
-        let len = data.len() as u64;
+        let len = whole_blocks(transaction)?;
         if self.refuse_writes().is_err() || check_name(name).is_err() {
             return None;
         }
-        let (start, count) = ((offset / BLOCK64) as u32, (len / BLOCK64) as u32);
         let object = self.find_cached(name)?;
         if let Some(object) = &object {
             let seen = object.state().snap_seq;
             if transaction.snapc.as_ref().is_some_and(|snapc| snapc.seq > seen)
-                || !Self::is_loaded(object, start, count)
+                || !writes(transaction).all(|(start, data)| Self::is_loaded(object, start, blocks_of(data)))
             {
                 return None;
             }
@@ -187,10 +185,10 @@ impl Core {
         log.begin_transaction();
         let object = object.unwrap_or_else(|| self.create(name));
         let (size, version) = {
-            let state = object.state();
-            (state.size.max(offset + len), self.version.get() + 1)
+            let ends = writes(transaction).map(|(start, data)| u64::from(start) * BLOCK64 + data.len() as u64);
+            (ends.fold(object.state().size, u64::max), self.version.get() + 1)
         };
-        self.write_blocks(&object, start, data, size, version);
+        writes(transaction).for_each(|(start, data)| self.write_blocks(&object, start, data, size, version));
         self.user_bytes.set(self.user_bytes.get() + len);
         let seq = log.end_transaction();
         self.after_write();
@@ -280,12 +278,31 @@ impl Core {
     }
 }
 
-/// The place and data of a transaction that only writes whole blocks.
-fn whole_blocks(transaction: &Transaction) -> Option<(u64, &BufList)> {
-    let [ObjectOp::Write { offset, data }] = &transaction.ops[..] else { return None };
-    let len = data.len() as u64;
-    let whole = offset.is_multiple_of(BLOCK64) && len.is_multiple_of(BLOCK64);
-    (len > 0 && whole && offset.checked_add(len)? <= OBJECT_SIZE_MAX).then_some((*offset, data))
+/// The bytes of a transaction that only writes whole blocks.
+fn whole_blocks(transaction: &Transaction) -> Option<u64> {
+    let mut bytes = 0;
+    for op in &transaction.ops {
+        let ObjectOp::Write { offset, data } = op else { return None };
+        let len = data.len() as u64;
+        let whole = offset.is_multiple_of(BLOCK64) && len.is_multiple_of(BLOCK64);
+        if len == 0 || !whole || offset.checked_add(len)? > OBJECT_SIZE_MAX {
+            return None;
+        }
+        bytes += len;
+    }
+    (bytes > 0).then_some(bytes)
+}
+
+/// The first block and the data of each of its writes.
+fn writes(transaction: &Transaction) -> impl Iterator<Item = (u32, &BufList)> {
+    transaction.ops.iter().filter_map(|op| match op {
+        ObjectOp::Write { offset, data } => Some(((offset / BLOCK64) as u32, data)),
+        _ => None,
+    })
+}
+
+fn blocks_of(data: &BufList) -> u32 {
+    (data.len() as u64 / BLOCK64) as u32
 }
 
 fn check_name(name: &ObjectName) -> Result<()> {

@@ -3,6 +3,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use forebay_reactor::BufList;
 use forebay_reactor::sync::Notify;
 
 use crate::advice::Advice;
@@ -29,6 +30,15 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
+/// One of several writes.
+#[derive(Debug, Clone)]
+pub struct Patch {
+    /// First byte.
+    pub offset: u64,
+    /// What is written.
+    pub data: BufList,
+}
+
 /// A volume as a front sees it.
 ///
 /// Requests that overlap while both are in flight have no order between them; each 4 KiB-aligned block of a write
@@ -45,6 +55,27 @@ pub trait BlockDevice {
     fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
         let _ = advice;
         self.submit(request)
+    }
+
+    /// Does several writes that do not overlap, in any order, as [`Request::Write`] would do each; answered when all are
+    /// done.  After an error any of them may have been done or not.  Costs less than one request each where they are
+    /// within the same [`unit`](Self::unit).
+    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+        let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
+        let under_way: Vec<_> = writes.into_iter().map(one).collect();
+        Box::pin(async move {
+            let mut all = Ok(());
+            for write in under_way {
+                all = all.and(write.await.map(drop));
+            }
+            all
+        })
+    }
+
+    /// Bytes of the units, counted from its beginning, in which the device stores what it holds, and changes it in one go
+    /// (a volume's objects); `None` where there is nothing of the kind.
+    fn unit(&self) -> Option<u64> {
+        None
     }
 
     /// What is stored where, for `extent`, without reading it.

@@ -16,7 +16,7 @@ mod shared;
 mod unnamed;
 
 pub use advice::Advice;
-pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
+pub use device::{BlockDevice, Geometry, LocalFuture, Patch, SizeWatch};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
 pub use forebay_reactor::{Buf, BufList, BufMut};

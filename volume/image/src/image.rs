@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_block::{
     Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
-    ObjectOp, Reply, Request, Result, SizeWatch, SnapContext, SnapId,
+    ObjectOp, Patch, Reply, Request, Result, SizeWatch, SnapContext, SnapId,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, Semaphore};
@@ -483,6 +483,15 @@ impl Image {
         &self.shared
     }
 
+    /// Why nothing may be written by this handle.
+    fn refuse_write(&self) -> Result<()> {
+        if self.read_only {
+            let what = format!("image {} is open for reading only", self.name());
+            return Err(Error::new(ErrorKind::ReadOnly, what));
+        }
+        Ok(())
+    }
+
     /// The cluster has fenced the client that has the image open: what is asked of it fails, for good.
     pub fn is_fenced(&self) -> bool {
         self.shared.is_fenced()
@@ -579,8 +588,9 @@ impl BlockDevice for Image {
     }
 
     fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
-        if self.read_only && request.is_write() {
-            let error = Error::new(ErrorKind::ReadOnly, format!("image {} is open for reading only", self.name()));
+        if request.is_write()
+            && let Err(error) = self.refuse_write()
+        {
             return Box::pin(ready(Err(error)));
         }
         if let (Request::Read(_), None, Some(reserved)) = (&request, self.snapshot, &*self.shared.reserved.borrow())
@@ -593,6 +603,17 @@ impl BlockDevice for Image {
             });
         }
         requests::submit(&self.shared, self.view(), request, advice)
+    }
+
+    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+        match self.refuse_write() {
+            Err(error) => Box::pin(ready(Err(error))),
+            Ok(()) => requests::write_many(&self.shared, writes, fua),
+        }
+    }
+
+    fn unit(&self) -> Option<u64> {
+        Some(self.object_size())
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

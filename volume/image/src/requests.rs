@@ -4,13 +4,14 @@
 //! objects, or one that has to wait for a range, goes on in a task of its own, so that it is done to its end even if
 //! nobody waits for it any more.
 
+use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    Advice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Reply,
+    Advice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Patch, Reply,
     Request, Result, SnapId, Transaction,
 };
 use forebay_reactor::spawn;
@@ -245,16 +246,81 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wish
     if !is_plain(shared, piece.object, change) {
         return Box::pin(change_managed(shared.clone(), piece.object, vec![op], wishes));
     }
+    if matches!(op, ObjectOp::Write { .. }) {
+        return store(shared, piece.object, vec![op], wishes);
+    }
     let may_be_absent = matches!(op, ObjectOp::Remove);
-    let stores = matches!(op, ObjectOp::Write { .. });
-    // Without an object map nobody knows whether this creates the object.
-    let ops = match shared.expectation().filter(|_| stores && shared.map().is_none()) {
-        Some(expect) => vec![expect, op],
-        None => vec![op],
-    };
-    let transaction = wishes.transaction(shared, ops);
-    let work = shared.data().submit(&shared.object_name(piece.object), transaction);
+    let work = shared.data().submit(&shared.object_name(piece.object), wishes.transaction(shared, vec![op]));
     if may_be_absent { unless_absent(work) } else { work }
+}
+
+/// Writes to a plain object.
+fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<u64>> {
+    // Without an object map nobody knows whether this creates the object.
+    if let Some(expect) = shared.expectation().filter(|_| shared.map().is_none()) {
+        ops.insert(0, expect);
+    }
+    shared.data().submit(&shared.object_name(object), wishes.transaction(shared, ops))
+}
+
+/// Writes that do not overlap; those to one object are one transaction.
+pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+    let wishes = Wishes { durable: fua, advice: Advice::NONE };
+    let mut objects: BTreeMap<u64, Vec<ObjectOp>> = BTreeMap::new();
+    for Patch { offset, data } in writes {
+        let extent = Extent::new(offset, data.len() as u64);
+        if let Err(error) = shared.check_range(shared.head(), extent) {
+            return failed(error);
+        }
+        for piece in shared.layout().pieces(extent) {
+            let op = ObjectOp::Write { offset: piece.extent.offset, data: part(&data, piece) };
+            objects.entry(piece.object).or_default().push(op);
+        }
+    }
+    let mut under_way: Vec<_> =
+        objects.into_iter().map(|(object, ops)| write_object(shared, object, ops, wishes)).collect();
+    match under_way.len() {
+        1 => under_way.remove(0),
+        _ => Box::pin(async move {
+            let mut all = Ok(());
+            for write in under_way {
+                all = all.and(write.await);
+            }
+            all
+        }),
+    }
+}
+
+/// Writes to one object.
+fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<()>> {
+    let at = object * shared.layout().object_size();
+    let ends = ops.iter().map(|op| match op {
+        ObjectOp::Write { offset, data } => (*offset, offset + data.len() as u64),
+        _ => (0, 0),
+    });
+    let (from, to) = ends.fold((u64::MAX, 0), |(from, to), (start, end)| (from.min(start), to.max(end)));
+    // All between them: nobody who holds a part of that may be in the way.
+    let extent = Extent::new(at + from, to.saturating_sub(from));
+    let pass = try_enter(shared, extent);
+    if is_plain(shared, object, &Change::Write(BufList::new()))
+        && let Some(pass) = pass
+    {
+        let write = OneWrite { shared: shared.clone(), work: Some((store(shared, object, ops, wishes), pass)) };
+        return Box::pin(async move { write.await.map(drop) });
+    }
+    let (shared, admission) = (shared.clone(), shared.admission());
+    let task = spawn(async move {
+        let _pass = match pass {
+            Some(pass) => pass,
+            None => wait_to_pass(&shared, extent, admission).await?,
+        };
+        let write = match is_plain(&shared, object, &Change::Write(BufList::new())) {
+            true => store(&shared, object, ops, wishes),
+            false => Box::pin(change_managed(shared.clone(), object, ops, wishes)),
+        };
+        write.await.map(drop)
+    });
+    Box::pin(task)
 }
 
 /// The part of a request's data that belongs to a piece, sharing the memory.
@@ -374,7 +440,8 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     };
     let guarded = overlap > 0 && (keeps || !replaces);
     // What is there has been told before.
-    let expect = shared.expectation().filter(|_| !guarded && matches!(ops[..], [ObjectOp::Write { .. }]));
+    let writes = ops.iter().all(|op| matches!(op, ObjectOp::Write { .. }));
+    let expect = shared.expectation().filter(|_| !guarded && writes);
     let map = shared.map();
     let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
     if clears && absent && overlap == 0 {

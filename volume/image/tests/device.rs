@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use common::{Stormy, bytes, objects, pattern, run};
-use forebay_block::{BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Reply, Request, Result};
+use forebay_block::{BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Patch, Reply, Request, Result};
 use forebay_image::{CreateOptions, Image, OpenOptions};
 use forebay_ram::RamBackend;
 use forebay_reactor::{spawn, yield_now};
@@ -39,6 +39,8 @@ async fn write(image: &Image, offset: u64, data: &[u8]) {
 enum Step {
     /// Requests given in one go; those that overlap an earlier one are left out.
     Batch(Vec<Ask>),
+    /// Writes given as one; those that overlap an earlier one are left out.
+    WriteMany(Vec<(Extent, u8)>, bool),
     /// The expectation holds, or differs somewhere.
     CompareAndWrite {
         extent: Extent,
@@ -114,6 +116,9 @@ fn step() -> impl Strategy<Value = Step> {
         .prop_map(|(extent, seed, wrong_at, fua)| Step::CompareAndWrite { extent, seed, wrong_at, fua });
     prop_oneof![
         8 => prop::collection::vec(ask(), 1..8).prop_map(Step::Batch),
+        3 => prop::collection::vec((extent(), any::<u8>()), 0..12)
+            .prop_flat_map(|writes| (Just(writes), any::<bool>()))
+            .prop_map(|(writes, fua)| Step::WriteMany(writes, fua)),
         3 => compare,
         2 => place().prop_map(Step::Resize),
         1 => extent().prop_map(Step::Map),
@@ -139,6 +144,7 @@ impl Check {
     async fn step(&mut self, step: &Step) {
         match step {
             Step::Batch(asks) => self.batch(asks).await,
+            Step::WriteMany(writes, fua) => self.write_many(writes, *fua).await,
             Step::CompareAndWrite { extent, seed, wrong_at, fua } => {
                 self.compare_and_write(*extent, *seed, *wrong_at, *fua).await;
             }
@@ -188,6 +194,24 @@ impl Check {
                 (_, reply) => panic!("{ask:?} was answered {reply:?}"),
             }
         }
+    }
+
+    async fn write_many(&mut self, writes: &[(Extent, u8)], fua: bool) {
+        let mut used: Vec<(Extent, Vec<u8>)> = Vec::new();
+        for &(extent, seed) in writes {
+            if !used.iter().any(|(other, _)| other.overlaps(extent)) {
+                used.push((extent, pattern(seed, extent.len as usize)));
+            }
+        }
+        let patch = |(extent, data): &(Extent, Vec<u8>)| Patch { offset: extent.offset, data: bytes(data) };
+        let answer = self.image.write_many(used.iter().map(patch).collect(), fua).await;
+        if !used.iter().all(|(extent, _)| self.fits(*extent)) {
+            // Refused as a whole, before anything is written.
+            assert_eq!(kind(answer), Some(ErrorKind::OutOfRange), "{used:?}");
+            return;
+        }
+        answer.unwrap_or_else(|error| panic!("{used:?}: {error}"));
+        used.iter().for_each(|(extent, data)| self.part(*extent).copy_from_slice(data));
     }
 
     async fn compare_and_write(&mut self, extent: Extent, seed: u8, wrong_at: Option<u64>, fua: bool) {
@@ -427,11 +451,17 @@ fn a_dropped_request_is_done_all_the_same() {
             // Within one object, or over two.
             let (offset, len) = if seed % 2 == 0 { (0, 5000) } else { (OBJECT / 2, OBJECT) };
             let data = pattern(3, len as usize);
-            let mut answer = image.submit(Request::Write { offset, data: bytes(&data), fua: seed % 3 == 0 });
-            if seed % 5 < 2 {
-                let _ = answer.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let fua = seed % 3 == 0;
+            let mut cx = Context::from_waker(Waker::noop());
+            let polled = seed % 5 < 2;
+            if seed % 7 < 3 {
+                let patch = |from: usize, to: usize| Patch { offset: offset + from as u64, data: bytes(&data[from..to]) };
+                let mut answer = image.write_many(vec![patch(0, 100), patch(100, data.len())], fua);
+                let _ = polled.then(|| answer.as_mut().poll(&mut cx));
+            } else {
+                let mut answer = image.submit(Request::Write { offset, data: bytes(&data), fua });
+                let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             }
-            drop(answer);
             // Taking the whole image waits for it; only then is it compared.
             let mut expect = vec![0; 3 * OBJECT as usize];
             expect[offset as usize..][..data.len()].copy_from_slice(&data);

@@ -7,8 +7,10 @@ use forebay_block::Extent;
 use crate::entries::{Entry, Kind};
 use crate::hidden::Covered;
 
-/// Longest write that parts are joined to, in bytes.
+/// Longest write that parts are joined to, in bytes, and the most that go in one request.
 const JOINED_MAX: u64 = 1 << 20;
+/// Writes in one request at most.
+const TOGETHER_MAX: usize = 64;
 
 /// What a run does at the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +75,32 @@ pub(crate) fn plan<'a>(entries: impl DoubleEndedIterator<Item = (u64, &'a Entry)
     runs
 }
 
+/// Puts runs together that go to the backend as one request: writes within one of its units, of `unit` bytes.
+pub(crate) fn together(runs: Vec<Run>, unit: Option<u64>) -> Vec<Vec<Run>> {
+    let unit_of = |run: &Run| {
+        let unit = unit.filter(|_| run.action == Action::Write)?;
+        let first = run.extent.offset / unit;
+        (first == (run.extent.end() - 1) / unit).then_some(first)
+    };
+    let mut groups: Vec<Vec<Run>> = Vec::new();
+    let (mut last, mut bytes) = (None, 0);
+    for run in runs {
+        let own = unit_of(&run);
+        bytes += run.extent.len;
+        match groups.last_mut() {
+            Some(group) if own.is_some() && own == last && group.len() < TOGETHER_MAX && bytes <= JOINED_MAX => {
+                group.push(run);
+            }
+            _ => {
+                bytes = run.extent.len;
+                groups.push(vec![run]);
+            }
+        }
+        last = own;
+    }
+    groups
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -80,6 +108,39 @@ mod tests {
     use super::*;
 
     proptest! {
+        #[test]
+        fn only_writes_of_one_unit_go_together(
+            runs in proptest::collection::vec((0..300_u64, 1..200_u64, 0..5_u8), 0..80),
+            unit in proptest::option::of(512..2048_u64),
+        ) {
+            let mut at = 0;
+            let runs: Vec<Run> = runs
+                .into_iter()
+                .map(|(gap, len, kind)| {
+                    let extent = Extent::new(at + gap, len);
+                    at = extent.end();
+                    Run { action: if kind == 0 { Action::Zeroes } else { Action::Write }, extent, parts: Vec::new() }
+                })
+                .collect();
+            let groups = together(runs.clone(), unit);
+            let units = |run: &Run| unit.map(|unit| (run.extent.offset / unit, (run.extent.end() - 1) / unit));
+            for group in &groups {
+                prop_assert!(!group.is_empty() && group.len() <= TOGETHER_MAX);
+                if group.len() > 1 {
+                    let first = units(&group[0]);
+                    prop_assert!(first.is_some_and(|(from, to)| from == to));
+                    prop_assert!(group.iter().all(|run| units(run) == first && run.action == Action::Write));
+                }
+            }
+            for pair in groups.windows(2) {
+                let (last, next) = (&pair[0][pair[0].len() - 1], &pair[1][0]);
+                let alike = units(last).is_some_and(|(from, to)| from == to) && units(last) == units(next);
+                let writes = last.action == Action::Write && next.action == Action::Write;
+                prop_assert!(!(alike && writes) || pair[0].len() == TOGETHER_MAX, "apart for no reason");
+            }
+            prop_assert_eq!(groups.concat(), runs);
+        }
+
         #[test]
         fn a_plan_in_any_order_is_the_entries_in_their_order(
             writes in proptest::collection::vec((0..400_u64, 1..60_u64, 0..5_u8), 1..80),

@@ -9,6 +9,8 @@ use forebay_reactor::Instant;
 pub(crate) const FREE_BELOW: f64 = 0.5;
 /// At this fill writes come in exactly as fast as they go out.
 const EVEN_AT: f64 = 0.9;
+/// Who would have to wait for less than this goes at once, and whoever is next waits for both.
+const WAIT_LEAST: Duration = Duration::from_millis(1);
 /// Longest wait of a single write.
 const WAIT_MAX: Duration = Duration::from_millis(500);
 /// A write that begins later than it might, by no more than this, does not put off the next ones.
@@ -50,7 +52,9 @@ impl Pressure {
         // Who was woken late is made up for, or the clock's steps would set the pace.
         let begin = if self.next + LATE_MAX < now { now } else { self.next };
         self.next = begin + step;
-        (begin.max(now) - now).min(WAIT_MAX)
+        let wait = begin.max(now) - now;
+        // Short waits are put together: one for each write would cost more than the write.
+        if wait < WAIT_LEAST { Duration::ZERO } else { wait.min(WAIT_MAX) }
     }
 }
 
@@ -79,8 +83,8 @@ mod tests {
     fn writes_come_in_as_fast_as_they_go_out() {
         let (fill, longest) = settles_at(40e6, 4096);
         assert!((0.85..0.95).contains(&fill), "{fill}");
-        // Never much longer than the backend takes for one write.
-        assert!(longest < Duration::from_micros(200), "{longest:?}");
+        // Never much longer than the backend takes for one write, or than it is worth waiting for.
+        assert!(longest < WAIT_LEAST + Duration::from_micros(200), "{longest:?}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result};
+use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Patch, Request, Result};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, timeout};
 
@@ -23,7 +23,7 @@ use crate::append::turn_off;
 use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
-use crate::plan::{Action, Run, plan};
+use crate::plan::{Action, Run, plan, together};
 use crate::read::{content, content_of, must_be_read};
 use crate::state::{Mode, State};
 
@@ -31,22 +31,29 @@ use crate::state::{Mode, State};
 const BATCH_BYTES: u64 = 4 << 20;
 /// Batches at once at most.
 const BATCHES: usize = 8;
-/// Batches of so few writes ask for each one to be durable by itself instead of flushing.
+/// Batches of so few requests ask for each one to be durable by itself instead of flushing.
 const FUA_MAX: usize = 4;
 /// From this fill on writing back does not wait for the entries to grow old.
 pub(crate) const EAGER_FILL: f64 = 0.125;
 /// Waits between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// A request, and the data of a write, which comes later.
-type Work = (Request, Option<LocalFuture<Result<BufList>>>);
+/// A request to the backend.
+enum Work {
+    Plain(Request),
+    /// Writes; their data comes later.
+    Writes {
+        writes: Vec<(u64, LocalFuture<Result<BufList>>)>,
+        fua: bool,
+    },
+}
 
 /// What is to be done for a row of entries.
 struct Batch {
     /// One past its last entry.
     end: u64,
-    /// What they change, in order and not overlapping, and how.
-    runs: Vec<(Extent, Work)>,
+    /// What they change, in order and not overlapping, and how: a request each.
+    requests: Vec<(Vec<Extent>, Work)>,
     /// Bytes of the volume that its entries are about, overwritten ones included.
     bytes: u64,
     durable: bool,
@@ -64,7 +71,8 @@ struct Under {
 
 /// How far a batch is.
 struct Progress {
-    /// Its writes that were not answered yet.
+    requests: usize,
+    /// Those that were not answered yet.
     left: Cell<usize>,
     written: Notify,
     /// What became of it: how many of the writes that went round the log are durable with it.
@@ -75,6 +83,12 @@ impl Under {
     fn writes(&self, extent: Extent) -> bool {
         let from = self.extents.partition_point(|own| own.end() <= extent.offset);
         self.extents.get(from).is_some_and(|own| own.overlaps(extent))
+    }
+
+    /// How many of its writes are still to be answered, about.
+    fn writes_left(&self) -> u64 {
+        let Progress { left, requests, .. } = &*self.progress;
+        (self.extents.len() * left.get()).div_ceil(*requests.max(&1)) as u64
     }
 
     fn failed(&self) -> bool {
@@ -250,7 +264,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let state = shared.state.borrow();
     let (first, limit) = (under.back().map_or(state.entries.tail(), |last| last.end), state.limit(shared));
     // Few at a time would cost a flush each: as many as the backend still has to do.
-    let least = under.iter().map(|batch| batch.progress.left.get() as u64).sum::<u64>().max(1);
+    let least = under.iter().map(Under::writes_left).sum::<u64>().max(1);
     if first + least > limit {
         return None;
     }
@@ -283,49 +297,60 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let numbered = (first..end).filter_map(|seq| state.entries.get(seq).map(|entry| (seq, entry)));
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
-    let durable = runs.len() <= FUA_MAX && runs.iter().all(|run| run.action != Action::Discard);
+    let discards = runs.iter().any(|run| run.action == Action::Discard);
     // What is not in memory is read together: entries lie in the order in which they came.
     let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.entries.get(seq)?)));
     let on_medium: Vec<Entry> =
         parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
     let mut reads = shared.medium.read_many(&on_medium).into_iter();
-    let runs = runs.into_iter().map(|run| (run.extent, request(shared, &state, run, durable, &mut reads))).collect();
-    Some(Batch { end, runs, bytes, durable })
+    let groups = together(runs, shared.inner.unit());
+    let durable = groups.len() <= FUA_MAX && !discards;
+    let requests = groups.into_iter().map(|runs| {
+        let extents = runs.iter().map(|run| run.extent).collect();
+        (extents, request(shared, &state, runs, durable, &mut reads))
+    });
+    let requests = requests.collect();
+    Some(Batch { end, requests, bytes, durable })
 }
 
-/// The request for a run; a write's data comes later, from `reads` what is not in memory.
+/// The request for runs that go together; a write's data comes later, from `reads` what is not in memory.
 fn request(
     shared: &Rc<Shared>,
     state: &State,
-    run: Run,
+    runs: Vec<Run>,
     fua: bool,
     reads: &mut impl Iterator<Item = LocalFuture<Result<Buf>>>,
 ) -> Work {
-    let Run { action, extent, parts } = run;
-    match action {
-        Action::Discard => (Request::Discard(extent), None),
-        Action::Zeroes => (Request::WriteZeroes { extent, no_unmap: false, fua }, None),
-        Action::ZeroesKeep => (Request::WriteZeroes { extent, no_unmap: true, fua }, None),
-        Action::Write => {
-            // Begun here, so that what it reads stays where it is.
-            let mut one = |&(seq, part): &(u64, Extent)| {
-                let entry = state.entries.get(seq)?;
-                match must_be_read(state, seq, entry) {
-                    true => Some(content_of(entry, part, reads.next()?)),
-                    false => Some(content(shared, state, seq, entry, part)),
-                }
-            };
-            let reads: Vec<_> = parts.iter().filter_map(&mut one).collect();
-            let data = async move {
+    let mut writes = Vec::with_capacity(runs.len());
+    for Run { action, extent, parts } in runs {
+        match action {
+            Action::Discard => return Work::Plain(Request::Discard(extent)),
+            Action::Zeroes => return Work::Plain(Request::WriteZeroes { extent, no_unmap: false, fua }),
+            Action::ZeroesKeep => return Work::Plain(Request::WriteZeroes { extent, no_unmap: true, fua }),
+            Action::Write => {}
+        }
+        // Begun here, so that what it reads stays where it is.
+        let mut one = |&(seq, part): &(u64, Extent)| {
+            let entry = state.entries.get(seq)?;
+            match must_be_read(state, seq, entry) {
+                true => Some(content_of(entry, part, reads.next()?)),
+                false => Some(content(shared, state, seq, entry, part)),
+            }
+        };
+        let mut reads: Vec<_> = parts.iter().filter_map(&mut one).collect();
+        let data: LocalFuture<Result<BufList>> = match reads.len() {
+            1 => reads.remove(0),
+            _ => Box::pin(async move {
                 let mut data = BufList::new();
                 for read in reads {
                     data.append(read.await?);
                 }
                 Ok(data)
-            };
-            (Request::Write { offset: extent.offset, data: BufList::new(), fua }, Some(Box::pin(data)))
-        }
+            }),
+        };
+        writes.push((extent.offset, data));
     }
+    Work::Writes { writes, fua }
 }
 
 enum Failure {
@@ -337,15 +362,21 @@ enum Failure {
 
 /// Begins a batch beside those that are under way; its end is told to `write_back`.
 fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<Under>) -> Under {
-    let Batch { end, runs, bytes, durable } = batch;
-    let extents: Vec<Extent> = runs.iter().map(|(extent, _)| *extent).collect();
-    let progress =
-        Rc::new(Progress { left: Cell::new(runs.len()), written: Notify::new(), outcome: RefCell::new(None) });
-    let mut tasks = Vec::with_capacity(runs.len());
-    for (extent, work) in runs {
+    let Batch { end, requests, bytes, durable } = batch;
+    let all = requests.len();
+    let progress = Rc::new(Progress {
+        requests: all,
+        left: Cell::new(all),
+        written: Notify::new(),
+        outcome: RefCell::new(None),
+    });
+    let mut tasks = Vec::with_capacity(all);
+    let mut extents = Vec::new();
+    for (own, work) in requests {
         // What overlaps keeps its order.
-        let before: Vec<_> =
-            under.iter().filter(|batch| batch.writes(extent)).map(|batch| batch.progress.clone()).collect();
+        let overlaps = |batch: &&Under| own.iter().any(|&extent| batch.writes(extent));
+        let before: Vec<_> = under.iter().filter(overlaps).map(|batch| batch.progress.clone()).collect();
+        extents.extend(own);
         let (shared, slots, progress) = (shared.clone(), slots.clone(), progress.clone());
         tasks.push(spawn(async move {
             for other in before {
@@ -370,25 +401,50 @@ fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<
     Under { end, bytes, started: now(), extents, progress }
 }
 
-/// Does one write of a batch.
-async fn write(shared: &Rc<Shared>, slots: &Semaphore, (request, data): Work) -> std::result::Result<(), Failure> {
+/// Does one request of a batch.
+async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::result::Result<(), Failure> {
     let _permit = slots.acquire(1).await;
-    let request = match (request, data) {
-        (Request::Write { offset, fua, .. }, Some(data)) => {
-            Request::Write { offset, data: data.await.map_err(Failure::Log)?, fua }
+    let (writes, fua) = match work {
+        Work::Plain(request) => {
+            count(shared, request.extent().map_or(0, |extent| extent.len));
+            return within(shared.inner.submit(request).await.map(drop));
         }
-        (request, _) => request,
+        Work::Writes { writes, fua } => (writes, fua),
     };
-    let len = request.extent().map_or(0, |extent| extent.len);
-    {
-        let mut state = shared.state.borrow_mut();
-        state.stats.written_back += 1;
-        state.stats.written_back_bytes += len;
+    let mut patches = Vec::with_capacity(writes.len());
+    for (offset, data) in writes {
+        patches.push(Patch { offset, data: data.await.map_err(Failure::Log)? });
     }
-    match shared.inner.submit(request).await {
-        // The volume has become shorter; what is past its end is gone.
+    count(shared, patches.iter().map(|patch| patch.data.len() as u64).sum());
+    let one = |Patch { offset, data }| shared.inner.submit(Request::Write { offset, data, fua });
+    if patches.len() < 2 {
+        let Some(patch) = patches.pop() else { return Ok(()) };
+        return within(one(patch).await.map(drop));
+    }
+    match shared.inner.write_many(patches.clone(), fua).await {
+        // Some of them may be within the volume still.
+        Err(error) if error.kind() == ErrorKind::OutOfRange => {
+            for patch in patches {
+                within(one(patch).await.map(drop))?;
+            }
+            Ok(())
+        }
+        result => result.map_err(Failure::Backend),
+    }
+}
+
+/// A request to the backend was made.
+fn count(shared: &Rc<Shared>, bytes: u64) {
+    let stats = &mut shared.state.borrow_mut().stats;
+    stats.written_back += 1;
+    stats.written_back_bytes += bytes;
+}
+
+/// The volume may have become shorter; what is past its end is gone.
+fn within(result: Result<()>) -> std::result::Result<(), Failure> {
+    match result {
         Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(()),
-        result => result.map(drop).map_err(Failure::Backend),
+        result => result.map_err(Failure::Backend),
     }
 }
 

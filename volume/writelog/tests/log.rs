@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Patch, Reply,
+    Request, Result, SizeWatch,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
@@ -28,6 +28,9 @@ struct Memory {
     pause: Cell<Duration>,
     /// Writes wait while it is closed.
     gate: Rc<Gate>,
+    /// Bytes of a unit, and writes that were given together in one.
+    unit: Cell<Option<u64>>,
+    together: Cell<usize>,
 }
 
 /// What writes wait at.
@@ -42,7 +45,8 @@ impl Memory {
     fn new(size: usize) -> Rc<Self> {
         let bytes = Rc::new(RefCell::new(vec![0; size]));
         let (writes, durable, flushes) = (Rc::default(), Rc::default(), Rc::default());
-        Rc::new(Self { bytes, writes, durable, flushes, pause: Cell::default(), gate: Rc::default() })
+        let (pause, gate, unit, together) = (Cell::default(), Rc::default(), Cell::default(), Cell::default());
+        Rc::new(Self { bytes, writes, durable, flushes, pause, gate, unit, together })
     }
 }
 
@@ -95,6 +99,25 @@ impl BlockDevice for Memory {
             }
         };
         Box::pin(std::future::ready(reply))
+    }
+
+    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+        let unit = self.unit.get().expect("only with units");
+        let units: Vec<u64> = writes.iter().map(|patch| patch.offset / unit).collect();
+        assert!(units.len() > 1 && units.iter().all(|&one| one == units[0]), "{units:?}");
+        self.together.set(self.together.get() + units.len());
+        let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
+        let under_way: Vec<_> = writes.into_iter().map(one).collect();
+        Box::pin(async move {
+            for write in under_way {
+                write.await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn unit(&self) -> Option<u64> {
+        self.unit.get()
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
@@ -398,6 +421,31 @@ fn what_was_written_together_is_read_together_to_be_written_back() {
         assert_eq!(reads() - before, 1, "32 payloads of 4 KiB");
         let found: Vec<u8> = (0..32).map(|at| inner.bytes.borrow()[at * 8192]).collect();
         assert_eq!(found, (0..32).collect::<Vec<u8>>());
+    });
+}
+
+#[test]
+fn writes_within_one_object_go_to_it_together() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        inner.unit.set(Some(256 << 10));
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), patience()).await;
+        // Every second block of two objects, one that lies over two, and one by itself.
+        for at in (0..120_u64).step_by(2) {
+            log.submit(write(at * 4096, at as u8 + 1, 4096)).await.expect("written");
+        }
+        log.submit(write((512 << 10) - 2048, 201, 4096)).await.expect("written");
+        log.submit(write(900 << 10, 202, 4096)).await.expect("written");
+        log.drain().await.expect("drained");
+        assert_eq!(inner.together.get(), 60);
+        // In two requests; the other two by themselves.  So few are durable without a flush.
+        assert_eq!(log.stats().written_back, 4);
+        assert_eq!(inner.writes.get(), 62);
+        assert_eq!(inner.durable.get(), 62);
+        let found: Vec<u8> = (0..120).map(|at| inner.bytes.borrow()[at * 4096]).collect();
+        let expected: Vec<u8> = (0..120).map(|at| if at % 2 == 0 { at + 1 } else { 0 }).collect();
+        assert_eq!(found, expected);
+        assert_eq!((inner.bytes.borrow()[(512 << 10) - 2048], inner.bytes.borrow()[900 << 10]), (201, 202));
     });
 }
 

@@ -2,9 +2,10 @@
 //! each 128) with one volume, a share of it with each of sixteen, and as fast as it goes at every depth; and appending by
 //! itself.
 //!
-//! In front of a Ceph cluster on this machine, and of the embedded store with a pause of 2 ms on each request.  Volumes are
-//! written all over first, so that no object is made while it is measured, and a log is empty when a job begins; those
-//! that go as fast as they can fill it before they are measured.
+//! In front of a Ceph cluster, and of the embedded store with a pause of 2 ms on each request.  Both stand for what is on
+//! other machines: what they store is in memory, so that the log has the disk to itself, and hosts and daemon go before the
+//! cluster's daemons on the processors.  Volumes are written all over first, so that no object is made while it is
+//! measured, and a log is empty when a job begins; those that go as fast as they can fill it before they are measured.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,14 +42,56 @@ const PMEM_GOALS: [(&str, &str, f64); 2] =
 /// The share of fio's rate that appending to a file has to reach.
 const SSD_GOAL: f64 = 0.8;
 
+/// Where writes go first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Log {
+    /// On the machine's disk.
+    Ssd,
+    /// In memory, used as persistent memory.
+    Pmem,
+    None,
+}
+
+/// What is measured; each is in front of every backend.
+const LOGS: [Log; 3] = [Log::Ssd, Log::Pmem, Log::None];
+
+impl Log {
+    fn name(self) -> &'static str {
+        match self {
+            Log::Ssd => "log on ssd",
+            Log::Pmem => "log in pmem",
+            Log::None => "no log",
+        }
+    }
+
+    /// What a case's name ends in.
+    fn suffix(self) -> &'static str {
+        if self == Log::Pmem { "-pmem" } else { "" }
+    }
+
+    fn image(self) -> &'static str {
+        match self {
+            Log::Ssd => "ssd",
+            Log::Pmem => "pmem",
+            Log::None => "plain",
+        }
+    }
+}
+
 /// A daemon with its volumes.
 struct Setup {
-    name: String,
-    side: Side,
+    log: Log,
     daemon: Daemon,
     uris: Vec<String>,
     /// Those that have a log.
     logged: Vec<String>,
+}
+
+/// Folders: on the disk, and in memory.
+#[derive(Clone, Copy)]
+struct Folders<'a> {
+    disk: &'a Path,
+    memory: &'a Path,
 }
 
 /// What is behind the log.
@@ -65,22 +108,31 @@ impl Behind {
         }
     }
 
-    fn setup(&self, folder: &Path, log: bool) -> Result<Setup> {
+    fn setup(&self, folders: Folders<'_>, log: Log) -> Result<Setup> {
         let (variable, pool) = match self {
             Behind::Ceph(cluster) => (cluster.variable(), "rbd"),
             Behind::Slow => (format!("FOREBAY_DEBUG_BACKEND_DELAY_US={PAUSE_US}"), "local"),
         };
-        let (side, how) = if log { (Side::Ours, "log") } else { (Side::Peer, "plain") };
-        let data = folder.join(format!("{}-{how}", self.name()));
+        let name = format!("{}-{}", self.name(), log.image());
+        let data = folders.memory.join(&name);
         std::fs::create_dir_all(&data)?;
-        let daemon = Daemon::start_under(&["/usr/bin/env", &variable], &data.join("data"), &["--cores", "1"])?;
-        let place = log.then(|| format!("--log=ssd:{}:64M", data.join("logs").display()));
+        let daemon = Daemon::start_under(&["/usr/bin/env", &variable], &data, &["--cores", "1"])?;
+        let place = match log {
+            Log::Ssd => Some(format!("--log=ssd:{}:64M", folders.disk.join(&name).display())),
+            Log::Pmem => {
+                // Room for all of them: a mapping does not grow.
+                let path = folders.memory.join(name + "-log");
+                std::fs::File::create(&path)?.set_len((VOLUMES as u64 + 1) << 26)?;
+                Some(format!("--log=pmem:{}:64M:force", path.display()))
+            }
+            Log::None => None,
+        };
         let more: Vec<&str> = place.as_deref().into_iter().collect();
-        let images: Vec<String> = (0..VOLUMES).map(|at| format!("{pool}/{how}{at}")).collect();
+        let images: Vec<String> = (0..VOLUMES).map(|at| format!("{pool}/{}{at}", log.image())).collect();
         let volume = |(at, image): (usize, &String)| daemon.volume_with(image, &format!("{}M", size_mib(at)), &more);
         let uris = images.iter().enumerate().map(volume).collect::<Result<_>>()?;
-        let name = if log { "log on ssd" } else { "no log" };
-        let setup = Setup { name: name.into(), side, daemon, uris, logged: if log { images } else { Vec::new() } };
+        let logged = if log == Log::None { Vec::new() } else { images };
+        let setup = Setup { log, daemon, uris, logged };
         for (at, uri) in setup.uris.iter().enumerate() {
             let mut fill = shell::command("fio");
             fill.args(crate::fio::nbd(uri)).args(["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4", "--thread"]);
@@ -113,7 +165,8 @@ struct Outcome {
     iops: f64,
 }
 
-fn job(uri: &str, size_mib: u64, depth: u32, rate: u32, seconds: f64) -> std::process::Command {
+fn job(setup: &Setup, volume: usize, depth: u32, rate: u32, seconds: f64) -> std::process::Command {
+    let (uri, size_mib) = (&setup.uris[volume], size_mib(volume));
     let mut fio = shell::command("fio");
     fio.args(crate::fio::nbd(uri)).args(["--name=job", "--rw=randwrite", "--bs=4k", "--thread"]);
     fio.args([format!("--size={size_mib}M"), format!("--ramp_time={}", RAMPS[usize::from(rate == 0)])]);
@@ -147,9 +200,9 @@ fn parse(text: &str) -> Result<Outcome> {
 fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -> Result<Outcome> {
     let scratch = Scratch::new("fio")?;
     let mut running = Vec::new();
-    for (at, uri) in setup.uris.iter().take(volumes).enumerate() {
-        let log = scratch.path().join(format!("{at}"));
-        running.push((Process::start(&mut job(uri, size_mib(at), depth, rate, seconds), &log)?, log));
+    for volume in 0..volumes {
+        let log = scratch.path().join(format!("{volume}"));
+        running.push((Process::start(&mut job(setup, volume, depth, rate, seconds), &log)?, log));
     }
     let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0 };
     for (mut process, log) in running {
@@ -183,10 +236,12 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
             continue;
         }
         let behind = match backend {
-            "ceph" => Behind::Ceph(Cluster::named_or_start(OSDS)?),
+            "ceph" => Behind::Ceph(Cluster::named_or_apart(OSDS)?),
             _ => Behind::Slow,
         };
-        let setups = [behind.setup(scratch.path(), true)?, behind.setup(scratch.path(), false)?];
+        let memory = Scratch::within(Path::new("/dev/shm"), "bench")?;
+        let folders = Folders { disk: scratch.path(), memory: memory.path() };
+        let setups: Vec<Setup> = LOGS.iter().map(|&log| behind.setup(folders, log)).collect::<Result<_>>()?;
         for round in 0..effort.rounds {
             for (volumes, depth, rate) in jobs() {
                 let name = case_name(backend, volumes, depth, rate);
@@ -194,21 +249,23 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                     continue;
                 }
                 for place in 0..setups.len() {
-                    let which = (place + round) % setups.len();
-                    let outcome = measure(&setups[which], volumes, depth, rate, effort.seconds)
-                        .with_context(|| format!("{name}, {}", setups[which].name))?;
+                    let setup = &setups[(place + round) % setups.len()];
+                    let outcome = measure(setup, volumes, depth, rate, effort.seconds)
+                        .with_context(|| format!("{name}, {}", setup.log.name()))?;
                     let tails = outcome.tail_us.map(|us| format!("{us:.0}")).join(" ");
                     println!(
                         "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us",
-                        setups[which].name, outcome.iops, outcome.mean_us
+                        setup.log.name(),
+                        outcome.iops,
+                        outcome.mean_us
                     );
                     // What is better is larger.
                     if rate == 0 {
-                        note(&mut cases, &name, "IOPS", 1.0, &setups, which, outcome.iops);
+                        note(&mut cases, &name, "IOPS", 1.0, setup.log, outcome.iops);
                     } else {
                         let (mean, tail) = (1e6 / outcome.mean_us, 1e6 / outcome.tail_us[3]);
-                        note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, &setups, which, mean);
-                        note(&mut cases, &format!("{name}-99.99"), "1/s", TAIL_GOAL, &setups, which, tail);
+                        note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, setup.log, mean);
+                        note(&mut cases, &format!("{name}-99.99"), "1/s", TAIL_GOAL, setup.log, tail);
                     }
                 }
             }
@@ -297,24 +354,21 @@ fn fio_appends(file: &Path, depth: u32, seconds: f64) -> Result<f64> {
     Ok(parse(&shell::output(&mut fio)?)?.iops)
 }
 
-fn note(
-    cases: &mut Vec<Case>,
-    name: &str,
-    unit: &'static str,
-    goal: f64,
-    setups: &[Setup; 2],
-    which: usize,
-    value: f64,
-) {
-    if !cases.iter().any(|case| case.name == name) {
-        let series = setups
-            .iter()
-            .map(|setup| Series { name: setup.name.clone(), side: setup.side, values: Vec::new() })
-            .collect();
-        cases.push(Case { name: name.into(), unit, goal, series });
-    }
-    if let Some(case) = cases.iter_mut().find(|case| case.name == name) {
-        case.series[which].values.push(value);
+/// Notes a figure of the case `name`, of which there is one for each kind of log.
+fn note(cases: &mut Vec<Case>, name: &str, unit: &'static str, goal: f64, log: Log, value: f64) {
+    for kind in LOGS.into_iter().filter(|&kind| kind != Log::None) {
+        if log != kind && log != Log::None {
+            continue;
+        }
+        let name = format!("{name}{}", kind.suffix());
+        if !cases.iter().any(|case| case.name == name) {
+            let series = [(kind, Side::Ours), (Log::None, Side::Peer)];
+            let series = series.map(|(log, side)| Series { name: log.name().into(), side, values: Vec::new() });
+            cases.push(Case { name: name.clone(), unit, goal, series: series.into() });
+        }
+        if let Some(case) = cases.iter_mut().find(|case| case.name == name) {
+            case.series[usize::from(log == Log::None)].values.push(value);
+        }
     }
 }
 
@@ -326,10 +380,11 @@ fn method(effort: &Effort) -> String {
         "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {rounds} rounds of \
          {seconds} s after {ramp} s of warming up ({fill} s for *-qdN*, which fills the log), with and without the log in \
          turn; medians (lowest and highest in parentheses). Volumes ({size} MiB; sixteen of {small} MiB but for the first) \
-         are written all over before, and a log is empty when a job begins. Logs have 64 MiB and lie on the machine's \
-         disk. *ceph* is a real cluster of {OSDS} OSDs on the same machine and the same disk, two copies of everything: \
-         fio, daemon and cluster share two processors. *slow* is the embedded store with a pause of 2 ms on every \
-         request. *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
+         are written all over before, and a log is empty when a job begins. Logs have 64 MiB. *ceph* is a real cluster of \
+         {OSDS} OSDs on the same machine, two copies of everything, standing for one on others: fio and the daemon go before \
+         it on the processors (nice), and the OSDs' disks are in memory, not on the log's. *slow* is the embedded store, in \
+         memory, with a pause of 2 ms on every request. The log is a file on the machine's disk or, in *-pmem*, a mapped \
+         one in memory with all the flushes of persistent memory (the talk's log was in such). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
          {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. Figures are 1 / latency, \
          so that more is better: the mean, and the 99.99th percentile of the worst volume. *-qdN*: one volume, as fast \
          as it goes, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in \

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch};
+use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Patch, Reply, Request, Result, SizeWatch};
 use forebay_reactor::sleep;
 
 /// What the environment is asked for.
@@ -42,6 +42,19 @@ impl BlockDevice for Delayed {
             pause.await;
             result
         })
+    }
+
+    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+        let (inner, pause) = (self.inner.write_many(writes, fua), sleep(self.pause));
+        Box::pin(async move {
+            let result = inner.await;
+            pause.await;
+            result
+        })
+    }
+
+    fn unit(&self) -> Option<u64> {
+        self.inner.unit()
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

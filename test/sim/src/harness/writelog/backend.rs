@@ -4,14 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Patch, Reply,
+    Request, Result, SizeWatch,
 };
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{File, OpenOptions};
+use forebay_reactor::{File, OpenOptions, spawn};
 
 use super::{BACKEND, Record};
 use crate::world::World;
+
+/// Bytes of an object, about.
+const UNIT: u64 = 64 << 10;
 
 /// A disk as a block device: what a backend is to a log.
 pub(super) struct Backend {
@@ -79,13 +82,11 @@ impl Backend {
     }
 
     async fn cut_off(&self, extent: Extent) -> Result<()> {
-        /// Bytes of an object, about.
-        const STEP: u64 = 64 << 10;
         let io = |error| Error::from_io(error, "the backend");
         self.ended.wait_until(|| self.under_way.borrow().is_free(extent, true, true)).await;
         let mut at = extent.offset;
         while at < extent.end() {
-            let end = (at - at % STEP + STEP).min(extent.end());
+            let end = (at - at % UNIT + UNIT).min(extent.end());
             self.file.write_at(BufList::zeroes((end - at) as usize), at).await.map_err(io)?;
             at = end;
         }
@@ -178,6 +179,22 @@ impl BlockDevice for Backend {
         })
     }
 
+    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+        let one = |Patch { offset, data }| spawn(self.submit(Request::Write { offset, data, fua }));
+        let under_way: Vec<_> = writes.into_iter().map(one).collect();
+        Box::pin(async move {
+            let mut all = Ok(());
+            for write in under_way {
+                all = all.and(write.await.map(drop));
+            }
+            all
+        })
+    }
+
+    fn unit(&self) -> Option<u64> {
+        Some(UNIT)
+    }
+
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
         let mut map = ExtentMap::new();
         map.push(extent.offset, extent.len, ExtentState::Data);
@@ -191,7 +208,7 @@ impl BlockDevice for Backend {
 
 #[cfg(test)]
 mod tests {
-    use forebay_reactor::{Buf, spawn};
+    use forebay_reactor::Buf;
 
     use super::*;
     use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
