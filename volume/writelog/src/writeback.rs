@@ -24,6 +24,7 @@ use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
 use crate::plan::{Action, Run, plan, together};
+use crate::pressure::FREE_BELOW;
 use crate::read::{content, content_of, must_be_read};
 use crate::state::{Mode, State};
 
@@ -35,6 +36,10 @@ const BATCHES: usize = 8;
 const FUA_MAX: usize = 4;
 /// From this fill on writing back does not wait for the entries to grow old.
 pub(crate) const EAGER_FILL: f64 = 0.125;
+/// Requests to the backend at once where there is time, if as many are allowed.
+const AT_ONCE_LEAST: usize = 8;
+/// At this share of the age that they may have, entries are written back as fast as it goes.
+const LATE_AT: f64 = 0.75;
 /// Waits between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
@@ -364,12 +369,8 @@ enum Failure {
 fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<Under>) -> Under {
     let Batch { end, requests, bytes, durable } = batch;
     let all = requests.len();
-    let progress = Rc::new(Progress {
-        requests: all,
-        left: Cell::new(all),
-        written: Notify::new(),
-        outcome: RefCell::new(None),
-    });
+    let progress =
+        Rc::new(Progress { requests: all, left: Cell::new(all), written: Notify::new(), outcome: RefCell::new(None) });
     let mut tasks = Vec::with_capacity(all);
     let mut extents = Vec::new();
     for (own, work) in requests {
@@ -401,9 +402,23 @@ fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<
     Under { end, bytes, started: now(), extents, progress }
 }
 
+/// How many of the permits a request takes: all but one in so many where there is time, so that a batch does not come down
+/// on the backend, and on this core, at once, while hosts write; one when the log fills up or entries grow old.
+fn permits(shared: &Shared) -> usize {
+    let (parallel, fill) = (shared.options.parallel, shared.fill());
+    let state = shared.state.borrow();
+    let asked = state.wanted > state.entries.tail() || state.starved || !state.mode.is_on();
+    let old = state.age() >= shared.limits.get().age_max.mul_f64(LATE_AT);
+    if asked || old || fill >= FREE_BELOW {
+        return 1;
+    }
+    let at_once = AT_ONCE_LEAST + (parallel.saturating_sub(AT_ONCE_LEAST) as f64 * fill / FREE_BELOW) as usize;
+    (parallel / at_once).max(1)
+}
+
 /// Does one request of a batch.
 async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::result::Result<(), Failure> {
-    let _permit = slots.acquire(1).await;
+    let _permit = slots.acquire(permits(shared)).await;
     let (writes, fua) = match work {
         Work::Plain(request) => {
             count(shared, request.extent().map_or(0, |extent| extent.len));

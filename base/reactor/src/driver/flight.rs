@@ -31,8 +31,6 @@ pub(super) struct Flight {
     pub(super) fixed: Option<u16>,
     /// Asked to run on a kernel thread, after it was told to try again.
     pub(super) asynchronous: bool,
-    /// A short send, and the submission that it went with.
-    pub(super) short_send: Option<u64>,
     /// Nothing is there to be received yet: waiting comes before looking.
     pub(super) poll_first: bool,
     iovecs: Vec<libc::iovec>,
@@ -51,7 +49,6 @@ impl Flight {
             direct_unit: 1,
             fixed: None,
             asynchronous: false,
-            short_send: None,
             poll_first: false,
             iovecs: Vec::new(),
             // SAFETY: all zeroes is a valid msghdr: no name, no parts.

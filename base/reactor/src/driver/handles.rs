@@ -16,16 +16,11 @@ pub(crate) struct Entry {
     in_flight: u32,
     /// The last receive took all that was there.
     pub(crate) drained: bool,
-    /// Short sends that have to end at once before it is taken for granted again that they do.
-    doubtful_sends: u8,
     /// A block device.
     pub(crate) block_device: bool,
     /// The unit of direct I/O in bytes, when direct I/O is on; 1 otherwise.
     pub(crate) direct_unit: u32,
 }
-
-/// See [`Entry::doubtful_sends`], after one had to wait for room.
-const DOUBTFUL_SENDS: u8 = 64;
 
 /// By file descriptor.
 #[derive(Default)]
@@ -78,17 +73,6 @@ impl Handles {
     /// Remembers whether a receive took all that was there.
     pub(crate) fn set_drained(&mut self, fd: RawFd, drained: bool) {
         self.entries[fd as usize].drained = drained;
-    }
-
-    /// True while short sends on it end at once.
-    pub(crate) fn sends_at_once(&self, fd: RawFd) -> bool {
-        self.entries[fd as usize].doubtful_sends == 0
-    }
-
-    /// Remembers whether a short send had to wait for room.
-    pub(crate) fn note_send(&mut self, fd: RawFd, at_once: bool) {
-        let doubtful = &mut self.entries[fd as usize].doubtful_sends;
-        *doubtful = if at_once { doubtful.saturating_sub(1) } else { DOUBTFUL_SENDS };
     }
 
     /// Counts an operation that has ended, and closes what waited for it.

@@ -21,7 +21,6 @@ use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
 use super::threads::{FileThreads, Job};
 use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
-use crate::buf::BufList;
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -36,14 +35,6 @@ const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 /// end together, and the disk waits while the program handles them.  At 32 reads in flight, 4 a call gave 25 % more
 /// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that.
 const DISK_BATCH: u32 = 4;
-
-/// Sends up to this length, in bytes, mostly end when they are submitted: a socket has room for them.
-const SHORT_SEND: usize = 16 << 10;
-
-/// How long a wait for the ends of such sends and one more answer is kept up, when they do not come.  Where one does not
-/// come because its socket has no room, everybody else waits so long with it; sends to that socket do not count then,
-/// until many of them have ended at once.
-const SHORT_SENDS_WAIT: Duration = Duration::from_millis(5);
 
 /// In the upper half of the user data: not an operation, but ...
 const INTERNAL: u64 = (u32::MAX as u64) << 32;
@@ -78,14 +69,6 @@ pub(crate) struct UringDriver {
     backlog: VecDeque<squeue::Entry>,
     /// Reads and writes of files among the entries not yet submitted.
     disk_queued: u32,
-    /// Short sends among the entries not yet submitted, which should end at once.
-    sends_queued: u32,
-    /// Submissions so far.
-    submissions: u64,
-    /// Among the answers that are being taken was one that was not a short send's.
-    others_answered: bool,
-    /// This kernel can wait for several answers for a while, and then for one.
-    waits_for_several: bool,
     /// Ended without the kernel.
     finished: Vec<Completion>,
     answers: Vec<(u64, i32)>,
@@ -133,7 +116,6 @@ impl UringDriver {
             let text = format!("this kernel's io_uring lacks operation {code}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
-        let waits_for_several = ring.params().is_feature_min_timeout();
         let buffers = FixedBuffers::new(&ring);
         let mut driver = Self {
             ring,
@@ -144,10 +126,6 @@ impl UringDriver {
             live: 0,
             backlog: VecDeque::new(),
             disk_queued: 0,
-            sends_queued: 0,
-            submissions: 0,
-            others_answered: false,
-            waits_for_several,
             finished: Vec::new(),
             answers: Vec::new(),
             wake: Arc::new(EventFd::new(false)?),
@@ -159,7 +137,7 @@ impl UringDriver {
         };
         // Where setting up is allowed but entering is not, it shows here and not later.
         driver.arm_wake();
-        if let Err(error) = driver.enter(false, None) {
+        if let Err(error) = driver.enter(0, None) {
             driver.wake_armed = false;
             return Err(error);
         }
@@ -201,36 +179,19 @@ impl UringDriver {
         }
     }
 
-    /// Submits, and waits for an answer for at most `timeout`, if it is `wanted`.
-    ///
-    /// Short sends end within the call that submits them.  Who waits for an answer to what it sends would come back for
-    /// those ends only, and have to ask again: so they are waited for beside one more.
-    fn enter(&mut self, wanted: bool, timeout: Option<Duration>) -> io::Result<()> {
+    /// Submits, and waits for `want` answers for at most `timeout`.
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
         let submit = self.ring.submission().len() as u32;
         self.disk_queued = 0;
-        let sends = mem::take(&mut self.sends_queued);
-        self.submissions += 1;
-        let several = wanted && sends > 0 && self.waits_for_several;
-        let want = u32::from(wanted) + if several { sends } else { 0 };
         let flags = EnterFlags::GETEVENTS;
         let submitter = self.ring.submitter();
-        // The kernel lets this one go before the other, also where it is longer.
-        let min_wait = timeout.map_or(SHORT_SENDS_WAIT, |timeout| timeout.min(SHORT_SENDS_WAIT));
-        let timeout = timeout.map(|timeout| Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos()));
-        let mut args = SubmitArgs::new();
-        if several {
-            args = args.min_wait_usec(min_wait.as_micros() as u32);
-        }
-        let result = match &timeout {
+        let result = match timeout {
             Some(timeout) => {
-                let args = args.timespec(timeout);
+                let timeout = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&timeout);
                 // SAFETY: with EXT_ARG the argument is a SubmitArgs; it and the time live through the call.
                 unsafe { submitter.enter(submit, want, (flags | EnterFlags::EXT_ARG).bits(), Some(&args)) }
             }
-            // SAFETY: as above, without a time.
-            None if several => unsafe {
-                submitter.enter(submit, want, (flags | EnterFlags::EXT_ARG).bits(), Some(&args))
-            },
             // SAFETY: no argument.
             None => unsafe { submitter.enter::<libc::sigset_t>(submit, want, flags.bits(), None) },
         };
@@ -240,7 +201,6 @@ impl UringDriver {
     /// Takes the kernel's answers.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let mut answers = mem::take(&mut self.answers);
-        self.others_answered = false;
         answers.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
         for (user_data, result) in answers.drain(..) {
             self.answer(user_data, result, done);
@@ -256,21 +216,12 @@ impl UringDriver {
             if user_data == WAKE {
                 self.wake_armed = false;
             }
-            self.others_answered = true;
             return;
         }
         let (index, generation) = (user_data as u32 as usize, (user_data >> 32) as u32);
         let slot = &mut self.slots[index];
         assert_eq!(slot.generation, generation, "the kernel answered operation {index} twice");
         let flight = slot.flight.as_mut().expect("an answer to an operation in flight");
-        match flight.short_send.take() {
-            // One that has to wait for room ends later, or after what others were waiting for.
-            Some(with) => {
-                let at_once = with == self.submissions && !self.others_answered;
-                self.handles.note_send(flight.fd, at_once);
-            }
-            None => self.others_answered = true,
-        }
         let nudge =
             (flight.cancelled && result < 0 && matches!(flight.op, Some(Op::Accept { .. }))).then_some(flight.fd);
         let (next, peer) = advance(flight, result);
@@ -407,11 +358,6 @@ impl UringDriver {
         let user_data = user_data(slot.generation, index);
         let flight = slot.flight.as_mut().expect("an operation in flight");
         let disk = matches!(flight.op, Some(Op::Read { .. } | Op::Write { .. }));
-        let short = |bufs: &BufList| bufs.len() <= SHORT_SEND;
-        if matches!(&flight.op, Some(Op::Send { bufs, .. }) if short(bufs)) && !flight.asynchronous {
-            flight.short_send = Some(self.submissions + 1);
-            self.sends_queued += u32::from(self.handles.sends_at_once(flight.fd));
-        }
         let entry = entry(flight);
         self.push(entry.user_data(user_data));
         if disk {
@@ -425,7 +371,6 @@ impl UringDriver {
     /// Submits what is queued without looking at the answers.
     fn submit_early(&mut self) {
         self.disk_queued = 0;
-        self.sends_queued = 0;
         let submit = self.ring.submission().len() as u32;
         // SAFETY: no argument; what the entries point to is as in `push`.
         let submitted = unsafe { self.ring.submitter().enter::<libc::sigset_t>(submit, 0, 0, None) };
@@ -516,7 +461,7 @@ impl Driver for UringDriver {
             if !want && queued == 0 && !work {
                 return;
             }
-            match self.enter(want, timeout.filter(|_| want)) {
+            match self.enter(u32::from(want), timeout.filter(|_| want)) {
                 Ok(()) => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ETIME | libc::EINTR) => {}

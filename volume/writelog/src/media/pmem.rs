@@ -104,8 +104,55 @@ fn lines_of(len: u32) -> u32 {
     len.div_ceil(LINE as u32)
 }
 
-struct State {
+/// The buffers of a log: which are free, and which are being read.
+struct Buffers {
     space: Space,
+    /// By the first line of a buffer: readers, and the lines to be given back when they are done.
+    read: BTreeMap<u32, (usize, u32)>,
+}
+
+impl Buffers {
+    /// Nobody needs a buffer any more but those who are reading it.
+    fn give(&mut self, start: u32, lines: u32) {
+        match self.read.get_mut(&start) {
+            Some((_, given)) => *given = lines,
+            None => self.space.give(start, lines),
+        }
+    }
+}
+
+/// Keeps a buffer from being used again while it is read.
+struct Pin {
+    buffers: Rc<RefCell<Buffers>>,
+    room: Rc<Notify>,
+    start: u32,
+}
+
+impl Pin {
+    fn new(buffers: &Rc<RefCell<Buffers>>, room: &Rc<Notify>, start: u32) -> Self {
+        buffers.borrow_mut().read.entry(start).or_default().0 += 1;
+        Self { buffers: buffers.clone(), room: room.clone(), start }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut buffers = self.buffers.borrow_mut();
+        let Some((readers, given)) = buffers.read.get_mut(&self.start) else { return };
+        *readers -= 1;
+        let given = *given;
+        if *readers == 0 {
+            buffers.read.remove(&self.start);
+            if given > 0 {
+                buffers.space.give(self.start, given);
+                drop(buffers);
+                self.room.notify_all();
+            }
+        }
+    }
+}
+
+struct State {
     tail: u64,
     next_group: u64,
     head: u64,
@@ -126,6 +173,7 @@ pub(crate) struct Pmem {
     lines: u32,
     tag: u32,
     state: RefCell<State>,
+    space: Rc<RefCell<Buffers>>,
     room: Rc<Notify>,
 }
 
@@ -209,9 +257,10 @@ impl Pmem {
         memory.store_word(base + HEAD_AT, encode_word(head, tag));
         memory.store_word(base + TAIL_AT, encode_word(found.tail_seq, tag));
         memory.fence();
-        let state = State { space, tail: found.tail_seq, next_group: 0, head, superblock, copy: 1 - copy, said: None };
+        let space = Rc::new(RefCell::new(Buffers { space, read: BTreeMap::new() }));
+        let state = State { tail: found.tail_seq, next_group: 0, head, superblock, copy: 1 - copy, said: None };
         let state = RefCell::new(state);
-        Ok(Self { memory, base, slots, buffers: base + buffers, lines, tag, state, room })
+        Ok(Self { memory, base, slots, buffers: base + buffers, lines, tag, state, space, room })
     }
 
     fn store_payload(&self, placed: &Placed) {
@@ -230,7 +279,7 @@ impl Medium for Pmem {
 
     fn used(&self) -> u64 {
         let state = self.state.borrow();
-        let buffers = (u64::from(self.lines) - state.space.free_lines()) * LINE;
+        let buffers = (u64::from(self.lines) - self.space.borrow().space.free_lines()) * LINE;
         // Whichever of the two is fuller.
         let entries = (state.head - state.tail) as u128 * u128::from(self.capacity()) / u128::from(self.slots);
         buffers.max(entries as u64)
@@ -244,7 +293,8 @@ impl Medium for Pmem {
             && let Some(piece) = queue.front()
         {
             let lines = lines_of(piece.payload.len() as u32);
-            let Some(place) = (if lines == 0 { Some(0) } else { state.space.take(lines) }) else { break };
+            let place = if lines == 0 { Some(0) } else { self.space.borrow_mut().space.take(lines) };
+            let Some(place) = place else { break };
             let Some(piece) = queue.pop_front() else { break };
             let placed = Placed::new(piece, place);
             self.store_payload(&placed);
@@ -269,16 +319,21 @@ impl Medium for Pmem {
     fn finished(&self, _group: u64) {}
 
     fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
-        let mut data = BufMut::zeroed(entry.payload_len() as usize);
-        self.memory.load(self.buffers + u64::from(entry.place) * LINE, &mut data);
-        let checked = verify(entry, &data).map(|()| data.freeze());
-        Box::pin(ready(checked))
+        let (memory, at, entry) = (self.memory.clone(), self.buffers + u64::from(entry.place) * LINE, *entry);
+        let pin = Pin::new(&self.space, &self.room, entry.place);
+        // Not before it is needed: many are asked for at once, and requests would wait for all of them.
+        Box::pin(async move {
+            let _pin = pin;
+            let mut data = BufMut::zeroed(entry.payload_len() as usize);
+            memory.load(at, &mut data);
+            verify(&entry, &data).map(|()| data.freeze())
+        })
     }
 
     fn hidden(&self, entry: &Entry) {
         let lines = lines_of(entry.payload_len());
         if lines > 0 {
-            self.state.borrow_mut().space.give(entry.place, lines);
+            self.space.borrow_mut().give(entry.place, lines);
             self.room.notify_all();
         }
     }
@@ -287,15 +342,13 @@ impl Medium for Pmem {
         // The buffers may be used again only when no recovery looks at them any more.
         self.memory.store_word(self.base + TAIL_AT, encode_word(tail_seq, self.tag));
         self.memory.fence();
-        let mut state = self.state.borrow_mut();
-        state.tail = tail_seq;
+        self.state.borrow_mut().tail = tail_seq;
         for entry in gone {
             let lines = lines_of(entry.payload_len());
             if lines > 0 {
-                state.space.give(entry.place, lines);
+                self.space.borrow_mut().give(entry.place, lines);
             }
         }
-        drop(state);
         self.room.notify_all();
     }
 
