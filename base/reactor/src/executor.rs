@@ -27,6 +27,9 @@ use crate::time::Instant;
 /// Tasks run between two looks at the driver, so that completions are not kept waiting by a busy queue.
 const TASKS_PER_TURN_MAX: usize = 256;
 
+/// How long a turn has lasted when work that nobody waits for leaves the rest of it to others.
+const TURN_LONG: Duration = Duration::from_micros(100);
+
 /// A reactor lingers while the pauses between its work are on average at most so many times as long as it may linger:
 /// when it sleeps, a pause has the time of waking up in it, which lingering would save.
 const GAP_LINGERS_MAX: u32 = 2;
@@ -123,6 +126,8 @@ pub(crate) struct Inner {
     ready: RefCell<VecDeque<Runnable>>,
     /// Those who let the others and the driver go first, this turn.
     yielded: RefCell<Vec<Waker>>,
+    /// When this turn began.
+    turn_began: Cell<Instant>,
     pub(crate) remote: Arc<Remote>,
     /// A waker of every task alive, to end them all when the reactor goes.
     tasks: RefCell<Slab<Waker>>,
@@ -213,6 +218,7 @@ impl Inner {
         if !self.remote.queue.is_empty() {
             self.take_remote(true);
         }
+        self.turn_began.set(self.now());
         for _ in 0..TASKS_PER_TURN_MAX {
             let Some(runnable) = self.next_ready() else { break };
             runnable.run();
@@ -355,6 +361,7 @@ impl Reactor {
             driver: RefCell::new(driver),
             ready: RefCell::default(),
             yielded: RefCell::default(),
+            turn_began: Cell::default(),
             remote: Arc::new(remote),
             tasks: RefCell::default(),
             ops: Ops::default(),
@@ -531,6 +538,14 @@ where
 /// When no reactor runs on this thread.
 pub fn driver_name() -> &'static str {
     with_current(|inner| inner.driver.borrow().name())
+}
+
+/// Lets others go first while turns are long: for each piece of work that nobody waits for, so that many of them at once
+/// do not keep a host's request waiting.
+pub async fn stand_back() {
+    while with_current(|inner| inner.now().since(inner.turn_began.get()) >= TURN_LONG) {
+        yield_now().await;
+    }
 }
 
 /// Lets the other ready tasks and the driver have a turn.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Patch, Request, Result};
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, timeout};
+use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, stand_back, timeout};
 
 use crate::append::turn_off;
 use crate::entries::Entry;
@@ -412,13 +412,18 @@ fn permits(shared: &Shared) -> usize {
     if asked || old || fill >= FREE_BELOW {
         return 1;
     }
-    let at_once = AT_ONCE_LEAST + (parallel.saturating_sub(AT_ONCE_LEAST) as f64 * fill / FREE_BELOW) as usize;
+    let share = ((fill - EAGER_FILL) / (FREE_BELOW - EAGER_FILL)).max(0.0);
+    let at_once = AT_ONCE_LEAST + (parallel.saturating_sub(AT_ONCE_LEAST) as f64 * share * share) as usize;
     (parallel / at_once).max(1)
 }
 
 /// Does one request of a batch.
 async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::result::Result<(), Failure> {
-    let _permit = slots.acquire(permits(shared)).await;
+    let permits = permits(shared);
+    let _permit = slots.acquire(permits).await;
+    if permits > 1 {
+        stand_back().await;
+    }
     let (writes, fua) = match work {
         Work::Plain(request) => {
             count(shared, request.extent().map_or(0, |extent| extent.len));
