@@ -12,8 +12,8 @@ pub struct Cluster {
     conf: PathBuf,
     /// Where our own one lives.
     lab: Option<(Scratch, [String; 2])>,
-    /// Its daemons let others go first.
-    nice: bool,
+    /// Its daemons run only when nobody else wants to.
+    idle: bool,
 }
 
 impl Cluster {
@@ -22,17 +22,17 @@ impl Cluster {
         Self::start_in(&shell::target(), osds, false)
     }
 
-    /// The one that `CEPH_CONF` names, or one of the lab's that has its disks in memory and lets others go first on the
-    /// processors, as if it were on other machines.
+    /// The one that `CEPH_CONF` names, or one of the lab's that has its disks in memory and only gets what others leave of
+    /// the processors, as if it were on other machines.
     pub fn named_or_apart(osds: u32) -> Result<Self> {
         Self::named().map_or_else(|| Self::start_in(Path::new("/dev/shm"), osds, true), Ok)
     }
 
-    fn start_in(folder: &Path, osds: u32, nice: bool) -> Result<Self> {
+    fn start_in(folder: &Path, osds: u32, idle: bool) -> Result<Self> {
         let scratch = Scratch::within(folder, "ceph")?;
         let ports = [shell::free_port()?.to_string(), shell::free_port()?.to_string()];
         let conf = scratch.path().join("ceph.conf");
-        let cluster = Self { conf, lab: Some((scratch, ports)), nice };
+        let cluster = Self { conf, lab: Some((scratch, ports)), idle };
         shell::output(cluster.script().args(["up", &osds.to_string()])).context("a cluster of the lab")?;
         Ok(cluster)
     }
@@ -44,14 +44,14 @@ impl Cluster {
 
     fn named() -> Option<Self> {
         let conf = std::env::var_os("CEPH_CONF").filter(|conf| !conf.is_empty())?;
-        Some(Self { conf: conf.into(), lab: None, nice: false })
+        Some(Self { conf: conf.into(), lab: None, idle: false })
     }
 
     fn script(&self) -> Command {
         let path = shell::root().join("test/lab/ceph-cluster");
-        let mut script = shell::command(if self.nice { Path::new("nice") } else { &path });
-        if self.nice {
-            script.args(["-n", "19"]).arg(&path);
+        let mut script = shell::command(if self.idle { Path::new("chrt") } else { &path });
+        if self.idle {
+            script.args(["--idle", "0"]).arg(&path);
         }
         if let Some((scratch, [port, v1])) = &self.lab {
             script.env("CLUSTER_DIR", scratch.path()).env("MON_PORT", port).env("MON_V1_PORT", v1);

@@ -29,6 +29,8 @@ const TASKS_PER_TURN_MAX: usize = 256;
 
 /// How long a turn has lasted when work that nobody waits for leaves the rest of it to others.
 const TURN_LONG: Duration = Duration::from_micros(100);
+/// Turns that it leaves to others at most, on a core that has only long ones.
+const STAND_BACK_MAX: u32 = 16;
 
 /// A reactor lingers while the pauses between its work are on average at most so many times as long as it may linger:
 /// when it sleeps, a pause has the time of waking up in it, which lingering would save.
@@ -540,10 +542,13 @@ pub fn driver_name() -> &'static str {
     with_current(|inner| inner.driver.borrow().name())
 }
 
-/// Lets others go first while turns are long: for each piece of work that nobody waits for, so that many of them at once
-/// do not keep a host's request waiting.
+/// Lets others go first while turns are long, but not for ever: for each piece of work that nobody waits for, so that many
+/// of them at once do not keep a host's request waiting.
 pub async fn stand_back() {
-    while with_current(|inner| inner.now().since(inner.turn_began.get()) >= TURN_LONG) {
+    for _ in 0..STAND_BACK_MAX {
+        if with_current(|inner| inner.now().since(inner.turn_began.get()) < TURN_LONG) {
+            return;
+        }
         yield_now().await;
     }
 }

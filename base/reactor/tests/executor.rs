@@ -14,7 +14,7 @@ use common::TempDir;
 use forebay_reactor::sync::{Notify, Semaphore, oneshot, queue};
 use forebay_reactor::{
     Addr, BufMut, DriverChoice, File, Listener, OpenOptions, Reactor, Stream, cross, now, sleep, sleep_until, spawn,
-    timeout, yield_now,
+    stand_back, timeout, yield_now,
 };
 
 on_each_driver!(
@@ -25,6 +25,8 @@ on_each_driver!(
     yielding_lets_the_driver_work,
     cancelling_drops_the_future_first,
     a_busy_task_does_not_starve_sockets,
+    background_work_takes_one_turn_a_piece,
+    background_work_goes_on_beside_a_busy_task,
     permits_are_fair,
     notifications_reach_all_who_wait,
     random_numbers_differ,
@@ -160,6 +162,48 @@ async fn cancelling_drops_the_future_first() {
         drop(tell);
     }));
     until(|| dropped.get()).await;
+}
+
+/// Works for longer than a turn is short.
+fn work() {
+    let begun = now();
+    while now().since(begun) < Duration::from_micros(200) {
+        std::hint::spin_loop();
+    }
+}
+
+async fn background_work_takes_one_turn_a_piece() {
+    let turns = Rc::new(RefCell::new(Vec::new()));
+    let turn = Rc::new(Cell::new(0));
+    let left = Rc::new(Cell::new(6));
+    for _ in 0..left.get() {
+        let (turns, turn, left) = (turns.clone(), turn.clone(), left.clone());
+        drop(spawn(async move {
+            stand_back().await;
+            turns.borrow_mut().push(turn.get());
+            work();
+            left.set(left.get() - 1);
+        }));
+    }
+    while left.get() > 0 {
+        yield_now().await;
+        turn.set(turn.get() + 1);
+    }
+    let turns = turns.borrow();
+    assert!(turns.windows(2).all(|two| two[0] != two[1]), "two pieces in one turn: {turns:?}");
+}
+
+async fn background_work_goes_on_beside_a_busy_task() {
+    let busy = spawn(async {
+        loop {
+            work();
+            yield_now().await;
+        }
+    });
+    for _ in 0..3 {
+        stand_back().await;
+    }
+    assert_eq!(busy.cancel().await, None);
 }
 
 async fn a_busy_task_does_not_starve_sockets() {

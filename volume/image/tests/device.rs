@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use common::{Stormy, bytes, objects, pattern, run};
-use forebay_block::{BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Patch, Reply, Request, Result};
+use forebay_block::{
+    BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Patch, Reply, Request, Result,
+};
 use forebay_image::{CreateOptions, Image, OpenOptions};
 use forebay_ram::RamBackend;
 use forebay_reactor::{spawn, yield_now};
@@ -455,7 +457,8 @@ fn a_dropped_request_is_done_all_the_same() {
             let mut cx = Context::from_waker(Waker::noop());
             let polled = seed % 5 < 2;
             if seed % 7 < 3 {
-                let patch = |from: usize, to: usize| Patch { offset: offset + from as u64, data: bytes(&data[from..to]) };
+                let patch =
+                    |from: usize, to: usize| Patch { offset: offset + from as u64, data: bytes(&data[from..to]) };
                 let mut answer = image.write_many(vec![patch(0, 100), patch(100, data.len())], fua);
                 let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             } else {

@@ -12,7 +12,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Patch, Request, Result};
@@ -431,9 +433,10 @@ async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::resul
         }
         Work::Writes { writes, fua } => (writes, fua),
     };
-    let mut patches = Vec::with_capacity(writes.len());
-    for (offset, data) in writes {
-        patches.push(Patch { offset, data: data.await.map_err(Failure::Log)? });
+    let (offsets, reads): (Vec<u64>, Vec<_>) = writes.into_iter().unzip();
+    let mut patches = Vec::with_capacity(offsets.len());
+    for (offset, data) in offsets.into_iter().zip(all_of(reads).await) {
+        patches.push(Patch { offset, data: data.map_err(Failure::Log)? });
     }
     count(shared, patches.iter().map(|patch| patch.data.len() as u64).sum());
     let one = |Patch { offset, data }| shared.inner.submit(Request::Write { offset, data, fua });
@@ -451,6 +454,24 @@ async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::resul
         }
         result => result.map_err(Failure::Backend),
     }
+}
+
+/// Does all of them at the same time.
+async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
+    let mut work: Vec<_> = work.into_iter().map(|work| (Some(work), None)).collect();
+    poll_fn(|cx| {
+        let mut pending = false;
+        for (work, result) in &mut work {
+            match work.as_mut().map(|work| work.as_mut().poll(cx)) {
+                Some(Poll::Ready(value)) => (*work, *result) = (None, Some(value)),
+                Some(Poll::Pending) => pending = true,
+                None => {}
+            }
+        }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    work.into_iter().filter_map(|(_, result)| result).collect()
 }
 
 /// A request to the backend was made.

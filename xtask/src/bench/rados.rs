@@ -281,9 +281,9 @@ fn method(effort: &Effort) -> String {
          What was tried and is not in: waiting for several answers with one system call (3 to 9 % less CPU at depth 8, later \
          answers); polling for 50 us before sleeping (a quarter more CPU at depth 1, no sooner answers, since an OSD takes \
          longer than that). What is in: parts of a request's encoding written in place, the program linked as a whole (together 9 % at \
-         depth 8); the ends of short sends waited for in the call that waits for the answer, and sockets that were drained not \
-         looked at before there is something (together, on a quiet machine, 16 % of CPU a 4 KiB read at depth 8 and 4 % at \
-         depth 1; nothing that could be told from noise for writes and for 4 MiB). At depth 1 two thirds of our time is the kernel's, for a send, a wait and a wake-up a request.\n\n\
+         depth 8); sockets that were drained not looked at before there is something (with the ends of short sends waited for \
+         in the call that waits for the answer, which is out again as it cost tails: 16 % of CPU a 4 KiB read at depth 8 and \
+         4 % at depth 1 on a quiet machine; nothing that could be told from noise for writes and for 4 MiB). At depth 1 two thirds of our time is the kernel's, for a send, a wait and a wake-up a request.\n\n\
          Repeat it: `cargo xtask bench rados`; with `CEPH_CONF` set, on that cluster's pool `{POOL}`.",
         report::machine(),
         effort.rounds,

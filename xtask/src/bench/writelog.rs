@@ -3,8 +3,8 @@
 //! itself.
 //!
 //! In front of a Ceph cluster, and of images in memory with a pause of 2 ms on each request.  Both stand for what is on
-//! other machines: what they store is in memory, so that the log has the disk to itself, and hosts and daemon go before the
-//! cluster's daemons on the processors.  Volumes are written all over first, so that no object is made while it is
+//! other machines: what they store is in memory, so that the log has the disk to itself, and the cluster only gets what
+//! hosts and daemon leave of the processors.  Volumes are written all over first, so that no object is made while it is
 //! measured, and a log is empty when a job begins; those that go as fast as they can fill it before they are measured.
 
 use std::path::Path;
@@ -275,6 +275,8 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
             setup.daemon.stop()?;
         }
     }
+    // Those in memory last, as they are of another kind.
+    cases.sort_by_key(|case| case.series[0].name == Log::Pmem.name());
     println!("{}", report::table(&cases));
     let lines = report::ratio_lines("writelog", &cases);
     lines.iter().for_each(|line| println!("{line}"));
@@ -382,8 +384,8 @@ fn method(effort: &Effort) -> String {
          {seconds} s after {ramp} s of warming up ({fill} s for *-qdN*, which fills the log), with and without the log in \
          turn; medians (lowest and highest in parentheses). Volumes ({size} MiB; sixteen of {small} MiB but for the first) \
          are written all over before, and a log is empty when a job begins. Logs have 64 MiB. *ceph* is a real cluster of \
-         {OSDS} OSDs on the same machine, two copies of everything, standing for one on others: fio and the daemon go before \
-         it on the processors (nice), and the OSDs' disks are in memory, not on the log's. *slow* is images in \
+         {OSDS} OSDs on the same machine, two copies of everything, standing for one on others: it runs only when \
+         fio and the daemon do not want to (SCHED_IDLE), and the OSDs' disks are in memory, not on the log's. *slow* is images in \
          memory with a pause of 2 ms on every request; such a backend has no tail, so the log is only asked to have \
          none either. The log is a file on the machine's disk or, in *-pmem*, a mapped \
          one in memory with all the flushes of persistent memory (the talk's log was in such). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \

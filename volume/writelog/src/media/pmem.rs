@@ -377,3 +377,27 @@ impl Medium for Pmem {
         Box::pin(ready(Ok(())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_is_being_read_is_not_used_again() {
+        let buffers = Rc::new(RefCell::new(Buffers { space: Space::new(8), read: BTreeMap::new() }));
+        let room = Rc::new(Notify::new());
+        let start = buffers.borrow_mut().space.take(8).expect("all of it");
+        let [one, two] = [(); 2].map(|()| Pin::new(&buffers, &room, start));
+        buffers.borrow_mut().give(start, 8);
+        drop(one);
+        assert_eq!(buffers.borrow_mut().space.take(1), None, "the other still reads");
+        drop(two);
+        assert_eq!(buffers.borrow_mut().space.take(8), Some(start));
+        assert!(buffers.borrow().read.is_empty());
+        // Who ends reading first gives nothing back.
+        drop(Pin::new(&buffers, &room, start));
+        assert_eq!(buffers.borrow().space.free_lines(), 0);
+        buffers.borrow_mut().give(start, 8);
+        assert_eq!(buffers.borrow().space.free_lines(), 8);
+    }
+}
