@@ -105,7 +105,7 @@ impl Under {
 
 /// Writes back until the log is closed.
 pub(crate) async fn run(shared: Rc<Shared>) {
-    let slots = Semaphore::new(shared.options.parallel);
+    let slots = Slots::new();
     let mut persisting: Option<JoinHandle<Result<()>>> = None;
     let mut backoff = BACKOFF.0;
     let mut under: VecDeque<Under> = VecDeque::new();
@@ -368,7 +368,7 @@ enum Failure {
 }
 
 /// Begins a batch beside those that are under way; its end is told to `write_back`.
-fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<Under>) -> Under {
+fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<Under>) -> Under {
     let Batch { end, requests, bytes, durable } = batch;
     let all = requests.len();
     let progress =
@@ -404,26 +404,54 @@ fn begin(shared: &Rc<Shared>, slots: &Semaphore, batch: Batch, under: &VecDeque<
     Under { end, bytes, started: now(), extents, progress }
 }
 
-/// How many of the permits a request takes: all but one in so many where there is time, so that a batch does not come down
-/// on the backend, and on this core, at once, while hosts write; one when the log fills up or entries grow old.
-fn permits(shared: &Shared) -> usize {
+/// Requests to the backend that are under way: as many as there may be at the moment.
+struct Slots {
+    /// They begin in the order in which they came.
+    turn: Semaphore,
+    taken: Cell<usize>,
+}
+
+/// A request that is under way.
+struct Slot(Rc<Slots>);
+
+impl Slots {
+    fn new() -> Rc<Self> {
+        Rc::new(Self { turn: Semaphore::new(1), taken: Cell::new(0) })
+    }
+
+    /// Waits until one more may begin.  Who gives a slot back, or has reason for haste, notifies `write_back`.
+    async fn take(self: &Rc<Self>, shared: &Shared) -> Slot {
+        let _turn = self.turn.acquire(1).await;
+        shared.write_back.wait_until(|| self.taken.get() < at_once(shared)).await;
+        self.taken.set(self.taken.get() + 1);
+        Slot(self.clone())
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.taken.set(self.0.taken.get() - 1);
+    }
+}
+
+/// How many requests may be under way: few where there is time, so that a batch does not come down on the backend, and on
+/// this core, at once, while hosts write; all when the log fills up, entries grow old, or somebody waits.
+fn at_once(shared: &Shared) -> usize {
     let (parallel, fill) = (shared.options.parallel, shared.fill());
     let state = shared.state.borrow();
     let asked = state.wanted > state.entries.tail() || state.starved || !state.mode.is_on();
-    let old = state.age() >= shared.limits.get().age_max.mul_f64(LATE_AT);
-    if asked || old || fill >= FREE_BELOW {
-        return 1;
+    if asked || fill >= FREE_BELOW || state.age() >= shared.limits.get().age_max.mul_f64(LATE_AT) {
+        return parallel;
     }
     let share = ((fill - EAGER_FILL) / (FREE_BELOW - EAGER_FILL)).max(0.0);
-    let at_once = AT_ONCE_LEAST + (parallel.saturating_sub(AT_ONCE_LEAST) as f64 * share * share) as usize;
-    (parallel / at_once).max(1)
+    let more = parallel.saturating_sub(AT_ONCE_LEAST) as f64 * share * share;
+    parallel.min(AT_ONCE_LEAST + more as usize)
 }
 
 /// Does one request of a batch.
-async fn write(shared: &Rc<Shared>, slots: &Semaphore, work: Work) -> std::result::Result<(), Failure> {
-    let permits = permits(shared);
-    let _permit = slots.acquire(permits).await;
-    if permits > 1 {
+async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::result::Result<(), Failure> {
+    let _slot = slots.take(shared).await;
+    if at_once(shared) < shared.options.parallel {
         stand_back().await;
     }
     let (writes, fua) = match work {

@@ -584,6 +584,29 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
 }
 
 #[test]
+fn write_back_is_gentle_until_there_is_haste() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        let log = patient(&shelf, &inner).await;
+        // At every second block: nothing is joined.
+        for at in 0..64 {
+            log.submit(write(at * 8192, 1, 4096)).await.expect("written");
+        }
+        inner.gate.closed.set(true);
+        // Half as old as they may be they are written back, and have time.
+        sleep(Duration::from_secs(600)).await;
+        assert_eq!(inner.gate.waiting.get(), 8);
+        let drained = spawn(async move { log.drain().await });
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(inner.gate.waiting.get(), 64, "those that had time before are not held back");
+        inner.gate.closed.set(false);
+        inner.gate.opened.notify_all();
+        drained.await.expect("drained");
+        assert!((0..64).all(|at| inner.bytes.borrow()[at * 8192] == 1));
+    });
+}
+
+#[test]
 fn a_barrier_separates_only_what_the_host_has_ordered() {
     on_a_shelf(async |_, shelf| {
         assert_eq!(reach_the_backend(&shelf, true).await, 4, "those after the barrier wait for those before it");
