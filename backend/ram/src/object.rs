@@ -101,10 +101,12 @@ impl Object {
         let ops = &transaction.ops[..];
         let changes = ops.iter().any(|op| !is_guard(op));
         let kept = if changes { self.keep(transaction.snapc.as_deref(), pool) } else { None };
-        // A step that fails changes nothing, so a transaction whose only change comes last is done in place; any
-        // other is done on a copy, which shares its pages with the original.
+        // A step that fails changes nothing, so a transaction of which nothing can fail after its first change is done
+        // in place; any other is done on a copy, which shares its pages with the original.
+        let first = ops.iter().position(|op| !is_guard(op)).unwrap_or(ops.len());
         let calls = ops.iter().any(|op| matches!(op, ObjectOp::Call { .. }));
-        if !calls && ops.split_last().is_none_or(|(_, before)| before.iter().all(is_guard)) {
+        let only_one = !calls && first + 1 >= ops.len();
+        if only_one || cannot_fail(&ops[first..], self.head.as_ref(), pool) {
             let then = Then { head: None, clones: &self.clones, seq: self.seq, version: self.version };
             apply(&mut self.head, ops, &then, pool, classes)?;
         } else {
@@ -158,6 +160,19 @@ fn is_guard(op: &ObjectOp) -> bool {
         op,
         ObjectOp::AssertExists | ObjectOp::AssertVersion(_) | ObjectOp::Compare { .. } | ObjectOp::KvCompare { .. }
     )
+}
+
+/// These are writes for which there is room, whatever pages they share with each other.
+fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
+    let mut pages = 0_u64;
+    ops.iter().all(|op| match op {
+        ObjectOp::Expect { .. } | ObjectOp::Create { exclusive: false } | ObjectOp::KvSet { .. } => true,
+        ObjectOp::Write { offset, data } => check_range(*offset, data.len() as u64).is_ok_and(|extent| {
+            pages += head.map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent));
+            check_space(pages, pool).is_ok()
+        }),
+        _ => false,
+    })
 }
 
 /// The object as it was before a transaction.

@@ -6,7 +6,9 @@ use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use forebay_block::{Buf, BufList, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, SnapContext, Transaction};
+use forebay_block::{
+    Buf, BufList, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, Transaction,
+};
 use forebay_ram::{RamBackend, conformance};
 use proptest::prelude::*;
 
@@ -68,6 +70,26 @@ fn a_full_pool_refuses_writes_and_frees_space() {
     assert!(submit(write(10 * 4096, 2 * 4096)).is_ok());
     assert!(submit(ObjectOp::Remove).is_ok());
     assert_eq!(at_once(backend.usage()).expect("usage").used, 0);
+}
+
+#[test]
+fn writes_together_are_done_wholly_or_not_at_all() {
+    let backend = RamBackend::with_capacity("ram", 4 * 4096);
+    let object = ObjectName::new("o");
+    let write = |offset, byte, len| ObjectOp::Write { offset, data: Buf::copy_of(&vec![byte; len]).into() };
+    let submit = |ops| at_once(backend.submit(&object, Transaction::new(ops))).map(drop).map_err(|error| error.kind());
+    let first = || {
+        let read = at_once(backend.read(&object, ObjectRead::head(0, 1))).expect("a read");
+        read.runs[0].1.to_vec()[0]
+    };
+    assert_eq!(submit(vec![write(0, 1, 4096), write(8192, 1, 4096)]), Ok(()));
+    assert_eq!(submit(vec![write(0, 2, 4096), write(4096, 2, 3 * 4096 + 1)]), Err(ErrorKind::NoSpace));
+    assert_eq!(first(), 1, "the write before the one without room was undone");
+    assert_eq!(submit(vec![write(0, 3, 4096), write(u64::MAX, 3, 4096)]), Err(ErrorKind::OutOfRange));
+    assert_eq!(first(), 1);
+    // Two pages are free; each of these needs one, and the last is the first one's.
+    assert_eq!(submit(vec![write(4096, 4, 10), write(12288, 4, 10), write(4106, 4, 10)]), Ok(()));
+    assert_eq!(at_once(backend.usage()).expect("usage").available, 0);
 }
 
 #[test]
