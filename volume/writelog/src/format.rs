@@ -283,6 +283,10 @@ impl Superblock {
         if !bounded || !sane {
             return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));
         }
+        // They are counted on from there.
+        if run >= u32::MAX - 1 || serial >= 1 << 56 {
+            return malformed(format!("superblock: it was opened {run} times, and written {serial}"));
+        }
         if tail_block > head_block || tail_pos >= 1 << 56 || tail_seq >= 1 << 47 || head_block >= 1 << 56 {
             return malformed("superblock: the tail is past the head");
         }
@@ -600,6 +604,9 @@ impl Directory {
             return malformed(format!("directory: no medium has the number {medium}"));
         };
         reader.take(DIRECTORY_HEAD - 29)?;
+        if serial >= 1 << 56 {
+            return malformed(format!("directory: it was written {serial} times"));
+        }
         let mut logs: Vec<ShelfEntry> = Vec::new();
         for _ in 0..count {
             let entry = ShelfEntry { log: reader.array()?, start: reader.u64()?, size: reader.u64()? };

@@ -472,17 +472,18 @@ impl Shelf {
         }
         let held = Held { shelf: self.clone(), id: *id };
         let room = Rc::new(Notify::new());
-        superblock.run += 1;
         let (medium, found): (Box<dyn Medium>, Recovered) = match &self.backing {
             Backing::File(file) => {
                 // A process that was killed may have left what it wrote readable, but not lasting.
                 file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
                 let found = Ssd::scan(file, entry.start, &superblock).await?;
+                superblock.run = found.run + 1;
                 let (medium, found) = Ssd::resume(file.clone(), entry.start, superblock, copy, found, room.clone());
                 (Box::new(medium), found)
             }
             Backing::Memory(memory) => {
                 let found = Pmem::scan(&**memory, entry.start, &superblock)?;
+                superblock.run += 1;
                 let medium = Pmem::resume(memory.clone(), entry.start, superblock, copy, &found, room.clone())?;
                 (Box::new(medium), found)
             }

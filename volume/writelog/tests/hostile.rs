@@ -124,7 +124,9 @@ async fn all_refused(bench: &Bench, cases: &[Case]) {
 #[test]
 fn superblocks_that_are_not_what_they_should_be_are_refused() {
     let corrupt = ErrorKind::Corrupt;
-    let cases: [Case; 11] = [
+    let cases: [Case; 13] = [
+        ("opened too often", |it| it.superblock(|it| it.run = u32::MAX), corrupt, "opened 4294967295 times"),
+        ("written too often", |it| it.superblock(|it| it.serial = u64::MAX), corrupt, "written 18446744073709551615"),
         ("another log", |it| it.superblock(|it| it.log[0] ^= 1), corrupt, "is another one"),
         ("longer than its place", |it| it.superblock(|it| it.size += 1 << 20), corrupt, "is another one"),
         (

@@ -175,6 +175,8 @@ fn io(error: std::io::Error, what: &str) -> Error {
 
 impl Ssd {
     /// Finds what is in the log at `base`, as far as it is valid; changes nothing.
+    ///
+    /// Blocks of the opening after the one that the superblock tells of are taken, too: its newer copy may have been lost.
     pub(crate) async fn scan(file: &File, base: u64, superblock: &Superblock) -> Result<Found> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);
@@ -184,6 +186,7 @@ impl Ssd {
             head_pos: superblock.tail_pos,
             next_block: superblock.tail_block,
             next_seq: superblock.tail_seq,
+            run: superblock.run,
             marks: VecDeque::new(),
             durable: superblock.head_block,
         };
@@ -203,7 +206,7 @@ impl Ssd {
                 let Some(header) = BlockHeader::peek(&head, tag, unit) else { continue };
                 let expected = (header.number, header.pos) == (found.next_block, pos)
                     && header.run >= run
-                    && header.run <= superblock.run
+                    && header.run <= superblock.run + 1
                     && (first && header.first_seq <= superblock.tail_seq || header.first_seq == found.next_seq);
                 if !expected || pos % ring + u64::from(header.head_units(unit)) > ring {
                     continue;
@@ -238,7 +241,19 @@ impl Ssd {
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
+        let mut generation = 0;
+        for entry in blocks.iter().flat_map(|(_, entries)| entries) {
+            if entry.generation < generation {
+                let text = format!(
+                    "the write log is damaged: entry {} is of an older generation than the one before",
+                    entry.seq
+                );
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            }
+            generation = entry.generation;
+        }
         for (header, entries) in blocks {
+            found.run = found.run.max(header.run);
             found.tail_seq = found.tail_seq.max(header.tail_seq.min(found.next_seq));
             let mark = Mark { number: header.number, pos: header.pos, first_seq: header.first_seq };
             found.marks.push_back(mark);
@@ -333,6 +348,8 @@ pub(crate) struct Found {
     head_pos: u64,
     next_block: u64,
     pub(crate) next_seq: u64,
+    /// The last opening that is known of.
+    pub(crate) run: u32,
     marks: VecDeque<Mark>,
     /// Blocks before this one were durable.
     durable: u64,
