@@ -8,6 +8,9 @@
 //! measured, and a log is empty when a job begins; those that go as fast as they can fill it before they are measured.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -35,6 +38,8 @@ const TAIL_GOAL: f64 = 9.0;
 /// Volumes of a daemon.
 const VOLUMES: usize = 16;
 const OSDS: u32 = 3;
+/// How long the thread sleeps that shows what any thread waits for a processor: as often as the talk's job writes.
+const NAP: Duration = Duration::from_micros(500);
 /// What appending 4 KiB in persistent memory has to reach: appends a second on one core, and a second of CPU time.
 const PMEM_GOALS: [(&str, &str, f64); 2] =
     [("append-pmem", "appends/s", 150e3), ("append-pmem-cpu", "appends/CPU s", 200e3)];
@@ -162,6 +167,42 @@ struct Outcome {
     mean_us: f64,
     tail_us: [f64; 4],
     iops: f64,
+    /// How late a thread that slept meanwhile woke up, the 99.99th percentile in microseconds.
+    late_us: f64,
+}
+
+/// What a thread that has nothing to do with any of this waits for a processor meanwhile: no request can have a better
+/// tail than that, whatever serves it.
+struct Machine<'a> {
+    stop: &'a AtomicBool,
+    late: thread::ScopedJoinHandle<'a, Vec<Duration>>,
+}
+
+impl<'a> Machine<'a> {
+    fn watch(scope: &'a thread::Scope<'a, '_>, stop: &'a AtomicBool) -> Self {
+        let nap = || {
+            let begin = Instant::now();
+            thread::sleep(NAP);
+            begin.elapsed().saturating_sub(NAP)
+        };
+        let late = scope.spawn(move || {
+            let mut late = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                late.push(nap());
+            }
+            late
+        });
+        Self { stop, late }
+    }
+
+    /// The 99.99th percentile, in microseconds.
+    fn late_us(self) -> Result<f64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let Ok(mut late) = self.late.join() else { bail!("the thread that sleeps died") };
+        late.sort_unstable();
+        let at = late.len() - 1 - late.len() / 10_000;
+        Ok(late[at].as_secs_f64() * 1e6)
+    }
 }
 
 /// One job on each of the first `volumes` volumes, in one process: sixteen of them would wait for the processors longer
@@ -201,13 +242,20 @@ fn parse_job(job: &Value) -> Result<Outcome> {
         mean_us: latency["mean"].as_f64().context("fio reports no mean")? / 1e3,
         tail_us: [at("90.000000"), at("99.000000"), at("99.900000"), at("99.990000")],
         iops: write["iops"].as_f64().context("fio reports no IOPS")?,
+        late_us: 0.0,
     })
 }
 
 /// One job on each of the first `volumes` volumes at once; the mean of their figures, and the worst of their tails.
 fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -> Result<Outcome> {
-    let outcomes = parse(&shell::output(&mut jobs_of(setup, volumes, depth, rate, seconds))?)?;
-    let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0 };
+    let stop = AtomicBool::new(false);
+    let (text, late_us) = thread::scope(|scope| {
+        let machine = Machine::watch(scope, &stop);
+        let text = shell::output(&mut jobs_of(setup, volumes, depth, rate, seconds));
+        (text, machine.late_us())
+    });
+    let outcomes = parse(&text?)?;
+    let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0, late_us: late_us? };
     for one in outcomes {
         all.mean_us += one.mean_us / volumes as f64;
         all.iops += one.iops;
@@ -254,19 +302,28 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                         .with_context(|| format!("{name}, {}", setup.log.name()))?;
                     let tails = outcome.tail_us.map(|us| format!("{us:.0}")).join(" ");
                     println!(
-                        "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us",
+                        "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us, a nap: {:.0} us",
                         setup.log.name(),
                         outcome.iops,
-                        outcome.mean_us
+                        outcome.mean_us,
+                        outcome.late_us
                     );
                     // What is better is larger.
                     if rate == 0 {
-                        note(&mut cases, &name, "IOPS", 1.0, setup.log, outcome.iops);
+                        note(&mut cases, &name, "IOPS", 1.0, setup.log, outcome.iops, None);
                     } else {
                         let (mean, tail) = (1e6 / outcome.mean_us, 1e6 / outcome.tail_us[3]);
-                        note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, setup.log, mean);
+                        note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, setup.log, mean, None);
                         let goal = if backend == "ceph" { TAIL_GOAL } else { 1.0 };
-                        note(&mut cases, &format!("{name}-99.99"), "1/s", goal, setup.log, tail);
+                        note(
+                            &mut cases,
+                            &format!("{name}-99.99"),
+                            "1/s",
+                            goal,
+                            setup.log,
+                            tail,
+                            Some(1e6 / outcome.late_us),
+                        );
                     }
                 }
             }
@@ -357,20 +414,23 @@ fn fio_appends(file: &Path, depth: u32, seconds: f64) -> Result<f64> {
     Ok(parse(&shell::output(&mut fio)?)?.iter().map(|job| job.iops).sum())
 }
 
-/// Notes a figure of the case `name`, of which there is one for each kind of log.
-fn note(cases: &mut Vec<Case>, name: &str, unit: &'static str, goal: f64, log: Log, value: f64) {
+/// Notes a figure of the case `name`, of which there is one for each kind of log, and the machine's own meanwhile.
+fn note(cases: &mut Vec<Case>, name: &str, unit: &'static str, goal: f64, log: Log, value: f64, machine: Option<f64>) {
     for kind in LOGS.into_iter().filter(|&kind| kind != Log::None) {
         if log != kind && log != Log::None {
             continue;
         }
         let name = format!("{name}{}", kind.suffix());
         if !cases.iter().any(|case| case.name == name) {
-            let series = [(kind, Side::Ours), (Log::None, Side::Peer)];
-            let series = series.map(|(log, side)| Series { name: log.name().into(), side, values: Vec::new() });
+            let names = [(kind.name(), Side::Ours), (Log::None.name(), Side::Peer), ("a nap", Side::Other)];
+            let series = names.map(|(name, side)| Series { name: name.into(), side, values: Vec::new() });
             cases.push(Case { name: name.clone(), unit, goal, series: series.into() });
         }
         if let Some(case) = cases.iter_mut().find(|case| case.name == name) {
             case.series[usize::from(log == Log::None)].values.push(value);
+            if log == kind {
+                case.series[2].values.extend(machine);
+            }
         }
     }
 }
@@ -390,7 +450,9 @@ fn method(effort: &Effort) -> String {
          none either. The log is a file on the machine's disk or, in *-pmem*, a mapped \
          one in memory with all the flushes of persistent memory (the talk's log was in such). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
          {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. Figures are 1 / latency, \
-         so that more is better: the mean, and the 99.99th percentile of the worst volume. *-qdN*: one volume, as fast \
+         so that more is better: the mean, and the 99.99th percentile of the worst volume, beside it that of a thread which \
+         sleeps 500 us at a time meanwhile and does nothing else (*a nap*: by how much it is woken too late), for what any \
+         thread waits for a processor; a write needs several to be woken. *-qdN*: one volume, as fast \
          as it goes, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in \
          /dev/shm, with all the flushes of persistent memory), 32 at once, no front, a backend that costs nothing, \
          against the goals. *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes of 4 KiB to the \
