@@ -226,7 +226,6 @@ fn tails_are_taken_as_far_as_there_is_a_log() {
         for (what, change, entries) in cases {
             let mut contents = bench.good.clone();
             change(&mut contents);
-            // A file that ends there cannot have got what is past its end.
             assert_eq!(bench.entries(&contents).await, Ok(entries), "{what}");
         }
     });
