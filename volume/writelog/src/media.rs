@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c_parts;
-use forebay_block::{Buf, BufList, Extent, LocalFuture, Result};
+use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::wall_clock;
 
 use crate::entries::{Entry, Kind};
@@ -116,4 +116,21 @@ pub(crate) trait Medium {
 
     /// Makes everything last that is appended now.
     fn sync(&self) -> LocalFuture<Result<()>>;
+}
+
+/// What was found on a medium is not what a log can have left.
+pub(crate) fn corrupt(text: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the write log is damaged: {text}"))
+}
+
+/// Entries in the order of their numbers are in that of their generations, too.
+pub(crate) fn check_generations<'a>(entries: impl IntoIterator<Item = &'a EntryRecord>) -> Result<()> {
+    let mut generation = 0;
+    for entry in entries {
+        if entry.generation < generation {
+            return Err(corrupt(format_args!("entry {} is of an older generation than the one before", entry.seq)));
+        }
+        generation = entry.generation;
+    }
+    Ok(())
 }

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{Buf, BufMut, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::sync::Notify;
 
 use super::ssd::verify;
-use super::{Group, Medium, Piece, Placed, Recovered, now_ms};
+use super::{Group, Medium, Piece, Placed, Recovered, check_generations, corrupt, now_ms};
 use crate::entries::Entry;
 use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, buffers_at,
@@ -184,10 +184,6 @@ pub(crate) fn format_words(memory: &dyn PersistentMemory, base: u64, tag: u32, s
     memory.fence();
 }
 
-fn corrupt(text: String) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("the write log is damaged: {text}"))
-}
-
 impl Pmem {
     /// Finds what is in the log at `base`, and verifies it; changes nothing.
     pub(crate) fn scan(memory: &dyn PersistentMemory, base: u64, superblock: &Superblock) -> Result<Recovered> {
@@ -206,11 +202,9 @@ impl Pmem {
             let mut bytes = [0; ENTRY_LEN];
             memory.load(base + AREA_AT + seq % slots * ENTRY_LEN as u64, &mut bytes);
             let entry = EntryRecord::decode(&bytes, tag, seq).map_err(|error| corrupt(error.to_string()))?;
-            if entries.last().is_some_and(|last| last.generation > entry.generation) {
-                return Err(corrupt(format!("entry {seq} is of an older generation than the one before")));
-            }
             entries.push(entry);
         }
+        check_generations(&entries)?;
         let hidden = hidden_entries(&entries);
         let (buffers, lines) = Self::buffers(superblock);
         let mut payload = vec![0; crate::format::PAYLOAD_MAX as usize];

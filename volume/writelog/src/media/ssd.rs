@@ -9,7 +9,7 @@ use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result}
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, spawn};
 
-use super::{Group, Medium, Piece, Placed, Recovered, now_ms};
+use super::{Group, Medium, Piece, Placed, Recovered, check_generations, corrupt, now_ms};
 use crate::entries::Entry;
 use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, BLOCK_LEN_MAX, BlockHeader, ENTRY_LEN, SUPER_COPIES, Superblock, tag_of,
@@ -234,24 +234,12 @@ impl Ssd {
         }
         found.check_payloads(file, base, unit, &mut blocks, ring).await?;
         if found.next_block < found.durable {
-            let text = format!(
-                "the write log is damaged: block {} should be there and is not; what came after it, up to block {}, \
-                 is lost",
+            return Err(corrupt(format_args!(
+                "block {} should be there and is not; what came after it, up to block {}, is lost",
                 found.next_block, found.durable
-            );
-            return Err(Error::new(ErrorKind::Corrupt, text));
+            )));
         }
-        let mut generation = 0;
-        for entry in blocks.iter().flat_map(|(_, entries)| entries) {
-            if entry.generation < generation {
-                let text = format!(
-                    "the write log is damaged: entry {} is of an older generation than the one before",
-                    entry.seq
-                );
-                return Err(Error::new(ErrorKind::Corrupt, text));
-            }
-            generation = entry.generation;
-        }
+        check_generations(blocks.iter().flat_map(|(_, entries)| entries))?;
         for (header, entries) in blocks {
             found.run = found.run.max(header.run);
             found.tail_seq = found.tail_seq.max(header.tail_seq.min(found.next_seq));
