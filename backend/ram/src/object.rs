@@ -177,7 +177,7 @@ fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
 
 /// The object as it was before a transaction.
 struct Then<'a> {
-    /// `None`: the steps work on the head in place, and none before the one change touches it.
+    /// `None`: the steps work on the head in place, and none asks what it was before the first change.
     head: Option<&'a Option<Content>>,
     clones: &'a [Kept],
     seq: u64,
