@@ -4,6 +4,7 @@ mod gateway;
 mod idle;
 mod iscsi;
 mod messenger;
+mod nap;
 mod nbd;
 mod nvmf;
 mod plot;

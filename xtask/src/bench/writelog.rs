@@ -8,14 +8,12 @@
 //! measured, and a log is empty when a job begins; those that go as fast as they can fill it before they are measured.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::Effort;
+use super::nap;
 use super::report::{self, Case, Series, Side};
 use crate::ceph::Cluster;
 use crate::daemon::{self, Daemon};
@@ -38,8 +36,6 @@ const TAIL_GOAL: f64 = 9.0;
 /// Volumes of a daemon.
 const VOLUMES: usize = 16;
 const OSDS: u32 = 3;
-/// How long the thread sleeps that shows what any thread waits for a processor: as often as the talk's job writes.
-const NAP: Duration = Duration::from_micros(500);
 /// What appending 4 KiB in persistent memory has to reach: appends a second on one core, and a second of CPU time.
 const PMEM_GOALS: [(&str, &str, f64); 2] =
     [("append-pmem", "appends/s", 150e3), ("append-pmem-cpu", "appends/CPU s", 200e3)];
@@ -167,43 +163,6 @@ struct Outcome {
     mean_us: f64,
     tail_us: [f64; 4],
     iops: f64,
-    /// How late a thread that slept meanwhile woke up, the 99.99th percentile in microseconds.
-    late_us: f64,
-}
-
-/// What a thread that has nothing to do with any of this waits for a processor meanwhile: whatever serves a request is
-/// woken several times for it, and waits like that each time.
-struct Machine<'a> {
-    stop: &'a AtomicBool,
-    late: thread::ScopedJoinHandle<'a, Vec<Duration>>,
-}
-
-impl<'a> Machine<'a> {
-    fn watch(scope: &'a thread::Scope<'a, '_>, stop: &'a AtomicBool) -> Self {
-        let nap = || {
-            let begin = Instant::now();
-            thread::sleep(NAP);
-            begin.elapsed().saturating_sub(NAP)
-        };
-        let late = scope.spawn(move || {
-            let mut late = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                late.push(nap());
-            }
-            late
-        });
-        Self { stop, late }
-    }
-
-    /// The 99.99th percentile, in microseconds.
-    fn late_us(self) -> Result<f64> {
-        self.stop.store(true, Ordering::Relaxed);
-        let Ok(mut late) = self.late.join() else { bail!("the thread that sleeps died") };
-        late.sort_unstable();
-        let worse = late.len() / 10_000;
-        let late = late.iter().rev().nth(worse).context("nobody slept while the job ran")?;
-        Ok(late.as_secs_f64() * 1e6)
-    }
 }
 
 /// One job on each of the first `volumes` volumes, in one process: sixteen of them would wait for the processors longer
@@ -243,20 +202,15 @@ fn parse_job(job: &Value) -> Result<Outcome> {
         mean_us: latency["mean"].as_f64().context("fio reports no mean")? / 1e3,
         tail_us: [at("90.000000"), at("99.000000"), at("99.900000"), at("99.990000")],
         iops: write["iops"].as_f64().context("fio reports no IOPS")?,
-        late_us: 0.0,
     })
 }
 
-/// One job on each of the first `volumes` volumes at once; the mean of their figures, and the worst of their tails.
-fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -> Result<Outcome> {
-    let stop = AtomicBool::new(false);
-    let (text, late_us) = thread::scope(|scope| {
-        let machine = Machine::watch(scope, &stop);
-        let text = shell::output(&mut jobs_of(setup, volumes, depth, rate, seconds));
-        (text, machine.late_us())
-    });
+/// One job on each of the first `volumes` volumes at once: the mean of their figures, and the worst of their tails; and
+/// how late a nap meanwhile was, in microseconds.
+fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -> Result<(Outcome, f64)> {
+    let (text, late_us) = nap::beside(|| shell::output(&mut jobs_of(setup, volumes, depth, rate, seconds)))?;
     let outcomes = parse(&text?)?;
-    let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0, late_us: late_us? };
+    let mut all = Outcome { mean_us: 0.0, tail_us: [0.0; 4], iops: 0.0 };
     for one in outcomes {
         all.mean_us += one.mean_us / volumes as f64;
         all.iops += one.iops;
@@ -265,7 +219,7 @@ fn measure(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -
         }
     }
     setup.empty(volumes)?;
-    Ok(all)
+    Ok((all, late_us))
 }
 
 /// Measures, prints and writes the report.
@@ -299,15 +253,14 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                 }
                 for place in 0..setups.len() {
                     let setup = &setups[(place + round) % setups.len()];
-                    let outcome = measure(setup, volumes, depth, rate, effort.seconds)
+                    let (outcome, late_us) = measure(setup, volumes, depth, rate, effort.seconds)
                         .with_context(|| format!("{name}, {}", setup.log.name()))?;
                     let tails = outcome.tail_us.map(|us| format!("{us:.0}")).join(" ");
                     println!(
-                        "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us, a nap: {:.0} us",
+                        "{name:<16} {:<11} {:>8.0} IOPS  mean {:>7.0} us  90/99/99.9/99.99 %: {tails} us, a nap: {late_us:.0} us",
                         setup.log.name(),
                         outcome.iops,
-                        outcome.mean_us,
-                        outcome.late_us
+                        outcome.mean_us
                     );
                     // What is better is larger.
                     if rate == 0 {
@@ -316,15 +269,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
                         let (mean, tail) = (1e6 / outcome.mean_us, 1e6 / outcome.tail_us[3]);
                         note(&mut cases, &format!("{name}-mean"), "1/s", MEAN_GOAL, setup.log, mean, None);
                         let goal = if backend == "ceph" { TAIL_GOAL } else { 1.0 };
-                        note(
-                            &mut cases,
-                            &format!("{name}-99.99"),
-                            "1/s",
-                            goal,
-                            setup.log,
-                            tail,
-                            Some(1e6 / outcome.late_us),
-                        );
+                        note(&mut cases, &format!("{name}-99.99"), "1/s", goal, setup.log, tail, Some(1e6 / late_us));
                     }
                 }
             }
@@ -438,7 +383,7 @@ fn note(cases: &mut Vec<Case>, name: &str, unit: &'static str, goal: f64, log: L
 
 fn method(effort: &Effort) -> String {
     let Effort { rounds, seconds, .. } = effort;
-    let (machine, [ramp, fill]) = (report::machine(), RAMPS);
+    let (machine, [ramp, fill], nap) = (report::machine(), RAMPS, nap::NAP.as_micros());
     let ([rate, share], [size, small]) = (RATES, SIZES_MIB);
     format!(
         "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {rounds} rounds of \
@@ -452,7 +397,7 @@ fn method(effort: &Effort) -> String {
          one in memory with all the flushes of persistent memory (the talk's log was in such). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
          {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. Figures are 1 / latency, \
          so that more is better: the mean, and the 99.99th percentile of the worst volume, beside it that of a thread which \
-         sleeps 500 us at a time meanwhile and does nothing else (*a nap*: by how much it is woken too late), for what any \
+         sleeps {nap} us at a time meanwhile and does nothing else (*a nap*: by how much it is woken too late), for what any \
          thread waits for a processor; a write needs several to be woken. *-qdN*: one volume, as fast \
          as it goes, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in \
          /dev/shm, with all the flushes of persistent memory), 32 at once, no front, a backend that costs nothing, \

@@ -1,0 +1,35 @@
+//! What any thread of this machine waits for a processor while something else is measured: whatever serves a request is
+//! woken several times for it, and waits like that each time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How long the thread sleeps each time: it wakes up as often as the talk's job writes.
+pub const NAP: Duration = Duration::from_micros(500);
+
+/// Does the work, and says how late a thread that only slept meanwhile was woken: the 99.99th percentile in microseconds.
+pub fn beside<T>(work: impl FnOnce() -> T) -> Result<(T, f64)> {
+    let stop = AtomicBool::new(false);
+    let (done, late) = thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let mut late = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                thread::sleep(NAP);
+                late.push(begin.elapsed().saturating_sub(NAP));
+            }
+            late
+        });
+        let done = work();
+        stop.store(true, Ordering::Relaxed);
+        (done, sleeper.join())
+    });
+    let Ok(mut late) = late else { bail!("the thread that sleeps died") };
+    late.sort_unstable();
+    let worse = late.len() / 10_000;
+    let late = late.iter().rev().nth(worse).context("nobody slept while the work was done")?;
+    Ok((done, late.as_secs_f64() * 1e6))
+}
