@@ -1,11 +1,13 @@
 # The commands people type; the work is done by scripts/setup and by cargo xtask.
-# Variables: KEEP=1 leaves the demo's daemon running; POOL=local or rados is the demo's pool; ONLY=, SKIP= choose test stages.
+# Variables: KEEP=1 leaves the demo's daemon running; POOL=local or rados is the demo's pool; ONLY=, SKIP= choose test
+# stages, BUDGET= limits the minutes that they take.
 
-.PHONY: help demo test check bench
+.PHONY: help demo test soak check bench
 
 help:
 	@echo 'make demo    from nothing to a served volume with real data in it (KEEP=1: stays up)'
-	@echo 'make test    every test; what needs a guest machine sets it up by itself (ONLY=a,b  SKIP=a,b)'
+	@echo 'make test    every test; what needs a guest machine sets it up by itself (ONLY=a,b  SKIP=a,b  BUDGET=minutes)'
+	@echo 'make soak    the long tests at full length: seeds, kills, seconds'
 	@echo 'make check   formatting, lints, documentation, layering'
 	@echo 'make bench   side by side with qemu-nbd, tgt, librbd, ISA-L and others; writes docs/benchmarks'
 	@echo 'More: cargo xtask help'
@@ -15,8 +17,12 @@ demo:
 	@cargo xtask demo $(if $(KEEP),--keep) $(if $(POOL),--pool $(POOL))
 
 test:
+	@since=$$(date +%s) && scripts/setup build test && \
+	  cargo xtask test $(if $(BUDGET),--budget $(BUDGET) --since $$since) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
+
+soak:
 	@scripts/setup build test
-	@cargo xtask test $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
+	@cargo xtask soak $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
 
 check:
 	@scripts/setup build

@@ -6,6 +6,7 @@
 #
 # Needs libiscsi-bin (iscsi-test-cu, iscsi-ls, iscsi-inq, iscsi-perf), qemu-utils with qemu-block-extra, jq and python3.
 set -euo pipefail
+source "$(dirname "$0")/../lab/limits.sh"
 
 WORK=$(mktemp -d)
 DAEMON=
@@ -58,7 +59,7 @@ suite() { # URI: the whole conformance suite, family by family
     local paths=("$uri")
     [[ $family != MultipathIO ]] || paths+=("$uri")
     for test in $tests; do
-      timeout 120 iscsi-test-cu --dataloss --allow-sanitize -n -t "$test" "${paths[@]}" >"$log" 2>&1 </dev/null ||
+      limit 120 iscsi-test-cu --dataloss --allow-sanitize -n -t "$test" "${paths[@]}" >"$log" 2>&1 </dev/null ||
         { local status=$?; cp "$log" "$WORK/out"; fail "suite: $test ends with $status"; }
       # Total, Ran, Passed, Failed
       if grep -q 'had failures' "$log" || ! grep -qE '^ +tests +([0-9]+) +\1 +\1 +0 ' "$log"; then
@@ -129,7 +130,7 @@ LABEL=read-only
 check "create" "$FOREBAY" create ram/ro --size 64M
 RO=$(attach ram/ro --read-only) || fail "attach"
 for test in ALL.ReadOnly ALL.Read10 ALL.Inquiry ALL.ModeSense6; do
-  timeout 60 iscsi-test-cu --dataloss -n -t "$test" "$RO" >"$WORK/out" 2>&1 || fail "suite: $test ends with $?"
+  limit 60 iscsi-test-cu --dataloss -n -t "$test" "$RO" >"$WORK/out" 2>&1 || fail "suite: $test ends with $?"
   ! grep -q 'had failures' "$WORK/out" || fail "suite: $test"
   ok "suite: $test"
 done
@@ -151,7 +152,7 @@ check "reads after a resize" "$FOREBAY" resize local/qemu --size 96M
 size=$(iscsi-readcapacity16 "$URI" 2>/dev/null | sed -n 's/.*RETURNED LOGICAL BLOCK ADDRESS:\([0-9]*\).*/\1/p')
 [[ $size == $((96 * 2048 - 1)) ]] || fail "the new size is seen ($size)"
 ok "the new size is seen"
-check "iscsi-perf reads" timeout 30 iscsi-perf -b 8 -m 32 -t 2 -r "$URI"
+check "iscsi-perf reads" limit 30 iscsi-perf -b 8 -m 32 -t 2 -r "$URI"
 
 LABEL=restart
 copy() { qemu-img convert -f raw -O raw "$URI" "$WORK/copy" >"$WORK/out" 2>&1 && sha256sum <"$WORK/copy"; }

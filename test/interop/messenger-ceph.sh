@@ -7,6 +7,7 @@
 set -uo pipefail
 
 LAB=$(cd "$(dirname "$0")/../lab" && pwd)
+source "$LAB/limits.sh"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/messenger-ceph.XXXXXX")
 export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
 ADDR=127.0.0.1:$MON_PORT
@@ -29,7 +30,7 @@ fail() {
   sed 's/^/  /' "$WORK/out" 2>/dev/null | tail -n 20
   exit 1
 }
-ask() { timeout -k 5 60 "$PROGRAM" "$ADDR" "$@" >"$WORK/out" 2>&1 </dev/null; }
+ask() { limit 60 "$PROGRAM" "$ADDR" "$@" >"$WORK/out" 2>&1 </dev/null; }
 
 "$LAB/ceph-cluster" up 1 >"$WORK/out" 2>&1 || fail "a cluster"
 KEY=$(awk '/client.admin/ {found = 1} found && /key/ {print $3; exit}' "$CLUSTER_DIR/keyring")

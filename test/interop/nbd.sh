@@ -6,6 +6,7 @@
 #
 # Prints a line for each check, and ends with 1 at the first that fails, after what the client said.
 set -uo pipefail
+source "$(dirname "$0")/../lab/limits.sh"
 
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/nbd-interop.XXXXXX")
 LABEL=nbd
@@ -32,13 +33,13 @@ ok() { echo "ok $LABEL: $1"; }
 check() { # WHAT COMMAND...
   local what=$1
   shift
-  timeout -k 5 120 "$@" >"$WORK/out" 2>&1 </dev/null || fail "$what ($*, status $?)"
+  limit 120 "$@" >"$WORK/out" 2>&1 </dev/null || fail "$what ($*, status $?)"
   ok "$what"
 }
 refused() { # WHAT COMMAND...: the command must fail, and by itself
   local what=$1 status
   shift
-  timeout -k 5 60 "$@" >"$WORK/out" 2>&1 </dev/null
+  limit 60 "$@" >"$WORK/out" 2>&1 </dev/null
   status=$?
   ((status > 0 && status < 124)) || fail "$what ($* ended with $status)"
   ok "$what"
@@ -52,7 +53,7 @@ qio() { # WHAT COMMAND...
   local what=$1 args=() command
   shift
   for command in "$@"; do args+=(-c "$command"); done
-  timeout -k 5 120 qemu-io -f raw "${args[@]}" "$URI" >"$WORK/out" 2>&1 </dev/null || fail "$what (status $?)"
+  limit 120 qemu-io -f raw "${args[@]}" "$URI" >"$WORK/out" 2>&1 </dev/null || fail "$what (status $?)"
   ! grep -Eiq 'failed|error|no such' "$WORK/out" || fail "$what"
   ok "$what"
 }
@@ -174,7 +175,7 @@ def connect():
     else:
         host, port = target.rsplit(":", 1)
         s = socket.create_connection((host, int(port)))
-    s.settimeout(10)
+    s.settimeout(10 * int(os.environ.get("HANG_FACTOR", "1")))
     return s
 for talk in [os.urandom(4096), b"\0\0\0\3" + os.urandom(4096), b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\3IHAVEOPT\0\0\0\7\xff\xff\xff\xff", b""]:
     s = connect()

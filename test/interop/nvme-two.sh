@@ -19,7 +19,7 @@ start() { # NAME FIRST-CONTROLLER
   PIDS[$name]=$!
   await 60 "the daemon $name is ready" "$FOREBAY" --control "$WORK/$name/control.sock" status
 }
-control() { local name=$1; shift; timeout 90 "$FOREBAY" --control "$WORK/$name/control.sock" "$@"; }
+control() { local name=$1; shift; limit 90 "$FOREBAY" --control "$WORK/$name/control.sock" "$@"; }
 attach() {
   URIS[$1]=$(control "$1" attach rbd/two --nvme --nsid 1 --uuid $UUID 2>"$WORK/out") || fail "attaching at $1"
 }

@@ -5,6 +5,7 @@
 #   pmem-kill.sh [ROUNDS]      FOREBAY: the program (default target/release/forebay)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
+source "$root/test/lab/limits.sh"
 rounds=${1:-10}
 FOREBAY=$(realpath "${FOREBAY:-$root/target/release/forebay}")
 work=$(mktemp -d)
@@ -29,16 +30,18 @@ for ((round = 1; round <= rounds + 1; round++)); do
   guest=$!
   # Until it was verified, and a good deal of new writes was promised.
   want=$((100 + RANDOM % 400))
-  for ((try = 0; ; try++)); do
+  quiet_now; end=$((NOW + 180))
+  while true; do
     # The console may end lines with a carriage return.
     have=$(tr -d '\r' <"$log" | grep -c '^promised ' || true)
     ((have >= want)) && break
-    if grep -q 'not ok' "$log" || ! kill -0 "$guest" 2>/dev/null || ((try > 1800)); then
+    if grep -q 'not ok' "$log" || ! kill -0 "$guest" 2>/dev/null || ((NOW > end)); then
       tail -n 40 "$log"
       echo "not ok pmem: round $round"
       exit 1
     fi
     sleep 0.1
+    quiet_now
   done
   stop
   tr -d '\r' <"$log" | grep '^promised [0-9]* [0-9]*$' | sed '$d' >>"$work/share/promised"

@@ -235,7 +235,7 @@ await 120 "the cluster is clean" is_clean
 start_daemon --log-level info
 ask "$FOREBAY" create rbd/fenced --size 16M
 uri=$("$FOREBAY" attach rbd/fenced --nbd 2>"$WORK/out") || fail "attaching"
-write() { timeout 60 qemu-io -f raw -c 'write -P 0x41 0 4k' -c flush "$uri" >"$WORK/out" 2>&1 && ! grep -Eiq 'failed|error' "$WORK/out"; }
+write() { limit 60 qemu-io -f raw -c 'write -P 0x41 0 4k' -c flush "$uri" >"$WORK/out" 2>&1 && ! grep -Eiq 'failed|error' "$WORK/out"; }
 write || fail "writing"
 who=$(rbd status rbd/fenced 2>/dev/null | sed -n 's/.*watcher=\([^ ]*\) .*/\1/p' | head -n 1)
 [[ -n $who ]] || fail "who watches the image"

@@ -8,7 +8,7 @@ set -uo pipefail
 
 NAME=rados; source "$(dirname "$0")/../lab/cluster.sh"
 
-lab() { timeout -k 5 "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
+lab() { limit "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
 
 start_cluster
 lab status || fail "connecting"

@@ -17,7 +17,7 @@ sum() { sha256sum <"$1" | cut -d' ' -f1; }
 guest() {
   local word
   word=$(basename "$WORK/share")
-  SHARE=$WORK/$word TIMEOUT=280 timeout 300 "$LAB/guest" "$LAB/../interop/guest-rbd.sh" "$ADDR:$MON_V1_PORT" >"$WORK/out" 2>&1 ||
+  SHARE=$WORK/$word TIMEOUT=280 limit 300 "$LAB/guest" "$LAB/../interop/guest-rbd.sh" "$ADDR:$MON_V1_PORT" >"$WORK/out" 2>&1 ||
     fail "the guest"
   grep -q '^not ok' "$WORK/out" && fail "the guest"
 }

@@ -250,7 +250,7 @@ theirs() { # IMAGE FILE WHAT
   ask rbd export --no-progress "$1" "$WORK/export.rbd"
   cmp "$WORK/export.rbd" "$2" >"$WORK/out" 2>&1 || fail "$3"
 }
-attach() { timeout 60 "$FOREBAY" attach "$1" --nbd 2>"$WORK/out" || fail "attaching $1"; }
+attach() { limit 60 "$FOREBAY" attach "$1" --nbd 2>"$WORK/out" || fail "attaching $1"; }
 
 ask "$FOREBAY" import --no-progress "$WORK/model" rados:rbd/disk
 theirs rbd/disk "$WORK/model" "what was imported"
@@ -317,13 +317,13 @@ ok "through the daemon: snapshots, turns and resizes by rbd under NBD, a clone, 
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }
 for image in saved lost; do
   ask "$FOREBAY" create "rbd/$image" --size 8M
-  uri=$(timeout 60 "$FOREBAY" attach "rbd/$image" --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/$image"
+  uri=$(limit 60 "$FOREBAY" attach "rbd/$image" --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/$image"
   ask qemu-io -f raw -c "write -P 0x71 64k 4k" -c flush "$uri"
 done
 # What a log has answered is not in the image yet: nobody else may write there, nor take a snapshot without it.
-their_write() { timeout 30 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 "$1" >"$WORK/out" 2>&1; }
+their_write() { limit 30 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 "$1" >"$WORK/out" 2>&1; }
 their_write rbd/saved && fail "rbd writes beside a log"
-timeout 30 rbd snap create --no-progress rbd/saved@beside >"$WORK/out" 2>&1 && fail "rbd takes a snapshot without what is in a log"
+limit 30 rbd snap create --no-progress rbd/saved@beside >"$WORK/out" 2>&1 && fail "rbd takes a snapshot without what is in a log"
 kill -9 "$DAEMON"
 wait "$DAEMON" 2>/dev/null
 DAEMON=
@@ -340,9 +340,9 @@ cp "$WORK/empty" "$WORK/model"
 head -c 4096 /dev/zero | tr '\0' 'q' | dd of="$WORK/model" bs=4k seek=16 conv=notrunc status=none
 theirs rbd/saved "$WORK/model" "what 'log flush' has written back"
 [[ $(logged saved .dirty_bytes) == 0 ]] || fail "a log that was flushed"
-timeout 60 "$FOREBAY" log discard rbd/lost >"$WORK/out" 2>&1 && fail "a log with writes is given up without --force"
+limit 60 "$FOREBAY" log discard rbd/lost >"$WORK/out" 2>&1 && fail "a log with writes is given up without --force"
 ask "$FOREBAY" log discard rbd/lost --force
-timeout 60 "$FOREBAY" log info rbd/lost >"$WORK/out" 2>&1 && fail "a log that was discarded is still there"
+limit 60 "$FOREBAY" log info rbd/lost >"$WORK/out" 2>&1 && fail "a log that was discarded is still there"
 theirs rbd/lost "$WORK/empty" "an image whose log was discarded"
 their_write rbd/lost || fail "an image without a log is not rbd's to write"
 ok "write logs: theirs alone to write while they are served; ls, info, flush and discard when they are not"

@@ -5,6 +5,7 @@
 #
 # Sets LAB, WORK (goes at the end), CEPH_CONF, and what ceph-cluster takes.  What was run last is in $WORK/out.
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$LAB/limits.sh"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/$NAME.XXXXXX")
 export LAB CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
 export CEPH_CONF=$CLUSTER_DIR/ceph.conf
@@ -35,13 +36,16 @@ fail() {
   exit 1
 }
 # Runs to the end, which must be a good one.
-ask() { timeout -k 5 "${LIMIT:-90}" "$@" >"$WORK/out" 2>&1 </dev/null || fail "$* (status $?)"; }
-# Waits until a command succeeds, for so many seconds.
+ask() { limit "${LIMIT:-90}" "$@" >"$WORK/out" 2>&1 </dev/null || fail "$* (status $?)"; }
+# Waits until a command succeeds, for so many seconds of quiet time.
 await() { # SECONDS WHAT COMMAND...
-  local end=$((SECONDS + $1)) what=$2
+  local end what=$2 NOW
+  quiet_now
+  end=$((NOW + $1))
   shift 2
   until "$@" >"$WORK/out" 2>&1 </dev/null; do
-    ((SECONDS < end)) || fail "waiting until $what"
+    quiet_now
+    ((NOW <= end)) || fail "waiting until $what"
     sleep 0.1
   done
 }

@@ -111,7 +111,7 @@ pub fn run_all(targets: &[String], seconds: u64, logs: &Path) -> Result<Vec<Outc
         let mut command = shell::command(binary(target));
         command.arg(format!("-max_total_time={seconds}"));
         command.arg(format!("-artifact_prefix={}/", artifacts.display()));
-        command.args(["-rss_limit_mb=2048", "-timeout=10", "-print_final_stats=1", "-verbosity=1"]).arg(&corpus);
+        command.args(["-rss_limit_mb=2048", "-timeout=60", "-print_final_stats=1", "-verbosity=1"]).arg(&corpus);
         if seeds.is_dir() {
             command.arg(&seeds);
         }

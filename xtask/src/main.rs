@@ -14,6 +14,7 @@ mod layers;
 mod malformed;
 mod nbd;
 mod policy;
+mod quiet;
 mod shell;
 mod sim;
 mod test;
@@ -68,6 +69,8 @@ enum Chore {
     },
     /// The simulator: one seed, or many
     Sim(sim::SimArguments),
+    /// The long stages of `test` at full length: seeds, kills and seconds; a table of what each did and found
+    Soak(test::SoakArguments),
     /// Every test, in stages
     Test(test::TestArguments),
 }
@@ -121,6 +124,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),
+        Chore::Soak(arguments) => test::soak(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {
             shell::run(shell::command(shell::root().join("test/lab/ceph-cluster")).args(words))

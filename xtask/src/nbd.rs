@@ -49,7 +49,7 @@ impl Client {
     /// Connects to `export` over a Unix socket.
     pub fn connect(socket: &Path, export: &str) -> Result<Self> {
         let output = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
-        output.set_read_timeout(Some(Duration::from_secs(30)))?;
+        output.set_read_timeout(Some(Duration::from_secs(300)))?;
         let mut input = BufReader::with_capacity(256 << 10, output.try_clone()?);
         ensure!(u64_from(&mut input)? == INIT && u64_from(&mut input)? == OPTION, "not a newstyle server");
         let flags = u16_from(&mut input)?;

@@ -6,9 +6,11 @@ use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use crate::quiet::Stopwatch;
 
 /// The root of the workspace.
 pub fn root() -> PathBuf {
@@ -135,18 +137,45 @@ impl Drop for Process {
     }
 }
 
-/// Asks until there is an answer, for as long as `patience`.
+/// Asks until there is an answer, for as long as `patience`, in quiet time.
 pub fn wait_for<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     loop {
         if let Some(answer) = ask() {
             return Some(answer);
         }
-        if begin.elapsed() > patience {
+        if begin.quiet() > patience {
             return None;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Sends a signal to processes; those that are gone are left out.
+pub fn signal(name: &str, processes: &[u32]) {
+    let ids = processes.iter().map(u32::to_string);
+    // One that has ended meanwhile is as good as one that ends by it.
+    let _ = command("kill").arg(format!("-{name}")).args(ids).stderr(Stdio::null()).status();
+}
+
+/// Returns a process with all that it has started, and what these have, as far as they have not left for themselves.
+pub fn with_descendants(process: u32) -> Vec<u32> {
+    let folders = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all: Vec<(u32, u32)> = folders
+        .filter_map(|folder| {
+            let id = folder.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(folder.path().join("stat")).ok()?;
+            // Behind the name, which may hold anything: the state, then the parent.
+            Some((id, stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?))
+        })
+        .collect();
+    let mut found = vec![process];
+    let mut index = 0;
+    while let Some(&parent) = found.get(index) {
+        found.extend(all.iter().filter(|(_, of)| *of == parent).map(|(id, _)| *id));
+        index += 1;
+    }
+    found
 }
 
 /// A folder that goes away with its owner.
@@ -220,4 +249,24 @@ pub fn seconds(time: Duration) -> String {
 /// A port that nobody listens on now.
 pub fn free_port() -> Result<u16> {
     Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_with_what_it_started() {
+        let script = "sleep 1000 & sh -c 'sleep 1000; :' & wait";
+        let mut child = command("sh").args(["-c", script]).spawn().expect("a shell");
+        let all = wait_for(Duration::from_secs(60), || Some(with_descendants(child.id())).filter(|all| all.len() == 4));
+        let all = all.expect("a shell with three more");
+        assert_eq!(all[0], child.id());
+        signal("TERM", &all);
+        assert!(!child.wait().expect("it ends").success());
+        wait_for(Duration::from_secs(60), || {
+            all.iter().all(|id| !Path::new(&format!("/proc/{id}/exe")).exists()).then_some(())
+        })
+        .expect("all of them are gone");
+    }
 }

@@ -1,15 +1,20 @@
-//! `make test`: every test in stages, side by side where the machine allows, with a summary at the end.
+//! `make test`: every test in stages, side by side where the machine allows, with a summary at the end; and the soak,
+//! which runs the long ones at full length.
 
+mod plan;
+mod report;
+mod run;
+mod stage;
 mod stages;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::shell::{self, bold, paint};
-use stages::{Stage, stages};
+use crate::shell;
+use run::Lengths;
+use stage::{Length, Stage};
+use stages::stages;
 
 /// What `test` takes.
 #[derive(clap::Args)]
@@ -21,53 +26,99 @@ pub struct TestArguments {
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     skip: Vec<String>,
     /// Fewer seeds, kills and seconds: for a quick look, not for a verdict
-    #[arg(long)]
+    #[arg(long, conflicts_with = "budget")]
     quick: bool,
-    /// Names the stages, and runs none
+    /// End within so many minutes: long stages are shortened as far as needed, then stages are skipped and named
+    #[arg(long, value_name = "MINUTES")]
+    budget: Option<f64>,
+    /// When the budget began, in Unix seconds (default: now)
+    #[arg(long, value_name = "SECONDS", requires = "budget")]
+    since: Option<u64>,
+    /// List the stages, and run none
     #[arg(long)]
     list: bool,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum State {
-    Waiting,
-    Running,
-    Passed,
-    Failed,
-    /// Something it needs has failed.
-    Left,
-}
-
-struct Report {
-    state: State,
-    passed: u64,
-    failed: u64,
-    time: Duration,
+/// What `soak` takes.
+#[derive(clap::Args)]
+pub struct SoakArguments {
+    /// Only these stages, and the builds they need
+    #[arg(long, value_delimiter = ',', value_name = "STAGE")]
+    only: Vec<String>,
+    /// All but these stages
+    #[arg(long, value_delimiter = ',', value_name = "STAGE")]
+    skip: Vec<String>,
 }
 
 /// Runs the stages.
 pub fn run(arguments: &TestArguments) -> Result<()> {
-    let mut stages = stages(arguments.quick);
-    for name in arguments.only.iter().chain(&arguments.skip) {
+    let mut stages = stages();
+    stages.retain(|stage| !stage.only_soak);
+    if arguments.list {
+        for stage in &stages {
+            println!("{:<15} {}", stage.name, stage.title);
+        }
+        return Ok(());
+    }
+    choose(&mut stages, &arguments.only, &arguments.skip)?;
+    let lengths = match arguments.budget {
+        Some(minutes) => Lengths::Until(budget_end(minutes, arguments.since)?),
+        None if arguments.quick => Lengths::All(Length::QUICK),
+        None => Lengths::All(Length::USUAL),
+    };
+    let (reports, time) = execute(&stages, lengths)?;
+    report::summary(&stages, &reports, time)
+}
+
+/// Runs the stages that have lengths, at their full length, and prints what each did and found.
+pub fn soak(arguments: &SoakArguments) -> Result<()> {
+    let mut stages = stages();
+    let short: Vec<&str> =
+        stages.iter().filter(|stage| stage.counted && !stage.has_lengths()).map(|stage| stage.name).collect();
+    for name in &arguments.only {
+        if short.contains(&name.as_str()) {
+            bail!("stage {name} has no full length; cargo xtask test --only {name} runs it");
+        }
+    }
+    stages.retain(|stage| !short.contains(&stage.name));
+    choose(&mut stages, &arguments.only, &arguments.skip)?;
+    let (reports, time) = execute(&stages, Lengths::All(Length::Soak))?;
+    report::soak(&stages, &reports);
+    report::summary(&stages, &reports, time)
+}
+
+fn execute(stages: &[Stage], lengths: Lengths) -> Result<(Vec<report::Report>, Duration)> {
+    let logs = shell::target().join("test-logs");
+    std::fs::create_dir_all(&logs)?;
+    println!("{} stages; their output goes to {}", stages.len(), logs.display());
+    let begin = Instant::now();
+    Ok((run::execute(stages, lengths, &logs)?, begin.elapsed()))
+}
+
+/// Returns when a budget ends that began at `since`, or now.
+fn budget_end(minutes: f64, since: Option<u64>) -> Result<Instant> {
+    ensure!(minutes > 0.0 && minutes < 1e6, "a budget is a number of minutes, not {minutes}");
+    let gone = match since {
+        None => Duration::ZERO,
+        Some(seconds) => SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+            .ok()
+            .with_context(|| format!("--since {seconds} lies in the future"))?,
+    };
+    Ok(Instant::now() + Duration::from_secs_f64(minutes * 60.0).saturating_sub(gone))
+}
+
+/// Leaves only what is asked for, and the builds it needs.
+fn choose(stages: &mut Vec<Stage>, only: &[String], skip: &[String]) -> Result<()> {
+    for name in only.iter().chain(skip) {
         if !stages.iter().any(|stage| stage.name == name) {
             let names: Vec<&str> = stages.iter().map(|stage| stage.name).collect();
             bail!("there is no stage {name}; there are: {}", names.join(", "));
         }
     }
-    if arguments.list {
-        for stage in &stages {
-            println!("{:<14} {}", stage.name, stage.title);
-        }
-        return Ok(());
-    }
-    let wanted = wanted(&stages, &arguments.only, &arguments.skip);
+    let wanted = wanted(stages, only, skip);
     stages.retain(|stage| wanted.contains(&stage.name));
-    let logs = shell::target().join("test-logs");
-    std::fs::create_dir_all(&logs)?;
-    println!("{} stages; their output goes to {}", stages.len(), logs.display());
-    let begin = Instant::now();
-    let results = execute(&stages, &logs);
-    summary(&stages, &results, begin.elapsed())
+    Ok(())
 }
 
 fn wanted(stages: &[Stage], only: &[String], skip: &[String]) -> Vec<&'static str> {
@@ -95,199 +146,13 @@ fn wanted(stages: &[Stage], only: &[String], skip: &[String]) -> Vec<&'static st
     names
 }
 
-/// Runs everything whose needs are met, as long as cores are free.
-fn execute(stages: &[Stage], logs: &Path) -> Vec<Report> {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
-    let waiting = || Report { state: State::Waiting, passed: 0, failed: 0, time: Duration::ZERO };
-    let shared = Mutex::new(stages.iter().map(|_| waiting()).collect::<Vec<_>>());
-    let changed = Condvar::new();
-    std::thread::scope(|scope| {
-        let mut results = shared.lock().expect("no stage panics");
-        loop {
-            leave_out(stages, &mut results);
-            let busy: usize = running(stages, &results);
-            let next = (0..stages.len()).find(|&index| {
-                results[index].state == State::Waiting
-                    && ready(&stages[index], stages, &results)
-                    && (stages[index].weight == 0 || busy + stages[index].weight <= cores)
-            });
-            match next {
-                Some(index) => {
-                    results[index].state = State::Running;
-                    let (shared, changed) = (&shared, &changed);
-                    scope.spawn(move || {
-                        let result = one(&stages[index], &logs.join(format!("{}.log", stages[index].name)));
-                        shared.lock().expect("no stage panics")[index] = result;
-                        changed.notify_all();
-                    });
-                }
-                None if results.iter().all(|result| !matches!(result.state, State::Waiting | State::Running)) => break,
-                None => results = changed.wait(results).expect("no stage panics"),
-            }
-        }
-    });
-    shared.into_inner().expect("no stage panics")
-}
-
-fn running(stages: &[Stage], results: &[Report]) -> usize {
-    let of = |(stage, result): (&Stage, &Report)| if result.state == State::Running { stage.weight } else { 0 };
-    stages.iter().zip(results).map(of).sum()
-}
-
-fn ready(stage: &Stage, stages: &[Stage], results: &[Report]) -> bool {
-    stage.after.iter().all(|need| {
-        stages.iter().zip(results).any(|(other, result)| other.name == *need && result.state == State::Passed)
-    })
-}
-
-/// Marks what can no longer run, because what it needs has failed.
-fn leave_out(stages: &[Stage], results: &mut [Report]) {
-    for index in 0..stages.len() {
-        let lost = stages[index].after.iter().any(|need| {
-            stages
-                .iter()
-                .zip(results.iter())
-                .any(|(other, result)| other.name == *need && matches!(result.state, State::Failed | State::Left))
-        });
-        if lost && results[index].state == State::Waiting {
-            results[index].state = State::Left;
-            results[index].failed = u64::from(stages[index].counted);
-            println!("{} {:<12} {}: not run", paint("FAILED", "1;31"), stages[index].name, stages[index].title);
-        }
-    }
-}
-
-fn one(stage: &Stage, log: &PathBuf) -> Report {
-    let begin = Instant::now();
-    let ended = (stage.command)().and_then(|mut command| {
-        let file = std::fs::File::create(log)?;
-        Ok(command.stdout(file.try_clone()?).stderr(file).status()?)
-    });
-    let time = begin.elapsed();
-    let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let (passed, mut failed) = if stage.counted { count(&text) } else { (0, 0) };
-    let good = matches!(&ended, Ok(status) if status.success()) && failed == 0 && (passed > 0 || !stage.counted);
-    if good {
-        let tests = if stage.counted { format!("{passed} passed") } else { String::new() };
-        println!(
-            "{} {:<12} {:<38} {tests:>14} {:>9}",
-            paint("ok", "32"),
-            stage.name,
-            stage.title,
-            shell::seconds(time)
-        );
-        return Report { state: State::Passed, passed, failed, time };
-    }
-    failed = failed.max(1);
-    println!("{} {:<12} {} ({})", paint("FAILED", "1;31"), stage.name, stage.title, shell::seconds(time));
-    match ended {
-        Ok(status) => println!("  {status}; the end of {}:", log.display()),
-        Err(error) => println!("  {error:#}"),
-    }
-    // What failed comes before how the log ends: a long log, cut short by whoever shows it, still names the test.
-    for line in telling(&text) {
-        println!("  > {line}");
-    }
-    for line in shell::tail(log, 40).lines() {
-        println!("  | {line}");
-    }
-    Report { state: State::Failed, passed, failed, time }
-}
-
-/// The lines of a failed stage's output that say what failed: a dozen at most, with the line after each `not ok`.
-fn telling(text: &str) -> Vec<&str> {
-    let failure = |line: &str| {
-        line.starts_with("not ok ")
-            || line.starts_with("error")
-            || line.starts_with("Error: ")
-            || line.contains("panicked at")
-            || line.contains("timed out")
-            || (line.starts_with("test ") && line.ends_with("FAILED"))
-    };
-    let mut lines = text.lines().peekable();
-    let mut told = Vec::new();
-    while let Some(line) = lines.next() {
-        if failure(line) {
-            told.push(line);
-            if let Some(next) = lines.peek().filter(|next| line.starts_with("not ok ") && !next.starts_with("ok ")) {
-                told.push(next);
-            }
-        }
-    }
-    told.truncate(12);
-    told
-}
-
-/// How many tests a stage's output tells of: cargo's summaries, and lines that begin with `ok` or `not ok`.
-fn count(text: &str) -> (u64, u64) {
-    let (mut passed, mut failed) = (0, 0);
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("test result: ") {
-            let number = |what: &str| -> u64 {
-                let words: Vec<&str> = rest.split([' ', ';']).filter(|word| !word.is_empty()).collect();
-                let at = words.iter().position(|word| *word == what);
-                at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok()).unwrap_or(0)
-            };
-            passed += number("passed");
-            failed += number("failed");
-        } else if line.starts_with("ok ") {
-            passed += 1;
-        } else if line.starts_with("not ok ") {
-            failed += 1;
-        }
-    }
-    (passed, failed)
-}
-
-fn summary(stages: &[Stage], results: &[Report], time: Duration) -> Result<()> {
-    println!("\n{}", bold("stage          passed  failed      time"));
-    let (mut passed, mut failed, mut broken) = (0, 0, 0);
-    for (stage, result) in stages.iter().zip(results) {
-        passed += result.passed;
-        failed += result.failed;
-        broken += u64::from(result.state != State::Passed);
-        let count = |number: u64| if stage.counted { number.to_string() } else { String::new() };
-        println!(
-            "{:<14} {:>6}  {:>6}  {:>8}{}",
-            stage.name,
-            count(result.passed),
-            count(result.failed),
-            shell::seconds(result.time),
-            if result.state == State::Passed { String::new() } else { paint("  FAILED", "1;31") }
-        );
-    }
-    println!("{:<14} {passed:>6}  {failed:>6}  {:>8}\n", "all", shell::seconds(time));
-    println!("{passed} passed, {failed} failed");
-    if broken > 0 {
-        bail!("{broken} of {} stages failed", stages.len());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn results_are_counted() {
-        let text = "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
-            test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\nok one\nnot ok two\nokay\n";
-        assert_eq!(count(text), (16, 3));
-    }
-
-    #[test]
-    fn a_failed_stage_names_what_failed() {
-        let text = "warning: unused\nok one\nnot ok two: it ended\n  input:  x\nok three\n\
-            thread 'a' panicked at src/lib.rs:1:1:\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n";
-        let told = telling(text);
-        assert_eq!(told[..2], ["not ok two: it ended", "  input:  x"]);
-        assert_eq!(told[2..], ["thread 'a' panicked at src/lib.rs:1:1:", "test a ... FAILED"]);
-        assert!(telling("not ok\n".repeat(3).as_str()).is_empty() && telling(&"error\n".repeat(40)).len() == 12);
-    }
-
-    #[test]
     fn builds_come_along_and_stay_away() {
-        let all = stages(true);
+        let all = stages();
         let mut only = wanted(&all, &["kill".into()], &[]);
         only.sort_unstable();
         assert_eq!(only, ["build", "kill"]);
@@ -299,10 +164,26 @@ mod tests {
     }
 
     #[test]
-    fn every_need_is_a_stage() {
-        let all = stages(false);
-        for stage in &all {
-            assert!(stage.after.iter().all(|need| all.iter().any(|other| other.name == *need)), "{}", stage.name);
+    fn every_need_is_a_stage_that_comes_before() {
+        let all = stages();
+        for (index, stage) in all.iter().enumerate() {
+            for need in stage.after {
+                assert!(all[..index].iter().any(|other| other.name == *need && !other.counted), "{}", stage.name);
+            }
+            assert!(stage.takes.quick <= stage.takes.usual && stage.takes.usual <= stage.takes.soak, "{}", stage.name);
+            assert!(stage.takes.soak > 0.0, "{} says how long it takes", stage.name);
         }
+    }
+
+    #[test]
+    fn a_budget_counts_from_when_it_began() {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
+        let left = |minutes, since| budget_end(minutes, since).map(|end| end.saturating_duration_since(Instant::now()));
+        let whole = left(70.0, None).expect("a budget");
+        assert!(whole > Duration::from_secs(4190) && whole <= Duration::from_secs(4200));
+        let rest = left(70.0, Some(now - 1200)).expect("a budget");
+        assert!(rest > Duration::from_secs(2980) && rest <= Duration::from_secs(3001), "{rest:?}");
+        assert_eq!(left(1.0, Some(now - 1200)).expect("a budget"), Duration::ZERO);
+        assert!(left(70.0, Some(now + 1000)).is_err() && left(0.0, None).is_err() && left(f64::NAN, None).is_err());
     }
 }

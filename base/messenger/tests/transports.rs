@@ -50,7 +50,7 @@ fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
             ] {
                 for address in addresses() {
                     let one = test(address.clone(), options.clone());
-                    timeout(Duration::from_secs(60), one).await.unwrap_or_else(|_| panic!("{address} in time"));
+                    timeout(Duration::from_secs(600), one).await.unwrap_or_else(|_| panic!("{address} in time"));
                     if let Address::Unix(path) | Address::Shm(path) = address {
                         // It is there only where it was bound.
                         let _ = std::fs::remove_file(path);

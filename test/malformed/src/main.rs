@@ -24,7 +24,7 @@ use forebay_nvmf::session::psk::TlsKey;
 use process::{Holdings, holdings};
 
 /// How long the target may take to hang up, and to give back what it holds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// How long an answer is waited for by who does not need one: half a PDU has none.
 const LOOK: Duration = Duration::from_millis(2);
 /// What the memory may grow by after the first tenth, in which pools fill: this, and so much a session.

@@ -27,7 +27,7 @@ const USAGE: &str = "usage: rbd-lab VERB ...
   wait-size IMAGE SIZE                        opens it, says so, and waits until it is told of that size";
 
 /// Longest that anything is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 struct Edge;
 

@@ -1,451 +1,240 @@
-//! What `make test` consists of.
+//! What `make test` consists of, in the order in which stages begin where nothing else decides: builds when something
+//! needs them, and what tells most in little time first, so that a short budget is spent on it.
 
 use std::process::Command;
 
-use anyhow::Result;
-
+use super::stage::{Stage, own, script, script_with};
 use crate::{daemon, fuzz, malformed, shell, sim};
 
-/// One stage: a command, and what must have succeeded before it.
-pub(super) struct Stage {
-    pub(super) name: &'static str,
-    pub(super) title: &'static str,
-    pub(super) after: &'static [&'static str],
-    pub(super) command: Box<dyn Fn() -> Result<Command> + Send + Sync>,
-    /// Its output holds tests to count; a build's does not.
-    pub(super) counted: bool,
-    /// Cores it keeps busy; 0 for what waits for the network.
-    pub(super) weight: usize,
+/// The stages of a whole run.
+pub(super) fn stages() -> Vec<Stage> {
+    let mut all = first();
+    all.extend(data_path());
+    all.extend(clusters());
+    all.extend(guests());
+    all.extend(rest());
+    all
 }
 
-/// The stages of a whole run, in the order in which they are begun where nothing else decides.
-pub(super) fn stages(quick: bool) -> Vec<Stage> {
-    let (seeds, sweeps, sessions, fuzz_seconds, kills) =
-        if quick { ("400", "2", "500", "10", "8") } else { ("8000", "60", "10000", "60", "50") };
-    let (logs, log_sweeps, failures) = if quick { ("1000", "2", "2") } else { ("20000", "20", "10") };
-    let ceph_kills = if quick { "3" } else { "12" };
-    let cuts: &'static [&'static str] = if quick { &["1"] } else { &["1", "10", "60"] };
+/// What everything stands on: the programs, their unit tests, and a real client.
+fn first() -> Vec<Stage> {
     vec![
-        Stage {
-            name: "guest-kernel",
-            title: "fetch the guest's kernel, once",
-            after: &[],
-            command: Box::new(|| {
-                let mut guest = shell::command(shell::root().join("test/lab/guest"));
-                guest.arg("--prepare");
-                Ok(guest)
-            }),
-            counted: false,
-            weight: 0,
-        },
-        Stage {
-            name: "build",
-            title: "the daemon, in release",
-            after: &[],
-            command: Box::new(|| Ok(daemon::build_command())),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "build-tests",
-            title: "unit and property tests",
-            after: &[],
-            command: Box::new(|| {
-                let mut build = shell::cargo();
-                build.args(["test", "--quiet", "--workspace", "--no-run"]);
-                Ok(build)
-            }),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "interop",
-            title: "real NBD clients",
-            after: &["build"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/nbd.sh"));
-                script.env("FOREBAY", daemon::program());
+        Stage::build("guest-kernel", "fetch the guest's kernel, once", &[], 12, || {
+            let mut guest = shell::command(shell::root().join("test/lab/guest"));
+            guest.arg("--prepare");
+            Ok(guest)
+        })
+        .idle(),
+        Stage::build("build", "the daemon, in release", &[], 300, || Ok(daemon::build_command())),
+        Stage::build("build-tests", "unit and property tests", &[], 300, || {
+            let mut build = shell::cargo();
+            build.args(["test", "--quiet", "--workspace", "--no-run"]);
+            Ok(build)
+        }),
+        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(60),
+        Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
+            let mut test = shell::cargo();
+            test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
+            Ok(test)
+        })
+        .takes(120),
+    ]
+}
+
+/// What could lose data on one machine: simulated crashes, and real kills.
+fn data_path() -> Vec<Stage> {
+    vec![
+        Stage::tests("kill", "kill -9 under fio verify", &["build"], |length| {
+            own(&["kill", "--rounds", &length.of(8, 50, 100).to_string()])
+        })
+        .long(15, 90, 180),
+        Stage::tests("kill-log", "kill -9 with a write log", &["build"], |length| {
+            own(&["kill", "--log", "--rounds", &length.of(8, 50, 100).to_string()])
+        })
+        .long(15, 90, 180),
+        Stage::build("build-sim", "the simulator, in release", &["build"], 60, || Ok(sim::build_command())),
+        Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-sim"], |length| {
+            let (runs, sweeps) = (length.of(1000, 20_000, 40_000), length.of(2, 20, 60));
+            own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
+        })
+        .long(20, 200, 400),
+        Stage::tests("sim", "simulated crashes of store and image", &["build-sim"], |length| {
+            let (runs, sweeps) = (length.of(400, 8000, 16_000), length.of(2, 60, 120));
+            let (runs, sweeps) = (runs.to_string(), sweeps.to_string());
+            own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
+        })
+        .long(20, 200, 400),
+        Stage::build("build-hosts", "initiators that do what others do not", &["build"], 60, || {
+            Ok(malformed::build_command())
+        }),
+        Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build", "build-hosts"], |_| {
+            own(&["conduct"])
+        })
+        .takes(90),
+        Stage::tests("malformed", "sessions that go wrong, by the million", &["build", "build-hosts"], |_| {
+            own(&["malformed"])
+        })
+        .long(0, 0, 600)
+        .only_soak(),
+        Stage::tests("iscsi", "real iSCSI initiators, the conformance suite", &["build", "build-hosts"], |length| {
+            let mut script = script("iscsi.sh");
+            script.env("QUICK", (1 - length.of(0, 1, 1)).to_string());
+            Ok(script)
+        })
+        .long(60, 120, 120),
+    ]
+}
+
+/// What needs a real Ceph cluster, which each of them starts for itself.
+fn clusters() -> Vec<Stage> {
+    vec![
+        Stage::build("build-rbd-lab", "the program that shares images with RBD's clients", &["build"], 30, || {
+            Ok(daemon::build_beside_command(&["-p", "forebay-rbd-lab"]))
+        }),
+        Stage::tests("rbd", "images in a real Ceph cluster, shared with RBD's own clients", &["build-rbd-lab"], |_| {
+            Ok(script_with("rbd.sh", "rbd-lab"))
+        })
+        .takes(180),
+        Stage::tests("kill-log-ceph", "kill -9 with a write log before a Ceph cluster", &["build"], |length| {
+            own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 12, 50).to_string()])
+        })
+        .long(40, 90, 300),
+        Stage::build("build-rados", "the RADOS client's examples", &["build"], 30, || {
+            Ok(daemon::build_beside_command(&["-p", "forebay-rados", "--examples"]))
+        }),
+        Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-rados"], |length| {
+            let mut script = script_with("rados.sh", "examples/rados-lab");
+            let seeds: Vec<String> = (1..=length.of(1, 4, 8)).map(|seed| seed.to_string()).collect();
+            script.env("SEEDS", seeds.join(" "));
+            Ok(script)
+        })
+        .long(60, 120, 200),
+        Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-rados"], |_| {
+            Ok(script_with("rados-failures.sh", "examples/rados-lab"))
+        })
+        .takes(180),
+        Stage::tests(
+            "nvme-two",
+            "reservations of one namespace of two daemons, on an image of a Ceph cluster",
+            &["build", "build-hosts"],
+            |length| {
+                let mut script = script_with("nvme-two.sh", "nvme-two");
+                script.env("ROUNDS", length.of(6, 40, 40).to_string());
                 Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "build-hosts",
-            title: "initiators that do what others do not",
-            after: &["build"],
-            command: Box::new(|| Ok(malformed::build_command())),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "conduct",
-            title: "the daemon idle, alone, under rubbish",
-            after: &["build", "build-hosts"],
-            command: Box::new(|| own(&["conduct"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "build-sim",
-            title: "the simulator, in release",
-            after: &["build"],
-            command: Box::new(|| Ok(sim::build_command())),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "unit",
-            title: "unit and property tests",
-            after: &["build-tests"],
-            command: Box::new(|| {
-                let mut test = shell::cargo();
-                test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
-                Ok(test)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "messenger-netns",
-            title: "messengers with the link cut",
-            after: &["build"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/messenger-netns.sh"));
-                script.env("FOREBAY", daemon::program()).args(cuts);
-                Ok(script)
-            }),
-            counted: true,
-            weight: 0,
-        },
-        Stage {
-            name: "build-mon",
-            title: "the messenger's examples",
-            after: &["build"],
-            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-messenger", "--examples"]))),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "build-rados",
-            title: "the RADOS client's examples",
-            after: &["build"],
-            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-rados", "--examples"]))),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "rados-crush",
-            title: "CRUSH and Debian's crushtool",
-            after: &["build-rados"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rados-crush.sh"));
-                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "build-rbd-lab",
-            title: "the program that shares images with RBD's clients",
-            after: &["build"],
-            command: Box::new(|| Ok(daemon::build_beside_command(&["-p", "forebay-rbd-lab"]))),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "rbd",
-            title: "images in a real Ceph cluster, shared with RBD's own clients",
-            after: &["build-rbd-lab"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rbd.sh"));
-                script.env("PROGRAM", shell::target().join("release/rbd-lab")).env("FOREBAY", daemon::program());
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "rbd-kernel",
-            title: "images shared with the kernel's rbd client, in a guest",
-            after: &["build-rbd-lab", "guest-kernel"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rbd-kernel.sh"));
-                script.env("PROGRAM", shell::target().join("release/rbd-lab")).env("FOREBAY", daemon::program());
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "rados-thrash",
-            title: "an image in a Ceph cluster whose OSDs are killed",
-            after: &["build"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/rados-thrash.sh"));
-                script.env("FOREBAY", daemon::program()).arg(if quick { "20" } else { "180" });
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "rados",
-            title: "the RADOS client and a real Ceph cluster",
-            after: &["build-rados"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/rados.sh"));
-                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
-                script.env("SEEDS", if quick { "1" } else { "1 2 3 4" });
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "rados-failures",
-            title: "the RADOS client while a Ceph cluster misbehaves",
-            after: &["build-rados"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rados-failures.sh"));
-                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
-                script.env("FOREBAY", daemon::program());
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "rados-config",
-            title: "the RADOS client's configuration: files, monitors, DNS, no cephx",
-            after: &["build-rados"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/rados-config.sh"));
-                script.env("PROGRAM", shell::target().join("release/examples/rados-lab"));
-                script.env("FOREBAY", daemon::program());
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "messenger-ceph",
-            title: "the messenger and a real Ceph monitor",
-            after: &["build-mon"],
-            command: Box::new(|| {
-                let mut script = shell::command(shell::root().join("test/interop/messenger-ceph.sh"));
-                script.env("PROGRAM", shell::target().join("release/examples/messenger-mon"));
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "messenger-rdma",
-            title: "messengers over RDMA, in a guest",
-            after: &["build-mon", "guest-kernel"],
-            command: Box::new(|| {
-                let mut guest = shell::command(shell::root().join("test/lab/guest"));
-                guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
-                guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
-                Ok(guest)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "build-fuzz",
-            title: "fuzz targets",
-            after: &["build"],
-            command: Box::new(|| Ok(fuzz::build_command())),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "sim",
-            title: "simulated crashes of store and image",
-            after: &["build-sim"],
-            command: Box::new(move || own(&["sim", "--runs", seeds, "--steps", "1", "--sweeps", sweeps])),
-            counted: true,
-            weight: 2,
-        },
-        Stage {
-            name: "sim-writelog",
-            title: "simulated crashes of write logs",
-            after: &["build-sim"],
-            command: Box::new(move || own(&["sim", "--writelog", "--runs", logs, "--sweeps", log_sweeps])),
-            counted: true,
-            weight: 2,
-        },
-        Stage {
-            name: "sim-messenger",
-            title: "messengers under cuts and restarts",
-            after: &["build-sim"],
-            command: Box::new(move || own(&["sim", "--messenger", "--runs", sessions])),
-            counted: true,
-            weight: 2,
-        },
-        Stage {
-            name: "fuzz",
-            title: "every fuzz target at once",
-            after: &["build-fuzz"],
-            command: Box::new(move || own(&["fuzz", "all", "--seconds", fuzz_seconds])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest",
-            title: "the kernel's NBD client, ext4 on top",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-nbd"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest-nvme",
-            title: "the kernel's NVMe/TCP initiator, two paths, restarts",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-nvme"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest-nvme-auth",
-            title: "the kernel's NVMe/TCP initiator, authenticating",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-nvme-auth"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest-nvme-tls",
-            title: "the kernel's NVMe/TCP initiator, through TLS",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-nvme-tls"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest-nvme-two",
-            title: "one namespace of two daemons, on an image of a Ceph cluster",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-nvme-two"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "nvme-two",
-            title: "reservations of one namespace of two daemons, on an image of a Ceph cluster",
-            after: &["build", "build-hosts"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/nvme-two.sh"));
-                script.env("PROGRAM", shell::target().join("release/nvme-two")).env("FOREBAY", daemon::program());
-                script.env("ROUNDS", if quick { "6" } else { "40" });
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "iscsi",
-            title: "real iSCSI initiators, the conformance suite",
-            after: &["build", "build-hosts"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/iscsi.sh"));
-                script.env("FOREBAY", daemon::program()).env("QUICK", if quick { "1" } else { "0" });
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "guest-iscsi",
-            title: "the kernel's iSCSI initiator, ext4, restarts",
-            after: &["build", "guest-kernel"],
-            command: Box::new(|| own(&["guest-iscsi"])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "build-arm",
-            title: "the kernels, for AArch64",
-            after: &["build"],
-            command: Box::new(|| Ok(arm(&["--no-run"]))),
-            counted: false,
-            weight: 1,
-        },
-        Stage {
-            name: "arm",
-            title: "the kernels on an emulated AArch64",
-            after: &["build-arm"],
-            command: Box::new(|| Ok(arm(&[]))),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "arm-pmem",
-            title: "persistent memory on an emulated AArch64",
-            after: &["build-arm"],
-            command: Box::new(|| {
-                let mut test = arm_of("forebay-reactor", &["--lib"], &["pmem"]);
-                // QEMU before 8.2 says that its largest processor has `dc cvap`, and knows it not in user mode; this
-                // one has `dc cvac` only.
-                test.env("QEMU_CPU", "cortex-a72");
-                Ok(test)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "peers",
-            title: "byte-identity with ISA-L and jerasure",
-            after: &["build"],
-            command: Box::new(|| {
-                let mut test = shell::cargo();
-                test.args(["test", "--quiet", "--manifest-path", "test/peers/Cargo.toml"]);
-                test.env_remove("CARGO_TARGET_DIR");
-                Ok(test)
-            }),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "kill",
-            title: "kill -9 under fio verify",
-            after: &["build"],
-            command: Box::new(move || own(&["kill", "--rounds", kills])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "kill-log",
-            title: "kill -9 with a write log",
-            after: &["build"],
-            command: Box::new(move || own(&["kill", "--log", "--rounds", kills])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "kill-log-ceph",
-            title: "kill -9 with a write log before a Ceph cluster",
-            after: &["build"],
-            command: Box::new(move || own(&["kill", "--log", "--ceph", "--rounds", ceph_kills])),
-            counted: true,
-            weight: 1,
-        },
-        Stage {
-            name: "pmem-kill",
-            title: "a guest's persistent memory under power failures",
-            after: &["build", "guest-kernel"],
-            command: Box::new(move || {
-                let mut script = shell::command(shell::root().join("test/interop/pmem-kill.sh"));
-                script.env("FOREBAY", daemon::program()).arg(failures);
-                Ok(script)
-            }),
-            counted: true,
-            weight: 1,
-        },
+            },
+        )
+        .long(60, 90, 90),
+        Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
+            let mut script = script("rados-thrash.sh");
+            script.arg(length.of(20, 180, 360).to_string());
+            Ok(script)
+        })
+        .long(60, 220, 400),
+        Stage::tests(
+            "rados-config",
+            "the RADOS client's configuration: files, monitors, DNS, no cephx",
+            &["build-rados"],
+            |_| Ok(script_with("rados-config.sh", "examples/rados-lab")),
+        )
+        .takes(120),
+        Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-rados"], |_| {
+            Ok(script_with("rados-crush.sh", "examples/rados-lab"))
+        })
+        .takes(30),
+        Stage::build("build-mon", "the messenger's examples", &["build"], 30, || {
+            Ok(daemon::build_beside_command(&["-p", "forebay-messenger", "--examples"]))
+        }),
+        Stage::tests("messenger-ceph", "the messenger and a real Ceph monitor", &["build-mon"], |_| {
+            Ok(script_with("messenger-ceph.sh", "examples/messenger-mon"))
+        })
+        .takes(20),
+    ]
+}
+
+/// What needs a guest with its own kernel, or another host.
+fn guests() -> Vec<Stage> {
+    const GUEST: &[&str] = &["build", "guest-kernel"];
+    vec![
+        Stage::tests("messenger-netns", "messengers with the link cut", &["build"], |length| {
+            let cuts = ["1", "10", "60"].into_iter().take(length.of(1, 3, 3) as usize);
+            let mut script = script("messenger-netns.sh");
+            script.args(cuts);
+            Ok(script)
+        })
+        .long(50, 130, 130)
+        .idle(),
+        Stage::tests("pmem-kill", "a guest's persistent memory under power failures", GUEST, |length| {
+            let mut script = script("pmem-kill.sh");
+            script.arg(length.of(2, 10, 20).to_string());
+            Ok(script)
+        })
+        .long(60, 200, 400),
+        Stage::tests("guest-nvme", "the kernel's NVMe/TCP initiator, two paths, restarts", GUEST, |_| {
+            own(&["guest-nvme"])
+        })
+        .takes(120),
+        Stage::tests("guest-iscsi", "the kernel's iSCSI initiator, ext4, restarts", GUEST, |_| own(&["guest-iscsi"]))
+            .takes(100),
+        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(40),
+        Stage::tests(
+            "rbd-kernel",
+            "images shared with the kernel's rbd client, in a guest",
+            &["build-rbd-lab", "guest-kernel"],
+            |_| Ok(script_with("rbd-kernel.sh", "rbd-lab")),
+        )
+        .takes(90),
+        Stage::tests("guest-nvme-two", "one namespace of two daemons, on an image of a Ceph cluster", GUEST, |_| {
+            own(&["guest-nvme-two"])
+        })
+        .takes(120),
+        Stage::tests("guest-nvme-tls", "the kernel's NVMe/TCP initiator, through TLS", GUEST, |_| {
+            own(&["guest-nvme-tls"])
+        })
+        .takes(90),
+        Stage::tests("guest-nvme-auth", "the kernel's NVMe/TCP initiator, authenticating", GUEST, |_| {
+            own(&["guest-nvme-auth"])
+        })
+        .takes(60),
+        Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-mon", "guest-kernel"], |_| {
+            let mut guest = shell::command(shell::root().join("test/lab/guest"));
+            guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
+            guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
+            Ok(guest)
+        })
+        .takes(60),
+    ]
+}
+
+/// What changes seldom: messengers in the simulator, fuzz targets, kernels beside other people's and on AArch64.
+fn rest() -> Vec<Stage> {
+    vec![
+        Stage::tests("sim-messenger", "messengers under cuts and restarts", &["build-sim"], |length| {
+            let runs = length.of(500, 10_000, 20_000).to_string();
+            own(&["sim", "--messenger", "--jobs", "1", "--runs", &runs])
+        })
+        .long(10, 100, 200),
+        Stage::build("build-fuzz", "fuzz targets", &["build"], 240, || Ok(fuzz::build_command())),
+        Stage::tests("fuzz", "every fuzz target at once", &["build-fuzz"], |length| {
+            own(&["fuzz", "all", "--seconds", &length.of(10, 60, 600).to_string()])
+        })
+        .long(15, 65, 605),
+        Stage::tests("peers", "byte-identity with ISA-L and jerasure", &["build"], |_| {
+            let mut test = shell::cargo();
+            test.args(["test", "--quiet", "--manifest-path", "test/peers/Cargo.toml"]);
+            test.env_remove("CARGO_TARGET_DIR");
+            Ok(test)
+        })
+        .takes(90),
+        Stage::build("build-arm", "the kernels, for AArch64", &["build"], 90, || Ok(arm(&["--no-run"]))),
+        Stage::tests("arm", "the kernels on an emulated AArch64", &["build-arm"], |_| Ok(arm(&[]))).takes(90),
+        Stage::tests("arm-pmem", "persistent memory on an emulated AArch64", &["build-arm"], |_| {
+            let mut test = arm_of("forebay-reactor", &["--lib"], &["pmem"]);
+            // QEMU before 8.2 says that its largest processor has `dc cvap`, and knows it not in user mode; this one has
+            // `dc cvac` only.
+            test.env("QEMU_CPU", "cortex-a72");
+            Ok(test)
+        })
+        .takes(20),
     ]
 }
 
@@ -463,11 +252,4 @@ fn arm_of(package: &str, targets: &[&str], more: &[&str]) -> Command {
     let runner = "qemu-aarch64-static -L /usr/aarch64-linux-gnu";
     test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
     test
-}
-
-/// One of our own chores, as a command.
-fn own(words: &[&str]) -> Result<Command> {
-    let mut command = shell::command(std::env::current_exe()?);
-    command.args(words);
-    Ok(command)
 }

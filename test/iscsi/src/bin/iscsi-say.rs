@@ -83,7 +83,7 @@ fn main() -> Result<()> {
             if !last || arguments.until.is_none() || sense(&done) == arguments.until {
                 break done;
             }
-            ensure!(begun.elapsed() < Duration::from_secs(30), "it does not end so: {done:x?}");
+            ensure!(begun.elapsed() < Duration::from_secs(300), "it does not end so: {done:x?}");
             std::thread::sleep(Duration::from_millis(50));
         };
         let sense = sense(&done).map_or(String::new(), |sense| format!(" {sense}"));

@@ -50,7 +50,7 @@ const BLOCK: usize = 512;
 /// Writes under way.
 const DEPTH: usize = 16;
 /// Anything else is over by then.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A host with a queue at one daemon.
 struct Host {

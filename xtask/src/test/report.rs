@@ -1,0 +1,268 @@
+//! What a test run prints: a line for each stage that ends, and the table at the end.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::stage::{Length, Stage};
+use crate::shell::{self, bold, paint};
+
+/// How a stage ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Ending {
+    Passed,
+    Failed,
+    /// Something it needs has failed.
+    NeedFailed,
+    /// The budget had no time for it.
+    Skipped,
+    /// The budget was over while it ran, without a failure until then.
+    CutOff,
+}
+
+/// What came of a stage.
+pub(super) struct Report {
+    pub(super) ending: Ending,
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    pub(super) time: Duration,
+    /// Of a stage that has lengths.
+    pub(super) length: Option<Length>,
+    /// The last line of its output that begins with `ok`, without that word.
+    pub(super) last: Option<String>,
+}
+
+impl Report {
+    pub(super) fn new(ending: Ending) -> Self {
+        Self { ending, passed: 0, failed: 0, time: Duration::ZERO, length: None, last: None }
+    }
+}
+
+pub(super) fn passed(stage: &Stage, report: &Report) {
+    let tests = if stage.counted { format!("{} passed", report.passed) } else { String::new() };
+    let (name, title) = (stage.name, stage.title);
+    println!("{} {name:<14} {title:<38} {tests:>14} {:>9}", paint("ok", "32"), shell::seconds(report.time));
+}
+
+pub(super) fn failed(stage: &Stage, report: &Report, reason: &str, log: &Path, text: &str) {
+    println!("{} {:<14} {} ({})", paint("FAILED", "1;31"), stage.name, stage.title, shell::seconds(report.time));
+    println!("  {reason}; the end of {}:", log.display());
+    // What failed comes before how the log ends: a long log, cut short by whoever shows it, still names the test.
+    for line in failures(text) {
+        println!("  > {line}");
+    }
+    for line in shell::tail(log, 40).lines() {
+        println!("  | {line}");
+    }
+}
+
+pub(super) fn not_run(stage: &Stage) {
+    println!("{} {:<14} {}: what it needs has failed", paint("FAILED", "1;31"), stage.name, stage.title);
+}
+
+pub(super) fn skipped(stage: &Stage) {
+    println!("{} {:<14} {}: no time left", paint("skipped", "33"), stage.name, stage.title);
+}
+
+pub(super) fn cut_off(stage: &Stage, report: &Report) {
+    let time = shell::seconds(report.time);
+    println!("{} {:<14} {}: cut off by the budget after {time}", paint("skipped", "33"), stage.name, stage.title);
+}
+
+/// The lines of a failed stage's output that say what failed: a dozen at most, with the line after each `not ok`.
+fn failures(text: &str) -> Vec<&str> {
+    let failure = |line: &str| {
+        line.starts_with("not ok ")
+            || line.starts_with("error")
+            || line.starts_with("Error: ")
+            || line.contains("panicked at")
+            || line.contains("timed out")
+            || (line.starts_with("test ") && line.ends_with("FAILED"))
+    };
+    let mut lines = text.lines().peekable();
+    let mut told = Vec::new();
+    while let Some(line) = lines.next() {
+        if failure(line) {
+            told.push(line);
+            if let Some(next) = lines.peek().filter(|next| line.starts_with("not ok ") && !next.starts_with("ok ")) {
+                told.push(next);
+            }
+        }
+    }
+    told.truncate(12);
+    told
+}
+
+/// The last line that begins with `ok`, without that word.
+pub(super) fn last_line(text: &str) -> Option<String> {
+    text.lines().rev().find_map(|line| line.strip_prefix("ok ")).map(str::to_owned)
+}
+
+/// How many tests a stage's output tells of: cargo's summaries, and lines that begin with `ok` or `not ok`.
+pub(super) fn count(text: &str) -> (u64, u64) {
+    let (mut passed, mut failed) = (0, 0);
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("test result: ") {
+            let number = |what: &str| -> u64 {
+                let words: Vec<&str> = rest.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+                let at = words.iter().position(|word| *word == what);
+                at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok()).unwrap_or(0)
+            };
+            passed += number("passed");
+            failed += number("failed");
+        } else if line.starts_with("ok ") {
+            passed += 1;
+        } else if line.starts_with("not ok ") {
+            failed += 1;
+        }
+    }
+    (passed, failed)
+}
+
+/// Prints the table and the closing line; an error if a stage failed, or if nothing was tested.
+pub(super) fn summary(stages: &[Stage], reports: &[Report], time: Duration) -> Result<()> {
+    println!("\n{}", bold("stage           passed  failed       time  length"));
+    for (stage, report) in stages.iter().zip(reports) {
+        let count = |number: u64| if stage.counted { number.to_string() } else { String::new() };
+        let (passed, failed) = (count(report.passed), count(report.failed));
+        let note = match report.ending {
+            Ending::Passed => String::new(),
+            Ending::Failed | Ending::NeedFailed => paint("  FAILED", "1;31"),
+            Ending::Skipped => paint("  skipped", "33"),
+            Ending::CutOff => paint("  cut off", "33"),
+        };
+        let (time, length) = (shell::seconds(report.time), length(report.length));
+        println!("{:<15} {passed:>6}  {failed:>6}  {time:>9}  {length:<6}{note}", stage.name);
+    }
+    let verdict = Verdict::of(stages, reports);
+    println!("{:<15} {:>6}  {:>6}  {:>9}\n", "all", verdict.passed, verdict.failed, shell::seconds(time));
+    println!("{}", verdict.line());
+    verdict.result(stages.len())
+}
+
+/// Prints what each stage of a soak did and found.
+pub(super) fn soak(stages: &[Stage], reports: &[Report]) {
+    println!("\n{}", bold("soak            what it did and found"));
+    for (stage, report) in stages.iter().zip(reports).filter(|(stage, _)| stage.counted) {
+        let found = match (report.ending, &report.last) {
+            (Ending::Passed, Some(last)) => last.clone(),
+            (Ending::Passed, None) => format!("{} passed", report.passed),
+            _ => format!("{} passed, {} failed", report.passed, report.failed),
+        };
+        println!("{:<15} {found}", stage.name);
+    }
+}
+
+/// How much of a stage was run, for the table.
+fn length(length: Option<Length>) -> String {
+    match length {
+        None | Some(Length::USUAL) => String::new(),
+        Some(Length::QUICK) => "quick".into(),
+        Some(Length::Part(part)) => format!("{:.0} %", part * 100.0),
+        Some(Length::Soak) => "soak".into(),
+    }
+}
+
+/// A run as a whole.
+struct Verdict {
+    passed: u64,
+    failed: u64,
+    broken: usize,
+    skipped: Vec<String>,
+}
+
+impl Verdict {
+    fn of(stages: &[Stage], reports: &[Report]) -> Self {
+        let skipped = stages.iter().zip(reports).filter_map(|(stage, report)| match report.ending {
+            Ending::Skipped if stage.counted => Some(stage.name.to_owned()),
+            Ending::CutOff => Some(format!("{} (cut off)", stage.name)),
+            _ => None,
+        });
+        let broken = |report: &&Report| matches!(report.ending, Ending::Failed | Ending::NeedFailed);
+        Self {
+            passed: reports.iter().map(|report| report.passed).sum(),
+            failed: reports.iter().map(|report| report.failed).sum(),
+            broken: reports.iter().filter(broken).count(),
+            skipped: skipped.collect(),
+        }
+    }
+
+    /// The closing line.
+    fn line(&self) -> String {
+        let counts = format!("{} passed, {} failed", self.passed, self.failed);
+        match self.skipped.len() {
+            0 => counts,
+            1 => format!("{counts}, 1 stage skipped for lack of time: {}", self.skipped[0]),
+            number => format!("{counts}, {number} stages skipped for lack of time: {}", self.skipped.join(", ")),
+        }
+    }
+
+    fn result(&self, stages: usize) -> Result<()> {
+        if self.broken > 0 {
+            bail!("{} of {stages} stages failed", self.broken);
+        }
+        if self.passed == 0 && !self.skipped.is_empty() {
+            bail!("no test was run within the budget");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_counted() {
+        let text = "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+            test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\nok one\nnot ok two\nokay\n";
+        assert_eq!(count(text), (16, 3));
+        assert_eq!(last_line(text).as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn a_failed_stage_names_what_failed() {
+        let text = "warning: unused\nok one\nnot ok two: it ended\n  input:  x\nok three\n\
+            thread 'a' panicked at src/lib.rs:1:1:\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n";
+        let told = failures(text);
+        assert_eq!(told[..2], ["not ok two: it ended", "  input:  x"]);
+        assert_eq!(told[2..], ["thread 'a' panicked at src/lib.rs:1:1:", "test a ... FAILED"]);
+        assert!(failures("not ok\n".repeat(3).as_str()).is_empty() && failures(&"error\n".repeat(40)).len() == 12);
+    }
+
+    fn verdict(endings: [Ending; 3]) -> Verdict {
+        let command = |_| anyhow::bail!("not to be run");
+        let stages = [
+            Stage::build("make", "", &[], 1, || anyhow::bail!("not to be run")),
+            Stage::tests("short", "", &[], command),
+            Stage::tests("long", "", &[], command),
+        ];
+        let mut reports = endings.map(Report::new);
+        for (stage, report) in stages.iter().zip(&mut reports) {
+            report.passed = u64::from(stage.counted && report.ending == Ending::Passed) * 7;
+            report.failed = u64::from(stage.counted && report.ending == Ending::Failed);
+        }
+        Verdict::of(&stages, &reports)
+    }
+
+    #[test]
+    fn the_closing_line_names_what_was_skipped() {
+        let all = verdict([Ending::Passed; 3]);
+        assert_eq!(all.line(), "14 passed, 0 failed");
+        assert!(all.result(3).is_ok());
+        let some = verdict([Ending::Passed, Ending::Passed, Ending::Skipped]);
+        assert_eq!(some.line(), "7 passed, 0 failed, 1 stage skipped for lack of time: long");
+        assert!(some.result(3).is_ok(), "what there was no time for is no failure");
+        let cut = verdict([Ending::Passed, Ending::Passed, Ending::CutOff]);
+        assert_eq!(cut.line(), "7 passed, 0 failed, 1 stage skipped for lack of time: long (cut off)");
+        assert!(cut.result(3).is_ok());
+    }
+
+    #[test]
+    fn a_failure_stays_one_and_nothing_tested_is_no_success() {
+        assert!(verdict([Ending::Passed, Ending::Failed, Ending::Skipped]).result(3).is_err());
+        assert!(verdict([Ending::Failed, Ending::NeedFailed, Ending::NeedFailed]).result(3).is_err());
+        assert!(verdict([Ending::Passed, Ending::Skipped, Ending::CutOff]).result(3).is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! What a stage is: a command, what must have succeeded before it, and how long it takes.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{daemon, shell};
+
+/// How much of a long stage runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Length {
+    /// Between its quick form (0.0) and what `make test` runs of it (1.0).
+    Part(f64),
+    /// All of it, as `cargo xtask soak` runs it.
+    Soak,
+}
+
+impl Length {
+    /// The shortest form of a stage that still tells something.
+    pub(crate) const QUICK: Self = Self::Part(0.0);
+    /// What `make test` runs where nothing limits its time.
+    pub(crate) const USUAL: Self = Self::Part(1.0);
+
+    /// Returns how many seeds, kills or seconds that is, given how many each length has.
+    pub(crate) fn of(self, quick: u64, usual: u64, soak: u64) -> u64 {
+        match self {
+            Self::Part(part) => quick + (usual.saturating_sub(quick) as f64 * part.clamp(0.0, 1.0)).round() as u64,
+            Self::Soak => soak,
+        }
+    }
+}
+
+/// Seconds that a stage takes on a quiet machine of two cores, another stage beside it.
+#[derive(Clone, Copy)]
+pub(super) struct Takes {
+    pub(super) quick: f64,
+    pub(super) usual: f64,
+    pub(super) soak: f64,
+}
+
+impl Takes {
+    /// Returns the seconds at a length.
+    pub(super) fn at(self, length: Length) -> f64 {
+        match length {
+            Length::Part(part) => self.quick + (self.usual - self.quick) * part.clamp(0.0, 1.0),
+            Length::Soak => self.soak,
+        }
+    }
+}
+
+type MakeCommand = dyn Fn(Length) -> Result<Command> + Send + Sync;
+
+/// One stage of a test run.
+pub(super) struct Stage {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    /// Stages that must have passed before.
+    pub(super) after: &'static [&'static str],
+    pub(super) command: Box<MakeCommand>,
+    /// Its output holds tests to count; a build's does not.
+    pub(super) counted: bool,
+    /// Cores it keeps busy; 0 for what waits for the network.
+    pub(super) weight: usize,
+    pub(super) takes: Takes,
+    /// Only `cargo xtask soak` runs it.
+    pub(super) only_soak: bool,
+}
+
+impl Stage {
+    /// A stage that builds what others run.
+    pub(super) fn build(
+        name: &'static str,
+        title: &'static str,
+        after: &'static [&'static str],
+        seconds: u32,
+        command: impl Fn() -> Result<Command> + Send + Sync + 'static,
+    ) -> Self {
+        let takes = Takes { quick: seconds.into(), usual: seconds.into(), soak: seconds.into() };
+        Self {
+            name,
+            title,
+            after,
+            command: Box::new(move |_| command()),
+            counted: false,
+            weight: 1,
+            takes,
+            only_soak: false,
+        }
+    }
+
+    /// A stage of tests.
+    pub(super) fn tests(
+        name: &'static str,
+        title: &'static str,
+        after: &'static [&'static str],
+        command: impl Fn(Length) -> Result<Command> + Send + Sync + 'static,
+    ) -> Self {
+        let takes = Takes { quick: 0.0, usual: 0.0, soak: 0.0 };
+        Self { name, title, after, command: Box::new(command), counted: true, weight: 1, takes, only_soak: false }
+    }
+
+    /// It always takes as long.
+    pub(super) fn takes(mut self, seconds: u32) -> Self {
+        self.takes = Takes { quick: seconds.into(), usual: seconds.into(), soak: seconds.into() };
+        self
+    }
+
+    /// It has lengths: seconds of each.
+    pub(super) fn long(mut self, quick: u32, usual: u32, soak: u32) -> Self {
+        self.takes = Takes { quick: quick.into(), usual: usual.into(), soak: soak.into() };
+        self
+    }
+
+    /// It waits for the network or for timers, and leaves the processors to others.
+    pub(super) fn idle(mut self) -> Self {
+        self.weight = 0;
+        self
+    }
+
+    /// `make test` does not run it.
+    pub(super) fn only_soak(mut self) -> Self {
+        self.only_soak = true;
+        self
+    }
+
+    /// It can be shortened.
+    pub(super) fn has_lengths(&self) -> bool {
+        self.takes.quick < self.takes.usual || self.takes.usual < self.takes.soak
+    }
+}
+
+/// A script of test/interop that finds the daemon's program in `FOREBAY`.
+pub(super) fn script(name: &str) -> Command {
+    let mut script = shell::command(shell::root().join("test/interop").join(name));
+    script.env("FOREBAY", daemon::program());
+    script
+}
+
+/// The same, with another program of ours in `PROGRAM`: its path below the release folder.
+pub(super) fn script_with(name: &str, program: &str) -> Command {
+    let mut script = script(name);
+    script.env("PROGRAM", shell::target().join("release").join(program));
+    script
+}
+
+/// One of our own chores, as a command.
+pub(super) fn own(words: &[&str]) -> Result<Command> {
+    let mut command = shell::command(std::env::current_exe()?);
+    command.args(words);
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_lie_between_the_quick_and_the_usual_form() {
+        assert_eq!(Length::QUICK.of(8, 50, 100), 8);
+        assert_eq!(Length::Part(0.5).of(8, 50, 100), 29);
+        assert_eq!(Length::USUAL.of(8, 50, 100), 50);
+        assert_eq!(Length::Soak.of(8, 50, 100), 100);
+        assert_eq!(Length::Part(7.0).of(8, 50, 100), 50);
+        let takes = Takes { quick: 10.0, usual: 20.0, soak: 60.0 };
+        assert_eq!([takes.at(Length::QUICK), takes.at(Length::Part(0.5)), takes.at(Length::Soak)], [10.0, 15.0, 60.0]);
+    }
+}
