@@ -117,6 +117,12 @@ impl Stage {
         self
     }
 
+    /// It keeps every core busy: nothing that does runs beside it.
+    pub(super) fn on_all_cores(mut self) -> Self {
+        self.weight = 2;
+        self
+    }
+
     /// `make test` does not run it.
     pub(super) fn only_soak(mut self) -> Self {
         self.only_soak = true;

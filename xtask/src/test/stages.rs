@@ -25,7 +25,8 @@ fn first() -> Vec<Stage> {
             Ok(guest)
         })
         .idle(),
-        Stage::build("build", "the daemon, in release", &[], 300, || Ok(daemon::build_command())),
+        // First, and not beside the tests' build: on a slow machine its tests have begun when the other's cannot yet.
+        Stage::build("build", "the daemon, in release", &[], 300, || Ok(daemon::build_command())).on_all_cores(),
         Stage::build("build-tests", "unit and property tests", &[], 300, || {
             let mut build = shell::cargo();
             build.args(["test", "--quiet", "--workspace", "--no-run"]);
