@@ -158,24 +158,18 @@ pub fn signal(name: &str, processes: &[u32]) {
     let _ = command("kill").arg(format!("-{name}")).args(ids).stderr(Stdio::null()).status();
 }
 
-/// Returns a process with all that it has started, and what these have, as far as they have not left for themselves.
-pub fn with_descendants(process: u32) -> Vec<u32> {
+/// Returns the processes that have `variable` with this value in the environment they were started with: what a command
+/// has started, daemons that have left it included.
+pub fn with_environment(variable: &str, value: &str) -> Vec<u32> {
+    let wanted = format!("{variable}={value}").into_bytes();
     let folders = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all: Vec<(u32, u32)> = folders
+    folders
         .filter_map(|folder| {
             let id = folder.file_name().to_str()?.parse().ok()?;
-            let stat = std::fs::read_to_string(folder.path().join("stat")).ok()?;
-            // Behind the name, which may hold anything: the state, then the parent.
-            Some((id, stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?))
+            let environment = std::fs::read(folder.path().join("environ")).ok()?;
+            environment.split(|&byte| byte == 0).any(|entry| entry == wanted).then_some(id)
         })
-        .collect();
-    let mut found = vec![process];
-    let mut index = 0;
-    while let Some(&parent) = found.get(index) {
-        found.extend(all.iter().filter(|(_, of)| *of == parent).map(|(id, _)| *id));
-        index += 1;
-    }
-    found
+        .collect()
 }
 
 /// A folder that goes away with its owner.
@@ -256,17 +250,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_found_with_what_it_started() {
-        let script = "sleep 1000 & sh -c 'sleep 1000; :' & wait";
-        let mut child = command("sh").args(["-c", script]).spawn().expect("a shell");
-        let all = wait_for(Duration::from_secs(60), || Some(with_descendants(child.id())).filter(|all| all.len() == 4));
+    fn what_a_command_has_started_is_found_wherever_it_went() {
+        let mark = format!("test-{}", std::process::id());
+        let script = "sleep 1000 & (setsid sh -c 'sleep 1000; :' &) ; wait";
+        let mut child = command("sh").args(["-c", script]).env("FOREBAY_MARK", &mark).spawn().expect("a shell");
+        let all = wait_for(Duration::from_secs(60), || {
+            Some(with_environment("FOREBAY_MARK", &mark)).filter(|all| all.len() == 4)
+        });
         let all = all.expect("a shell with three more");
-        assert_eq!(all[0], child.id());
+        assert!(all.contains(&child.id()));
         signal("TERM", &all);
         assert!(!child.wait().expect("it ends").success());
-        wait_for(Duration::from_secs(60), || {
-            all.iter().all(|id| !Path::new(&format!("/proc/{id}/exe")).exists()).then_some(())
-        })
-        .expect("all of them are gone");
+        let none = || with_environment("FOREBAY_MARK", &mark).is_empty().then_some(());
+        wait_for(Duration::from_secs(60), none).expect("all of them are gone");
     }
 }

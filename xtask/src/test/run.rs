@@ -20,6 +20,8 @@ const HANG_FACTOR: &str = "10";
 const HANGS_AFTER: f64 = 8.0;
 /// ... and longer than this.
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
+/// Marks the processes of a stage, so that all of them are found when it has to be ended.
+const MARK: &str = "FOREBAY_TEST_STAGE";
 /// How long a stage may take to end when it is told to, before it is killed.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
@@ -278,7 +280,7 @@ fn one(stage: &Stage, length: Length, lengths: Lengths, logs: &Path, clock: &Pat
 fn start(stage: &Stage, length: Length, log: &Path, clock: &Path) -> Result<Child> {
     let mut command = (stage.command)(length)?;
     let file = File::create(log)?;
-    command.env(quiet::FILE_VARIABLE, clock).env("HANG_FACTOR", HANG_FACTOR);
+    command.env(quiet::FILE_VARIABLE, clock).env("HANG_FACTOR", HANG_FACTOR).env(MARK, mark(stage));
     Ok(command.stdout(file.try_clone()?).stderr(file).spawn()?)
 }
 
@@ -291,18 +293,25 @@ fn attend(mut child: Child, stage: &Stage, length: Length, lengths: Lengths, wat
         }
         let over = matches!(lengths, Lengths::Until(end) if Instant::now() >= end);
         if over || watch.quiet() >= limit {
-            end(&mut child)?;
+            end(stage, &mut child)?;
             return Ok(if over { Halt::BudgetOver } else { Halt::Hung(limit) });
         }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Ends a process with all that it started: first by SIGTERM, so that scripts take their clusters down.
-fn end(child: &mut Child) -> Result<()> {
-    shell::signal("TERM", &shell::with_descendants(child.id()));
-    if shell::wait_for(LAST_WORDS, || child.try_wait().ok().flatten()).is_none() {
-        shell::signal("KILL", &shell::with_descendants(child.id()));
+/// The value of [`MARK`]: of this stage in this run.
+fn mark(stage: &Stage) -> String {
+    format!("{}-{}", std::process::id(), stage.name)
+}
+
+/// Ends a stage with all that it started, daemons included: by SIGTERM, then by SIGKILL what is left.
+fn end(stage: &Stage, child: &mut Child) -> Result<()> {
+    let left = || shell::with_environment(MARK, &mark(stage));
+    shell::signal("TERM", &left());
+    let gone = || child.try_wait().ok().flatten().and_then(|_| left().is_empty().then_some(()));
+    if shell::wait_for(LAST_WORDS, gone).is_none() {
+        shell::signal("KILL", &left());
         child.wait()?;
     }
     Ok(())
