@@ -32,13 +32,13 @@ fn first() -> Vec<Stage> {
             build.args(["test", "--quiet", "--workspace", "--no-run"]);
             Ok(build)
         }),
-        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(60),
+        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25),
         Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
             let mut test = shell::cargo();
             test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
             Ok(test)
         })
-        .takes(120),
+        .takes(200),
     ]
 }
 
@@ -46,32 +46,32 @@ fn first() -> Vec<Stage> {
 fn data_path() -> Vec<Stage> {
     vec![
         Stage::tests("kill", "kill -9 under fio verify", &["build"], |length| {
-            own(&["kill", "--rounds", &length.of(8, 50, 100).to_string()])
+            own(&["kill", "--rounds", &length.of(8, 20, 100).to_string()])
         })
-        .long(15, 90, 180),
+        .long(15, 30, 145),
         Stage::tests("kill-log", "kill -9 with a write log", &["build"], |length| {
-            own(&["kill", "--log", "--rounds", &length.of(8, 50, 100).to_string()])
+            own(&["kill", "--log", "--rounds", &length.of(8, 20, 100).to_string()])
         })
-        .long(15, 90, 180),
-        Stage::build("build-sim", "the simulator, in release", &["build"], 60, || Ok(sim::build_command())),
+        .long(15, 30, 145),
+        Stage::build("build-sim", "the simulator, in release", &["build"], 15, || Ok(sim::build_command())),
         Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-sim"], |length| {
-            let (runs, sweeps) = (length.of(1000, 20_000, 40_000), length.of(2, 20, 60));
+            let (runs, sweeps) = (length.of(1000, 10_000, 40_000), length.of(2, 10, 40));
             own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
         })
-        .long(20, 200, 400),
+        .long(10, 55, 210),
         Stage::tests("sim", "simulated crashes of store and image", &["build-sim"], |length| {
-            let (runs, sweeps) = (length.of(400, 8000, 16_000), length.of(2, 60, 120));
+            let (runs, sweeps) = (length.of(400, 4000, 16_000), length.of(2, 30, 120));
             let (runs, sweeps) = (runs.to_string(), sweeps.to_string());
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
         .long(20, 200, 400),
-        Stage::build("build-hosts", "initiators that do what others do not", &["build"], 60, || {
+        Stage::build("build-hosts", "initiators that do what others do not", &["build"], 50, || {
             Ok(malformed::build_command())
         }),
         Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build", "build-hosts"], |_| {
             own(&["conduct"])
         })
-        .takes(90),
+        .takes(70),
         Stage::tests("malformed", "sessions that go wrong, by the million", &["build", "build-hosts"], |_| {
             own(&["malformed"])
         })
@@ -82,38 +82,38 @@ fn data_path() -> Vec<Stage> {
             script.env("QUICK", (1 - length.of(0, 1, 1)).to_string());
             Ok(script)
         })
-        .long(60, 120, 120),
+        .long(40, 60, 60),
     ]
 }
 
 /// What needs a real Ceph cluster, which each of them starts for itself.
 fn clusters() -> Vec<Stage> {
     vec![
-        Stage::build("build-rbd-lab", "the program that shares images with RBD's clients", &["build"], 30, || {
+        Stage::build("build-rbd-lab", "the program that shares images with RBD's clients", &["build"], 20, || {
             Ok(daemon::build_beside_command(&["-p", "forebay-rbd-lab"]))
         }),
         Stage::tests("rbd", "images in a real Ceph cluster, shared with RBD's own clients", &["build-rbd-lab"], |_| {
             Ok(script_with("rbd.sh", "rbd-lab"))
         })
-        .takes(180),
+        .takes(240),
         Stage::tests("kill-log-ceph", "kill -9 with a write log before a Ceph cluster", &["build"], |length| {
             own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 12, 50).to_string()])
         })
-        .long(40, 90, 300),
-        Stage::build("build-rados", "the RADOS client's examples", &["build"], 30, || {
+        .long(30, 45, 125),
+        Stage::build("build-rados", "the RADOS client's examples", &["build"], 25, || {
             Ok(daemon::build_beside_command(&["-p", "forebay-rados", "--examples"]))
         }),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-rados"], |length| {
             let mut script = script_with("rados.sh", "examples/rados-lab");
-            let seeds: Vec<String> = (1..=length.of(1, 4, 8)).map(|seed| seed.to_string()).collect();
+            let seeds: Vec<String> = (1..=length.of(1, 2, 8)).map(|seed| seed.to_string()).collect();
             script.env("SEEDS", seeds.join(" "));
             Ok(script)
         })
-        .long(60, 120, 200),
+        .long(130, 165, 390),
         Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-rados"], |_| {
             Ok(script_with("rados-failures.sh", "examples/rados-lab"))
         })
-        .takes(180),
+        .takes(340),
         Stage::tests(
             "nvme-two",
             "reservations of one namespace of two daemons, on an image of a Ceph cluster",
@@ -124,25 +124,25 @@ fn clusters() -> Vec<Stage> {
                 Ok(script)
             },
         )
-        .long(60, 90, 90),
+        .long(60, 105, 105),
         Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
             let mut script = script("rados-thrash.sh");
-            script.arg(length.of(20, 180, 360).to_string());
+            script.arg(length.of(20, 60, 360).to_string());
             Ok(script)
         })
-        .long(60, 220, 400),
+        .long(65, 105, 405),
         Stage::tests(
             "rados-config",
             "the RADOS client's configuration: files, monitors, DNS, no cephx",
             &["build-rados"],
             |_| Ok(script_with("rados-config.sh", "examples/rados-lab")),
         )
-        .takes(120),
+        .takes(155),
         Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-rados"], |_| {
             Ok(script_with("rados-crush.sh", "examples/rados-lab"))
         })
-        .takes(30),
-        Stage::build("build-mon", "the messenger's examples", &["build"], 30, || {
+        .takes(10),
+        Stage::build("build-mon", "the messenger's examples", &["build"], 35, || {
             Ok(daemon::build_beside_command(&["-p", "forebay-messenger", "--examples"]))
         }),
         Stage::tests("messenger-ceph", "the messenger and a real Ceph monitor", &["build-mon"], |_| {
@@ -162,47 +162,47 @@ fn guests() -> Vec<Stage> {
             script.args(cuts);
             Ok(script)
         })
-        .long(50, 130, 130)
+        .long(60, 245, 245)
         .idle(),
         Stage::tests("pmem-kill", "a guest's persistent memory under power failures", GUEST, |length| {
             let mut script = script("pmem-kill.sh");
-            script.arg(length.of(2, 10, 20).to_string());
+            script.arg(length.of(2, 4, 20).to_string());
             Ok(script)
         })
-        .long(60, 200, 400),
+        .long(60, 95, 400),
         Stage::tests("guest-nvme", "the kernel's NVMe/TCP initiator, two paths, restarts", GUEST, |_| {
             own(&["guest-nvme"])
         })
-        .takes(120),
+        .takes(235),
         Stage::tests("guest-iscsi", "the kernel's iSCSI initiator, ext4, restarts", GUEST, |_| own(&["guest-iscsi"]))
-            .takes(100),
-        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(40),
+            .takes(50),
+        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(80),
         Stage::tests(
             "rbd-kernel",
             "images shared with the kernel's rbd client, in a guest",
             &["build-rbd-lab", "guest-kernel"],
             |_| Ok(script_with("rbd-kernel.sh", "rbd-lab")),
         )
-        .takes(90),
+        .takes(55),
         Stage::tests("guest-nvme-two", "one namespace of two daemons, on an image of a Ceph cluster", GUEST, |_| {
             own(&["guest-nvme-two"])
         })
-        .takes(120),
+        .takes(100),
         Stage::tests("guest-nvme-tls", "the kernel's NVMe/TCP initiator, through TLS", GUEST, |_| {
             own(&["guest-nvme-tls"])
         })
-        .takes(90),
+        .takes(70),
         Stage::tests("guest-nvme-auth", "the kernel's NVMe/TCP initiator, authenticating", GUEST, |_| {
             own(&["guest-nvme-auth"])
         })
-        .takes(60),
+        .takes(35),
         Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-mon", "guest-kernel"], |_| {
             let mut guest = shell::command(shell::root().join("test/lab/guest"));
             guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
             guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
             Ok(guest)
         })
-        .takes(60),
+        .takes(140),
     ]
 }
 
@@ -210,11 +210,11 @@ fn guests() -> Vec<Stage> {
 fn rest() -> Vec<Stage> {
     vec![
         Stage::tests("sim-messenger", "messengers under cuts and restarts", &["build-sim"], |length| {
-            let runs = length.of(500, 10_000, 20_000).to_string();
+            let runs = length.of(500, 5000, 20_000).to_string();
             own(&["sim", "--messenger", "--jobs", "1", "--runs", &runs])
         })
-        .long(10, 100, 200),
-        Stage::build("build-fuzz", "fuzz targets", &["build"], 240, || Ok(fuzz::build_command())),
+        .long(2, 10, 40),
+        Stage::build("build-fuzz", "fuzz targets", &["build"], 270, || Ok(fuzz::build_command())),
         Stage::tests("fuzz", "every fuzz target at once", &["build-fuzz"], |length| {
             own(&["fuzz", "all", "--seconds", &length.of(10, 60, 600).to_string()])
         })
@@ -225,9 +225,9 @@ fn rest() -> Vec<Stage> {
             test.env_remove("CARGO_TARGET_DIR");
             Ok(test)
         })
-        .takes(90),
-        Stage::build("build-arm", "the kernels, for AArch64", &["build"], 90, || Ok(arm(&["--no-run"]))),
-        Stage::tests("arm", "the kernels on an emulated AArch64", &["build-arm"], |_| Ok(arm(&[]))).takes(90),
+        .takes(180),
+        Stage::build("build-arm", "the kernels, for AArch64", &["build"], 205, || Ok(arm(&["--no-run"]))),
+        Stage::tests("arm", "the kernels on an emulated AArch64", &["build-arm"], |_| Ok(arm(&[]))).takes(35),
         Stage::tests("arm-pmem", "persistent memory on an emulated AArch64", &["build-arm"], |_| {
             let mut test = arm_of("forebay-reactor", &["--lib"], &["pmem"]);
             // QEMU before 8.2 says that its largest processor has `dc cvap`, and knows it not in user mode; this one has
@@ -235,7 +235,7 @@ fn rest() -> Vec<Stage> {
             test.env("QEMU_CPU", "cortex-a72");
             Ok(test)
         })
-        .takes(20),
+        .takes(25),
     ]
 }
 
