@@ -7,7 +7,7 @@
 # Starts a cluster and a daemon of its own.
 set -uo pipefail
 
-SECONDS_WANTED=${1:-60}
+SECONDS_WANTED=${1:-60}     # of a quiet machine: on a slow one as many kills take longer
 NAME=rados-thrash; source "$(dirname "$0")/../lab/cluster.sh"
 
 start_cluster
@@ -15,9 +15,10 @@ start_daemon
 "$FOREBAY" create rbd/thrashed --size 256M >"$WORK/out" 2>&1 || fail "an image"
 URI=$("$FOREBAY" attach rbd/thrashed --nbd 2>"$WORK/out") || fail "attaching"
 
+slowdown
 # Every block is written with its checksum and number, and verified while the next ones are written, and at the end.
 fio --name=verify --ioengine=nbd --uri="$URI" --rw=randwrite --bs=4k --iodepth=16 --size=128M --thread \
-  --time_based --runtime="$SECONDS_WANTED" --verify=crc32c --verify_backlog=512 --verify_fatal=1 >"$WORK/fio" 2>&1 &
+  --time_based --runtime=$((SECONDS_WANTED * SLOWDOWN)) --verify=crc32c --verify_backlog=512 --verify_fatal=1 >"$WORK/fio" 2>&1 &
 FIO=$!
 # Every group takes requests again; copies may still be missing.  Killed OSDs come back with what they have stored, so that
 # the next one may go meanwhile: groups whose newest copy it has wait for it.

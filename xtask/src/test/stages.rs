@@ -25,13 +25,15 @@ fn first() -> Vec<Stage> {
             Ok(guest)
         })
         .idle(),
-        // First, and not beside the tests' build: on a slow machine its tests have begun when the other's cannot yet.
+        // One after the other, since each takes all cores anyway: on a slow machine the first one's tests can begin when
+        // there is no time for the second.
         Stage::build("build", "the daemon, in release", &[], 300, || Ok(daemon::build_command())).on_all_cores(),
         Stage::build("build-tests", "unit and property tests", &[], 300, || {
             let mut build = shell::cargo();
             build.args(["test", "--quiet", "--workspace", "--no-run"]);
             Ok(build)
-        }),
+        })
+        .on_all_cores(),
         Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25),
         Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
             let mut test = shell::cargo();
