@@ -34,7 +34,7 @@ pub struct TestArguments {
     /// When the budget began, in Unix seconds (default: now)
     #[arg(long, value_name = "SECONDS", requires = "budget")]
     since: Option<u64>,
-    /// List the stages, and run none
+    /// List the stages with the seconds they take on a quiet machine of two cores, and run none
     #[arg(long)]
     list: bool,
 }
@@ -53,13 +53,11 @@ pub struct SoakArguments {
 /// Runs the stages.
 pub fn run(arguments: &TestArguments) -> Result<()> {
     let mut stages = stages();
-    stages.retain(|stage| !stage.only_soak);
     if arguments.list {
-        for stage in &stages {
-            println!("{:<15} {}", stage.name, stage.title);
-        }
+        report::list(&stages);
         return Ok(());
     }
+    stages.retain(|stage| !stage.only_soak);
     choose(&mut stages, &arguments.only, &arguments.skip)?;
     let lengths = match arguments.budget {
         Some(minutes) => Lengths::Until(budget_end(minutes, arguments.since)?),

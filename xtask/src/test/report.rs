@@ -8,6 +8,19 @@ use anyhow::{Result, bail};
 use super::stage::{Length, Stage};
 use crate::shell::{self, bold, paint};
 
+/// Prints every stage with the seconds of its lengths.
+pub(super) fn list(stages: &[Stage]) {
+    println!("{}", bold("stage           quick  usual   soak"));
+    for stage in stages {
+        let takes = stage.takes;
+        // What has no lengths is no part of a soak; what has no usual one is nothing else.
+        let soak = if stage.has_lengths() { format!("{:.0} s", takes.soak) } else { String::new() };
+        let usual = |seconds: f64| if stage.only_soak { String::new() } else { format!("{seconds:.0} s") };
+        let (quick, usual) = (usual(takes.quick), usual(takes.usual));
+        println!("{:<15} {quick:>5}  {usual:>5}  {soak:>5}  {}", stage.name, stage.title);
+    }
+}
+
 /// How a stage ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ending {

@@ -60,13 +60,13 @@ fn data_path() -> Vec<Stage> {
             let (runs, sweeps) = (length.of(1000, 10_000, 40_000), length.of(2, 10, 40));
             own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
         })
-        .long(10, 55, 210),
+        .long(12, 75, 300),
         Stage::tests("sim", "simulated crashes of store and image", &["build-sim"], |length| {
             let (runs, sweeps) = (length.of(400, 4000, 16_000), length.of(2, 30, 120));
             let (runs, sweeps) = (runs.to_string(), sweeps.to_string());
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
-        .long(20, 200, 400),
+        .long(10, 55, 210),
         Stage::build("build-hosts", "initiators that do what others do not", &["build"], 50, || {
             Ok(malformed::build_command())
         }),
