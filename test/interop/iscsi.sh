@@ -102,7 +102,7 @@ keys() { # KEY SERVICE-KEY APTPL: the list of PERSISTENT RESERVE OUT
 needs iscsi-test-cu iscsi-ls iscsi-inq iscsi-readcapacity16 iscsi-perf qemu-img qemu-io jq python3
 [[ -n ${FOREBAY:-} ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 export FOREBAY_CONTROL=$WORK/control
-PORT=$((20000 + RANDOM % 20000))
+PORT=$((20000 + RANDOM % 12000))
 
 LABEL=iscsi
 serve --cores 2

@@ -9,7 +9,7 @@ set -uo pipefail
 LAB=$(cd "$(dirname "$0")/../lab" && pwd)
 source "$LAB/limits.sh"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/messenger-ceph.XXXXXX")
-export CLUSTER_DIR=$WORK/cluster MON_PORT=$((20000 + RANDOM % 10000)) MON_V1_PORT=$((30000 + RANDOM % 10000))
+export CLUSTER_DIR=$WORK/cluster MON_PORT=$((12000 + RANDOM % 10000)) MON_V1_PORT=$((22000 + RANDOM % 10000))
 ADDR=127.0.0.1:$MON_PORT
 
 finish() {

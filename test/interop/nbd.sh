@@ -320,7 +320,7 @@ check "detach" "$FOREBAY" detach local/interop
 stop
 ok "stops"
 
-serve "127.0.0.1:$((20000 + RANDOM % 20000))"
+serve "127.0.0.1:$((20000 + RANDOM % 12000))"
 uri=$(attach local/kept) && [[ $uri == nbd://127.0.0.1:* ]] || fail "attach over TCP ('$uri')"
 URI=$uri LABEL=tcp
 qio "what was kept is there" 'read -P 0x5a 1M 1M' 'read -P 0 0 1M'

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
@@ -240,9 +240,20 @@ pub fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A port that nobody listens on now.
+/// A port of 127.0.0.1 that nobody listens on now, below those that the kernel gives to outgoing connections: none of these
+/// takes it before it is listened on.
 pub fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+    let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| u64::from(now.subsec_nanos()));
+    let start = nanos ^ u64::from(std::process::id()) << 8;
+    for _ in 0..1000 {
+        let number = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919));
+        let port = 10_000 + (number % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port of 127.0.0.1 from 10000 to 29999 is free")
 }
 
 #[cfg(test)]
