@@ -29,7 +29,7 @@ pub const FILE_VARIABLE: &str = "FOREBAY_QUIET_CLOCK";
 struct Meter {
     /// The fastest run of the work.
     fastest: Duration,
-    /// How long wake-up and work took, the newest last.
+    /// Wake-up latency plus time of the work, the newest last.
     samples: VecDeque<Duration>,
 }
 
@@ -50,7 +50,7 @@ impl Meter {
     }
 }
 
-/// What the clock shows, as of its last sample.
+/// Quiet time and slowdown as of the last sample.
 #[derive(Clone, Copy)]
 struct Reading {
     quiet: Duration,

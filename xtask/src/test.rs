@@ -39,7 +39,7 @@ pub struct TestArguments {
     list: bool,
 }
 
-/// What `soak` takes.
+/// Arguments of `soak`.
 #[derive(clap::Args)]
 pub struct SoakArguments {
     /// Only these stages, and the builds they need

@@ -15,7 +15,7 @@ const VOLUMES: usize = 1000;
 const SESSIONS: u64 = 2000;
 /// Resident bytes.
 const MEMORY_MAX: u64 = 1 << 30;
-/// How long a start takes at most, in quiet time.
+/// Longest stop and start, in quiet time.
 const START_MAX: Duration = Duration::from_secs(10);
 
 /// 1,000 exported volumes with 2,000 idle sessions are held in under 1 GiB, and a daemon with them starts in under 10 s.

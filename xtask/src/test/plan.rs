@@ -1,4 +1,4 @@
-//! What runs at which length within a budget, decided anew each time a stage could begin.
+//! Plans stages within a budget: whether one runs and at which length, decided each time it could begin.
 //!
 //! Pure: no clock and no process, so that whole runs on machines of any speed are tests of this file.  The rules are in
 //! docs/design/test-runs.md.
@@ -19,7 +19,7 @@ pub(super) struct Job {
     pub(super) weight: usize,
 }
 
-/// What becomes of a stage.
+/// Decision about one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Verdict {
     /// It begins now, at this length.
@@ -28,7 +28,7 @@ pub(super) enum Verdict {
     Skip,
 }
 
-/// How much longer stages take than they are said to on a quiet machine.
+/// Slowdown of stages: actual over expected seconds.
 #[derive(Default)]
 pub(super) struct Speed {
     /// Expected and actual seconds of stages that have ended, the newest last.
@@ -62,13 +62,13 @@ impl Speed {
     }
 }
 
-/// What the decision about one stage rests on.
+/// Inputs of a decision.
 pub(super) struct Situation<'a> {
     /// Seconds until the budget's end.
     pub(super) left: f64,
-    /// Cores.
+    /// Cores of the machine.
     pub(super) cores: usize,
-    /// How much longer everything takes than on a quiet machine.
+    /// Slowdown of stages ([`Speed::factor`]).
     pub(super) factor: f64,
     /// Stages that have not begun, without the one in question: builds too.
     pub(super) waiting: &'a [Job],

@@ -1,4 +1,4 @@
-//! What a test run prints: a line for each stage that ends, and the table at the end.
+//! Prints a test run: a line for each stage that ends, and the table at the end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) fn list(stages: &[Stage]) {
     }
 }
 
-/// How a stage ended.
+/// Result of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ending {
     Passed,
@@ -34,7 +34,7 @@ pub(super) enum Ending {
     CutOff,
 }
 
-/// What came of a stage.
+/// Result of a stage with its counts and its time.
 pub(super) struct Report {
     pub(super) ending: Ending,
     pub(super) passed: u64,

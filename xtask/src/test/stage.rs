@@ -8,7 +8,7 @@ use crate::{daemon, shell};
 
 /// How much of a long stage runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Length {
+pub(super) enum Length {
     /// Between its quick form (0.0) and what `make test` runs of it (1.0).
     Part(f64),
     /// All of it, as `cargo xtask soak` runs it.
@@ -17,12 +17,12 @@ pub(crate) enum Length {
 
 impl Length {
     /// The shortest form of a stage that still tells something.
-    pub(crate) const QUICK: Self = Self::Part(0.0);
+    pub(super) const QUICK: Self = Self::Part(0.0);
     /// What `make test` runs where nothing limits its time.
-    pub(crate) const USUAL: Self = Self::Part(1.0);
+    pub(super) const USUAL: Self = Self::Part(1.0);
 
     /// Returns how many seeds, kills or seconds that is, given how many each length has.
-    pub(crate) fn of(self, quick: u64, usual: u64, soak: u64) -> u64 {
+    pub(super) fn of(self, quick: u64, usual: u64, soak: u64) -> u64 {
         match self {
             Self::Part(part) => quick + (usual.saturating_sub(quick) as f64 * part.clamp(0.0, 1.0)).round() as u64,
             Self::Soak => soak,
@@ -75,17 +75,7 @@ impl Stage {
         seconds: u32,
         command: impl Fn() -> Result<Command> + Send + Sync + 'static,
     ) -> Self {
-        let takes = Takes { quick: seconds.into(), usual: seconds.into(), soak: seconds.into() };
-        Self {
-            name,
-            title,
-            after,
-            command: Box::new(move |_| command()),
-            counted: false,
-            weight: 1,
-            takes,
-            only_soak: false,
-        }
+        Self { counted: false, ..Self::tests(name, title, after, move |_| command()).takes(seconds) }
     }
 
     /// A stage of tests.
@@ -100,9 +90,8 @@ impl Stage {
     }
 
     /// It always takes as long.
-    pub(super) fn takes(mut self, seconds: u32) -> Self {
-        self.takes = Takes { quick: seconds.into(), usual: seconds.into(), soak: seconds.into() };
-        self
+    pub(super) fn takes(self, seconds: u32) -> Self {
+        self.long(seconds, seconds, seconds)
     }
 
     /// It has lengths: seconds of each.
