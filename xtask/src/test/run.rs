@@ -16,8 +16,9 @@ use crate::shell;
 
 /// What `timeout` of scripts is multiplied with (test/lab/limits.sh): it ends what hangs, and judges no time.
 const HANG_FACTOR: &str = "10";
-/// A stage hangs when it takes so many times longer than expected, in quiet time...
-const HANGS_AFTER: f64 = 8.0;
+/// A stage hangs when it takes so many times longer than expected, in quiet time...  Little enough that a budget of 70
+/// minutes on a quiet machine, where a run takes 45, finds a hang of any stage rather than cutting it off.
+const HANGS_AFTER: f64 = 4.0;
 /// ... and longer than this.
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
 /// Marks the processes of a stage, so that all of them are found when it has to be ended.
