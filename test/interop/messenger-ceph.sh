@@ -15,11 +15,6 @@ ADDR=127.0.0.1:$MON_PORT
 finish() {
   local status=$?
   "$LAB/ceph-cluster" down >/dev/null 2>&1
-  # The daemons leave in their own time, and their files with them.
-  for _ in $(seq 100); do
-    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
-    sleep 0.1
-  done
   rm -rf "$WORK"
   exit $status
 }

@@ -19,11 +19,6 @@ finish() {
   kill $(jobs -p) 2>/dev/null
   [[ -z $DAEMON ]] || wait "$DAEMON" 2>/dev/null
   "$LAB/ceph-cluster" down >/dev/null 2>&1
-  # The daemons leave in their own time, and their files with them.
-  for _ in {1..100}; do
-    compgen -G "$CLUSTER_DIR/run/*.pid" >/dev/null || break
-    sleep 0.1
-  done
   rm -rf "$WORK"
   exit $status
 }

@@ -86,16 +86,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let Some((scratch, _)) = &self.lab else { return };
-        // Its daemons leave in their own time, and their process ids with them.
-        if shell::output(self.script().arg("down")).is_ok() {
-            let run = scratch.path().join("run");
-            let gone = || {
-                let left = std::fs::read_dir(&run).into_iter().flatten().flatten();
-                (left.filter(|file| file.path().extension().is_some_and(|kind| kind == "pid")).count() == 0)
-                    .then_some(())
-            };
-            shell::wait_for(std::time::Duration::from_secs(10), gone);
+        if self.lab.is_some() {
+            // What does not go is left to whoever looks: there is nobody to tell here.
+            let _ = shell::output(self.script().arg("down"));
         }
     }
 }
