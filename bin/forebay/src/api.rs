@@ -227,7 +227,7 @@ pub struct Log {
     pub place: LogPlace,
     /// The epoch of its membership.
     pub epoch: u64,
-    /// `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere), `abandoned` (no
+    /// `acquiring`, `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere), `abandoned` (no
     /// image's record names it) or `unreachable`.
     pub state: String,
     /// Why it is not on, or does not get on.

@@ -58,22 +58,6 @@ pub struct LogPlace {
     pub dirty_age_ms: Option<u64>,
 }
 
-impl LogPlace {
-    /// Somewhere on a medium.
-    pub fn unknown(pmem: bool) -> Self {
-        let medium = if pmem { LogMedium::Pmem } else { LogMedium::Ssd };
-        Self {
-            medium,
-            path: PathBuf::new(),
-            size: 0,
-            on_flush: false,
-            force: false,
-            dirty_max: None,
-            dirty_age_ms: None,
-        }
-    }
-}
-
 impl fmt::Display for LogPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.medium.name(), self.path.display(), Size(self.size))

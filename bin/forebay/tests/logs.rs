@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::Read;
+use std::process::{Child, Stdio};
+
 use common::{Nbd, Site, content};
 use serde_json::json;
 
@@ -67,4 +70,111 @@ fn a_log_is_looked_after_when_its_image_is_not_open() {
     let bytes = |image: &str| site.export(image)[1 << 20..(1 << 20) + (64 << 10)].to_vec();
     assert!(bytes("saved") == content(64 << 10, 7), "what was flushed is in the image");
     assert!(bytes("lost").iter().all(|&byte| byte == 0), "what was discarded is not");
+}
+
+/// An export whose reader has taken the first bytes, and takes no more for now.
+struct SlowExport {
+    child: Child,
+    taken: Vec<u8>,
+}
+
+impl SlowExport {
+    fn begin(site: &Site, image: &str) -> Self {
+        let mut command = site.command(&["export", image, "-"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command");
+        let mut taken = vec![0; 4096];
+        child.stdout.as_mut().expect("its output").read_exact(&mut taken).expect("the first bytes");
+        Self { child, taken }
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.child.stdout.take().expect("its output").read_to_end(&mut self.taken).expect("the rest");
+        let done = self.child.wait_with_output().expect("the command");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        self.taken
+    }
+}
+
+const MIB: usize = 1 << 20;
+/// Where the log's content is: far behind what an export reads ahead.
+const AT: usize = 44 * MIB;
+
+/// A site with an image of 48 MiB in the store, and 64 KiB over it that are only in its log.
+fn logged(image: &str) -> (Site, Vec<u8>, Vec<u8>) {
+    let site = Site::serving(&["--log-dirty-age", "60m"]);
+    let (base, newer) = (content(48 * MIB, 1), content(64 << 10, 2));
+    site.run_with_input(&["import", "-", image], &base).ok();
+    site.run(&["attach", image, "--nbd", "--log", &place(&site, "")]).ok();
+    let mut client = Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects");
+    client.write(AT as u64, &newer);
+    client.flush();
+    (site, base, newer)
+}
+
+fn read(site: &Site, image: &str) -> Vec<u8> {
+    Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects").read(AT as u64, 64 << 10)
+}
+
+#[test]
+fn no_handle_of_an_image_serves_without_the_log_that_its_record_names() {
+    for again in [&["attach", "a", "--nbd"][..], &["attach", "a", "--nbd", "--log"]] {
+        let (site, mut base, newer) = logged("a");
+        let export = SlowExport::begin(&site, "a");
+        site.run(&["detach", "a", "--nbd", "--force", "--keep-log"]).ok();
+        // The export holds the image open; the log is still the image's.
+        let place = place(&site, "");
+        let again: Vec<&str> =
+            again.iter().copied().chain(again.contains(&"--log").then_some(place.as_str())).collect();
+        site.run(&again).ok();
+        assert!(read(&site, "a") == newer, "the image is served without its log");
+        let logs = site.json(&["log", "ls"]);
+        assert_eq!(logs.as_array().map(Vec::len), Some(1), "{logs}");
+        assert_eq!((&logs[0]["state"], &logs[0]["image"]), (&json!("on"), &json!("local/a")), "{logs}");
+        base[AT..AT + newer.len()].copy_from_slice(&newer);
+        assert!(export.finish() == base, "the export has lost what was only in the log");
+        // What is written now is the newest, whatever is replayed.
+        let newest = content(64 << 10, 3);
+        let mut client = Nbd::connect(&site.data().join("nbd.sock"), "a").expect("connects");
+        client.write(AT as u64, &newest);
+        client.flush();
+        drop(client);
+        for end in [&["detach", "a", "--nbd", "--force", "--keep-log"][..], &["detach", "a", "--nbd", "--force"]] {
+            site.run(end).ok();
+            site.run(&["attach", "a", "--nbd"]).ok();
+            assert!(read(&site, "a") == newest, "an older log was replayed over what was written later");
+        }
+        assert_eq!(site.json(&["log", "ls"]), json!([]));
+    }
+}
+
+#[test]
+fn an_export_that_runs_while_a_log_is_kept_or_ended_has_what_the_log_held() {
+    for keep in [true, false] {
+        let (site, mut base, newer) = logged("a");
+        let export = SlowExport::begin(&site, "a");
+        let detach = ["detach", "a", "--nbd", "--force", "--keep-log"];
+        site.run(&detach[..if keep { 5 } else { 4 }]).ok();
+        base[AT..AT + newer.len()].copy_from_slice(&newer);
+        assert!(export.finish() == base, "with keep {keep} the export has lost what was in the log");
+        assert!(site.export("a") == base);
+        let logs = site.json(&["log", "ls"]);
+        assert_eq!(logs.as_array().map(Vec::len), Some(usize::from(keep)), "{logs}");
+    }
+}
+
+#[test]
+fn a_kept_log_is_closed_when_the_last_user_of_the_image_has_ended() {
+    let (site, ..) = logged("a");
+    let export = SlowExport::begin(&site, "a");
+    site.run(&["detach", "a", "--nbd", "--force", "--keep-log"]).ok();
+    assert_eq!(site.json(&["log", "info", "a"])["state"], json!("on"));
+    let said = site.run(&["log", "discard", "a", "--force"]).fails(6);
+    assert!(said.contains("in use"), "{said}");
+    drop(export.finish());
+    let began = std::time::Instant::now();
+    while site.json(&["log", "info", "a"])["state"] != json!("closed") {
+        assert!(began.elapsed() < common::PATIENCE, "{}", site.log());
+    }
+    site.run(&["log", "discard", "a", "--force"]).ok();
+    site.run(&["log", "info", "a"]).fails(3);
 }

@@ -129,20 +129,26 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
     }
 }
 
-/// The medium has failed: nothing is appended any more, what is in the log is written back, and then requests go round
-/// it.  Those that were being appended are made again from their callers' buffers.
+/// Disables the log because its medium has failed.
 pub(crate) fn turn_off(shared: &Rc<Shared>, error: Error) {
+    if shared.state.borrow().mode.is_on() {
+        tracing::error!(%error, "the write log turns itself off");
+        disable(shared, error);
+    }
+}
+
+/// Appends nothing any more: what is in the log is written back, and then requests go round it.  Those that were being
+/// appended are made again from their callers' buffers.
+pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
     let mut tickets = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
         if !state.mode.is_on() {
             return;
         }
-        tracing::error!(%error, "the write log turns itself off");
-        state.mode = Mode::TurningOff(error);
+        state.mode = Mode::TurningOff(reason);
         let appending = std::mem::take(&mut state.appending);
-        let queue = std::mem::take(&mut state.queue);
-        state.queue_bytes = 0;
+        let queue = state.drop_queue();
         let pieces = appending.into_iter().flat_map(|group| group.pieces).map(|placed| placed.piece);
         for piece in pieces.chain(queue) {
             if tickets.last().is_none_or(|last| !Rc::ptr_eq(last, &piece.ticket)) {

@@ -395,7 +395,7 @@ pub struct BlockHeader {
     pub run: u32,
     /// Entries.
     pub count: u16,
-    /// So many blocks before this one were not known to be durable when it was written.
+    /// So many blocks before this one were not known to be durable when it was written; [`BEHIND_UNKNOWN`] says nothing.
     pub behind: u16,
     /// Its number.
     pub number: u64,
@@ -413,7 +413,20 @@ pub struct BlockHeader {
 
 const BLOCK_CRC_AT: usize = 60;
 
+/// [`BlockHeader::behind`] of so many blocks, or of more than the field can say.
+pub const BEHIND_UNKNOWN: u16 = u16::MAX;
+
 impl BlockHeader {
+    /// Returns the value of [`behind`](Self::behind) for so many blocks that are not known to be durable.
+    pub fn behind_of(blocks: u64) -> u16 {
+        u16::try_from(blocks).unwrap_or(BEHIND_UNKNOWN)
+    }
+
+    /// Returns the number before which all blocks were durable when this one was written, as far as it says so.
+    pub fn durable_before(&self) -> u64 {
+        if self.behind == BEHIND_UNKNOWN { 0 } else { self.number.saturating_sub(u64::from(self.behind)) }
+    }
+
     /// Header and entries, padded to whole units.
     pub fn encode(&self, tag: u32, entries: &[EntryRecord], out: &mut [u8]) {
         let mut head = [0; ENTRY_LEN];

@@ -4,7 +4,9 @@
 //! [`WriteLog`] is a [`BlockDevice`](forebay_block::BlockDevice) over another one.  A [`Shelf`] is the file, device or
 //! persistent memory that logs are kept on.  See `docs/design/writelog.md` and `docs/formats/writelog.md`.
 
+mod acquire;
 mod append;
+mod attachment;
 mod entries;
 mod expand;
 mod flush;
@@ -24,6 +26,7 @@ mod state;
 mod ticket;
 mod writeback;
 
+pub use attachment::{LogAttachment, LogKeeper, LogRecord, PlaceChange, RecordedLog};
 pub use format::{LogId, MediumKind};
 pub use log::{Cut, Shrinking, WriteLog};
 pub use options::{Limits, Options, Owner, Persist};

@@ -10,7 +10,7 @@ use forebay_block::{
     Result, SizeWatch,
 };
 use forebay_reactor::sync::{Notify, Semaphore, oneshot};
-use forebay_reactor::{now, sleep, spawn};
+use forebay_reactor::{now, sleep, spawn, timeout};
 
 use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
@@ -21,14 +21,17 @@ use crate::pressure::FREE_BELOW;
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
 use crate::ticket::Ticket;
-use crate::{append, flush, read, writeback};
+use crate::{acquire, append, flush, read, writeback};
+
+/// Between looks at a full log.
+const FILL_LOOK: Duration = Duration::from_millis(5);
 
 /// Payload bytes that wait for the medium at most.
 pub(crate) const QUEUE_MAX: u64 = 8 << 20;
 
 pub(crate) struct Shared {
     pub(crate) inner: Rc<dyn BlockDevice>,
-    pub(crate) medium: Box<dyn Medium>,
+    pub(crate) medium: Rc<dyn Medium>,
     pub(crate) kind: MediumKind,
     pub(crate) owner: Rc<dyn Owner>,
     pub(crate) options: Options,
@@ -79,7 +82,10 @@ pub struct WriteLog {
 
 impl Drop for WriteLog {
     fn drop(&mut self) {
-        self.shared.state.borrow_mut().closing = true;
+        {
+            let mut state = self.shared.state.borrow_mut();
+            (state.ending, state.closing) = (true, true);
+        }
         self.shared.append.notify_all();
         self.shared.write_back.notify_all();
         self.shared.room.notify_all();
@@ -94,7 +100,11 @@ impl WriteLog {
     /// When no reactor runs on this thread.
     pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn Owner>, options: Options) -> Rc<Self> {
         let OpenLog { medium, found, kind, room, held } = log;
-        let state = State::new(found.tail_seq, &found.entries);
+        let mut state = State::new(found.tail_seq, &found.entries);
+        let acquiring = owner.acquire();
+        if acquiring.is_some() {
+            state.mode = Mode::Acquiring;
+        }
         let shared = Rc::new(Shared {
             inner,
             medium,
@@ -112,6 +122,9 @@ impl WriteLog {
         });
         drop(spawn(append::run(shared.clone())));
         drop(spawn(writeback::run(shared.clone())));
+        if let Some(first) = acquiring {
+            drop(spawn(acquire::run(shared.clone(), first)));
+        }
         Rc::new(Self { shared })
     }
 
@@ -161,6 +174,67 @@ impl WriteLog {
         }
     }
 
+    /// Waits until this process is known to be the volume's only writer, or an attempt at that has failed.
+    ///
+    /// # Errors
+    /// Why the last attempt failed; it is made again unless the log has failed.
+    pub async fn acquired(&self) -> Result<()> {
+        let shared = &self.shared;
+        let over = || {
+            let state = shared.state.borrow();
+            !matches!(state.mode, Mode::Acquiring) || state.backend_error.is_some() || state.ending
+        };
+        shared.settled.wait_until(over).await;
+        let state = shared.state.borrow();
+        match &state.mode {
+            Mode::Failed(error) => Err(error.clone()),
+            Mode::Acquiring => Err(state.backend_error.clone().unwrap_or_else(closed)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Disables the log for good: writes everything back, has the owner record that it must never be replayed, and lets
+    /// requests through to the backend from then on.  Requests wait meanwhile; none fails.  `reason` is for people.
+    ///
+    /// # Errors
+    /// When the log has failed, or is closed.
+    pub async fn disable(&self, reason: Error) -> Result<()> {
+        let shared = &self.shared;
+        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
+        if shared.state.borrow().mode.is_on() {
+            append::disable(shared, reason);
+        }
+        let over = || {
+            let state = shared.state.borrow();
+            state.closing || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        match &shared.state.borrow().mode {
+            Mode::Off(_) => Ok(()),
+            Mode::Failed(error) => Err(error.clone()),
+            _ => Err(closed()),
+        }
+    }
+
+    /// Returns a number that changes whenever entries were written back.
+    pub fn progress(&self) -> u64 {
+        self.shared.state.borrow().entries.tail()
+    }
+
+    /// Takes no more requests, ever; those that have begun go on.
+    pub fn is_ending(&self) -> bool {
+        self.shared.state.borrow().ending
+    }
+
+    /// Keeps anything newer than what is in the log now from being written back, until the answer is dropped.  For a log
+    /// that is put in front of a volume while requests are in flight past it.
+    pub fn hold_write_back(&self) -> Cut {
+        let mut state = self.shared.state.borrow_mut();
+        let head = state.entries.head();
+        state.holds.push(head);
+        Cut { shared: self.shared.clone(), head }
+    }
+
     /// Waits until the backend holds, durably, everything that was answered before.
     ///
     /// # Errors
@@ -189,15 +263,18 @@ impl WriteLog {
         shared.inner.submit(Request::Flush).await.map(drop)
     }
 
-    /// Waits until what is queued now is in the log.
+    /// Waits until what is queued now is in the log, or was given up with an error.
     async fn settle(&self) {
         let shared = &self.shared;
-        let target = {
+        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
+        let (queued, drops) = {
             let state = shared.state.borrow();
-            state.next_seq + state.queue.len() as u64
+            (state.next_seq + state.queue.len() as u64, state.drops)
         };
         let over = || {
             let state = shared.state.borrow();
+            // What was dropped from the queue never gets a number.
+            let target = if state.drops == drops { queued } else { queued.min(state.dropped_at) };
             state.appended_seq >= target || !state.mode.is_on()
         };
         shared.settled.wait_until(over).await;
@@ -246,7 +323,7 @@ impl WriteLog {
         let tail = shared.state.borrow().entries.tail();
         if self.mode().is_on()
             && shared.medium.persisted_tail() < tail
-            && let Err(error) = shared.medium.persist_tail(false).await
+            && let Err(error) = writeback::persist_tail(shared, false).await
         {
             append::turn_off(shared, error);
         }
@@ -272,16 +349,27 @@ impl WriteLog {
         }
     }
 
-    /// Takes no more requests, and ends.  `flush`: the backend holds everything when this returns.
+    /// Takes no more requests, and ends.  Those that had begun are acknowledged first; those that were held back fail.
+    /// `flush`: the backend holds everything when this returns.
     ///
     /// # Errors
     /// When not everything could be written back, or the medium failed.  The log is closed all the same.
     pub async fn close(&self, flush: bool) -> Result<()> {
         let shared = &self.shared;
+        shared.state.borrow_mut().ending = true;
+        shared.settled.notify_all();
+        shared.write_back.notify_all();
+        if !flush && matches!(shared.state.borrow().mode, Mode::Acquiring) {
+            // Nothing was acknowledged, and nothing on the medium may be changed by who is not the owner.
+            shared.state.borrow_mut().closing = true;
+            shared.append.notify_all();
+            shared.write_back.notify_all();
+            return Ok(());
+        }
         let over = || {
             let state = shared.state.borrow();
             let quiet = state.in_flight.is_empty() && state.queue.is_empty() && state.appending.is_empty();
-            quiet || matches!(state.mode, Mode::Failed(_))
+            quiet && !matches!(state.mode, Mode::Acquiring) || matches!(state.mode, Mode::Failed(_))
         };
         shared.settled.wait_until(over).await;
         let lasts = flush::make_last(shared).await;
@@ -293,6 +381,7 @@ impl WriteLog {
         };
         shared.append.notify_all();
         shared.write_back.notify_all();
+        shared.settled.notify_all();
         let (failed, off) = {
             let state = shared.state.borrow();
             (matches!(state.mode, Mode::Failed(_)), !state.mode.is_on())
@@ -300,34 +389,60 @@ impl WriteLog {
         if failed || off {
             return drained;
         }
-        let noted = shared.medium.persist_tail(clean).await;
+        let noted = writeback::persist_tail(shared, clean).await;
         drained.and(noted)
     }
+}
 
-    fn change(&self, request: Request) -> LocalFuture<Result<Reply>> {
-        let shared = self.shared.clone();
-        let extent = request.extent().unwrap_or(Extent::new(0, 0));
-        if let Err(error) = shared.check(extent) {
-            return Box::pin(ready(Err(error)));
+/// Sends a request where it belongs.
+fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
+    let (mode, ending) = {
+        let state = shared.state.borrow();
+        (state.mode.clone(), state.ending)
+    };
+    match (mode, request) {
+        _ if ending => Box::pin(ready(Err(closed()))),
+        (Mode::Off(_), request) => shared.inner.submit(request),
+        (Mode::Failed(error), _) => Box::pin(ready(Err(error))),
+        (Mode::Acquiring, request) => {
+            let shared = shared.clone();
+            Box::pin(async move {
+                acquire::wait(&shared).await?;
+                submit(&shared, request).await
+            })
         }
-        if shared.inner.geometry().read_only {
-            return Box::pin(ready(Err(Error::new(ErrorKind::ReadOnly, "a write to a read-only volume"))));
-        }
-        if extent.len == 0 {
-            return Box::pin(ready(Ok(Reply::Done)));
-        }
-        let (sender, receiver) = oneshot::channel();
-        let answer = Answer { sender, arrived: shared.state.borrow().generation };
-        match try_at_once(&shared, request, extent, answer) {
-            Ok(()) => {}
-            // It goes on though its future may be dropped.
-            Err((request, answer)) => drop(spawn(wait_and_begin(shared, request, extent, answer))),
-        }
-        Box::pin(async move {
-            let gone = || Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed"));
-            receiver.await.unwrap_or_else(gone)
-        })
+        (_, Request::Read(extent)) => match shared.check(extent) {
+            Ok(()) => read::read(shared.clone(), extent),
+            Err(error) => Box::pin(ready(Err(error))),
+        },
+        (_, Request::Flush) => flush::flush(shared.clone()),
+        (_, request) => change(shared.clone(), request),
     }
+}
+
+fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
+    let extent = request.extent().unwrap_or(Extent::new(0, 0));
+    if let Err(error) = shared.check(extent) {
+        return Box::pin(ready(Err(error)));
+    }
+    if shared.inner.geometry().read_only {
+        return Box::pin(ready(Err(Error::new(ErrorKind::ReadOnly, "a write to a read-only volume"))));
+    }
+    if extent.len == 0 {
+        return Box::pin(ready(Ok(Reply::Done)));
+    }
+    let (sender, receiver) = oneshot::channel();
+    let answer = Answer { sender, arrived: shared.state.borrow().generation };
+    match try_at_once(&shared, request, extent, answer) {
+        Ok(()) => {}
+        // It goes on though its future may be dropped.
+        Err((request, answer)) => drop(spawn(wait_and_begin(shared, request, extent, answer))),
+    }
+    Box::pin(async move { receiver.await.unwrap_or_else(|| Err(closed())) })
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::ShuttingDown, "the write log is closed")
 }
 
 /// Who waits for a change.
@@ -369,12 +484,26 @@ fn try_at_once(
 
 /// Waits for what stands in a change's way, then begins it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
-    hold_back(&shared, extent).await;
-    let entered = || {
-        let mut state = shared.state.borrow_mut();
-        !matches!(state.mode, Mode::TurningOff(_)) && (!state.mode.is_on() || state.enter(extent))
-    };
-    shared.settled.wait_until(entered).await;
+    loop {
+        if let Err(error) = hold_back(&shared, extent).await {
+            return answer.send(Err(error));
+        }
+        let entered = || {
+            let mut state = shared.state.borrow_mut();
+            let settled = !matches!(state.mode, Mode::TurningOff(_));
+            state.ending || settled && (!state.mode.is_on() || state.enter(extent))
+        };
+        shared.settled.wait_until(entered).await;
+        if shared.state.borrow().ending {
+            return answer.send(Err(closed()));
+        }
+        // Others may have filled the log while it waited for its run.
+        if !(shared.is_early() && shared.state.borrow().mode.is_on() && shared.fill() >= 1.0) {
+            break;
+        }
+        shared.state.borrow_mut().leave(extent);
+        shared.settled.notify_all();
+    }
     let mode = shared.state.borrow().mode.clone();
     if matches!(mode, Mode::On)
         && let Err(error) = shared.check(extent)
@@ -392,14 +521,17 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
             request => begin(&shared, request, extent, answer),
         },
         Mode::Failed(error) => answer.send(Err(error)),
-        Mode::Off(_) | Mode::TurningOff(_) => answer.send(shared.inner.submit(request).await),
+        Mode::Acquiring | Mode::Off(_) | Mode::TurningOff(_) => answer.send(shared.inner.submit(request).await),
     }
 }
 
 /// Waits as long as the fill of the log asks for.
-async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
+///
+/// # Errors
+/// [`ErrorKind::NoSpace`] when log and backend are full and the write would be acknowledged before it is on either.
+async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
     if shared.fill() <= FREE_BELOW && shared.admission.available() > 0 {
-        return;
+        return Ok(());
     }
     let started = now();
     let turn = shared.admission.acquire(1).await;
@@ -413,7 +545,7 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
     let within = || {
         let state = shared.state.borrow();
         let full = state.backend_error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NoSpace);
-        state.dirty_bytes + state.in_flight_bytes < shared.dirty_max() || full || state.closing || !state.mode.is_on()
+        state.dirty_bytes + state.in_flight_bytes < shared.dirty_max() || full || state.ending || !state.mode.is_on()
     };
     if !within() {
         shared.write_back.notify_all();
@@ -421,23 +553,36 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) {
     }
     if fill >= 1.0 {
         // Whatever was measured: more than this must not wait for the medium in memory.
-        let over = || shared.fill() < 1.0 || !shared.state.borrow().mode.is_on();
         shared.write_back.notify_all();
-        let mut tries = 0_u32;
-        while !over() && tries < 100 {
-            sleep(Duration::from_millis(5)).await;
-            tries += 1;
+        while shared.fill() >= 1.0 {
+            let full = {
+                let state = shared.state.borrow();
+                if state.ending || !state.mode.is_on() {
+                    break;
+                }
+                state.backend_error.clone().filter(|error| error.kind() == ErrorKind::NoSpace)
+            };
+            match full {
+                Some(error) if shared.is_early() => return Err(error),
+                // The appender tells it.
+                Some(_) => break,
+                // Not every change of the fill is notified.
+                None => drop(timeout(FILL_LOOK, shared.settled.wait()).await),
+            }
         }
     }
     drop(turn);
     let stats = &mut shared.state.borrow_mut().stats;
     stats.throttled += 1;
     stats.throttled_ns += started.elapsed().as_nanos() as u64;
+    Ok(())
 }
 
 /// Begins a change whose run is its own: in the log, or round it.
 fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     if goes_round(shared, &request, extent) {
+        // From here on, not from the task's first turn: a cut must not miss it.
+        shared.state.borrow_mut().direct_active += 1;
         drop(spawn(direct(shared.clone(), request, extent, answer)));
         return;
     }
@@ -510,7 +655,6 @@ async fn direct(shared: Rc<Shared>, request: Request, extent: Extent, answer: An
         let mut state = shared.state.borrow_mut();
         state.generation_used = true;
         state.last_end = extent.end();
-        state.direct_active += 1;
         state.stats.direct += 1;
         state.stats.direct_bytes += extent.len;
         state.stale(extent);
@@ -654,26 +798,13 @@ impl BlockDevice for WriteLog {
     }
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
-        let (mode, closing) = {
-            let state = self.shared.state.borrow();
-            (state.mode.clone(), state.closing)
-        };
-        match (mode, request) {
-            (Mode::Off(_), request) => self.shared.inner.submit(request),
-            _ if closing => Box::pin(ready(Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed")))),
-            (Mode::Failed(error), _) => Box::pin(ready(Err(error))),
-            (_, Request::Read(extent)) => match self.shared.check(extent) {
-                Ok(()) => read::read(self.shared.clone(), extent),
-                Err(error) => Box::pin(ready(Err(error))),
-            },
-            (_, Request::Flush) => flush::flush(self.shared.clone()),
-            (_, request) => self.change(request),
-        }
+        submit(&self.shared, request)
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
         let shared = self.shared.clone();
         Box::pin(async move {
+            acquire::wait(&shared).await?;
             let hits: Vec<(Extent, ExtentState)> = {
                 let state = shared.state.borrow();
                 let known = |segment: crate::index::Segment| {

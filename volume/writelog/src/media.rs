@@ -1,5 +1,6 @@
 //! What a log is kept on.  The layer above decides what is written and when; a medium decides where, and makes it last.
 
+pub(crate) mod later;
 pub mod pmem;
 pub mod ssd;
 
@@ -111,7 +112,8 @@ pub(crate) trait Medium {
     /// The tail that a recovery would begin with at the latest.
     fn persisted_tail(&self) -> u64;
 
-    /// Makes the tail last.  `clean`: the log is closed, and everything is at the backend.
+    /// Makes the tail last.  `clean`: the log is closed, and everything is at the backend.  Run to its end: the next one
+    /// must not begin beside it.
     fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>>;
 
     /// Makes everything last that is appended now.

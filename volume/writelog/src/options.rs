@@ -64,6 +64,17 @@ impl Default for Options {
 
 /// Who attached the log, and keeps the record of it with the image.
 pub trait Owner {
+    /// Makes this process the volume's only writer, and verifies after that that the record still names this log.
+    /// Until it succeeds the log acknowledges and writes back nothing; it is tried again after errors that may pass.
+    /// `None`: that is known already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](forebay_block::ErrorKind::Fenced) when the record names another log, or none: this one
+    /// then fails for good.
+    fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
+        None
+    }
+
     /// The log has turned itself off and is about to be gone round: what is on its medium must never be replayed
     /// again.  Tried again until it succeeds.
     fn release(&self) -> LocalFuture<Result<()>>;

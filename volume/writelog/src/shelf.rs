@@ -8,7 +8,7 @@ use std::rc::Rc;
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::pmem::{PersistentMemory, Pmem as Mapping, PmemOptions};
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{File, OpenOptions, random, wall_clock};
+use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
 
 use crate::format::{
     DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogId, MediumKind, Refused,
@@ -65,7 +65,7 @@ pub struct LogInfo {
 
 /// A log that was opened, for [`WriteLog::new`](crate::WriteLog::new).
 pub struct OpenLog {
-    pub(crate) medium: Box<dyn Medium>,
+    pub(crate) medium: Rc<dyn Medium>,
     pub(crate) found: Recovered,
     pub(crate) kind: MediumKind,
     pub(crate) room: Rc<Notify>,
@@ -82,6 +82,15 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.shelf.open.borrow_mut().remove(&self.id);
     }
+}
+
+/// The superblock that holds, of a log's two copies.
+struct NewestSuperblock {
+    superblock: Superblock,
+    /// Index of the copy it was read from.
+    copy: usize,
+    /// The other copy, which has been written, is damaged: it may have been the newer one.
+    one_lost: bool,
 }
 
 enum Backing {
@@ -382,12 +391,15 @@ impl Shelf {
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{}: no log {}", self.path, id_text(id))))
     }
 
-    /// The newest superblock of a log, and in which copy it is.
-    async fn superblock(&self, entry: &ShelfEntry) -> Result<(Superblock, usize)> {
+    /// Reads the newest superblock of a log.
+    async fn superblock(&self, entry: &ShelfEntry) -> Result<NewestSuperblock> {
         let mut best: Option<(Superblock, usize)> = None;
+        let mut valid = 0;
         let mut reason = Refused::Stranger;
         for (copy, &at) in SUPER_COPIES.iter().enumerate() {
-            match Superblock::decode(&self.read(entry.start + at, SUPER_LEN).await?) {
+            let decoded = Superblock::decode(&self.read(entry.start + at, SUPER_LEN).await?);
+            valid += usize::from(decoded.as_ref().is_ok_and(|found| found.log == entry.log));
+            match decoded {
                 Ok(found) if best.as_ref().is_none_or(|(best, _)| found.serial > best.serial) => {
                     best = Some((found, copy));
                 }
@@ -402,7 +414,9 @@ impl Shelf {
         }
         match best {
             Some((found, copy)) if (found.log, found.size, found.medium) == (entry.log, entry.size, self.kind) => {
-                Ok((found, copy))
+                // Both copies are written from the second write on.
+                let one_lost = valid < SUPER_COPIES.len() && found.serial > 1;
+                Ok(NewestSuperblock { superblock: found, copy, one_lost })
             }
             Some(_) => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id} is another one", self.path))),
             None => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id}: {reason}", self.path))),
@@ -420,9 +434,9 @@ impl Shelf {
     /// When it is not there or damaged.
     pub async fn inspect(&self, id: &LogId) -> Result<LogInfo> {
         let entry = self.entry(id)?;
-        let (superblock, _) = self.superblock(&entry).await?;
+        let NewestSuperblock { superblock, one_lost, .. } = self.superblock(&entry).await?;
         let open = self.open.borrow().contains(id);
-        let found = if open { Vec::new() } else { self.scan(&entry, &superblock).await? };
+        let found = if open { Vec::new() } else { self.scan(&entry, &superblock, one_lost).await? };
         let hidden = hidden_entries(&found);
         let live = found.iter().zip(&hidden).filter(|(_, hidden)| !**hidden);
         let Superblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;
@@ -443,9 +457,14 @@ impl Shelf {
         })
     }
 
-    async fn scan(&self, entry: &ShelfEntry, superblock: &Superblock) -> Result<Vec<crate::format::EntryRecord>> {
+    async fn scan(
+        &self,
+        entry: &ShelfEntry,
+        superblock: &Superblock,
+        one_lost: bool,
+    ) -> Result<Vec<crate::format::EntryRecord>> {
         Ok(match &self.backing {
-            Backing::File(file) => Ssd::scan(file, entry.start, superblock).await?.entries,
+            Backing::File(file) => Ssd::scan(file, entry.start, superblock, one_lost).await?.entries,
             Backing::Memory(memory) => Pmem::scan(&**memory, entry.start, superblock)?.entries,
         })
     }
@@ -457,7 +476,7 @@ impl Shelf {
     /// `epoch`; [`ErrorKind::Busy`] when it is open; [`ErrorKind::Corrupt`] when what should be there is not.
     pub async fn open_log(self: &Rc<Self>, id: &LogId, volume: &str, epoch: u64) -> Result<OpenLog> {
         let entry = self.entry(id)?;
-        let (mut superblock, copy) = self.superblock(&entry).await?;
+        let NewestSuperblock { mut superblock, copy, one_lost } = self.superblock(&entry).await?;
         let what = format!("{}: log {}", self.path, id_text(id));
         if superblock.volume != volume {
             let text = format!("{what} belongs to another volume ({}, {})", superblock.name, superblock.volume);
@@ -472,23 +491,26 @@ impl Shelf {
         }
         let held = Held { shelf: self.clone(), id: *id };
         let room = Rc::new(Notify::new());
-        let (medium, found): (Box<dyn Medium>, Recovered) = match &self.backing {
+        let (medium, found): (Rc<dyn Medium>, Recovered) = match &self.backing {
             Backing::File(file) => {
                 // A process that was killed may have left what it wrote readable, but not lasting.
                 file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
-                let found = Ssd::scan(file, entry.start, &superblock).await?;
+                let found = Ssd::scan(file, entry.start, &superblock, one_lost).await?;
                 superblock.run = found.run + 1;
                 let (medium, found) = Ssd::resume(file.clone(), entry.start, superblock, copy, found, room.clone());
-                (Box::new(medium), found)
+                (Rc::new(medium), found)
             }
             Backing::Memory(memory) => {
                 let found = Pmem::scan(&**memory, entry.start, &superblock)?;
                 superblock.run += 1;
                 let medium = Pmem::resume(memory.clone(), entry.start, superblock, copy, &found, room.clone())?;
-                (Box::new(medium), found)
+                (Rc::new(medium), found)
             }
         };
-        medium.persist_tail(false).await?;
+        // The log is open until the write has ended, even if nobody waits for that any more.
+        let opened = medium.clone();
+        let (persisted, held) = spawn(async move { (opened.persist_tail(false).await, held) }).await;
+        persisted?;
         Ok(OpenLog { medium, found, kind: self.kind, room, held })
     }
 

@@ -18,6 +18,8 @@ use crate::ticket::Ticket;
 /// Whether the log is in use.
 #[derive(Debug, Clone)]
 pub enum Mode {
+    /// Waiting for the owner: this process is not yet known to be the volume's only writer.  Requests wait.
+    Acquiring,
     /// Writes go to the log.
     On,
     /// The medium has failed: what is in the log goes to the backend, and writes wait for that.
@@ -37,6 +39,7 @@ impl Mode {
     /// One word for people and metrics.
     pub fn name(&self) -> &'static str {
         match self {
+            Mode::Acquiring => "acquiring",
             Mode::On => "on",
             Mode::TurningOff(_) => "turning-off",
             Mode::Off(_) => "off",
@@ -47,7 +50,7 @@ impl Mode {
     /// Why it is not on.
     pub fn reason(&self) -> Option<&Error> {
         match self {
-            Mode::On => None,
+            Mode::Acquiring | Mode::On => None,
             Mode::TurningOff(error) | Mode::Off(error) | Mode::Failed(error) => Some(error),
         }
     }
@@ -158,7 +161,9 @@ impl Recent {
 
 pub(crate) struct State {
     pub(crate) mode: Mode,
-    /// No more requests are taken.
+    /// No more requests are taken; those that have begun end in order.
+    pub(crate) ending: bool,
+    /// The log's tasks end.
     pub(crate) closing: bool,
     /// Pieces that are to be appended.
     pub(crate) queue: VecDeque<Piece>,
@@ -180,6 +185,10 @@ pub(crate) struct State {
     pub(crate) next_seq: u64,
     /// Entries before this one are on the medium.
     pub(crate) appended_seq: u64,
+    /// `next_seq` when the queue was last dropped: what was queued then never gets a number.
+    pub(crate) dropped_at: u64,
+    /// Times that the queue was dropped.
+    pub(crate) drops: u64,
     /// Entries before this one last on the medium, where writes are answered before they do.
     pub(crate) synced_seq: u64,
     /// The log is turning off, and the record says that it must never be replayed.
@@ -219,6 +228,7 @@ impl State {
         let head = tail_seq + found.len() as u64;
         let mut state = Self {
             mode: Mode::On,
+            ending: false,
             closing: false,
             queue: VecDeque::new(),
             queue_bytes: 0,
@@ -232,6 +242,8 @@ impl State {
             generation_used: false,
             next_seq: head,
             appended_seq: head,
+            dropped_at: head,
+            drops: 0,
             synced_seq: head,
             released: false,
             recent: Recent::default(),
@@ -368,6 +380,14 @@ impl State {
             self.generation_used = false;
             self.stats.generations += 1;
         }
+    }
+
+    /// Takes everything out of the queue: none of it will be appended.
+    pub(crate) fn drop_queue(&mut self) -> VecDeque<Piece> {
+        self.queue_bytes = 0;
+        self.dropped_at = self.next_seq;
+        self.drops += 1;
+        std::mem::take(&mut self.queue)
     }
 
     /// Adds pieces to the queue.

@@ -113,6 +113,10 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     loop {
         if under.is_empty() {
             if !wait_for_work(&shared).await {
+                // Whoever takes the log's place on the medium must not meet a write of its tail.
+                if let Some(persist) = persisting.take() {
+                    let _ = persist.await;
+                }
                 return;
             }
             if finish_turning_off(&shared).await {
@@ -175,8 +179,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         }
         under.pop_front();
         retire(&shared, end);
-        let persist = shared.medium.persist_tail(false);
-        persisting = Some(spawn(persist));
+        persisting = Some(persist_tail(&shared, false));
         // Whoever waits for room, or for the log to be empty, waits for the tail too.
         let waited_for = {
             let state = shared.state.borrow();
@@ -192,18 +195,28 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     }
 }
 
+/// Makes the tail last, whether or not the answer is waited for: a second write of it must not begin beside the first,
+/// and the log is not [gone](crate::WriteLog::gone) before it has ended.
+pub(crate) fn persist_tail(shared: &Rc<Shared>, clean: bool) -> JoinHandle<Result<()>> {
+    let shared = shared.clone();
+    spawn(async move { shared.medium.persist_tail(clean).await })
+}
+
 async fn closed(shared: &Rc<Shared>) {
     shared.write_back.wait_until(|| shared.state.borrow().closing).await;
 }
 
 /// No later attempt will succeed.
-fn is_final(kind: ErrorKind) -> bool {
+pub(crate) fn is_final(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ReadOnly | ErrorKind::Fenced | ErrorKind::ShuttingDown)
 }
 
 impl State {
     /// There is something that may be written back, and a reason to do it now; otherwise how long to wait for one.
     fn due(&self, shared: &Shared, fill: f64) -> std::result::Result<(), Option<Duration>> {
+        if matches!(self.mode, Mode::Acquiring) {
+            return Err(None);
+        }
         let tail = self.entries.tail();
         // Entries that do not last yet are made to before they are written back.
         let limit = match self.mode.is_on() {
@@ -553,11 +566,10 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
         let mut state = shared.state.borrow_mut();
         state.stats.backend_errors += 1;
         if state.starved && !shared.is_early() && error.kind() == ErrorKind::NoSpace {
-            for piece in std::mem::take(&mut state.queue) {
+            for piece in state.drop_queue() {
                 state.leave(piece.ticket.extent);
                 tickets.push(piece.ticket);
             }
-            state.queue_bytes = 0;
         }
         state.backend_error = Some(error.clone());
     }
@@ -566,14 +578,14 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
 }
 
 /// What is in the log cannot be written back.
-fn fail(shared: &Rc<Shared>, error: Error) {
+pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
     tracing::error!(%error, "the write log has failed; what it holds is not at the backend");
     let mut tickets = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
         state.mode = Mode::Failed(error.clone());
         let appending = std::mem::take(&mut state.appending);
-        let queue = std::mem::take(&mut state.queue);
+        let queue = state.drop_queue();
         let pieces = appending.into_iter().flat_map(|group| group.pieces).map(|placed| placed.piece);
         tickets.extend(pieces.chain(queue).map(|piece| piece.ticket));
         tickets.iter().for_each(|ticket| state.leave(ticket.extent));

@@ -1,188 +1,17 @@
 //! Logs as their owners see them: on one shelf, refused, emptied, cut short by a shrinking volume.
 
-use std::cell::{Cell, RefCell};
-use std::path::Path;
+mod common;
+
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{
-    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Patch, Reply,
-    Request, Result, SizeWatch,
-};
-use forebay_reactor::sync::Notify;
+use common::{Memory, Nobody, PATH, fresh, on_a_shelf, open, patience, patient, read, write};
+use forebay_block::{BlockDevice, Buf, BufList, ErrorKind, Extent, ExtentState, LocalFuture, Request, Result};
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
-use forebay_sim::{DiskFaults, Faults, World};
+use forebay_sim::DiskFaults;
 use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
-use forebay_writelog::{Limits, LogId, MediumKind, Mode, Options, Owner, Shelf, ShelfOptions, WriteLog};
-
-const PATH: &str = "/logs";
-
-/// A volume in memory that counts what reaches it.
-struct Memory {
-    bytes: Rc<RefCell<Vec<u8>>>,
-    writes: Rc<Cell<u64>>,
-    /// Of these, those that were asked to last at once.
-    durable: Rc<Cell<u64>>,
-    flushes: Rc<Cell<u64>>,
-    /// How long a read takes.
-    pause: Cell<Duration>,
-    /// Writes wait while it is closed.
-    gate: Rc<Gate>,
-    /// Bytes of a unit, and writes that were given together in one.
-    unit: Cell<Option<u64>>,
-    together: Cell<usize>,
-}
-
-/// What writes wait at.
-#[derive(Default)]
-struct Gate {
-    closed: Cell<bool>,
-    waiting: Cell<usize>,
-    opened: Notify,
-}
-
-impl Memory {
-    fn new(size: usize) -> Rc<Self> {
-        let bytes = Rc::new(RefCell::new(vec![0; size]));
-        let (writes, durable, flushes) = (Rc::default(), Rc::default(), Rc::default());
-        let (pause, gate, unit, together) = (Cell::default(), Rc::default(), Cell::default(), Cell::default());
-        Rc::new(Self { bytes, writes, durable, flushes, pause, gate, unit, together })
-    }
-}
-
-impl BlockDevice for Memory {
-    fn geometry(&self) -> Geometry {
-        let size = self.bytes.borrow().len() as u64;
-        Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
-    }
-
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
-        let pause = self.pause.get();
-        if let (Request::Read(extent), false) = (&request, pause.is_zero()) {
-            let (bytes, range) = (self.bytes.clone(), extent.offset as usize..extent.end() as usize);
-            return Box::pin(async move {
-                sleep(pause).await;
-                Ok(Reply::Data(Buf::copy_of(&bytes.borrow()[range]).into()))
-            });
-        }
-        if request.is_write() && self.gate.closed.get() {
-            let (bytes, gate) = (self.bytes.clone(), self.gate.clone());
-            let Request::Write { offset, data, .. } = request else { unreachable!("only writes come here") };
-            return Box::pin(async move {
-                gate.waiting.set(gate.waiting.get() + 1);
-                gate.opened.wait_until(|| !gate.closed.get()).await;
-                bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
-                Ok(Reply::Done)
-            });
-        }
-        let mut bytes = self.bytes.borrow_mut();
-        let range = |extent: Extent| extent.offset as usize..extent.end() as usize;
-        let end = request.extent().map_or(0, Extent::end);
-        let reply = match request {
-            _ if end > bytes.len() as u64 => Err(Error::from(ErrorKind::OutOfRange)),
-            Request::Read(extent) => Ok(Reply::Data(Buf::copy_of(&bytes[range(extent)]).into())),
-            Request::Write { offset, data, fua } => {
-                self.writes.set(self.writes.get() + 1);
-                self.durable.set(self.durable.get() + u64::from(fua));
-                bytes[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
-                Ok(Reply::Done)
-            }
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => {
-                self.writes.set(self.writes.get() + 1);
-                bytes[range(extent)].fill(0);
-                Ok(Reply::Done)
-            }
-            Request::CompareAndWrite { .. } => Err(Error::from(ErrorKind::Unsupported)),
-            Request::Flush => {
-                self.flushes.set(self.flushes.get() + 1);
-                Ok(Reply::Done)
-            }
-        };
-        Box::pin(std::future::ready(reply))
-    }
-
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
-        let unit = self.unit.get().expect("only with units");
-        let units: Vec<u64> = writes.iter().map(|patch| patch.offset / unit).collect();
-        assert!(units.len() > 1 && units.iter().all(|&one| one == units[0]), "{units:?}");
-        self.together.set(self.together.get() + units.len());
-        let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
-        let under_way: Vec<_> = writes.into_iter().map(one).collect();
-        Box::pin(async move {
-            for write in under_way {
-                write.await?;
-            }
-            Ok(())
-        })
-    }
-
-    fn unit(&self) -> Option<u64> {
-        self.unit.get()
-    }
-
-    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-        let mut map = ExtentMap::new();
-        map.push(extent.offset, extent.len, ExtentState::Hole);
-        Box::pin(std::future::ready(Ok(map)))
-    }
-
-    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
-        None
-    }
-}
-
-struct Nobody;
-
-impl Owner for Nobody {
-    fn release(&self) -> LocalFuture<Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-}
-
-/// Runs a test on an empty shelf in a world of its own.
-fn on_a_shelf(test: impl AsyncFnOnce(World, Rc<Shelf>)) {
-    let world = World::new(1, Faults::none());
-    world.add_disk(PATH, 64 << 20, 512);
-    let reactor = world.reactor();
-    let ran = world.run(&reactor, async {
-        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
-        let shelf = Shelf::open(MediumKind::Ssd, Path::new(PATH), options).await.expect("a shelf");
-        test(world.clone(), shelf).await;
-    });
-    ran.expect("it ends");
-}
-
-/// A new log in front of a volume.
-async fn fresh(shelf: &Rc<Shelf>, inner: &Rc<Memory>, owner: Rc<dyn Owner>, options: Options) -> Rc<WriteLog> {
-    let id = shelf.create("one", "local/a", 16 << 20, 0).await.expect("room");
-    let log = shelf.open_log(&id, "one", 0).await.expect("a log");
-    WriteLog::new(inner.clone(), log, owner, options)
-}
-
-/// Nothing is written back unless somebody asks.
-fn patience() -> Options {
-    Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() }
-}
-
-/// A new log that writes nothing back unless somebody asks.
-async fn patient(shelf: &Rc<Shelf>, inner: &Rc<Memory>) -> Rc<WriteLog> {
-    fresh(shelf, inner, Rc::new(Nobody), patience()).await
-}
-
-async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>) -> Rc<WriteLog> {
-    let log = shelf.open_log(id, volume, 0).await.expect("a log");
-    WriteLog::new(inner, log, Rc::new(Nobody), patience())
-}
-
-fn write(offset: u64, byte: u8, len: usize) -> Request {
-    // No pattern that the log would shorten.
-    let data: Vec<u8> = (0..len).map(|at| byte ^ (at / 512) as u8).collect();
-    Request::Write { offset, data: Buf::copy_of(&data).into(), fua: false }
-}
-
-async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
-    device.submit(Request::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
-}
+use forebay_writelog::{Limits, Mode, Options, Owner, Shelf};
 
 #[test]
 fn logs_share_a_shelf_and_belong_to_their_volumes() {
@@ -576,8 +405,7 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
     // Longer than anything that it does by itself takes.
     sleep(Duration::from_secs(1)).await;
     let waiting = inner.gate.waiting.get();
-    inner.gate.closed.set(false);
-    inner.gate.opened.notify_all();
+    inner.gate.open();
     log.close(true).await.expect("closed");
     assert!((0..8).all(|at| inner.bytes.borrow()[at * 8192] == 1));
     waiting
@@ -599,8 +427,7 @@ fn write_back_is_gentle_until_there_is_haste() {
         let drained = spawn(async move { log.drain().await });
         sleep(Duration::from_secs(1)).await;
         assert_eq!(inner.gate.waiting.get(), 64, "those that had time before are not held back");
-        inner.gate.closed.set(false);
-        inner.gate.opened.notify_all();
+        inner.gate.open();
         drained.await.expect("drained");
         assert!((0..64).all(|at| inner.bytes.borrow()[at * 8192] == 1));
     });

@@ -239,6 +239,7 @@ impl Engine {
             if let Some(place) = &request.log {
                 self.ensure_log(&spec, &volume, place).await?;
             }
+            self.log_acquired(&spec, &volume).await?;
             let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
             let image = volume.image.clone();
             let identity = self.identity.volume(&spec, image.id());

@@ -12,6 +12,7 @@ pub mod fronts;
 pub mod handle;
 pub mod identity;
 mod images;
+mod log_keeper;
 mod logs;
 mod numbers;
 pub mod peers;

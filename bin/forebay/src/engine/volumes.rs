@@ -10,12 +10,14 @@ use std::time::Duration;
 use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
-use forebay_reactor::sync::Semaphore;
-use forebay_reactor::{Instant, now};
-use forebay_writelog::WriteLog;
+use forebay_reactor::sync::{Notify, Permit, Semaphore};
+use forebay_reactor::{Instant, now, try_spawn};
+use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
 use super::delayed::delayed;
+use super::log_keeper::ImageLog;
+use super::logs::log_failure;
 use super::underway::Underway;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
@@ -123,10 +125,11 @@ pub struct Volume {
     pub reservations: forebay_block::Result<Option<Reservations>>,
     /// Changes that have not been answered.
     underway: Rc<Underway>,
-    /// The image as a device.
-    pub base: Rc<dyn BlockDevice>,
-    /// Its write log.
-    log: RefCell<Option<Rc<WriteLog>>>,
+    /// The image as a device, with its write log in front if it has one.
+    pub attachment: Rc<LogAttachment<ImageLog>>,
+    spec: ImageSpec,
+    /// Where it says that its log is being closed, when nobody uses it any more.
+    closing: Rc<ClosingLogs>,
     /// A request was refused because the cluster has fenced the client that has the image open.
     fenced: Cell<bool>,
 }
@@ -169,22 +172,14 @@ async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_
 }
 
 impl Volume {
-    /// Its write log.
+    /// Returns its write log.
     pub fn log(&self) -> Option<Rc<WriteLog>> {
-        self.log.borrow().clone()
+        self.attachment.log()
     }
 
-    /// From now on requests pass this log, or none.
-    pub fn set_log(&self, log: Option<Rc<WriteLog>>) {
-        self.log.replace(log);
-    }
-
-    /// What requests go to: the log, or the image.
+    /// Returns what requests go to: the log, or the image where there is none.
     pub fn top(&self) -> Rc<dyn BlockDevice> {
-        match &*self.log.borrow() {
-            Some(log) => log.clone(),
-            None => self.base.clone(),
-        }
+        self.attachment.device()
     }
 
     /// The cluster has fenced the client that has the image open: every request fails until it is opened anew.
@@ -276,6 +271,62 @@ impl Future for Measured {
     }
 }
 
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // Nobody uses it any more: its log is closed in order, as far as there is somebody left to do it.
+        if self.attachment.log().is_some_and(|log| !log.is_ending()) {
+            self.closing.begin(&self.spec, self.attachment.clone());
+        }
+        self.closing.let_go.notify_all();
+    }
+}
+
+/// The logs of volumes that nobody uses any more, until they are closed.
+#[derive(Default)]
+struct ClosingLogs {
+    logs: RefCell<BTreeMap<ImageSpec, Rc<ClosingLog>>>,
+    /// A volume has lost its last user.
+    let_go: Notify,
+}
+
+/// One log that is being closed.
+#[derive(Default)]
+struct ClosingLog {
+    result: RefCell<Option<forebay_block::Result<()>>>,
+    ended: Notify,
+}
+
+impl ClosingLogs {
+    fn begin(self: &Rc<Self>, spec: &ImageSpec, attachment: Rc<LogAttachment<ImageLog>>) {
+        let closing = Rc::new(ClosingLog::default());
+        self.logs.borrow_mut().insert(spec.clone(), closing.clone());
+        let (all, own) = (self.clone(), spec.clone());
+        let begun = try_spawn(async move {
+            let result = attachment.close().await;
+            drop(attachment);
+            if let Err(error) = &result {
+                tracing::warn!(image = %own, %error, "a write log was not closed in order; it is recovered when opened");
+            }
+            closing.result.replace(Some(result));
+            closing.ended.notify_all();
+            let mut logs = all.logs.borrow_mut();
+            if logs.get(&own).is_some_and(|now| Rc::ptr_eq(now, &closing)) {
+                logs.remove(&own);
+            }
+        });
+        if begun.is_none() {
+            self.logs.borrow_mut().remove(spec);
+        }
+    }
+
+    /// Waits until no log of an image is being closed.
+    async fn closed(&self, spec: &ImageSpec) -> forebay_block::Result<()> {
+        let Some(closing) = self.logs.borrow().get(spec).cloned() else { return Ok(()) };
+        closing.ended.wait_until(|| closing.result.borrow().is_some()).await;
+        closing.result.borrow().clone().unwrap_or(Ok(()))
+    }
+}
+
 /// The open volumes, and who has an image to itself.
 pub struct Volumes {
     open: RefCell<BTreeMap<ImageSpec, Weak<Volume>>>,
@@ -283,8 +334,33 @@ pub struct Volumes {
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
     /// Counters outlive their volume, so that they only grow.
     stats: RefCell<BTreeMap<ImageSpec, Rc<VolumeStats>>>,
-    /// One image is opened at a time, so that none is opened twice.
-    opening: Semaphore,
+    /// Each image is opened by one at a time, so that none is opened twice.
+    opening: Turns,
+    closing: Rc<ClosingLogs>,
+}
+
+/// Turns by image: what waits for one image holds up nobody who is concerned with others.
+#[derive(Default)]
+pub struct Turns(RefCell<BTreeMap<ImageSpec, Rc<Semaphore>>>);
+
+impl Turns {
+    /// Waits until nobody else has this image's turn; it lasts until the answer is dropped.
+    pub async fn take(&self, spec: &ImageSpec) -> Turn {
+        let turn = {
+            let mut turns = self.0.borrow_mut();
+            turns.retain(|_, turn| Rc::strong_count(turn) > 1);
+            turns.entry(spec.clone()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone()
+        };
+        let permit = turn.acquire(1).await;
+        Turn { _permit: permit, _semaphore: turn }
+    }
+}
+
+/// The turn of one image.
+pub struct Turn {
+    _permit: Permit,
+    /// Kept, so that others find it taken.
+    _semaphore: Rc<Semaphore>,
 }
 
 /// An image that nobody else may open; given back when dropped.
@@ -306,7 +382,8 @@ impl Volumes {
             open: RefCell::default(),
             reserved: Rc::default(),
             stats: RefCell::default(),
-            opening: Semaphore::new(1),
+            opening: Turns::default(),
+            closing: Rc::default(),
         }
     }
 
@@ -338,8 +415,42 @@ impl Volumes {
         self.stats.borrow().iter().map(|(spec, stats)| (spec.clone(), stats.clone())).collect()
     }
 
-    fn find(&self, spec: &ImageSpec) -> Option<Rc<Volume>> {
+    /// Returns a volume that somebody has open.
+    pub fn find(&self, spec: &ImageSpec) -> Option<Rc<Volume>> {
         self.open.borrow().get(spec).and_then(Weak::upgrade)
+    }
+
+    /// Waits until nobody uses a volume any more and its log is closed; what came of that.
+    pub async fn closed(&self, spec: &ImageSpec) -> forebay_block::Result<()> {
+        loop {
+            let next = self.closing.let_go.wait();
+            if !self.is_open(spec) {
+                return self.closing.closed(spec).await;
+            }
+            next.await;
+        }
+    }
+
+    /// Closes the logs of all volumes, used or not; what came of that.
+    pub async fn close_all(&self) -> Vec<(ImageSpec, forebay_block::Result<()>)> {
+        let mut results = Vec::new();
+        let open: Vec<(ImageSpec, Rc<Volume>)> =
+            self.open_specs().into_iter().filter_map(|spec| Some((spec.clone(), self.find(&spec)?))).collect();
+        for (spec, volume) in open {
+            results.push((spec, volume.attachment.close().await));
+        }
+        let closing: Vec<ImageSpec> = self.closing.logs.borrow().keys().cloned().collect();
+        for spec in closing {
+            let closed = self.closing.closed(&spec).await;
+            results.push((spec, closed));
+        }
+        results
+    }
+
+    /// Returns the images that somebody has open.
+    pub fn open_specs(&self) -> Vec<ImageSpec> {
+        let open = self.open.borrow();
+        open.iter().filter(|(_, volume)| volume.strong_count() > 0).map(|(spec, _)| spec.clone()).collect()
     }
 }
 
@@ -351,7 +462,7 @@ fn being_changed(spec: &ImageSpec) -> Failure {
 impl Engine {
     /// Opens an image, or shares it with those who have it open.
     pub async fn open_volume(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
-        let _turn = self.volumes.opening.acquire(1).await;
+        let _turn = self.volumes.opening.take(spec).await;
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
@@ -360,36 +471,46 @@ impl Engine {
 
     /// Opens an image that one has to oneself.
     pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
-        let _turn = self.volumes.opening.acquire(1).await;
+        let _turn = self.volumes.opening.take(&reserved.spec).await;
         self.open_shared(&reserved.spec).await
     }
 
     async fn open_shared(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
+        if self.closing.get() {
+            return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
+        }
         let backend = self.pool(&spec.pool).await?;
         if let Some(volume) = self.volumes.find(spec) {
+            volume.attachment.settle().await.map_err(|error| log_failure(error, spec))?;
+            self.keep_logged(spec, &volume);
             return Ok(volume);
         }
+        // Its log, if it has one, is opened where it was closed.
+        let _ = self.volumes.closing.closed(spec).await;
         let image = Image::open(backend, &spec.image, Default::default())
             .await
             .map_err(|error| self.image_failure(error, spec))?;
         let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
         let underway = Rc::new(Underway::default());
         let reservations = reservations_of(&image, &underway).await;
-        let base = delayed(image.clone());
-        let log = self.recorded_log(spec, &image, &base).await?;
+        let keeper = self.image_log(spec, &image, &underway);
+        let attachment = LogAttachment::open(keeper, delayed(image.clone())).await;
+        let attachment = Rc::new(attachment.map_err(|error| log_failure(error, spec))?);
+        let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let volume = Rc::new(Volume {
             image,
             stats,
             reservations,
             underway,
-            base,
-            log: RefCell::new(log),
+            attachment,
+            spec: spec.clone(),
+            closing,
             fenced: Cell::new(false),
         });
-        self.keep_logged(spec, &volume);
+        self.keep_logged(&spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);
-        open.insert(spec.clone(), Rc::downgrade(&volume));
+        open.insert(spec, Rc::downgrade(&volume));
         Ok(volume)
     }
 }

@@ -9,6 +9,7 @@ use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result}
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, spawn};
 
+use super::later::{Ring, WINDOW};
 use super::{Group, Medium, Piece, Placed, Recovered, check_generations, corrupt, now_ms};
 use crate::entries::Entry;
 use crate::format::{
@@ -177,7 +178,12 @@ impl Ssd {
     /// Finds what is in the log at `base`, as far as it is valid; changes nothing.
     ///
     /// Blocks of the opening after the one that the superblock tells of are taken, too: its newer copy may have been lost.
-    pub(crate) async fn scan(file: &File, base: u64, superblock: &Superblock) -> Result<Found> {
+    /// With `one_lost` a copy is known to be damaged; the whole ring is then searched for proof that it was the newer one
+    /// and that the ring has gone on over what this one refers to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] when a block is missing that is known to have been durable.
+    pub(crate) async fn scan(file: &File, base: u64, superblock: &Superblock, one_lost: bool) -> Result<Found> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);
         let mut found = Found {
@@ -229,10 +235,13 @@ impl Ssd {
             found.head_pos = header.pos + u64::from(header.units);
             found.next_block = header.number + 1;
             found.next_seq = header.first_seq + u64::from(header.count);
-            found.durable = found.durable.max(header.number - u64::from(header.behind));
+            found.durable = found.durable.max(header.durable_before());
             blocks.push((header, entries));
         }
         found.check_payloads(file, base, unit, &mut blocks, ring).await?;
+        let later = Ring { file, base, unit, units: ring, tag };
+        let searched = if one_lost { ring } else { (WINDOW / u64::from(unit)).min(ring) };
+        found.durable = found.durable.max(later.durable_before(found.head_pos, searched).await?);
         if found.next_block < found.durable {
             return Err(corrupt(format_args!(
                 "block {} should be there and is not; what came after it, up to block {}, is lost",
@@ -407,7 +416,7 @@ impl Medium for Ssd {
         let header = BlockHeader {
             run: self.run,
             count: count as u16,
-            behind: (state.next_block - state.durable_block).min(u64::from(u16::MAX)) as u16,
+            behind: BlockHeader::behind_of(state.next_block - state.durable_block),
             number: state.next_block,
             pos,
             first_seq,

@@ -1,0 +1,223 @@
+//! The record of a write log in an image's metadata, the image's lock, and the log devices that this process has open.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Request, Result};
+use forebay_image::{Image, KeptLock};
+use forebay_reactor::sync::Semaphore;
+use forebay_writelog::{
+    Limits, LogId, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
+    id_text,
+};
+use serde::{Deserialize, Serialize};
+
+use super::underway::Underway;
+use crate::api;
+
+/// The metadata under which an image keeps the record of its log.
+const RECORD_KEY: &str = "forebay.writelog";
+
+/// Record as it is kept, in JSON.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredRecord {
+    epoch: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    log: Option<StoredLog>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredLog {
+    id: String,
+    place: api::LogPlace,
+}
+
+/// Returns the log that 32 hexadecimal digits name.
+fn parse_id(text: &str) -> Option<LogId> {
+    let bytes: Option<Vec<u8>> =
+        (0..16).map(|at| text.get(2 * at..2 * at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok())).collect();
+    bytes?.try_into().ok()
+}
+
+/// Reads an image's record.
+///
+/// # Errors
+/// Those of the image; [`ErrorKind::Corrupt`] for a record that is none.
+pub async fn load_record(image: &Image) -> Result<LogRecord<api::LogPlace>> {
+    let Some(stored) = image.metadata(RECORD_KEY).await? else { return Ok(LogRecord::default()) };
+    decode_record(&stored)
+}
+
+fn decode_record(stored: &[u8]) -> Result<LogRecord<api::LogPlace>> {
+    let damaged = |why: String| Error::new(ErrorKind::Corrupt, format!("the record of the image's write log: {why}"));
+    let StoredRecord { epoch, log } = serde_json::from_slice(stored).map_err(|error| damaged(error.to_string()))?;
+    let Some(StoredLog { id, place }) = log else { return Ok(LogRecord { epoch, log: None }) };
+    let id = parse_id(&id).ok_or_else(|| damaged(format!("'{id}' is not the id of a log")))?;
+    Ok(LogRecord { epoch, log: Some(RecordedLog { id, place }) })
+}
+
+fn encode_record(record: LogRecord<api::LogPlace>) -> Vec<u8> {
+    let log = record.log.map(|log| StoredLog { id: id_text(&log.id), place: log.place });
+    serde_json::to_vec(&StoredRecord { epoch: record.epoch, log }).expect("plain data becomes JSON")
+}
+
+/// Log devices that are open, by path.
+#[derive(Default)]
+pub struct LogDevices {
+    open: RefCell<BTreeMap<PathBuf, Weak<Shelf>>>,
+    /// Devices that are being opened, one at a time each: a file is locked by who opens it.
+    turns: RefCell<BTreeMap<PathBuf, Rc<Semaphore>>>,
+}
+
+impl LogDevices {
+    /// Opens the log device at a place, or shares it; with `create`, makes it and space for one more log.
+    ///
+    /// # Errors
+    /// Those of [`Shelf::open`].
+    pub async fn open(&self, place: &api::LogPlace, create: bool) -> Result<Rc<Shelf>> {
+        let turn =
+            self.turns.borrow_mut().entry(place.path.clone()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone();
+        let _turn = turn.acquire(1).await;
+        if let Some(shelf) = self.open.borrow().get(&place.path).and_then(Weak::upgrade) {
+            return Ok(shelf);
+        }
+        let room = if create { place.size } else { 0 };
+        let options = ShelfOptions { create, room, force: place.force, ..ShelfOptions::default() };
+        let medium = match place.medium {
+            api::LogMedium::Ssd => MediumKind::Ssd,
+            api::LogMedium::Pmem => MediumKind::Pmem,
+        };
+        let shelf = Shelf::open(medium, &place.path, options).await?;
+        self.open.borrow_mut().insert(place.path.clone(), Rc::downgrade(&shelf));
+        Ok(shelf)
+    }
+}
+
+/// Returns the limits of a log: its own, or those that are configured.
+pub fn limits_of(place: &api::LogPlace, configured: Limits) -> Limits {
+    Limits {
+        bytes_max: place.dirty_max.or(configured.bytes_max),
+        age_max: place.dirty_age_ms.map_or(configured.age_max, Duration::from_millis),
+    }
+}
+
+/// Image that may have a write log.
+pub struct ImageLog {
+    /// The image.
+    pub image: Rc<Image>,
+    /// Its identity, which a log keeps.
+    pub volume_id: String,
+    /// Its name, for people.
+    pub name: String,
+    /// It is in the pool that ends with the daemon.
+    pub passing: bool,
+    /// Limits of logs that have none of their own.
+    pub configured: Limits,
+    /// The log devices of this process.
+    pub devices: Rc<LogDevices>,
+    /// Changes that hosts have in flight.
+    pub underway: Rc<Underway>,
+}
+
+impl LogKeeper for ImageLog {
+    type Place = api::LogPlace;
+    type Lock = KeptLock;
+
+    fn volume_id(&self) -> String {
+        self.volume_id.clone()
+    }
+
+    fn volume_name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn load(&self) -> LocalFuture<Result<LogRecord<api::LogPlace>>> {
+        let image = self.image.clone();
+        Box::pin(async move { load_record(&image).await })
+    }
+
+    fn store(&self, record: LogRecord<api::LogPlace>) -> LocalFuture<Result<()>> {
+        let image = self.image.clone();
+        Box::pin(async move {
+            image.set_metadata(RECORD_KEY, Some(encode_record(record))).await?;
+            // What the record says must hold before anything is done that counts on it.
+            image.submit(Request::Flush).await.map(drop)
+        })
+    }
+
+    fn lock(&self) -> LocalFuture<Result<KeptLock>> {
+        let image = self.image.clone();
+        Box::pin(async move {
+            // From before it is taken: another client would not see what the log has acknowledged, and write-back would
+            // then go over what that client wrote.
+            let kept = image.keep_lock();
+            image.take_lock().await?;
+            Ok(kept)
+        })
+    }
+
+    fn drain_changes(&self) -> LocalFuture<()> {
+        let underway = self.underway.clone();
+        Box::pin(async move { underway.drain().await })
+    }
+
+    fn shelf(&self, place: &api::LogPlace, create: bool) -> LocalFuture<Result<Rc<Shelf>>> {
+        let (devices, place) = (self.devices.clone(), place.clone());
+        let (name, volume_id) = (self.name.clone(), self.volume_id.clone());
+        let passing = create && self.passing;
+        Box::pin(async move {
+            let shelf = devices.open(&place, create).await?;
+            if passing {
+                // Logs of images that ended with an earlier daemon belong to nobody.
+                for id in shelf.ids() {
+                    let info = shelf.inspect(&id).await?;
+                    if !info.open && info.name == name && info.volume != volume_id {
+                        shelf.discard(&id).await?;
+                    }
+                }
+            }
+            Ok(shelf)
+        })
+    }
+
+    fn log_size(&self, place: &api::LogPlace) -> u64 {
+        place.size
+    }
+
+    fn options(&self, place: &api::LogPlace) -> Options {
+        let persist = if place.on_flush { Persist::OnFlush } else { Persist::OnWrite };
+        Options { persist, limits: limits_of(place, self.configured), ..Options::default() }
+    }
+
+    fn compare(&self, is: &api::LogPlace, wanted: &api::LogPlace) -> PlaceChange {
+        let limited = api::LogPlace { dirty_max: wanted.dirty_max, dirty_age_ms: wanted.dirty_age_ms, ..is.clone() };
+        match () {
+            () if is == wanted => PlaceChange::Same,
+            () if limited == *wanted => PlaceChange::Limits,
+            () => PlaceChange::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_always_written() {
+        let stored = br#"{"epoch":3,"log":{"id":"000102030405060708090a0b0c0d0e0f","place":{"medium":"ssd","path":"/l","size":16777216}}}"#;
+        let record = decode_record(stored).expect("a record");
+        assert_eq!((record.epoch, record.log.as_ref().map(|log| log.id[15])), (3, Some(15)));
+        assert_eq!(encode_record(record), stored);
+        assert_eq!(decode_record(b"{\"epoch\":4}").expect("a record"), LogRecord { epoch: 4, log: None });
+        for damaged in [
+            &b"{"[..],
+            b"{\"epoch\":1,\"log\":{\"id\":\"xy\",\"place\":{\"medium\":\"ssd\",\"path\":\"/l\",\"size\":1}}}",
+        ] {
+            assert_eq!(decode_record(damaged).expect_err("damaged").kind(), ErrorKind::Corrupt);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Becoming the volume's only writer: requests wait until the owner has verified it.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind, LocalFuture, Result};
+use forebay_reactor::timeout;
+
+use crate::log::Shared;
+use crate::state::Mode;
+use crate::writeback::{fail, is_final};
+
+/// Waits between attempts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Tries until this process is the owner, the log has failed, or it is closed.
+pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
+    let (mut attempt, mut backoff) = (first, BACKOFF.0);
+    loop {
+        let result = attempt.await;
+        if shared.state.borrow().closing {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                {
+                    let mut state = shared.state.borrow_mut();
+                    (state.mode, state.backend_error) = (Mode::On, None);
+                }
+                shared.append.notify_all();
+                shared.write_back.notify_all();
+                return shared.settled.notify_all();
+            }
+            Err(error) if is_lost(error.kind()) => return fail(&shared, error),
+            Err(error) => {
+                tracing::warn!(%error, "the volume of a write log cannot be acquired yet; its requests wait");
+                shared.state.borrow_mut().backend_error = Some(error);
+                shared.settled.notify_all();
+            }
+        }
+        let _ = timeout(backoff, shared.write_back.wait_until(|| shared.state.borrow().closing)).await;
+        if shared.state.borrow().closing {
+            return;
+        }
+        backoff = (backoff * 2).min(BACKOFF.1);
+        let Some(again) = shared.owner.acquire() else { return };
+        attempt = again;
+    }
+}
+
+/// Whether no later attempt can succeed.
+fn is_lost(kind: ErrorKind) -> bool {
+    is_final(kind) || matches!(kind, ErrorKind::Corrupt | ErrorKind::Denied)
+}
+
+/// Waits while the owner is not known.
+///
+/// # Errors
+/// When the log is closed meanwhile.
+pub(crate) async fn wait(shared: &Rc<Shared>) -> Result<()> {
+    let over = || {
+        let state = shared.state.borrow();
+        !matches!(state.mode, Mode::Acquiring) || state.ending
+    };
+    shared.settled.wait_until(over).await;
+    match shared.state.borrow().ending {
+        true => Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed")),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,491 @@
+//! The log that belongs to a volume: from the record that is kept with its image to the device that hosts are served.
+//!
+//! ```text
+//!             attach                     end: written back, recorded
+//!  Without ------------> With(log) ---------------------------------> Without
+//!     ^  \                  |  \
+//!     |   \ record unknown  |   \ close
+//!     |    v                v    v
+//!     +-- Unusable <--------+-- Unusable
+//!  settled by the record
+//! ```
+//!
+//! | invariant | |
+//! |---|---|
+//! | A1 | while the record names a log, no request of this handle reaches the image but through that log |
+//! | A2 | the record stops naming a log only when the image holds, durably, everything that the log acknowledged |
+//! | A3 | a log acknowledges and writes back nothing before this process has the image's lock and has read, after that, that the record still names the log |
+//! | A4 | a handle that does not know what the record says serves nothing |
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::ready;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+};
+use forebay_reactor::sync::Semaphore;
+use forebay_reactor::{spawn, timeout};
+
+use crate::format::LogId;
+use crate::log::WriteLog;
+use crate::options::{Options, Owner};
+use crate::shelf::{Shelf, id_text};
+use crate::state::Mode;
+
+/// Record of a volume's write log, kept with the image: the only arbiter of which log belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogRecord<P> {
+    /// Grows whenever a log is given up, so that one that was given up is refused for good.
+    pub epoch: u64,
+    /// The log, if there is one.
+    pub log: Option<RecordedLog<P>>,
+}
+
+impl<P> Default for LogRecord<P> {
+    fn default() -> Self {
+        Self { epoch: 0, log: None }
+    }
+}
+
+/// Log that a record names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedLog<P> {
+    /// Its id on the log device.
+    pub id: LogId,
+    /// Where it is, and how it is used.
+    pub place: P,
+}
+
+/// Difference between where a log is and where one is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlaceChange {
+    /// None.
+    Same,
+    /// Only limits, which can be changed while the log is in use.
+    Limits,
+    /// Anything else.
+    Other,
+}
+
+/// Access to an image, its record and its log devices, for the log in front of it.
+pub trait LogKeeper: 'static {
+    /// Where a log is, and how it is used.
+    type Place: Clone + fmt::Display + 'static;
+    /// Keeps the image's exclusive lock from being given to others, once it was taken, until it is dropped.
+    type Lock: 'static;
+
+    /// Returns the image's identity, which a log keeps.
+    fn volume_id(&self) -> String;
+
+    /// Returns the image's name, for people.
+    fn volume_name(&self) -> String;
+
+    /// Reads the record.
+    ///
+    /// # Errors
+    /// Those of the image; [`ErrorKind::Corrupt`] when the record cannot be read.
+    fn load(&self) -> LocalFuture<Result<LogRecord<Self::Place>>>;
+
+    /// Replaces the record, durably.  After an error it may be either.
+    ///
+    /// # Errors
+    /// Those of the image.
+    fn store(&self, record: LogRecord<Self::Place>) -> LocalFuture<Result<()>>;
+
+    /// Takes the image's exclusive lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when another client has it and keeps it.
+    fn lock(&self) -> LocalFuture<Result<Self::Lock>>;
+
+    /// Waits until every change has ended that was submitted to the image before.
+    fn drain_changes(&self) -> LocalFuture<()>;
+
+    /// Opens the log device at a place; with `create`, with space for one more log.
+    ///
+    /// # Errors
+    /// Those of [`Shelf::open`].
+    fn shelf(&self, place: &Self::Place, create: bool) -> LocalFuture<Result<Rc<Shelf>>>;
+
+    /// Returns the bytes of a log at a place.
+    fn log_size(&self, place: &Self::Place) -> u64;
+
+    /// Returns how a log at a place is used.
+    fn options(&self, place: &Self::Place) -> Options;
+
+    /// Compares two places.
+    fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;
+}
+
+/// Owner of a log by the record that names it.
+struct RecordOwner<K: LogKeeper> {
+    keeper: Rc<K>,
+    id: LogId,
+    epoch: u64,
+    lock: Rc<RefCell<Option<K::Lock>>>,
+}
+
+impl<K: LogKeeper> RecordOwner<K> {
+    /// Fails unless the record names this log.
+    async fn verify(keeper: &K, id: LogId, epoch: u64) -> Result<()> {
+        let record = keeper.load().await?;
+        if record.epoch == epoch && record.log.as_ref().is_some_and(|log| log.id == id) {
+            return Ok(());
+        }
+        let text = format!(
+            "the record of {} has gone on to epoch {} without log {}",
+            keeper.volume_name(),
+            record.epoch,
+            id_text(&id)
+        );
+        Err(Error::new(ErrorKind::Fenced, text))
+    }
+}
+
+impl<K: LogKeeper> Owner for RecordOwner<K> {
+    fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
+        if self.lock.borrow().is_some() {
+            return None;
+        }
+        let (keeper, id, epoch, lock) = (self.keeper.clone(), self.id, self.epoch, self.lock.clone());
+        Some(Box::pin(async move {
+            let locked = keeper.lock().await?;
+            // Another client may have had the lock, and given the log up.
+            Self::verify(&keeper, id, epoch).await?;
+            lock.replace(Some(locked));
+            Ok(())
+        }))
+    }
+
+    fn release(&self) -> LocalFuture<Result<()>> {
+        let (keeper, id, epoch) = (self.keeper.clone(), self.id, self.epoch);
+        Box::pin(async move {
+            let record = keeper.load().await?;
+            if record.epoch == epoch + 1 && record.log.is_none() {
+                // An earlier attempt has succeeded though it said otherwise.
+                return keeper.store(record).await;
+            }
+            Self::verify(&keeper, id, epoch).await?;
+            keeper.store(LogRecord { epoch: epoch + 1, log: None }).await
+        })
+    }
+}
+
+enum Slot<P> {
+    /// The record names no log.
+    Without,
+    /// The record names this one.
+    With { log: Rc<WriteLog>, recorded: RecordedLog<P>, shelf: Rc<Shelf> },
+    /// The record may name one that is not open here.
+    Unusable(Error),
+}
+
+/// A volume's base device, with the write log in front of it that its record names.
+pub struct LogAttachment<K: LogKeeper> {
+    keeper: Rc<K>,
+    base: Rc<dyn BlockDevice>,
+    slot: RefCell<Slot<K::Place>>,
+    /// One change of the log at a time.
+    turn: Semaphore,
+}
+
+impl<K: LogKeeper> LogAttachment<K> {
+    /// Opens a volume with the log that its record names, if it names one.
+    ///
+    /// # Errors
+    /// When the record cannot be read, or the log that it names cannot be opened.
+    pub async fn open(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
+        let attachment = Self { keeper, base, slot: RefCell::new(Slot::Without), turn: Semaphore::new(1) };
+        attachment.reload().await?;
+        Ok(attachment)
+    }
+
+    /// Returns the device that requests go to: the log, the base where there is none, or one that refuses everything
+    /// where that is not known.
+    pub fn device(&self) -> Rc<dyn BlockDevice> {
+        match &*self.slot.borrow() {
+            Slot::Without => self.base.clone(),
+            Slot::With { log, .. } => log.clone(),
+            Slot::Unusable(error) => Rc::new(Refusing { base: self.base.clone(), error: error.clone() }),
+        }
+    }
+
+    /// Returns the log.
+    pub fn log(&self) -> Option<Rc<WriteLog>> {
+        match &*self.slot.borrow() {
+            Slot::With { log, .. } => Some(log.clone()),
+            Slot::Without | Slot::Unusable(_) => None,
+        }
+    }
+
+    /// Returns what the record says of the log that is open.
+    pub fn recorded(&self) -> Option<RecordedLog<K::Place>> {
+        match &*self.slot.borrow() {
+            Slot::With { recorded, .. } => Some(recorded.clone()),
+            Slot::Without | Slot::Unusable(_) => None,
+        }
+    }
+
+    /// Makes a handle usable again that does not know what the record says, by reading it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn settle(&self) -> Result<()> {
+        let _turn = self.turn.acquire(1).await;
+        self.settle_in_turn().await
+    }
+
+    async fn settle_in_turn(&self) -> Result<()> {
+        match &*self.slot.borrow() {
+            Slot::Unusable(_) => {}
+            Slot::Without | Slot::With { .. } => return Ok(()),
+        }
+        self.reload().await
+    }
+
+    /// Opens what the record names.
+    async fn reload(&self) -> Result<()> {
+        let record = self.keeper.load().await?;
+        let slot = match record.log {
+            None => Slot::Without,
+            Some(recorded) => self.open_recorded(record.epoch, recorded, None).await?,
+        };
+        self.slot.replace(slot);
+        Ok(())
+    }
+
+    async fn open_recorded(
+        &self,
+        epoch: u64,
+        recorded: RecordedLog<K::Place>,
+        lock: Option<K::Lock>,
+    ) -> Result<Slot<K::Place>> {
+        let shelf = self.keeper.shelf(&recorded.place, false).await?;
+        let opened = shelf.open_log(&recorded.id, &self.keeper.volume_id(), epoch).await?;
+        let owner = self.owner(recorded.id, epoch, lock);
+        let log = WriteLog::new(self.base.clone(), opened, owner, self.keeper.options(&recorded.place));
+        Ok(Slot::With { log, recorded, shelf })
+    }
+
+    fn owner(&self, id: LogId, epoch: u64, lock: Option<K::Lock>) -> Rc<RecordOwner<K>> {
+        Rc::new(RecordOwner { keeper: self.keeper.clone(), id, epoch, lock: Rc::new(RefCell::new(lock)) })
+    }
+
+    /// Puts a log in front of the volume, unless it has that one already; changes its limits if only they differ.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`] when it has another log; [`ErrorKind::Busy`] when its log is not in use, or another client
+    /// has the image; those of the log device and of the image, after which the volume has no log, or serves nothing.
+    pub async fn attach(&self, place: &K::Place) -> Result<()> {
+        let _turn = self.turn.acquire(1).await;
+        self.settle_in_turn().await?;
+        if let Some(log) = self.log()
+            && matches!(log.mode(), Mode::Off(_))
+        {
+            drop(log);
+            self.remove_disabled().await?;
+        }
+        if self.log().is_none() {
+            // What it acknowledges is nobody else's to write from now on.
+            let lock = self.keeper.lock().await?;
+            let record = self.keeper.load().await?;
+            match record.log {
+                None => return self.create(record.epoch, place, lock).await,
+                Some(recorded) => {
+                    // Another client has given the image a log since it was opened here.
+                    match self.open_recorded(record.epoch, recorded, Some(lock)).await {
+                        Ok(slot) => drop(self.slot.replace(slot)),
+                        Err(error) => {
+                            self.slot.replace(Slot::Unusable(error.clone()));
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        self.adjust(place).await
+    }
+
+    /// Compares the log that there is with the one that is asked for.
+    async fn adjust(&self, place: &K::Place) -> Result<()> {
+        let (Some(log), Some(recorded)) = (self.log(), self.recorded()) else {
+            return Err(Error::new(ErrorKind::Busy, "the write log is gone again"));
+        };
+        if let Some(reason) = log.mode().reason() {
+            return Err(Error::new(ErrorKind::Busy, format!("the write log is {}: {reason}", log.mode().name())));
+        }
+        match self.keeper.compare(&recorded.place, place) {
+            PlaceChange::Same => Ok(()),
+            PlaceChange::Other => {
+                Err(Error::new(ErrorKind::Exists, format!("there is a write log at {}", recorded.place)))
+            }
+            PlaceChange::Limits => {
+                log.acquired().await?;
+                let epoch = self.keeper.load().await?.epoch;
+                let changed = RecordedLog { id: recorded.id, place: place.clone() };
+                self.keeper.store(LogRecord { epoch, log: Some(changed.clone()) }).await?;
+                log.set_limits(self.keeper.options(place).limits);
+                if let Slot::With { recorded, .. } = &mut *self.slot.borrow_mut() {
+                    *recorded = changed;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn create(&self, epoch: u64, place: &K::Place, lock: K::Lock) -> Result<()> {
+        let (keeper, volume) = (&self.keeper, self.keeper.volume_id());
+        let shelf = keeper.shelf(place, true).await?;
+        let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
+        let opened = match shelf.open_log(&id, &volume, epoch).await {
+            Ok(opened) => opened,
+            Err(error) => return Err(discarded(&shelf, &id, error).await),
+        };
+        let log = WriteLog::new(self.base.clone(), opened, self.owner(id, epoch, Some(lock)), keeper.options(place));
+        let hold = log.hold_write_back();
+        let recorded = RecordedLog { id, place: place.clone() };
+        if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
+            // It may be recorded all the same: not when a later epoch is.
+            if let Err(undo) = keeper.store(LogRecord { epoch: epoch + 1, log: None }).await {
+                let text = format!("the record of its write log could not be written ({error}), nor corrected: {undo}");
+                self.slot.replace(Slot::Unusable(Error::new(undo.kind(), text)));
+                return Err(error);
+            }
+            drop(hold);
+            log.gone().await;
+            return Err(discarded(&shelf, &id, error).await);
+        }
+        self.slot.replace(Slot::With { log, recorded, shelf });
+        // What is on its way past the log must not arrive after what the log writes back.
+        let keeper = self.keeper.clone();
+        drop(spawn(async move {
+            keeper.drain_changes().await;
+            drop(hold);
+        }));
+        Ok(())
+    }
+
+    /// Writes everything back and gives the log up, whoever uses the volume: requests go to the base from then on.
+    /// Gives up waiting when nothing was written back for `patience`.
+    ///
+    /// # Errors
+    /// When the log cannot be written back (it stays in front of the volume, and goes on trying), or has failed.
+    pub async fn end(&self, patience: Duration) -> Result<()> {
+        let _turn = self.turn.acquire(1).await;
+        self.settle_in_turn().await?;
+        let Some(log) = self.log() else { return Ok(()) };
+        if log.mode().is_on() || matches!(log.mode(), Mode::Acquiring) {
+            loop {
+                let before = log.progress();
+                match timeout(patience, log.drain()).await {
+                    Ok(drained) => break drained?,
+                    Err(_) if log.progress() != before => {}
+                    Err(_) => return Err(stalled(&log, patience)),
+                }
+            }
+        }
+        let reason = Error::new(ErrorKind::ShuttingDown, "the volume is detached");
+        match timeout(patience, log.disable(reason)).await {
+            Ok(disabled) => disabled?,
+            Err(_) => return Err(stalled(&log, patience)),
+        }
+        drop(log);
+        self.remove_disabled().await
+    }
+
+    /// Frees the space of a log that the record does not name any more.
+    async fn remove_disabled(&self) -> Result<()> {
+        let Slot::With { log, recorded, shelf } = self.slot.replace(Slot::Without) else { return Ok(()) };
+        // Requests that came through it end first.
+        log.gone().await;
+        let discarded = match shelf.discard(&recorded.id).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result,
+        };
+        if let Err(error) = discarded {
+            tracing::warn!(
+                log = id_text(&recorded.id),
+                place = %recorded.place,
+                %error,
+                "a write log was given up, and its space could not be freed"
+            );
+        }
+        Ok(())
+    }
+
+    /// Closes the log as it is, for the next time that the volume is opened.  This handle serves nothing from then on.
+    ///
+    /// # Errors
+    /// When not everything that was acknowledged could be made durable.
+    pub async fn close(&self) -> Result<()> {
+        let _turn = self.turn.acquire(1).await;
+        let closed = Error::new(ErrorKind::ShuttingDown, "the volume is closed");
+        let before = self.slot.replace(Slot::Unusable(closed));
+        let Slot::With { log, .. } = before else {
+            if matches!(before, Slot::Without) {
+                self.slot.replace(before);
+            }
+            return Ok(());
+        };
+        let result = log.close(false).await;
+        log.gone().await;
+        result
+    }
+
+    /// Gives up the log that the record of a volume names, with what it holds.  The volume must not be open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when another client has the image; those of the image.
+    pub async fn discard(keeper: &K) -> Result<()> {
+        let _lock = keeper.lock().await?;
+        let record = keeper.load().await?;
+        keeper.store(LogRecord { epoch: record.epoch + 1, log: None }).await?;
+        let Some(recorded) = record.log else { return Ok(()) };
+        let Ok(shelf) = keeper.shelf(&recorded.place, false).await else { return Ok(()) };
+        match shelf.discard(&recorded.id).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// Discards a log that never belonged to anybody; returns why.
+async fn discarded(shelf: &Rc<Shelf>, id: &LogId, why: Error) -> Error {
+    if let Err(error) = shelf.discard(id).await {
+        tracing::warn!(log = id_text(id), %error, "an unused write log is left on its device");
+    }
+    why
+}
+
+fn stalled(log: &WriteLog, patience: Duration) -> Error {
+    let why = log.backend_error().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, "the backend does not answer"));
+    let text = format!("nothing was written back for {} s: {why}", patience.as_secs());
+    Error::new(why.kind(), text)
+}
+
+/// A device that refuses everything.
+struct Refusing {
+    base: Rc<dyn BlockDevice>,
+    error: Error,
+}
+
+impl BlockDevice for Refusing {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn submit(&self, _request: Request) -> LocalFuture<Result<Reply>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn map(&self, _extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        Box::pin(ready(Err(self.error.clone())))
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        self.base.size_watch()
+    }
+}
