@@ -488,21 +488,27 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
         if let Err(error) = hold_back(&shared, extent).await {
             return answer.send(Err(error));
         }
-        let entered = || {
+        // Others may have filled the log while it waited for its run.  Looked at before its own bytes count.
+        let full = || shared.is_early() && shared.fill() >= 1.0 && shared.state.borrow().mode.is_on();
+        let entered = Cell::new(false);
+        let over = || {
+            if full() {
+                return true;
+            }
             let mut state = shared.state.borrow_mut();
-            let settled = !matches!(state.mode, Mode::TurningOff(_));
-            state.ending || settled && (!state.mode.is_on() || state.enter(extent))
+            if state.ending || matches!(state.mode, Mode::TurningOff(_)) {
+                return state.ending;
+            }
+            entered.set(state.mode.is_on() && state.enter(extent));
+            entered.get() || !state.mode.is_on()
         };
-        shared.settled.wait_until(entered).await;
-        if shared.state.borrow().ending {
+        shared.settled.wait_until(over).await;
+        if shared.state.borrow().ending && !entered.get() {
             return answer.send(Err(closed()));
         }
-        // Others may have filled the log while it waited for its run.
-        if !(shared.is_early() && shared.state.borrow().mode.is_on() && shared.fill() >= 1.0) {
+        if entered.get() || !shared.state.borrow().mode.is_on() {
             break;
         }
-        shared.state.borrow_mut().leave(extent);
-        shared.settled.notify_all();
     }
     let mode = shared.state.borrow().mode.clone();
     if matches!(mode, Mode::On)

@@ -456,6 +456,20 @@ fn writes_that_are_acknowledged_early_are_bounded_by_the_log() {
     });
 }
 
+#[test]
+fn a_write_longer_than_what_the_backend_may_lack_waits_and_goes_on() {
+    on_a_shelf_of(true, async |_, shelf| {
+        let inner = Memory::new(8 << 20);
+        let limits = Limits { bytes_max: Some(4096), ..patience().limits };
+        let options = Options { persist: Persist::OnFlush, direct_min: None, limits, ..patience() };
+        let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
+        let writes: Vec<_> = (0..4_u64).map(|at| log.submit(write(at << 13, at as u8, 8192))).collect();
+        for write in writes {
+            timeout(LONG, write).await.expect("its own bytes do not hold it back").expect("written");
+        }
+    });
+}
+
 // ---- Order on the medium ----
 
 #[test]
