@@ -1,5 +1,5 @@
-//! Simulated persistent memory: of the stores that no fence covers, each 64-byte line keeps any number of the first
-//! ones after a power failure.
+//! Simulated persistent memory: of the stores that no fence covers, each line, or each word of eight bytes in it, keeps
+//! any number of the first ones after a power failure.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -11,6 +11,8 @@ use crate::rng::Rng;
 use crate::world::{CrashKind, World};
 
 const LINE: u64 = 64;
+/// What lasts together or not at all.
+const WORD: usize = 8;
 const PAGE: u64 = 4096;
 
 #[derive(Default)]
@@ -54,8 +56,9 @@ impl SimPmem {
         Self { world: world.clone(), len, state: Rc::default(), incarnation }
     }
 
-    /// The machine, or the process, died; call it after [`World::crash`].  Lines that were at risk keep any number of
-    /// their first stores (`rng` says how many); after a kill they stay as they are, and at risk.
+    /// The machine, or the process, died; call it after [`World::crash`].  Of what was stored to a line at risk, the
+    /// whole line keeps any number of the first stores, or each of its words does (`rng` says which and how many);
+    /// after a kill they stay as they are, and at risk.
     pub fn crash(&self, kind: CrashKind, rng: &mut Rng) {
         self.incarnation.set(self.world.incarnation());
         if kind == CrashKind::Kill {
@@ -68,8 +71,20 @@ impl SimPmem {
             if rng.ppm(keep_ppm) {
                 continue;
             }
-            let kept = rng.pick(&before).to_owned();
-            state.put(line * LINE, &kept);
+            if rng.coin() {
+                let kept = rng.pick(&before).to_owned();
+                state.put(line * LINE, &kept);
+                continue;
+            }
+            // Stores past the caches come in any order.
+            let mut torn = state.line(line);
+            for (at, word) in torn.chunks_exact_mut(WORD).enumerate() {
+                let kept = rng.below(before.len() as u64 + 1) as usize;
+                if let Some(kept) = before.get(kept) {
+                    word.copy_from_slice(&kept[at * WORD..(at + 1) * WORD]);
+                }
+            }
+            state.put(line * LINE, &torn);
         }
     }
 
@@ -143,9 +158,9 @@ mod tests {
     use crate::faults::Faults;
 
     #[test]
-    fn what_was_fenced_stays_and_the_rest_is_any_prefix_line_by_line() {
-        let mut seen = std::collections::BTreeSet::new();
-        for seed in 0..200 {
+    fn what_was_fenced_stays_and_of_the_rest_any_word_or_line_any_prefix() {
+        let (mut lines, mut torn) = (std::collections::BTreeSet::new(), false);
+        for seed in 0..400 {
             let world = World::new(seed, Faults::none());
             let memory = SimPmem::new(&world, 1 << 20);
             let reactor = world.reactor();
@@ -158,11 +173,18 @@ mod tests {
             memory.crash(CrashKind::Power, &mut Rng::new(seed));
             let mut out = [0; 128];
             memory.load(0, &mut out);
-            assert!(out[..64].iter().all(|&byte| byte == out[0]) && out[64..].iter().all(|&byte| byte == out[64]));
-            seen.insert((out[0], out[64]));
+            let words: Vec<u64> = out.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("8"))).collect();
+            let whole = |byte: u8| u64::from_le_bytes([byte; 8]);
+            assert!(words[..8].iter().all(|&word| [1, 2, 3].map(whole).contains(&word)), "{words:x?}");
+            assert!(words[8..].iter().all(|&word| [1, 9].map(whole).contains(&word)), "{words:x?}");
+            match words[..8].iter().all(|&word| word == words[0]) && words[8..].iter().all(|&word| word == words[8]) {
+                true => drop(lines.insert((out[0], out[64]))),
+                false => torn = true,
+            }
         }
         let wanted = [(1, 1), (1, 9), (2, 1), (2, 9), (3, 1), (3, 9)];
-        assert_eq!(seen, wanted.into());
+        assert_eq!(lines, wanted.into());
+        assert!(torn);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use crate::entries::payload_len;
 pub const MAGIC: &[u8; 8] = b"FBYLOG\x00\x01";
 /// First eight bytes of a shelf's directory.
 pub const SHELF_MAGIC: &[u8; 8] = b"FBYSHLF\x01";
+/// Begins the first directory of persistent memory while it is being stored.
+pub const SHELF_UNFINISHED: &[u8; 8] = b"FBYSHLF\x00";
 /// First four bytes of an append block.
 pub const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBAB");
 /// The format's version; a newer one is refused.

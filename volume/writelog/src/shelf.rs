@@ -12,7 +12,7 @@ use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
 
 use crate::format::{
     DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogId, MediumKind, Refused,
-    SUPER_COPIES, SUPER_LEN, ShelfEntry, Superblock, tag_of,
+    SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry, Superblock, tag_of,
 };
 use crate::hidden::hidden_entries;
 use crate::media::pmem::{self, Pmem};
@@ -188,7 +188,7 @@ impl Shelf {
                 continue;
             }
             let head = shelf.read(at, 4096).await?;
-            blank &= head.iter().all(|&byte| byte == 0);
+            blank &= head.iter().all(|&byte| byte == 0) || copy == 0 && head.starts_with(SHELF_UNFINISHED);
             let decoded = match Directory::encoded_len(&head) {
                 Err(refused) => Err(refused),
                 Ok(len) => Directory::decode(&shelf.read(at, len.next_multiple_of(4096)).await?),
@@ -215,6 +215,11 @@ impl Shelf {
             }
             None if create && blank => {
                 shelf.grow(LOGS_AT).await?;
+                if let Backing::Memory(memory) = &shelf.backing {
+                    // A power failure may leave any part of what follows.
+                    memory.store_word(DIRECTORY_COPIES[0], u64::from_le_bytes(*SHELF_UNFINISHED));
+                    memory.fence();
+                }
                 let directory = shelf.directory.borrow().clone();
                 shelf.write_directory(directory).await?;
             }
@@ -290,7 +295,13 @@ impl Shelf {
                 written.map_err(|error| io(error, &self.path, "writing"))
             }
             Backing::Memory(memory) => {
-                memory.store(at, bytes);
+                // The first word says what it is: it comes when the rest lasts.
+                let Some((word, rest)) = bytes.split_first_chunk() else {
+                    return Err(Error::new(ErrorKind::Invalid, format!("{}: {} bytes", self.path, bytes.len())));
+                };
+                memory.store(at + word.len() as u64, rest);
+                memory.fence();
+                memory.store_word(at, u64::from_le_bytes(*word));
                 memory.fence();
                 Ok(())
             }
