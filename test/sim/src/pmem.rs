@@ -15,7 +15,7 @@ const LINE: u64 = 64;
 const WORD: usize = 8;
 const PAGE: u64 = 4096;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct State {
     /// What loads see.
     pages: HashMap<u64, Box<[u8; PAGE as usize]>>,
@@ -39,6 +39,9 @@ impl State {
         page[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
+
+/// The memory as it was.
+pub(crate) struct Saved(State);
 
 /// Memory that keeps what was fenced.  Cloning gives another handle to the same one.
 #[derive(Clone)]
@@ -86,6 +89,24 @@ impl SimPmem {
             }
             state.put(line * LINE, &torn);
         }
+    }
+
+    /// Returns the memory as it is, with what is at risk.
+    pub(crate) fn save(&self) -> Saved {
+        Saved(self.state.borrow().clone())
+    }
+
+    /// Makes the memory what it was, for the machine that runs next.
+    pub(crate) fn restore(&self, saved: &Saved) {
+        self.incarnation.set(self.world.incarnation());
+        self.state.replace(saved.0.clone());
+    }
+
+    /// Numbers of the pages that were stored to.
+    pub(crate) fn stored_pages(&self) -> Vec<u64> {
+        let mut pages: Vec<u64> = self.state.borrow().pages.keys().copied().collect();
+        pages.sort_unstable();
+        pages
     }
 
     /// Flips a bit.

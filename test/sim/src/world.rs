@@ -9,12 +9,13 @@ use std::task::{Poll, Waker};
 
 use forebay_reactor::{Addr, Reactor};
 
+use crate::content::Content;
 use crate::core::Core;
 use crate::driver::{SimDriver, Unparked};
 use crate::faults::{DiskFaults, Faults};
 use crate::fs::Files;
 use crate::net::Net;
-use crate::pages::PAGE;
+pub(crate) use crate::pages::PAGE;
 use crate::trace::What;
 
 /// Why a run ended before its future did.
@@ -109,6 +110,9 @@ impl Shared {
 pub struct World {
     shared: Rc<Shared>,
 }
+
+/// A disk or file as it was.
+pub(crate) struct Saved(Content);
 
 impl World {
     /// A world without disks.  The same seed, faults and calls give the same run.
@@ -300,6 +304,36 @@ impl World {
             node.content.read(offset, &mut out);
             Some(out)
         })
+    }
+
+    /// Flips a bit of what is stored on a disk or file.
+    pub(crate) fn flip(&self, path: impl AsRef<Path>, at: u64, bit: u8) {
+        self.with(|state| {
+            let State { core, files, .. } = state;
+            let Some((inode, node)) = files.find(path.as_ref()) else { return };
+            node.content.flip(at, bit);
+            core.log(What::Fault, "bit flipped on the disk", [inode as u64, at, u64::from(bit)]);
+        });
+    }
+
+    /// Numbers of the stored pages of a disk or file.
+    pub(crate) fn stored_pages(&self, path: impl AsRef<Path>) -> Vec<u64> {
+        self.with(|state| state.files.find(path.as_ref()).map(|(_, node)| node.content.stored_pages()))
+            .unwrap_or_default()
+    }
+
+    /// Returns a disk or file as it is, with what was not synced; `None` when there is no such path.
+    pub(crate) fn save(&self, path: impl AsRef<Path>) -> Option<Saved> {
+        self.with(|state| state.files.find(path.as_ref()).map(|(_, node)| Saved(node.content.clone())))
+    }
+
+    /// Makes a disk or file what it was.
+    pub(crate) fn restore(&self, path: impl AsRef<Path>, saved: &Saved) {
+        self.with(|state| {
+            if let Some((_, node)) = state.files.find(path.as_ref()) {
+                node.content = saved.0.clone();
+            }
+        });
     }
 
     /// Times that something stored or read was not what was written (flips, lost and misdirected writes).

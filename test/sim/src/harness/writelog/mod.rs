@@ -1,6 +1,7 @@
 //! Runs of the write log: on a disk or in persistent memory, in front of a disk that keeps what was flushed.
 
 mod backend;
+mod damage;
 mod resizing;
 mod scenario;
 
@@ -244,6 +245,9 @@ impl Run {
         // Once more in peace: everything is looked at, drained, and looked at on the backend alone.
         self.world.set_disk_faults(BACKEND, None);
         self.world.set_disk_faults(LOG, None);
+        if self.scenario.damage {
+            self.damage()?;
+        }
         self.end()?;
         self.tally.points = self.world.points();
         self.tally.requests = self.load.seen.answered.get();

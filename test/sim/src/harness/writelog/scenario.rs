@@ -56,6 +56,8 @@ pub struct LogScenario {
     pub resizes: u64,
     /// Long sequential writes are among the load.
     pub streams: bool,
+    /// In the end bits of the log's medium are flipped, one at a time.
+    pub damage: bool,
 }
 
 impl LogScenario {
@@ -99,6 +101,7 @@ impl LogScenario {
             crash,
             resizes: 0,
             streams: false,
+            damage: seed.is_multiple_of(3),
         };
         let drawn = Self { resizes: *rng.pick(&[0, 0, 0, 1, 4]), ..drawn };
         if !rng.one_in(8) {
@@ -172,6 +175,14 @@ pub struct LogTally {
     pub shrunk: u64,
     /// Times that it was made longer.
     pub grown: u64,
+    /// Bits that were flipped on the log's medium.
+    pub flips: u64,
+    /// Of these, those with which the log was refused.
+    pub flips_refused: u64,
+    /// Those with which some of it could not be read.
+    pub flips_read: u64,
+    /// Those in what a power failure might have torn, too: the log ended before.
+    pub flips_shortened: u64,
 }
 
 impl LogTally {
@@ -199,5 +210,9 @@ impl LogTally {
         add(&mut self.backend_errors, other.backend_errors);
         add(&mut self.shrunk, other.shrunk);
         add(&mut self.grown, other.grown);
+        add(&mut self.flips, other.flips);
+        add(&mut self.flips_refused, other.flips_refused);
+        add(&mut self.flips_read, other.flips_read);
+        add(&mut self.flips_shortened, other.flips_shortened);
     }
 }
