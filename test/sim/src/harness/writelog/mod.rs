@@ -196,6 +196,10 @@ impl Run {
             load.span = scenario.size;
             load.stream = Some(Stream { least: STREAM_MIN, next: Rc::default() });
         }
+        if scenario.full_ring {
+            (load.span, load.requests) = (scenario.size, 100);
+            (load.tasks, load.blocks_max) = *rng.pick(&[(8, 4), (4, 16), (2, 40)]);
+        }
         let record = Record::default();
         record.size.set(scenario.size);
         let mut blocks = BlockOracle::new(Expected::nothing());
@@ -237,9 +241,11 @@ impl Run {
             write_error_ppm: self.scenario.backend_error_ppm,
             ..DiskFaults::none()
         };
+        let uneven = DiskFaults { write_latency: 5 * MICRO..4 * MILLI, ..DiskFaults::none() };
+        let log = self.scenario.full_ring.then_some(uneven);
         for life in 0..self.scenario.lives {
             self.world.set_disk_faults(BACKEND, Some(backend.clone()));
-            self.world.set_disk_faults(LOG, None);
+            self.world.set_disk_faults(LOG, log.clone());
             self.life(life)?;
         }
         // Once more in peace: everything is looked at, drained, and looked at on the backend alone.

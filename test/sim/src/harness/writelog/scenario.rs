@@ -58,6 +58,8 @@ pub struct LogScenario {
     pub streams: bool,
     /// In the end bits of the log's medium are flipped, one at a time.
     pub damage: bool,
+    /// A small log that is full most of the time, on a disk whose writes take very different times.
+    pub full_ring: bool,
 }
 
 impl LogScenario {
@@ -102,8 +104,22 @@ impl LogScenario {
             resizes: 0,
             streams: false,
             damage: seed.is_multiple_of(3),
+            full_ring: false,
         };
         let drawn = Self { resizes: *rng.pick(&[0, 0, 0, 1, 4]), ..drawn };
+        if medium == MediumKind::Ssd && !log_fails && rng.one_in(8) {
+            return Self {
+                full_ring: true,
+                size: 1 << 20,
+                log_size: 256 << 10,
+                direct_min: None,
+                dirty_bytes_max: None,
+                slow_backend: false,
+                lives: 3,
+                points_max: *rng.pick(&[64, 256, 512]),
+                ..drawn
+            };
+        }
         if !rng.one_in(8) {
             return drawn;
         }
