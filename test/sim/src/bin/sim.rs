@@ -1,6 +1,6 @@
 //! Soaks the store and images on it in simulation: `sim --seed N --steps M --runs R`; with `--everywhere`, crashes each
 //! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers; or, with
-//! `--writelog`, write logs.
+//! `--writelog`, write logs; or, with `--attachment`, volumes that get and lose write logs under load.
 //!
 //! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` (or `--everywhere`)
 //! replays it.
@@ -13,11 +13,13 @@ struct Args {
     runs: u64,
     messenger: bool,
     writelog: bool,
+    attachment: bool,
     everywhere: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger: false, writelog: false, everywhere: false };
+    let (messenger, writelog, attachment, everywhere) = (false, false, false, false);
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger, writelog, attachment, everywhere };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -29,9 +31,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--runs" => args.runs = number()?,
             "--messenger" => args.messenger = true,
             "--writelog" => args.writelog = true,
+            "--attachment" => args.attachment = true,
             "--everywhere" => args.everywhere = true,
             _ => {
-                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere] [--messenger | --writelog]";
+                let usage =
+                    "sim [--seed N] [--steps M] [--runs R] [--everywhere] [--messenger | --writelog | --attachment]";
                 return Err(format!("{word}: unknown; usage: {usage}"));
             }
         }
@@ -54,6 +58,9 @@ fn main() -> ExitCode {
     }
     if args.writelog {
         return writelogs(&args);
+    }
+    if args.attachment {
+        return attachments(&args);
     }
     let mut total = forebay_sim::harness::Tally::default();
     for run in 0..args.runs {
@@ -106,6 +113,22 @@ fn writelogs(args: &Args) -> ExitCode {
             Err(failure) => {
                 println!("{failure}");
                 println!("replay: sim --writelog --seed {}{how}", failure.seed);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{total:#?}");
+    ExitCode::SUCCESS
+}
+
+fn attachments(args: &Args) -> ExitCode {
+    let mut total = forebay_sim::harness::AttachmentTally::default();
+    for run in 0..args.runs {
+        match forebay_sim::harness::run_attachment(args.seed.wrapping_add(run)) {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                println!("replay: sim --attachment --seed {}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }

@@ -12,7 +12,7 @@ mod writelog;
 pub use messenger::{MessengerTally, run_messenger};
 pub use scenario::{Damage, Scenario, Subject};
 pub use store::{crash_everywhere, run};
-pub use writelog::{LogScenario, LogTally, run_writelog, sweep_writelog};
+pub use writelog::{AttachmentTally, LogScenario, LogTally, run_attachment, run_writelog, sweep_writelog};
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,6 @@
 //! Runs of the write log: on a disk or in persistent memory, in front of a disk that keeps what was flushed.
 
+mod attachment;
 mod backend;
 mod damage;
 mod resizing;
@@ -17,6 +18,7 @@ use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOptions, WriteLog};
 
+pub use attachment::{AttachmentTally, run_attachment};
 pub use scenario::{LogScenario, LogTally};
 
 use self::backend::Backend;
