@@ -126,6 +126,7 @@ struct RecordOwner<K: LogKeeper> {
     id: LogId,
     epoch: u64,
     lock: Rc<RefCell<Option<K::Lock>>>,
+    record_turn: Semaphore,
 }
 
 impl<K: LogKeeper> RecordOwner<K> {
@@ -161,8 +162,9 @@ impl<K: LogKeeper> Owner for RecordOwner<K> {
     }
 
     fn release(&self) -> LocalFuture<Result<()>> {
-        let (keeper, id, epoch) = (self.keeper.clone(), self.id, self.epoch);
+        let (keeper, id, epoch, turn) = (self.keeper.clone(), self.id, self.epoch, self.record_turn.clone());
         Box::pin(async move {
+            let _turn = turn.acquire(1).await;
             let record = keeper.load().await?;
             if record.epoch == epoch + 1 && record.log.is_none() {
                 // An earlier attempt has succeeded though it said otherwise.
@@ -190,6 +192,8 @@ pub struct LogAttachment<K: LogKeeper> {
     slot: RefCell<Slot<K::Place>>,
     /// One change of the log at a time.
     turn: Semaphore,
+    /// One change of the record at a time, those that the log asks for by itself included.
+    record_turn: Semaphore,
 }
 
 impl<K: LogKeeper> LogAttachment<K> {
@@ -198,7 +202,13 @@ impl<K: LogKeeper> LogAttachment<K> {
     /// # Errors
     /// When the record cannot be read, or the log that it names cannot be opened.
     pub async fn open(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
-        let attachment = Self { keeper, base, slot: RefCell::new(Slot::Without), turn: Semaphore::new(1) };
+        let attachment = Self {
+            keeper,
+            base,
+            slot: RefCell::new(Slot::Without),
+            turn: Semaphore::new(1),
+            record_turn: Semaphore::new(1),
+        };
         attachment.reload().await?;
         Ok(attachment)
     }
@@ -271,7 +281,8 @@ impl<K: LogKeeper> LogAttachment<K> {
     }
 
     fn owner(&self, id: LogId, epoch: u64, lock: Option<K::Lock>) -> Rc<RecordOwner<K>> {
-        Rc::new(RecordOwner { keeper: self.keeper.clone(), id, epoch, lock: Rc::new(RefCell::new(lock)) })
+        let (keeper, record_turn) = (self.keeper.clone(), self.record_turn.clone());
+        Rc::new(RecordOwner { keeper, id, epoch, lock: Rc::new(RefCell::new(lock)), record_turn })
     }
 
     /// Puts a log in front of the volume, unless it has that one already; changes its limits if only they differ.
@@ -324,7 +335,12 @@ impl<K: LogKeeper> LogAttachment<K> {
             }
             PlaceChange::Limits => {
                 log.acquired().await?;
-                let epoch = self.keeper.load().await?.epoch;
+                let _turn = self.record_turn.acquire(1).await;
+                let LogRecord { epoch, log: named } = self.keeper.load().await?;
+                if named.is_none_or(|named| named.id != recorded.id) {
+                    // It has turned itself off meanwhile.
+                    return Err(Error::new(ErrorKind::Busy, "the write log is being given up"));
+                }
                 let changed = RecordedLog { id: recorded.id, place: place.clone() };
                 self.keeper.store(LogRecord { epoch, log: Some(changed.clone()) }).await?;
                 log.set_limits(self.keeper.options(place).limits);
@@ -345,7 +361,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             Err(error) => return Err(discarded(&shelf, &id, error).await),
         };
         let log = WriteLog::new(self.base.clone(), opened, self.owner(id, epoch, Some(lock)), keeper.options(place));
-        let hold = log.hold_write_back();
+        let past = log.changes_past();
         let recorded = RecordedLog { id, place: place.clone() };
         if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
             // It may be recorded all the same: not when a later epoch is.
@@ -354,7 +370,7 @@ impl<K: LogKeeper> LogAttachment<K> {
                 self.slot.replace(Slot::Unusable(Error::new(undo.kind(), text)));
                 return Err(error);
             }
-            drop(hold);
+            drop(past);
             log.gone().await;
             return Err(discarded(&shelf, &id, error).await);
         }
@@ -363,7 +379,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let keeper = self.keeper.clone();
         drop(spawn(async move {
             keeper.drain_changes().await;
-            drop(hold);
+            drop(past);
         }));
         Ok(())
     }

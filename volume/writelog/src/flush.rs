@@ -13,7 +13,7 @@ pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
     // A log that is turning off lets requests through to the backend, which does not make them last by itself.
-    let lasts = state.mode.is_on() && !shared.is_early() && state.direct_done == state.direct_flushed;
+    let lasts = state.mode.is_on() && !shared.is_early() && state.direct_lasts();
     drop(state);
     if lasts {
         return Box::pin(ready(Ok(Reply::Done)));
@@ -60,13 +60,13 @@ pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
 
 /// Makes what went round the log last.
 pub(crate) async fn flush_direct(shared: &Rc<Shared>) -> Result<()> {
-    let (done, flushed) = {
+    let done = {
         let state = shared.state.borrow();
-        (state.direct_done, state.direct_flushed)
+        if state.direct_lasts() && state.mode.is_on() {
+            return Ok(());
+        }
+        state.direct_done
     };
-    if done == flushed && shared.state.borrow().mode.is_on() {
-        return Ok(());
-    }
     shared.inner.submit(Request::Flush).await?;
     let mut state = shared.state.borrow_mut();
     state.direct_flushed = state.direct_flushed.max(done);

@@ -28,7 +28,7 @@ mod writeback;
 
 pub use attachment::{LogAttachment, LogKeeper, LogRecord, PlaceChange, RecordedLog};
 pub use format::{LogId, MediumKind};
-pub use log::{Cut, Shrinking, WriteLog};
+pub use log::{ChangesPast, Cut, Shrinking, WriteLog};
 pub use options::{Limits, Options, Owner, Persist};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

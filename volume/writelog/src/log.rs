@@ -226,13 +226,14 @@ impl WriteLog {
         self.shared.state.borrow().ending
     }
 
-    /// Keeps anything newer than what is in the log now from being written back, until the answer is dropped.  For a log
-    /// that is put in front of a volume while requests are in flight past it.
-    pub fn hold_write_back(&self) -> Cut {
+    /// Takes into account, until the answer is dropped, changes that are in flight past a log which is put in front of its
+    /// volume: nothing newer than what is in the log now is written back meanwhile, and flushes go to the backend too.
+    pub fn changes_past(&self) -> ChangesPast {
         let mut state = self.shared.state.borrow_mut();
         let head = state.entries.head();
         state.holds.push(head);
-        Cut { shared: self.shared.clone(), head }
+        state.past_active += 1;
+        ChangesPast { cut: Cut { shared: self.shared.clone(), head } }
     }
 
     /// Waits until the backend holds, durably, everything that was answered before.
@@ -779,6 +780,20 @@ impl Drop for Cut {
             }
         }
         self.shared.write_back.notify_all();
+    }
+}
+
+/// Stands for changes that are in flight past the log.
+pub struct ChangesPast {
+    cut: Cut,
+}
+
+impl Drop for ChangesPast {
+    fn drop(&mut self) {
+        let mut state = self.cut.shared.state.borrow_mut();
+        state.past_active -= 1;
+        // What was answered last need not be durable.
+        state.direct_done += 1;
     }
 }
 

@@ -201,6 +201,8 @@ pub(crate) struct State {
     pub(crate) direct_done: u64,
     pub(crate) direct_flushed: u64,
     pub(crate) direct_active: usize,
+    /// Holders of [`ChangesPast`](crate::ChangesPast).
+    pub(crate) past_active: usize,
     /// Where the last write ended: a long one that goes on there is sequential.
     pub(crate) last_end: u64,
     /// Somebody waits until the backend holds everything before this entry.
@@ -254,6 +256,7 @@ impl State {
             direct_done: 1,
             direct_flushed: 0,
             direct_active: 0,
+            past_active: 0,
             last_end: u64::MAX,
             wanted: 0,
             holds: Vec::new(),
@@ -348,6 +351,11 @@ impl State {
     /// Nothing from this entry on may be written back: a cut is held.
     pub(crate) fn hold(&self) -> Option<u64> {
         self.holds.iter().min().copied()
+    }
+
+    /// Whatever went round or past the log and was answered lasts.
+    pub(crate) fn direct_lasts(&self) -> bool {
+        self.past_active == 0 && self.direct_done == self.direct_flushed
     }
 
     /// How long the oldest entry has been there.

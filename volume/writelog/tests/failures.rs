@@ -632,6 +632,29 @@ fn a_cut_waits_for_direct_writes_that_have_begun() {
 }
 
 #[test]
+fn a_flush_covers_what_was_in_flight_past_the_log_when_it_was_attached() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), patience()).await;
+        log.submit(Request::Flush).await.expect("flushed");
+        let past = log.changes_past();
+        let flushes = async || {
+            log.submit(Request::Flush).await.expect("flushed");
+            inner.flushes.get()
+        };
+        let first = flushes().await;
+        inner.submit(write(0, 1, 4096)).await.expect("a write that began before the log was there");
+        let second = flushes().await;
+        assert!(second > first, "a flush must reach the backend while changes may be in flight past the log");
+        inner.submit(write(0, 2, 4096)).await.expect("another one");
+        drop(past);
+        let third = flushes().await;
+        assert!(third > second, "the last change past the log may not be durable");
+        assert_eq!(flushes().await, third, "everything else lasts in the log");
+    });
+}
+
+#[test]
 fn shrinking_waits_for_direct_writes_past_the_new_end() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(4 << 20);
