@@ -282,6 +282,59 @@ struct Front {
     attachment: Rc<LogAttachment<Keeper>>,
     base: Rc<Base>,
     store: Rc<ImageStore>,
+    in_flight: Rc<InFlight>,
+}
+
+/// Changes in flight.  One waits for those that it overlaps: what becomes of the blocks of two such changes is said of
+/// each sector by itself, where one goes past the log and the other through it, and the oracle knows blocks only.
+#[derive(Default)]
+struct InFlight {
+    extents: RefCell<Vec<Extent>>,
+    ended: Notify,
+}
+
+impl InFlight {
+    async fn enter(self: Rc<Self>, extent: Extent) -> Entered {
+        let free = || !self.extents.borrow().iter().any(|other| other.overlaps(extent));
+        self.ended.wait_until(free).await;
+        self.extents.borrow_mut().push(extent);
+        Entered { all: self, extent }
+    }
+}
+
+/// A change's place among those in flight.
+struct Entered {
+    all: Rc<InFlight>,
+    extent: Extent,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut extents = self.all.extents.borrow_mut();
+        if let Some(at) = extents.iter().position(|extent| *extent == self.extent) {
+            extents.swap_remove(at);
+        }
+        drop(extents);
+        self.all.ended.notify_all();
+    }
+}
+
+impl Front {
+    /// Sends a request where requests go at the moment.
+    fn send(
+        attachment: &LogAttachment<Keeper>,
+        base: &Rc<Base>,
+        store: &ImageStore,
+        request: Request,
+    ) -> LocalFuture<Result<Reply>> {
+        let device = attachment.device();
+        let past = std::ptr::addr_eq(Rc::as_ptr(&device), Rc::as_ptr(base));
+        if past && store.record.borrow().log.is_some() && !store.storing.get() {
+            let text = format!("{} goes past the log that the record names", super::describe(&request));
+            store.violation.borrow_mut().get_or_insert(text);
+        }
+        device.submit(request)
+    }
 }
 
 impl BlockDevice for Front {
@@ -290,18 +343,18 @@ impl BlockDevice for Front {
     }
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
-        let device = self.attachment.device();
-        let past = std::ptr::addr_eq(Rc::as_ptr(&device), Rc::as_ptr(&self.base));
-        if past && self.store.record.borrow().log.is_some() && !self.store.storing.get() {
-            let text = format!("{} goes past the log that the record names", super::describe(&request));
-            self.store.violation.borrow_mut().get_or_insert(text);
-        }
-        let answer = device.submit(request);
+        let (attachment, base, store) = (self.attachment.clone(), self.base.clone(), self.store.clone());
+        let change = request.extent().filter(|_| request.is_write());
+        let in_flight = self.in_flight.clone();
         Box::pin(async move {
             // What a handle says that does not know its record, a log that ends, or an image's store that is away.
             let passing = |kind| matches!(kind, ErrorKind::TimedOut | ErrorKind::Busy | ErrorKind::ShuttingDown);
             let told = |error: Error| if passing(error.kind()) { ErrorKind::Io.into() } else { error };
-            answer.await.map_err(told)
+            let _entered = match change {
+                Some(extent) => Some(in_flight.enter(extent).await),
+                None => None,
+            };
+            Self::send(&attachment, &base, &store, request).await.map_err(told)
         })
     }
 
@@ -424,7 +477,12 @@ impl Lives {
             fail_ppm: fail_ppm.clone(),
         });
         let attachment = Rc::new(LogAttachment::open(keeper, base.clone()).await?);
-        let front = Rc::new(Front { attachment: attachment.clone(), base, store: self.store.clone() });
+        let front = Rc::new(Front {
+            attachment: attachment.clone(),
+            base,
+            store: self.store.clone(),
+            in_flight: Rc::default(),
+        });
         Ok(Process { attachment, front, fail_ppm })
     }
 
