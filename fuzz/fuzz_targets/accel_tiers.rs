@@ -23,6 +23,10 @@ fn checksums(choice: &[u8; 8], payload: &[u8]) {
     for tier in Tier::available() {
         let on = OnTier::new(tier).expect("an available tier");
         assert_eq!(on.extend(0, message), crc, "{tier}");
+        for shape in OnTier::shapes(tier) {
+            let on = OnTier::with_shape(tier, shape).expect("a loop of the tier");
+            assert_eq!(on.extend(0, message), crc, "{tier}/{shape}");
+        }
         assert_eq!(on.combine(on.extend(0, a), on.extend(0, b), b.len() as u64), crc, "{tier}");
         let mut copy = vec![0; message.len() + 64];
         let to = usize::from(choice[2] % 64);
@@ -38,8 +42,8 @@ fn stripes(choice: &[u8; 8], payload: &[u8]) {
     let chunks: Vec<&[u8]> = (0..k).map(|at| &payload[at * len..(at + 1) * len]).collect();
     let placement = if choice[6] & 1 == 1 { Placement::Memory } else { Placement::Cached };
     let mut expected: Option<(Vec<Vec<u8>>, Vec<u32>)> = None;
-    for tier in Tier::available() {
-        let code = Code::with_tier(construction, k, m, tier).expect("a shape");
+    for (tier, shape) in Tier::available().flat_map(|tier| Code::shapes().map(move |shape| (tier, shape))) {
+        let code = Code::with_shape(construction, k, m, tier, shape).expect("a shape");
         let mut parity = vec![vec![0; len]; m];
         let mut crcs = vec![0; k + m];
         let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
@@ -49,7 +53,7 @@ fn stripes(choice: &[u8; 8], payload: &[u8]) {
             code.encode_checksummed_to(&chunks, &mut outputs, &mut crcs, placement).expect("a stripe");
         }
         let (first, sums) = expected.get_or_insert_with(|| (parity.clone(), crcs.clone()));
-        assert!(*first == parity && *sums == crcs, "{code:?} {placement:?}");
+        assert!(*first == parity && *sums == crcs, "{code:?} {shape} {placement:?}");
         rebuild(code, choice[7], &chunks, &parity);
     }
 }

@@ -7,6 +7,8 @@
 //! | [`compress`] | codecs, and the engines that run them |
 //! | [`crypto`] | encryption |
 //! | [`mod@tier`] | which instructions may be used; `FOREBAY_ACCEL` |
+//! | [`mod@shape`] | which of several loops is used; calibration; `FOREBAY_ACCEL_SHAPES` |
+//! | [`processor`] | which processor this is |
 //! | [`perf`] | the list of kernels, for `forebay perf accel` |
 //!
 //! No other crate of the project holds SIMD code.
@@ -16,6 +18,8 @@ pub mod crc32c;
 pub mod crypto;
 pub mod erasure;
 pub mod perf;
+pub mod processor;
+pub mod shape;
 pub mod tier;
 mod vector;
 

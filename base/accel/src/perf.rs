@@ -28,18 +28,30 @@ impl Variant {
     }
 }
 
+/// How finely kernels are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// A variant a tier, with the loops in use.
+    Tiers,
+    /// A variant for every [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
+    Shapes,
+}
+
 /// Every kernel of this crate that can be timed.
-pub fn kernels() -> Vec<Kernel> {
-    let rooms: [fn() -> Vec<Kernel>; 4] =
-        [crate::crc32c::perf, crate::erasure::perf, crate::compress::perf, crate::crypto::perf];
-    rooms.iter().flat_map(|room| room()).collect()
+pub fn kernels(detail: Detail) -> Vec<Kernel> {
+    let rooms: [fn(Detail) -> Vec<Kernel>; 4] =
+        [crate::crc32c::perf, crate::erasure::perf, |_| crate::compress::perf(), crate::crypto::perf];
+    rooms.iter().flat_map(|room| room(detail)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Detail;
+
     #[test]
     fn every_kernel_names_its_variants_and_works() {
-        for kernel in &mut super::kernels() {
+        let all = [Detail::Tiers, Detail::Shapes].map(super::kernels);
+        for mut kernel in all.into_iter().flatten() {
             assert!(kernel.variants.iter().any(|variant| variant.name == kernel.chosen), "{}", kernel.name);
             for variant in &mut kernel.variants {
                 assert!((variant.work)() > 0, "{} {}", kernel.name, variant.name);

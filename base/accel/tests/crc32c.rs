@@ -20,6 +20,15 @@ fn tiers() -> impl Iterator<Item = (Tier, OnTier)> {
     Tier::available().map(|tier| (tier, OnTier::new(tier).expect("an available tier")))
 }
 
+/// Every loop of every tier, by its name.
+fn loops() -> Vec<(String, OnTier)> {
+    let of_tier = |tier: Tier| {
+        OnTier::shapes(tier)
+            .map(move |shape| (format!("{tier}/{shape}"), OnTier::with_shape(tier, shape).expect("a loop of the tier")))
+    };
+    Tier::available().flat_map(of_tier).collect()
+}
+
 /// Bytes that are the same for the same seed.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -110,6 +119,23 @@ proptest! {
     }
 
     #[test]
+    fn loops_agree_with_the_definition(
+        seed: u64, crc: u32, start in 0usize..64,
+        len in prop_oneof![0usize..3000, 3000usize..20_000, 20_000usize..300_000], cut: prop::sample::Index,
+    ) {
+        let memory = bytes(seed, len + start);
+        let data = &memory[start..];
+        // The tables are compared with the definition above, and are fast enough for many cases.
+        let tables = OnTier::with_shape(Tier::Portable, "tables").unwrap();
+        let expected = tables.extend(crc, data);
+        let (a, b) = data.split_at(cut.index(len + 1));
+        for (name, on) in loops() {
+            prop_assert_eq!(on.extend(crc, data), expected, "{}", &name);
+            prop_assert_eq!(on.extend(on.extend(crc, a), b), expected, "{}", &name);
+        }
+    }
+
+    #[test]
     fn zeroes_need_not_be_there(seed: u64, len in 0usize..100, count in 0usize..70_000) {
         let mut data = bytes(seed, len);
         let crc = plain(&data);
@@ -128,6 +154,43 @@ proptest! {
         crc32c::crc32c_blocks(&data, block, &mut crcs);
         prop_assert_eq!(crcs, expected);
     }
+}
+
+/// Every length around a loop's rounds and blocks, and the end of memory that may be read.
+#[test]
+fn loops_at_all_lengths_to_5_kib() {
+    let data = bytes(3, 5 << 10);
+    let mut expected = vec![0u32];
+    let mut crc = !0u32;
+    for &byte in &data {
+        crc ^= u32::from(byte);
+        (0..8).for_each(|_| crc = (crc >> 1) ^ (0x82F6_3B78 & (0u32.wrapping_sub(crc & 1))));
+        expected.push(!crc);
+    }
+    for (name, on) in loops() {
+        for (len, &expected) in expected.iter().enumerate() {
+            // A copy of its own ends where an address sanitizer or valgrind would notice.
+            let message = data[..len].to_vec().into_boxed_slice();
+            assert_eq!(on.extend(0, &message), expected, "{name} {len}");
+        }
+    }
+}
+
+#[test]
+fn loops_agree_in_the_self_test() {
+    assert_eq!(crc32c::verify(), Ok(loops().len()));
+}
+
+#[test]
+fn every_tier_with_vectors_has_several_loops() {
+    for tier in Tier::available() {
+        let names: Vec<&str> = OnTier::shapes(tier).collect();
+        assert!(names.len() >= if tier == Tier::Portable { 1 } else { 4 }, "{tier}: {names:?}");
+        assert!(OnTier::with_shape(tier, "no such loop").is_none());
+    }
+    let absent = Tier::ALL.into_iter().find(|tier| !tier.is_available()).expect("no processor has all tiers");
+    assert_eq!(OnTier::shapes(absent).count(), 0);
+    assert!(OnTier::with_shape(absent, "v4").is_none());
 }
 
 /// Distances past 2^32 bytes, where only arithmetic goes: doubling a message of zeroes doubles the distance.

@@ -5,6 +5,17 @@ use forebay_accel::crc32c::crc32c;
 use forebay_accel::erasure::{Code, CodeError, Construction, Decoder, Placement};
 use proptest::prelude::*;
 
+/// A code on every tier of this processor, with every loop shape.
+fn codes(construction: Construction, k: usize, m: usize) -> Vec<(String, Code)> {
+    let of_tier = |tier: Tier| {
+        Code::shapes().map(move |shape| {
+            let code = Code::with_shape(construction, k, m, tier, shape).expect("a shape and an available tier");
+            (format!("{tier}/{shape} {code:?}"), code)
+        })
+    };
+    Tier::available().flat_map(of_tier).collect()
+}
+
 const CONSTRUCTIONS: [Construction; 3] =
     [Construction::Vandermonde, Construction::Cauchy, Construction::JerasureVandermonde];
 
@@ -136,14 +147,13 @@ proptest! {
         let offsets: Vec<usize> = (0..k + m).map(offset).collect();
         let sources = Shelf::filled(&data, &offsets[..k]);
         let mut expected = None;
-        for tier in Tier::available() {
-            let code = Code::with_tier(construction, k, m, tier).unwrap();
+        for (name, code) in codes(construction, k, m) {
             let expected = expected.get_or_insert_with(|| plain_parity(code.parity_matrix(), &data));
             let mut parity = Shelf::new(len, &offsets[k..]);
             let placement = if memory { Placement::Memory } else { Placement::Cached };
             code.encode_to(&sources.get(), &mut parity.get_mut(), placement).unwrap();
-            prop_assert_eq!(&parity.get(), expected, "{:?} {:?}", code, placement);
-            prop_assert!(parity.guards_hold(), "{code:?} {placement:?}");
+            prop_assert_eq!(&parity.get(), expected, "{} {:?}", name, placement);
+            prop_assert!(parity.guards_hold(), "{name} {placement:?}");
         }
     }
 
@@ -161,8 +171,7 @@ proptest! {
         let sources = Shelf::filled(&data, &offsets[..k]);
         let placement = if memory { Placement::Memory } else { Placement::Cached };
         let mut expected: Option<(Vec<Vec<u8>>, Vec<u32>)> = None;
-        for tier in Tier::available() {
-            let code = Code::with_tier(construction, k, m, tier).unwrap();
+        for (name, code) in codes(construction, k, m) {
             let (parity, sums) = expected.get_or_insert_with(|| {
                 let parity = plain_parity(code.parity_matrix(), &data);
                 let sums = data.iter().chain(&parity).map(|chunk| crc32c(chunk)).collect();
@@ -171,9 +180,9 @@ proptest! {
             let mut shelf = Shelf::new(len, &offsets[k..]);
             let mut crcs = vec![0; k + m];
             code.encode_checksummed_to(&sources.get(), &mut shelf.get_mut(), &mut crcs, placement).unwrap();
-            prop_assert_eq!(&shelf.get(), &*parity, "{:?} {:?}", code, placement);
-            prop_assert_eq!(&crcs, &*sums, "{:?} {:?}", code, placement);
-            prop_assert!(shelf.guards_hold(), "{code:?} {placement:?}");
+            prop_assert_eq!(&shelf.get(), &*parity, "{} {:?}", name, placement);
+            prop_assert_eq!(&crcs, &*sums, "{} {:?}", name, placement);
+            prop_assert!(shelf.guards_hold(), "{name} {placement:?}");
         }
     }
 
@@ -187,8 +196,7 @@ proptest! {
         lost in 1usize..=16,
     ) {
         let mut data = data(seed >> 1, k, len);
-        for tier in Tier::available() {
-            let code = Code::with_tier(construction, k, m, tier).unwrap();
+        for (name, code) in codes(construction, k, m) {
             data.truncate(k);
             let parity = plain_parity(code.parity_matrix(), &data);
             data.extend(parity);
@@ -203,13 +211,13 @@ proptest! {
             match decoder.rebuild(&have, &mut outputs) {
                 Ok(()) => {
                     for (&chunk, rebuilt) in want.iter().zip(&rebuilt) {
-                        prop_assert_eq!(rebuilt, &data[chunk], "{:?} chunk {}", code, chunk);
+                        prop_assert_eq!(rebuilt, &data[chunk], "{} chunk {}", name, chunk);
                     }
                 }
                 // ISA-L's Vandermonde matrices leave gaps from four rows on; the others have none.
                 Err(error) => {
                     prop_assert_eq!(error, CodeError::Lost);
-                    prop_assert!(construction == Construction::Vandermonde && m >= 4, "{code:?}");
+                    prop_assert!(construction == Construction::Vandermonde && m >= 4, "{name}");
                 }
             }
         }
@@ -290,19 +298,24 @@ proptest! {
         let mut new = old.clone();
         new[chunk][range.clone()].copy_from_slice(&bytes(seed ^ 7, range.len()));
         let difference: Vec<u8> = old[chunk].iter().zip(&new[chunk]).map(|(old, new)| old ^ new).collect();
-        for tier in Tier::available() {
-            let code = Code::with_tier(construction, k, m, tier).unwrap();
+        for (name, code) in codes(construction, k, m) {
             let before = plain_parity(code.parity_matrix(), &old);
             let after = plain_parity(code.parity_matrix(), &new);
             let mut parity = before.clone();
             let mut ranges: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[range.clone()]).collect();
             code.update(chunk, &old[chunk][range.clone()], &new[chunk][range.clone()], &mut ranges).unwrap();
-            prop_assert_eq!(&parity, &after, "{:?}", code);
+            prop_assert_eq!(&parity, &after, "{}", name);
             let mut ranges: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[range.clone()]).collect();
             code.update_by(chunk, &difference[range.clone()], &mut ranges).unwrap();
-            prop_assert_eq!(&parity, &before, "{:?}", code);
+            prop_assert_eq!(&parity, &before, "{}", name);
         }
     }
+}
+
+#[test]
+fn a_loop_shape_that_is_not_there_is_an_error() {
+    let error = Code::with_shape(Construction::Cauchy, 4, 2, Tier::Portable, "v3").map(|_| ()).unwrap_err();
+    assert_eq!(error.to_string(), "there is no loop shape `v3` for erasure coding; there are: v4, v2, v1");
 }
 
 /// Every pattern of up to m losses, for every shape with k + m up to 12, on every tier.

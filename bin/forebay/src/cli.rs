@@ -13,7 +13,7 @@ use clap_complete::Shell;
 
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
 pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, OneImage, Resize};
-pub use perf::{MessengerEnd, MessengerRun, PerfCommand, PerfMessenger};
+pub use perf::{MessengerEnd, MessengerRun, PerfAccel, PerfCommand, PerfMessenger};
 pub use serve::{Driver, Serve};
 pub use store::{StoreCheck, StoreCommand, StoreInit};
 

@@ -43,15 +43,18 @@ pub fn ec(effort: &Effort, dry_run: bool) -> Result<()> {
         ("ec-shapes", "Encoding by shape: chunks of 16 KiB, cached, GB/s of data", "shapes", "k/m"),
         ("ec-blocks", "Encoding 8/3 by chunk size, one stripe over and over, GB/s of data", "blocks", "chunk"),
     ];
-    pages("ec", "Erasure coding beside ISA-L", method, &mut cases, &tiers, &lines, &values, &pictures)
+    let by_tier = format!("\nEach tier beside ISA-L's own of that name:\n\n{}", table(&tiers));
+    pages("ec", "Erasure coding beside ISA-L", method, &mut cases, &by_tier, &lines, &values, &pictures)
 }
 
 /// CRC32C.
 pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
     let mut values = run("crc32c", effort)?;
     let mut cases = cases(&values, &["crc32c"]);
+    let shapes = shape_table(&self::cases(&values, &["shapes"]));
     let lines = ratio_lines("crc32c", &cases);
     show(&[&cases], &lines);
+    println!("{shapes}");
     if dry_run {
         return Ok(());
     }
@@ -73,13 +76,27 @@ pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
         as long as the checksum of what is then in the cache, so a copy whose checksum cost nothing would gain 8 % at \
         4 KiB and 15 % at 64 KiB. Checksums of cold buffers of 2 to 64 KiB pay for what makes hot ones fast: the CRC32 \
         instruction beside the multiplier takes more instructions a byte, and a processor with so many in flight sees \
-        fewer misses ahead. A hot copy of 64 KiB goes through the second-level cache twice.";
+        fewer misses ahead. A hot copy of 64 KiB goes through the second-level cache twice.\n\n\
+        Which loop is in use for which length was chosen by calibration when the race began, as the daemon does; \
+        [kernels by processor](kernels.md) has the figures of other processors.";
     let pictures = [
         ("crc32c-hot", "CRC32C of hot buffers, GB/s", "hot", "bytes"),
         ("crc32c-cold", "CRC32C of cold buffers, GB/s", "cold", "bytes"),
         ("crc32c-copy", "Copy and CRC32C of cold buffers, GB/s", "copy cold", "bytes"),
     ];
-    pages("crc32c", "CRC32C beside ISA-L, crc-fast and crc32c", method, &mut cases, &[], &lines, &values, &pictures)
+    let by_shape = format!(
+        "\nEvery loop of the tier in use, hot, GB/s; `forebay` is the one in use, and the columns took turns:\n\n{shapes}"
+    );
+    pages(
+        "crc32c",
+        "CRC32C beside ISA-L, crc-fast and crc32c",
+        method,
+        &mut cases,
+        &by_shape,
+        &lines,
+        &values,
+        &pictures,
+    )
 }
 
 /// Compression.
@@ -124,7 +141,7 @@ pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
         ("compress-ratio", "Plain bytes for each compressed byte, blocks of 128 KiB", "ratios", "level"),
         ("compress-blocks", "Level 1 by block size, MB/s", "blocks", "block"),
     ];
-    pages("compress", "DEFLATE beside zlib, igzip and libdeflate", method, &mut speeds, &[], &lines, &plots, &pictures)
+    pages("compress", "DEFLATE beside zlib, igzip and libdeflate", method, &mut speeds, "", &lines, &plots, &pictures)
 }
 
 /// Encryption.
@@ -157,7 +174,7 @@ pub fn xts(effort: &Effort, dry_run: bool) -> Result<()> {
         ("xts", "AES-256-XTS by sector size, 128 KiB a call, GB/s", "xts", "sector"),
         ("gcm", "AES-256-GCM by length of message, GB/s", "gcm", "bytes"),
     ];
-    pages("xts", "AES-XTS and AES-GCM beside OpenSSL", method, &mut cases, &[], &lines, &plots, &pictures)
+    pages("xts", "AES-XTS and AES-GCM beside OpenSSL", method, &mut cases, "", &lines, &plots, &pictures)
 }
 
 fn in_units(mut cases: Vec<Case>, unit: &'static str) -> Vec<Case> {
@@ -284,6 +301,25 @@ fn table(cases: &[Case]) -> String {
     text
 }
 
+/// A row a size, a column a loop; the fastest of ours in bold.
+fn shape_table(cases: &[Case]) -> String {
+    let Some(first) = cases.first() else { return String::new() };
+    let names: Vec<&str> = first.series.iter().map(|series| series.name.as_str()).collect();
+    let mut text = format!("| size | {} |\n|---|{}\n", names.join(" | "), "---:|".repeat(names.len()));
+    for case in cases {
+        let figures: Vec<f64> = case.series.iter().map(|series| median(&series.values)).collect();
+        let loops = case.series.iter().zip(&figures).filter(|(series, _)| series.side == Side::Other);
+        let best = loops.map(|(_, &figure)| figure).fold(0.0, f64::max);
+        let cell = |(series, &figure): (&Series, &f64)| match series.side {
+            Side::Other if figure == best => format!("**{figure:.1}**"),
+            _ => format!("{figure:.1}"),
+        };
+        let cells: Vec<String> = case.series.iter().zip(&figures).map(cell).collect();
+        text.push_str(&format!("| {} | {} |\n", case.name, cells.join(" | ")));
+    }
+    text
+}
+
 /// Writes the page and its pictures.
 #[allow(clippy::too_many_arguments)]
 fn pages(
@@ -291,7 +327,7 @@ fn pages(
     title: &str,
     method: &str,
     cases: &mut [Case],
-    tiers: &[Case],
+    more: &str,
     lines: &[String],
     values: &[Value],
     pictures: &[(&str, &str, &str, &str)],
@@ -307,10 +343,7 @@ fn pages(
         text.push_str(&format!("![{caption}]({file}.svg)\n\n"));
     }
     text.push_str(&table(cases));
-    if !tiers.is_empty() {
-        text.push_str("\nEach tier beside ISA-L's own of that name:\n\n");
-        text.push_str(&table(tiers));
-    }
+    text.push_str(more);
     text.push_str("\n```\n");
     text.push_str(&lines.join("\n"));
     text.push_str("\n```\n");
@@ -348,6 +381,20 @@ fn plotted(values: &[Value], group: &str) -> (Vec<String>, Vec<Line>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loops_become_columns_and_the_fastest_is_bold() {
+        let text = "shapes\t4 KiB\t1\tforebay\tours\t3.0\nshapes\t4 KiB\t1\tisa-l\tpeer\t2.0\n\
+            shapes\t4 KiB\t1\tgfni/v4\tshown\t3.1\nshapes\t4 KiB\t1\tgfni/v8\tshown\t3.0\n";
+        let values: Vec<Value> = text.lines().map(|line| value(line).unwrap()).collect();
+        let table = shape_table(&cases(&values, &["shapes"]));
+        assert_eq!(
+            table,
+            "| size | forebay | isa-l | gfni/v4 | gfni/v8 |\n|---|---:|---:|---:|---:|\n\
+             | 4-KiB | 3.0 | 2.0 | **3.1** | 3.0 |\n"
+        );
+        assert_eq!(shape_table(&[]), "");
+    }
 
     #[test]
     fn values_become_cases_and_lines() {

@@ -2,19 +2,8 @@
 //!
 //! A message is a polynomial, and its CRC the remainder modulo P.  A vector of message is *folded* onto one further on:
 //! its halves are multiplied by constants congruent to the distance, so that the sum is congruent to both.  Several
-//! vectors are folded side by side, because a product takes several cycles.  The CRC32 instruction of the integer
-//! side runs at half the multiplier's pace or at the same, on units that would otherwise idle; so a long message is
-//! dealt out to both, a round at a time, with A vectors and P short pieces:
-//!
-//! ```text
-//! | front | piece vector vector piece vector vector | piece vector vector piece vector vector | ...
-//! ```
-//!
-//! Vectors are folded over a whole round, pieces and all.  A piece is run through the CRC32 instruction from a register
-//! of zero, and its register added to the vector behind it, which is what a register means: a message in front comes
-//! to the same as its register added to the next four bytes.  So there is nothing to combine at the end, and memory is
-//! read strictly forwards, which prefetchers reward: cutting the message into one long region for each side is faster
-//! by a few percent in the first-level cache and slower by a third out of it.
+//! vectors are folded side by side, because a product takes several cycles.  The loops over long messages are in
+//! [`super::loops`]; here are what they are made of, short messages, and copies.
 //!
 //! Folding is from Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel, 2009).
 
@@ -78,11 +67,6 @@ pub(crate) enum Sink {
     Stream(*mut u8),
 }
 
-/// From this length on [`long`] is faster than [`short`]: three rounds.
-pub(crate) const fn long_min<F: Fold, const A: usize, const P: usize, const W: usize>() -> usize {
-    3 * (A * F::BYTES + P * W * 8)
-}
-
 /// The register after a few bytes from `from`, or any number of them.
 ///
 /// # Safety
@@ -97,20 +81,6 @@ pub(crate) unsafe fn short<F: Fold, const A: usize>(state: u32, from: *const u8,
             vectors::<F, A>(state, from, len, Sink::None).reduce()
         }
     }
-}
-
-/// The register after at least [`long_min`] bytes from `from`: rounds of `A` vectors and `P` pieces of `W` words.
-///
-/// # Safety
-/// The processor has the tier, and the bytes are readable.
-#[inline(always)]
-pub(crate) unsafe fn long<F: Fold, const A: usize, const P: usize, const W: usize>(
-    state: u32,
-    from: *const u8,
-    len: usize,
-) -> u32 {
-    // SAFETY: passed on.
-    unsafe { rounds::<F, A, P, W>(state, from, len).reduce() }
 }
 
 /// The register after `len` bytes from `from`, which are copied as well.
@@ -168,71 +138,12 @@ pub(crate) unsafe fn words<F: Fold>(mut state: u32, mut from: *const u8, mut len
     state
 }
 
-/// All of `len`, at least a round, folded into one vector that is congruent to the whole message.
+/// The register after `W` words.
 ///
 /// # Safety
-/// See [`short`].
+/// See [`short`]; the words are readable.
 #[inline(always)]
-unsafe fn rounds<F: Fold, const A: usize, const P: usize, const W: usize>(
-    mut state: u32,
-    from: *const u8,
-    len: usize,
-) -> F {
-    let group = A / P;
-    let piece = W * 8;
-    let round = A * F::BYTES + P * piece;
-    let front = len % round;
-    // SAFETY: the front and whole rounds make up `len`.
-    unsafe {
-        let mut at = from.add(front);
-        let end = from.add(len);
-        let mut folded = None;
-        if front >= F::BYTES {
-            folded = Some(vectors::<F, A>(state, from, front, Sink::None));
-            state = 0;
-        } else {
-            state = words::<F>(state, from, front);
-        }
-        let mut sums = [F::load(at); A];
-        for (a, sum) in sums.iter_mut().enumerate() {
-            let mut register = 0;
-            if a % group == 0 {
-                register = chain::<F, W>(if a == 0 { state } else { 0 }, at);
-                at = at.add(piece);
-            }
-            *sum = F::load(at).add_state(register);
-            at = at.add(F::BYTES);
-        }
-        let over_piece = F::key(const { fold_key((F::BYTES + W * 8) as u64) });
-        if let Some(folded) = folded {
-            sums[0] = folded.fold(over_piece, sums[0]);
-        }
-        let key = F::key(const { fold_key((A * F::BYTES + P * W * 8) as u64) });
-        while at < end {
-            for (a, sum) in sums.iter_mut().enumerate() {
-                if a % group == 0 {
-                    let register = chain::<F, W>(0, at);
-                    at = at.add(piece);
-                    *sum = sum.fold(key, F::load(at).add_state(register));
-                } else {
-                    *sum = sum.fold(key, F::load(at));
-                }
-                at = at.add(F::BYTES);
-            }
-        }
-        const { assert!(A == 4 && P == 2) };
-        let one = F::key(const { fold_key(F::BYTES as u64) });
-        let half = F::key(const { fold_key((2 * F::BYTES + W * 8) as u64) });
-        sums[0].fold(one, sums[1]).fold(half, sums[2].fold(one, sums[3]))
-    }
-}
-
-/// The register after a piece.
-///
-/// # Safety
-/// See [`short`]; the piece is readable.
-#[inline(always)]
-unsafe fn chain<F: Fold, const W: usize>(state: u32, at: *const u8) -> u32 {
+pub(super) unsafe fn chain<F: Fold, const W: usize>(state: u32, at: *const u8) -> u32 {
     let mut register = u64::from(state);
     for word in 0..W {
         // SAFETY: the word lies within the piece.
@@ -246,7 +157,7 @@ unsafe fn chain<F: Fold, const W: usize>(state: u32, at: *const u8) -> u32 {
 /// # Safety
 /// See [`copy`].
 #[inline(always)]
-unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize, sink: Sink) -> F {
+pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize, sink: Sink) -> F {
     let short = 2 * A * F::BYTES;
     // SAFETY: reads and writes stay within `len`.
     unsafe {
@@ -272,7 +183,7 @@ unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u8, len: usi
             }
             at = at.add(A * F::BYTES);
         }
-        gather::<F, A>(sums)
+        gather(&sums)
     }
 }
 
@@ -341,18 +252,26 @@ unsafe fn begin<F: Fold, const A: usize>(
     }
 }
 
-/// Folds neighbouring vectors into the last of them, in pairs, so that products overlap.
+/// Folds vectors that follow each other into the last of them, in pairs, so that products overlap.
 ///
 /// # Safety
 /// The processor has the tier.
 #[inline(always)]
-unsafe fn gather<F: Fold, const A: usize>(sums: [F; A]) -> F {
-    const { assert!(A == 4) };
+pub(super) unsafe fn gather<F: Fold>(sums: &[F]) -> F {
     // SAFETY: passed on.
     unsafe {
         let one = F::key(const { fold_key(F::BYTES as u64) });
         let two = F::key(const { fold_key(2 * F::BYTES as u64) });
-        sums[0].fold(one, sums[1]).fold(two, sums[2].fold(one, sums[3]))
+        let four = F::key(const { fold_key(4 * F::BYTES as u64) });
+        let quad = |at: usize| sums[at].fold(one, sums[at + 1]).fold(two, sums[at + 2].fold(one, sums[at + 3]));
+        match sums.len() {
+            1 => sums[0],
+            2 => sums[0].fold(one, sums[1]),
+            4 => quad(0),
+            8 => quad(0).fold(four, quad(4)),
+            12 => quad(0).fold(four, quad(4)).fold(four, quad(8)),
+            _ => unreachable!("no loop has so many vectors"),
+        }
     }
 }
 

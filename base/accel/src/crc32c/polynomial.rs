@@ -67,6 +67,11 @@ pub(crate) const SHIFTS: [u32; 64] = {
 /// as a message of 64 bits, is the register again.
 pub(crate) const UNSCALE: u32 = power(-SCALE);
 
+/// What moves a register by `bytes` bytes: their product, run through the CRC32 instruction as a message of 64 bits.
+pub(crate) const fn shift_key(bytes: u64) -> u32 {
+    power(8 * bytes as i64 - SCALE)
+}
+
 /// `x^(8 * 2^i)` divided by what the instructions multiply by.
 pub(crate) const SHIFT_KEYS: [u32; 64] = {
     let mut table = SHIFTS;
@@ -100,6 +105,7 @@ mod tests {
         assert_eq!(multiply(power(-33), power(33)), ONE);
         assert_eq!(multiply(power(1000), power(234)), power(1234));
         assert_eq!(shift(ONE, 1 << 40), power(8 << 40));
+        assert_eq!(shift_key(128), SHIFT_KEYS[7]);
         assert_eq!(multiply(SHIFT_KEYS[7], power(33)), SHIFTS[7]);
     }
 }

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::fold::{self, Sink};
-use super::{polynomial, portable};
+use super::{loops, polynomial, portable};
+use crate::processor::{Processor, Vendor};
+use crate::shape;
 use crate::tier::Tier;
 
 /// CRC32C on one tier.  Registers are raw: neither the initial value nor the final inversion is applied.
@@ -18,11 +20,59 @@ pub(crate) struct Kernels {
 
 type Update = unsafe fn(u32, *const u8, usize) -> u32;
 
-/// The tier's `update`, and before the first call what finds it; a call of few bytes is over before a look whether
-/// it has been found would be.
+/// A loop over long messages.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    /// The register after at least [`Table::long_min`] bytes.
+    long: Update,
+    /// The register after any number of bytes.
+    update: Update,
+}
+
+/// What a tier has.
+pub(super) struct Table {
+    /// Its loops; the first one is the default where nothing is known of a processor.
+    pub(super) shapes: &'static [Shape],
+    /// Shorter messages go another way, which is the same for all shapes.
+    pub(super) long_min: usize,
+    /// The register after any number of bytes, by the loops in use.
+    front: Update,
+    copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
+    shift: unsafe fn(u32, u64) -> u32,
+}
+
+/// A class of message lengths, which share a loop.
+pub(super) struct Class {
+    pub(super) name: &'static str,
+    /// Messages below this length, and not in a class before.
+    pub(super) end: usize,
+    /// The length that calibration measures.
+    pub(super) measured: usize,
+}
+
+/// The classes.  Blocks of 4 KiB, the most frequent length, are within one of them.
+pub(super) const CLASSES: [Class; 4] = [
+    Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10 },
+    Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10 },
+    Class { name: "12 KiB to 512 KiB", end: 512 << 10, measured: 64 << 10 },
+    Class { name: "from 512 KiB", end: usize::MAX, measured: 1 << 20 },
+];
+
+/// The class of a length.
+#[inline]
+pub(super) fn class(len: usize) -> usize {
+    usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end) + usize::from(len >= CLASSES[2].end)
+}
+
+/// The front of the tier in use, and before the first call what finds it; a call of few bytes is over before a look
+/// whether it has been found would be.
 static UPDATE: AtomicPtr<()> = AtomicPtr::new(find as Update as *mut ());
 
-/// Finds the kernel, and does its work.
+/// The loop in use for each class, and before the first call what finds it.
+static LONG: [AtomicPtr<()>; CLASSES.len()] = [const { AtomicPtr::new(find_long as Update as *mut ()) }; CLASSES.len()];
+
+/// Finds the front, and does its work.
 ///
 /// # Safety
 /// The bytes are readable.
@@ -31,6 +81,32 @@ unsafe fn find(state: u32, from: *const u8, len: usize) -> u32 {
     UPDATE.store(update as *mut (), Ordering::Relaxed);
     // SAFETY: passed on.
     unsafe { update(state, from, len) }
+}
+
+/// Finds the loop, and does its work.
+///
+/// # Safety
+/// The bytes are readable, and at least the `long_min` of the tier in use.
+unsafe fn find_long(state: u32, from: *const u8, len: usize) -> u32 {
+    let table = Table::of(Tier::current());
+    let class = class(len);
+    let names: Vec<&str> = table.shapes.iter().map(|shape| shape.name).collect();
+    let forced = shape::forced_or_none().shape(super::KERNEL, &names);
+    let found = table.shapes[forced.unwrap_or_else(|| table.default(class, Processor::current()))].long;
+    // What calibration has put there meanwhile stays.
+    let _ = LONG[class].compare_exchange(
+        find_long as Update as *mut (),
+        found as *mut (),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+    // SAFETY: passed on.
+    unsafe { found(state, from, len) }
+}
+
+/// Puts a shape of the tier in use to use for a class.
+pub(super) fn install(class: usize, shape: usize) {
+    LONG[class].store(Table::of(Tier::current()).shapes[shape].long as *mut (), Ordering::Relaxed);
 }
 
 /// The register after `data`, on the tier in use.
@@ -44,30 +120,77 @@ pub(super) fn update(state: u32, data: &[u8]) -> u32 {
     }
 }
 
-impl Kernels {
-    /// Those of the tier in use.
-    #[inline]
-    pub(crate) fn current() -> &'static Kernels {
-        static CURRENT: OnceLock<Kernels> = OnceLock::new();
-        CURRENT.get_or_init(|| Kernels::of(Tier::current()))
+/// The register after many bytes, by the loop in use for so many.
+///
+/// # Safety
+/// The bytes are readable, and at least the `long_min` of the tier in use.
+#[inline(always)]
+unsafe fn update_long(state: u32, from: *const u8, len: usize) -> u32 {
+    // SAFETY: as in `update`; the loops are those of the tier in use.
+    unsafe {
+        let long = std::mem::transmute::<*mut (), Update>(LONG[class(len)].load(Ordering::Relaxed));
+        long(state, from, len)
     }
+}
 
-    /// Those of a tier that the processor has.
-    pub(crate) fn of(tier: Tier) -> Kernels {
+impl Table {
+    /// That of a tier that the processor has.
+    pub(super) fn of(tier: Tier) -> &'static Table {
         assert!(tier.is_available(), "the processor lacks the tier {tier}");
         match tier {
             #[cfg(target_arch = "x86_64")]
-            Tier::Sse => sse::KERNELS,
+            Tier::Sse => &sse::TABLE,
             #[cfg(target_arch = "x86_64")]
-            Tier::Avx2 => avx2::KERNELS,
+            Tier::Avx2 => &avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
-            Tier::Avx512 => avx512::KERNELS,
+            Tier::Avx512 => &avx512::TABLE,
             #[cfg(target_arch = "x86_64")]
-            Tier::Gfni => gfni::KERNELS,
+            Tier::Gfni => &gfni::TABLE,
             #[cfg(target_arch = "aarch64")]
-            Tier::Neon => neon::KERNELS,
-            _ => plain::KERNELS,
+            Tier::Neon => &neon::TABLE,
+            _ => &plain::TABLE,
         }
+    }
+
+    /// The shape that is the default for a class on a processor.
+    pub(super) fn default(&self, class: usize, processor: &Processor) -> usize {
+        let name = known(class, processor);
+        name.and_then(|name| self.shapes.iter().position(|shape| shape.name == name)).unwrap_or(0)
+    }
+}
+
+/// What is known of processors, by vendor, family and class; names that a tier lacks count for nothing.
+fn known(class: usize, processor: &Processor) -> Option<&'static str> {
+    let _ = class;
+    match (processor.vendor, processor.family) {
+        // Not measured.  A 512-bit product and a CRC32 instruction begin in each cycle, so eight vectors take sixteen
+        // cycles, in which sixteen words can pass beside them, in one piece: a piece's register takes the port of the
+        // products on its way to a vector.
+        (Vendor::Intel, _) => Some("v8p1w16"),
+        _ => None,
+    }
+}
+
+impl Kernels {
+    /// Those of the tier in use, with the loops in use.
+    #[inline]
+    pub(crate) fn current() -> &'static Kernels {
+        static CURRENT: OnceLock<Kernels> = OnceLock::new();
+        CURRENT.get_or_init(|| {
+            let table = Table::of(Tier::current());
+            Kernels { update: table.front, copy: table.copy, shift: table.shift }
+        })
+    }
+
+    /// Those of a tier that the processor has, with the first of its loops.
+    pub(crate) fn of(tier: Tier) -> Kernels {
+        if tier == Tier::current() { *Self::current() } else { Self::with_shape(tier, 0) }
+    }
+
+    /// Those of a tier that the processor has, with one loop for all lengths.
+    pub(crate) fn with_shape(tier: Tier, shape: usize) -> Kernels {
+        let table = Table::of(tier);
+        Kernels { update: table.shapes[shape].update, copy: table.copy, shift: table.shift }
     }
 
     /// The register after `data`.
@@ -130,36 +253,50 @@ fn fence() {
     }
 }
 
-/// Defines the kernels of a tier: its vector, its features, vectors a round, pieces a round, and words a piece.
+/// Defines the kernels of a tier: its vector, its features, from which length on messages are long, and its loops, of
+/// which none needs more than that length.
 macro_rules! tier {
-    ($name:ident, $fold:ty, $feature:literal, $a:literal, $p:literal, $w:literal) => {
+    ($name:ident, $fold:ty, $feature:literal, $min:literal, $($shape:ident: $loop:ident<$($n:literal),*>;)*) => {
         mod $name {
-            use super::{Kernels, Sink, fold};
+            use super::{Shape, Sink, Table, fold, loops, update_long};
 
-            pub(super) const KERNELS: Kernels = Kernels { update, copy, shift };
+            pub(super) static TABLE: Table = Table {
+                shapes: &[$(Shape { name: stringify!($shape), long: $shape::long, update: $shape::update }),*],
+                long_min: $min,
+                front,
+                copy,
+                shift,
+            };
 
-            /// # Safety
-            /// The processor has the features, and the bytes are readable.
-            #[target_feature(enable = $feature)]
-            unsafe fn update(state: u32, from: *const u8, len: usize) -> u32 {
-                // SAFETY: passed on.
-                unsafe {
-                    if len >= const { fold::long_min::<$fold, $a, $p, $w>() } {
-                        return long(state, from, len);
-                    }
-                    fold::short::<$fold, $a>(state, from, len)
+            $(mod $shape {
+                use super::{fold, loops};
+
+                /// Apart, so that a short message does not pay for saving the registers that a long one needs.
+                ///
+                /// # Safety
+                /// The processor has the features, and the bytes, at least `long_min`, are readable.
+                #[inline(never)]
+                #[target_feature(enable = $feature)]
+                pub(super) unsafe fn long(state: u32, from: *const u8, len: usize) -> u32 {
+                    // SAFETY: passed on.
+                    unsafe { loops::$loop::<$fold, $($n),*>(state, from, len) }
                 }
-            }
 
-            /// Apart, so that a short message does not pay for saving the registers that a long one needs.
-            ///
+                /// # Safety
+                /// The processor has the features, and the bytes are readable.
+                #[target_feature(enable = $feature)]
+                pub(super) unsafe fn update(state: u32, from: *const u8, len: usize) -> u32 {
+                    // SAFETY: passed on.
+                    unsafe { if len >= $min { long(state, from, len) } else { fold::short::<$fold, 4>(state, from, len) } }
+                }
+            })*
+
             /// # Safety
-            /// The processor has the features, and the bytes are readable.
-            #[inline(never)]
+            /// The processor has the features, the tier is in use, and the bytes are readable.
             #[target_feature(enable = $feature)]
-            unsafe fn long(state: u32, from: *const u8, len: usize) -> u32 {
+            unsafe fn front(state: u32, from: *const u8, len: usize) -> u32 {
                 // SAFETY: passed on.
-                unsafe { fold::long::<$fold, $a, $p, $w>(state, from, len) }
+                unsafe { if len >= $min { update_long(state, from, len) } else { fold::short::<$fold, 4>(state, from, len) } }
             }
 
             /// # Safety
@@ -169,9 +306,9 @@ macro_rules! tier {
                 // SAFETY: passed on.  Each kind of sink gets a loop of its own.
                 unsafe {
                     match sink {
-                        Sink::None => fold::copy::<$fold, $a>(state, from, len, Sink::None),
-                        Sink::Copy(to) => fold::copy::<$fold, $a>(state, from, len, Sink::Copy(to)),
-                        Sink::Stream(to) => fold::copy::<$fold, $a>(state, from, len, Sink::Stream(to)),
+                        Sink::None => fold::copy::<$fold, 4>(state, from, len, Sink::None),
+                        Sink::Copy(to) => fold::copy::<$fold, 4>(state, from, len, Sink::Copy(to)),
+                        Sink::Stream(to) => fold::copy::<$fold, 4>(state, from, len, Sink::Stream(to)),
                     }
                 }
             }
@@ -187,28 +324,59 @@ macro_rules! tier {
     };
 }
 
+/// The loops of vectors of 16 bytes.
+macro_rules! narrow {
+    ($name:ident, $fold:ty, $feature:literal) => {
+        tier!(
+            $name, $fold, $feature, 384,
+            v4p2w4: rounds<4, 2, 4>;
+            v4p1w4: rounds<4, 1, 4>;
+            v4p2w8: rounds<4, 2, 8>;
+            v8p2w8: rounds<8, 2, 8>;
+            v4: wide<4>;
+            v8: wide<8>;
+            crc3: streams<>;
+            v4s3w2: split<4, 2, 146, 36, 16>;
+        );
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
-tier!(sse, crate::crc32c::x86::Sse, "sse4.2,pclmulqdq", 4, 2, 4);
+narrow!(sse, crate::crc32c::x86::Sse, "sse4.2,pclmulqdq");
 #[cfg(target_arch = "x86_64")]
-tier!(avx2, crate::crc32c::x86::Sse, "avx2,sse4.2,pclmulqdq,bmi1,bmi2", 4, 2, 4);
+narrow!(avx2, crate::crc32c::x86::Sse, "avx2,sse4.2,pclmulqdq,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
-tier!(avx512, crate::crc32c::x86::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2", 4, 2, 4);
+narrow!(avx512, crate::crc32c::x86::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
 tier!(
     gfni,
     crate::crc32c::x86::Vpclmul,
     "vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2",
-    4,
-    2,
-    8
+    1152,
+    v4p2w8: rounds<4, 2, 8>;
+    v4p1w8: rounds<4, 1, 8>;
+    v8p1w16: rounds<8, 1, 16>;
+    v8p2w16: rounds<8, 2, 16>;
+    v4: wide<4>;
+    v8: wide<8>;
+    v12: wide<12>;
+    crc3: streams<>;
+    v4s3w2: split<4, 2, 53, 13, 6>;
+    v8s3w4: split<8, 4, 26, 6, 3>;
 );
 #[cfg(target_arch = "aarch64")]
-tier!(neon, crate::crc32c::neon::Neon, "neon,crc,aes", 4, 2, 4);
+narrow!(neon, crate::crc32c::neon::Neon, "neon,crc,aes");
 
 mod plain {
-    use super::{Kernels, Sink, polynomial, portable};
+    use super::{Shape, Sink, Table, polynomial, portable};
 
-    pub(super) const KERNELS: Kernels = Kernels { update, copy, shift: polynomial::shift };
+    pub(super) static TABLE: Table = Table {
+        shapes: &[Shape { name: "tables", long: update, update }],
+        long_min: 0,
+        front: update,
+        copy,
+        shift: polynomial::shift,
+    };
 
     /// # Safety
     /// The bytes are readable.

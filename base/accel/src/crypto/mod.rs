@@ -17,6 +17,7 @@ mod xts;
 
 pub use gcm::{Gcm, NONCE_LEN, TAG_LEN, TagMismatch};
 pub(crate) use perf::perf;
+pub(crate) use xts::shapes::contests;
 pub use xts::{SectorSize, Xts};
 
 /// Why a key cannot be used.

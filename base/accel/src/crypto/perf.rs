@@ -1,7 +1,8 @@
 //! The ciphers, for `forebay perf accel`.
 
+use super::xts::{Shape, shapes};
 use super::{Gcm, SectorSize, Xts};
-use crate::perf::{Kernel, Variant};
+use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
 
 /// Bytes a call: an extent as the store writes it.
@@ -11,12 +12,12 @@ const LENGTH: usize = 128 << 10;
 const LIBRARY: &str = "aws-lc";
 
 /// Sectors of both sizes, and messages.
-pub(crate) fn perf() -> Vec<Kernel> {
+pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     let key: Vec<u8> = (0..64).collect();
     let mut kernels = Vec::new();
     for (bits, key) in [(128, &key[..32]), (256, &key[..])] {
         for size in [SectorSize::Bytes512, SectorSize::Bytes4096] {
-            kernels.push(xts(key, bits, size));
+            kernels.push(xts(key, bits, size, detail));
         }
     }
     for (bits, key) in [(128, &key[..16]), (256, &key[..32])] {
@@ -36,20 +37,28 @@ pub(crate) fn perf() -> Vec<Kernel> {
 }
 
 /// XTS over every set of instructions there is.
-fn xts(key: &[u8], bits: u16, size: SectorSize) -> Kernel {
+fn xts(key: &[u8], bits: u16, size: SectorSize, detail: Detail) -> Kernel {
+    let in_use = shapes::in_use(size);
+    let name = |xts: &Xts, shape: Shape| {
+        let shaped = detail == Detail::Shapes && xts.has_shapes();
+        if shaped { format!("{}/{}", xts.implementation(), shape.name()) } else { xts.implementation().to_owned() }
+    };
     let mut variants: Vec<Variant> = Vec::new();
     for tier in Tier::available() {
-        let Ok(xts) = Xts::with_tier(key, tier) else { continue };
-        let name = xts.implementation();
-        if variants.iter().any(|variant| variant.name == name) {
-            continue;
+        let shapes = if detail == Detail::Shapes { &Shape::ALL[..] } else { std::slice::from_ref(&in_use) };
+        for &shape in shapes {
+            let Ok(xts) = Xts::with_shape(key, tier, shape) else { continue };
+            let name = name(&xts, shape);
+            if variants.iter().any(|variant| variant.name == name) {
+                continue;
+            }
+            let mut data = vec![0; LENGTH];
+            variants.push(Variant::new(name, move || {
+                xts.encrypt_in_place(size, 1, &mut data);
+                data.len()
+            }));
         }
-        let mut data = vec![0; LENGTH];
-        variants.push(Variant::new(name, move || {
-            xts.encrypt_in_place(size, 1, &mut data);
-            data.len()
-        }));
     }
-    let chosen = Xts::new(key).map_or("", |xts| xts.implementation());
-    Kernel { name: format!("aes-{bits}-xts sectors of {}", size.get()), chosen: chosen.into(), variants }
+    let chosen = Xts::new(key).map_or_else(|_| String::new(), |xts| name(&xts, in_use));
+    Kernel { name: format!("aes-{bits}-xts sectors of {}", size.get()), chosen, variants }
 }

@@ -58,13 +58,14 @@ impl Both {
     }
 }
 
-/// The kernel for `outputs` outputs on a tier that the processor has, if it is one that gains by it.
-pub(super) fn select(tier: Tier, outputs: usize, ones: bool) -> Option<Both> {
+/// The kernel for `outputs` outputs on a tier that the processor has, if it is one that gains by it; a wide one takes
+/// `vectors` vectors at a time, one of [`super::pass::widths`].
+pub(super) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Option<Both> {
     match tier {
         #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => Some(gfni::select(outputs, ones)),
+        Tier::Gfni => Some(gfni::select(outputs, ones, vectors)),
         _ => {
-            let _ = (outputs, ones);
+            let _ = (outputs, ones, vectors);
             None
         }
     }
@@ -126,16 +127,19 @@ mod gfni {
         unsafe { Vpclmul::load(sum.0.as_ptr()).reduce() }
     }
 
-    pub(super) fn select(outputs: usize, ones: bool) -> Both {
+    pub(super) fn select(outputs: usize, ones: bool, vectors: usize) -> Both {
         macro_rules! pick {
-            ($($m:literal: $n:literal),*) => {
-                match (outputs, ones) {
-                    $(($m, false) => Both { wide: run::<$m, false, $n>, narrow: run::<$m, false, 1>, begin, end },)*
-                    $(($m, true) => Both { wide: run::<$m, true, $n>, narrow: run::<$m, true, 1>, begin, end },)*
-                    _ => unreachable!("a pass has 1 to 8 outputs"),
+            ($($m:literal: [$($n:literal),*]),*) => {
+                match (outputs, ones, vectors) {
+                    $($(($m, false, $n) => Both { wide: run::<$m, false, $n>, narrow: run::<$m, false, 1>, begin, end },)*)*
+                    $($(($m, true, $n) => Both { wide: run::<$m, true, $n>, narrow: run::<$m, true, 1>, begin, end },)*)*
+                    _ => unreachable!("no pass has {outputs} outputs and {vectors} vectors a step"),
                 }
             };
         }
-        pick!(1: 4, 2: 4, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2)
+        pick!(
+            1: [4, 2, 1], 2: [4, 2, 1], 3: [4, 2, 1], 4: [4, 2, 1],
+            5: [2, 1], 6: [2, 1], 7: [2, 1], 8: [2, 1]
+        )
     }
 }

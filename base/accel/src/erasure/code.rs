@@ -7,6 +7,7 @@ use super::chunks::{common_len, parts_len, walk};
 use super::fused;
 use super::matrix::{Construction, parity_rows};
 use super::plan::{Placement, Plan, Room};
+use super::steps::{self, Steps};
 use crate::crc32c::Kernels;
 use crate::tier::{Tier, TierError};
 
@@ -33,6 +34,9 @@ pub enum CodeError {
     /// The tier cannot be used here.
     #[error(transparent)]
     Tier(#[from] TierError),
+    /// No loop shape has this name.
+    #[error("there is no loop shape `{0}` for erasure coding; there are: v4, v2, v1")]
+    Steps(String),
     /// Another number of chunks, or of places for checksums, was given than the code has.
     #[error("{expected} of {what} are needed, and {found} were given")]
     Count {
@@ -71,6 +75,7 @@ struct Inner {
     k: usize,
     m: usize,
     tier: Tier,
+    steps: Steps,
     /// The generator's rows that make parity, `m` of `k` bytes.
     parity: Vec<u8>,
     encode: Plan,
@@ -93,6 +98,31 @@ impl Code {
     /// # Errors
     /// As for [`Code::new`], and [`CodeError::Tier`] where the processor lacks it.
     pub fn with_tier(construction: Construction, k: usize, m: usize, tier: Tier) -> Result<Self, CodeError> {
+        Self::with_steps(construction, k, m, tier, Steps::Chosen)
+    }
+
+    /// A code that uses a certain tier and loop shape, for tests and measurements; where a pass has too many outputs
+    /// for the shape, it takes its default.
+    ///
+    /// # Errors
+    /// As for [`Code::with_tier`], and [`CodeError::Steps`] for another name than those of [`Code::shapes`].
+    pub fn with_shape(
+        construction: Construction,
+        k: usize,
+        m: usize,
+        tier: Tier,
+        shape: &str,
+    ) -> Result<Self, CodeError> {
+        let steps = Steps::named(shape).ok_or_else(|| CodeError::Steps(shape.to_owned()))?;
+        Self::with_steps(construction, k, m, tier, steps)
+    }
+
+    /// The names of all loop shapes.
+    pub fn shapes() -> impl Iterator<Item = &'static str> {
+        steps::names()
+    }
+
+    fn with_steps(construction: Construction, k: usize, m: usize, tier: Tier, steps: Steps) -> Result<Self, CodeError> {
         const K: RangeInclusive<usize> = K_MIN..=K_MAX;
         if !K.contains(&k) || !(1..=M_MAX).contains(&m) {
             return Err(CodeError::Shape { k, m });
@@ -101,11 +131,11 @@ impl Code {
             return Err(TierError::Absent(tier).into());
         }
         let parity = parity_rows(construction, k, m);
-        let encode = Plan::new(tier, k, &parity);
+        let encode = Plan::new(tier, steps, k, &parity);
         let column = |at: usize| -> Vec<u8> { parity.chunks_exact(k).flat_map(|row| [row[at], row[at]]).collect() };
-        let updates = (0..k).map(|at| Plan::new(tier, 2, &column(at))).collect();
+        let updates = (0..k).map(|at| Plan::new(tier, steps, 2, &column(at))).collect();
         Ok(Self {
-            inner: Arc::new(Inner { construction, k, m, tier, parity, encode, crc: Kernels::of(tier), updates }),
+            inner: Arc::new(Inner { construction, k, m, tier, steps, parity, encode, crc: Kernels::of(tier), updates }),
         })
     }
 
@@ -127,6 +157,11 @@ impl Code {
     /// The tier whose kernels are used.
     pub fn tier(&self) -> Tier {
         self.inner.tier
+    }
+
+    /// The loop shape that its plans take.
+    pub(super) fn steps(&self) -> Steps {
+        self.inner.steps
     }
 
     /// The coefficients of the parity: `m` rows of `k` bytes, as ISA-L and jerasure lay them out.

@@ -186,7 +186,7 @@ impl Decoder {
         let want: Vec<usize> = want.iter().map(|&chunk| usize::from(chunk)).collect();
         let chosen = choose(parity, k, (0..chunks).filter(|chunk| present >> chunk & 1 == 1))?;
         let rows = recovery_rows(parity, k, &chosen, &want)?;
-        Some(Recovery { plan: Plan::new(self.code.tier(), k, &rows), chosen })
+        Some(Recovery { plan: Plan::new(self.code.tier(), self.code.steps(), k, &rows), chosen })
     }
 
     /// Drops the pattern that was met longest ago.

@@ -27,50 +27,75 @@ pub(crate) mod gf;
 mod matrix;
 mod pass;
 mod plan;
+mod steps;
 
 pub use code::{Code, CodeError, K_MAX, K_MIN, M_MAX};
 pub use decode::Decoder;
 pub use matrix::Construction;
 pub use plan::Placement;
+pub(crate) use steps::contests;
 
-use crate::perf::{Kernel, Variant};
+use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
 
 /// For `forebay perf accel`: bytes of data encoded, and bytes of data read to rebuild.
-pub(crate) fn perf() -> Vec<Kernel> {
+pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     const LEN: usize = 16 << 10;
-    let encode = |k: usize, m: usize| {
-        let variant = move |tier: Tier| {
-            let code = Code::with_tier(Construction::Vandermonde, k, m, tier).expect("an available tier");
-            let data = vec![vec![0x5Au8; LEN]; k];
-            let mut parity = vec![vec![0u8; LEN]; m];
-            Variant::new(tier.name(), move || {
-                let sources: Vec<&[u8]> = data.iter().map(|chunk| &chunk[..]).collect();
-                let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
-                code.encode(&sources, &mut outputs).expect("chunks of the right shape");
-                k * LEN
-            })
-        };
-        let variants = Tier::available().map(variant).collect();
-        Kernel { name: format!("erasure encode {k}/{m} 16 KiB"), chosen: Tier::current().name().into(), variants }
-    };
-    let rebuild = |k: usize, m: usize| {
-        let variant = move |tier: Tier| {
-            let code = Code::with_tier(Construction::Vandermonde, k, m, tier).expect("an available tier");
-            let mut decoder = Decoder::new(code);
-            let left = vec![vec![0x5Au8; LEN]; k];
-            let mut lost = vec![vec![0u8; LEN]; m];
-            Variant::new(tier.name(), move || {
-                let have: Vec<(usize, &[u8])> =
-                    left.iter().enumerate().map(|(at, chunk)| (m + at, &chunk[..])).collect();
-                let mut want: Vec<(usize, &mut [u8])> =
-                    lost.iter_mut().enumerate().map(|(at, chunk)| (at, &mut chunk[..])).collect();
-                decoder.rebuild(&have, &mut want).expect("k chunks suffice");
-                k * LEN
-            })
-        };
-        let variants = Tier::available().map(variant).collect();
-        Kernel { name: format!("erasure rebuild {k}/{m} 16 KiB"), chosen: Tier::current().name().into(), variants }
-    };
-    vec![encode(4, 2), encode(8, 3), encode(16, 4), rebuild(8, 3)]
+    /// A kernel on every tier, with the shape in use or with each.
+    fn kernel(name: String, detail: Detail, k: usize, m: usize, work: fn(Code) -> Box<dyn FnMut() -> usize>) -> Kernel {
+        let mut variants = Vec::new();
+        let current = Tier::current();
+        for tier in Tier::available() {
+            if detail == Detail::Tiers || tier == Tier::Portable {
+                let code = Code::with_tier(Construction::Vandermonde, k, m, tier).expect("an available tier");
+                variants.push(Variant::new(tier.name(), work(code)));
+                continue;
+            }
+            for shape in Code::shapes() {
+                // Where a shape gives way to the default, that is there under its own name.
+                let Some(steps) = steps::Steps::named(shape) else { continue };
+                if steps::Steps::Vectors(steps.vectors(tier, m)) == steps {
+                    let code = Code::with_shape(Construction::Vandermonde, k, m, tier, shape).expect("a shape");
+                    variants.push(Variant::new(format!("{tier}/{shape}"), work(code)));
+                }
+            }
+        }
+        let by_tier = detail == Detail::Tiers || current == Tier::Portable;
+        let chosen = if by_tier { current.name().into() } else { format!("{current}/{}", steps::in_use(m)) };
+        Kernel { name, chosen, variants }
+    }
+    fn encode(code: Code) -> Box<dyn FnMut() -> usize> {
+        let (k, m) = (code.k(), code.m());
+        let data = vec![vec![0x5Au8; LEN]; k];
+        let mut parity = vec![vec![0u8; LEN]; m];
+        Box::new(move || {
+            let sources: Vec<&[u8]> = data.iter().map(|chunk| &chunk[..]).collect();
+            let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
+            code.encode(&sources, &mut outputs).expect("chunks of the right shape");
+            k * LEN
+        })
+    }
+    fn rebuild(code: Code) -> Box<dyn FnMut() -> usize> {
+        let (k, m) = (code.k(), code.m());
+        let mut decoder = Decoder::new(code);
+        let left = vec![vec![0x5Au8; LEN]; k];
+        let mut lost = vec![vec![0u8; LEN]; m];
+        Box::new(move || {
+            let have: Vec<(usize, &[u8])> = left.iter().enumerate().map(|(at, chunk)| (m + at, &chunk[..])).collect();
+            let mut want: Vec<(usize, &mut [u8])> =
+                lost.iter_mut().enumerate().map(|(at, chunk)| (at, &mut chunk[..])).collect();
+            decoder.rebuild(&have, &mut want).expect("k chunks suffice");
+            k * LEN
+        })
+    }
+    let mut kernels: Vec<Kernel> = [(4, 2), (8, 3), (16, 4)]
+        .map(|(k, m)| kernel(format!("erasure encode {k}/{m} 16 KiB"), detail, k, m, encode))
+        .into();
+    if detail == Detail::Shapes {
+        for (k, m) in [(8, 1), (10, 6)] {
+            kernels.push(kernel(format!("erasure encode {k}/{m} 16 KiB"), detail, k, m, encode));
+        }
+    }
+    kernels.push(kernel("erasure rebuild 8/3 16 KiB".into(), detail, 8, 3, rebuild));
+    kernels
 }

@@ -55,20 +55,37 @@ impl<V> Along<V> for Alone {
 pub(crate) type Pass = unsafe fn(&Job);
 
 /// The kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient of the first
-/// output is 1, which makes its products plain sums.  A `narrow` kernel takes a single vector at a time.
-pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, narrow: bool) -> Pass {
+/// output is 1, which makes its products plain sums.  It takes `vectors` vectors at a time, one of [`widths`].
+pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Pass {
     match tier {
         #[cfg(target_arch = "x86_64")]
-        Tier::Sse => sse::select(outputs, ones, narrow),
+        Tier::Sse => sse::select(outputs, ones, vectors),
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => avx2::select(outputs, ones, narrow),
+        Tier::Avx2 => avx2::select(outputs, ones, vectors),
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => avx512::select(outputs, ones, narrow),
+        Tier::Avx512 => avx512::select(outputs, ones, vectors),
         #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => gfni::select(outputs, ones, narrow),
+        Tier::Gfni => gfni::select(outputs, ones, vectors),
         #[cfg(target_arch = "aarch64")]
-        Tier::Neon => neon::select(outputs, ones, narrow),
+        Tier::Neon => neon::select(outputs, ones, vectors),
         _ => plain::select(outputs, ones),
+    }
+}
+
+/// How many vectors a step may take with `outputs` outputs: the loop shapes, the default first, and one always.
+pub(crate) fn widths(tier: Tier, outputs: usize) -> &'static [usize] {
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        Tier::Sse => sse::widths(outputs),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => avx2::widths(outputs),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => avx512::widths(outputs),
+        #[cfg(target_arch = "x86_64")]
+        Tier::Gfni => gfni::widths(outputs),
+        #[cfg(target_arch = "aarch64")]
+        Tier::Neon => neon::widths(outputs),
+        _ => &[1],
     }
 }
 
@@ -104,9 +121,10 @@ pub(crate) fn tables(tier: Tier, coefficients: impl Iterator<Item = u8>) -> Vec<
     }
 }
 
-/// Defines the kernels of a tier: its vector, its features, and `N` for each number of outputs.
+/// Defines the kernels of a tier: its vector, its features, and for each number of outputs how many vectors a step may
+/// take, the default first.
 macro_rules! tier {
-    ($name:ident, $vector:ty, $feature:literal, [$($m:literal: $n:literal),*]) => {
+    ($name:ident, $vector:ty, $feature:literal, [$($m:literal: [$($n:literal),*]),*]) => {
         mod $name {
             use super::{Job, Pass};
 
@@ -118,12 +136,17 @@ macro_rules! tier {
                 unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::Alone) }
             }
 
-            pub(super) fn select(outputs: usize, ones: bool, narrow: bool) -> Pass {
-                match (outputs, ones, narrow) {
-                    $(($m, false, false) => run::<$m, false, $n>,)*
-                    $(($m, true, false) => run::<$m, true, $n>,)*
-                    $(($m, false, true) => run::<$m, false, 1>,)*
-                    $(($m, true, true) => run::<$m, true, 1>,)*
+            pub(super) fn select(outputs: usize, ones: bool, vectors: usize) -> Pass {
+                match (outputs, ones, vectors) {
+                    $($(($m, false, $n) => run::<$m, false, $n>,)*)*
+                    $($(($m, true, $n) => run::<$m, true, $n>,)*)*
+                    _ => unreachable!("no pass has {outputs} outputs and {vectors} vectors a step"),
+                }
+            }
+
+            pub(super) fn widths(outputs: usize) -> &'static [usize] {
+                match outputs {
+                    $($m => &[$($n),*],)*
                     _ => unreachable!("a pass has 1 to {} outputs", super::OUTPUTS_MAX),
                 }
             }
@@ -132,25 +155,40 @@ macro_rules! tier {
 }
 
 #[cfg(target_arch = "x86_64")]
-tier!(sse, crate::vector::x86::Sse, "ssse3,sse4.1", [1: 2, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1]);
+tier!(
+    sse,
+    crate::vector::x86::Sse,
+    "ssse3,sse4.1",
+    [1: [2, 1, 4], 2: [2, 1], 3: [2, 1], 4: [1, 2], 5: [1, 2], 6: [1, 2], 7: [1, 2], 8: [1, 2]]
+);
 #[cfg(target_arch = "x86_64")]
-tier!(avx2, crate::vector::x86::Avx2, "avx2", [1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1]);
+tier!(
+    avx2,
+    crate::vector::x86::Avx2,
+    "avx2",
+    [1: [2, 1, 4], 2: [2, 1], 3: [2, 1], 4: [2, 1], 5: [1, 2], 6: [1, 2], 7: [1, 2], 8: [1, 2]]
+);
 #[cfg(target_arch = "x86_64")]
 tier!(
     avx512,
     crate::vector::x86::Avx512,
     "avx512f,avx512bw,avx512vl,avx512dq",
-    [1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2]
+    [1: [2, 1, 4], 2: [2, 1, 4], 3: [2, 1, 4], 4: [2, 1, 4], 5: [2, 1], 6: [2, 1], 7: [2, 1], 8: [2, 1]]
 );
 #[cfg(target_arch = "x86_64")]
 tier!(
     gfni,
     crate::vector::x86::Gfni,
     "gfni,avx512f,avx512bw,avx512vl,avx512dq",
-    [1: 4, 2: 4, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2]
+    [1: [4, 2, 1], 2: [4, 2, 1], 3: [4, 2, 1], 4: [4, 2, 1], 5: [2, 1], 6: [2, 1], 7: [2, 1], 8: [2, 1]]
 );
 #[cfg(target_arch = "aarch64")]
-tier!(neon, crate::vector::neon::Neon, "neon", [1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2]);
+tier!(
+    neon,
+    crate::vector::neon::Neon,
+    "neon",
+    [1: [4, 2, 1], 2: [4, 2, 1], 3: [4, 2, 1], 4: [2, 1, 4], 5: [2, 1], 6: [2, 1], 7: [2, 1], 8: [2, 1]]
+);
 
 mod plain {
     use super::{Job, Pass, portable};

@@ -12,6 +12,7 @@ use std::mem::MaybeUninit;
 
 use super::both::{self, Both, Sum};
 use super::pass::{self, Job, OUTPUTS_MAX, Pass};
+use super::steps::Steps;
 use crate::tier::Tier;
 
 /// The most sources a plan has: `k` of 32, or old and new of as many columns.
@@ -77,17 +78,18 @@ struct Group {
 
 impl Plan {
     /// A plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
-    pub(crate) fn new(tier: Tier, sources: usize, rows: &[u8]) -> Self {
+    pub(crate) fn new(tier: Tier, steps: Steps, sources: usize, rows: &[u8]) -> Self {
         assert!(tier.is_available() && (1..=SOURCES_MAX).contains(&sources) && rows.len().is_multiple_of(sources));
         let groups = rows.chunks(sources * OUTPUTS_MAX).map(|rows| {
             let outputs = rows.len() / sources;
             let ones = rows[..sources].iter().all(|&coefficient| coefficient == 1);
             let by_source = (0..sources).flat_map(|j| (0..outputs).map(move |i| rows[i * sources + j]));
             let tables = pass::tables(tier, by_source);
+            let vectors = steps.vectors(tier, outputs);
             Group {
-                wide: pass::select(tier, outputs, ones, false),
-                narrow: pass::select(tier, outputs, ones, true),
-                both: both::select(tier, outputs, ones),
+                wide: pass::select(tier, outputs, ones, vectors),
+                narrow: pass::select(tier, outputs, ones, 1),
+                both: both::select(tier, outputs, ones, vectors),
                 outputs,
                 stride: tables.len() / sources,
                 tables,

@@ -10,9 +10,11 @@ pub enum PerfCommand {
     /// Time the kernels (checksums, erasure coding, ...): every variant, and which one is in use
     ///
     /// FOREBAY_ACCEL=TIER (portable, sse, avx2, avx512, gfni, neon) holds every command and the daemon on one tier.
-    #[command(
-        after_help = "Examples:\n  forebay perf accel\n  FOREBAY_ACCEL=avx2 forebay perf accel --only crc32c --format json"
-    )]
+    /// Kernels that have several loops ("shapes") use the one that a calibration of a few milliseconds finds fastest;
+    /// FOREBAY_ACCEL_SHAPES=KERNEL=SHAPE,... forces shapes, and FOREBAY_ACCEL_SHAPES=processor keeps the defaults.
+    #[command(after_help = "Examples:\n  forebay perf accel\n  forebay perf accel --kernel crc32c --all\n  \
+        FOREBAY_ACCEL=avx2 forebay perf accel --kernel crc32c --format json\n  \
+        FOREBAY_ACCEL_SHAPES=crc32c=v8 forebay perf accel --kernel crc32c")]
     Accel(PerfAccel),
 
     /// Measure the messenger between two processes: `serve` answers, `run` asks
@@ -121,8 +123,12 @@ pub struct MessengerRun {
 #[derive(Debug, Args)]
 pub struct PerfAccel {
     /// Only the kernels whose name contains this
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, value_name = "TEXT", default_value = "", visible_alias = "kernel")]
     pub only: String,
+
+    /// Time every loop shape of every tier, at more sizes, after a self-test of the checksums
+    #[arg(long)]
+    pub all: bool,
 
     /// How long each variant is measured
     #[arg(long, value_name = "MS", default_value = "50")]

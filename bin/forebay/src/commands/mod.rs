@@ -5,7 +5,7 @@ mod bench;
 mod images;
 mod logs;
 mod pages;
-mod perf;
+pub mod perf;
 mod perf_messenger;
 mod reservations;
 mod status;
@@ -13,7 +13,7 @@ mod store;
 mod targets;
 mod transfer;
 
-use forebay_accel::tier;
+use forebay_accel::{shape, tier};
 
 use crate::cli::{Cli, Command, Global};
 use crate::client::session::Session;
@@ -26,6 +26,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
     let global = &cli.global;
     // A tier that cannot be had would otherwise go unnoticed: the kernels fall back to the best there is.
     tier::Tier::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", tier::VARIABLE)))?;
+    shape::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", shape::VARIABLE)))?;
     if !matches!(cli.command, Command::Serve(_)) {
         crate::logging::start(global.log_level.as_deref(), "warn")?;
     }

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use forebay_accel::Tier;
 use forebay_reactor::{Cores, CoresOptions};
 use tokio::sync::oneshot;
 
@@ -35,6 +36,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     raise_file_limit();
     prepare_dir(&config.data)?;
     link_store(&config.data, &config.store)?;
+    choose_loops();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;
     // Not pinned: other programs, and other daemons, have the same processors.
@@ -54,6 +56,19 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     result.and(stopped)?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Chooses the kernels' loops for this processor, before the reactors start and anything is served.
+fn choose_loops() {
+    let begin = std::time::Instant::now();
+    let choices = crate::commands::perf::calibrate();
+    let milliseconds = begin.elapsed().as_millis() as u64;
+    for choice in choices {
+        let (kernel, sizes, shape, reason) = (choice.kernel, choice.class, choice.shape, &choice.reason);
+        tracing::debug!(kernel, sizes, shape, %reason, "loop of a kernel");
+    }
+    let other = choices.iter().filter(|choice| choice.shape != choice.default).count();
+    tracing::info!(tier = %Tier::current(), choices = choices.len(), other_than_default = other, milliseconds, "kernels chosen");
 }
 
 /// Takes as many file descriptors as the daemon may have: each connection is one, and what a shell or a service manager

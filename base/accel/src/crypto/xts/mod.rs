@@ -7,6 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod keys;
 mod plain;
+pub(super) mod shapes;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +18,8 @@ use std::fmt;
 #[cfg(target_arch = "x86_64")]
 use self::keys::Schedules;
 use self::plain::PlainKeys;
+pub(crate) use self::shapes::Shape;
+use self::shapes::Shapes;
 use super::KeyError;
 use crate::tier::Tier;
 
@@ -46,6 +49,7 @@ impl SectorSize {
 pub struct Xts {
     keys: Keys,
     bits: u16,
+    shapes: Shapes,
 }
 
 /// Which instructions do the work, and the schedules they want.
@@ -84,11 +88,21 @@ impl Xts {
     /// # Errors
     /// The key has another length, or equal halves.
     pub fn new(key: &[u8]) -> Result<Self, KeyError> {
-        Self::with_tier(key, Tier::current())
+        Self::with_shapes(key, Tier::current(), Shapes::chosen())
     }
 
-    /// With the instructions of `tier`, which must be available, or plainer ones.
+    /// With the instructions of `tier`, which must be available, or plainer ones, and the default loops.
+    #[cfg(test)]
     pub(crate) fn with_tier(key: &[u8], tier: Tier) -> Result<Self, KeyError> {
+        Self::with_shapes(key, tier, Shapes::default())
+    }
+
+    /// With one loop for all sectors.
+    pub(crate) fn with_shape(key: &[u8], tier: Tier, shape: Shape) -> Result<Self, KeyError> {
+        Self::with_shapes(key, tier, Shapes::both(shape))
+    }
+
+    fn with_shapes(key: &[u8], tier: Tier, shapes: Shapes) -> Result<Self, KeyError> {
         let bits = match key.len() {
             32 => 128,
             64 => 256,
@@ -99,7 +113,7 @@ impl Xts {
         if data.iter().zip(tweak).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0 {
             return Err(KeyError::HalvesEqual);
         }
-        Ok(Self { keys: Keys::new(data, tweak, tier), bits })
+        Ok(Self { keys: Keys::new(data, tweak, tier), bits, shapes })
     }
 
     /// Encrypts whole sectors in place; the first has number `sector`, those behind it the numbers that follow.
@@ -145,12 +159,17 @@ impl Xts {
         }
     }
 
+    /// There are several loops for it.
+    pub(crate) fn has_shapes(&self) -> bool {
+        !matches!(self.keys, Keys::Plain(_))
+    }
+
     fn in_place(&self, direction: Direction, size: SectorSize, sector: u64, data: &mut [u8]) {
         check(size, sector, data.len());
         let at = data.as_mut_ptr();
         let run = Run { size: size.get(), first: sector, from: at, to: at, length: data.len() };
         // SAFETY: source and destination are the same memory, which is ours alone, and a whole number of sectors.
-        unsafe { self.keys.run(direction, run) };
+        unsafe { self.keys.run(direction, run, self.shapes.of(size)) };
     }
 
     fn across(&self, direction: Direction, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
@@ -159,14 +178,14 @@ impl Xts {
         let (from, length) = (from.as_ptr(), from.len());
         let run = Run { size: size.get(), first: sector, from, to: to.as_mut_ptr(), length };
         // SAFETY: two pieces of memory of the same length, which do not overlap, and a whole number of sectors.
-        unsafe { self.keys.run(direction, run) };
+        unsafe { self.keys.run(direction, run, self.shapes.of(size)) };
     }
 }
 
 /// Another holder of the same key.
 impl Clone for Xts {
     fn clone(&self) -> Self {
-        Self { keys: self.keys.clone(), bits: self.bits }
+        Self { keys: self.keys.clone(), bits: self.bits, shapes: self.shapes }
     }
 }
 
@@ -193,15 +212,17 @@ impl Keys {
     /// # Safety
     /// `run.length` is a multiple of `run.size` (512 or 4096), that many bytes can be read at `run.from` and written
     /// at `run.to`, and the two are the same place or do not overlap.
-    unsafe fn run(&self, direction: Direction, run: Run) {
+    unsafe fn run(&self, direction: Direction, run: Run, shape: Shape) {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = shape;
         // SAFETY: the memory is the caller's word; each kind of key is made only where its instructions are.
         unsafe {
             match self {
                 Keys::Plain(keys) => plain::run(keys, direction, run),
                 #[cfg(target_arch = "x86_64")]
-                Keys::AesNi(keys) => x86::run_aes_ni(keys, direction, run),
+                Keys::AesNi(keys) => x86::run_aes_ni(keys, direction, run, shape),
                 #[cfg(target_arch = "x86_64")]
-                Keys::Vaes(keys) => x86::run_vaes(keys, direction, run),
+                Keys::Vaes(keys) => x86::run_vaes(keys, direction, run, shape),
             }
         }
     }

@@ -75,8 +75,8 @@ proptest! {
         let numbered = plain.chunks(size.get()).enumerate();
         let sealed: Vec<u8> =
             numbered.flat_map(|(number, piece)| by_definition(key, sector + number as u64, piece)).collect();
-        for tier in Tier::available() {
-            let xts = Xts::with_tier(key, tier).unwrap().clone();
+        for (tier, shape) in Tier::available().flat_map(|tier| Shape::ALL.map(|shape| (tier, shape))) {
+            let xts = Xts::with_shape(key, tier, shape).unwrap().clone();
             let mut data = plain.clone();
             xts.encrypt_in_place(size, sector, &mut data);
             prop_assert!(data == sealed, "{} in place", tier);

@@ -7,10 +7,10 @@
 use std::arch::x86_64::*;
 
 use super::keys::{ROUND_KEYS_MAX, RoundKey, Schedules};
-use super::{Direction, Run};
+use super::{Direction, Run, Shape};
 
-/// What is in flight at once with VAES, in bytes: eight vectors of four blocks.
-const GROUP: usize = 512;
+/// The smallest sector, of which others are multiples.
+const SECTOR_MIN: usize = 512;
 
 /// Sectors whose tweaks are encrypted together.
 const TWEAKS: usize = 32;
@@ -85,39 +85,47 @@ pub(super) fn invert(encrypt: &[RoundKey], decrypt: &mut [RoundKey]) {
 
 /// # Safety
 /// That of [`Keys::run`](super::Keys::run), and the processor has the AES instructions.
-pub(super) unsafe fn run_aes_ni(keys: &Schedules, direction: Direction, run: Run) {
+pub(super) unsafe fn run_aes_ni(keys: &Schedules, direction: Direction, run: Run, shape: Shape) {
     // SAFETY: the caller's word.
     unsafe {
-        match (direction, keys.rounds) {
-            (Direction::Encrypt, 10) => narrow::<true, 10>(keys, run),
-            (Direction::Encrypt, _) => narrow::<true, 14>(keys, run),
-            (Direction::Decrypt, 10) => narrow::<false, 10>(keys, run),
-            (Direction::Decrypt, _) => narrow::<false, 14>(keys, run),
+        match (direction, keys.rounds, shape) {
+            (Direction::Encrypt, 10, Shape::V8) => narrow::<true, 10, 8>(keys, run),
+            (Direction::Encrypt, 10, Shape::V4) => narrow::<true, 10, 4>(keys, run),
+            (Direction::Encrypt, _, Shape::V8) => narrow::<true, 14, 8>(keys, run),
+            (Direction::Encrypt, _, Shape::V4) => narrow::<true, 14, 4>(keys, run),
+            (Direction::Decrypt, 10, Shape::V8) => narrow::<false, 10, 8>(keys, run),
+            (Direction::Decrypt, 10, Shape::V4) => narrow::<false, 10, 4>(keys, run),
+            (Direction::Decrypt, _, Shape::V8) => narrow::<false, 14, 8>(keys, run),
+            (Direction::Decrypt, _, Shape::V4) => narrow::<false, 14, 4>(keys, run),
         }
     }
 }
 
 /// # Safety
 /// That of [`Keys::run`](super::Keys::run), and the processor has AVX-512, VAES and VPCLMULQDQ.
-pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run) {
+pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, shape: Shape) {
     // SAFETY: the caller's word.
     unsafe {
-        match (direction, keys.rounds) {
-            (Direction::Encrypt, 10) => wide::<true, 10>(keys, run),
-            (Direction::Encrypt, _) => wide::<true, 14>(keys, run),
-            (Direction::Decrypt, 10) => wide::<false, 10>(keys, run),
-            (Direction::Decrypt, _) => wide::<false, 14>(keys, run),
+        match (direction, keys.rounds, shape) {
+            (Direction::Encrypt, 10, Shape::V8) => wide::<true, 10, 8>(keys, run),
+            (Direction::Encrypt, 10, Shape::V4) => wide::<true, 10, 4>(keys, run),
+            (Direction::Encrypt, _, Shape::V8) => wide::<true, 14, 8>(keys, run),
+            (Direction::Encrypt, _, Shape::V4) => wide::<true, 14, 4>(keys, run),
+            (Direction::Decrypt, 10, Shape::V8) => wide::<false, 10, 8>(keys, run),
+            (Direction::Decrypt, 10, Shape::V4) => wide::<false, 10, 4>(keys, run),
+            (Direction::Decrypt, _, Shape::V8) => wide::<false, 14, 8>(keys, run),
+            (Direction::Decrypt, _, Shape::V4) => wide::<false, 14, 4>(keys, run),
         }
     }
 }
 
-/// Eight blocks at a time, each in a vector of its own.
+/// Some blocks at a time, each in a vector of its own.
 ///
 /// # Safety
 /// That of [`run_aes_ni`]; `ROUNDS` is the schedule's.
 #[target_feature(enable = "aes,sse4.1")]
-unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize>(keys: &Schedules, run: Run) {
-    const BLOCKS: usize = 8;
+unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(keys: &Schedules, run: Run) {
+    const { assert!(SECTOR_MIN.is_multiple_of(16 * BLOCKS)) }
     let data = if ENCRYPT { &keys.encrypt } else { &keys.decrypt };
     // SAFETY: a round key has 64 bytes.
     let load = |key: &RoundKey| unsafe { _mm_loadu_si128(key.as_ptr().cast()) };
@@ -169,12 +177,14 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize>(keys: &Schedules, run
     }
 }
 
-/// 32 blocks at a time, four in a vector.
+/// Some vectors at a time, four blocks in each.
 ///
 /// # Safety
 /// That of [`run_vaes`]; `ROUNDS` is the schedule's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,vaes,vpclmulqdq,aes")]
-unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize>(keys: &Schedules, run: Run) {
+unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize, const V: usize>(keys: &Schedules, run: Run) {
+    const { assert!(SECTOR_MIN.is_multiple_of(64 * V)) }
+    let group_bytes = 64 * V;
     let data = if ENCRYPT { &keys.encrypt } else { &keys.decrypt };
     let mut tweaks = [_mm_setzero_si128(); TWEAKS];
     let sectors = run.length / run.size;
@@ -183,25 +193,25 @@ unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize>(keys: &Schedules, run: 
         encrypt_tweaks::<ROUNDS>(keys, run.first + batch as u64, number, &mut tweaks);
         for (index, &tweak) in tweaks[..number].iter().enumerate() {
             let sector_at = (batch + index) * run.size;
-            let mut powers = powers(tweak);
-            let last = sector_at + run.size - GROUP;
-            for at in (sector_at..last).step_by(GROUP) {
+            let mut powers = powers::<V>(tweak);
+            let last = sector_at + run.size - group_bytes;
+            for at in (sector_at..last).step_by(group_bytes) {
                 // SAFETY: the group lies in the memory that the caller speaks for.
-                unsafe { group::<ENCRYPT, ROUNDS, true>(data, run.from.add(at), run.to.add(at), &mut powers) };
+                unsafe { group::<ENCRYPT, ROUNDS, V, true>(data, run.from.add(at), run.to.add(at), &mut powers) };
             }
             // SAFETY: as above.
-            unsafe { group::<ENCRYPT, ROUNDS, false>(data, run.from.add(last), run.to.add(last), &mut powers) };
+            unsafe { group::<ENCRYPT, ROUNDS, V, false>(data, run.from.add(last), run.to.add(last), &mut powers) };
         }
     }
 }
 
-/// The eight vectors in which the tweak is multiplied by x^0 to x^31.
+/// The vectors in which the tweak is multiplied by x^0, x^1 and so on, four in each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,vpclmulqdq")]
-fn powers(tweak: __m128i) -> [__m512i; 8] {
+fn powers<const V: usize>(tweak: __m128i) -> [__m512i; V] {
     let polynomial = _mm512_set1_epi64(POLYNOMIAL);
     let tweak = _mm512_broadcast_i32x4(tweak);
-    let mut powers = [tweak; 8];
+    let mut powers = [tweak; V];
     for (vector, power) in powers.iter_mut().enumerate() {
         let first = 4 * vector as i64;
         let left = _mm512_add_epi64(_mm512_set1_epi64(first), _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3));
@@ -215,13 +225,19 @@ fn powers(tweak: __m128i) -> [__m512i; 8] {
     powers
 }
 
-/// Multiplies by x^32: four bytes further, and what falls out reduced.
+/// Multiplies by x^(4 V), what `V` vectors of blocks move the tweak by: half as many bytes further, and what falls out
+/// reduced.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
-fn times_x32(tweak: __m512i) -> __m512i {
-    let out = _mm512_bsrli_epi128::<12>(tweak);
+fn advance<const V: usize>(tweak: __m512i) -> __m512i {
+    const { assert!(V == 4 || V == 8) }
+    let (out, moved) = if V == 8 {
+        (_mm512_bsrli_epi128::<12>(tweak), _mm512_bslli_epi128::<4>(tweak))
+    } else {
+        (_mm512_bsrli_epi128::<14>(tweak), _mm512_bslli_epi128::<2>(tweak))
+    };
     let reduced = _mm512_clmulepi64_epi128::<0x00>(out, _mm512_set1_epi64(POLYNOMIAL));
-    _mm512_xor_si512(_mm512_bslli_epi128::<4>(tweak), reduced)
+    _mm512_xor_si512(moved, reduced)
 }
 
 /// Encrypts the numbers of up to [`TWEAKS`] sectors.
@@ -268,20 +284,20 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
 /// round, because behind the rounds they would keep the next group waiting.
 ///
 /// # Safety
-/// [`GROUP`] bytes can be read at `from` and written at `to`.
+/// 64 bytes for each vector can be read at `from` and written at `to`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
-unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize, const MORE: bool>(
+unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize, const V: usize, const MORE: bool>(
     data: &[RoundKey; ROUND_KEYS_MAX],
     from: *const u8,
     to: *mut u8,
-    powers: &mut [__m512i; 8],
+    powers: &mut [__m512i; V],
 ) {
     // SAFETY: a round key has 64 bytes.
     let load = |key: &RoundKey| unsafe { _mm512_loadu_si512(key.as_ptr().cast()) };
     let first = load(&data[0]);
-    let mut blocks = [first; 8];
-    for vector in 0..8 {
+    let mut blocks = [first; V];
+    for vector in 0..V {
         // SAFETY: the caller's word.
         let plain = unsafe { _mm512_loadu_si512(from.add(64 * vector).cast()) };
         blocks[vector] = _mm512_ternarylogic_epi64::<0x96>(plain, powers[vector], first);
@@ -292,12 +308,12 @@ unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize, const MORE: bool>(
         for block in &mut blocks {
             *block = if ENCRYPT { _mm512_aesenc_epi128(*block, key) } else { _mm512_aesdec_epi128(*block, key) };
         }
-        if MORE && round <= 8 {
-            next[round - 1] = times_x32(powers[round - 1]);
+        if MORE && round <= V {
+            next[round - 1] = advance::<V>(powers[round - 1]);
         }
     }
     let last = load(&data[ROUNDS]);
-    for vector in 0..8 {
+    for vector in 0..V {
         // The tweak is added to the last key, so that the two additions at the end are one.
         let key = _mm512_xor_si512(last, powers[vector]);
         let sealed = if ENCRYPT {

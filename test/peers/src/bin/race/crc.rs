@@ -94,10 +94,36 @@ fn hot(race: &Race, memory: &Memory, len: usize) {
         all.push(series!(&format!("forebay {tier}"), Side::Shown, |data| on.extend(0, data)));
     }
     race.run("crc32c", &case, 1.0, &mut all);
+    if len >= 2 << 10 {
+        shapes(race, data, len);
+    }
     if len == 4 << 10 {
         let mut against_table = [series!("forebay", Side::Ours, ours::crc32c), series!("table", Side::Peer, table)];
         race.run("crc32c", "hot 4 KiB vs table", 60.0, &mut against_table);
     }
+}
+
+/// Every loop of the tier in use beside the newest ISA-L, in turns.
+fn shapes(race: &Race, data: &[u8], len: usize) {
+    let times = (16_384 / len).max(1);
+    let series = |name: &str, side, function: Box<dyn Fn(&[u8]) -> u32>| {
+        Series::new(name, side, move || {
+            for _ in 0..times {
+                black_box(function(black_box(data)));
+            }
+            times * len
+        })
+    };
+    let tier = Tier::current();
+    let mut all = vec![
+        series("forebay", Side::Ours, Box::new(ours::crc32c)),
+        series("isa-l", Side::Peer, Box::new(isal::crc32c)),
+    ];
+    for shape in OnTier::shapes(tier) {
+        let on = OnTier::with_shape(tier, shape).expect("a loop of the tier");
+        all.push(series(&format!("{tier}/{shape}"), Side::Shown, Box::new(move |data| on.extend(0, data))));
+    }
+    race.run("shapes", &name(len), 1.0, &mut all);
 }
 
 /// Places that are far apart, each used once a round.

@@ -137,6 +137,11 @@ fn main() {
         time: Duration::from_millis(option("--milliseconds").map_or(12, |text| text.parse().expect("milliseconds"))),
         part: option("--case").unwrap_or_default(),
     };
+    // As the daemon does before it serves.  Standard error: the values are on standard output.
+    let begin = Instant::now();
+    for choice in forebay_accel::shape::calibrate(&mut || begin.elapsed()) {
+        eprintln!("{} {}: {}, {}", choice.kernel, choice.class, choice.shape, choice.reason);
+    }
     match arguments.get(1).map(String::as_str) {
         Some("ec") => ec::run(&race),
         Some("crc32c") => crc::run(&race),
