@@ -183,7 +183,7 @@ pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u
             }
             at = at.add(A * F::BYTES);
         }
-        gather(&sums)
+        gather(sums)
     }
 }
 
@@ -257,21 +257,38 @@ unsafe fn begin<F: Fold, const A: usize>(
 /// # Safety
 /// The processor has the tier.
 #[inline(always)]
-pub(super) unsafe fn gather<F: Fold>(sums: &[F]) -> F {
+pub(super) unsafe fn gather<F: Fold, const N: usize>(sums: [F; N]) -> F {
+    const { assert!(N == 1 || N == 2 || N.is_multiple_of(4)) }
+    // SAFETY: passed on.
+    unsafe {
+        let four = F::key(const { fold_key(4 * F::BYTES as u64) });
+        if N == 1 {
+            return sums[0];
+        }
+        if N == 2 {
+            return sums[0].fold(F::key(const { fold_key(F::BYTES as u64) }), sums[1]);
+        }
+        let mut sum = quad(&sums, 0);
+        let mut at = 4;
+        while at < N {
+            sum = sum.fold(four, quad(&sums, at));
+            at += 4;
+        }
+        sum
+    }
+}
+
+/// Folds four vectors from `at` on into the last of them.  Not a closure, which would not have the tier's features.
+///
+/// # Safety
+/// The processor has the tier.
+#[inline(always)]
+unsafe fn quad<F: Fold, const N: usize>(sums: &[F; N], at: usize) -> F {
     // SAFETY: passed on.
     unsafe {
         let one = F::key(const { fold_key(F::BYTES as u64) });
         let two = F::key(const { fold_key(2 * F::BYTES as u64) });
-        let four = F::key(const { fold_key(4 * F::BYTES as u64) });
-        let quad = |at: usize| sums[at].fold(one, sums[at + 1]).fold(two, sums[at + 2].fold(one, sums[at + 3]));
-        match sums.len() {
-            1 => sums[0],
-            2 => sums[0].fold(one, sums[1]),
-            4 => quad(0),
-            8 => quad(0).fold(four, quad(4)),
-            12 => quad(0).fold(four, quad(4)).fold(four, quad(8)),
-            _ => unreachable!("no loop has so many vectors"),
-        }
+        sums[at].fold(one, sums[at + 1]).fold(two, sums[at + 2].fold(one, sums[at + 3]))
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) unsafe fn rounds<F: Fold, const A: usize, const P: usize, const W: us
     from: *const u8,
     len: usize,
 ) -> u32 {
-    const { assert!(P == 1 || (P == 2 && A.is_multiple_of(2))) }
+    const { assert!(P == 1 || P == 2) }
     let group = A / P;
     let piece = W * 8;
     let round = A * F::BYTES + P * piece;
@@ -98,12 +98,30 @@ pub(super) unsafe fn rounds<F: Fold, const A: usize, const P: usize, const W: us
                 at = at.add(F::BYTES);
             }
         }
-        let (first, second) = sums.split_at(group);
-        if second.is_empty() {
-            return gather(first).reduce();
+        if P == 1 {
+            return gather(sums).reduce();
         }
+        // Neighbours of a group first; its last vector then moves over the other group, which begins with a piece.
         let over_group = F::key(const { fold_key((A / P * F::BYTES + W * 8) as u64) });
-        gather(first).fold(over_group, gather(second)).reduce()
+        halves::<F, A>(sums, over_group).reduce()
+    }
+}
+
+/// Folds the first half of the vectors into its last one, the second likewise, and the first over the second.
+///
+/// # Safety
+/// The processor has the tier.
+#[inline(always)]
+unsafe fn halves<F: Fold, const A: usize>(sums: [F; A], over_half: F::Key) -> F {
+    const { assert!(A == 4 || A == 8) }
+    // SAFETY: passed on.
+    unsafe {
+        if A == 4 {
+            gather([sums[0], sums[1]]).fold(over_half, gather([sums[2], sums[3]]))
+        } else {
+            let first = gather([sums[0], sums[1], sums[2], sums[3]]);
+            first.fold(over_half, gather([sums[A - 4], sums[A - 3], sums[A - 2], sums[A - 1]]))
+        }
     }
 }
 
@@ -230,7 +248,7 @@ unsafe fn regions<F: Fold, const A: usize, const K: usize, const N: usize>(
                 step::<F, K>(&mut registers, words_at, region);
                 at = at.add(step_bytes);
             }
-            let moved = F::product(gather(&sums).reduce(), const { shift_key(3 * (N * K * 8) as u64) })
+            let moved = F::product(gather(sums).reduce(), const { shift_key(3 * (N * K * 8) as u64) })
                 ^ F::product(registers[0] as u32, const { shift_key(2 * (N * K * 8) as u64) })
                 ^ F::product(registers[1] as u32, const { shift_key((N * K * 8) as u64) });
             state = (F::word(0, moved) ^ registers[2]) as u32;
