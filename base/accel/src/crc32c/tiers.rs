@@ -51,18 +51,18 @@ pub(super) struct Class {
     pub(super) measured: usize,
 }
 
-/// The classes.  Blocks of 4 KiB, the most frequent length, are within one of them.
-pub(super) const CLASSES: [Class; 4] = [
+/// The classes.  Blocks of 4 KiB, the most frequent length, are within one of them.  There is none for what comes from
+/// beyond a core's own caches: what is fastest there changes with what neighbours do.
+pub(super) const CLASSES: [Class; 3] = [
     Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10 },
     Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10 },
-    Class { name: "12 KiB to 512 KiB", end: 512 << 10, measured: 64 << 10 },
-    Class { name: "from 512 KiB", end: usize::MAX, measured: 1 << 20 },
+    Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10 },
 ];
 
 /// The class of a length.
 #[inline]
 pub(super) fn class(len: usize) -> usize {
-    usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end) + usize::from(len >= CLASSES[2].end)
+    usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end)
 }
 
 /// The front of the tier in use, and before the first call what finds it; a call of few bytes is over before a look

@@ -183,7 +183,7 @@ fn render(report: &Report) -> String {
     };
     format!(
         "tier in use: {}{forced}; this processor has: {}\nprocessor: {}, family {}, model {}\n{verified}\n\
-         loop shapes, chosen in {:.1} ms:\n{}\n{}",
+         loop shapes, chosen in {:.1} ms:\n{}\n\n{}",
         report.tier,
         report.available.join(", "),
         report.processor.name,
