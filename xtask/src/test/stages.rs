@@ -167,11 +167,17 @@ fn guests() -> Vec<Stage> {
         .long(60, 245, 245)
         .idle(),
         Stage::tests("pmem-kill", "a guest's persistent memory under power failures", GUEST, |length| {
-            let mut script = script("pmem-kill.sh");
-            script.arg(length.of(2, 4, 20).to_string());
+            let mut script = script("power-kill.sh");
+            script.args(["pmem", &length.of(2, 4, 20).to_string()]);
             Ok(script)
         })
         .long(60, 95, 400),
+        Stage::tests("disk-kill", "a guest's disks with volatile caches under power failures", GUEST, |length| {
+            let mut script = script("power-kill.sh");
+            script.args(["disk", &length.of(1, 2, 20).to_string()]);
+            Ok(script)
+        })
+        .long(40, 60, 400),
         Stage::tests("guest-nvme", "the kernel's NVMe/TCP initiator, two paths, restarts", GUEST, |_| {
             own(&["guest-nvme"])
         })

@@ -306,10 +306,8 @@ impl Engine {
                 .hint(format!("forebay log flush {spec} saves them; --force loses them")));
         }
         let kept = self.logs.volumes.borrow_mut().remove(spec).is_some();
-        if kept {
-            if let Ok(Err(error)) = timeout(CLOSING, self.volumes.closed(spec)).await {
-                tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
-            }
+        if kept && let Ok(Err(error)) = timeout(CLOSING, self.volumes.closed(spec)).await {
+            tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
         }
         let _reserved = match self.volumes.reserve(spec) {
             Ok(reserved) => reserved,
