@@ -2,8 +2,11 @@
 //!
 //! Field names are `rbd`'s where `rbd` has the same thing, and stable.  Sizes are bytes.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use forebay_iscsi::wire::Lun;
+use forebay_nvmf::session::admin::NAMESPACES_MAX;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -178,13 +181,30 @@ impl Front {
         }
     }
 
-    /// The first number that an export gets within its front: a LUN, a namespace id.  `None` where exports have names
+    /// The numbers that exports may have within their front: namespace ids, LUNs.  `None` where exports have names
     /// instead.
-    pub fn first_unit(self) -> Option<u32> {
+    pub fn units(self) -> Option<RangeInclusive<u32>> {
         match self {
             Front::Nbd => None,
-            Front::Nvme => Some(1),
-            Front::Iscsi => Some(0),
+            Front::Nvme => Some(1..=NAMESPACES_MAX),
+            Front::Iscsi => Some(0..=u32::from(Lun::MAX)),
+        }
+    }
+
+    /// Checks that an export may have a number.
+    ///
+    /// # Errors
+    /// When there are no such numbers; the limit is named.
+    pub fn check_unit(self, unit: u32) -> Result<(), Failure> {
+        match self.units() {
+            None => Err(Failure::invalid(format!("number {unit}: exports over {} have no numbers", self.name()))),
+            Some(units) if !units.contains(&unit) => {
+                let (first, last) = units.into_inner();
+                let what =
+                    format!("number {unit} is out of range: exports over {} have {first} to {last}", self.name());
+                Err(Failure::invalid(what).hint("choose one of these, or leave it out"))
+            }
+            Some(_) => Ok(()),
         }
     }
 }
@@ -350,8 +370,8 @@ pub struct Attach {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
-    /// Its number within the front (a LUN, a namespace id), kept over restarts; if left out the one it had before,
-    /// or the lowest that none had.
+    /// Its number within the front (a LUN from 0 to 16383, a namespace id from 1 to 8192), kept over restarts; if left
+    /// out the one it had before, or the lowest that none had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
     /// Hosts that see it, by their names in the front's protocol (over iSCSI; `*` at the end of one stands for

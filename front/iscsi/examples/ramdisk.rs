@@ -218,18 +218,15 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
         for lun in 0..units {
             let mut uuid = *b"ram disk number ";
             uuid[14..].copy_from_slice(&lun.to_be_bytes());
-            let identity = Identity { uuid, product: "RAM disk".into(), revision: "1".into() };
-            site.add(
-                lun,
-                UnitSpec {
-                    name: format!("ram/{lun}"),
-                    identity,
-                    read_only,
-                    rotational: false,
-                    space: Arc::new(Space::new(0)),
-                    initiators: Vec::new(),
-                },
-            );
+            let spec = UnitSpec {
+                name: format!("ram/{lun}"),
+                identity: Identity { uuid, revision: "1".into() },
+                read_only,
+                rotational: false,
+                space: Arc::new(Space::new(0)),
+                initiators: Vec::new(),
+            };
+            site.add(lun.into(), spec).map_err(std::io::Error::other)?;
         }
         let listener = Listener::bind(&addr)?;
         site.set_portals(vec![listener.local_addr().clone()]);

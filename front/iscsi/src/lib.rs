@@ -17,5 +17,5 @@ pub mod wire;
 
 pub use serve::{Devices, Options, Server};
 pub use session::chap::{Chap, Credential};
-pub use site::{Gatekeeping, Limits, Site};
+pub use site::{Gatekeeping, Limits, LunOutOfRange, Site};
 pub use unit::{Space, UnitSpec};

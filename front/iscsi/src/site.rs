@@ -47,6 +47,11 @@ impl Default for Limits {
     }
 }
 
+/// A unit's number that no target can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("LUN {0} is out of range: a target has LUNs from 0 to {max}", max = Lun::MAX)]
+pub struct LunOutOfRange(pub u32);
+
 /// The target, its units and its sessions.  Cloning gives another handle.
 #[derive(Debug, Clone)]
 pub struct Site(Arc<Shared>);
@@ -184,16 +189,16 @@ impl Site {
 
     /// Offers a unit, in the place of one that has its number.
     ///
-    /// # Panics
-    /// When the number is past [`Lun::MAX`].
-    pub fn add(&self, lun: u16, spec: UnitSpec) -> Arc<Unit> {
-        assert!(lun <= Lun::MAX, "unit {lun}");
+    /// # Errors
+    /// When the number is past [`Lun::MAX`]; nothing has changed then.
+    pub fn add(&self, lun: u32, spec: UnitSpec) -> Result<Arc<Unit>, LunOutOfRange> {
+        let lun = u16::try_from(lun).ok().filter(|lun| *lun <= Lun::MAX).ok_or(LunOutOfRange(lun))?;
         let unit = Arc::new(Unit::new(lun, spec));
         let before = self.write_units(|units| units.insert(lun, unit.clone()));
         if let Some(before) = before {
             drop(before.remove());
         }
-        unit
+        Ok(unit)
     }
 
     /// Offers a unit no more.  The future ends when what was under way is done and nobody holds it any more.

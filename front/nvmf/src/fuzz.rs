@@ -154,6 +154,9 @@ impl View for Outside {
     fn queues_max(&self) -> u16 {
         64
     }
+    fn has_io_queues(&self) -> bool {
+        false
+    }
     fn reservations(&self) -> bool {
         true
     }
@@ -178,7 +181,11 @@ pub fn capsules(data: &[u8]) {
     let rules = io::Rules { blocks: 1 << 20, block_shift: 9, write_protected: false };
     let mut replies = Replies::new(Rc::new(Pools::new()));
     for (number, entry) in rest.chunks_exact(64).enumerate() {
-        let sqe = Sqe::of(entry);
+        let mut sqe = Sqe::of(entry);
+        if number % 8 != 7 {
+            // Most get past the look at how they name their data.
+            sqe.0[1] = 1 << 6;
+        }
         let after = &rest[((number + 1) * 64).min(rest.len())..];
         if sqe.opcode() == FABRICS {
             if after.len() >= CONNECT_DATA

@@ -15,4 +15,4 @@ pub mod wire;
 
 pub use serve::{Devices, Server};
 pub use stats::Stats;
-pub use target::{Access, Limits, Namespace, Port, PortAddress, Target};
+pub use target::{Access, Limits, Namespace, NamespaceError, Port, PortAddress, Target};

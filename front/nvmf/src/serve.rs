@@ -167,8 +167,8 @@ impl Server {
     }
 
     /// Lets go of the namespaces that the target has no more (or has anew), and waits until no command of this core is
-    /// under way on them.
-    pub async fn let_go(&self) {
+    /// under way on the one that had this id.  Others that were taken away may go on: their devices may hang.
+    pub async fn let_go(&self, nsid: u32) {
         self.forget_removed();
         // A connection keeps its last namespace at hand; it looks anew when it is woken.
         self.connections.list().values().for_each(|control| control.wake());
@@ -176,7 +176,7 @@ impl Server {
             {
                 let leaving = &mut self.namespaces.borrow_mut().leaving;
                 leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-                if leaving.is_empty() {
+                if leaving.iter().all(|namespace| namespace.info.nsid != nsid) {
                     return;
                 }
             }

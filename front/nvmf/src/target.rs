@@ -44,6 +44,17 @@ pub struct Namespace {
     pub read_only: bool,
 }
 
+/// A namespace that no subsystem can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NamespaceError {
+    /// Its id is out of range.
+    #[error("namespace id {0} is out of range: a subsystem has ids from 1 to {NAMESPACES_MAX}")]
+    Nsid(u32),
+    /// Its ANA group is out of range.
+    #[error("ANA group {0} is out of range: a subsystem has groups from 1 to {ANA_GROUPS_MAX}")]
+    AnaGroup(u32),
+}
+
 /// What reservations of a namespace were told of already, by whichever core was first.
 #[derive(Debug, Default)]
 struct Told(Mutex<BTreeMap<u32, u64>>);
@@ -274,12 +285,16 @@ impl Target {
     /// Adds a namespace, or replaces the one with its id.  Where the id was another volume's, a controller of before
     /// takes no commands for it until its host has asked what it is now: what is on its way was meant for the other.
     ///
-    /// # Panics
-    /// When an id is out of its range.
-    pub fn add_namespace(&self, namespace: Namespace) {
-        assert!((1..=NAMESPACES_MAX).contains(&namespace.nsid), "namespace id {}", namespace.nsid);
-        assert!((1..=ANA_GROUPS_MAX).contains(&namespace.ana_group), "ANA group {}", namespace.ana_group);
+    /// # Errors
+    /// When an id is out of its range; nothing has changed then.
+    pub fn add_namespace(&self, namespace: Namespace) -> Result<(), NamespaceError> {
         let nsid = namespace.nsid;
+        if !(1..=NAMESPACES_MAX).contains(&nsid) {
+            return Err(NamespaceError::Nsid(nsid));
+        }
+        if !(1..=ANA_GROUPS_MAX).contains(&namespace.ana_group) {
+            return Err(NamespaceError::AnaGroup(namespace.ana_group));
+        }
         let mut volumes = self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if volumes.insert(nsid, namespace.uuid).is_some_and(|before| before != namespace.uuid) {
             self.controllers().all.values().for_each(|controller| controller.may_mistake(nsid));
@@ -289,6 +304,7 @@ impl Target {
         self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&nsid);
         write(&self.0.namespaces).insert(nsid, Arc::new(namespace));
         self.namespaces_changed(nsid);
+        Ok(())
     }
 
     /// Takes a namespace away.  Commands that have begun go on; see [`Server::let_go`](crate::Server::let_go).

@@ -93,7 +93,7 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         let asked = host.pdu().await.expect("R2T");
         assert_eq!(asked.kind, kind::R2T);
         server.target().remove_namespace(NSID);
-        soon(server.let_go()).await.expect("nothing waits for the host");
+        soon(server.let_go(NSID)).await.expect("nothing waits for the host");
         let begun = disk.begun.get();
         // It sends the data after all, and is told.
         host.send(&h2c_data(3, asked.data_header().tag, 0, &[1; 128 << 10], true)).await;
@@ -175,8 +175,8 @@ fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
         let mut host = Host::io(cntlid, 1, 128).await;
         let write = blocks(nvm::WRITE, 3, 0, 8).with_sgl(Sgl::InCapsule { offset: 0, len: 4096 });
         server.target().remove_namespace(NSID);
-        server.let_go().await;
-        server.target().add_namespace(forebay_nvmf::Namespace { uuid: [8; 16], ..namespace() });
+        server.let_go(NSID).await;
+        server.target().add_namespace(forebay_nvmf::Namespace { uuid: [8; 16], ..namespace() }).expect("in range");
         // The host does not know yet, and means the former volume.
         for _ in 0..2 {
             host.send(&capsule(&write, &[1; 4096])).await;

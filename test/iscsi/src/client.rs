@@ -51,6 +51,8 @@ pub struct Done {
     pub sense: Vec<u8>,
     /// What it read.
     pub data: Vec<u8>,
+    /// Bytes that the command moves beyond those that were expected, or short of them.
+    pub residual: i64,
 }
 
 impl Done {
@@ -67,6 +69,17 @@ impl Done {
     pub fn sense(&self) -> Option<(u8, u16)> {
         let sense = &self.sense;
         (sense.len() >= 14).then(|| (sense[2] & 0xf, u16::from_be_bytes([sense[12], sense[13]])))
+    }
+}
+
+/// A residual count as a number with a sign.
+fn residual(flags: u8, count: u32) -> i64 {
+    use forebay_iscsi::wire::response_flag::{OVERFLOW, UNDERFLOW};
+    match (flags & OVERFLOW != 0, flags & UNDERFLOW != 0) {
+        (false, false) => 0,
+        (true, false) => count.into(),
+        (false, true) => -i64::from(count),
+        (true, true) => panic!("overflow and underflow at once"),
     }
 }
 
@@ -252,7 +265,8 @@ impl Client {
                 self.outgoing.remove(&itt);
                 let sense = data.get(2..).unwrap_or_default().to_vec();
                 let data = self.reading.remove(&itt).unwrap_or_default();
-                self.done.push_back(Done { itt, status: header.status, sense, data });
+                let residual = residual(header.flags, header.residual.get());
+                self.done.push_back(Done { itt, status: header.status, sense, data, residual });
             }
             Pdu::Data(header, data) => {
                 let itt = header.itt.get();
@@ -262,7 +276,8 @@ impl Client {
                 if header.flags & forebay_iscsi::wire::response_flag::STATUS != 0 {
                     self.last_cmd_sn = header.max_cmd_sn.get();
                     let data = self.reading.remove(&itt).unwrap_or_default();
-                    self.done.push_back(Done { itt, status: header.status, sense: Vec::new(), data });
+                    let residual = residual(header.flags, header.residual.get());
+                    self.done.push_back(Done { itt, status: header.status, sense: Vec::new(), data, residual });
                 }
             }
             Pdu::Ready(header) => {

@@ -198,13 +198,40 @@ fn every_error_counts_however_many_there_are_at_a_time() {
 }
 
 #[test]
+fn a_namespace_that_hangs_holds_up_only_its_own_end() {
+    simulate(4, |_, site| async move {
+        let models = [Model::new(1 << 20, false), Model::new(1 << 20, false)];
+        site.add(1, &models[0]);
+        site.add(2, &models[1]);
+        let (_admin, mut io, _) = hosts(HOST).await;
+        models[0].hold();
+        let hanging = io.start(blocks(1, 1, 0, 1), &[7; 512], 0).await.expect("sent");
+        until(|| models[0].in_flight.get() == 1).await;
+        io.run(blocks(1, 2, 0, 1), &[7; 512], 0).await.expect("write").ok();
+        site.target.remove_namespace(1);
+        let server = site.server.clone();
+        let first = spawn(async move { server.let_go(1).await });
+        site.target.remove_namespace(2);
+        // The other is gone at once; the one that hangs is gone when its command has ended.
+        site.server.let_go(2).await;
+        assert_eq!(models[0].in_flight.get(), 1);
+        assert!(!first.is_finished(), "nobody waits for the command that hangs");
+        models[0].release();
+        first.await;
+        assert_eq!(models[0].in_flight.get(), 0);
+        io.finish(hanging).await.expect("answered").ok();
+    });
+}
+
+#[test]
 fn groups_have_states_of_their_own() {
     simulate(2, |_, site| async move {
         let models = [Model::new(1 << 20, false), Model::new(1 << 20, false)];
         site.add(1, &models[0]);
         site.shelf.0.borrow_mut().insert(2, models[1].clone());
         let (name, uuid) = ("n2".to_owned(), [3; 16]);
-        site.target.add_namespace(Namespace { nsid: 2, name, uuid, ana_group: 9, read_only: false });
+        let namespace = Namespace { nsid: 2, name, uuid, ana_group: 9, read_only: false };
+        site.target.add_namespace(namespace).expect("in range");
         let (mut admin, mut io, _) = hosts(HOST).await;
         admin.run(with(with(sqe(0x09, 0), 10, 0xB), 11, 1 << 11), &[], 0).await.expect("set").ok();
         let log = with(sqe(0x02, 0xFFFF_FFFF), 10, 0xC | 1023 << 16);

@@ -1,10 +1,20 @@
 //! What the commands on exports, their write logs and their reservations take.
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
 
 use super::OneImage;
+use crate::api::Front;
 use crate::log_place::LogPlace;
 use crate::spec::ImageSpec;
+
+/// Takes the numbers that exports over a front may have.
+fn units(front: Front) -> RangedI64ValueParser<u32> {
+    match front.units() {
+        Some(units) => RangedI64ValueParser::new().range(i64::from(*units.start())..=i64::from(*units.end())),
+        None => RangedI64ValueParser::new(),
+    }
+}
 
 /// Options of `attach`.
 #[derive(Debug, Args)]
@@ -21,8 +31,8 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub nvme: bool,
 
-    /// Its namespace id, from 1; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    /// Its namespace id, from 1 to 8192; if left out the one it had before, or the lowest that none had
+    #[arg(long, value_name = "N", value_parser = units(Front::Nvme), requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
     pub nsid: Option<u32>,
 
     /// Its ANA group, from 1 to 16, whose state 'forebay ana set' changes [default: 1]
@@ -37,8 +47,8 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub iscsi: bool,
 
-    /// Its unit number, from 0; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    /// Its unit number, from 0 to 16383; if left out the one it had before, or the lowest that none had
+    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
     pub lun: Option<u32>,
 
     /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]

@@ -1,36 +1,56 @@
 //! What is exported, kept over restarts in a file.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::BlockDevice;
 use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
-use forebay_reactor::sync::Semaphore;
+use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::{spawn, timeout};
+use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::{Numbers, Retired};
-use super::volumes::Volume;
+use super::volumes::{Turns, Volume};
 use super::{Engine, targets};
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 
+/// Images of one pool that are opened at a time when the daemon starts.
+const OPENING_MAX: usize = 16;
+
+/// The start waits so long for the images of exports before hosts are let in; those that take longer are served as soon
+/// as they are open.
+const OPENING_WAIT: Duration = Duration::from_secs(10);
+
+/// A front and an image: the name of an export.
+type ExportKey = (Front, ImageSpec);
+
 /// An export.
 struct Export {
     request: api::Attach,
+    /// Its entry in the file, where that is more than `request` says, and cannot be understood.
+    entry: Option<Value>,
     /// What identifies the image, once it was open.
     identity: String,
-    state: State,
+    state: ExportState,
+    /// It is being detached: the file does not list it any more, its number is not free yet.
+    leaving: bool,
 }
 
-/// Whether hosts can reach it.
-enum State {
+/// Whether hosts can reach an export.
+enum ExportState {
     /// They can; the volume is open.
     Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
+    /// The daemon has started, and its image is not open yet.
+    Opening,
     /// They could not, because of this.
     Broken(Failure),
     /// No daemon runs.
@@ -38,39 +58,140 @@ enum State {
 }
 
 impl Export {
+    /// An export that the file lists.
+    fn listed(request: api::Attach, entry: Option<Value>, state: ExportState) -> Self {
+        Self { request, entry, identity: String::new(), state, leaving: false }
+    }
+
     /// Its number, when it has ended.
     fn retired(&self) -> Option<Retired> {
         let unit = self.request.unit?;
         Some(Retired { front: self.request.front, unit, image: self.identity.clone() })
     }
+
+    /// Its entry in the file.
+    fn entry(&self) -> Result<Value> {
+        match &self.entry {
+            Some(entry) => Ok(entry.clone()),
+            None => serde_json::to_value(&self.request)
+                .map_err(|error| Failure::failed(format!("writing the exports: {error}"))),
+        }
+    }
 }
 
-/// The exports, by way and image.
+/// An entry of the file that is kept there and not served: it names no image, or an export that is listed before it.
+struct Unserved {
+    entry: Value,
+    key: Option<ExportKey>,
+}
+
+/// The exports, by front and image.
 pub struct Exports {
-    exports: RefCell<BTreeMap<(Front, ImageSpec), Export>>,
+    exports: RefCell<BTreeMap<ExportKey, Export>>,
+    unserved: RefCell<Vec<Unserved>>,
     /// Numbers that are kept for images that are not exported any more.
     numbers: RefCell<Numbers>,
     data: PathBuf,
-    /// One change at a time, so that the file is written in the order of the changes.
-    changing: Semaphore,
+    /// The exports of an image change one at a time; an image that hangs holds up only those who want that image.
+    turns: Turns,
+    /// The file is written once at a time, so that it is written in the order of the changes.
+    saving: Semaphore,
+}
+
+/// What every entry of the file has to say.
+#[derive(Deserialize)]
+struct EntryName {
+    pool: String,
+    image: String,
+    front: Front,
+}
+
+/// Reads an entry of the file.  Where only its name can be understood, it is an export that is not served.
+fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
+    let wrong =
+        |what: String| Failure::new(FailureKind::Corrupt, format!("its entry in targets.json makes no sense: {what}"));
+    let name = EntryName::deserialize(entry).map_err(|error| wrong(error.to_string()))?;
+    let spec = image_spec(&name.pool, &name.image)?;
+    let hint = format!("mend the entry while no daemon runs, or: forebay detach {spec}");
+    let key = (name.front, spec);
+    match api::Attach::deserialize(entry) {
+        Ok(request) => {
+            let checked = check_nvme(&request).and_then(|()| match request.unit {
+                Some(unit) => request.front.check_unit(unit),
+                None => Ok(()),
+            });
+            let state = match checked {
+                Ok(()) => ExportState::Idle,
+                Err(failure) => ExportState::Broken(wrong(failure.message).hint(hint)),
+            };
+            Ok((key, Export::listed(request, None, state)))
+        }
+        Err(error) => {
+            let EntryName { pool, image, front } = name;
+            let request = api::Attach {
+                pool,
+                image,
+                front,
+                read_only: true,
+                unit: None,
+                hosts: Vec::new(),
+                ana_group: None,
+                uuid: None,
+                log: None,
+            };
+            let state = ExportState::Broken(wrong(error.to_string()).hint(hint));
+            Ok((key, Export::listed(request, Some(entry.clone()), state)))
+        }
+    }
 }
 
 impl Exports {
-    /// What the data directory remembers; nothing is open yet.
+    /// Reads what the data directory remembers; nothing is open yet.
     pub fn load(data: &Path) -> Result<Self> {
-        let (targets, retired) = targets::load(data)?;
-        let mut exports = BTreeMap::new();
-        for request in targets {
-            let spec = image_spec(&request.pool, &request.image)?;
-            exports.insert((request.front, spec), Export { request, identity: String::new(), state: State::Idle });
+        let (entries, retired) = targets::load(data)?;
+        let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
+        let mut unserved = Vec::new();
+        for entry in entries {
+            let (key, export) = match read_entry(&entry) {
+                Ok(read) => read,
+                Err(failure) => {
+                    tracing::error!(%entry, error = %failure.message, "an export is not served");
+                    unserved.push(Unserved { entry, key: None });
+                    continue;
+                }
+            };
+            match exports.get_mut(&key) {
+                None => drop(exports.insert(key, export)),
+                Some(first) => {
+                    let (front, spec) = &key;
+                    let what = format!("targets.json lists the export of {spec} over {} twice", front.name());
+                    match first.request == export.request && first.entry == export.entry {
+                        true => tracing::warn!("{what}, in the same words: the first counts"),
+                        false => {
+                            // Which of them its hosts were told of cannot be known.
+                            let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
+                            let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
+                            first.state = ExportState::Broken(failure.hint(hint));
+                            unserved.push(Unserved { entry, key: Some(key) });
+                        }
+                    }
+                }
+            }
         }
-        let numbers = RefCell::new(Numbers::new(retired));
-        Ok(Self { exports: RefCell::new(exports), numbers, data: data.into(), changing: Semaphore::new(1) })
+        refuse_shared_numbers(&mut exports);
+        Ok(Self {
+            exports: RefCell::new(exports),
+            unserved: RefCell::new(unserved),
+            numbers: RefCell::new(Numbers::new(retired)),
+            data: data.into(),
+            turns: Turns::default(),
+            saving: Semaphore::new(1),
+        })
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.exports.borrow().len()
+        self.exports.borrow().values().filter(|export| !export.leaving).count()
     }
 
     /// Where exports have their logs.
@@ -81,41 +202,117 @@ impl Exports {
     /// Closes every volume.
     pub fn let_go(&self) {
         let mut exports = self.exports.borrow_mut();
-        exports.values_mut().for_each(|export| export.state = State::Idle);
+        exports.values_mut().for_each(|export| export.state = ExportState::Idle);
     }
 
     /// The device behind an export name.
     pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
         let spec: ImageSpec = name.parse().ok()?;
         match &self.exports.borrow().get(&(front, spec))?.state {
-            State::Serving { device, .. } => Some(device.clone()),
-            State::Broken(_) | State::Idle => None,
+            ExportState::Serving { device, .. } => Some(device.clone()),
+            ExportState::Opening | ExportState::Broken(_) | ExportState::Idle => None,
         }
     }
 
-    /// The number of a new export of an image within its front.
-    fn choose_unit(&self, front: Front, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
+    /// Chooses the number of an export within its front.  It is taken by who inserts the export before anything else
+    /// happens.
+    fn choose_unit(&self, key: &ExportKey, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
         let exports = self.exports.borrow();
-        let of_front = exports.iter().filter(|((of, _), _)| *of == front);
+        let others = exports.iter().filter(|(other, _)| other.0 == key.0 && *other != key);
         let taken: BTreeMap<u32, String> =
-            of_front.filter_map(|((_, spec), export)| Some((export.request.unit?, spec.to_string()))).collect();
-        self.numbers.borrow().choose(front, &taken, wanted, identity)
+            others.filter_map(|((_, spec), export)| Some((export.request.unit?, spec.to_string()))).collect();
+        self.numbers.borrow().choose(key.0, &taken, wanted, identity)
+    }
+
+    /// Puts an export in the place of the one before it, if there was one; returns that.
+    fn insert(&self, key: &ExportKey, export: Export) -> Option<Export> {
+        self.exports.borrow_mut().insert(key.clone(), export)
+    }
+
+    /// Puts back what was there before an export; the number of one that is gone is kept for its image.
+    fn put_back(&self, key: &ExportKey, before: Option<Export>) {
+        let mut exports = self.exports.borrow_mut();
+        let gone = match before {
+            Some(before) => {
+                exports.insert(key.clone(), before);
+                None
+            }
+            None => exports.remove(key),
+        };
+        drop(exports);
+        if let Some(retired) = gone.and_then(|export| export.retired()) {
+            self.numbers.borrow_mut().retire(retired);
+        }
+    }
+
+    /// Changes an export, if it is there.
+    fn with<R>(&self, key: &ExportKey, change: impl FnOnce(&mut Export) -> R) -> Option<R> {
+        self.exports.borrow_mut().get_mut(key).map(change)
+    }
+
+    /// Whether the start has not opened an export's image yet.
+    fn is_opening(&self, key: &ExportKey) -> bool {
+        let exports = self.exports.borrow();
+        exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening) && !export.leaving)
     }
 
     /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports; hosts
     /// may remember their numbers all the same.
     async fn save(&self) -> Result<()> {
+        let _turn = self.saving.acquire(1).await;
         let (list, retired) = {
             let exports = self.exports.borrow();
             let (passing, lasting): (Vec<&Export>, Vec<&Export>) =
-                exports.values().partition(|export| export.request.pool == RAM_POOL);
-            let list: Vec<api::Attach> = lasting.into_iter().map(|export| export.request.clone()).collect();
+                exports.values().partition(|export| export.leaving || export.request.pool == RAM_POOL);
+            let mut list = lasting.into_iter().map(Export::entry).collect::<Result<Vec<Value>>>()?;
+            let leaving = |key: &Option<ExportKey>| {
+                key.as_ref().and_then(|key| exports.get(key)).is_some_and(|export| export.leaving)
+            };
+            let unserved = self.unserved.borrow();
+            list.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
             let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
             retired.extend(passing.into_iter().filter_map(Export::retired));
             (list, retired)
         };
         let data = self.data.clone();
         offload(move || targets::store(&data, list, retired)).await
+    }
+
+    /// Takes an export off the file.  Until [`forget`](Self::forget) its number stays taken.
+    async fn unlist(&self, key: &ExportKey) -> Result<()> {
+        self.with(key, |export| export.leaving = true);
+        let saved = self.save().await;
+        if saved.is_err() {
+            self.with(key, |export| export.leaving = false);
+        }
+        saved
+    }
+
+    /// Forgets an export that the file does not list; its number is kept for its image.
+    fn forget(&self, key: &ExportKey) {
+        self.unserved.borrow_mut().retain(|other| other.key.as_ref() != Some(key));
+        self.put_back(key, None);
+    }
+}
+
+/// Marks exports over one front that have the same number: hosts of one would write to the other's image.
+fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
+    let mut owners: BTreeMap<(Front, u32), Vec<ImageSpec>> = BTreeMap::new();
+    for ((front, spec), export) in exports.iter() {
+        if let Some(unit) = export.request.unit {
+            owners.entry((*front, unit)).or_default().push(spec.clone());
+        }
+    }
+    for ((front, unit), specs) in owners.into_iter().filter(|(_, specs)| specs.len() > 1) {
+        for spec in &specs {
+            let others: Vec<String> = specs.iter().filter(|other| *other != spec).map(ToString::to_string).collect();
+            let what =
+                format!("targets.json gives number {unit} over {} to {spec} and {}", front.name(), others.join(", "));
+            let hint = format!("forebay detach {} and attach it again; then attach the other", others.join(" "));
+            if let Some(export) = exports.get_mut(&(front, spec.clone())) {
+                export.state = ExportState::Broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
+            }
+        }
     }
 }
 
@@ -167,6 +364,12 @@ fn fenced(spec: &ImageSpec) -> Failure {
     ))
 }
 
+/// Why hosts do not reach a volume yet.
+fn opening(spec: &ImageSpec) -> Failure {
+    Failure::new(FailureKind::Unreachable, format!("the image {spec} is still being opened"))
+        .hint("it is served as soon as it is open; the daemon's log says why if that fails")
+}
+
 impl Engine {
     /// The image is exported in some way.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
@@ -176,11 +379,12 @@ impl Engine {
     /// What is exported.
     pub fn list_targets(&self) -> Vec<Target> {
         let exports = self.exports.exports.borrow();
-        exports.iter().map(|((_, spec), export)| self.describe_target(spec, export)).collect()
+        let there = exports.iter().filter(|(_, export)| !export.leaving);
+        there.map(|((_, spec), export)| self.describe_target(spec, export)).collect()
     }
 
     fn describe_target(&self, spec: &ImageSpec, export: &Export) -> Target {
-        let serving = matches!(export.state, State::Serving { .. });
+        let serving = matches!(export.state, ExportState::Serving { .. });
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
         Target {
             pool: spec.pool.clone(),
@@ -192,9 +396,10 @@ impl Engine {
             uris,
             connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
             error: match &export.state {
-                State::Broken(failure) => Some(failure.clone()),
-                State::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
-                State::Serving { .. } | State::Idle => None,
+                ExportState::Broken(failure) => Some(failure.clone()),
+                ExportState::Opening => Some(opening(spec)),
+                ExportState::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
+                ExportState::Serving { .. } | ExportState::Idle => None,
             },
         }
     }
@@ -203,136 +408,214 @@ impl Engine {
     pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
         check_nvme(&request)?;
-        let _turn = self.exports.changing.acquire(1).await;
+        if let Some(unit) = request.unit {
+            request.front.check_unit(unit)?;
+        }
+        let _turn = self.exports.turns.take(&spec).await;
         let key = (request.front, spec.clone());
-        let before = self.exports.exports.borrow().get(&key).map(|export| export.request.clone());
-        let mut opened = None;
-        request.unit = match &before {
-            Some(before) => request.unit.or(before.unit),
-            None => {
-                // Who it is says which number it had before.
-                let volume = self.open_volume(&spec).await?;
-                let identity = format_uuid(&self.identity.volume(&spec, volume.image.id()));
-                opened = Some(volume);
-                self.exports.choose_unit(request.front, request.unit, &identity)?
-            }
-        };
-        if let Some(before) = &before {
+        if self.exports.with(&key, |export| export.leaving) == Some(true) {
+            let what = format!("the export of {spec} over {} is being detached", request.front.name());
+            return Err(Failure::new(FailureKind::Busy, what).hint("try again when that is done"));
+        }
+        let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
+        if let Some((before, _)) = &before {
+            request.unit = request.unit.or(before.unit);
             request.ana_group = request.ana_group.or(before.ana_group);
             request.uuid = request.uuid.or(before.uuid.clone());
         }
-        if let Some(before) = before.filter(|before| *before != request) {
+        let listed_twice = self.exports.unserved.borrow().iter().any(|other| other.key.as_ref() == Some(&key));
+        if let Some((before, unclear)) = before
+            && (before != request || unclear || listed_twice)
+        {
             let how = if before.read_only { "read-only" } else { "for reading and writing" };
             let number = before.unit.map_or(String::new(), |unit| format!(", as number {unit}"));
-            return Err(Failure::new(
-                FailureKind::Exists,
-                format!("the image {spec} is exported already, {how}{number}"),
-            )
-            .hint(format!("end that first: forebay detach {spec}")));
-        }
-        let serving = self.exports.device(request.front, &spec.to_string()).is_some();
-        if !serving {
-            let volume = match opened {
-                Some(volume) => volume,
-                None => self.open_volume(&spec).await?,
+            let what = match unclear || listed_twice {
+                true => format!("targets.json does not say clearly how the image {spec} is exported already"),
+                false => format!("the image {spec} is exported already, {how}{number}"),
             };
-            if let Some(place) = &request.log {
-                self.ensure_log(&spec, &volume, place).await?;
-            }
-            self.log_acquired(&spec, &volume).await?;
-            let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, &spec))?;
-            let image = volume.image.clone();
-            let identity = self.identity.volume(&spec, image.id());
-            let state = State::Serving { volume, device: device.clone() };
-            let export = Export { request: request.clone(), identity: format_uuid(&identity), state };
-            let retired = export.retired();
-            let before = self.exports.exports.borrow_mut().insert(key.clone(), export);
-            if let Some(taken) = &retired {
-                self.exports.numbers.borrow_mut().take(taken.front, taken.unit);
-            }
-            if let Err(failure) = self.exports.save().await {
-                let mut exports = self.exports.exports.borrow_mut();
-                match before {
-                    Some(before) => drop(exports.insert(key, before)),
-                    None => {
-                        exports.remove(&key);
-                        // Nobody has seen it; who has it kept for him has it kept still.
-                        retired.into_iter().for_each(|retired| self.exports.numbers.borrow_mut().retire(retired));
-                    }
-                }
-                return Err(failure);
-            }
-            let shown = identity_of(&request).unwrap_or(identity);
-            let exported = exported(&spec, &request, &shown);
-            self.publish(key.0, &exported, &device);
+            return Err(Failure::new(FailureKind::Exists, what).hint(format!("end that first: forebay detach {spec}")));
+        }
+        if self.exports.device(request.front, &spec.to_string()).is_none() {
+            self.open_and_serve(&key, request).await?;
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
         Ok(self.describe_target(&spec, export))
     }
 
+    /// Opens an image for an export, lets hosts reach it, and then adds it to the file.
+    async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach) -> Result<()> {
+        let spec = &key.1;
+        let volume = self.open_volume(spec).await?;
+        // Who it is says which number it had before.
+        let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
+        // A number that cannot be had is known before anything changes.
+        self.exports.choose_unit(key, request.unit, &identity)?;
+        if let Some(place) = &request.log {
+            self.ensure_log(spec, &volume, place).await?;
+        }
+        self.log_acquired(spec, &volume).await?;
+        // Others may have been given numbers meanwhile.  From here until hosts can reach it, nothing is waited for.
+        request.unit = self.exports.choose_unit(key, request.unit, &identity)?;
+        let before = self.serve(key, request, volume)?;
+        if before
+            .as_ref()
+            .is_some_and(|before| self.exports.with(key, |now| now.request == before.request) == Some(true))
+        {
+            // The file lists it as it is.
+            return Ok(());
+        }
+        if let Err(failure) = self.exports.save().await {
+            self.unpublish(key.0, spec);
+            self.exports.put_back(key, before);
+            self.disconnect(key.0, spec).await;
+            return Err(failure);
+        }
+        Ok(())
+    }
+
+    /// Lets hosts reach an export; returns what was there before it.  When that fails, nothing has changed.
+    fn serve(&self, key: &ExportKey, request: api::Attach, volume: Rc<Volume>) -> Result<Option<Export>> {
+        let spec = &key.1;
+        if self.closing.get() {
+            return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
+        }
+        let device = volume.device(request.read_only).map_err(|error| self.reservations_failure(error, spec))?;
+        let identity = self.identity.volume(spec, volume.image.id());
+        let shown = identity_of(&request).unwrap_or(identity);
+        let state = ExportState::Serving { volume, device: device.clone() };
+        let export =
+            Export { request: request.clone(), entry: None, identity: format_uuid(&identity), state, leaving: false };
+        // Who is told of it finds its device.
+        let before = self.exports.insert(key, export);
+        if let Err(failure) = self.publish(key.0, &exported(spec, &request, &shown), &device) {
+            match before {
+                Some(before) => drop(self.exports.insert(key, before)),
+                None => drop(self.exports.exports.borrow_mut().remove(key)),
+            }
+            return Err(failure);
+        }
+        if let Some(unit) = request.unit {
+            self.exports.numbers.borrow_mut().take(key.0, unit);
+        }
+        Ok(before)
+    }
+
     /// Ends an export.  While hosts are connected that is refused, unless it is forced, which disconnects them.
     /// With the last export of an image its write log is written back and given up, unless it is to be kept.
     pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool, keep_log: bool) -> Result<()> {
-        let _turn = self.exports.changing.acquire(1).await;
         let key = (front, spec.clone());
-        if !self.exports.exports.borrow().contains_key(&key) {
-            let what = format!("the image {spec} is not exported over {}", front.name());
-            return Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"));
+        if self.exports.is_opening(&key) {
+            // Who opens it, for however long, finds it gone.
+            if let Err(failure) = self.exports.unlist(&key).await {
+                // It may have been open meanwhile, and was not served as it was to go.
+                self.exports.with(&key, |export| export.state = ExportState::Broken(failure.clone()));
+                return Err(failure);
+            }
+            self.exports.forget(&key);
+            return Ok(());
         }
+        let there = || match self.exports.with(&key, |export| export.leaving) {
+            Some(false) => Ok(()),
+            Some(true) | None => {
+                let what = format!("the image {spec} is not exported over {}", front.name());
+                Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"))
+            }
+        };
+        // What is not there is not waited for.
+        there()?;
+        let _turn = self.exports.turns.take(spec).await;
+        there()?;
         let connections = self.fronts.connections_of(front, spec);
         if connections > 0 && !force {
             let what = format!("{connections} connection(s) to {spec} are open");
             let hint = "disconnect the hosts first, or say --force to do it from here";
             return Err(Failure::new(FailureKind::Busy, what).hint(hint));
         }
-        let Some(removed) = self.exports.exports.borrow_mut().remove(&key) else { return Ok(()) };
-        let retired = removed.retired();
-        retired.iter().for_each(|retired| self.exports.numbers.borrow_mut().retire(retired.clone()));
-        if let Err(failure) = self.exports.save().await {
-            retired.iter().for_each(|retired| self.exports.numbers.borrow_mut().take(retired.front, retired.unit));
-            self.exports.exports.borrow_mut().insert(key, removed);
-            return Err(failure);
-        }
+        self.exports.unlist(&key).await?;
         self.unpublish(front, spec);
+        let served = self.exports.with(&key, |export| std::mem::replace(&mut export.state, ExportState::Idle));
         // Those who were just connecting, too.
         self.disconnect(front, spec).await;
-        drop(removed);
+        drop(served);
+        self.exports.forget(&key);
         if self.is_exported(spec) {
             return Ok(());
         }
         self.end_log(spec, keep_log).await
     }
 
-    /// Opens what was exported before the daemon was started.  What cannot be opened is kept, and says why.
-    pub async fn restore_exports(&self) {
-        let wanted: Vec<((Front, ImageSpec), api::Attach)> = {
-            let exports = self.exports.exports.borrow();
-            exports.iter().map(|(key, export)| (key.clone(), export.request.clone())).collect()
-        };
-        for (key, request) in wanted {
-            let opened = self.open_volume(&key.1).await.and_then(|volume| {
-                let device = volume.device(request.read_only);
-                Ok((device.map_err(|error| self.reservations_failure(error, &key.1))?, volume))
+    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, and
+    /// says why.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
+    pub async fn restore_exports(self: &Rc<Self>) {
+        let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
+        let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
+        for spec in self.begin_restoring() {
+            // A pool that hangs holds up its own images only.
+            let limit = pools.entry(spec.pool.clone()).or_insert_with(|| Rc::new(Semaphore::new(OPENING_MAX))).clone();
+            let (engine, left, done) = (self.clone(), left.clone(), done.clone());
+            left.set(left.get() + 1);
+            spawn(async move {
+                let _turn = engine.exports.turns.take(&spec).await;
+                let _permit = limit.acquire(1).await;
+                engine.restore(&spec).await;
+                left.set(left.get() - 1);
+                done.notify_all();
             });
-            let mut known = String::new();
-            let state = match opened {
-                Ok((device, volume)) => {
-                    let identity = self.identity.volume(&key.1, volume.image.id());
-                    known = format_uuid(&identity);
-                    let shown = identity_of(&request).unwrap_or(identity);
-                    let exported = exported(&key.1, &request, &shown);
-                    self.publish(key.0, &exported, &device);
-                    State::Serving { device, volume }
-                }
-                Err(failure) => {
-                    tracing::warn!(image = %key.1, error = %failure.message, "an export cannot be served");
-                    State::Broken(failure)
-                }
-            };
-            if let Some(export) = self.exports.exports.borrow_mut().get_mut(&key) {
-                (export.state, export.identity) = (state, known);
-            }
+        }
+        if timeout(OPENING_WAIT, done.wait_until(|| left.get() == 0)).await.is_err() {
+            tracing::warn!(images = left.get(), "images of exports are not open yet; hosts are let in to the others");
         }
     }
+
+    /// Marks the exports that are to be opened; returns their images.
+    fn begin_restoring(&self) -> BTreeSet<ImageSpec> {
+        let mut wanted = BTreeSet::new();
+        for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
+            match &export.state {
+                ExportState::Idle => {
+                    export.state = ExportState::Opening;
+                    wanted.insert(spec.clone());
+                }
+                ExportState::Broken(failure) => not_served(*front, spec, failure),
+                ExportState::Opening | ExportState::Serving { .. } => {}
+            }
+        }
+        wanted
+    }
+
+    /// Opens an image, and lets hosts reach those of its exports that are still wanted.
+    async fn restore(&self, spec: &ImageSpec) {
+        let opened = self.open_volume(spec).await;
+        let keys: Vec<ExportKey> = {
+            let exports = self.exports.exports.borrow();
+            let of_image = exports.iter().filter(|((_, of), _)| of == spec);
+            let waiting = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening) && !one.leaving);
+            waiting.map(|(key, _)| key.clone()).collect()
+        };
+        for key in &keys {
+            let Some(request) = self.exports.with(key, |export| export.request.clone()) else { continue };
+            let served = opened.clone().and_then(|volume| {
+                let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
+                let unit = self.exports.choose_unit(key, request.unit, &identity)?;
+                self.serve(key, api::Attach { unit, ..request }, volume)
+            });
+            if let Err(failure) = served {
+                not_served(key.0, spec, &failure);
+                self.exports.with(key, |export| export.state = ExportState::Broken(failure));
+            }
+        }
+        drop(opened);
+        if !self.is_exported(spec)
+            && let Err(failure) = self.end_log(spec, true).await
+        {
+            // It was detached while it was being opened, so nobody has asked for its log to be given up.
+            tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed in order");
+        }
+    }
+}
+
+/// Says in the log that an export is not served, and why.
+fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
+    tracing::error!(image = %spec, front = front.name(), error = %failure.message, "an export is not served");
 }

@@ -4,7 +4,7 @@
 //! must not reach another.  So a number that was given up is kept for its image, and given to others only when there
 //! is no end of those that were given up since.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -57,8 +57,8 @@ impl Numbers {
         self.0.retain(|retired| (retired.front, retired.unit) != (front, unit));
     }
 
-    /// The number of a new export: the one asked for if nobody has it, the one that the image had before, or the lowest
-    /// that nobody had.  `taken` says who has numbers now.
+    /// The number of a new export: the one asked for if nobody has it, the one that the image had before, the lowest that
+    /// nobody had, or the one that was given up longest ago.  `taken` says who has numbers now.
     pub fn choose(
         &self,
         front: Front,
@@ -66,28 +66,30 @@ impl Numbers {
         wanted: Option<u32>,
         image: &str,
     ) -> Result<Option<u32>> {
-        let Some(first) = front.first_unit() else {
-            return match wanted {
-                None => Ok(None),
-                Some(_) => Err(Failure::invalid(format!("exports over {} have no numbers", front.name()))),
+        if let Some(unit) = wanted {
+            front.check_unit(unit)?;
+            return match taken.get(&unit) {
+                Some(who) => {
+                    let what = format!("number {unit} is {who}'s already over {}", front.name());
+                    Err(Failure::new(FailureKind::Exists, what))
+                }
+                None => Ok(Some(unit)),
             };
-        };
-        let Some(unit) = wanted else {
-            let of_front = || self.0.iter().filter(|retired| retired.front == front);
-            let before = of_front().rev().find(|retired| retired.image == image && !taken.contains_key(&retired.unit));
-            let fresh = || (first..).find(|unit| !taken.contains_key(unit) && of_front().all(|old| old.unit != *unit));
-            return Ok(before.map(|retired| retired.unit).or_else(fresh));
-        };
-        if unit < first {
-            return Err(Failure::invalid(format!("number {unit}: exports over {} begin with {first}", front.name())));
         }
-        match taken.get(&unit) {
-            Some(who) => {
-                let what = format!("number {unit} is {who}'s already over {}", front.name());
-                Err(Failure::new(FailureKind::Exists, what))
-            }
-            None => Ok(Some(unit)),
-        }
+        let Some(mut units) = front.units() else { return Ok(None) };
+        let (first, last) = (*units.start(), *units.end());
+        let free = |unit: &u32| (first..=last).contains(unit) && !taken.contains_key(unit);
+        let of_front = || self.0.iter().filter(|retired| retired.front == front && free(&retired.unit));
+        let before = of_front().rev().find(|retired| retired.image == image).map(|retired| retired.unit);
+        let retired: BTreeSet<u32> = of_front().map(|retired| retired.unit).collect();
+        let unit = before
+            .or_else(|| units.find(|unit| free(unit) && !retired.contains(unit)))
+            .or_else(|| of_front().next().map(|retired| retired.unit));
+        unit.map(Some).ok_or_else(|| {
+            let count = last - first + 1;
+            let what = format!("there are {count} exports over {} already, which is all there can be", front.name());
+            Failure::new(FailureKind::NoSpace, what).hint("end one with 'forebay detach', or export over another front")
+        })
     }
 }
 
@@ -122,6 +124,41 @@ mod tests {
         (0..RETIRED_MAX as u32 + 10).for_each(|unit| numbers.retire(retired(unit, "x")));
         assert_eq!(numbers.retired().count(), RETIRED_MAX);
         assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::new(), None, "y"), Ok(Some(0)), "the oldest is free again");
+    }
+
+    #[test]
+    fn numbers_are_those_that_the_front_can_serve() {
+        let numbers = Numbers::default();
+        for (front, beyond, limit) in [
+            (Front::Nvme, vec![0, 8193, 9000, u32::MAX], "1 to 8192"),
+            (Front::Iscsi, vec![16_384, 65_536, u32::MAX], "0 to 16383"),
+        ] {
+            for unit in beyond {
+                let failure = numbers.choose(front, &BTreeMap::new(), Some(unit), "x").expect_err("out of range");
+                assert_eq!(failure.kind, FailureKind::Invalid);
+                assert!(failure.message.contains(limit), "{failure:?}");
+            }
+        }
+        assert_eq!(numbers.choose(Front::Nvme, &BTreeMap::new(), Some(8192), "x"), Ok(Some(8192)));
+        assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::new(), Some(16_383), "x"), Ok(Some(16_383)));
+    }
+
+    #[test]
+    fn when_all_numbers_are_taken_no_more_are_given() {
+        let mut taken: BTreeMap<u32, String> = (1..=8192).map(|unit| (unit, format!("local/{unit}"))).collect();
+        let mut numbers = Numbers::default();
+        let failure = numbers.choose(Front::Nvme, &taken, None, "x").expect_err("one too many");
+        assert_eq!(failure.kind, FailureKind::NoSpace);
+        assert!(failure.message.contains("8192"), "{failure:?}");
+        // What was given up is given again before nothing is given, and the oldest first.
+        for unit in [77, 5] {
+            taken.remove(&unit);
+            numbers.retire(Retired { front: Front::Nvme, unit, image: "gone".into() });
+        }
+        assert_eq!(numbers.choose(Front::Nvme, &taken, None, "x"), Ok(Some(77)));
+        // A number that an older build gave is not given again when the front cannot serve it.
+        numbers.retire(Retired { front: Front::Nvme, unit: 9000, image: "x".into() });
+        assert_eq!(numbers.choose(Front::Nvme, &taken, None, "x"), Ok(Some(77)));
     }
 
     #[test]

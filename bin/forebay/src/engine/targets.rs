@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::numbers::Retired;
-use crate::api::Attach;
 use crate::failure::{Failure, FailureKind, Result};
 
 /// The version of the file that this build writes and reads.
@@ -17,7 +17,9 @@ const FILE_VERSION: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 struct TargetsFile {
     version: u32,
-    targets: Vec<Attach>,
+    /// Exports, each an [`Attach`](crate::api::Attach).  They are looked at one by one: one that makes no sense must not
+    /// take the others with it.
+    targets: Vec<Value>,
     /// Numbers that hosts may remember; a build that does not know them may give them to others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     retired: Vec<Retired>,
@@ -29,7 +31,7 @@ pub fn path(data: &Path) -> PathBuf {
 }
 
 /// Reads the file: the exports, and the numbers of those that have ended.  No file means none.
-pub fn load(data: &Path) -> Result<(Vec<Attach>, Vec<Retired>)> {
+pub fn load(data: &Path) -> Result<(Vec<Value>, Vec<Retired>)> {
     let path = path(data);
     let bytes = match fs::read(&path) {
         Ok(bytes) => bytes,
@@ -40,10 +42,10 @@ pub fn load(data: &Path) -> Result<(Vec<Attach>, Vec<Retired>)> {
         Failure::new(FailureKind::Corrupt, format!("the list of exports {} is damaged: {why}", path.display()))
             .hint("mend it, or remove it and attach the images again")
     };
-    let version = serde_json::from_slice::<serde_json::Value>(&bytes)
+    let version = serde_json::from_slice::<Value>(&bytes)
         .map_err(|error| damaged(error.to_string()))?
         .get("version")
-        .and_then(serde_json::Value::as_u64);
+        .and_then(Value::as_u64);
     if let Some(version) = version.filter(|&version| version > u64::from(FILE_VERSION)) {
         return Err(Failure::new(
             FailureKind::Unsupported,
@@ -56,7 +58,7 @@ pub fn load(data: &Path) -> Result<(Vec<Attach>, Vec<Retired>)> {
 }
 
 /// Replaces the file in one step: after a crash it is wholly the old or wholly the new one.
-pub fn store(data: &Path, targets: Vec<Attach>, retired: Vec<Retired>) -> Result<()> {
+pub fn store(data: &Path, targets: Vec<Value>, retired: Vec<Retired>) -> Result<()> {
     let path = path(data);
     let text = serde_json::to_vec_pretty(&TargetsFile { version: FILE_VERSION, targets, retired })
         .map_err(|error| Failure::failed(format!("writing the exports: {error}")))?;
@@ -77,13 +79,13 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Front;
+    use crate::api::{Attach, Front};
 
     #[test]
     fn the_list_survives() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(load(dir.path()), Ok(Default::default()));
-        let targets = vec![Attach {
+        let attach = Attach {
             pool: "local".into(),
             image: "x".into(),
             front: Front::Nbd,
@@ -93,7 +95,8 @@ mod tests {
             ana_group: None,
             uuid: None,
             log: None,
-        }];
+        };
+        let targets = vec![serde_json::to_value(attach).expect("JSON"), serde_json::json!({ "no": "export" })];
         let retired = vec![Retired { front: Front::Iscsi, unit: 7, image: "an image".into() }];
         store(dir.path(), targets.clone(), retired.clone()).expect("stored");
         assert_eq!(load(dir.path()), Ok((targets, retired)));

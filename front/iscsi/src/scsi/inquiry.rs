@@ -31,8 +31,6 @@ pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 pub struct Identity {
     /// The volume's number in the world.
     pub uuid: [u8; 16],
-    /// What people see of it; at most 16 bytes are shown.
-    pub product: String,
     /// The revision; at most 4 bytes.
     pub revision: String,
 }
@@ -65,7 +63,9 @@ fn field(out: &mut Vec<u8>, text: &str, len: usize) {
 }
 
 /// The vendor, as every unit says it.
-const VENDOR: &str = "FOREBAY";
+pub const VENDOR: &str = "FOREBAY";
+/// The product, as every unit says it: hosts have rules for vendor and product, so neither depends on the volume.
+pub const PRODUCT: &str = "Forebay volume";
 
 /// Standard data.
 pub fn standard(identity: &Identity) -> Vec<u8> {
@@ -73,7 +73,7 @@ pub fn standard(identity: &Identity) -> Vec<u8> {
     let flags = 0x08 | 0x30;
     let mut out = vec![DISK, 0, 0x06, 0x12, 0, flags, 0, 0x02];
     field(&mut out, VENDOR, 8);
-    field(&mut out, &identity.product, 16);
+    field(&mut out, PRODUCT, 16);
     field(&mut out, &identity.revision, 4);
     pad(&mut out, 58);
     // SAM-5, SPC-4, SBC-3, iSCSI.
@@ -105,6 +105,8 @@ pub fn well_known() -> Vec<u8> {
 pub struct Unit<'a> {
     /// Who it is.
     pub identity: &'a Identity,
+    /// Its name for people, which may change.
+    pub name: &'a str,
     /// The target's name.
     pub target: &'a str,
     /// The medium turns.
@@ -151,14 +153,17 @@ fn designator(out: &mut Vec<u8>, code_set: u8, association: u8, kind: u8, name: 
     out.extend(name);
 }
 
+/// Bytes that a designator holds at most, as a multiple of four.
+const DESIGNATOR_MAX: usize = 252;
+
 /// A name of iSCSI in a designator: ended by a zero byte, its length a multiple of four.
 fn scsi_name(text: String) -> Vec<u8> {
     let mut name = text.into_bytes();
     name.push(0);
     let len = name.len().next_multiple_of(4);
     pad(&mut name, len);
-    // 252 bytes are all that a designator holds; names of nodes are shorter.
-    name.truncate(252);
+    // Names of nodes are shorter.
+    name.truncate(DESIGNATOR_MAX);
     name
 }
 
@@ -183,6 +188,11 @@ fn designators(out: &mut Vec<u8>, unit: &Unit<'_>) {
     designator(out, 1, 1, 5, &[0, 0, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8]);
     designator(out, 3, 1, 8, &scsi_name(format!("{},t,0x{PORT_GROUP:04x}", unit.target)));
     designator(out, 3, 2, 8, &scsi_name(unit.target.to_owned()));
+    // The volume's name is vendor specific: what hosts take for an identity must not change when it does.
+    let name = &unit.name[..unit.name.floor_char_boundary(DESIGNATOR_MAX)];
+    if !name.is_empty() {
+        designator(out, 3, 0, 0, name.as_bytes());
+    }
 }
 
 fn limits(out: &mut Vec<u8>) {
@@ -292,13 +302,17 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        Identity { uuid: [0x12; 16], product: "local/disk".into(), revision: "0.1".into() }
+        Identity { uuid: [0x12; 16], revision: "0.1".into() }
+    }
+
+    fn unit(identity: &Identity) -> Unit<'_> {
+        Unit { identity, name: "local/disk", target: "iqn.x:y", rotational: false, threshold_exponent: 11 }
     }
 
     #[test]
     fn every_page_has_the_length_that_it_says() {
         let identity = identity();
-        let unit = Unit { identity: &identity, target: "iqn.x:y", rotational: false, threshold_exponent: 11 };
+        let unit = unit(&identity);
         assert!(PAGES.is_sorted());
         for number in PAGES {
             let page = page(number, &unit).expect("a page");
@@ -308,20 +322,37 @@ mod tests {
         assert_eq!(page(0xb1, &unit).expect("a page").len(), 64);
         assert!(page(0xb5, &unit).is_none());
         assert_eq!(standard(&identity).len(), usize::from(standard(&identity)[4]) + 5);
-        assert_eq!(&standard(&identity)[8..32], b"FOREBAY local/disk      ");
+        assert_eq!(&standard(&identity)[8..32], b"FOREBAY Forebay volume  ", "the same for every volume");
+    }
+
+    #[test]
+    fn a_name_is_told_apart_from_the_identity() {
+        let identity = identity();
+        let page = |name: &str| page(0x83, &Unit { name, ..unit(&identity) }).expect("a page");
+        let (one, other) = (page("local/disk"), page("local/another"));
+        assert!(one.ends_with(b"\x03\x00\x00\x0alocal/disk"), "{one:x?}");
+        let common = one.len() - 14;
+        assert_eq!(one[4..common], other[4..common], "what hosts know it by does not change with its name");
+        // What is too long is cut, and never within a character.
+        let long = page(&"ä".repeat(200));
+        let name = &long[common + 4..];
+        assert_eq!((long[common + 3], name.len()), (252, 252));
+        assert_eq!(std::str::from_utf8(name), Ok(&*"ä".repeat(126)));
+        assert_eq!(usize::from(be16(&long, 2)) + 4, long.len());
+        assert_eq!(page("").len(), common);
     }
 
     #[test]
     fn designators_follow_each_other() {
         let identity = identity();
-        let unit = Unit { identity: &identity, target: "iqn.x:y", rotational: false, threshold_exponent: 11 };
+        let unit = unit(&identity);
         let page = page(0x83, &unit).expect("a page");
         let (mut at, mut kinds) = (4, Vec::new());
         while at < page.len() {
             kinds.push(page[at + 1] & 0x3f);
             at += 4 + usize::from(page[at + 3]);
         }
-        assert_eq!((at, kinds), (page.len(), vec![3, 10, 1, 0x14, 0x15, 0x18, 0x28]));
+        assert_eq!((at, kinds), (page.len(), vec![3, 10, 1, 0x14, 0x15, 0x18, 0x28, 0]));
         assert_eq!(page[8] >> 4, 3, "a locally assigned name");
     }
 

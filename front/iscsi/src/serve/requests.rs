@@ -168,7 +168,7 @@ impl Connection<'_> {
         }
         let ordered = header.flags & command_flag::ATTRIBUTE == command_flag::ORDERED;
         if !writes && ready.data.is_empty() {
-            if takes.is_some_and(|takes| takes > 0) && !may_be_cut(&ready.command) && ready.verdict.is_none() {
+            if takes.is_some_and(|takes| takes > 0) && ready.verdict.is_none() {
                 // It wants data, and none is offered.
                 ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
             }
@@ -223,8 +223,10 @@ impl Connection<'_> {
                 Sense::cdb(if matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_))) { 13 } else { 10 }).into(),
             );
         }
-        if takes > info.expected.into() && !may_be_cut(&ready.command) && ready.verdict.is_none() {
-            // The command says that more comes than the initiator is going to send.
+        if takes > info.expected.into() && ready.verdict.is_none() {
+            // The command says that more comes than the initiator is going to send.  Of the two answers to that (FCP-4
+            // has the words that iSCSI lacks), writing what does come could tear a block or acknowledge what was not
+            // written; nothing is transferred, and nothing is done.
             ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
         }
         if unasked && params.initial_r2t && ready.verdict.is_none() {
@@ -516,12 +518,6 @@ impl Connection<'_> {
             }
         }
     }
-}
-
-/// Where the initiator sends less than the command says, as much is written (SAM-5 leaves that to the transport, and the
-/// residual tells of it).
-fn may_be_cut(command: &Result<cdb::Command, Sense>) -> bool {
-    matches!(command, Ok(cdb::Command::Write(_) | cdb::Command::WriteVerify { .. }))
 }
 
 fn kind(command: &Result<cdb::Command, Sense>) -> CommandKind {

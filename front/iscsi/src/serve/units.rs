@@ -12,7 +12,7 @@ use super::Cores;
 use super::execute::{self, Outcome, Work, many};
 use super::local::{Failure, Local};
 use super::lun::LunState;
-use crate::scsi::cdb::{Command, CopyResults, Run};
+use crate::scsi::cdb::{Command, CopyResults, Run, Transfer};
 use crate::scsi::copy::{self, Copy};
 use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX};
 use crate::scsi::mode::{self, Ask, Modes, Pages};
@@ -60,15 +60,13 @@ fn reply(mut bytes: Vec<u8>, room: u32) -> Begun {
     Begun::Now(Ok(BufMut::copy_of(&bytes).into()))
 }
 
-/// As many whole blocks of a run as there is data for.
+/// Fails unless all the data of a command is there, and no more: nothing is done with a part of it.
 #[inline]
-fn cut(run: Run, data: BufList) -> (Run, BufList) {
-    let block = BLOCK as usize;
-    if data.len() >= run.blocks as usize * block {
-        return (run, data);
+fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
+    match command.transfer(BLOCK) {
+        Transfer::Out(bytes) if bytes != data.len() as u64 => Err(Sense::illegal(code::INFORMATION_UNIT).into()),
+        _ => Ok(()),
     }
-    let blocks = data.len() / block;
-    (Run { blocks: blocks as u32, ..run }, data.slice(0..blocks * block))
 }
 
 /// Done, with nothing to tell.
@@ -210,6 +208,9 @@ impl Units {
         if let Some(verdict) = ready.verdict {
             return Err(verdict);
         }
+        if command.is_write() {
+            complete(&command, &ready.data)?;
+        }
         let fua = |run: Run| Run { fua: run.fua || !local.unit.modes().has(Modes::CACHE), ..run };
         match command {
             Command::Read(run) => {
@@ -221,11 +222,10 @@ impl Units {
             }
             Command::Write(run) => {
                 local.check_run(run, TRANSFER_BLOCKS_MAX)?;
-                let (run, data) = cut(run, ready.data);
                 if run.blocks == 0 {
                     return Ok(good());
                 }
-                Ok(Begun::Later(execute::write(local, fua(run), data)))
+                Ok(Begun::Later(execute::write(local, fua(run), ready.data)))
             }
             _ => self.others(local, command, ready.data),
         }
@@ -253,6 +253,7 @@ impl Units {
             Command::Inquiry { page: Some(page), room } => {
                 let about = inquiry::Unit {
                     identity: &spec.identity,
+                    name: &spec.name,
                     target: self.site.target(),
                     rotational: spec.rotational,
                     threshold_exponent: log::THRESHOLD_EXPONENT,
@@ -280,7 +281,6 @@ impl Units {
             Command::ReadCapacity16 { room } => reply(inquiry::capacity16(local.blocks()), room),
             Command::WriteVerify { run, compare } => {
                 local.check_run(run, TRANSFER_BLOCKS_MAX)?;
-                let (run, data) = cut(run, data);
                 if run.blocks == 0 {
                     return Ok(good());
                 }

@@ -70,7 +70,8 @@ impl Connection {
         if !admin.controller.is_ready() {
             return self.fail(sqe, Status::SEQUENCE.final_());
         }
-        let view = AdminView { server: &self.server, port: &self.port };
+        let association = self.queue.as_ref().map(|queue| &*queue.association);
+        let view = AdminView { server: &self.server, port: &self.port, association };
         let answer = admin::execute(&mut admin.controller, &view, sqe, data);
         self.follow_controller();
         if let Some(queue) = &self.queue {

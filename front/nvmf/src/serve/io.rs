@@ -171,6 +171,9 @@ impl Connection {
     }
 
     fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
+        if !sqe.uses_sgl() {
+            return Err(Status::INVALID_FIELD.final_());
+        }
         let namespace = self.find(sqe.nsid())?;
         let command = io::decode(sqe, &namespace.rules())?;
         self.admit(&namespace, &command.action)?;

@@ -5,7 +5,7 @@ use forebay_reactor::now;
 use super::Server;
 use crate::session::admin::{Identity, View};
 use crate::stats::CommandKind;
-use crate::target::{Port, describe};
+use crate::target::{Association, Port, describe};
 use crate::wire::identify;
 use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
 
@@ -15,6 +15,7 @@ const RESERVATIONS_ALL: u8 = 0xFF;
 pub(super) struct AdminView<'a> {
     pub(super) server: &'a Server,
     pub(super) port: &'a Port,
+    pub(super) association: Option<&'a Association>,
 }
 
 impl View for AdminView<'_> {
@@ -63,6 +64,10 @@ impl View for AdminView<'_> {
 
     fn queues_max(&self) -> u16 {
         self.server.target.limits().queues_max
+    }
+
+    fn has_io_queues(&self) -> bool {
+        self.association.is_some_and(Association::has_io_queues)
     }
 
     fn reservations(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::controller::EVENT_REQUESTS_MAX;
 use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
-use crate::wire::command::{NSID_ALL, admin as opcode};
+use crate::wire::command::{Fuse, NSID_ALL, admin as opcode};
 use crate::wire::identify::{self, cns, event};
 use crate::wire::log::{self, AnaGroup, DiscoveryEntry, Health};
 use crate::wire::{PAGE, Page, Sqe, Status};
@@ -51,6 +51,8 @@ pub trait View {
     fn health(&self) -> Health;
     /// I/O queues that a controller may have.
     fn queues_max(&self) -> u16;
+    /// The host has connected I/O queues of this controller.
+    fn has_io_queues(&self) -> bool;
     /// Reservations are to be had.
     fn reservations(&self) -> bool;
     /// A namespace's reservations persist through power loss; `None` when there is no such namespace.
@@ -89,6 +91,9 @@ const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.final_();
 /// Does an admin command; `data` is what came with it.
 pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Answer {
     let io = controller.kind == Kind::Io;
+    if sqe.fuse() != Fuse::None || !sqe.uses_sgl() {
+        return Answer::Failed(INVALID_FIELD);
+    }
     match sqe.opcode() {
         opcode::IDENTIFY => identify(controller, view, sqe).map(Answer::Data).into(),
         opcode::GET_LOG => get_log(controller, view, sqe).map(Answer::Data).into(),
@@ -146,10 +151,8 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
         cns::ATTACHED_CONTROLLERS | cns::CONTROLLERS => {
             Ok(identify::controller_list(view.controllers().into_iter(), cntid))
         }
-        cns::PRIMARY => Ok(identify::primary(controller.cntlid)),
-        // There are none of these: lists without entries.
-        cns::SECONDARY | cns::GRANULARITY | cns::UUIDS | cns::NVM_SETS => Ok(vec![0; identify::LEN]),
         cns::COMMAND_SETS => Ok(identify::command_sets()),
+        // NVM sets, virtualization, granularities, UUID lists and all else that there is not.
         _ => Err(INVALID_FIELD),
     }
 }
@@ -211,8 +214,10 @@ fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<V
         }
         log::id::FEATURES => {
             let of_namespace = |id| [fid::RESERVATION_MASK, fid::RESERVATION_PERSISTENCE].contains(&id);
-            log::features(&FEATURES.iter().map(|each| (each.id, of_namespace(each.id))).collect::<Vec<_>>())
+            let here = FEATURES.iter().filter(|each| has(controller, each));
+            log::features(&here.map(|each| (each.id, of_namespace(each.id))).collect::<Vec<_>>())
         }
+        log::id::MI_COMMANDS => log::mi_commands(),
         log::id::RESERVATION => {
             let (oldest, count) = controller.notification();
             log::reservation(oldest, count)
@@ -284,7 +289,12 @@ const BEHAVIOUR_LEN: usize = 512;
 
 fn find(controller: &Controller, id: u8) -> Result<&'static Feature, Status> {
     let found = FEATURES.iter().find(|feature| feature.id == id);
-    found.filter(|feature| controller.kind == Kind::Io || feature.discovery).ok_or(INVALID_FIELD)
+    found.filter(|feature| has(controller, feature)).ok_or(INVALID_FIELD)
+}
+
+/// Whether a controller has a feature.
+fn has(controller: &Controller, feature: &Feature) -> bool {
+    controller.kind == Kind::Io || feature.discovery
 }
 
 /// What one side of a number of queues says, from a count.
@@ -300,7 +310,7 @@ fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<A
         0 => &controller.features,
         // Nothing is saved, so what is saved is the default.
         1 | 2 => {
-            default = super::Features { queues: view.queues_max(), ..Default::default() };
+            default = super::Features::default();
             &default
         }
         3 => return Ok(Answer::Done(u64::from(feature.changeable) << 2)),
@@ -315,6 +325,8 @@ fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<A
         },
         fid::RECOVERY => Answer::Done(features.recovery.into()),
         fid::WRITE_CACHE => Answer::Done(features.write_cache.into()),
+        // A host that has not asked may have as many as there can be.
+        fid::QUEUES if features.queues == 0 => Answer::Done(queues(view.queues_max())),
         fid::QUEUES => Answer::Done(queues(features.queues)),
         fid::ATOMICITY => Answer::Done(features.atomicity.into()),
         fid::EVENTS => Answer::Done(features.events.into()),
@@ -362,6 +374,8 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
         fid::RECOVERY if value & 1 << 16 != 0 => return Err(INVALID_FIELD),
         fid::RECOVERY => features.recovery = value & 0xFFFF,
         fid::WRITE_CACHE => features.write_cache = value & 1 != 0,
+        // How many there may be is settled before the first of them (base 5.27.1.5).
+        fid::QUEUES if view.has_io_queues() => return Err(Status::SEQUENCE.final_()),
         fid::QUEUES => {
             let (sq, cq) = (value & 0xFFFF, value >> 16);
             if sq == 0xFFFF || cq == 0xFFFF {

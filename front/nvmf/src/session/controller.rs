@@ -93,7 +93,8 @@ impl Default for Features {
         Self {
             arbitration: 7,
             power: 0,
-            temperature: [353, 0],
+            // There is no temperature that could pass them.
+            temperature: [u16::MAX, 0],
             recovery: 0,
             write_cache: true,
             queues: 0,

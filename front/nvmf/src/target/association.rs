@@ -135,6 +135,11 @@ impl Association {
         queues.iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
     }
 
+    /// It has I/O queues that are not about to end.
+    pub(crate) fn has_io_queues(&self) -> bool {
+        self.queues().iter().any(|(queue, control)| *queue != 0 && !control.stopping())
+    }
+
     fn mistaken(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.mistaken.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -131,9 +131,15 @@ impl Sqe {
         }
     }
 
-    /// PSDT; 1 or 2 for SGLs, which is all there is over fabrics.
+    /// PSDT.
     pub fn psdt(&self) -> u8 {
         self.0[1] >> 6
+    }
+
+    /// PSDT says that data is named by an SGL, which is all there is over fabrics.  Metadata in an SGL of its own (10b) is
+    /// not offered, nor is it claimed in SGLS.
+    pub fn uses_sgl(&self) -> bool {
+        self.psdt() == 1
     }
 
     /// Command identifier.

@@ -15,8 +15,6 @@ pub mod cns {
     pub const ACTIVE_LIST: u8 = 0x02;
     /// Namespace Identification Descriptor list.
     pub const DESCRIPTORS: u8 = 0x03;
-    /// NVM Set list.
-    pub const NVM_SETS: u8 = 0x04;
     /// I/O Command Set specific Namespace.
     pub const CSI_NAMESPACE: u8 = 0x05;
     /// I/O Command Set specific Controller.
@@ -37,14 +35,6 @@ pub mod cns {
     pub const ATTACHED_CONTROLLERS: u8 = 0x12;
     /// Controllers of the subsystem.
     pub const CONTROLLERS: u8 = 0x13;
-    /// Primary Controller Capabilities.
-    pub const PRIMARY: u8 = 0x14;
-    /// Secondary Controller list.
-    pub const SECONDARY: u8 = 0x15;
-    /// Namespace Granularity list.
-    pub const GRANULARITY: u8 = 0x16;
-    /// UUID list.
-    pub const UUIDS: u8 = 0x17;
     /// I/O Command Set specific Allocated Namespace ID list.
     pub const CSI_ALLOCATED_LIST: u8 = 0x1A;
     /// I/O Command Set specific Identify an allocated Namespace.
@@ -105,6 +95,20 @@ pub mod event {
     pub const DISCOVERY: u32 = 1 << 31;
 }
 
+/// Log page attributes (LPA): only what every page behind a bit keeps.  There is no health page of a namespace, no
+/// telemetry and no persistent event log.
+pub mod lpa {
+    /// Commands Supported and Effects (05h) is served.
+    pub const EFFECTS: u8 = 1 << 1;
+    /// Log pages can be read in parts, with lengths of 32 bits.
+    pub const EXTENDED: u8 = 1 << 2;
+    /// Supported Log Pages (00h), Feature Identifiers (12h) and NVMe-MI Commands (13h) are served, and commands' scopes
+    /// are told where their effects are.
+    pub const SUPPORTED: u8 = 1 << 5;
+    /// All of an I/O controller.
+    pub const ALL: u8 = EFFECTS | EXTENDED | SUPPORTED;
+}
+
 /// Optional NVM commands (ONCS).
 pub mod oncs {
     /// Compare.
@@ -135,8 +139,7 @@ impl Controller<'_> {
         page.u32(96, 1 | 1 << 6);
         page.u8(111, if self.discovery { 2 } else { 1 });
         page.u8(259, self.event_requests_max);
-        // Log pages can be read in parts (extended data), and with the supported log pages page: bits 2 and 5.
-        page.u8(261, 1 << 2 | 1 << 5);
+        page.u8(261, if self.discovery { lpa::EXTENDED | lpa::SUPPORTED } else { lpa::ALL });
         page.u16(320, self.keep_alive_unit);
         page.u16(514, self.commands_max);
         // SGLs of any byte alignment, with offsets in capsules, and the transport's own.
@@ -160,8 +163,7 @@ impl Controller<'_> {
         page.u8(260, 1 << 1 | 1);
         // Error log entries, counted from zero.
         page.u8(262, super::log::ERRORS_MAX as u8 - 1);
-        // Composite temperature: 353 K warns, 373 K is critical.
-        page.u16(266, 353).u16(268, 373);
+        // No sensor measures a temperature: no threshold of one is reported (WCTEMP and CCTEMP stay 0).
         page.u8(342, self.ana_transition_s);
         // All five states are reported; a namespace's group may change.
         page.u8(343, 0x1F).u32(344, self.ana_group_max).u32(348, self.ana_groups);
@@ -176,8 +178,7 @@ impl Controller<'_> {
         // One block of 512 bytes is atomic whatever its place (AWUN, AWUPF); namespaces say more.
         page.u16(526, 0).u16(528, 0).u16(532, 0);
         page.u32(540, self.namespaces_max);
-        // One power state.
-        page.u16(2048, 2500);
+        // One power state (NPSS 0), of which no power is reported: its descriptor stays 0.
         page.finish()
     }
 }
@@ -215,8 +216,9 @@ impl Namespace {
         let preferred = self.preferred_blocks.max(1) - 1;
         let mut page = Page::new(LEN);
         page.u64(0, self.blocks).u64(8, self.blocks).u64(16, self.blocks);
-        // Thin; atomic units of its own; ids are not used again; preferred sizes are filled in.
-        page.u8(24, 1 | 1 << 1 | 1 << 3 | 1 << 4);
+        // Atomic units of its own; ids are not used again; preferred sizes are filled in.  Not thin (THINP): that would
+        // promise a utilization that follows what is allocated, and counting that means looking at every object.
+        page.u8(24, 1 << 1 | 1 << 3 | 1 << 4);
         // Shared between controllers.
         page.u8(30, 1).u8(31, self.reservations);
         // What is deallocated reads as zeroes, and Write Zeroes can deallocate.
@@ -295,12 +297,5 @@ pub fn nvm_controller(ranges_max: u8, range_blocks_max: u32, blocks_max: u64) ->
 pub fn command_sets() -> Vec<u8> {
     let mut page = Page::new(LEN);
     page.u64(0, 1 << CSI_NVM);
-    page.finish()
-}
-
-/// Primary Controller Capabilities (base figure 284): there are no secondary controllers.
-pub fn primary(cntlid: u16) -> Vec<u8> {
-    let mut page = Page::new(LEN);
-    page.u16(0, cntlid);
     page.finish()
 }

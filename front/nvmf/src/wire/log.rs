@@ -20,6 +20,8 @@ pub mod id {
     pub const ANA: u8 = 0x0C;
     /// Feature Identifiers Supported and Effects.
     pub const FEATURES: u8 = 0x12;
+    /// NVMe-MI Commands Supported and Effects.
+    pub const MI_COMMANDS: u8 = 0x13;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
     /// Reservation Notification.
@@ -41,11 +43,12 @@ pub const IO_PAGES: &[u8] = &[
     id::EFFECTS,
     id::ANA,
     id::FEATURES,
+    id::MI_COMMANDS,
     id::RESERVATION,
 ];
 
 /// The pages that a discovery controller has.
-pub const DISCOVERY_PAGES: &[u8] = &[id::SUPPORTED, id::ERROR, id::DISCOVERY];
+pub const DISCOVERY_PAGES: &[u8] = &[id::SUPPORTED, id::ERROR, id::FEATURES, id::MI_COMMANDS, id::DISCOVERY];
 
 /// Supported Log Pages (base 5.16.1.1).
 pub fn supported(pages: &[u8]) -> Vec<u8> {
@@ -108,11 +111,11 @@ pub struct Health {
     pub errors: u64,
 }
 
-/// SMART / Health Information (base 5.16.1.3).  There is no sensor: it is always 300 K.
+/// SMART / Health Information (base 5.16.1.3).  There is no sensor, so no temperature is reported.
 pub fn health(health: &Health) -> Vec<u8> {
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
     let mut page = Page::new(512);
-    page.u8(0, if health.read_only { 1 << 3 } else { 0 }).u16(1, 300).u8(3, 100).u8(4, 10);
+    page.u8(0, if health.read_only { 1 << 3 } else { 0 }).u8(3, 100).u8(4, 10);
     page.u128(32, units(health.bytes_read)).u128(48, units(health.bytes_written));
     page.u128(64, health.reads.into()).u128(80, health.writes.into());
     page.u128(128, (health.uptime_s / 3600).into());
@@ -147,6 +150,10 @@ pub fn effects(reservations: bool) -> Vec<u8> {
     const SUPPORTED: u32 = 1;
     /// Changes the content of logical blocks.
     const CONTENT: u32 = 1 << 1;
+    /// Scope: a namespace.
+    const NAMESPACE: u32 = 1 << 20;
+    /// Scope: a controller.
+    const CONTROLLER: u32 = 1 << 21;
     let mut page = Page::new(4096);
     let of_admin = [
         admin::GET_LOG,
@@ -158,10 +165,10 @@ pub fn effects(reservations: bool) -> Vec<u8> {
         admin::KEEP_ALIVE,
     ];
     for opcode in of_admin {
-        page.u32(usize::from(opcode) * 4, SUPPORTED);
+        page.u32(usize::from(opcode) * 4, SUPPORTED | CONTROLLER);
     }
     let mut io = |opcode: u8, effects: u32| {
-        page.u32(1024 + usize::from(opcode) * 4, effects);
+        page.u32(1024 + usize::from(opcode) * 4, effects | NAMESPACE);
     };
     for opcode in [nvm::FLUSH, nvm::READ, nvm::COMPARE, nvm::VERIFY] {
         io(opcode, SUPPORTED);
@@ -186,6 +193,11 @@ pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
         page.u32(usize::from(id) * 4, 1 | scope);
     }
     page.finish()
+}
+
+/// NVMe-MI Commands Supported and Effects (base 5.16.1.19): there are none.
+pub fn mi_commands() -> Vec<u8> {
+    Page::new(4096).finish()
 }
 
 /// Reservation Notification (base 5.16.1.26): the oldest that was not read, as its count, namespace and type, of so many.

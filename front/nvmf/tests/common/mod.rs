@@ -132,7 +132,7 @@ pub fn simulate<F: Future<Output = ()>>(limits: Limits, test: impl Fn(Rc<Server>
         let target = Target::new(identity, 1..=100, limits.clone());
         let port = Port::new(1, vec![PortAddress::Unix]);
         target.add_port(port.clone());
-        target.add_namespace(namespace());
+        target.add_namespace(namespace()).expect("in range");
         let disk = Disk::new(8 << 20);
         let server = Server::new(target, Box::new(Shelf(disk.clone())));
         let listener = Listener::bind(&addr()).expect("binds");

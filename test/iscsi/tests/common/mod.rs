@@ -58,19 +58,16 @@ impl Place {
     pub fn add_for(&self, lun: u16, model: &Rc<Model>, initiators: &[&str]) -> Arc<Unit> {
         let name = format!("unit-{lun}-{}", self.shelf.0.borrow().len());
         self.shelf.0.borrow_mut().insert(name.clone(), model.clone());
-        let identity =
-            Identity { uuid: [self.shelf.0.borrow().len() as u8; 16], product: "m".into(), revision: "1".into() };
-        self.site.add(
-            lun,
-            UnitSpec {
-                name,
-                identity,
-                read_only: false,
-                rotational: false,
-                space: Arc::new(Space::default()),
-                initiators: initiators.iter().map(|&name| name.to_owned()).collect(),
-            },
-        )
+        let identity = Identity { uuid: [self.shelf.0.borrow().len() as u8; 16], revision: "1".into() };
+        let spec = UnitSpec {
+            name,
+            identity,
+            read_only: false,
+            rotational: false,
+            space: Arc::new(Space::default()),
+            initiators: initiators.iter().map(|&name| name.to_owned()).collect(),
+        };
+        self.site.add(lun.into(), spec).expect("in range")
     }
 }
 

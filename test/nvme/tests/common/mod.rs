@@ -58,7 +58,8 @@ impl Site {
     pub fn add(&self, nsid: u32, model: &Rc<Model>) {
         self.shelf.0.borrow_mut().insert(nsid, model.clone());
         let uuid = [nsid as u8 + 1; 16];
-        self.target.add_namespace(Namespace { nsid, name: format!("n{nsid}"), uuid, ana_group: 1, read_only: false });
+        let namespace = Namespace { nsid, name: format!("n{nsid}"), uuid, ana_group: 1, read_only: false };
+        self.target.add_namespace(namespace).expect("in range");
         let (target, watch) = (self.target.clone(), model.watch());
         drop(spawn(async move {
             loop {

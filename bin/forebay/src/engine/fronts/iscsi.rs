@@ -10,7 +10,6 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_iscsi::scsi::inquiry::Identity as UnitIdentity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::wire::Lun;
 use forebay_iscsi::{Devices, Gatekeeping, Limits, Options, Server, Site, Space, UnitSpec};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, sleep, spawn};
 
@@ -180,30 +179,29 @@ impl HostFront for IscsiFront {
         self.site.units().into_iter().find(|unit| unit.name == name).map_or(0, |unit| unit.sessions)
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
-        let Some(lun) = exported.unit.and_then(|unit| u16::try_from(unit).ok()).filter(|lun| *lun <= Lun::MAX) else {
-            tracing::warn!(image = name, unit = exported.unit, "an export's number is no unit of a target");
-            return;
-        };
+        let lun = exported.unit.ok_or_else(|| Failure::invalid("an export over iscsi without a LUN"))?;
+        // Who is told of the unit finds its device.
         self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
-        self.luns.borrow_mut().insert(name.clone(), lun);
-        let identity = UnitIdentity {
-            uuid: *exported.identity,
-            product: exported.spec.image.clone(),
-            revision: env!("CARGO_PKG_VERSION").into(),
+        let spec = UnitSpec {
+            name: name.clone(),
+            identity: UnitIdentity { uuid: *exported.identity, revision: env!("CARGO_PKG_VERSION").into() },
+            read_only: exported.read_only,
+            rotational: false,
+            space: self.space(&exported.spec.pool),
+            initiators: exported.hosts.to_vec(),
         };
-        self.site.add(
-            lun,
-            UnitSpec {
-                name,
-                identity,
-                read_only: exported.read_only,
-                rotational: false,
-                space: self.space(&exported.spec.pool),
-                initiators: exported.hosts.to_vec(),
-            },
-        );
+        match self.site.add(lun, spec) {
+            Ok(unit) => {
+                self.luns.borrow_mut().insert(name, unit.lun());
+                Ok(())
+            }
+            Err(error) => {
+                self.published.remove(&name);
+                Err(Failure::invalid(error.to_string()))
+            }
+        }
     }
 
     fn unpublish(&self, spec: &ImageSpec) {

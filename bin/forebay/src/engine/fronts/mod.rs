@@ -50,8 +50,8 @@ pub trait HostFront {
     /// Connections to an export.
     fn connections_of(&self, spec: &ImageSpec) -> usize;
 
-    /// Lets hosts open a device, by its name or by its number within the front.
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>);
+    /// Lets hosts open a device, by its name or by its number within the front.  When that fails, nothing has changed.
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()>;
 
     /// Lets hosts open a device no more; those who have it open keep it.
     fn unpublish(&self, spec: &ImageSpec);
@@ -181,8 +181,8 @@ impl Engine {
     }
 
     /// Lets hosts open a device.
-    pub fn publish(&self, front: Front, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
-        self.fronts.of(front).publish(exported, device);
+    pub fn publish(&self, front: Front, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
+        self.fronts.of(front).publish(exported, device)
     }
 
     /// Lets hosts open a device no more; those who have it open keep it.

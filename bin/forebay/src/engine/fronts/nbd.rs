@@ -100,8 +100,9 @@ impl HostFront for NbdFront {
         self.stats.connections().iter().filter(|connection| connection.export == name).count()
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         self.published.insert(exported.spec.to_string(), DeviceHandle::new(device.clone()));
+        Ok(())
     }
 
     fn unpublish(&self, spec: &ImageSpec) {

@@ -39,6 +39,8 @@ pub struct NvmeFront {
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
     offers: RefCell<BTreeMap<String, Offer>>,
+    /// Ids of namespaces that were taken away, and whose commands may not have ended.
+    leaving: RefCell<BTreeMap<String, u32>>,
 }
 
 impl NvmeFront {
@@ -63,6 +65,7 @@ impl NvmeFront {
             addrs: RefCell::default(),
             published: Published::default(),
             offers: RefCell::default(),
+            leaving: RefCell::default(),
         };
         this.admit(subsystem);
         this
@@ -89,6 +92,17 @@ impl NvmeFront {
     /// What the servers count.
     pub fn stats(&self) -> &Stats {
         self.target.stats()
+    }
+
+    /// Offers an export no more; returns its namespace id, if it was offered.
+    fn withdraw(&self, spec: &ImageSpec) -> Option<u32> {
+        let name = spec.to_string();
+        let offer = self.offers.borrow_mut().remove(&name)?;
+        if let Some(resizing) = offer.resizing {
+            resizing.abort();
+        }
+        self.published.remove(&name);
+        Some(offer.nsid)
     }
 
     /// Adds a port for a listener.
@@ -235,9 +249,9 @@ impl HostFront for NvmeFront {
         self.target.controller_ids().len()
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) {
+    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
-        let Some(nsid) = exported.unit else { return };
+        let nsid = exported.unit.ok_or_else(|| Failure::invalid("an export over nvme without a namespace id"))?;
         self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
         let resizing = device.size_watch().map(|watch| {
             let target = self.target.clone();
@@ -249,31 +263,33 @@ impl HostFront for NvmeFront {
             })
         });
         self.offers.borrow_mut().insert(name.clone(), Offer { nsid, resizing });
-        self.target.add_namespace(Namespace {
+        let added = self.target.add_namespace(Namespace {
             nsid,
             name,
             uuid: *exported.identity,
             ana_group: exported.ana_group,
             read_only: exported.read_only,
         });
+        added.map_err(|error| {
+            self.withdraw(exported.spec);
+            Failure::invalid(error.to_string())
+        })
     }
 
     fn unpublish(&self, spec: &ImageSpec) {
-        let name = spec.to_string();
-        let Some(offer) = self.offers.borrow_mut().remove(&name) else { return };
-        self.target.remove_namespace(offer.nsid);
-        if let Some(resizing) = offer.resizing {
-            resizing.abort();
+        if let Some(nsid) = self.withdraw(spec) {
+            self.target.remove_namespace(nsid);
+            self.leaving.borrow_mut().insert(spec.to_string(), nsid);
         }
-        self.published.remove(&name);
     }
 
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()> {
-        let _ = spec;
+        let leaving = self.leaving.borrow_mut().remove(&spec.to_string());
         Box::pin(async move {
-            on_each_core(cores, || async {
+            let Some(nsid) = leaving else { return };
+            on_each_core(cores, move || async move {
                 if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                    server.let_go().await;
+                    server.let_go(nsid).await;
                 }
             })
             .await;
