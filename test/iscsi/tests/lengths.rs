@@ -61,7 +61,7 @@ fn refused(done: &Done, what: &str) {
 }
 
 #[test]
-fn a_write_with_too_little_data_writes_nothing() {
+fn a_write_with_a_part_of_a_block_writes_nothing() {
     simulate(4, |seed, place| async move {
         let model = Model::new(1 << 20, seed >= 2);
         place.add(0, &model);
@@ -70,13 +70,53 @@ fn a_write_with_too_little_data_writes_nothing() {
         // All along with the command, and all asked for.
         for immediate in [8192, 0] {
             let mut client = login(immediate).await;
-            for (blocks, expected) in [(1, 0), (1, 1), (1, 200), (1, 511), (2, 512), (2, 1000), (100, 20_000)] {
+            for (blocks, expected) in [(1, 1), (1, 200), (1, 511), (2, 1000), (100, 20_000)] {
                 for cdb in writes(blocks) {
                     let what = format!("seed {seed}: {blocks} blocks, {expected} bytes, {cdb:x?}");
                     let done = client.run(0, cdb, &vec![b'b'; expected], 0).await.expect("answers");
                     refused(&done, &what);
                     assert_eq!(done.residual, i64::from(blocks) * 512 - expected as i64, "{what}");
                     assert!(*model.bytes.borrow() == before, "{what}: something is written");
+                }
+            }
+            // Data is expected, and the command does not say that it writes: none comes.
+            for cdb in writes(1) {
+                for expected in [200, 512, 1024] {
+                    let done = client.run(0, cdb, &[], expected).await.expect("answers");
+                    refused(&done, &format!("seed {seed}: {expected} bytes, {cdb:x?}"));
+                    assert!(*model.bytes.borrow() == before, "seed {seed}: something is written");
+                }
+            }
+            client.close();
+        }
+        until(|| place.site.memory() == 0).await;
+    });
+}
+
+#[test]
+fn a_write_with_fewer_blocks_writes_these_and_says_what_is_missing() {
+    simulate(4, |seed, place| async move {
+        let model = Model::new(1 << 20, seed >= 2);
+        place.add(0, &model);
+        for immediate in [8192, 0] {
+            let mut client = login(immediate).await;
+            for (blocks, sent) in [(1_u8, 0_usize), (2, 1), (3, 2), (100, 40)] {
+                for cdb in writes(blocks) {
+                    model.bytes.borrow_mut().fill(b'a');
+                    let what = format!("seed {seed}: {sent} of {blocks} blocks, {cdb:x?}");
+                    let done = client.run(0, cdb, &vec![b'b'; sent * 512], 0).await.expect("answers");
+                    assert_eq!(done.residual, (i64::from(blocks) - sent as i64) * 512, "{what}");
+                    let mut end = sent * 512;
+                    if cdb[0] == 0x8b {
+                        // ORWRITE takes all of its data or none.
+                        refused(&done, &what);
+                        end = 0;
+                    } else {
+                        assert_eq!(done.status, 0, "{what}");
+                    }
+                    let bytes = model.bytes.borrow();
+                    assert!(bytes[..end].iter().all(|&byte| byte == b'b'), "{what}");
+                    assert!(bytes[end..].iter().all(|&byte| byte == b'a'), "{what}");
                 }
             }
             client.close();

@@ -168,7 +168,8 @@ impl Connection<'_> {
         }
         let ordered = header.flags & command_flag::ATTRIBUTE == command_flag::ORDERED;
         if !writes && ready.data.is_empty() {
-            if takes.is_some_and(|takes| takes > 0) && ready.verdict.is_none() {
+            let nothing = expected == 0 && may_be_cut(&ready.command, 0);
+            if takes.is_some_and(|takes| takes > 0) && !nothing && ready.verdict.is_none() {
                 // It wants data, and none is offered.
                 ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
             }
@@ -223,10 +224,8 @@ impl Connection<'_> {
                 Sense::cdb(if matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_))) { 13 } else { 10 }).into(),
             );
         }
-        if takes > info.expected.into() && ready.verdict.is_none() {
-            // The command says that more comes than the initiator is going to send.  Of the two answers to that (FCP-4
-            // has the words that iSCSI lacks), writing what does come could tear a block or acknowledge what was not
-            // written; nothing is transferred, and nothing is done.
+        if takes > info.expected.into() && !may_be_cut(&ready.command, info.expected) && ready.verdict.is_none() {
+            // The command says that more comes than the initiator is going to send.
             ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
         }
         if unasked && params.initial_r2t && ready.verdict.is_none() {
@@ -518,6 +517,12 @@ impl Connection<'_> {
             }
         }
     }
+}
+
+/// Where the initiator sends whole blocks, and fewer than a write says, these are written and the residual tells of the
+/// others (FCP-4 has the words that iSCSI lacks).  A part of a block cannot be written, and nothing is transferred then.
+fn may_be_cut(command: &Result<cdb::Command, Sense>, expected: u32) -> bool {
+    expected.is_multiple_of(BLOCK) && matches!(command, Ok(cdb::Command::Write(_) | cdb::Command::WriteVerify { .. }))
 }
 
 fn kind(command: &Result<cdb::Command, Sense>) -> CommandKind {

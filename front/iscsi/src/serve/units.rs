@@ -60,8 +60,18 @@ fn reply(mut bytes: Vec<u8>, room: u32) -> Begun {
     Begun::Now(Ok(BufMut::copy_of(&bytes).into()))
 }
 
-/// Fails unless all the data of a command is there, and no more: nothing is done with a part of it.
+/// The part of a write that there is data for; fails when that is no number of whole blocks.
 #[inline]
+fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
+    let block = BLOCK as usize;
+    let blocks = data.len() / block;
+    if data.len() % block != 0 || blocks > run.blocks as usize {
+        return Err(Sense::illegal(code::INFORMATION_UNIT).into());
+    }
+    Ok(Run { blocks: blocks as u32, ..run })
+}
+
+/// Fails unless all the data of a command is there, and no more: nothing is done with a part of it.
 fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
     match command.transfer(BLOCK) {
         Transfer::Out(bytes) if bytes != data.len() as u64 => Err(Sense::illegal(code::INFORMATION_UNIT).into()),
@@ -208,9 +218,6 @@ impl Units {
         if let Some(verdict) = ready.verdict {
             return Err(verdict);
         }
-        if command.is_write() {
-            complete(&command, &ready.data)?;
-        }
         let fua = |run: Run| Run { fua: run.fua || !local.unit.modes().has(Modes::CACHE), ..run };
         match command {
             Command::Read(run) => {
@@ -222,6 +229,7 @@ impl Units {
             }
             Command::Write(run) => {
                 local.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                let run = cut(run, &ready.data)?;
                 if run.blocks == 0 {
                     return Ok(good());
                 }
@@ -241,6 +249,9 @@ impl Units {
             true => Ok(data.to_vec()),
             false => Err(Failure::from(Sense::illegal(code::PARAMETER_LIST_LENGTH))),
         };
+        if command.is_write() && !matches!(command, Command::WriteVerify { .. }) {
+            complete(&command, &data)?;
+        }
         Ok(match command {
             Command::Read(_) | Command::Write(_) => good(),
             Command::TestUnitReady | Command::SelfTest => good(),
@@ -281,6 +292,7 @@ impl Units {
             Command::ReadCapacity16 { room } => reply(inquiry::capacity16(local.blocks()), room),
             Command::WriteVerify { run, compare } => {
                 local.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                let run = cut(run, &data)?;
                 if run.blocks == 0 {
                     return Ok(good());
                 }
