@@ -65,7 +65,7 @@ fn reply(mut bytes: Vec<u8>, room: u32) -> Begun {
 fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
     let block = BLOCK as usize;
     let blocks = data.len() / block;
-    if data.len() % block != 0 || blocks > run.blocks as usize {
+    if !data.len().is_multiple_of(block) || blocks > run.blocks as usize {
         return Err(Sense::illegal(code::INFORMATION_UNIT).into());
     }
     Ok(Run { blocks: blocks as u32, ..run })
