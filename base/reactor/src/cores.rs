@@ -105,11 +105,21 @@ pub struct CoresOptions {
     pub pin: bool,
     /// How long a reactor polls after its last work before it sleeps; see [`Reactor::set_linger`].
     pub linger: Duration,
+    /// Called on the thread of a core that has panicked, after its reactor and all tasks are gone: for a process that
+    /// shall not go on without one of its cores.
+    pub on_panic: Option<fn(&CorePanic)>,
 }
 
 impl Default for CoresOptions {
     fn default() -> Self {
-        Self { count: 1, driver: DriverChoice::Auto, name: "core".into(), pin: true, linger: Duration::ZERO }
+        Self {
+            count: 1,
+            driver: DriverChoice::Auto,
+            name: "core".into(),
+            pin: true,
+            linger: Duration::ZERO,
+            on_panic: None,
+        }
     }
 }
 
@@ -153,7 +163,7 @@ impl Cores {
             let cpu = (options.count <= cpus.len()).then(|| cpus[index]);
             let (stop, stopped) = cross::oneshot();
             let (ready, started) = std::sync::mpsc::sync_channel(1);
-            let (driver, linger, report) = (options.driver, options.linger, report.clone());
+            let (driver, linger, report, on_panic) = (options.driver, options.linger, report.clone(), options.on_panic);
             let run = move || {
                 let body = || {
                     if let Some(cpu) = cpu {
@@ -174,9 +184,12 @@ impl Cores {
                 };
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).map_err(|payload| {
                     let panic = CorePanic { core: index, message: panic_message(&*payload) };
-                    tracing::error!(core = index, message = panic.message, "a core panicked");
                     // Nobody listens when the cores are being stopped; it is in the thread's result too.
                     let _ = report.send(panic.clone());
+                    tracing::error!(core = index, message = panic.message, "a core panicked");
+                    if let Some(on_panic) = on_panic {
+                        on_panic(&panic);
+                    }
                     panic
                 })
             };

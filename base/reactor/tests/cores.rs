@@ -16,7 +16,7 @@ use forebay_reactor::{
 
 fn on_each(test: impl AsyncFn(&mut Cores)) {
     for driver in [DriverChoice::Uring, DriverChoice::Poll] {
-        let options = CoresOptions { count: 3, driver, name: "test".into(), pin: true, linger: Duration::ZERO };
+        let options = CoresOptions { count: 3, driver, name: "test".into(), ..CoresOptions::default() };
         let mut cores = Cores::start(&options).expect("cores");
         Reactor::system(driver).expect("a driver").block_on(test(&mut cores));
     }
@@ -214,7 +214,12 @@ fn cores_accept_from_one_queue() {
 
 #[test]
 fn a_panic_is_reported_and_the_others_go_on() {
-    let mut cores = Cores::start(&CoresOptions { count: 2, ..CoresOptions::default() }).expect("cores");
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    fn see(panic: &CorePanic) {
+        SEEN.fetch_add(panic.core, Ordering::SeqCst);
+    }
+    let options = CoresOptions { count: 2, on_panic: Some(see), ..CoresOptions::default() };
+    let mut cores = Cores::start(&options).expect("cores");
     let reactor = Reactor::system(DriverChoice::Auto).expect("a driver");
     reactor.block_on(async {
         let broken = cores.handle(1).run(|| async { panic!("on purpose: {}", 5) });
@@ -223,4 +228,5 @@ fn a_panic_is_reported_and_the_others_go_on() {
         assert_eq!(cores.handle(0).run(|| async { 1 }).await, Ok(1));
     });
     assert_eq!(cores.stop(), Err(CorePanic { core: 1, message: "on purpose: 5".into() }));
+    assert_eq!(SEEN.load(Ordering::SeqCst), 1, "told once, of core 1");
 }

@@ -1,10 +1,41 @@
 //! What is logged, to standard error.
+//!
+//! A thread of its own writes the lines.  Whoever logs hands it a line and goes on: a full disk, a closed pipe or a reader
+//! that has stopped neither delays a reactor nor ends it.  Lines that cannot be queued or written are dropped and counted,
+//! and the log says how many as soon as it can be written again.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, Result};
+
+/// Lines that wait to be written, at most.
+const QUEUE_LINES: usize = 4096;
+/// With lines dropped and nothing new to be logged, writing is tried again after this long.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The end of the process waits this long for what is queued.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+
+/// What the writing thread gets.
+enum LogItem {
+    Line(Box<[u8]>),
+    /// Everything before it has been written, or dropped: tell so.
+    Flush(SyncSender<()>),
+}
+
+/// The way to the writing thread.
+struct LogQueue {
+    items: SyncSender<LogItem>,
+    /// Lines dropped since the start.
+    dropped: AtomicU64,
+}
+
+static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
 /// Starts logging at a level or by a filter; `default` when none is given.
 pub fn start(level: Option<&str>, default: &str) -> Result<()> {
@@ -13,10 +44,20 @@ pub fn start(level: Option<&str>, default: &str) -> Result<()> {
         Failure::invalid(format!("the log level '{text}' is wrong: {error}"))
             .hint("use error, warn, info, debug, trace, or a filter such as info,forebay_nbd=debug")
     })?;
+    let (items, waiting) = sync_channel(QUEUE_LINES);
+    let twice = || Failure::failed("logging was started twice");
+    QUEUE.set(LogQueue { items, dropped: AtomicU64::new(0) }).map_err(|_| twice())?;
+    let queue = QUEUE.get().ok_or_else(twice)?;
+    std::thread::Builder::new()
+        .name("log".into())
+        .spawn(move || LogWriter::new(io::stderr(), &queue.dropped).run(&waiting))
+        .map_err(|error| Failure::io(error, "starting the thread that writes the log"))?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(move || QueuedLine(queue))
+        // It would report a failed write on standard error, which panics when that cannot be written.
+        .log_internal_errors(false)
+        .with_ansi(io::stderr().is_terminal());
     // The journal stamps lines itself.
     let started = if std::env::var_os("JOURNAL_STREAM").is_some() {
         tracing::subscriber::set_global_default(lines.without_time().finish())
@@ -24,4 +65,197 @@ pub fn start(level: Option<&str>, default: &str) -> Result<()> {
         tracing::subscriber::set_global_default(lines.finish())
     };
     started.map_err(|error| Failure::failed(error.to_string()))
+}
+
+/// Logs panics as other events, so that a thread that panics is not kept by a standard error that nobody reads.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let message = panic.payload_as_str().unwrap_or("no message");
+        let trace = std::backtrace::Backtrace::capture();
+        let trace = (trace.status() == std::backtrace::BacktraceStatus::Captured).then_some(trace);
+        let trace = trace.map(|trace| format!("\n{trace}")).unwrap_or_default();
+        tracing::error!("thread '{}' panicked at {place}: {message}{trace}", thread.name().unwrap_or("?"));
+    }));
+}
+
+/// Returns how many lines were dropped since the start.
+pub fn dropped_lines() -> u64 {
+    QUEUE.get().map_or(0, |queue| queue.dropped.load(Ordering::Relaxed))
+}
+
+/// Waits until what has been logged is written or dropped; not for long, for nobody may be reading.
+pub fn flush() {
+    let Some(queue) = QUEUE.get() else { return };
+    let deadline = Instant::now() + FLUSH_MAX;
+    let (done, waiting) = sync_channel(1);
+    while queue.items.try_send(LogItem::Flush(done.clone())).is_err() {
+        if Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Too late, or no such thread any more: the process ends either way.
+    let _ = waiting.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+}
+
+/// Takes a line from the subscriber, and never fails.
+struct QueuedLine(&'static LogQueue);
+
+impl Write for QueuedLine {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.0.items.try_send(LogItem::Line(line.into())).is_err() {
+            self.0.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes lines, whole ones where it can, and keeps account of those that it could not write.
+struct LogWriter<'a, W> {
+    out: W,
+    dropped: &'a AtomicU64,
+    /// Dropped lines that the log has spoken of.
+    told: u64,
+    /// Why the last write failed.
+    reason: Option<io::Error>,
+    /// The last line has been written in part.
+    torn: bool,
+}
+
+impl<'a, W: Write> LogWriter<'a, W> {
+    fn new(out: W, dropped: &'a AtomicU64) -> Self {
+        Self { out, dropped, told: 0, reason: None, torn: false }
+    }
+
+    /// Writes what comes until nobody is left to log.
+    fn run(mut self, items: &Receiver<LogItem>) {
+        loop {
+            let item = if self.untold() == 0 {
+                items.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                items.recv_timeout(RETRY_AFTER)
+            };
+            match item {
+                Ok(LogItem::Line(line)) => self.line(&line),
+                // Whoever asked may have given up.
+                Ok(LogItem::Flush(done)) => drop(done.try_send(())),
+                Err(RecvTimeoutError::Timeout) => drop(self.tell()),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn untold(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed) - self.told
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        if !self.tell() || !self.put(line) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Says how many lines were dropped, if any; false when that cannot be written either.
+    fn tell(&mut self) -> bool {
+        let count = self.untold();
+        if count == 0 {
+            return true;
+        }
+        let why = self.reason.as_ref().map_or_else(|| "it was written too slowly".to_owned(), ToString::to_string);
+        let newline = if self.torn { "\n" } else { "" };
+        let said = self.put(format!("{newline}forebay: {count} lines of the log were dropped: {why}\n").as_bytes());
+        if said {
+            self.told += count;
+            self.reason = None;
+        }
+        said
+    }
+
+    /// Writes all of it, or remembers why not.
+    fn put(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let error = match self.out.write(bytes) {
+                Ok(0) => io::ErrorKind::WriteZero.into(),
+                Ok(len) => {
+                    bytes = &bytes[len..];
+                    self.torn = !bytes.is_empty();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                // Somebody else has made it so for a file that is shared.
+                io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(10)),
+                _ => {
+                    self.reason = Some(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes so many bytes, then fails.
+    struct Disk {
+        room: usize,
+        text: Vec<u8>,
+    }
+
+    impl Write for &mut Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let len = bytes.len().min(self.room);
+            if len == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room -= len;
+            self.text.extend_from_slice(&bytes[..len]);
+            Ok(len)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn dropped_lines_are_counted_and_told_once() {
+        let dropped = AtomicU64::new(0);
+        let mut disk = Disk { room: 10, text: Vec::new() };
+        let mut log = LogWriter::new(&mut disk, &dropped);
+        ["first\n", "second\n", "third\n"].iter().for_each(|line| log.line(line.as_bytes()));
+        assert_eq!((dropped.load(Ordering::Relaxed), log.untold()), (2, 2));
+        assert!(!log.tell(), "there is no room to say so");
+        log.out.room = 1000;
+        log.line(b"fourth\n");
+        log.line(b"fifth\n");
+        assert_eq!((dropped.load(Ordering::Relaxed), log.untold()), (2, 0));
+        let text = String::from_utf8(disk.text).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines[0], lines[1]), ("first", "seco"), "{text}");
+        assert!(lines[2].starts_with("forebay: 2 lines of the log were dropped: "), "{text}");
+        assert_eq!(lines[3..], ["fourth", "fifth"], "{text}");
+    }
+
+    #[test]
+    fn a_queue_that_nobody_empties_drops_lines() {
+        let (items, _waiting) = sync_channel(1);
+        let queue = Box::leak(Box::new(LogQueue { items, dropped: AtomicU64::new(0) }));
+        let mut line = QueuedLine(queue);
+        for _ in 0..3 {
+            line.write_all(b"a line\n").expect("it never fails");
+        }
+        assert_eq!(queue.dropped.load(Ordering::Relaxed), 2);
+    }
 }

@@ -27,7 +27,9 @@ fn main() -> ExitCode {
     let mut cli = Cli::parse();
     cli.global = cli.global.with_environment();
     let output = Output::new(&cli.global);
-    match commands::run(cli, output) {
+    let done = commands::run(cli, output);
+    logging::flush();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output.complain(&failure);

@@ -138,6 +138,7 @@ impl Shared {
     }
 
     fn work(&self) {
+        let _guard = AbortOnPanic;
         let mut queue = self.lock();
         loop {
             if queue.stop {
@@ -159,6 +160,18 @@ impl Shared {
                     queue.idle -= 1;
                 }
             }
+        }
+    }
+}
+
+/// Ends the process when a file thread panics: the operation that it had would otherwise never end, and whoever waits
+/// for it neither.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
         }
     }
 }

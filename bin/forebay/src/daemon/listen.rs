@@ -6,15 +6,14 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_reactor::cores::CorePanic;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
 
 use super::control::{App, router};
 use super::is_socket;
@@ -54,14 +53,12 @@ impl Listeners {
         Ok(Self { unix, tcp, terminate, interrupt, hangup, control: config.control.clone() })
     }
 
-    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes or a core panics; then lets requests
-    /// in flight end, and lets go of the engine.
-    pub async fn serve(
-        self,
-        engine: EngineHandle,
-        panicked: impl Future<Output = CorePanic>,
-        notifier: &Notifier,
-    ) -> Result<()> {
+    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes; then lets requests in flight end,
+    /// and lets go of the engine.
+    ///
+    /// # Errors
+    /// When one of the servers ends by itself: nobody would be answered from then on.
+    pub async fn serve(self, engine: EngineHandle, notifier: &Notifier) -> Result<()> {
         let Self { unix, tcp, mut terminate, mut interrupt, mut hangup, control } = self;
         let (stop, stopping) = watch::channel(false);
         let wait = |mut stopping: watch::Receiver<bool>| async move {
@@ -70,14 +67,14 @@ impl Listeners {
         };
         let app = App { engine: engine.clone() };
         let unix = axum::serve(unix, router(app.clone(), None)).with_graceful_shutdown(wait(stopping.clone()));
-        let unix = tokio::spawn(unix.into_future());
-        let tcp = tcp.map(|(listener, token)| {
+        let mut servers = JoinSet::new();
+        servers.spawn(unix.into_future());
+        if let Some((listener, token)) = tcp {
             let server = axum::serve(listener, router(app.clone(), Some(token)));
-            tokio::spawn(server.with_graceful_shutdown(wait(stopping.clone())).into_future())
-        });
+            servers.spawn(server.with_graceful_shutdown(wait(stopping.clone())).into_future());
+        }
         drop(app);
 
-        let mut panicked = pin!(panicked);
         let result = loop {
             tokio::select! {
                 _ = hangup.recv() => {
@@ -96,7 +93,7 @@ impl Listeners {
                     tracing::info!("SIGINT: stopping; a second signal ends at once");
                     break Ok(());
                 }
-                panic = &mut panicked => break Err(Failure::failed(panic.to_string())),
+                Some(ended) = servers.join_next() => break Err(server_ended(ended)),
             }
         };
         tokio::spawn(async move {
@@ -105,6 +102,7 @@ impl Listeners {
                 _ = interrupt.recv() => {}
             }
             tracing::warn!("a second signal: ending at once");
+            crate::logging::flush();
             std::process::exit(1);
         });
         notifier.stopping();
@@ -117,10 +115,7 @@ impl Listeners {
         });
         let drained = tokio::time::timeout(DRAIN, async move {
             // A server's own end tells nothing more.
-            let _ = unix.await;
-            if let Some(tcp) = tcp {
-                let _ = tcp.await;
-            }
+            while servers.join_next().await.is_some() {}
             fronts.await
         });
         if drained.await.is_err() {
@@ -129,6 +124,16 @@ impl Listeners {
         engine.stop();
         result
     }
+}
+
+/// Says why a server of the control plane does not serve any more.
+fn server_ended(ended: std::result::Result<std::io::Result<()>, JoinError>) -> Failure {
+    let why = match ended {
+        Ok(Ok(())) => "it has ended".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    Failure::failed(format!("the control plane's server: {why}"))
 }
 
 /// Binds the control socket for its owner alone.  What a dead daemon left is replaced; a live one's is not.

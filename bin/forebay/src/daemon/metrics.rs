@@ -89,6 +89,9 @@ impl Collector for Scrape {
         let cpu = ConstCounter::new(self.process.cpu_seconds);
         let help = "Processor time used";
         cpu.encode(out.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?)?;
+        let dropped = ConstCounter::new(crate::logging::dropped_lines());
+        let help = "Lines of the log that could not be written";
+        dropped.encode(out.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?)?;
         let nbd = &self.snapshot.nbd;
         for (name, help, value) in [
             ("nbd_accepted", "Connections accepted over NBD", nbd.accepted),

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_accel::Tier;
+use forebay_reactor::cores::CorePanic;
 use forebay_reactor::{Cores, CoresOptions};
 use tokio::sync::oneshot;
 
@@ -23,7 +24,7 @@ use crate::config::{Config, default_store, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
 use crate::engine::targets::replace_file;
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 use crate::units::Size;
 use listen::Listeners;
 use notify::Notifier;
@@ -32,6 +33,7 @@ use notify::Notifier;
 pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     let config = Config::resolve(global, options)?;
     crate::logging::start(config.log_level.as_deref(), "info")?;
+    crate::logging::log_panics();
     let notifier = Notifier::from_environment();
     raise_file_limit();
     prepare_dir(&config.data)?;
@@ -46,12 +48,13 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
         name: "core".into(),
         pin: false,
         linger: config.linger,
+        on_panic: Some(end_process),
     };
-    let mut cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
+    let cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
     let (global, options) = (global.clone(), options.clone());
     let read_config = Arc::new(move || Config::resolve(&global, &options));
     let daemon = DaemonOptions { config, read_config, cores: cores.handles() };
-    let result = runtime.block_on(run(daemon, &mut cores, &notifier));
+    let result = runtime.block_on(run(daemon, &cores, &notifier));
     let stopped = cores.stop().map_err(|panic| Failure::failed(panic.to_string()));
     result.and(stopped)?;
     tracing::info!("stopped");
@@ -71,6 +74,14 @@ fn choose_loops() {
     tracing::info!(tier = %Tier::current(), choices = choices.len(), other_than_default = other, milliseconds, "kernels chosen");
 }
 
+/// Ends the process because a reactor has: volumes and connections are gone with it, and a service manager starts a daemon
+/// anew that has ended, not one that stays without serving.  What hosts have flushed is safe, as after `kill -9`.
+fn end_process(panic: &CorePanic) {
+    tracing::error!("{panic}; ending the process, for nothing can be served without this core");
+    crate::logging::flush();
+    std::process::exit(FailureKind::Failed.exit_code().into());
+}
+
 /// Takes as many file descriptors as the daemon may have: each connection is one, and what a shell or a service manager
 /// gives at first is often 1,024.
 fn raise_file_limit() {
@@ -85,7 +96,7 @@ fn raise_file_limit() {
     }
 }
 
-async fn run(daemon: DaemonOptions, cores: &mut Cores, notifier: &Notifier) -> Result<()> {
+async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Result<()> {
     let config = &daemon.config.clone();
     let (engine, jobs) = jobs();
     let (started, wait) = oneshot::channel();
@@ -124,7 +135,7 @@ async fn run(daemon: DaemonOptions, cores: &mut Cores, notifier: &Notifier) -> R
     );
     notifier.ready(&format!("Serving NBD on {nbd}"));
     // Lets go of the engine when it ends; the engine then closes what is open.
-    let served = listeners.serve(engine, cores.panicked(), notifier).await;
+    let served = listeners.serve(engine, notifier).await;
     let closed = running.await;
     // It only helps commands to find a daemon that runs.
     let _ = fs::remove_file(&file_path);
@@ -212,6 +223,33 @@ pub fn is_socket(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Set for the process that [`the_death_of_a_reactor_ends_the_process`] starts.
+    const DYING: &str = "FOREBAY_TEST_DYING_REACTOR";
+
+    #[test]
+    fn the_death_of_a_reactor_ends_the_process() {
+        if std::env::var_os(DYING).is_none() {
+            let this = std::env::current_exe().expect("this program");
+            let name = "daemon::tests::the_death_of_a_reactor_ends_the_process";
+            let done = std::process::Command::new(this).args(["--exact", name]).env(DYING, "1").output();
+            let done = done.expect("this program again");
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert_eq!(done.status.code(), Some(FailureKind::Failed.exit_code().into()), "{said}");
+            assert!(said.contains("core 1 panicked: on purpose"), "{said}");
+            assert!(said.contains("thread 'core-1' panicked at "), "{said}");
+            return;
+        }
+        crate::logging::start(None, "info").expect("logging");
+        crate::logging::log_panics();
+        let options = CoresOptions { count: 2, pin: false, on_panic: Some(end_process), ..CoresOptions::default() };
+        let cores = Cores::start(&options).expect("reactors");
+        drop(cores.handle(1).run(async || panic!("on purpose")));
+        // The other reactor lives, and this thread never ends by itself.
+        loop {
+            std::thread::park();
+        }
+    }
 
     #[test]
     fn a_store_elsewhere_is_linked_once() {

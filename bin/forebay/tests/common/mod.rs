@@ -125,14 +125,24 @@ impl Site {
 
     /// Starts a daemon and waits until it says that it is ready.
     pub fn start(&mut self) {
+        let log = std::fs::File::create(self.path("log")).expect("a log");
+        self.start_logging_to(log);
+    }
+
+    /// The same, with flags, its standard error somewhere else.
+    pub fn start_with(&mut self, flags: &[&str], stderr: impl Into<Stdio>) {
+        self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        self.start_logging_to(stderr);
+    }
+
+    fn start_logging_to(&mut self, stderr: impl Into<Stdio>) {
         let notify = self.path("notify");
         let _ = std::fs::remove_file(&notify);
         let listener = UnixDatagram::bind(&notify).expect("a socket");
         listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
-        let log = std::fs::File::create(self.path("log")).expect("a log");
         let mut command = forebay();
         command.args(["serve", "--store-size", "160M", "--data"]).arg(self.data()).args(&self.flags);
-        command.env("NOTIFY_SOCKET", &notify).stderr(log).stdout(Stdio::null());
+        command.env("NOTIFY_SOCKET", &notify).stderr(stderr).stdout(Stdio::null());
         let mut running = Running { child: command.spawn().expect("the daemon") };
         let started = Instant::now();
         let mut buf = [0; 256];
@@ -227,6 +237,50 @@ impl Site {
     pub fn http(&self, request: &str) -> (u16, String) {
         let stream = UnixStream::connect(self.data().join("control.sock")).expect("the control socket");
         http(stream, request)
+    }
+}
+
+/// A small file system of its own, unmounted at the end of the test, also of one that fails.
+pub struct Mount {
+    path: PathBuf,
+}
+
+impl Mount {
+    /// A tmpfs of so many bytes (`16k`); says so and answers `None` where mounting is not allowed.
+    pub fn tmpfs(path: &Path, size: &str) -> Option<Self> {
+        Self::mount(path, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+    }
+
+    /// An ext4 file system in the file `image`, which is made with so many bytes.
+    pub fn ext4(path: &Path, image: &Path, size: u64) -> Option<Self> {
+        std::fs::File::create(image).and_then(|file| file.set_len(size)).expect("an image");
+        let made = Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(image).status();
+        if !made.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: mkfs.ext4 is not there");
+            return None;
+        }
+        Self::mount(path, &["-o", "loop", image.to_str().expect("a path")])
+    }
+
+    fn mount(path: &Path, args: &[&str]) -> Option<Self> {
+        std::fs::create_dir_all(path).expect("a directory");
+        let done = Command::new("mount").args(args).arg(path).output();
+        if !done.as_ref().is_ok_and(|done| done.status.success()) {
+            eprintln!("skipped: {} cannot be mounted (root is needed): {done:?}", path.display());
+            return None;
+        }
+        Some(Self { path: path.to_owned() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // What is still open there goes with its last user.
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
     }
 }
 

@@ -1,0 +1,137 @@
+//! The daemon when nobody takes what it logs: it goes on serving, counts what was dropped, and says so afterwards.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::Instant;
+
+use common::{Mount, Nbd, PATIENCE, Site, content};
+
+/// Every handshake that ends is logged, by both reactors.
+const CHATTY: &[&str] = &["--log-level", "trace", "--cores", "2"];
+
+/// Makes an image, serves it to a host, and removes it: all of which is logged, by every thread.
+fn use_daemon(site: &Site, image: &str) {
+    site.run(&["create", image, "--size", "16M"]).ok();
+    site.run(&["attach", image, "--nbd"]).ok();
+    let bytes = content(1 << 20, 7);
+    let socket = site.data().join("nbd.sock");
+    // A connection more than cores, so that each has one.
+    for _ in 0..3 {
+        let mut host = Nbd::connect(&socket, &format!("local/{image}")).expect("connected");
+        host.write(0, &bytes);
+        host.flush();
+        assert_eq!(host.read(0, bytes.len()), bytes);
+    }
+    assert_eq!(site.json(&["status"])["ready"], true);
+    site.run(&["detach", image]).ok();
+    site.run(&["rm", image]).ok();
+}
+
+fn dropped(site: &Site) -> u64 {
+    let (status, text) = site.http("GET /metrics");
+    assert_eq!(status, 200, "{text}");
+    let value = |line: &str| line.strip_prefix("forebay_log_lines_dropped_total ").and_then(|count| count.parse().ok());
+    text.lines().find_map(value).unwrap_or_else(|| panic!("no count of dropped lines in\n{text}"))
+}
+
+/// Has the daemon log a few hundred lines.
+fn fill_log(site: &Site) {
+    for _ in 0..500 {
+        drop(UnixStream::connect(site.data().join("nbd.sock")).expect("connected"));
+    }
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_full_device_at_standard_error_stops_nothing() {
+    let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let mut site = Site::new();
+    site.start_with(CHATTY, full);
+    use_daemon(&site, "x");
+    fill_log(&site);
+    until("lines are dropped", || dropped(&site) > 100);
+    use_daemon(&site, "y");
+    site.stop();
+}
+
+#[test]
+fn a_closed_pipe_at_standard_error_stops_nothing() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut site = Site::new();
+    site.start_with(CHATTY, writer);
+    drop(reader);
+    use_daemon(&site, "x");
+    fill_log(&site);
+    until("lines are dropped", || dropped(&site) > 100);
+    use_daemon(&site, "y");
+    site.stop();
+}
+
+#[test]
+fn a_reader_that_has_stopped_stops_nothing_and_is_told_what_it_missed() {
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let mut site = Site::new();
+    site.start_with(CHATTY, writer);
+    // Nobody reads, as with a journal that is stopped: the pipe fills, then the queue in front of it.
+    until("lines are dropped", || {
+        fill_log(&site);
+        dropped(&site) > 0
+    });
+    use_daemon(&site, "x");
+    let reading = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text).expect("the log");
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    use_daemon(&site, "last");
+    site.stop();
+    let text = reading.join().expect("the reader");
+    assert!(text.contains("lines of the log were dropped"), "no word of what was dropped");
+    assert!(text.contains("stopped"), "what came after is missing");
+}
+
+#[test]
+fn a_full_file_system_at_standard_error_stops_nothing_and_the_log_goes_on_when_there_is_space() {
+    let mut site = Site::new();
+    let Some(mount) = Mount::tmpfs(&site.path("logs"), "16k") else { return };
+    let path = mount.path().join("log");
+    let log = OpenOptions::new().create(true).append(true).open(&path).expect("the log");
+    site.start_with(CHATTY, log);
+    until("lines are dropped", || {
+        fill_log(&site);
+        dropped(&site) > 0
+    });
+    use_daemon(&site, "x");
+    // As logrotate's copytruncate does.
+    File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("truncated");
+    until("the log says what was dropped", || {
+        let text = String::from_utf8_lossy(&std::fs::read(&path).expect("the log")).into_owned();
+        text.contains("lines of the log were dropped") && text.contains("No space left on device")
+    });
+    site.stop();
+}
+
+#[test]
+fn a_closed_standard_error_stops_nothing() {
+    // Through a shell, which can start it with the descriptor closed.
+    let site = Site::with_store();
+    let mut command = site.command(&["create", "x", "--size", "16M"]);
+    command.stderr(Stdio::null());
+    assert!(command.status().expect("the command").success());
+    let exe = env!("CARGO_BIN_EXE_forebay");
+    let script = format!("exec {exe} ls --data {} --log-level trace 2>&-", site.data().display());
+    let done = std::process::Command::new("sh").args(["-c", &script]).output().expect("the shell");
+    assert_eq!((done.status.code(), &done.stdout[..]), (Some(0), &b"x\n"[..]));
+}
