@@ -95,6 +95,15 @@ pub struct FileInfo {
     pub direct: bool,
 }
 
+/// Space of a file system, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileSystemSpace {
+    /// All of it.
+    pub total: u64,
+    /// What this process may still take.
+    pub available: u64,
+}
+
 /// One operation, with the buffers it works on.
 #[derive(Debug)]
 pub enum Op {
@@ -126,6 +135,16 @@ pub enum Op {
     },
     /// Gives the range back to the file system or device; it reads as zeroes (files) or undefined (devices) after.
     Punch {
+        /// The file.
+        file: Handle,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Allocates the range of a file, beyond its end too, without changing what it reads as or its length; for a block
+    /// device it is `EOPNOTSUPP` or a success that means nothing.
+    Allocate {
         /// The file.
         file: Handle,
         /// First byte.
@@ -231,6 +250,21 @@ pub trait Driver {
 
     /// Sets a file's length; a longer file gains a hole.
     fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()>;
+
+    /// Bytes of its file system that an open file takes; `None` where nobody knows, and for a device.
+    fn allocated_size(&mut self, _file: Handle) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// The first byte from `from` on that may hold data; `None` when only a hole follows.
+    fn next_data(&mut self, _file: Handle, from: u64) -> io::Result<Option<u64>> {
+        Ok(Some(from))
+    }
+
+    /// Space of the file system that `path` lies on; `None` where there is no limit.
+    fn file_system_space(&mut self, _path: &Path) -> io::Result<Option<FileSystemSpace>> {
+        Ok(None)
+    }
 
     /// Removes a file.
     fn remove_file(&mut self, path: &Path) -> io::Result<()>;

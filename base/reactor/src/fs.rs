@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::buf::{BufList, BufMut};
-use crate::driver::{FileInfo, Handle, Op, OpenOptions};
+use crate::driver::{FileInfo, FileSystemSpace, Handle, Op, OpenOptions};
 use crate::executor::{Inner, with_current};
 use crate::time::{now, sleep};
 
@@ -79,6 +79,16 @@ impl File {
         self.shared.inner.with_driver(|driver| driver.set_file_size(self.shared.handle, size))
     }
 
+    /// Bytes of its file system that it takes now; `None` for a device.
+    pub fn allocated_size(&self) -> io::Result<Option<u64>> {
+        self.shared.inner.with_driver(|driver| driver.allocated_size(self.shared.handle))
+    }
+
+    /// The first byte from `from` on that may hold data; `None` when only a hole follows.
+    pub fn next_data(&self, from: u64) -> io::Result<Option<u64>> {
+        self.shared.inner.with_driver(|driver| driver.next_data(self.shared.handle, from))
+    }
+
     /// Fills the buffer's spare room from `offset`; short only at the end of the file.
     /// The buffer comes back in either case.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
@@ -119,10 +129,23 @@ impl File {
         self.shared.inner.start_op(Op::Sync { file: self.shared.handle }).await.result.map(drop)
     }
 
+    /// Allocates a range, beyond the file's end too, without changing what it reads as or its length.
+    ///
+    /// # Errors
+    /// `StorageFull`; `Unsupported` where the file system cannot do it.
+    pub async fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.shared.inner.start_op(Op::Allocate { file: self.shared.handle, offset, len }).await.result.map(drop)
+    }
+
     /// Gives a range back to the file system or device.
     pub async fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.shared.inner.start_op(Op::Punch { file: self.shared.handle, offset, len }).await.result.map(drop)
     }
+}
+
+/// Space of the file system that `path` lies on; `None` where there is no limit.
+pub fn file_system_space(path: impl AsRef<Path>) -> io::Result<Option<FileSystemSpace>> {
+    with_current(|inner| inner.with_driver(|driver| driver.file_system_space(path.as_ref())))
 }
 
 /// Removes a file.

@@ -34,7 +34,7 @@ pub mod time;
 
 pub use buf::{BUF_ALIGN, Buf, BufList, BufMut};
 pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
-pub use driver::{DriverChoice, OpenOptions};
+pub use driver::{DriverChoice, FileSystemSpace, OpenOptions};
 pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spawn, yield_now};
 pub use fs::File;
 pub use net::{Addr, Listener, SharedListener, Stream};

@@ -14,6 +14,7 @@ on_each_driver!(
     thousands_of_parts,
     many_at_once,
     punched_ranges_read_as_zeroes,
+    allocated_ranges_are_counted_and_hold_nothing,
     a_lock_keeps_others_out,
     a_lock_that_comes_free_is_waited_for,
     opening_says_what_is_wrong,
@@ -113,6 +114,27 @@ async fn many_at_once() {
     for (at, read) in reads.into_iter().enumerate() {
         assert!(read.await.expect("reads")[..] == pattern(512, at as u8)[..]);
     }
+}
+
+async fn allocated_ranges_are_counted_and_hold_nothing() {
+    let dir = TempDir::new();
+    let path = dir.join("sparse");
+    let file = File::open(&path, OpenOptions::read_write().create()).expect("opens");
+    file.set_size(8 << 20).expect("longer");
+    let before = file.allocated_size().expect("known").expect("a file");
+    assert!(before < 1 << 20, "{before}");
+    assert_eq!(file.next_data(0).expect("known"), None);
+    file.allocate(1 << 20, 2 << 20).await.expect("space");
+    file.allocate(0, 0).await.expect("nothing to allocate");
+    let after = file.allocated_size().expect("known").expect("a file");
+    assert!(after >= 2 << 20, "{after}");
+    assert_eq!(file.size().expect("known"), 8 << 20);
+    file.write_at(Buf::copy_of(&[7; 4096]), 5 << 20).await.expect("written");
+    let data = file.next_data(4 << 20).expect("known");
+    assert_eq!(data, Some(5 << 20));
+    assert_eq!(file.next_data(6 << 20).expect("known"), None);
+    let space = fs::file_system_space(dir.join("sparse")).expect("known").expect("a limit");
+    assert!(0 < space.available && space.available <= space.total, "{space:?}");
 }
 
 async fn punched_ranges_read_as_zeroes() {

@@ -101,7 +101,7 @@ impl Driver for SimDriver {
     fn submit(&mut self, key: OpKey, op: Op) {
         // With the power off nothing is started, and nothing ends.
         self.alive(|state| match op {
-            Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } | Op::Punch { .. } => {
+            Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } | Op::Punch { .. } | Op::Allocate { .. } => {
                 state.files.submit(&mut state.core, key, op);
             }
             // There is nothing to wait for: this driver takes no foreign descriptors in.

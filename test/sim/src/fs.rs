@@ -181,7 +181,9 @@ impl Files {
     /// Starts an operation, and decides what becomes of it.
     pub(crate) fn submit(&mut self, core: &mut Core, key: OpKey, op: Op) {
         let handle = match &op {
-            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => *file,
+            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } => *file,
+            // What is allocated and not written reads as before, and the capacity here counts what is written.
+            Op::Punch { file, .. } | Op::Allocate { file, .. } => *file,
             _ => unreachable!("not an operation on a file: {op:?}"),
         };
         let Some(&file) = self.open.get(&handle) else {
@@ -200,6 +202,7 @@ impl Files {
             }
             Op::Write { offset, bufs, .. } => ("write durable", [*offset, bufs.len() as u64], &faults.write_latency),
             Op::Punch { offset, len, .. } => ("punch", [*offset, *len], &faults.write_latency),
+            Op::Allocate { offset, len, .. } => ("allocate", [*offset, *len], &faults.write_latency),
             _ => ("sync", [0, 0], &faults.sync_latency),
         };
         let mut delay = rng.range(latency.clone());

@@ -100,6 +100,9 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
         }
         Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         Op::Punch { offset, len, .. } => opcode::Fallocate::new(fd, *len).offset(*offset).mode(os::PUNCH_MODE).build(),
+        Op::Allocate { offset, len, .. } => {
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(os::ALLOCATE_MODE).build()
+        }
         Op::Accept { .. } => {
             flight.addr = SockAddr::empty();
             let (addr, len) = (flight.addr.ptr_mut(), &raw mut flight.addr.len);
@@ -180,7 +183,7 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
             return (Next::End(Ok(result as u64)), peer);
         }
         Op::Connect { .. } => return (Next::End(Ok(os::handle_of(flight.fd).0)), None),
-        Op::Sync { .. } | Op::Punch { .. } | Op::Ready { .. } => return (Next::End(Ok(0)), None),
+        Op::Sync { .. } | Op::Punch { .. } | Op::Allocate { .. } | Op::Ready { .. } => return (Next::End(Ok(0)), None),
     };
     let next = match (whole, flight.cancelled) {
         (true, _) => Next::End(Ok(total)),

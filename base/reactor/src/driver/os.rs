@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{FileInfo, Handle, OpenOptions, Unpark};
+use super::{FileInfo, FileSystemSpace, Handle, OpenOptions, Unpark};
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -288,6 +288,43 @@ pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
     check(unsafe { libc::ftruncate(fd, size) }).map(drop)
 }
 
+/// Bytes of its file system that a file takes; `None` for a device.
+pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
+    const UNIT: u64 = 512;
+    let stat = stat(fd)?;
+    let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+    Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(blocks * UNIT))
+}
+
+/// The first byte from `from` on that may hold data.
+pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
+    let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: no pointers; the position is not used by anything else here.
+    let found = unsafe { libc::lseek(fd, at, libc::SEEK_DATA) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            // Devices and some file systems know no holes.
+            error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Some(from)),
+            error => Err(error),
+        },
+    }
+}
+
+/// Space of the file system that `path` lies on.
+pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
+    let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
+    // SAFETY: all zeroes is a valid statvfs, which the call fills; the path ends in a zero byte.
+    let found = unsafe {
+        let mut found: libc::statvfs = mem::zeroed();
+        check(libc::statvfs(c.as_ptr(), &mut found))?;
+        found
+    };
+    let unit = found.f_frsize;
+    Ok(FileSystemSpace { total: found.f_blocks * unit, available: found.f_bavail * unit })
+}
+
 pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     // A bare file name's parent is the empty path, which means the current directory.
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -300,6 +337,9 @@ pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two u64.
     check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
 }
+
+/// How fallocate allocates a range: the length of the file stays.
+pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
 
 /// How fallocate gives a range back.
 pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

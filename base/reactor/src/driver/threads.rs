@@ -236,6 +236,11 @@ fn run(job: &mut Job) -> io::Result<u64> {
                 other => other.map(|_| 0),
             }
         }
+        Op::Allocate { offset, len, .. } => {
+            let (offset, len) = (*offset as i64, *len as i64);
+            // SAFETY: no pointers.
+            retry(|| check(unsafe { libc::fallocate(fd, os::ALLOCATE_MODE, offset, len) })).map(|_| 0)
+        }
         other => unreachable!("no file operation: {other:?}"),
     }
 }

@@ -20,7 +20,7 @@ use super::flight::{Flight, Next, advance, entry};
 use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
 use super::threads::{FileThreads, Job};
-use super::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
+use super::{Completion, Driver, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -302,8 +302,8 @@ impl UringDriver {
         let fd = match &op {
             Op::Read { buf, .. } | Op::Recv { buf, .. } if buf.spare() == 0 => return Err((Ok(0), op)),
             Op::Write { bufs, .. } | Op::Send { bufs, .. } if bufs.is_empty() => return Err((Ok(0), op)),
-            Op::Punch { len: 0, .. } => return Err((Ok(0), op)),
-            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } => {
+            Op::Punch { len: 0, .. } | Op::Allocate { len: 0, .. } => return Err((Ok(0), op)),
+            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } | Op::Allocate { file, .. } => {
                 os::fd_of(*file)
             }
             Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
@@ -510,6 +510,18 @@ impl Driver for UringDriver {
 
     fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
         os::set_file_size(os::fd_of(file), size)
+    }
+
+    fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>> {
+        os::allocated_size(os::fd_of(file))
+    }
+
+    fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
+        os::next_data(os::fd_of(file), from)
+    }
+
+    fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>> {
+        os::file_system_space(path).map(Some)
     }
 
     fn remove_file(&mut self, path: &Path) -> io::Result<()> {
