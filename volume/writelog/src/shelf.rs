@@ -2,13 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::pmem::{PersistentMemory, Pmem as Mapping, PmemOptions};
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
+use forebay_reactor::{File, OpenOptions, fs, random, spawn, wall_clock, yield_now};
 
 use crate::format::{
     DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogId, MediumKind, Refused,
@@ -109,6 +109,120 @@ pub struct Shelf {
     turn: Semaphore,
     /// Bytes of the smallest log that is made.
     smallest: u64,
+    /// Its file was made when it was opened, and goes again if the first log cannot be made.
+    made: Cell<bool>,
+    /// Its file was removed again.
+    removed: Cell<bool>,
+}
+
+/// Bytes written, or given back, at a time: whoever else uses the reactor or the device waits for no more.
+const STEP: u64 = 1 << 20;
+/// Bytes of a file that is cut at a time.
+const CUT_STEP: u64 = 1 << 30;
+/// Space that logs leave to others on their file system: a twentieth of it, but no more than this many bytes.
+const RESERVE_MAX: u64 = 1 << 30;
+
+/// Tells a task that nobody waits for it any more, when it is dropped.
+struct GiveUp(Rc<Cell<bool>>);
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        self.0.set(true);
+    }
+}
+
+fn given_up_error(name: &str) -> Error {
+    Error::new(ErrorKind::ShuttingDown, format!("{name}: making a log was given up"))
+}
+
+/// Refuses to allocate `needed` bytes beside `path` where that would leave others too little.
+fn check_space(path: &Path, name: &str, needed: u64) -> Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = fs::file_system_space(parent).map_err(|e| io(e, name, "looking for space on its file system"))?;
+    let Some(space) = found else { return Ok(()) };
+    let reserve = (space.total / 20).min(RESERVE_MAX);
+    if needed == 0 || space.available.saturating_sub(reserve) >= needed {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let text = format!(
+        "{name}: {} MiB are asked for, and the file system has {} MiB free, {} MiB of which are left to others; \
+         take a smaller log, or another file system",
+        mib(needed),
+        space.available >> 20,
+        mib(reserve)
+    );
+    Err(Error::new(ErrorKind::NoSpace, text))
+}
+
+/// Writes zeroes over a range of a file, until it is told to give up: appending to the range then changes nothing in the
+/// file system's own books.
+async fn fill(file: &File, name: &str, range: std::ops::Range<u64>, given_up: &Cell<bool>) -> Result<()> {
+    let zeroes = Buf::zeroed(STEP as usize);
+    let mut at = range.start;
+    while at < range.end {
+        if given_up.get() {
+            return Err(given_up_error(name));
+        }
+        let len = (range.end - at).min(STEP);
+        let written = file.write_at(zeroes.slice(0..len as usize), at).await;
+        written.map_err(|error| io(error, name, "allocating space for a log"))?;
+        at += len;
+        yield_now().await;
+    }
+    file.sync_data().await.map_err(|error| io(error, name, "allocating space for a log"))
+}
+
+/// Cuts a file to `size` bytes, a part at a time.
+async fn cut(file: &File, size: u64) -> std::io::Result<()> {
+    let mut now = file.size()?;
+    while now > size {
+        now = now.saturating_sub(CUT_STEP).max(size);
+        file.set_size(now)?;
+        yield_now().await;
+    }
+    Ok(())
+}
+
+/// Removes a file that was made for nothing.
+fn remove(path: &Path, name: &str) {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Err(error) = fs::remove_file(path).and_then(|()| fs::sync_dir(parent)) {
+        tracing::warn!(path = name, %error, "a file that was made for a log is left");
+    }
+}
+
+/// Opens a file; if there is none and `create`, makes it.  True when it was made.
+async fn open_file(path: &Path, name: &str, how: OpenOptions, create: bool) -> Result<(File, bool)> {
+    let opened = File::open_when_free(path, how).await;
+    let missing = opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    let opened = if missing && create { File::open_when_free(path, how.create()).await } else { opened };
+    opened.map(|file| (file, missing)).map_err(|error| io(error, name, "opening"))
+}
+
+/// Makes a file that is to be mapped at least `size` bytes long, with blocks of its own; as it was if that fails or
+/// nobody waits for it any more.
+async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<()> {
+    let given_up = Rc::new(Cell::new(false));
+    let _guard = GiveUp(given_up.clone());
+    let (path, name): (PathBuf, String) = (path.to_owned(), name.to_owned());
+    spawn(async move {
+        let (file, made) = open_file(&path, &name, OpenOptions::read_write().lock(), true).await?;
+        let before = file.size().map_err(|error| io(error, &name, "looking at it"))?;
+        let grown = match check_space(&path, &name, size.saturating_sub(before)) {
+            Ok(()) => fill(&file, &name, before..size, &given_up).await,
+            Err(error) => Err(error),
+        };
+        if grown.is_err() {
+            if made {
+                remove(&path, &name);
+            } else if let Err(error) = cut(&file, before).await {
+                tracing::warn!(path = name, %error, "space that was allocated for a log is left");
+            }
+        }
+        grown
+    })
+    .await
 }
 
 fn io(error: std::io::Error, path: &str, what: &str) -> Error {
@@ -134,19 +248,25 @@ impl Shelf {
         match kind {
             MediumKind::Ssd => {
                 let how = OpenOptions::read_write().direct().lock();
-                let how = if options.create { how.create() } else { how };
-                let file = File::open_when_free(path, how).await.map_err(|error| io(error, &name, "opening"))?;
+                let (file, made) = open_file(path, &name, how, options.create).await?;
                 if file.info().sector > 4096 {
                     let text = format!("{name}: sectors of {} bytes; 4096 at most", file.info().sector);
                     return Err(Error::new(ErrorKind::Unsupported, text));
                 }
-                let backing = Backing::File(file);
-                Self::load(backing, kind, name, options).await
+                let loaded = Self::load(Backing::File(file), kind, name.clone(), options).await;
+                match &loaded {
+                    Ok(shelf) => shelf.made.set(made),
+                    Err(_) if made => remove(path, &name),
+                    Err(_) => {}
+                }
+                loaded
             }
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
-                let size = if options.create { LOGS_AT + options.room.max(LOG_SIZE_MIN) } else { 0 };
-                let mapping = Mapping::open(path, PmemOptions { size, ..how }).map_err(|e| io(e, &name, "mapping"))?;
+                if options.create {
+                    grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?;
+                }
+                let mapping = Mapping::open(path, how).map_err(|e| io(e, &name, "mapping"))?;
                 let shelf = Self::load(Backing::Memory(Rc::new(mapping)), kind, name.clone(), options).await?;
                 let limit = shelf.limit();
                 if options.room == 0 || shelf.directory.borrow().room_for(options.room, limit).is_some() {
@@ -154,7 +274,8 @@ impl Shelf {
                 }
                 let size = shelf.directory.borrow().room_for(options.room, None).unwrap_or(0) + options.room;
                 drop(shelf);
-                let mapping = Mapping::open(path, PmemOptions { size, ..how }).map_err(|e| io(e, &name, "mapping"))?;
+                grow_memory(path, &name, size).await?;
+                let mapping = Mapping::open(path, how).map_err(|e| io(e, &name, "mapping"))?;
                 Self::load(Backing::Memory(Rc::new(mapping)), kind, name, options).await
             }
         }
@@ -180,6 +301,8 @@ impl Shelf {
             open: RefCell::default(),
             turn: Semaphore::new(1),
             smallest,
+            made: Cell::new(false),
+            removed: Cell::new(false),
         };
         let mut best: Option<(usize, Directory)> = None;
         let (mut reasons, mut blank) = (Vec::new(), true);
@@ -239,6 +362,11 @@ impl Shelf {
     /// Where it is.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Its file was removed again, since nothing came of its first log: it must be opened anew.
+    pub fn is_removed(&self) -> bool {
+        self.removed.get()
     }
 
     /// What it is on.
@@ -328,11 +456,71 @@ impl Shelf {
 
     /// Makes an empty log for a volume.  `volume` says which it is, for machines; `name`, for people.
     ///
+    /// When it fails, or its future is dropped, what it has allocated is given back.
+    ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`].
-    pub async fn create(&self, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
+    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`], before anything
+    /// is allocated where that can be known.
+    pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
+        let given_up = Rc::new(Cell::new(false));
+        let guard = GiveUp(given_up.clone());
+        let (shelf, volume, name) = (self.clone(), volume.to_owned(), name.to_owned());
+        let making = spawn(async move {
+            let _turn = shelf.turn.acquire(1).await;
+            if shelf.removed.get() {
+                return Err(Error::new(ErrorKind::Busy, format!("{}: removed meanwhile; try again", shelf.path)));
+            }
+            let before = shelf.size()?;
+            let mut made = shelf.make(&volume, &name, size, epoch, &given_up).await;
+            if let (Ok(id), true) = (&made, given_up.get()) {
+                // It is nobody's, and nobody would ever discard it.
+                made = shelf.forget(id).await.and(Err(given_up_error(&shelf.path)));
+            }
+            match made {
+                Ok(_) => shelf.made.set(false),
+                Err(_) => shelf.undo(before).await,
+            }
+            made
+        });
+        let made = making.await;
+        drop(guard);
+        made
+    }
+
+    /// Gives back what a log has taken that could not be made; `before`: bytes that the file had.
+    async fn undo(&self, before: u64) {
+        let Backing::File(file) = &self.backing else { return };
+        if file.info().block_device {
+            return;
+        }
+        if self.made.get() && self.directory.borrow().logs.is_empty() {
+            self.removed.set(true);
+            remove(file.path(), &self.path);
+            return;
+        }
+        let end = self.directory.borrow().logs.iter().map(|log| log.start + log.size).max();
+        if let Err(error) = cut(file, before.max(end.unwrap_or(LOGS_AT))).await {
+            tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+        }
+    }
+
+    /// Looks whether the file system has the space for a log of `size` bytes at `start`.
+    fn check_space(&self, start: u64, size: u64) -> Result<()> {
+        let Backing::File(file) = &self.backing else { return Ok(()) };
+        if file.info().block_device {
+            return Ok(());
+        }
+        let failed = |error| io(error, &self.path, "looking at it");
+        // What the file has beyond its logs, as it is after one was discarded, is used again.
+        let logs: u64 = self.directory.borrow().logs.iter().map(|log| log.size).sum();
+        let allocated = file.allocated_size().map_err(failed)?.unwrap_or(0);
+        let within = file.size().map_err(failed)?.saturating_sub(start).min(size);
+        let spare = allocated.saturating_sub(logs + LOGS_AT).min(within);
+        check_space(file.path(), &self.path, size - spare)
+    }
+
+    async fn make(&self, volume: &str, name: &str, size: u64, epoch: u64, given_up: &Cell<bool>) -> Result<LogId> {
         const NAMES_MAX: usize = 3500;
-        let _turn = self.turn.acquire(1).await;
         let smallest = self.smallest;
         if size < smallest || volume.len() + name.len() > NAMES_MAX {
             let text = format!("a log of {size} bytes; {smallest} at least");
@@ -343,6 +531,7 @@ impl Shelf {
         let Some(start) = directory.room_for(size, self.limit()) else {
             return Err(Error::new(ErrorKind::NoSpace, format!("{}: no room for a log of {size} bytes", self.path)));
         };
+        self.check_space(start, size)?;
         self.grow(start + size).await?;
         let mut id = [0; 16];
         id[..8].copy_from_slice(&random().to_le_bytes());
@@ -371,7 +560,7 @@ impl Shelf {
             name: name.to_owned(),
         };
         match &self.backing {
-            Backing::File(_) => self.clear(start, size).await?,
+            Backing::File(file) => fill(file, &self.path, start..start + size, given_up).await?,
             Backing::Memory(memory) => pmem::format_words(&**memory, start, tag_of(&id), 0),
         }
         self.write(start + SUPER_COPIES[0], &superblock.encode()).await?;
@@ -379,21 +568,6 @@ impl Shelf {
         directory.logs.push(ShelfEntry { log: id, start, size });
         self.write_directory(directory).await?;
         Ok(id)
-    }
-
-    /// Writes zeroes, so that appending changes nothing in the file system's own books.
-    async fn clear(&self, start: u64, size: u64) -> Result<()> {
-        const STEP: u64 = 1 << 20;
-        let Backing::File(file) = &self.backing else { return Ok(()) };
-        let zeroes = Buf::zeroed(STEP as usize);
-        let mut at = start;
-        while at < start + size {
-            let len = (start + size - at).min(STEP);
-            let written = file.write_at(zeroes.slice(0..len as usize), at).await;
-            written.map_err(|error| io(error, &self.path, "preallocating"))?;
-            at += len;
-        }
-        file.sync_data().await.map_err(|error| io(error, &self.path, "preallocating"))
     }
 
     fn entry(&self, id: &LogId) -> Result<ShelfEntry> {
@@ -535,6 +709,11 @@ impl Shelf {
         if self.open.borrow().contains(id) {
             return Err(Error::new(ErrorKind::Busy, format!("{}: log {} is open", self.path, id_text(id))));
         }
+        self.forget(id).await
+    }
+
+    /// Takes a log out of the directory.
+    async fn forget(&self, id: &LogId) -> Result<()> {
         let mut directory = self.directory.borrow().clone();
         directory.logs.retain(|log| log.log != *id);
         self.write_directory(directory).await

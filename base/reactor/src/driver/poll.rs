@@ -110,7 +110,11 @@ impl PollDriver {
             Op::Read { buf, .. } | Op::Recv { buf, .. } if buf.spare() == 0 => return Err((Ok(0), op)),
             Op::Write { bufs, .. } | Op::Send { bufs, .. } if bufs.is_empty() => return Err((Ok(0), op)),
             Op::Punch { len: 0, .. } | Op::Allocate { len: 0, .. } => return Err((Ok(0), op)),
-            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } | Op::Allocate { file, .. } => {
+            Op::Read { file, .. }
+            | Op::Write { file, .. }
+            | Op::Sync { file }
+            | Op::Punch { file, .. }
+            | Op::Allocate { file, .. } => {
                 return self.begin_file(key, os::fd_of(*file), op);
             }
             Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),

@@ -303,9 +303,11 @@ impl UringDriver {
             Op::Read { buf, .. } | Op::Recv { buf, .. } if buf.spare() == 0 => return Err((Ok(0), op)),
             Op::Write { bufs, .. } | Op::Send { bufs, .. } if bufs.is_empty() => return Err((Ok(0), op)),
             Op::Punch { len: 0, .. } | Op::Allocate { len: 0, .. } => return Err((Ok(0), op)),
-            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Punch { file, .. } | Op::Allocate { file, .. } => {
-                os::fd_of(*file)
-            }
+            Op::Read { file, .. }
+            | Op::Write { file, .. }
+            | Op::Sync { file }
+            | Op::Punch { file, .. }
+            | Op::Allocate { file, .. } => os::fd_of(*file),
             Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
             Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
             Op::Connect { .. } => -1,

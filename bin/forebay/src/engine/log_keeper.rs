@@ -81,7 +81,9 @@ impl LogDevices {
         let turn =
             self.turns.borrow_mut().entry(place.path.clone()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone();
         let _turn = turn.acquire(1).await;
-        if let Some(shelf) = self.open.borrow().get(&place.path).and_then(Weak::upgrade) {
+        if let Some(shelf) =
+            self.open.borrow().get(&place.path).and_then(Weak::upgrade).filter(|shelf| !shelf.is_removed())
+        {
             return Ok(shelf);
         }
         let room = if create { place.size } else { 0 };
