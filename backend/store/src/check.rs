@@ -4,15 +4,18 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{BufMut, Error, ObjectName, Result};
-use forebay_reactor::{File, OpenOptions};
+use forebay_block::{Buf, BufMut, Error, ObjectName, Result};
+use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
 use crate::core::{Core, keys};
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::node::Node;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::{
+    COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, Refused, SEGMENTS_START, Superblock,
+};
 use crate::format::{BLOCK, BlobPtr};
 use crate::object::{HEAD, Object};
+use crate::occupant;
 use crate::recover::read_superblock_bytes;
 use crate::store::{Store, StoreOptions, open_file};
 
@@ -24,7 +27,7 @@ const PAGE: usize = 256;
 pub struct CheckOptions {
     /// Read every stored block and compare its checksum, not only the metadata's.
     pub data: bool,
-    /// Renew damaged copies of the superblock from the good one.
+    /// Renew damaged copies of the superblock from the good one, or both from the newest anchor.
     pub repair: bool,
     /// If the newest checkpoint is damaged, go back to the one before for good, though what was acknowledged since may
     /// be lost by it.
@@ -144,7 +147,16 @@ impl Store {
 async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckReport) -> Result<()> {
     let how = if options.repair { OpenOptions::read_write() } else { OpenOptions::read() };
     let file = open_file(path, how.direct().lock()).await?;
-    let (good, bytes) = read_superblock_bytes(&file).await?;
+    let (good, bytes) = match read_superblock_bytes(&file).await {
+        Ok(found) => found,
+        Err(error) => match rebuild_superblock(&file, options).await? {
+            Some(made) => {
+                let bytes = Buf::copy_of(&made.encode());
+                (made, bytes)
+            }
+            None => return Err(occupant::explain(&file, error).await),
+        },
+    };
     for at in COPIES {
         let block = read_block(&file, at).await?;
         if Superblock::decode(&block).is_ok() {
@@ -176,6 +188,49 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
         }
     }
     Ok(())
+}
+
+/// Makes the superblock anew, of which no copy can be read, from the newest anchor and the size of the file or device;
+/// `None` when nobody asked for repairs, or it cannot be told what it held.
+async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Option<Superblock>> {
+    let mut newest: Option<Anchor> = None;
+    for at in SLOTS.into_iter().flatten().filter(|_| options.repair) {
+        if let Ok(anchor) = Anchor::decode_any(&read_block(file, at).await?)
+            && newest.as_ref().is_none_or(|newest| anchor.generation > newest.generation)
+        {
+            newest = Some(anchor);
+        }
+    }
+    for at in COPIES {
+        // What a newer program wrote is not ours to make anew.
+        if matches!(Superblock::decode(&read_block(file, at).await?), Err(Refused::Newer(_))) {
+            return Ok(None);
+        }
+    }
+    // A segment's entry in the table has four bytes.
+    let Some((anchor, segments)) = newest.map(|anchor| (anchor.clone(), anchor.segments.len / 4)) else {
+        return Ok(None);
+    };
+    let size = file.info().size;
+    let fits = |&segment_size: &u64| {
+        let left = size.checked_sub(SEGMENTS_START + segment_size * u64::from(segments));
+        segments > 0 && left.is_some_and(|left| left < segment_size && (file.info().block_device || left == 0))
+    };
+    let Some(segment_size) = (16..=30).map(|bits| 1_u64 << bits).find(fits) else { return Ok(None) };
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&anchor.store.to_le_bytes());
+    uuid[8..].copy_from_slice(&random().to_le_bytes());
+    let superblock = Superblock {
+        features: FEATURES_KNOWN,
+        features_compatible: FEATURES_COMPATIBLE_KNOWN,
+        uuid,
+        created_s: wall_clock().as_secs(),
+        segment_size: segment_size as u32,
+        segment_count: segments,
+        data_devices: 1,
+        parity_devices: 0,
+    };
+    Ok(Some(superblock))
 }
 
 async fn read_block(file: &File, at: u64) -> Result<BufMut> {

@@ -23,6 +23,7 @@ mod log;
 mod media;
 mod merge;
 mod object;
+mod occupant;
 mod plan;
 mod read;
 mod recover;
@@ -34,5 +35,6 @@ mod tree;
 
 pub use cache::CacheStats;
 pub use check::{CheckOptions, CheckReport, Finding};
+pub use occupant::Occupant;
 pub use recover::Replay;
 pub use store::{InitOptions, Store, StoreOptions, StoreStats};

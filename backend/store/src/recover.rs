@@ -74,7 +74,7 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
             if found.iter().all(|copy| matches!(copy, Err(Refused::NotAStore))) {
-                let text = format!("{path} is not a Forebay store (no superblock); `forebay store init` makes one");
+                let text = format!("{path} is not a Forebay store (no superblock)");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
             Err(corrupt(format!("{path}: both copies of the superblock are damaged")))

@@ -19,6 +19,7 @@ use crate::format::{BLOCK, BLOCK64};
 use crate::log::Log;
 use crate::media::Media;
 use crate::object::ObjectCache;
+use crate::occupant::{self, Occupant};
 use crate::recover::{Replay, read_anchor, read_superblock, read_table};
 use crate::segments::{Geometry, LiveTable, Segments};
 use crate::tree::Tree;
@@ -66,7 +67,7 @@ pub struct InitOptions {
     pub size: u64,
     /// Bytes a segment, a power of two from 64 KiB to 1 GiB; 0: by size.
     pub segment_size: u32,
-    /// Overwrite a store that is there.
+    /// Overwrite what is there: a store, signatures of others, data.
     pub force: bool,
 }
 
@@ -127,22 +128,23 @@ impl Store {
     /// Makes a store: on a file (created if it is not there, `size` bytes, sparse) or a block device.
     ///
     /// # Errors
-    /// `Exists` when there is a store already, `Busy` when somebody has it open, `Invalid` for a size too small.
+    /// `Exists` when there is a store already, or anything of others; `Corrupt` when it is a store that is damaged; `Busy`
+    /// when somebody has it open, or the system uses the device; `Invalid` for a size too small.
     pub async fn init(path: impl AsRef<Path>, options: InitOptions) -> Result<()> {
         let path = path.as_ref();
         let shown = path.display();
         let file = open_file(path, OpenOptions::read_write().create().direct().lock()).await?;
         let failed = |error| Error::from_io(error, format!("making a store on {shown}"));
-        if !options.force && file.info().size >= SEGMENTS_START {
-            let there = read_superblock(&file).await;
-            let kept = match there {
-                Ok(_) => true,
-                Err(error) => error.kind() != ErrorKind::Invalid,
-            };
-            if kept {
-                let text = format!("{shown} holds a store already; `--force` makes a new one over it");
-                return Err(Error::new(ErrorKind::Exists, text));
-            }
+        let (kind, found) = match occupant::look(&file).await? {
+            Occupant::Nothing => (None, String::new()),
+            Occupant::Store => (Some(ErrorKind::Exists), "a Forebay store".to_owned()),
+            Occupant::DamagedStore(why) => (Some(ErrorKind::Corrupt), format!("a damaged Forebay store ({why})")),
+            Occupant::Foreign(found) => (Some(ErrorKind::Exists), found.join(", ")),
+        };
+        match kind {
+            Some(kind) if !options.force => return Err(Error::new(kind, format!("{shown} holds {found}"))),
+            Some(_) => tracing::warn!("overwriting {shown}, which holds {found}"),
+            None => {}
         }
         let size = if options.size == 0 { file.info().size } else { options.size };
         if file.info().block_device && size > file.info().size {
@@ -172,6 +174,13 @@ impl Store {
             // Cut first, so that nothing of an older store is taken for this one's.
             file.set_size(0).map_err(failed)?;
             file.set_size(superblock.device_size()).map_err(failed)?;
+        }
+        if kind.is_some() && file.info().block_device {
+            // Nobody shall take it for what it was: most signatures lie where a store writes nothing for long.
+            let tail = file.info().size.saturating_sub(SEGMENTS_START) / BLOCK64 * BLOCK64;
+            for (at, len) in [(0, SEGMENTS_START), (tail, file.info().size - tail)] {
+                file.write_at(Buf::zeroed(len as usize), at).await.map_err(failed)?;
+            }
         }
         let anchor = Anchor {
             store: store_id(&superblock.uuid),
@@ -204,7 +213,10 @@ impl Store {
         let path = path.as_ref();
         let how = if options.read_only { OpenOptions::read() } else { OpenOptions::read_write() };
         let file = open_file(path, how.direct().lock()).await?;
-        let superblock = read_superblock(&file).await?;
+        let superblock = match read_superblock(&file).await {
+            Ok(superblock) => superblock,
+            Err(error) => return Err(occupant::explain(&file, error).await),
+        };
         if file.info().size < superblock.device_size() {
             let text = format!(
                 "{}: {} bytes, but its superblock says {}; it was cut short",
@@ -411,6 +423,10 @@ pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File>
     File::open_when_free(path, options).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
             Error::new(ErrorKind::Busy, format!("{shown} is in use by another process (or this one)"))
+        }
+        std::io::ErrorKind::ResourceBusy => {
+            let text = format!("{shown} is in use: mounted, a swap area, or part of a RAID or a volume group");
+            Error::new(ErrorKind::Busy, text)
         }
         std::io::ErrorKind::NotFound => {
             Error::new(ErrorKind::NotFound, format!("{shown} is not there; `forebay store init` makes a store"))

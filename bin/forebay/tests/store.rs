@@ -3,6 +3,7 @@
 mod common;
 
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use common::{Site, content, shape};
 use serde_json::json;
@@ -99,4 +100,120 @@ fn what_is_no_store_is_refused() {
     let said = site.run(&["serve"]);
     assert!(matches!(said.0.status.code(), Some(2 | 8)), "{}", said.stderr());
     assert_eq!(std::fs::read(&path).expect("the file"), vec![0xee; 1 << 20], "it was overwritten");
+}
+
+/// Bytes at places of a new file of 64 MiB.
+fn image(site: &Site, name: &str, parts: &[(u64, &[u8])]) -> PathBuf {
+    let path = site.path(name);
+    let file = std::fs::File::create(&path).expect("a file");
+    file.set_len(64 << 20).expect("its size");
+    parts.iter().for_each(|(at, bytes)| file.write_all_at(bytes, *at).expect("written"));
+    path
+}
+
+/// Tries to make a store at `path`, which holds `what`: refused, named, untouched, and only done with `--force`.
+fn is_kept(site: &Site, path: &Path, code: i32, what: &str) {
+    let before = std::fs::read(path).expect("the file");
+    let store = path.to_str().expect("a path");
+    let said = site.run(&["store", "init", "--size", "32M", "--store", store]).fails(code);
+    assert!(said.contains(what), "{what}: {said}");
+    assert!(std::fs::read(path).expect("the file") == before, "{what}: it was changed");
+    assert!(!site.data().join("store.img").exists(), "{what}: the data directory names it");
+    let forced = Site::new();
+    let done = forced.run(&["store", "init", "--size", "32M", "--force", "--store", store]);
+    done.ok();
+    assert!(done.stderr().contains(&format!("which holds {what}")), "{what}: {}", done.stderr());
+    forced.run(&["store", "check"]).ok();
+}
+
+#[test]
+fn init_keeps_what_others_have_there_and_names_it() {
+    let site = Site::new();
+    let parts: [(&str, &[(u64, &[u8])]); 7] = [
+        ("a LUKS volume", &[(0, b"LUKS\xba\xbe\0\x02")]),
+        ("an LVM physical volume", &[(512, b"LABELONE")]),
+        ("a Ceph OSD (BlueStore)", &[(0, b"bluestore block device\n")]),
+        ("a GPT partition table (backup)", &[((64 << 20) - 512, b"EFI PART")]),
+        ("a member of a Linux RAID (1.0)", &[((64 << 20) - 8192, &[0xfc, 0x4e, 0x2b, 0xa9])]),
+        ("an XFS file system (label 'srv')", &[(0, b"XFSB"), (108, b"srv")]),
+        ("data that is not known, at byte 40000007", &[(40_000_007, b"x")]),
+    ];
+    for (at, (what, parts)) in parts.into_iter().enumerate() {
+        is_kept(&site, &image(&site, &format!("image{at}"), parts), 5, what);
+    }
+    // A short text is somebody's, too.
+    let note = site.path("note");
+    std::fs::write(&note, "remember the milk\n").expect("written");
+    is_kept(&site, &note, 5, "data that is not known, at byte 0");
+    // What only takes space, or was emptied, holds nothing.
+    for parts in [&[][..], &[(1 << 20, &[0; 1 << 20][..])]] {
+        let (site, path) = (Site::new(), image(&site, "empty", parts));
+        site.run(&["store", "init", "--store", path.to_str().expect("a path"), "--size", "32M"]).ok();
+    }
+}
+
+#[test]
+fn init_keeps_what_real_tools_have_made() {
+    let site = Site::new();
+    let tools: [(&str, &[&str], &str); 4] = [
+        ("mkfs.ext4", &["-q", "-F", "-L", "home"], "an ext2, ext3 or ext4 file system (label 'home')"),
+        ("mkswap", &["-q"], "a swap area"),
+        ("mkfs.xfs", &["-q"], "an XFS file system"),
+        ("mkfs.btrfs", &["-q"], "a btrfs file system"),
+    ];
+    for (tool, args, what) in tools {
+        let path = image(&site, tool, &[]);
+        let made = std::process::Command::new(tool).args(args).arg(&path).output();
+        match made {
+            Ok(done) if done.status.success() => is_kept(&site, &path, 5, what),
+            // An XFS or btrfs of this size is more than some versions make.
+            other => eprintln!("skipped: {tool}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_store_with_both_superblocks_damaged_is_kept_and_repaired() {
+    let superblocks = [0_u64, 64 << 10];
+    for (what, damage) in [("flipped", &[0xff; 16][..]), ("overwritten", &[0; 4096][..])] {
+        let site = Site::with_store();
+        let bytes = content(4 << 20, 5);
+        std::fs::write(site.path("file"), &bytes).expect("a file");
+        site.run(&["import", "file", "x"]).ok();
+        let path = site.data().join("store.img");
+        let file = std::fs::File::options().write(true).open(&path).expect("the store");
+        superblocks
+            .iter()
+            .for_each(|at| file.write_all_at(damage, at + 40 * u64::from(what == "flipped")).expect("damaged"));
+        let before = std::fs::read(&path).expect("the store");
+        for args in [&["store", "init", "--size", "128M"][..], &["serve"], &["ls"], &["store", "check"]] {
+            let said = site.run(args).fails(8);
+            assert!(said.contains("--repair"), "{what}, {args:?}: {said}");
+            assert!(!said.contains("--force") && !said.contains("store init"), "{what}, {args:?}: {said}");
+        }
+        assert!(std::fs::read(&path).expect("the store") == before, "{what}: it was changed");
+        let report = site.json(&["store", "check", "--repair"]);
+        assert_eq!(report["damage"].as_array().map(Vec::len), Some(2), "{report}");
+        assert_eq!(site.export("x"), bytes, "{what}");
+        assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+    }
+}
+
+#[test]
+fn a_mounted_device_is_refused_whatever_is_said() {
+    let site = Site::new();
+    let image = site.path("image");
+    let Some(mount) = common::Mount::ext4(&site.path("mnt"), &image, 64 << 20) else { return };
+    std::fs::write(mount.path().join("file"), b"still here").expect("written");
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("mounts");
+    let line = mounts.lines().find(|line| line.contains(mount.path().to_str().expect("a path"))).expect("mounted");
+    let device = line.split(' ').next().expect("a device");
+    for store in [device, image.to_str().expect("a path")] {
+        for force in [&[][..], &["--force"]] {
+            let args = [&["store", "init", "--size", "32M", "--store", store][..], force].concat();
+            let said = site.run(&args).fails(6);
+            assert!(said.contains("in use"), "{args:?}: {said}");
+        }
+    }
+    assert_eq!(std::fs::read(mount.path().join("file")).expect("the file"), b"still here");
 }

@@ -214,10 +214,11 @@ async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<()> {
             Err(error) => Err(error),
         };
         if grown.is_err() {
+            if let Err(error) = cut(&file, before).await {
+                tracing::warn!(path = name, %error, "space that was allocated for a log is left");
+            }
             if made {
                 remove(&path, &name);
-            } else if let Err(error) = cut(&file, before).await {
-                tracing::warn!(path = name, %error, "space that was allocated for a log is left");
             }
         }
         grown
@@ -495,6 +496,10 @@ impl Shelf {
         }
         if self.made.get() && self.directory.borrow().logs.is_empty() {
             self.removed.set(true);
+            // Somebody may have it open for longer, and the space with it.
+            if let Err(error) = cut(file, 0).await {
+                tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+            }
             remove(file.path(), &self.path);
             return;
         }

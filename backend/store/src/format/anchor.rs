@@ -74,6 +74,15 @@ impl Anchor {
         out
     }
 
+    /// Of one block, of whatever store: when what says which is lost.
+    pub fn decode_any(block: &[u8]) -> Result<Self, Malformed> {
+        const STORE_AT: usize = 16;
+        match block.get(STORE_AT..STORE_AT + 8).and_then(|bytes| bytes.try_into().ok()) {
+            Some(store) => Self::decode(block, u64::from_le_bytes(store)),
+            None => malformed("anchor: not one"),
+        }
+    }
+
     /// Of one block, of the store whose identity begins with `store`.
     pub fn decode(block: &[u8], store: u64) -> Result<Self, Malformed> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
@@ -131,7 +140,9 @@ mod tests {
             ..Anchor::default()
         };
         let block = anchor.encode();
-        assert_eq!(Anchor::decode(&block, 77), Ok(anchor));
+        assert_eq!(Anchor::decode(&block, 77).as_ref(), Ok(&anchor));
+        assert_eq!(Anchor::decode_any(&block), Ok(anchor));
+        assert!(Anchor::decode_any(&block[..16]).is_err());
         assert!(Anchor::decode(&block, 78).is_err());
         for at in [0, 9, 13, 40, 4095] {
             let mut bad = block.clone();

@@ -33,7 +33,7 @@ pub struct StoreInit {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub store: Option<PathBuf>,
 
-    /// Overwrite a store that is there, and all that it holds
+    /// Overwrite what is there: a store, file systems and signatures of others, data
     #[arg(long)]
     pub force: bool,
 }
@@ -49,7 +49,7 @@ pub struct StoreCheck {
     #[arg(long)]
     pub quick: bool,
 
-    /// Renew a damaged copy of the superblock from the good one
+    /// Renew a damaged copy of the superblock from the good one, or both from the newest checkpoint
     #[arg(long)]
     pub repair: bool,
 

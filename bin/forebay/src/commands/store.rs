@@ -61,16 +61,20 @@ fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
     let (data, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "making a store")?;
     prepare_dir(&data)?;
+    let linked = default_store(&data).symlink_metadata().is_ok();
     link_store(&data, &path)?;
     let size = match options.size {
         Some(size) => Some(size.0),
         None if store::is_device(&path) => None,
         None => Some(size_from_free_space(&data)?),
     };
-    let space = on_reactor(async {
-        store::init(&path, size, options.force).await?;
-        store::space(&path).await
-    })??;
+    let made = on_reactor(async { store::init(&path, size, options.force).await })?;
+    if made.is_err() && !linked && path != default_store(&data) {
+        // Nothing in the data directory names what is not a store of ours.
+        let _ = std::fs::remove_file(default_store(&data));
+    }
+    made?;
+    let space = on_reactor(store::space(&path))??;
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
 }
 

@@ -39,15 +39,18 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
     let kind = error.kind();
     let failure = Failure::from(error).context(format_args!("the store {}", path.display()));
     match kind {
+        ErrorKind::Busy if is_device(path) => failure.hint(
+            "unmount it, or take it out of what uses it; a daemon whose control socket is elsewhere is named with --control",
+        ),
         ErrorKind::Busy => {
             Failure::new(FailureKind::Busy, format!("the store {} is in use by another process", path.display()))
                 .hint("a daemon whose control socket is elsewhere? name that with --control or FOREBAY_CONTROL")
         }
         ErrorKind::NotFound => failure.hint("make one with 'forebay store init', or start 'forebay serve'"),
-        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged"),
+        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged, and with --repair it mends what can be mended"),
         ErrorKind::Unsupported => failure.hint("run the version of forebay that made it, or a newer one"),
-        ErrorKind::Exists => Failure::new(FailureKind::Exists, format!("{} holds a store already", path.display()))
-            .hint("--force overwrites it, and all that it holds"),
+        ErrorKind::Exists => failure.hint("name another place with --store; --force overwrites all that is there"),
+        ErrorKind::Invalid => failure.hint("name the store with --store"),
         _ => failure,
     }
 }
@@ -61,8 +64,27 @@ pub fn is_absent(path: &Path) -> Result<bool> {
     }
 }
 
+/// Says how the system uses a file, which opening it would not tell: as a loop device or a swap area.
+fn user_of(path: &Path) -> Option<String> {
+    let file = path.canonicalize().ok()?;
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    if swaps.lines().skip(1).any(|line| line.split_whitespace().next() == file.to_str()) {
+        return Some("as a swap area".into());
+    }
+    let loops = std::fs::read_dir("/sys/block").ok()?.filter_map(std::result::Result::ok);
+    loops.into_iter().find_map(|device| {
+        let backing = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let name = device.file_name();
+        (Path::new(backing.trim_end_matches('\n')) == file).then(|| format!("by /dev/{}", name.display()))
+    })
+}
+
 /// Makes a store of `size` bytes; without, as large as the device is.
 pub async fn init(path: &Path, size: Option<u64>, force: bool) -> Result<()> {
+    if let Some(user) = user_of(path) {
+        let what = format!("{} is in use: {user}", path.display());
+        return Err(Failure::new(FailureKind::Busy, what).hint("end that first; --force does not change it"));
+    }
     let options = InitOptions { size: size.unwrap_or(0), force, ..InitOptions::default() };
     Store::init(path, options).await.map_err(|error| failure(error, path))
 }
