@@ -12,6 +12,7 @@ use crate::format::onode::Onode;
 use crate::format::page::{self, Slot};
 use crate::format::superblock::Superblock;
 use crate::format::{BlobPtr, PAGE_BLOCKS};
+use crate::host::Host;
 use crate::log::Log;
 use crate::media::Media;
 use crate::merge::merged;
@@ -173,6 +174,8 @@ pub struct Core {
     /// Stored pairs that range lookups have gone through, those that were deleted since included.
     pub pairs_looked_at: Cell<u64>,
     pub read_only: bool,
+    /// The file system beneath, for a store in a file.
+    pub host: Option<Rc<Host>>,
 }
 
 /// A corrupt structure, with its place.
@@ -469,6 +472,23 @@ impl Core {
         if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {
             self.segments.borrow_mut().sub_block(before.block);
             self.media.cache.forget(before.block);
+        }
+    }
+
+    /// Bytes that the file system beneath has for what grows the store.
+    pub fn host_room(&self) -> u64 {
+        let Some(host) = &self.host else { return u64::MAX };
+        let appended = self.log.borrow().as_ref().map_or(0, |log| log.bytes_appended());
+        let segments = self.segments.borrow();
+        let taken = u64::from(segments.geometry.segment_count - segments.free_count());
+        host.room(appended, taken * segments.geometry.segment_size)
+    }
+
+    /// Refuses what would grow the store by `bytes` when the file system beneath has no space for it.
+    pub fn check_host(&self, bytes: u64) -> Result<()> {
+        match &self.host {
+            Some(host) if self.host_room() < bytes.max(1) => Err(host.full()),
+            _ => Ok(()),
         }
     }
 

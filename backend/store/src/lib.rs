@@ -18,6 +18,7 @@ mod core;
 pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod host;
 mod kv;
 mod log;
 mod media;

@@ -17,6 +17,7 @@ use crate::format::anchor::LogPosition;
 use crate::format::batch::{BatchHeader, ENTRY_ROOM};
 use crate::format::entry::Entry;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
+use crate::host::Host;
 use crate::segments::Segments;
 
 /// Payload of a batch at which it is written, in blocks: no more than a device takes in one request (254 scattered pages
@@ -90,12 +91,21 @@ pub struct Log {
     progress: Notify,
     opened: Rc<Notify>,
     bytes_appended: Cell<u64>,
+    /// The file system beneath, for a store in a file.
+    host: Option<Rc<Host>>,
     this: RefCell<Weak<Log>>,
 }
 
 impl Log {
     /// A log that goes on in a fresh segment with batch `next_seq`.
-    pub fn new(file: File, store: u64, epoch: u64, segments: Rc<RefCell<Segments>>, next_seq: u64) -> Result<Rc<Self>> {
+    pub fn new(
+        file: File,
+        store: u64,
+        epoch: u64,
+        segments: Rc<RefCell<Segments>>,
+        next_seq: u64,
+        host: Option<Rc<Host>>,
+    ) -> Result<Rc<Self>> {
         let (segment, next_segment, next_block) = {
             let mut table = segments.borrow_mut();
             let full = || Error::new(ErrorKind::NoSpace, "no free segment to go on with the log");
@@ -133,6 +143,7 @@ impl Log {
             progress: Notify::new(),
             opened: Rc::default(),
             bytes_appended: Cell::new(0),
+            host,
             this: RefCell::default(),
         });
         *log.this.borrow_mut() = Rc::downgrade(&log);
@@ -413,10 +424,23 @@ impl Log {
         let mut bufs: BufList = batch.header.borrow().clone().expect("a closed batch has its header").into();
         bufs.append(batch.payload.borrow().clone());
         loop {
+            let given = self.host.as_ref().map_or(0, |host| host.times_given());
             match self.file.write_at(bufs.clone(), batch.block * BLOCK64).await {
                 Ok(()) => break,
                 Err(error) => {
                     // The same bytes to the same place, until the device takes them: nothing appended is given up.
+                    let no_space = error.kind() == std::io::ErrorKind::StorageFull;
+                    if let Some(host) = self.host.as_ref().filter(|_| no_space) {
+                        if host.give_reserve(given).await {
+                            continue;
+                        }
+                        self.fail(host.full());
+                        sleep(RETRY_AFTER).await;
+                        if self.dead.get() {
+                            return;
+                        }
+                        continue;
+                    }
                     let text = format!("writing {} bytes of the log at byte {}", bufs.len(), batch.block * BLOCK64);
                     self.fail(Error::from_io(error, text));
                     if self.dead.get() {

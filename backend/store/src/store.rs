@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_block::{BackendInfo, Buf, Error, ErrorKind, Result, Usage};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, JoinHandle, OpenOptions, fs, random, sleep, spawn, wall_clock};
+use forebay_reactor::{File, JoinHandle, OpenOptions, fs, random, sleep, spawn, wall_clock, yield_now};
 
 use crate::cache::{Cache, CacheStats};
 use crate::checkpoint::store_id;
@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
 use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
 use crate::format::{BLOCK, BLOCK64};
+use crate::host::Host;
 use crate::log::Log;
 use crate::media::Media;
 use crate::object::ObjectCache;
@@ -291,7 +292,11 @@ impl Store {
             core.epoch.get(),
             core.segments.clone(),
             self.replay.next_seq.max(1),
+            core.host.clone(),
         )?;
+        if let Some(host) = &core.host {
+            host.start().await;
+        }
         core.media.attach_log(log.clone());
         *core.log.borrow_mut() = Some(log.clone());
         core.checkpoint(false).await?;
@@ -383,7 +388,50 @@ impl Store {
     pub(crate) fn usage(&self) -> Usage {
         let core = &self.core;
         let used = core.segments.borrow().live_bytes();
-        Usage { capacity: core.capacity, used, available: core.available(), objects: core.object_count.get() }
+        let available = core.available().min(core.host_room());
+        Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
+    }
+
+    /// The file system that the store's file lies on is why it takes no more, not the store itself.
+    pub fn is_limited_by_host(&self) -> bool {
+        self.core.host_room() < self.core.available()
+    }
+
+    /// Its space, whatever the file system beneath has.
+    pub fn usage_of_store(&self) -> Usage {
+        Usage { available: self.core.available(), ..self.usage() }
+    }
+
+    /// Allocates all of a store's file, so that the file system beneath never lacks space for it.  `progress` is told
+    /// (bytes done, bytes in all).
+    ///
+    /// # Errors
+    /// `NoSpace`, before anything is allocated where that can be known; `Unsupported` by the file system, or for a device.
+    pub async fn preallocate(path: impl AsRef<Path>, mut progress: impl FnMut(u64, u64)) -> Result<()> {
+        const STEP: u64 = 64 << 20;
+        let path = path.as_ref();
+        let file = open_file(path, OpenOptions::read_write().direct().lock()).await?;
+        let shown = path.display();
+        if file.info().block_device {
+            return Err(Error::new(ErrorKind::Unsupported, format!("{shown} is a device, which has its space")));
+        }
+        let failed = |error| Error::from_io(error, format!("allocating the space of {shown}"));
+        let size = file.info().size;
+        let needed = size.saturating_sub(file.allocated_size().map_err(failed)?.unwrap_or(0));
+        let space = fs::file_system_space(path).map_err(failed)?;
+        if let Some(space) = space.filter(|space| space.available < needed) {
+            let text = format!("{shown} lacks {needed} bytes, and its file system has {} free", space.available);
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        let mut at = 0;
+        while at < size {
+            let len = STEP.min(size - at);
+            file.allocate(at, len).await.map_err(failed)?;
+            at += len;
+            progress(at, size);
+            yield_now().await;
+        }
+        file.sync_data().await.map_err(failed)
     }
 }
 
@@ -445,6 +493,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {
         segments.borrow_mut().claim(holder);
     }
+    let host = if options.read_only { None } else { Host::new(&media.file, superblock.device_size()) };
     let count = geometry.segment_count;
     // Kept back from users: what the cleaner needs to work with when the store is full, and the gate below.
     let reserve = (count / 10).max(14);
@@ -497,6 +546,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         loads: Cell::new(0),
         pairs_looked_at: Cell::new(0),
         read_only: options.read_only,
+        host,
         superblock,
     }))
 }

@@ -131,6 +131,7 @@ impl Core {
         self.segments.borrow().free_count() > self.slow_mark() + self.segments_for(bytes)
             && !self.log().is_congested()
             && !self.is_dirty_beyond_bounds()
+            && self.host_room() >= bytes.max(1)
     }
 
     /// Whole segments that so many bytes take, with their headers; less than one is what the gate has to spare.
@@ -221,6 +222,10 @@ impl Core {
         let mut slowed = false;
         loop {
             self.refuse_writes()?;
+            // Keys and values are small, and removals have some to write: they may use what is reserved.
+            if grows && bytes >= BLOCK64 {
+                self.check_host(bytes)?;
+            }
             let changed = self.changed.wait();
             if self.log().is_congested() {
                 self.log().wait_uncongested().await;

@@ -95,6 +95,9 @@ pub struct Pool {
     pub available: u64,
     /// Objects.
     pub objects: u64,
+    /// Why less can be stored than the pool itself would take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_by: Option<String>,
 }
 
 /// An image.
@@ -450,6 +453,9 @@ pub struct StoreSpace {
     pub available: u64,
     /// Objects.
     pub objects: u64,
+    /// Why less can be stored than the store itself would take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_by: Option<String>,
 }
 
 /// Done of what there is to do.

@@ -36,6 +36,10 @@ pub struct StoreInit {
     /// Overwrite what is there: a store, file systems and signatures of others, data
     #[arg(long)]
     pub force: bool,
+
+    /// Allocate all of the file now, so that the store never lacks space that others have taken
+    #[arg(long)]
+    pub preallocate: bool,
 }
 
 /// Options of `store check`.

@@ -65,6 +65,9 @@ fn render(status: &Status) -> String {
     });
     let header = ["POOL", "KIND", "CAPACITY", "USED", "USED%", "AVAILABLE", "OBJECTS"];
     let mut text = format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools));
+    for (pool, limit) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.limited_by.as_ref()?))) {
+        text.push_str(&format!("{pool} is limited by {limit}\n"));
+    }
     if !status.peers.is_empty() {
         let peers = status.peers.iter().map(|peer| {
             let way = if peer.outgoing { "to" } else { "from" };

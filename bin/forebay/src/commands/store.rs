@@ -57,6 +57,25 @@ fn on_reactor<F: Future>(work: F) -> Result<F::Output> {
     Ok(reactor.block_on(work))
 }
 
+/// Runs work that reports how far it is, and shows that.
+fn on_reactor_with_bar<T, F: Future<Output = Result<T>>>(bar: &Bar, work: impl FnOnce(ProgressSink) -> F) -> Result<T> {
+    let (sink, mut seen) = ProgressSink::channel();
+    on_reactor(async {
+        let mut work = std::pin::pin!(work(sink));
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => break done,
+                Ok(()) = seen.changed() => {
+                    if let Some(now) = *seen.borrow_and_update() {
+                        bar.show(now);
+                    }
+                }
+            }
+        }
+    })?
+}
+
 fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
     let (data, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "making a store")?;
@@ -74,6 +93,16 @@ fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
         let _ = std::fs::remove_file(default_store(&data));
     }
     made?;
+    if options.preallocate && !store::is_device(&path) {
+        let bar = Bar::new(global, "Allocating", Counts::Bytes);
+        let done = on_reactor_with_bar(&bar, |sink| store::preallocate(&path, sink));
+        drop(bar);
+        if let Err(failure) = done {
+            // A store that is not what was asked for is none.
+            let _ = std::fs::remove_file(&path);
+            return Err(failure);
+        }
+    }
     let space = on_reactor(store::space(&path))??;
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
 }
@@ -83,21 +112,7 @@ fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
     refuse_beside_daemon(global, "checking")?;
     let bar = Bar::new(global, "Checking", Counts::Steps);
     let checking = CheckOptions { data: !options.quick, repair: options.repair, roll_back: options.roll_back };
-    let (sink, mut seen) = ProgressSink::channel();
-    let report = on_reactor(async {
-        let mut work = std::pin::pin!(store::check(&path, checking, sink));
-        loop {
-            tokio::select! {
-                biased;
-                report = &mut work => break report,
-                Ok(()) = seen.changed() => {
-                    if let Some(now) = *seen.borrow_and_update() {
-                        bar.show(now);
-                    }
-                }
-            }
-        }
-    })??;
+    let report = on_reactor_with_bar(&bar, |sink| store::check(&path, checking, sink))?;
     drop(bar);
     output.print(&report, store::Report::show)?;
     match report.damage_count() {
@@ -117,5 +132,6 @@ fn show_space(space: &StoreSpace) -> String {
         ("used", format!("{} ({})", Size(space.used), percent(space.used, space.capacity))),
         ("available", Size(space.available).to_string()),
         ("objects", space.objects.to_string()),
+        ("limited by", space.limited_by.clone().unwrap_or_else(|| "-".into())),
     ])
 }

@@ -184,7 +184,11 @@ fn token(path: &Path) -> Result<Arc<str>> {
     fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut chance)).map_err(fail)?;
     let token: String = chance.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
-    file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
+    if let Err(error) = file.write_all(token.as_bytes()).and_then(|()| file.sync_all()) {
+        // A part of one would be refused at the next start.
+        let _ = fs::remove_file(path);
+        return Err(fail(error));
+    }
     Ok(token.into())
 }
 

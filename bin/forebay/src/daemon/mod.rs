@@ -22,7 +22,7 @@ use crate::cli::{Global, Serve};
 use crate::client::session::DaemonFile;
 use crate::config::{Config, default_store, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
-use crate::engine::targets::replace_file;
+use crate::engine::targets::{keep_reserve, replace_file};
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::units::Size;
@@ -38,6 +38,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     raise_file_limit();
     prepare_dir(&config.data)?;
     link_store(&config.data, &config.store)?;
+    keep_reserve(&config.data);
     choose_loops();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;

@@ -9,7 +9,7 @@ use super::volumes::Reserved;
 use crate::api::{self, DiskUsage, ImageSummary, ImageUsage, UpdateImage};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{ImageSpec, image_spec};
+use crate::spec::{ImageSpec, LOCAL_POOL, image_spec};
 use crate::units::Size;
 
 /// Steps of progress that each image counts for in `du`.
@@ -175,6 +175,9 @@ impl Engine {
                 .hint(format!("'forebay ls {}' lists the images", spec.pool)),
             FailureKind::Exists => Failure::new(FailureKind::Exists, format!("there is an image {spec} already"))
                 .hint(format!("choose another name, or remove that one: forebay rm {spec}")),
+            FailureKind::NoSpace if spec.pool == LOCAL_POOL && self.store_limit().is_some() => {
+                failure.context(spec).hint("free space on that file system; the store goes on by itself then")
+            }
             FailureKind::NoSpace => failure
                 .context(format_args!("the pool {} is full", spec.pool))
                 .hint("remove or discard something; 'forebay store df' and 'forebay du' show what takes the space"),

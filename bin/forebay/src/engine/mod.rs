@@ -40,6 +40,7 @@ use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
+use crate::units::Size;
 use ceph::Ceph;
 use exports::Exports;
 use fronts::Fronts;
@@ -278,8 +279,14 @@ impl Engine {
             used: usage.used,
             available: usage.available,
             objects: usage.objects,
+            limited_by: None,
         };
-        let pools = usages.into_iter().map(describe).collect();
+        let limited_by = self.store_limit();
+        let with_limit = |pool: Pool| match &limited_by {
+            Some(limit) if pool.name == LOCAL_POOL => Pool { limited_by: Some(limit.clone()), ..pool },
+            _ => pool,
+        };
+        let pools = usages.into_iter().map(describe).map(with_limit).collect();
         Ok(Status {
             ready: !self.closing.get() && self.fronts.is_serving(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -307,7 +314,15 @@ impl Engine {
     pub async fn store_space(&self) -> Result<StoreSpace> {
         let store = self.store.as_ref().ok_or_else(|| self.no_store())?;
         let usage = store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
-        Ok(store::describe(&self.options.store, usage))
+        Ok(StoreSpace { limited_by: self.store_limit(), ..store::describe(&self.options.store, usage) })
+    }
+
+    /// Says that the file system beneath the store is why it takes less than it has room for.
+    pub fn store_limit(&self) -> Option<String> {
+        let store = self.store.as_ref().filter(|store| store.is_limited_by_host())?;
+        let held = store.usage_of_store().available;
+        let path = self.options.store.display();
+        Some(format!("the host's file system at {path}; the store itself has room for {}", Size(held)))
     }
 
     /// Everything that is counted.

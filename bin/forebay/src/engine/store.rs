@@ -89,6 +89,12 @@ pub async fn init(path: &Path, size: Option<u64>, force: bool) -> Result<()> {
     Store::init(path, options).await.map_err(|error| failure(error, path))
 }
 
+/// Allocates all of a store's file.
+pub async fn preallocate(path: &Path, progress: ProgressSink) -> Result<()> {
+    let done = Store::preallocate(path, |done, total| progress.report(done, total)).await;
+    done.map_err(|error| failure(error, path))
+}
+
 /// Opens a store for the engine, with so many bytes of memory for data.
 pub async fn open(path: &Path, data_cache: usize) -> Result<Rc<Store>> {
     let options = StoreOptions { pool: LOCAL_POOL.into(), data_cache, ..StoreOptions::default() };
@@ -111,6 +117,7 @@ pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
         used: usage.used,
         available: usage.available,
         objects: usage.objects,
+        limited_by: None,
     }
 }
 
