@@ -248,7 +248,7 @@ pub struct Mount {
 impl Mount {
     /// A tmpfs of so many bytes (`16k`); says so and answers `None` where mounting is not allowed.
     pub fn tmpfs(path: &Path, size: &str) -> Option<Self> {
-        Self::mount(path, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+        Self::of(path, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
     }
 
     /// An ext4 file system in the file `image`, which is made with so many bytes.
@@ -259,10 +259,10 @@ impl Mount {
             eprintln!("skipped: mkfs.ext4 is not there");
             return None;
         }
-        Self::mount(path, &["-o", "loop", image.to_str().expect("a path")])
+        Self::of(path, &["-o", "loop", image.to_str().expect("a path")])
     }
 
-    fn mount(path: &Path, args: &[&str]) -> Option<Self> {
+    fn of(path: &Path, args: &[&str]) -> Option<Self> {
         std::fs::create_dir_all(path).expect("a directory");
         let done = Command::new("mount").args(args).arg(path).output();
         if !done.as_ref().is_ok_and(|done| done.status.success()) {
