@@ -16,7 +16,7 @@ use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::State;
 
 /// Removes the objects that lie wholly in `range`, and cuts the one in which it begins.  The object map, if there is
-/// one, knows before and after; what it says is not there is left alone.
+/// one, knows before and after; what it says is not there is left alone, unless snapshots still need the parent's bytes.
 ///
 /// Nothing of it is durable before the next flush.  It can be repeated: what is gone stays gone.
 pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
@@ -56,19 +56,28 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
 fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Result<u64>> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
-    let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
-    if !(overlap > 0 && keeps) && shared.map().is_some_and(|map| !map.may_exist(object)) {
+    // What snapshots see of the parent becomes their own, so that they need it no more when it is let go of.
+    let copies = overlap > 0 && snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
+    if !copies && shared.map().is_some_and(|map| !map.may_exist(object)) {
         return Box::pin(ready(Ok(0)));
     }
+    let state = if matches!(op, ObjectOp::Remove) { State::Pending } else { State::Exists };
+    // One that is cut differs from what it was at the last snapshot.
+    let marks = copies || state == State::Exists && shared.map().is_some_and(|map| !map.is_marked(object));
     let name = shared.object_name(object);
     let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false, advice: Advice::NONE };
-    if !(overlap > 0 && keeps) {
+    if !marks {
         return unless_absent(shared.data().submit(&name, transaction));
     }
     let shared = shared.clone();
     Box::pin(async move {
-        // What snapshots see of the parent becomes their own, so that they need it no more when it is let go of.
-        copy_up(&shared, object, overlap, &[], Wishes::default()).await?;
+        if let Some(map) = shared.map() {
+            // Before it is there: copying up may create it.
+            map.update(object, state, None).await?;
+        }
+        if copies {
+            copy_up(&shared, object, overlap, &[], Wishes::default()).await?;
+        }
         unless_absent(shared.data().submit(&name, transaction)).await
     })
 }

@@ -3,7 +3,11 @@
 
 mod common;
 
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use common::{bytes, parent, pattern, run, snapshot};
 use forebay_block::{
@@ -391,6 +395,199 @@ fn what_others_change_is_seen_at_once() {
         assert_eq!(read(&two, 98, 4).await, [&before[98..100], b"af"].concat());
         let missing = Image::open(a.clone(), "vm@t", OpenOptions::default()).await;
         assert_eq!(kind(missing), Some(ErrorKind::NotFound));
+    });
+}
+
+/// Every object that there is, the map says may be there: so it must be at every moment, whatever is under way.
+async fn first_lie_of_map(backend: &dyn ObjectBackend, id: &str) -> Option<String> {
+    let map = map_of(backend, &format!("rbd_object_map.{id}")).await;
+    names(backend).await.iter().find_map(|name| {
+        let object = usize::from_str_radix(name.strip_prefix(&format!("rbd_data.{id}."))?, 16).expect("a number");
+        (map.get(object).is_none_or(|state| *state == 0)).then(|| format!("object {object} is there: {map:?}"))
+    })
+}
+
+/// Does `work`, and looks at the object map of an image after every turn of it.
+async fn with_true_map<T>(cluster: &Cluster, id: &str, work: impl Future<Output = T>) -> T {
+    let (bare, mut work) = (cluster.bare(POOL), pin!(work));
+    loop {
+        let turn = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+        assert_eq!(first_lie_of_map(&*bare, id).await, None);
+        match turn {
+            Poll::Ready(result) => return result,
+            Poll::Pending => yield_now().await,
+        }
+    }
+}
+
+#[test]
+fn a_lock_is_given_up_when_writes_in_flight_have_ended() {
+    for waited_for in [true, false] {
+        run(async {
+            let cluster = cluster(51, 0);
+            let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+            forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+            let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+            write(&one, 0, b"before").await;
+            let stall = cluster.stall(POOL, "rbd_data.");
+            let late = one.submit(Request::Write { offset: 0, data: bytes(b"in flight"), fua: false });
+            until(|| stall.waiting() == 1).await;
+            // Dropped, it goes on.
+            let late = Some(late).filter(|_| waited_for);
+            let taken = Rc::new(Cell::new(false));
+            let (told, taker) = (taken.clone(), two.clone());
+            let taking = spawn(async move {
+                taker.take_lock().await.expect("taken");
+                told.set(true);
+            });
+            for _ in 0..1000 {
+                yield_now().await;
+                assert!(!taken.get(), "a write of its earlier owner is still in flight");
+            }
+            drop(stall);
+            if let Some(late) = late {
+                late.await.expect("it had the lock");
+            }
+            taking.await;
+            assert_eq!(read(&two, 0, 9).await, b"in flight");
+            // What its next owner removes does not come back.
+            two.submit(Request::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
+            assert_eq!(read(&one, 0, 9).await, [0; 9]);
+            check_map(&*cluster.bare(POOL), one.id()).await;
+        });
+    }
+}
+
+#[test]
+fn an_object_is_on_the_map_as_long_as_it_is_there() {
+    run(async {
+        let cluster = cluster(52, 0);
+        let a = cluster.client().pool(POOL);
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        let image = open(&a, "vm").await;
+        let map = format!("rbd_object_map.{}", image.id());
+        let stored = async || map_of(&*cluster.bare(POOL), &map).await;
+        write(&image, 0, &pattern(1, 3 * OBJECT as usize)).await;
+        assert_eq!(stored().await, [1, 1, 1, 0]);
+        // A write, a discard and a shrinking, each while what it does to objects has not been done.
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let writing = spawn(image.submit(Request::Write { offset: 3 * OBJECT, data: bytes(b"new"), fua: false }));
+        until(|| stall.waiting() == 1).await;
+        assert_eq!(stored().await, [1, 1, 1, 1], "marked before it is written");
+        drop(stall);
+        writing.await.expect("a write");
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let clearing = spawn(image.submit(Request::Discard(Extent::new(OBJECT, OBJECT))));
+        until(|| stall.waiting() == 1).await;
+        assert_eq!(stored().await, [1, 2, 1, 1], "being removed");
+        drop(stall);
+        clearing.await.expect("a discard");
+        assert_eq!(stored().await, [1, 0, 1, 1]);
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let shrinking = image.clone();
+        let shrinking = spawn(async move { shrinking.resize(OBJECT, true, |_| {}).await });
+        until(|| stall.waiting() == 2).await;
+        assert_eq!(stored().await, [1, 0, 2, 2], "being removed");
+        drop(stall);
+        shrinking.await.expect("shrunk");
+        assert_eq!(stored().await, [1]);
+        image.close().await;
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let removing = a.clone();
+        let removing = spawn(async move { forebay_image::remove(&removing, "vm", |_| {}).await });
+        until(|| stall.waiting() == 1).await;
+        assert_eq!(stored().await, [2], "being removed");
+        drop(stall);
+        removing.await.expect("removed");
+    });
+}
+
+#[test]
+fn who_dies_while_it_removes_an_object_leaves_a_map_that_is_true() {
+    run(async {
+        let cluster = cluster(53, 0);
+        let (dying, alive) = (cluster.client(), cluster.client());
+        let (a, b) = (dying.pool(POOL), alive.pool(POOL));
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        let one = open(&a, "vm").await;
+        write(&one, 0, &pattern(1, 3 * OBJECT as usize)).await;
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let cut = spawn(one.submit(Request::Discard(Extent::new(OBJECT, OBJECT))));
+        until(|| stall.waiting() == 1).await;
+        dying.die();
+        cluster.expire_watches();
+        let two = open(&b, "vm").await;
+        two.take_lock().await.expect("taken from the dead");
+        // It arrives after its client has been fenced, and is refused.
+        drop(stall);
+        until(|| cluster.in_flight() == 0).await;
+        assert_eq!(first_lie_of_map(&*cluster.bare(POOL), two.id()).await, None);
+        assert!(
+            read(&two, OBJECT, OBJECT).await == pattern(1, 3 * OBJECT as usize)[OBJECT as usize..2 * OBJECT as usize]
+        );
+        two.submit(Request::Discard(Extent::new(OBJECT, OBJECT))).await.expect("a discard");
+        assert_eq!(read(&two, OBJECT, OBJECT).await, vec![0; OBJECT as usize]);
+        check_map(&*cluster.bare(POOL), two.id()).await;
+        drop(cut);
+    });
+}
+
+/// A clone that has a snapshot, in which shrinking copies up: its id, what it holds, and how much of it is its parent's.
+async fn clone_with_snapshot(backend: &Rc<dyn ObjectBackend>) -> (String, Vec<u8>) {
+    let content = pattern(4, 6 * OBJECT as usize);
+    forebay_image::create(backend, "base", of_size(6 * OBJECT)).await.expect("created");
+    let base = open(backend, "base").await;
+    write(&base, 0, &content).await;
+    base.close().await;
+    let snap = take_snapshot(backend, "base", "gold", None).await;
+    forebay_image::create(backend, "child", of_size(6 * OBJECT)).await.expect("created");
+    make_clone(backend, "child", "base", snap, 6 * OBJECT).await;
+    take_snapshot(backend, "child", "kept", Some(6 * OBJECT)).await;
+    let id = forebay_image::info(backend, "child").await.expect("info").id;
+    (id, content)
+}
+
+#[test]
+fn shrinking_that_copies_up_keeps_the_map_true() {
+    for seed in 0..8 {
+        run(async {
+            let cluster = cluster(54 + seed, seed % 4);
+            cluster.delay_transactions();
+            let a = cluster.client().pool(POOL);
+            let (id, content) = clone_with_snapshot(&a).await;
+            let child = open(&a, "child").await;
+            let (middle, map) = (OBJECT + 5000, format!("rbd_object_map.{id}"));
+            with_true_map(&cluster, &id, child.resize(middle, true, |_| {})).await.expect("shrunk");
+            assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [0, 1], "cut within an object, which is there now");
+            check_map(&*cluster.bare(POOL), &id).await;
+            // Nothing of what was cut off comes back, by its own objects or by the parent.
+            with_true_map(&cluster, &id, child.resize(100, true, |_| {})).await.expect("shrunk");
+            assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [1]);
+            child.resize(6 * OBJECT, false, |_| {}).await.expect("grown");
+            let found = read(&child, 0, 6 * OBJECT).await;
+            assert!(found[..100] == content[..100] && found[100..].iter().all(|byte| *byte == 0));
+            check_map(&*cluster.bare(POOL), &id).await;
+            let then = open(&a, "child@kept").await;
+            assert!(read(&then, 0, 6 * OBJECT).await == content, "the snapshot is what it was");
+        });
+    }
+}
+
+#[test]
+fn an_object_that_is_cut_differs_from_the_snapshot_before() {
+    run(async {
+        let cluster = cluster(61, 0);
+        let a = cluster.client().pool(POOL);
+        forebay_image::create(&a, "vm", of_size(3 * OBJECT)).await.expect("created");
+        let image = open(&a, "vm").await;
+        write(&image, 0, &pattern(2, 3 * OBJECT as usize)).await;
+        image.close().await;
+        take_snapshot(&a, "vm", "s", None).await;
+        let image = open(&a, "vm").await;
+        let map = format!("rbd_object_map.{}", image.id());
+        assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [3, 3, 3], "clean since the snapshot");
+        image.resize(OBJECT + 100, true, |_| {}).await.expect("shrunk");
+        assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [3, 1], "fast-diff must name it");
     });
 }
 

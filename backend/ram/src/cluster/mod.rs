@@ -16,7 +16,7 @@ use forebay_block::{
     Notified, NotifyAnswer, ObjectBackend, ObjectName, ObjectRead, ObjectStat, Result, SharedObjects, SnapId, SnapSet,
     SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
 };
-use forebay_reactor::sync::Notify;
+use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{spawn, timeout, yield_now};
 
 use crate::RamBackend;
@@ -49,6 +49,37 @@ struct Inner {
     last_notify: Cell<u64>,
     late: Cell<u64>,
     rng: Cell<u64>,
+    /// Transactions take effect late, too.
+    delayed: Cell<bool>,
+    /// Transactions on one object take effect one after another.
+    order: RefCell<BTreeMap<Place, Semaphore>>,
+    /// Transactions on objects of these names wait: pool, beginning of the name, number of the [`Stall`].
+    stalls: RefCell<Vec<(i64, String, u64)>>,
+    last_stall: Cell<u64>,
+    /// Transactions that wait for a stall to end.
+    stalled: Cell<usize>,
+    stalls_changed: Rc<Notify>,
+    in_flight: Cell<usize>,
+}
+
+/// While it is kept, transactions on some objects of a pool have arrived and take no effect; then they do.
+pub struct Stall {
+    cluster: Rc<Inner>,
+    number: u64,
+}
+
+impl Stall {
+    /// Returns how many transactions wait for the end of a stall, of this one or another.
+    pub fn waiting(&self) -> usize {
+        self.cluster.stalled.get()
+    }
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.cluster.stalls.borrow_mut().retain(|(_, _, number)| *number != self.number);
+        self.cluster.stalls_changed.notify_all();
+    }
 }
 
 /// A cluster in memory.
@@ -67,7 +98,20 @@ impl Cluster {
             last_notify: Cell::new(0),
             late: Cell::new(late),
             rng: Cell::new(seed | 1),
+            delayed: Cell::new(false),
+            order: RefCell::default(),
+            stalls: RefCell::default(),
+            last_stall: Cell::new(0),
+            stalled: Cell::new(0),
+            stalls_changed: Rc::default(),
+            in_flight: Cell::new(0),
         }))
+    }
+
+    /// From now on transactions are as long on their way as their answers: up to `late` turns, and those of a client that
+    /// has died meanwhile arrive all the same.
+    pub fn delay_transactions(&self) {
+        self.0.delayed.set(true);
     }
 
     /// Adds a pool; its number.
@@ -97,6 +141,19 @@ impl Cluster {
         self.0.pools.borrow()[&pool].1.clone()
     }
 
+    /// Lets transactions on the objects of a pool whose names begin with `prefix` wait.
+    pub fn stall(&self, pool: i64, prefix: &str) -> Stall {
+        let number = self.0.last_stall.get() + 1;
+        self.0.last_stall.set(number);
+        self.0.stalls.borrow_mut().push((pool, prefix.to_owned(), number));
+        Stall { cluster: self.0.clone(), number }
+    }
+
+    /// Returns how many transactions have been submitted and have taken no effect yet.
+    pub fn in_flight(&self) -> usize {
+        self.0.in_flight.get()
+    }
+
     /// Who is on the blocklist.
     pub fn blocklisted(&self) -> Vec<String> {
         self.0.blocked.borrow().iter().cloned().collect()
@@ -121,6 +178,18 @@ impl Cluster {
 }
 
 impl Inner {
+    fn is_stalled(&self, place: &Place) -> bool {
+        self.stalls.borrow().iter().any(|(pool, prefix, _)| *pool == place.0 && place.1.name().starts_with(prefix))
+    }
+
+    async fn wait_out_stalls(&self, place: &Place) {
+        if self.is_stalled(place) {
+            self.stalled.set(self.stalled.get() + 1);
+            self.stalls_changed.wait_until(|| !self.is_stalled(place)).await;
+            self.stalled.set(self.stalled.get() - 1);
+        }
+    }
+
     async fn lag(&self) {
         if self.late.get() == 0 {
             return;
@@ -249,10 +318,38 @@ impl ObjectBackend for ClientPool {
     }
 
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
-        self.act(|this| {
-            let done = this.ram.transact(object, &transaction, &this.client.caller());
-            Box::pin(std::future::ready(done))
-        })
+        let cluster = self.client.cluster.clone();
+        let place = (self.id, object.clone());
+        let turns = cluster.order.borrow_mut().entry(place.clone()).or_insert_with(|| Semaphore::new(1)).clone();
+        let direct = !cluster.delayed.get() && turns.available() == 1 && !cluster.is_stalled(&place);
+        if direct || self.client.dead.get() {
+            return self.act(|this| {
+                let done = this.ram.transact(object, &transaction, &this.client.caller());
+                Box::pin(std::future::ready(done))
+            });
+        }
+        // On its way: it arrives even if nobody waits for it any more, and its client has died meanwhile.
+        let (ram, client) = (self.ram.clone(), self.client.clone());
+        cluster.in_flight.set(cluster.in_flight.get() + 1);
+        let task = spawn(async move {
+            let turn = turns.acquire(1).await;
+            if cluster.delayed.get() {
+                cluster.lag().await;
+            }
+            cluster.wait_out_stalls(&place).await;
+            let done = match client.check() {
+                Ok(()) => ram.transact(&place.1, &transaction, &client.caller()),
+                Err(error) => Err(error),
+            };
+            drop(turn);
+            cluster.in_flight.set(cluster.in_flight.get() - 1);
+            cluster.lag().await;
+            if client.dead.get() {
+                std::future::pending::<()>().await;
+            }
+            done
+        });
+        Box::pin(task)
     }
 
     fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>> {
