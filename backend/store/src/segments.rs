@@ -401,6 +401,30 @@ mod tests {
     }
 
     #[test]
+    fn what_the_new_checkpoint_refers_to_is_not_freed_with_it() {
+        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
+        let log: Vec<u32> = (0..3).map(|_| segments.allocate().expect("free")).collect();
+        log.iter().for_each(|&segment| segments.entered(segment));
+        let block = geometry.first_block(log[0]) + 1;
+        let node = BlobPtr { addr: geometry.first_block(log[1]) * BLOCK64, len: 9, crc: 0 };
+        segments.add_block(block);
+        segments.add_checkpoint_blob(node);
+        segments.leave(log[0]);
+        segments.leave(log[1]);
+        let free = segments.free_count();
+        segments.begin_checkpoint();
+        // Overwritten while the checkpoint is under way, which refers to what was there when it began.
+        segments.sub_block(block);
+        segments.drop_blob(node);
+        assert_eq!(segments.commit_checkpoint(log[2], None), 0);
+        assert_eq!((segments.state(log[0]), segments.state(log[1])), (SegmentState::Used, SegmentState::Used));
+        segments.begin_checkpoint();
+        assert_eq!(segments.commit_checkpoint(log[2], Some(log[1])), 1, "one holds the table of segments");
+        assert_eq!((segments.free_count(), segments.state(log[0])), (free + 1, SegmentState::Free));
+    }
+
+    #[test]
     fn what_holds_nothing_is_no_victim() {
         let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
         let mut live = LiveTable::new(geometry.segment_count);

@@ -84,8 +84,14 @@ impl History {
             };
             let may_fail = expected.may_fail();
             for state in before {
-                match (state.apply(&entry.transaction), entry.answer.map(|(_, outcome)| outcome)) {
-                    (Ok(next), Some(Outcome::Done(_))) => add(Rc::new(next)),
+                let outcome = entry.answer.map(|(_, outcome)| outcome);
+                if state.may_refuse_version(&entry.transaction)
+                    && matches!(outcome, None | Some(Outcome::Unknown | Outcome::Refused(ErrorKind::Guard)))
+                {
+                    add(state.clone());
+                }
+                match (state.apply(&entry.transaction), outcome) {
+                    (Ok(next), Some(Outcome::Done(version))) => add(Rc::new(next.with_version(Some(version)))),
                     (Ok(next), None) => {
                         add(Rc::new(next));
                         if may_fail {
@@ -176,6 +182,11 @@ impl ObjectOracle {
     /// The first thing that was not allowed.
     pub fn violation(&self) -> Option<&str> {
         self.violation.as_deref()
+    }
+
+    /// The version of an object after its last transaction, if that has been answered.
+    pub fn version(&self, object: &ObjectName) -> Option<u64> {
+        self.objects.get(object)?.last().iter().find_map(|state| state.head()?.version())
     }
 
     /// Every object that was ever named.
@@ -376,7 +387,9 @@ impl ObjectOracle {
     /// process was killed, for then it may not be durable yet.
     pub fn recovered(&mut self, object: &ObjectName, observed: &Observed, kind: CrashKind) {
         let history = self.objects.entry(object.clone()).or_insert_with(History::new);
-        let fitting: States = history.base.iter().filter(|state| state.fits(observed)).cloned().collect();
+        let fitting: States = (history.base.iter().filter(|state| state.fits(observed)))
+            .map(|state| Rc::new(state.with_version(observed.version)))
+            .collect();
         if fitting.is_empty() {
             let count = history.base.len();
             let head = observed.head.as_ref().map(|(bytes, keys)| {
@@ -406,7 +419,8 @@ impl ObjectState {
             None => "not there".to_owned(),
             Some(body) => {
                 let bytes = body.bytes(forebay_block::Extent::new(0, body.size()));
-                format!("{} bytes [{}], {} keys", bytes.len(), crate::stamp::describe(0, &bytes), body.keys().len())
+                let (text, keys) = (crate::stamp::describe(0, &bytes), body.keys().len());
+                format!("{} bytes [{text}], {keys} keys, version {:?}", bytes.len(), body.version())
             }
         }
     }
@@ -516,7 +530,10 @@ impl ObjectBackend for CheckedBackend {
             snap,
             move |stat| format!("stat at {snap:?}: {stat:?}"),
             answer,
-            |body, stat| body.size() == stat.size,
+            move |body, stat| {
+                let version_fits = snap != SnapId::HEAD || body.version().is_none_or(|version| version == stat.version);
+                body.size() == stat.size && version_fits
+            },
         )
     }
 
@@ -621,6 +638,7 @@ pub async fn observe(backend: &dyn ObjectBackend, object: &ObjectName, snaps: &B
             }
         }
         observed.head = Some((bytes, keys));
+        observed.version = Some(backend.stat(object, SnapId::HEAD).await?.version);
     }
     for &snap in snaps {
         observed.snaps.push((snap, whole(backend, object, snap).await?));

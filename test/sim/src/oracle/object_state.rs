@@ -16,6 +16,8 @@ pub struct Body {
     size: u64,
     pages: Rc<PageMap>,
     keys: Rc<Keys>,
+    /// The object's version, once it has been told; a kept state has none.
+    version: Option<u64>,
 }
 
 impl Body {
@@ -27,6 +29,11 @@ impl Body {
     /// The keys and their values.
     pub fn keys(&self) -> &Keys {
         &self.keys
+    }
+
+    /// The object's version, if a transaction or a recovery has told it.
+    pub fn version(&self) -> Option<u64> {
+        self.version
     }
 
     /// The bytes of `extent`, zeroes past the end.
@@ -96,6 +103,8 @@ pub struct ObjectState {
 pub struct Observed {
     /// The head's bytes and keys; `None` when it is not there.
     pub head: Option<(Vec<u8>, Keys)>,
+    /// The head's version.
+    pub version: Option<u64>,
     /// The bytes at snapshots; `None` when it was not there.
     pub snaps: Vec<(SnapId, Option<Vec<u8>>)>,
 }
@@ -120,26 +129,54 @@ impl ObjectState {
     pub fn fits(&self, observed: &Observed) -> bool {
         let whole = |body: &Body| body.bytes(Extent::new(0, body.size));
         let head_fits = match (&self.head, &observed.head) {
-            (Some(body), Some((bytes, keys))) => whole(body) == *bytes && *body.keys == *keys,
+            (Some(body), Some((bytes, keys))) => {
+                let version_fits =
+                    body.version.is_none() || observed.version.is_none() || body.version == observed.version;
+                version_fits && whole(body) == *bytes && *body.keys == *keys
+            }
             (None, None) => true,
             _ => false,
         };
         head_fits && observed.snaps.iter().all(|(snap, bytes)| self.at(*snap).map(whole) == *bytes)
     }
 
-    /// The state after a transaction; or why it is refused, and nothing changed.
+    /// Returns the same state with its version told, or not known.
+    pub fn with_version(&self, version: Option<u64>) -> Self {
+        let mut told = self.clone();
+        if let Some(head) = &mut told.head {
+            head.version = version;
+        }
+        told
+    }
+
+    /// Returns whether a transaction may be refused by a guard on a version that nobody knows yet; then
+    /// [`apply`](Self::apply) takes it that the guard holds.
+    pub fn may_refuse_version(&self, transaction: &Transaction) -> bool {
+        let guarded = transaction.ops.iter().any(|op| matches!(op, ObjectOp::AssertVersion(_)));
+        guarded && self.head.as_ref().is_some_and(|head| head.version.is_none())
+    }
+
+    /// The state after a transaction; or why it is refused, and nothing changed.  Its version is not known if it has
+    /// changed.
     pub fn apply(&self, transaction: &Transaction) -> Result<ObjectState, ErrorKind> {
         let mut after = self.clone();
         let changes = transaction.ops.iter().any(|op| !is_guard(op));
         if let Some(snapc) = transaction.snapc.as_ref().filter(|_| changes) {
             let snaps: Vec<SnapId> = snapc.snaps.iter().copied().filter(|snap| snap.0 > self.seq).collect();
             if let (Some(head), false) = (&self.head, snaps.is_empty()) {
-                Rc::make_mut(&mut after.kept).push(Kept { id: snapc.seq, snaps, body: head.clone() });
+                Rc::make_mut(&mut after.kept).push(Kept {
+                    id: snapc.seq,
+                    snaps,
+                    body: Body { version: None, ..head.clone() },
+                });
             }
             after.seq = after.seq.max(snapc.seq);
         }
         for op in &transaction.ops {
             self.step(&mut after.head, op)?;
+        }
+        if changes && let Some(head) = &mut after.head {
+            head.version = None;
         }
         Ok(after)
     }
@@ -147,8 +184,13 @@ impl ObjectState {
     fn step(&self, head: &mut Option<Body>, op: &ObjectOp) -> Result<(), ErrorKind> {
         match op {
             ObjectOp::AssertExists => drop(head.as_ref().ok_or(ErrorKind::NotFound)?),
-            // Versions are no part of this model; workloads guard with the keys.
-            ObjectOp::AssertVersion(_) => {}
+            // Of the object as it was before the transaction, whose steps workloads put after it.
+            ObjectOp::AssertVersion(version) => {
+                let now = head.as_ref().ok_or(ErrorKind::Guard)?.version;
+                if now.is_some_and(|now| now != *version) {
+                    return Err(ErrorKind::Guard);
+                }
+            }
             ObjectOp::Compare { offset, data } => {
                 let found = head.clone().unwrap_or_default().bytes(Extent::new(*offset, data.len() as u64));
                 let expected = data.to_vec();

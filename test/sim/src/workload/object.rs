@@ -142,6 +142,9 @@ impl ObjectLoad {
             Kind::Write | Kind::Change => {
                 let count = if matches!(kind, Kind::Write) { 1 } else { rng.range(1..5) };
                 let mut ops = Vec::new();
+                if matches!(kind, Kind::Change) && rng.one_in(4) {
+                    ops.push(version_guard(oracle.borrow().version(&object), rng));
+                }
                 for _ in 0..count {
                     let op = self.op(matches!(kind, Kind::Write), rng);
                     // The contract leaves open whether a length alone makes an object.
@@ -267,6 +270,17 @@ fn is_failure(error: &Error) -> bool {
         error.kind(),
         ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Guard | ErrorKind::Mismatch(_) | ErrorKind::NoSpace
     )
+}
+
+/// A guard by a version: most often the object's, else one that it never had, has no more, or may get next.
+fn version_guard(known: Option<u64>, rng: &mut Rng) -> ObjectOp {
+    let known = known.unwrap_or(0);
+    ObjectOp::AssertVersion(match rng.below(6) {
+        0 => known + 1,
+        1 => known.saturating_sub(1),
+        2 => *rng.pick(&[0, u64::MAX]),
+        _ => known,
+    })
 }
 
 fn object_name(index: u64) -> ObjectName {
