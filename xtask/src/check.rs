@@ -5,12 +5,12 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::shell::{self, cargo};
-use crate::{layers, policy};
+use crate::{layers, mutants, policy};
 
 /// What `check` takes.
 #[derive(clap::Args)]
 pub struct CheckArguments {
-    /// Only the rules that need no compiler: formatting, layering, policy
+    /// Only the rules that need no compiler: formatting, layering, policy, planted faults
     #[arg(long)]
     quick: bool,
 }
@@ -34,6 +34,7 @@ pub fn run(arguments: &CheckArguments) -> Result<()> {
     });
     step("layering", &mut layers::check);
     step("house rules", &mut policy::check);
+    step("planted faults", &mut mutants::check);
     if !arguments.quick {
         step("clippy", &mut || {
             shell::run(cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))

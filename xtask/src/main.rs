@@ -12,6 +12,7 @@ mod guest;
 mod kill;
 mod layers;
 mod malformed;
+mod mutants;
 mod nbd;
 mod policy;
 mod quiet;
@@ -59,6 +60,8 @@ enum Chore {
     Kill(kill::KillArguments),
     /// Sessions that go wrong, by the million, against a real daemon: iSCSI and NVMe/TCP
     Malformed(malformed::MalformedArguments),
+    /// Plant known faults one at a time into a copy of the source; which stage notices each
+    Mutants(mutants::MutantsArguments),
     /// A real cluster, or a guest with its own kernel, on this machine
     Lab(LabArguments),
     /// An image in a Ceph cluster of the lab under verified writes, while OSDs are killed and started again
@@ -124,6 +127,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),
+        Chore::Mutants(arguments) => mutants::run(&arguments),
         Chore::Soak(arguments) => test::soak(&arguments),
         Chore::Test(arguments) => test::run(&arguments),
         Chore::Lab(LabArguments { part: LabPart::Ceph { words } }) => {

@@ -27,6 +27,9 @@ pub struct SimArguments {
     /// Write logs on disks and in persistent memory, in place of stores
     #[arg(long, conflicts_with = "messenger")]
     writelog: bool,
+    /// Images of a pool that several clients use at once, on a model of RADOS, in place of stores
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "everywhere", "sweeps"])]
+    shared: bool,
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
@@ -41,6 +44,7 @@ enum Kind {
     Soak,
     Everywhere,
     Messenger,
+    Shared,
     WriteLog,
     WriteLogEverywhere,
 }
@@ -52,6 +56,7 @@ impl Kind {
             Kind::Soak => &[],
             Kind::Everywhere => &["--everywhere"],
             Kind::Messenger => &["--messenger"],
+            Kind::Shared => &["--shared"],
             Kind::WriteLog => &["--writelog"],
             Kind::WriteLogEverywhere => &["--writelog", "--everywhere"],
         }
@@ -68,6 +73,7 @@ pub fn run(arguments: &SimArguments) -> Result<()> {
     shell::run(&mut build_command())?;
     let kind = match (arguments.messenger, arguments.writelog, arguments.everywhere) {
         (true, ..) => Kind::Messenger,
+        _ if arguments.shared => Kind::Shared,
         (_, true, false) => Kind::WriteLog,
         (_, true, true) => Kind::WriteLogEverywhere,
         (_, _, true) => Kind::Everywhere,

@@ -67,6 +67,11 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
         .long(10, 55, 210),
+        Stage::tests("sim-shared", "images of a pool that several clients use", &["build-sim"], |length| {
+            let runs = length.of(200, 2000, 20_000).to_string();
+            own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
+        })
+        .long(2, 20, 200),
         Stage::build("build-hosts", "initiators that do what others do not", &["build"], 50, || {
             Ok(malformed::build_command())
         }),

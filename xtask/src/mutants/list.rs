@@ -1,0 +1,87 @@
+//! The faults that are planted, by area.
+
+mod fronts;
+mod image;
+mod rados;
+mod store;
+mod writelog;
+
+use anyhow::{Result, bail};
+
+use super::stage::Stage;
+
+/// The areas of the list.
+pub(super) const AREAS: [&str; 5] = ["writelog", "store", "image", "rados", "fronts"];
+
+/// A fault, and what should notice it.
+#[derive(Clone)]
+pub(super) struct Mutant {
+    pub(super) id: &'static str,
+    pub(super) area: &'static str,
+    /// What is wrong when it is planted.
+    pub(super) fault: &'static str,
+    /// The source file, from the workspace's root.
+    pub(super) file: &'static str,
+    find: &'static str,
+    /// Which of the places where the text is, if it is in several: the first has the index 0.
+    index: Option<usize>,
+    replace: &'static str,
+    /// What is tried, in order.
+    pub(super) stages: &'static [Stage],
+    /// Why nothing can notice it, if nothing can.
+    pub(super) equivalent: Option<&'static str>,
+}
+
+impl Mutant {
+    pub(super) const fn new(
+        id: &'static str,
+        fault: &'static str,
+        file: &'static str,
+        find: &'static str,
+        replace: &'static str,
+        stages: &'static [Stage],
+    ) -> Self {
+        Self { id, area: "", fault, file, find, index: None, replace, stages, equivalent: None }
+    }
+
+    /// Of several places, this one is meant.
+    pub(super) const fn nth(mut self, index: usize) -> Self {
+        self.index = Some(index);
+        self
+    }
+
+    /// No test can notice it, for this reason.
+    pub(super) const fn equivalent(mut self, reason: &'static str) -> Self {
+        self.equivalent = Some(reason);
+        self
+    }
+
+    /// Returns the file's text with the fault in it.
+    ///
+    /// # Errors
+    /// The text that it replaces is not there, or there more than once where no index says which is meant.
+    pub(super) fn apply(&self, text: &str) -> Result<String> {
+        let places: Vec<usize> = text.match_indices(self.find).map(|(at, _)| at).collect();
+        let at = match (self.index, &places[..]) {
+            (None, [at]) => *at,
+            (Some(index), places) if index < places.len() => places[index],
+            _ => bail!("{}: {} has its text {} times: {:?}", self.id, self.file, places.len(), self.find),
+        };
+        if self.find == self.replace {
+            bail!("{}: it changes nothing", self.id);
+        }
+        Ok([&text[..at], self.replace, &text[at + self.find.len()..]].concat())
+    }
+
+    /// What is said of two runs with the same fault.
+    pub(super) fn key(&self) -> String {
+        format!("{}\n{}\n{:?}\n{}", self.file, self.find, self.index, self.replace)
+    }
+}
+
+/// All faults.
+pub(super) fn all() -> Vec<Mutant> {
+    let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST];
+    let named = AREAS.iter().zip(areas);
+    named.flat_map(|(area, list)| list.iter().cloned().map(|mutant| Mutant { area, ..mutant })).collect()
+}

@@ -1,0 +1,164 @@
+//! Images.
+
+use super::Mutant;
+use crate::mutants::stage::Stage;
+
+const UNIT: Stage = Stage::Lib("forebay-image");
+const SHARED: Stage = Stage::Test("forebay-image", "shared");
+const DEVICE: Stage = Stage::Test("forebay-image", "device");
+const CRASH: Stage = Stage::Test("forebay-image", "crash");
+const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
+const SIM: Stage = Stage::Sim(&[], 1000);
+const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
+
+const SESSION: &str = "volume/image/src/session.rs";
+const REQUESTS: &str = "volume/image/src/requests.rs";
+const RESIZE: &str = "volume/image/src/resize.rs";
+const GATE: &str = "volume/image/src/gate.rs";
+
+pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "image-lock-released-early",
+        "The exclusive lock is released before writes in flight have ended",
+        SESSION,
+        "let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;\n        if let Err(error) = image.backend().flush()",
+        "let hold = Extent::new(0, SIZE_MAX);\n        if let Err(error) = image.backend().flush()",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-map-clears-early",
+        "The object map says that an object is not there before it is removed",
+        REQUESTS,
+        "map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;",
+        "map.update(object, if removes { State::Nonexistent } else { State::Exists }, None).await?;",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-map-trims-early",
+        "Shrinking tells the object map that objects are gone before they are",
+        RESIZE,
+        "map.update_range(first_whole..end, State::Pending, Some(State::Exists)).await?;",
+        "map.update_range(first_whole..end, State::Nonexistent, Some(State::Exists)).await?;",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-map-misses-copies",
+        "Shrinking copies an object up without telling the object map",
+        RESIZE,
+        "map.update(object, state, None).await?;",
+        "map.update(object, state, Some(State::Clean)).await?;",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-map-misses-writes",
+        "An object is written before the object map says that it is there",
+        REQUESTS,
+        "map.is_marked(object) && matches!(change, Change::Write(_))",
+        "matches!(change, Change::Write(_))",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-owner-not-fenced",
+        "A dead owner's lock is broken, and the owner is not put on the blocklist",
+        SESSION,
+        "self.objects.blocklist(&locker.address, None).await?;",
+        "",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-stale-header",
+        "The header is not read again when the lock is taken",
+        SESSION,
+        "image.refresh().await?;\n            self.open_map(image).await?;",
+        "self.open_map(image).await?;",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-discard-shows-parent",
+        "Discarding a whole object of a clone shows the parent's bytes again",
+        REQUESTS,
+        "if overlap > 0 && matches!(ops[..], [ObjectOp::Remove]) {",
+        "if overlap > u64::MAX - 1 && matches!(ops[..], [ObjectOp::Remove]) {",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-copy-up-after-snapshot",
+        "A copy from the parent counts as a change since the last snapshot",
+        "volume/image/src/clone.rs",
+        "snapc: if keeps { None } else { snapc }",
+        "snapc",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-copy-up-unguarded",
+        "A write to a clone does not look whether the object has been copied up",
+        REQUESTS,
+        "all.extend(guarded.then_some(ObjectOp::AssertExists));",
+        "",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-overlap-kept",
+        "A clone that was shrunk and grown shows the parent's bytes again",
+        RESIZE,
+        "shared.set_overlap(overlap.min(new_size));",
+        "shared.set_overlap(overlap);",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-shrink-header-first",
+        "The header says the new size before what was cut off is durably gone",
+        RESIZE,
+        "    shared.data().flush().await?;\n    store_size",
+        "    store_size",
+        &[CRASH, SIM],
+    ),
+    Mutant::new(
+        "image-hold-without-waiting",
+        "A range is held although writes that passed before have not ended",
+        GATE,
+        "if before.iter().all(|generation| generation.in_flight.get() == 0) {",
+        "if before.len() < usize::MAX {",
+        &[UNIT, DEVICE],
+    ),
+    Mutant::new(
+        "image-unheard-write-dropped",
+        "A write for whose answer nobody waits any more is given up",
+        GATE,
+        "self.0.left.borrow_mut().push((write, pass));",
+        "drop((write, pass));",
+        &[UNIT, DEVICE],
+    ),
+    Mutant::new(
+        "image-compare-not-alone",
+        "A comparison over several objects lets other writes in before it writes",
+        REQUESTS,
+        "let _hold = shared.enter_alone(extent).await?;",
+        "let _hold = shared.enter(extent).await?;",
+        &[DEVICE, SIM],
+    ),
+    Mutant::new(
+        "image-removed-under-others",
+        "An image is removed that another client has open",
+        "volume/image/src/remove.rs",
+        "if let Some(other) = others.first() {",
+        "if let Some(other) = others.get(1_000_000) {",
+        &[SHARED],
+    ),
+    Mutant::new(
+        "image-outdated-write",
+        "A write that waited for the lock goes on although others changed the reservations meanwhile",
+        "volume/image/src/image.rs",
+        "if admission == self.admission.get() { Ok(()) }",
+        "if admission < u64::MAX { Ok(()) }",
+        &[RESERVED],
+    ),
+    Mutant::new(
+        "image-parent-past-overlap",
+        "Bytes of the parent past the overlap are read",
+        "volume/image/src/image.rs",
+        "view.overlap.saturating_sub(start).min(self.layout.object_size())",
+        "view.overlap.min(self.layout.object_size())",
+        &[SHARED, SIM_SHARED],
+    ),
+];

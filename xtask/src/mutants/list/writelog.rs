@@ -1,0 +1,213 @@
+//! The write log.
+
+use super::Mutant;
+use crate::mutants::stage::Stage;
+
+const UNIT: Stage = Stage::Lib("forebay-writelog");
+const FAILURES: Stage = Stage::Test("forebay-writelog", "failures");
+const LOG: Stage = Stage::Test("forebay-writelog", "log");
+const HOSTILE: Stage = Stage::Test("forebay-writelog", "hostile");
+const HOSTILE_SSD: Stage = Stage::Test("forebay-writelog", "hostile_ssd");
+const SIM: Stage = Stage::Sim(&["--writelog"], 1000);
+
+const SSD: &str = "volume/writelog/src/media/ssd.rs";
+const PMEM: &str = "volume/writelog/src/media/pmem.rs";
+const LOG_RS: &str = "volume/writelog/src/log.rs";
+const STATE: &str = "volume/writelog/src/state.rs";
+const BACK: &str = "volume/writelog/src/writeback.rs";
+const FLUSH: &str = "volume/writelog/src/flush.rs";
+
+pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "log-space-freed-early",
+        "Space of the ring is freed before the tail that gives it up is durable",
+        SSD,
+        "self.reads.keys().next().map_or(self.persisted_pos, |&read| read.min(self.persisted_pos))",
+        "self.reads.keys().next().map_or(self.tail_pos, |&read| read.min(self.tail_pos))",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-payload-unverified",
+        "The checksum of a payload is not verified when it is read",
+        SSD,
+        "if crc32c(data) == entry.crc {",
+        "if crc32c(data) == entry.crc || !data.is_empty() {",
+        &[FAILURES, HOSTILE_SSD, SIM],
+    ),
+    Mutant::new(
+        "log-direct-over-tail",
+        "A write bypasses the log while a recovery would still replay older entries over it",
+        LOG_RS,
+        "persisted_tail >= self.entries.tail()",
+        "persisted_tail < u64::MAX",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-cut-misses-direct",
+        "A consistency point does not wait for writes in flight that bypass the log",
+        LOG_RS,
+        "shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;",
+        "",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-retire-over-tail",
+        "A batch is retired while the tail of the batch before it is not durable",
+        BACK,
+        "if let Some(before) = persisting.take()",
+        "if let Some(before) = persisting.take().filter(|_| false)",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-off-without-flush",
+        "A log turns off without flushing what it wrote back",
+        BACK,
+        "let released = match shared.inner.submit(Request::Flush).await {",
+        "let released = match Ok::<(), Error>(()) {",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-readers-overwritten",
+        "A payload on an SSD is overwritten while it is being read",
+        SSD,
+        "*self.state.borrow_mut().reads.entry(pos).or_insert(0) += 1;",
+        "self.state.borrow_mut().reads.remove(&pos);",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-pmem-readers-overwritten",
+        "A buffer of persistent memory is used again while it is being read",
+        PMEM,
+        "Some((_, given)) => *given = lines,",
+        "Some(_) => self.space.give(start, lines),",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "log-shrink-misses-writes",
+        "Shrinking does not wait for writes in flight past the new end",
+        LOG_RS,
+        "let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);",
+        "let over = || size < u64::MAX;",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-append-not-durable",
+        "A write is acknowledged when its block is written and not durable",
+        SSD,
+        "true => file.write_durable_at(bufs, offset).await,",
+        "true => file.write_at(bufs, offset).await,",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-superblock-not-durable",
+        "The tail counts as durable although its superblock is only written",
+        SSD,
+        "let written = file.write_durable_at(Buf::copy_of(&bytes), offset).await;",
+        "let written = file.write_at(Buf::copy_of(&bytes), offset).await;",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-superblocks-race",
+        "Two writes of the superblock are under way at once",
+        SSD,
+        "let _turn = turn.acquire(1).await;",
+        "let _turn = turn;",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-superblock-one-copy",
+        "The superblock is always written to the same copy",
+        SSD,
+        "copy.set(1 - copy.get());",
+        "copy.set(copy.get());",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-barrier-ignored",
+        "A flush begins no new generation, so that write-back may reorder over it",
+        STATE,
+        "self.generation += 1;",
+        "self.generation += 0;",
+        &[LOG, SIM],
+    ),
+    Mutant::new(
+        "log-read-half-old",
+        "A read that a write has overtaken at the backend is not made again",
+        STATE,
+        "read.stale |= read.extent.overlaps(extent);",
+        "read.stale |= read.extent.overlaps(extent) && read.extent.len == 0;",
+        &[LOG, SIM],
+    ),
+    Mutant::new(
+        "log-flush-misses-direct",
+        "A flush does not make writes durable that bypassed the log",
+        FLUSH,
+        "&& state.direct_done == state.direct_flushed",
+        "",
+        &[LOG, SIM],
+    ),
+    Mutant::new(
+        "log-damage-is-the-end",
+        "A damaged block in the middle is taken for the log's end",
+        SSD,
+        "if found.next_block < found.durable {",
+        "if found.next_block < found.durable && found.durable == u64::MAX {",
+        &[FAILURES, HOSTILE_SSD, SIM],
+    ),
+    Mutant::new(
+        "log-torn-block-replayed",
+        "A block whose payload is torn is replayed",
+        SSD,
+        "if !whole {",
+        "if !whole && at == usize::MAX {",
+        &[FAILURES, HOSTILE_SSD, SIM],
+    ),
+    Mutant::new(
+        "log-pmem-damage-unseen",
+        "The payloads in persistent memory are not verified when a log is opened",
+        PMEM,
+        "if forebay_accel::crc32c::crc32c(payload) != entry.crc {",
+        "if forebay_accel::crc32c::crc32c(payload) != entry.crc && payload.is_empty() {",
+        &[HOSTILE, SIM],
+    ),
+    Mutant::new(
+        "log-pmem-head-first",
+        "The head in persistent memory may become durable before the entries",
+        PMEM,
+        "        self.memory.fence();\n        state.head = first_seq",
+        "        state.head = first_seq",
+        &[LOG, SIM],
+    ),
+    Mutant::new(
+        "log-retire-without-flush",
+        "Entries are retired before the backend has flushed them",
+        BACK,
+        "    shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;\n    Ok(direct_done)",
+        "    Ok(direct_done)",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-early-flush-lost",
+        "With write-back acknowledgement, a flush does not sync the medium",
+        FLUSH,
+        "shared.medium.sync().await?;",
+        "",
+        &[LOG, SIM],
+    ),
+    Mutant::new(
+        "log-hidden-across-barriers",
+        "An entry that a later generation has overwritten is not recovered",
+        "volume/writelog/src/hidden.rs",
+        "!= Some(entry.generation) {\n            covered.clear();",
+        "!= Some(entry.generation) {\n            covered.runs.retain(|_, _| true);",
+        &[UNIT, LOG, SIM],
+    ),
+    Mutant::new(
+        "log-oldest-wins",
+        "Of several entries of a run, write-back takes the oldest bytes",
+        "volume/writelog/src/plan.rs",
+        "for (seq, entry) in entries.rev() {",
+        "for (seq, entry) in entries {",
+        &[UNIT],
+    ),
+];
