@@ -128,3 +128,32 @@ impl CrushMap {
         choose::place(self, rule, x, max, weights, args)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_on_different_devices_that_are_in() {
+        let items = (0..5).collect();
+        let root = Bucket { id: -1, kind: 1, alg: Alg::Straw2 { weights: vec![WEIGHT_ONE; 5] }, items };
+        let choose = |firstn| Step::Choose { firstn, leaf: false, count: 0, kind: 0 };
+        let rule = |firstn| Some(vec![Step::Take(-1), choose(firstn), Step::Emit]);
+        let map = CrushMap {
+            buckets: vec![Some(root)],
+            rules: vec![rule(true), rule(false)],
+            devices_max: 5,
+            tunables: Tunables { total_tries: 50, ..Tunables::default() },
+            ..CrushMap::default()
+        };
+        let weights = [WEIGHT_ONE, WEIGHT_ONE, 0, WEIGHT_ONE, WEIGHT_ONE];
+        for (rule, x) in (0..2).flat_map(|rule| (0..500).map(move |x| (rule, x))) {
+            let mut found = map.place(rule, x, 3, &weights, 1);
+            assert_eq!(found.len(), 3, "rule {rule}, {x}");
+            found.sort_unstable();
+            found.dedup();
+            assert_eq!(found.len(), 3, "rule {rule}, {x}: the same device twice");
+            assert!(!found.contains(&2), "rule {rule}, {x}: a device that is out");
+        }
+    }
+}

@@ -6,7 +6,7 @@ mod osdmap;
 mod place;
 mod pool;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use incremental::Incremental;
 pub use monmap::{MonMap, Monitor};

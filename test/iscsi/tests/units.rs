@@ -74,6 +74,52 @@ fn blocks_are_copied_from_unit_to_unit() {
 }
 
 #[test]
+fn a_copy_onto_itself_further_up_reads_before_it_writes() {
+    simulate(2, |seed, place| async move {
+        let unit = Model::new(8 << 20, seed >= 1);
+        place.add(0, &unit);
+        for (at, byte) in unit.bytes.borrow_mut().iter_mut().enumerate() {
+            *byte = (at / 512 % 251) as u8 + 1;
+        }
+        let before = unit.bytes.borrow().clone();
+        let mut client = login(HOST, 1).await;
+        let name = designator(&mut client, 0).await;
+        // Longer than what is moved at a time, by less than that, up and down.
+        for (from, to) in [(0_usize, 1000_usize), (1000, 0)] {
+            unit.bytes.borrow_mut().copy_from_slice(&before);
+            let blocks = 3 * 2048 + 77;
+            let list = cdb::copy_list((&name, from as u64), (&name, to as u64), blocks as u16);
+            client.settle(0, cdb::extended_copy(list.len() as u32), &list, 0).await.expect("answers").ok();
+            let found = unit.bytes.borrow();
+            let wanted = &before[from * 512..(from + blocks) * 512];
+            assert!(found[to * 512..(to + blocks) * 512] == *wanted, "seed {seed}: from {from} to {to}");
+        }
+    });
+}
+
+#[test]
+fn writes_are_durable_and_compared_as_they_ask() {
+    simulate(2, |seed, place| async move {
+        let unit = Model::new(1 << 20, false);
+        place.add(0, &unit);
+        let mut client = login(HOST, 1).await;
+        client.settle(0, cdb::write(0, 1), &[1; 512], 0).await.expect("answers").ok();
+        assert_eq!(unit.durable_writes.get(), 0, "seed {seed}");
+        let mut fua = cdb::write(1, 1);
+        fua[1] |= 8;
+        client.settle(0, fua, &[2; 512], 0).await.expect("answers").ok();
+        assert_eq!(unit.durable_writes.get(), 1, "seed {seed}: FUA");
+        // What is compared comes first, what is written after it.
+        let both = |expect: u8, new: u8| [[expect; 512], [new; 512]].concat();
+        client.settle(0, cdb::compare_and_write(0, 1), &both(1, 9), 0).await.expect("answers").ok();
+        assert_eq!(unit.bytes.borrow()[..1024], [[9; 512], [2; 512]].concat());
+        let other = client.run(0, cdb::compare_and_write(0, 1), &both(1, 7), 0).await.expect("answers");
+        assert_eq!((other.status, other.sense().map(|(key, _)| key)), (2, Some(0xe)), "a miscompare");
+        assert_eq!(unit.bytes.borrow()[0], 9, "nothing is written");
+    });
+}
+
+#[test]
 fn a_copy_needs_both_units_to_be_visible_and_not_reserved() {
     simulate(2, |seed, place| async move {
         let (own, foreign) = (Model::new(1 << 20, false), Model::new(1 << 20, false));

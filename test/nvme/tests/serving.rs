@@ -131,6 +131,7 @@ fn what_makes_no_sense_is_refused_and_the_next_is_served() {
         for (command, data, read, status) in [
             (blocks(0x02, 1, end, 1), 0, 512, 0x080),
             (blocks(0x02, 1, u64::MAX, 2), 0, 1024, 0x080),
+            (blocks(0x01, 1, end, 1), 512, 0, 0x080),
             (blocks(0x02, 2, 0, 1), 0, 512, 0x00B),
             (blocks(0x02, 0, 0, 1), 0, 512, 0x00B),
             (blocks(0x02, u32::MAX, 0, 1), 0, 512, 0x00B),
@@ -155,6 +156,17 @@ fn what_makes_no_sense_is_refused_and_the_next_is_served() {
             let read = if command[0] & 3 == 2 { 4096 } else { 0 };
             let done = admin.run(command, &[], read).await.expect("answered");
             assert_eq!(done.completion.status, status, "{command:x?}");
+        }
+        // Of two ranges to deallocate, the second reaches past the end: nothing is done.
+        io.run(blocks(0x01, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+        for (first, count) in [(end - 1, 2_u32), (end, 1), (u64::MAX, 1)] {
+            let range = |first: u64, count: u32| {
+                [vec![0; 4], count.to_le_bytes().to_vec(), first.to_le_bytes().to_vec()].concat()
+            };
+            let ranges = [range(0, 1), range(first, count)].concat();
+            let done = io.run(with(with(sqe(0x09, 1), 10, 1), 11, 4), &ranges, 0).await.expect("answered");
+            assert_eq!(done.completion.status, 0x080, "{count} blocks from {first}");
+            assert_eq!(model.bytes.borrow()[0], 1);
         }
         let errors = admin.run(log(0x01, 1024), &[], 1024).await.expect("log").ok();
         assert!(le(&errors, 0, 8) >= 10, "the error log counts them");
@@ -471,6 +483,29 @@ fn reservations_keep_others_out_and_tell_them() {
         let page = admin.run(log(0x80, 64), &[], 64).await.expect("log").ok();
         assert_eq!((le(&page, 0, 8), page[8], le(&page, 12, 4)), (1, 1, 1));
         assert_eq!(second.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("answered").completion.status, 0x083);
+    });
+}
+
+#[test]
+fn a_write_whose_data_comes_after_a_preemption_is_refused() {
+    simulate(4, |seed, site| async move {
+        let model = Model::new(1 << 20, false);
+        site.add(1, &model);
+        let (_a, mut first) = hosts(if seed & 1 == 0 { NONE } else { BOTH }, HOST).await;
+        let (_b, mut second) = hosts(NONE, OTHER).await;
+        let keys = |current: u64, new: u64| [current.to_le_bytes(), new.to_le_bytes()].concat();
+        first.run(sqe(0x0D, 1), &keys(0, 11), 0).await.expect("register").ok();
+        second.run(sqe(0x0D, 1), &keys(0, 22), 0).await.expect("register").ok();
+        // Its data waits to be asked for, and to be sent.
+        first.in_capsule = 0;
+        let late = first.start(blocks(1, 1, 0, 8), &[1; 4096], 0).await.expect("sent");
+        until(|| site.server.bytes_held() >= 4096).await;
+        // Preempts, and holds it with exclusive access.
+        let preempt = with(sqe(0x11, 1), 10, 1 | 2 << 8);
+        second.run(preempt, &keys(22, 11), 0).await.expect("preempt").ok();
+        assert_eq!(first.finish(late).await.expect("answered").completion.status, 0x083, "seed {seed}");
+        assert!(model.bytes.borrow().iter().all(|byte| *byte == 0), "seed {seed}: nothing is written");
+        assert_eq!(site.server.bytes_held(), 0);
     });
 }
 

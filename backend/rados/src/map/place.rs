@@ -211,7 +211,31 @@ impl OsdMap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::osdmap::state;
+    use super::super::tests::sample;
     use super::*;
+
+    #[test]
+    fn namespaces_are_apart_from_names() {
+        let pool = sample().pools[&4].clone();
+        let hash = |namespace, name| pool.hash_object(namespace, name).expect("a known hash");
+        assert_ne!(hash("a", "bc"), hash("ab", "c"));
+        assert_ne!(hash("a", "b"), hash("", "ab"));
+        assert_eq!(hash("a", "b"), hash("", "a\u{1f}b"), "as Ceph joins them");
+    }
+
+    #[test]
+    fn who_is_down_takes_no_requests_while_a_group_moves() {
+        let mut map = sample();
+        map.states = vec![state::EXISTS, state::EXISTS | state::UP, state::EXISTS | state::UP];
+        map.weights = vec![WEIGHT_ONE; 3];
+        let pg = PgId { pool: 4, seed: 3 };
+        map.pg_temp.insert(pg, vec![0, 2, 1]);
+        let place = map.map_pg(pg).expect("a pool");
+        assert_eq!((place.acting, place.primary), (vec![2, 1], 2));
+        map.primary_temp.insert(pg, 1);
+        assert_eq!(map.map_pg(pg).expect("a pool").primary, 1);
+    }
 
     #[test]
     fn groups_split_only_into_new_ones() {

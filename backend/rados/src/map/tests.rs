@@ -120,6 +120,25 @@ fn osd_map(whole: u8, part: u8, compat: u8, flags: u64) -> Vec<u8> {
     bytes
 }
 
+/// A map without OSDs, of epoch 12, with the pool 4.
+pub(crate) fn sample() -> OsdMap {
+    OsdMap::decode(&osd_map(8, 10, 1, 0)).expect("a map")
+}
+
+#[test]
+fn changes_are_applied_in_order_only() {
+    let following = Incremental::decode_unverified(&change(10, 1)).expect("a change to epoch 13");
+    for epoch in [11, 13, 14] {
+        let mut map = OsdMap { epoch, ..sample() };
+        let before = map.clone();
+        let refused = map.apply(following.clone());
+        assert!(matches!(refused, Err(MapError::Order { got: 13, .. })), "on epoch {epoch}: {refused:?}");
+        assert_eq!(map, before, "nothing of it is taken");
+    }
+    let mut other = OsdMap { fsid: [8; 16], ..sample() };
+    assert!(matches!(other.apply(following), Err(MapError::Cluster)));
+}
+
 #[test]
 fn maps_of_every_version() {
     for (whole, part) in [(8, 7), (8, 8), (8, 9), (8, 10), (8, 11), (9, 14)] {

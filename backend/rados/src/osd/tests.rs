@@ -1,15 +1,24 @@
 //! What OSDs send, as it is and as later versions of Ceph may send it.
 
-use forebay_block::Advice;
-use forebay_messenger::wire::{Reader, Writer};
-use forebay_reactor::{Buf, BufList};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
-use super::Place;
+use forebay_block::{Advice, ErrorKind, ObjectName};
+use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::wire::{Reader, Writer};
+use forebay_reactor::sync::oneshot;
+use forebay_reactor::{Buf, BufList, Instant};
+
 use super::hobject::HObject;
 use super::session::covers;
-use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, backoff, code, request};
+use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
+use super::{Objecter, Op, Place, Request};
 use crate::denc::WriterExt;
-use crate::map::{Mapping, PgId};
+use crate::error::errno;
+use crate::map::tests::sample;
+use crate::map::{Mapping, OsdMap, PgId};
 
 /// A redirect: to a pool, a key, a namespace, a name; its parts as of these versions.
 fn redirect(versions: (u8, u8), (pool, key, namespace, name): (i64, &str, &str, &str)) -> Vec<u8> {
@@ -177,4 +186,118 @@ fn advice_is_in_the_flags_of_operations_on_bytes() {
     }
     assert_eq!(flags(OsdOp::new(code::STAT), Advice::ONE_PASS), 0, "no bytes");
     assert_eq!(flags(OsdOp::expect(4096, 4096), Advice::ONE_PASS), 0x2, "no bytes, and a flag of its own");
+}
+
+type Answer = oneshot::Receiver<forebay_block::Result<Reply>>;
+
+/// A write that was sent to an OSD twice, and is not answered; without a map it is nowhere.
+fn sent(objecter: &Objecter, tid: u64, place: Option<Rc<Place>>, sent_epoch: u32) -> Answer {
+    let (answer, answered) = oneshot::channel();
+    let request = Request {
+        pool: 4,
+        object: ObjectName::new("o"),
+        group: 0,
+        snap: SNAP_HEAD,
+        snapc: None,
+        flags: flag::WRITE,
+        ops: vec![OsdOp::new(code::CREATE)],
+    };
+    let op = Op {
+        request,
+        hash: 0,
+        place,
+        sent: true,
+        attempts: 2,
+        sent_epoch,
+        redirect: None,
+        redirects: 0,
+        since: Instant::default(),
+        lingers: false,
+        answer,
+    };
+    objecter.ops.borrow_mut().insert(tid, op);
+    answered
+}
+
+fn place_at(osd: i32) -> Rc<Place> {
+    let mapping = Mapping { up: vec![osd], up_primary: osd, acting: vec![osd], primary: osd };
+    Rc::new(Place { pg: PgId { pool: 4, seed: 1 }, shard: -1, mapping, shape: (3, 2, 32), force_resend: 0 })
+}
+
+fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<Reply>> {
+    match pin!(receiver).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
+    let objecter = Objecter::new(Wallet::new());
+    let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    let of = |attempt| decoded(8, &reply(8, attempt, None));
+    objecter.take_reply(3, 9, of(0));
+    assert!(answered(&mut waiting).is_none(), "the first attempt was given up");
+    objecter.take_reply(2, 9, of(1));
+    assert!(answered(&mut waiting).is_none(), "another OSD, which had it before");
+    objecter.take_reply(3, 8, of(1));
+    assert!(answered(&mut waiting).is_none(), "another request");
+    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = false;
+    objecter.take_reply(3, 9, of(1));
+    assert!(answered(&mut waiting).is_none(), "it is to be sent again");
+    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = true;
+    objecter.take_reply(3, 9, of(1));
+    assert_eq!(answered(&mut waiting).expect("an answer").expect("a success").version, 1234);
+    assert_eq!(objecter.counts(), (0, 0));
+}
+
+#[test]
+fn who_is_on_the_blocklist_sends_nothing_any_more() {
+    let objecter = Objecter::new(Wallet::new());
+    let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    objecter.take_reply(3, 9, Reply { result: -errno::ESHUTDOWN, ..decoded(8, &reply(8, 1, None)) });
+    let kind = |result: Option<forebay_block::Result<Reply>>| result.and_then(Result::err).map(|error| error.kind());
+    assert_eq!(kind(answered(&mut waiting)), Some(ErrorKind::Fenced));
+    assert!(objecter.is_fenced());
+    let next = Request {
+        pool: 4,
+        object: ObjectName::new("o"),
+        group: 0,
+        snap: SNAP_HEAD,
+        snapc: None,
+        flags: flag::WRITE,
+        ops: Vec::new(),
+    };
+    let mut refused = objecter.submit(next);
+    assert_eq!(kind(answered(&mut refused)), Some(ErrorKind::Fenced));
+    assert_eq!(objecter.counts(), (0, 0));
+}
+
+#[test]
+fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
+    let objecter = Objecter::new(Wallet::new());
+    let take = |map: OsdMap| {
+        *objecter.map.borrow_mut() = Some(Rc::new(map));
+        objecter.rescan();
+    };
+    let is_sent = || objecter.ops.borrow().get(&9).expect("it waits").sent;
+    let mut map = sample();
+    map.pools.get_mut(&4).expect("the pool").force_resend = 0;
+    let _waiting = sent(&objecter, 9, None, 12);
+    take(map.clone());
+    assert!(!is_sent(), "it was nowhere before");
+    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = true;
+    map.epoch = 13;
+    take(map.clone());
+    assert!(is_sent(), "nothing has changed for it");
+    map.epoch = 14;
+    map.pools.get_mut(&4).expect("the pool").force_resend = 13;
+    take(map.clone());
+    assert!(!is_sent(), "it was sent in epoch 12");
+    let mut ops = objecter.ops.borrow_mut();
+    let op = ops.get_mut(&9).expect("it waits");
+    (op.sent, op.sent_epoch) = (true, 14);
+    drop(ops);
+    take(map);
+    assert!(is_sent(), "it was sent since");
 }

@@ -196,6 +196,13 @@ impl OsdOp {
         self
     }
 
+    /// The first two numbers that it takes: of an extent, offset and length.
+    #[cfg(test)]
+    pub(crate) fn numbers(&self) -> (u64, u64) {
+        let number = |at: usize| u64::from_le_bytes(self.args[at..at + 8].try_into().expect("8 bytes"));
+        (number(0), number(8))
+    }
+
     /// With input.
     pub(crate) fn with(mut self, data: impl Into<BufList>) -> Self {
         self.data = data.into();

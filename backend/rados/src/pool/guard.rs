@@ -203,3 +203,53 @@ impl RadosPool {
         Ok(Seen { version: Some(stat.version), size: stat.size, values: found.collect() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::Extent;
+
+    use super::*;
+
+    fn codes(ops: &[OsdOp]) -> Vec<u16> {
+        ops.iter().map(|op| op.code).collect()
+    }
+
+    fn seen(version: Option<u64>, size: u64) -> Seen {
+        Seen { version, size, values: BTreeMap::from([(b"k".to_vec(), b"v".to_vec())]) }
+    }
+
+    #[test]
+    fn what_was_planned_holds_only_for_the_object_as_it_was_seen() {
+        let there = seen(Some(7), 10).condition();
+        assert_eq!((codes(&there), there[0].numbers().1), (vec![code::ASSERT_VER], 7));
+        let absent = seen(None, 0).condition();
+        assert_eq!(codes(&absent), [code::CREATE, code::DELETE]);
+        assert_eq!(absent[0].flags, OP_EXCLUSIVE, "it fails if somebody has made it meanwhile");
+    }
+
+    #[test]
+    fn zeroing_keeps_the_size() {
+        let plan = |size, offset, len| {
+            let zero = Transaction::of(ObjectOp::Zero { extent: Extent::new(offset, len) });
+            let ops = seen(Some(7), size).plan(&zero);
+            ops.iter().map(|op| (op.code, op.numbers())).collect::<Vec<_>>()
+        };
+        assert_eq!(plan(100, 10, 20), [(code::ZERO, (10, 20))]);
+        // OSDs cut an object off when its end is zeroed.
+        let cut_and_grown = [(code::ZERO, (90, 10)), (code::TRUNCATE, (100, 0))];
+        assert_eq!((plan(100, 90, 10), plan(100, 90, 50)), (cut_and_grown.to_vec(), cut_and_grown.to_vec()));
+        assert_eq!(plan(100, 100, 10), [(code::TRUNCATE, (100, 0))], "nothing is zeroed, and snapshots see a write");
+        let zero = Transaction::of(ObjectOp::Zero { extent: Extent::new(0, 10) });
+        assert!(seen(None, 0).plan(&zero).is_empty(), "what is not there reads as zeroes");
+    }
+
+    #[test]
+    fn a_guard_that_is_known_to_fail_ends_the_plan() {
+        let remove = ObjectOp::Remove;
+        let guard = |value: Option<&[u8]>| ObjectOp::KvCompare { key: b"k".to_vec(), value: value.map(<[u8]>::to_vec) };
+        let holds = Transaction::new(vec![guard(Some(b"v")), remove.clone()]);
+        assert_eq!(codes(&seen(Some(1), 0).plan(&holds)), [code::DELETE]);
+        let fails = Transaction::new(vec![guard(None), remove]);
+        assert_eq!(codes(&seen(Some(1), 0).plan(&fails)), [code::OMAP_CMP]);
+    }
+}

@@ -186,3 +186,24 @@ fn refuses_absent(op: &ObjectOp) -> Option<ErrorKind> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_version_is_zero() {
+        // An OSD takes that for no guard at all.
+        let of = |version| operation(&ObjectOp::AssertVersion(version)).map(|op| (op.code, op.numbers().1));
+        assert_eq!(of(5), Some((code::ASSERT_VER, 5)));
+        assert_eq!(of(0), Some((code::ASSERT_VER, u64::MAX)));
+    }
+
+    #[test]
+    fn of_a_key_that_is_set_twice_the_last_value_counts() {
+        let pair = |key: &str, value: &str| (key.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let set = ObjectOp::KvSet { pairs: vec![pair("b", "1"), pair("a", "2"), pair("b", "3")] };
+        let expected = pairs([(&b"a"[..], &b"2"[..]), (&b"b"[..], &b"3"[..])].into_iter());
+        assert_eq!(operation(&set).map(|op| op.data.to_vec()), Some(expected));
+    }
+}

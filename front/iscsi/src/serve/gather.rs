@@ -199,6 +199,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_for_comes_in_order() {
+        let mut task = gather(1000, 1000, 0, false);
+        task.asked.push_back(Asked { ttt: 5, at: 0, end: 1000, data_sn: 0 });
+        task.covered = 1000;
+        assert_eq!(task.take(&data(4, 0, 0, false), bytes(400)), Err(Disorder), "by another tag");
+        assert_eq!(task.take(&data(5, 400, 0, false), bytes(400)), Err(Disorder), "from the middle");
+        assert_eq!(task.take(&data(5, 0, 1, false), bytes(400)), Err(Disorder), "a later one");
+        assert_eq!(task.take(&data(5, 0, 0, false), bytes(400)), Ok(()));
+        assert_eq!(task.take(&data(5, 0, 1, false), bytes(400)), Err(Disorder), "again");
+        assert_eq!(task.take(&data(5, 400, 1, true), bytes(601)), Err(Disorder), "more than was asked for");
+        assert_eq!(task.take(&data(5, 400, 1, true), bytes(600)), Ok(()));
+        assert!(task.is_whole());
+    }
+
+    #[test]
     fn more_than_is_needed_is_dropped() {
         let mut task = gather(900, 512, 0, true);
         assert_eq!(task.take(&data(TAG_NONE, 0, 0, true), bytes(900)), Ok(()));
