@@ -60,6 +60,8 @@ struct Inner {
     stalled: Cell<usize>,
     stalls_changed: Rc<Notify>,
     in_flight: Cell<usize>,
+    /// Told of each transaction that has changed an object.
+    observer: RefCell<Option<Rc<dyn Fn(i64, &ObjectName)>>>,
 }
 
 /// While it is kept, transactions on some objects of a pool have arrived and take no effect; then they do.
@@ -105,6 +107,7 @@ impl Cluster {
             stalled: Cell::new(0),
             stalls_changed: Rc::default(),
             in_flight: Cell::new(0),
+            observer: RefCell::default(),
         }))
     }
 
@@ -112,6 +115,11 @@ impl Cluster {
     /// has died meanwhile arrive all the same.
     pub fn delay_transactions(&self) {
         self.0.delayed.set(true);
+    }
+
+    /// From now on `observer` is told of every transaction that has just changed an object: its pool and its name.
+    pub fn observe(&self, observer: impl Fn(i64, &ObjectName) + 'static) {
+        *self.0.observer.borrow_mut() = Some(Rc::new(observer));
     }
 
     /// Adds a pool; its number.
@@ -178,6 +186,13 @@ impl Cluster {
 }
 
 impl Inner {
+    fn observed(&self, place: &Place) {
+        let observer = self.observer.borrow().clone();
+        if let Some(observer) = observer {
+            observer(place.0, &place.1);
+        }
+    }
+
     fn is_stalled(&self, place: &Place) -> bool {
         self.stalls.borrow().iter().any(|(pool, prefix, _)| *pool == place.0 && place.1.name().starts_with(prefix))
     }
@@ -325,6 +340,9 @@ impl ObjectBackend for ClientPool {
         if direct || self.client.dead.get() {
             return self.act(|this| {
                 let done = this.ram.transact(object, &transaction, &this.client.caller());
+                if done.is_ok() {
+                    this.client.cluster.observed(&place);
+                }
                 Box::pin(std::future::ready(done))
             });
         }
@@ -341,6 +359,9 @@ impl ObjectBackend for ClientPool {
                 Ok(()) => ram.transact(&place.1, &transaction, &client.caller()),
                 Err(error) => Err(error),
             };
+            if done.is_ok() {
+                cluster.observed(&place);
+            }
             drop(turn);
             cluster.in_flight.set(cluster.in_flight.get() - 1);
             cluster.lag().await;

@@ -1,6 +1,7 @@
 //! Soaks the store and images on it in simulation: `sim --seed N --steps M --runs R`; with `--everywhere`, crashes each
 //! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers; or, with
-//! `--writelog`, write logs; or, with `--attachment`, volumes that get and lose write logs under load.
+//! `--writelog`, write logs; or, with `--attachment`, volumes that get and lose write logs under load; or, with
+//! `--shared`, images of a pool that several clients use at once.
 //!
 //! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` (or `--everywhere`)
 //! replays it.
@@ -14,12 +15,13 @@ struct Args {
     messenger: bool,
     writelog: bool,
     attachment: bool,
+    shared: bool,
     everywhere: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let (messenger, writelog, attachment, everywhere) = (false, false, false, false);
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger, writelog, attachment, everywhere };
+    let (messenger, writelog, attachment, shared, everywhere) = (false, false, false, false, false);
+    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger, writelog, attachment, shared, everywhere };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -32,10 +34,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--messenger" => args.messenger = true,
             "--writelog" => args.writelog = true,
             "--attachment" => args.attachment = true,
+            "--shared" => args.shared = true,
             "--everywhere" => args.everywhere = true,
             _ => {
-                let usage =
-                    "sim [--seed N] [--steps M] [--runs R] [--everywhere] [--messenger | --writelog | --attachment]";
+                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere] \
+                             [--messenger | --writelog | --attachment | --shared]";
                 return Err(format!("{word}: unknown; usage: {usage}"));
             }
         }
@@ -61,6 +64,9 @@ fn main() -> ExitCode {
     }
     if args.attachment {
         return attachments(&args);
+    }
+    if args.shared {
+        return shared(&args);
     }
     let mut total = forebay_sim::harness::Tally::default();
     for run in 0..args.runs {
@@ -91,6 +97,22 @@ fn messengers(args: &Args) -> ExitCode {
             Err(failure) => {
                 println!("{failure}");
                 println!("replay: sim --messenger --seed {}", failure.seed);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{total:#?}");
+    ExitCode::SUCCESS
+}
+
+fn shared(args: &Args) -> ExitCode {
+    let mut total = forebay_sim::harness::SharedTally::default();
+    for run in 0..args.runs {
+        match forebay_sim::harness::run_shared(args.seed.wrapping_add(run)) {
+            Ok(tally) => total.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                println!("replay: sim --shared --seed {}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }

@@ -6,11 +6,13 @@ mod images;
 mod load;
 mod messenger;
 mod scenario;
+mod shared;
 mod store;
 mod writelog;
 
 pub use messenger::{MessengerTally, run_messenger};
 pub use scenario::{Damage, Scenario, Subject};
+pub use shared::{SharedTally, run_shared};
 pub use store::{crash_everywhere, run};
 pub use writelog::{AttachmentTally, LogScenario, LogTally, run_attachment, run_writelog, sweep_writelog};
 
