@@ -496,12 +496,12 @@ fn a_write_whose_data_comes_after_a_preemption_is_refused() {
         let keys = |current: u64, new: u64| [current.to_le_bytes(), new.to_le_bytes()].concat();
         first.run(sqe(0x0D, 1), &keys(0, 11), 0).await.expect("register").ok();
         second.run(sqe(0x0D, 1), &keys(0, 22), 0).await.expect("register").ok();
+        first.run(with(sqe(0x11, 1), 10, 1 << 8), &keys(11, 0), 0).await.expect("acquire").ok();
         // Its data waits to be asked for, and to be sent.
         first.in_capsule = 0;
         let late = first.start(blocks(1, 1, 0, 8), &[1; 4096], 0).await.expect("sent");
         until(|| site.server.bytes_held() >= 4096).await;
-        // Preempts, and holds it with exclusive access.
-        let preempt = with(sqe(0x11, 1), 10, 1 | 2 << 8);
+        let preempt = with(sqe(0x11, 1), 10, 1 | 1 << 8);
         second.run(preempt, &keys(22, 11), 0).await.expect("preempt").ok();
         assert_eq!(first.finish(late).await.expect("answered").completion.status, 0x083, "seed {seed}");
         assert!(model.bytes.borrow().iter().all(|byte| *byte == 0), "seed {seed}: nothing is written");

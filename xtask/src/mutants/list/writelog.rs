@@ -142,8 +142,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-flush-misses-direct",
         "A flush does not make writes durable that bypassed the log",
         FLUSH,
-        "&& state.direct_done == state.direct_flushed",
-        "",
+        "&& state.direct_lasts();",
+        ";",
         &[LOG, SIM],
     ),
     Mutant::new(
