@@ -170,7 +170,13 @@ async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl
 async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let mut shown = Shown { shared, before: Some(size) };
     shared.set_size(new_size);
-    let hold = shared.enter_alone(Extent::new(new_size, size - new_size)).await?;
+    // A write to what stays of an object copies up what the parent has of all of it, so it waits until it is known that the
+    // parent has no more than what stays.
+    let from = match shared.head().overlap > new_size {
+        true => new_size - new_size % shared.layout().object_size(),
+        false => new_size,
+    };
+    let hold = shared.enter_alone(Extent::new(from, size - from)).await?;
     check_stored(shared, size)?;
     trim(shared, new_size..size, progress).await?;
     // What is cut off must be gone for good before the header says so, or growing again would bring it back.

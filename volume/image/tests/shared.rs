@@ -574,6 +574,42 @@ fn shrinking_that_copies_up_keeps_the_map_true() {
 }
 
 #[test]
+fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
+    run(async {
+        let cluster = cluster(60, 0);
+        let a = cluster.client().pool(POOL);
+        let content = pattern(4, 2 * OBJECT as usize);
+        forebay_image::create(&a, "base", of_size(2 * OBJECT)).await.expect("created");
+        let base = open(&a, "base").await;
+        write(&base, 0, &content).await;
+        base.close().await;
+        let snap = take_snapshot(&a, "base", "gold", None).await;
+        forebay_image::create(&a, "child", of_size(2 * OBJECT)).await.expect("created");
+        make_clone(&a, "child", "base", snap, 2 * OBJECT).await;
+        let child = open(&a, "child").await;
+        child.take_lock().await.expect("taken");
+        // All but the header's new size is done.
+        let stall = cluster.stall(POOL, "rbd_header.");
+        let middle = OBJECT + 5000;
+        let shrinking = child.clone();
+        let shrinking = spawn(async move { shrinking.resize(middle, true, |_| {}).await });
+        until(|| stall.waiting() == 1).await;
+        let writing = spawn(child.submit(Request::Write { offset: OBJECT, data: bytes(b"new"), fua: false }));
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        drop(stall);
+        shrinking.await.expect("shrunk");
+        writing.await.expect("a write to what stays");
+        child.resize(2 * OBJECT, false, |_| {}).await.expect("grown");
+        let found = read(&child, OBJECT, OBJECT).await;
+        assert_eq!(found[..3], *b"new");
+        assert!(found[3..5000] == content[OBJECT as usize + 3..OBJECT as usize + 5000]);
+        assert!(found[5000..].iter().all(|byte| *byte == 0), "the parent's bytes are back");
+    });
+}
+
+#[test]
 fn an_object_that_is_cut_differs_from_the_snapshot_before() {
     run(async {
         let cluster = cluster(61, 0);

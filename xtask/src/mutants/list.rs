@@ -83,5 +83,5 @@ impl Mutant {
 pub(super) fn all() -> Vec<Mutant> {
     let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST];
     let named = AREAS.iter().zip(areas);
-    named.flat_map(|(area, list)| list.iter().cloned().map(|mutant| Mutant { area, ..mutant })).collect()
+    named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

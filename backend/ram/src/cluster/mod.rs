@@ -536,7 +536,18 @@ impl SharedObjects for ClientPool {
 
     fn blocklist(&self, address: &str, _: Option<Duration>) -> LocalFuture<Result<()>> {
         self.act(|this| {
-            this.client.cluster.blocked.borrow_mut().insert(address.to_owned());
+            let cluster = &this.client.cluster;
+            cluster.blocked.borrow_mut().insert(address.to_owned());
+            // OSDs end the watches of whom they take nothing of any more.
+            let mut gone = Vec::new();
+            cluster.watches.borrow_mut().retain(|entry| {
+                let stays = entry.watcher.address != address;
+                if !stays {
+                    gone.push(entry.handler.clone());
+                }
+                stays
+            });
+            drop(gone);
             Box::pin(std::future::ready(Ok(())))
         })
     }

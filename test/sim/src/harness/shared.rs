@@ -130,6 +130,8 @@ struct Host {
     watched: Rc<Watched>,
     /// It was fenced: nobody hears of it any more.
     gone: Rc<Cell<bool>>,
+    world: World,
+    number: usize,
 }
 
 impl BlockDevice for Host {
@@ -145,10 +147,15 @@ impl BlockDevice for Host {
             _ => {}
         }
         let token = self.oracle.borrow_mut().submit(&told);
+        let (number, kind) = (self.number, std::mem::discriminant(&request));
+        let name = format!("client {number}: {kind:?} {:?}", request.extent());
+        self.world.note(|| format!("{name} begins"));
         let answer = self.image.submit(request);
         let (oracle, watched, gone) = (self.oracle.clone(), self.watched.clone(), self.gone.clone());
+        let world = self.world.clone();
         Box::pin(async move {
             let result = answer.await;
+            world.note(|| format!("{name}: {:?}", result.as_ref().map(drop)));
             let fenced = matches!(&result, Err(error) if error.kind() == ErrorKind::Fenced);
             if fenced && watched.broken.get() {
                 gone.set(true);
@@ -201,7 +208,7 @@ impl Run {
         cluster.add_pool("rbd");
         cluster.delay_transactions();
         let watched: Rc<Watched> = Rc::default();
-        observe(&cluster, &watched);
+        observe(&cluster, &watched, world);
         Self {
             world: world.clone(),
             cluster,
@@ -333,6 +340,8 @@ impl Run {
                 oracle: self.oracle.clone(),
                 watched: self.watched.clone(),
                 gone: over[number].clone(),
+                world: self.world.clone(),
+                number,
             };
             images.push(image);
             let mut load = BlockLoad::draw(&mut self.rng, self.size.max(BLOCK));
@@ -451,11 +460,12 @@ async fn read_all(image: &Image) -> Result<Vec<u8>> {
 }
 
 /// Looks at the object map after every transaction, and lets happen what is to happen then.
-fn observe(cluster: &Cluster, watched: &Rc<Watched>) {
-    let (of, watched, bare) = (cluster.clone(), watched.clone(), cluster.bare(POOL));
+fn observe(cluster: &Cluster, watched: &Rc<Watched>, world: &World) {
+    let (of, watched, bare, world) = (cluster.clone(), watched.clone(), cluster.bare(POOL), world.clone());
     cluster.observe(move |_, object| {
         watched.transactions.set(watched.transactions.get() + 1);
         let turn = watched.turn.get() + 1;
+        world.note(|| format!("{turn}: {object} has changed"));
         watched.turn.set(turn);
         let id = watched.id.borrow().clone();
         if let Some(lie) = id.and_then(|id| lie_of_map(&bare, &id, object)) {
@@ -465,9 +475,11 @@ fn observe(cluster: &Cluster, watched: &Rc<Watched>) {
         if let Some((_, client)) = death.filter(|(at, _)| turn == *at) {
             watched.clients.borrow()[client].die();
             watched.dead.set(true);
+            world.note(|| format!("client {client} dies"));
         }
         if breaks == Some(turn) {
             watched.broken.set(true);
+            world.note(|| "all watches break".to_owned());
             of.break_watches();
         }
     });
