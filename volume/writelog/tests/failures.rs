@@ -473,6 +473,33 @@ fn a_write_longer_than_what_the_backend_may_lack_waits_and_goes_on() {
 // ---- Order on the medium ----
 
 #[test]
+fn those_who_write_the_tail_take_turns() {
+    on_a_shelf(async |world, shelf| {
+        let inner = Memory::new(1 << 20);
+        let log = patient(&shelf, &inner).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        world.set_disk_faults(PATH, slow_writes(50));
+        let shrinking = spawn({
+            let log = log.clone();
+            async move { log.shrink(512 << 10).await.map(drop) }
+        });
+        while log.stats().dirty_entries > 0 {
+            sleep(MILLISECOND).await;
+        }
+        // Write-back is writing the tail; a comparison that fails wakes who shrinks, and who then writes it, too.
+        let bytes = |value| Buf::copy_of(&[value; 4096]).into();
+        let other = Request::CompareAndWrite { offset: 0, expect: bytes(9), data: bytes(8), fua: false };
+        log.submit(other).await.expect_err("it holds something else");
+        shrinking.await.expect("shrunk");
+        let serials: Vec<u64> = superblocks(&world).iter().map(|superblock| superblock.serial).collect();
+        assert_eq!(serials[0], serials[1] + 1, "two writes went to one copy");
+        world.set_disk_faults(PATH, None);
+        log.close(true).await.expect("closed");
+        log.gone().await;
+    });
+}
+
+#[test]
 fn a_write_of_the_tail_that_nobody_waits_for_any_more_is_not_overtaken() {
     on_a_shelf(async |world, shelf| {
         let inner = Memory::new(1 << 20);

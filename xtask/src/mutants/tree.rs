@@ -1,9 +1,10 @@
 //! A copy of the source in which faults are planted, so that nobody's own is touched.
 
 use std::collections::BTreeSet;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::list::Mutant;
 use crate::shell;
@@ -16,6 +17,8 @@ pub(super) fn folder() -> PathBuf {
 /// The copy.
 pub(super) struct Tree {
     root: PathBuf,
+    /// Locked as long as faults are planted: two runs would take each other's out.
+    _lock: File,
 }
 
 /// A fault that is in the copy.
@@ -36,6 +39,7 @@ impl Tree {
     pub(super) fn prepare() -> Result<Self> {
         let root = folder().join("tree");
         std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+        let lock = lock(&folder().join("lock"))?;
         let arguments = ["ls-files", "--cached", "--others", "--exclude-standard", "-z"];
         let listed = shell::output(shell::command("git").args(arguments))?;
         let names: BTreeSet<PathBuf> = listed.split_terminator('\0').map(PathBuf::from).collect();
@@ -43,7 +47,7 @@ impl Tree {
             copy(&shell::root().join(name), &root.join(name)).with_context(|| format!("copying {}", name.display()))?;
         }
         remove_others(&root, &root, &names)?;
-        Ok(Self { root })
+        Ok(Self { root, _lock: lock })
     }
 
     /// Where it is.
@@ -57,6 +61,15 @@ impl Tree {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         std::fs::write(&path, mutant.apply(&text)?).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Planted { path, text })
+    }
+}
+
+fn lock(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!("faults are being planted already: {} is locked", path.display()),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
     }
 }
 
@@ -90,6 +103,16 @@ fn remove_others(root: &Path, folder: &Path, names: &BTreeSet<PathBuf>) -> Resul
 mod tests {
     use super::*;
     use crate::shell::Scratch;
+
+    #[test]
+    fn two_runs_at_once_are_refused() {
+        let scratch = Scratch::new("lock").expect("a folder");
+        let path = scratch.path().join("lock");
+        let first = lock(&path).expect("free");
+        assert!(lock(&path).is_err());
+        drop(first);
+        lock(&path).expect("free again");
+    }
 
     #[test]
     fn a_copy_keeps_what_is_the_same_and_forgets_what_is_gone() {

@@ -50,6 +50,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[SHARED, SIM_SHARED],
     ),
     Mutant::new(
+        "image-shrink-lets-writes-in",
+        "While a clone shrinks, a write to what stays of its last object copies up what is being cut off",
+        RESIZE,
+        "true => new_size - new_size % shared.layout().object_size(),",
+        "true => new_size,",
+        &[SHARED, SIM_SHARED],
+    ),
+    Mutant::new(
         "image-map-misses-writes",
         "An object is written before the object map says that it is there",
         REQUESTS,

@@ -112,7 +112,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "let _turn = turn.acquire(1).await;",
         "let _turn = turn;",
-        &[FAILURES, SIM],
+        &[UNIT, FAILURES, SIM],
     ),
     Mutant::new(
         "log-superblock-one-copy",
