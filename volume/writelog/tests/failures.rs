@@ -545,7 +545,7 @@ async fn look_while_it_wraps(log: &Rc<WriteLog>, mut look: impl FnMut(u64)) {
     });
     while !over.get() {
         let stats = log.stats();
-        look(stats.appended - stats.dirty_entries as u64);
+        look(stats.appended - stats.dirty_entries);
         sleep(Duration::from_micros(200)).await;
     }
     writer.await;
