@@ -574,6 +574,23 @@ fn shrinking_that_copies_up_keeps_the_map_true() {
 }
 
 #[test]
+fn what_snapshots_see_of_a_parent_becomes_their_own_when_it_is_copied_up() {
+    run(async {
+        let cluster = cluster(62, 1);
+        let a = cluster.client().pool(POOL);
+        let (id, content) = clone_with_snapshot(&a).await;
+        let snap = Images::of(&a).snapshots("child").await.expect("listed")[0].id;
+        let child = open(&a, "child").await;
+        write(&child, OBJECT + 10, b"mine").await;
+        // The parent may be let go of: the object itself has been there at the snapshot.
+        let object = ObjectName::new(format!("rbd_data.{id}.{:016x}", 1));
+        let at = ObjectRead::new(SnapId(snap), Extent::new(0, OBJECT));
+        let kept = cluster.bare(POOL).read(&object, at).await.expect("it is there").fill(at.extent).to_vec();
+        assert!(kept == content[OBJECT as usize..2 * OBJECT as usize]);
+    });
+}
+
+#[test]
 fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
     run(async {
         let cluster = cluster(60, 0);
