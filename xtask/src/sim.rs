@@ -27,6 +27,9 @@ pub struct SimArguments {
     /// Write logs on disks and in persistent memory, in place of stores
     #[arg(long, conflicts_with = "messenger")]
     writelog: bool,
+    /// Volumes that get and lose write logs under load, in place of stores
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "shared", "everywhere", "sweeps"])]
+    attachment: bool,
     /// Images of a pool that several clients use at once, on a model of RADOS, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "everywhere", "sweeps"])]
     shared: bool,
@@ -44,6 +47,7 @@ enum Kind {
     Soak,
     Everywhere,
     Messenger,
+    Attachment,
     Shared,
     WriteLog,
     WriteLogEverywhere,
@@ -56,6 +60,7 @@ impl Kind {
             Kind::Soak => &[],
             Kind::Everywhere => &["--everywhere"],
             Kind::Messenger => &["--messenger"],
+            Kind::Attachment => &["--attachment"],
             Kind::Shared => &["--shared"],
             Kind::WriteLog => &["--writelog"],
             Kind::WriteLogEverywhere => &["--writelog", "--everywhere"],
@@ -73,6 +78,7 @@ pub fn run(arguments: &SimArguments) -> Result<()> {
     shell::run(&mut build_command())?;
     let kind = match (arguments.messenger, arguments.writelog, arguments.everywhere) {
         (true, ..) => Kind::Messenger,
+        _ if arguments.attachment => Kind::Attachment,
         _ if arguments.shared => Kind::Shared,
         (_, true, false) => Kind::WriteLog,
         (_, true, true) => Kind::WriteLogEverywhere,

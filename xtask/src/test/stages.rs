@@ -67,6 +67,11 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
         .long(10, 55, 210),
+        Stage::tests("sim-attachment", "volumes that get and lose write logs", &["build-sim"], |length| {
+            let runs = length.of(200, 2000, 40_000).to_string();
+            own(&["sim", "--attachment", "--jobs", "1", "--runs", &runs])
+        })
+        .long(2, 15, 300),
         Stage::tests("sim-shared", "images of a pool that several clients use", &["build-sim"], |length| {
             let runs = length.of(200, 2000, 20_000).to_string();
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
