@@ -14,18 +14,23 @@ medium=$1 rounds=${2:-10}
 FOREBAY=$(realpath "${FOREBAY:-$root/target/release/forebay}")
 work=$(mktemp -d)
 guest= caches=()
-stop() { # the power fails: kills the guest's QEMU and the caches of its disks, and nothing else
-  local cache timeout_pid
-  for cache in "${caches[@]}"; do
-    kill -9 "$cache" 2>/dev/null || true
-    wait "$cache" 2>/dev/null || true
+stop() { # the power fails: the guest's QEMU and the caches of its disks are gone at once, and nothing else
+  local pid timeout_pid qemus=()
+  if [[ -n $guest ]]; then
+    for timeout_pid in $(ps -o pid= --ppid "$guest" 2>/dev/null); do
+      for pid in $(ps -o pid= --ppid "$timeout_pid" 2>/dev/null); do qemus+=("$pid"); done
+      qemus+=("$timeout_pid")
+    done
+    # It must neither see its disks fail nor go first, and have its disks closed in order.
+    ((${#qemus[@]})) && kill -STOP "${qemus[@]}" 2>/dev/null || true
+  fi
+  for pid in "${caches[@]}"; do
+    kill -9 "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
   done
   caches=()
   [[ -n $guest ]] || return 0
-  for timeout_pid in $(ps -o pid= --ppid "$guest" 2>/dev/null); do
-    for qemu in $(ps -o pid= --ppid "$timeout_pid" 2>/dev/null); do kill -9 "$qemu" 2>/dev/null || true; done
-    kill -9 "$timeout_pid" 2>/dev/null || true
-  done
+  ((${#qemus[@]})) && kill -9 "${qemus[@]}" 2>/dev/null || true
   wait "$guest" 2>/dev/null || true
   guest=
 }
@@ -81,6 +86,6 @@ for ((round = 1; round <= rounds + 1; round++)); do
   done
   stop
   tr -d '\r' <"$log" | grep '^promised [a-z/]* [0-9]* [0-9]*$' | sed '$d' >>"$work/share/promised"
-  grep -h 'ok guest' "$log" | tr -d '\r'
+  tr -d '\r' <"$log" | grep '^ok guest'
 done
 echo "ok $medium: $rounds power failures, $(wc -l <"$work/share/promised") writes promised, all of them there"
