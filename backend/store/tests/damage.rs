@@ -221,6 +221,39 @@ fn a_damaged_map_page_does_not_stop_the_cleaner() {
 }
 
 #[test]
+fn the_cleaner_leaves_a_damaged_block_where_it_is() {
+    let world = world(16 * MIB);
+    run(&world, async {
+        let store = fresh(16 * MIB, 64 << 10).await;
+        for block in 0..1024 {
+            store.submit(&ObjectName::new("victim"), write(block * 4096, 1, 4096)).await.expect("write");
+            store.submit(&ObjectName::new("other"), write(block * 4096, 2, 4096)).await.expect("write");
+        }
+        store.close().await.expect("close");
+    });
+    let holds = |block: &u64| world.peek(DISK, *block, 4096).expect("peek").iter().all(|byte| *byte == 1);
+    let damaged = (256..4096).map(|block| block * 4096).find(holds).expect("a block of the victim");
+    assert_eq!(world.flip_bits_where(DISK, 1, |offset| offset / 4096 == damaged / 4096).len(), 1);
+    run(&world, async {
+        let store = open().await;
+        // Half of each segment is dead, and room is needed.
+        store.submit(&ObjectName::new("other"), Transaction::of(ObjectOp::Remove)).await.expect("removed");
+        for i in 0..20_000u64 {
+            let write = write(i * 7919 % 1700 * 4096, i as u8, 4096);
+            store.submit(&ObjectName::new("new"), write).await.expect("write");
+        }
+        store.flush().await.expect("flush");
+        assert!(store.stats().cleaned_bytes > 0);
+        assert_eq!(store.stats().checksum_errors, 1, "the cleaner has looked at what it moves");
+        let mut lost = 0;
+        for block in 0..1024 {
+            lost += u32::from(read(&store, "victim", block * 4096, 4096).await.is_err());
+        }
+        assert_eq!(lost, 1, "who reads it is told, and nothing else is lost");
+    });
+}
+
+#[test]
 fn an_object_has_no_more_snapshots_than_its_record_can_hold() {
     let world = world(64 * MIB);
     run(&world, async {

@@ -118,7 +118,7 @@ pub(super) const LIST: &[Mutant] = &[
         RECOVER,
         "if later && header.seq > seq && header.durable_seq >= seq {",
         "if later && header.seq > seq && header.durable_seq == u64::MAX {",
-        &[DAMAGE, SIM],
+        &[ANCHORS, SIM],
     ),
     Mutant::new(
         "store-lost-anchor-unseen",
