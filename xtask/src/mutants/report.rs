@@ -188,6 +188,6 @@ survives that the list does not argue to be equivalent, and when one is noticed 
   from the last result of each fault.
 - `cargo xtask check` looks whether every fault can still be planted: its text must be in its file exactly once.
 
-The table is of one run on a machine of two cores that others used too, with unit and integration tests in debug builds and
-the simulator in release. *After* counts the seconds that stages ran until one noticed, those included that did not.
+The tables have the last result of each fault, of runs of one area after the other on a machine of two cores that others
+used too, with unit and integration tests in debug builds and the simulator in release. *After* counts the seconds that stages ran until one noticed, those included that did not.
 ";
