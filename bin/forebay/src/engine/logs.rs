@@ -1,7 +1,7 @@
 //! Write logs of volumes: attaching and ending them, listing and looking after them.
 //!
 //! An image whose record names a log is never opened without it: whoever opens the image, the daemon or a command, has
-//! the log in front of it.  [`LogAttachment`](forebay_writelog::LogAttachment) sees to that.
+//! the log in front of it.  [`LogAttachment`] sees to that.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
