@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ObjectName, Result};
+use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
 use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
 use crate::core::{Core, keys};
@@ -15,7 +15,7 @@ use crate::format::superblock::{
 };
 use crate::format::{BLOCK, BlobPtr};
 use crate::object::{HEAD, Object};
-use crate::occupant;
+use crate::occupant::{self, Occupant};
 use crate::recover::read_superblock_bytes;
 use crate::store::{Store, StoreOptions, open_file};
 
@@ -149,6 +149,10 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
     let file = open_file(path, how.direct().lock()).await?;
     let (good, bytes) = match read_superblock_bytes(&file).await {
         Ok(found) => found,
+        // Whoever has the place now keeps it.
+        Err(error) if matches!(occupant::look(&file).await?, Occupant::Foreign(_)) => {
+            return Err(occupant::explain(&file, error).await);
+        }
         Err(error) => match rebuild_superblock(&file, options).await? {
             Some(made) => {
                 let bytes = Buf::copy_of(&made.encode());
@@ -190,8 +194,11 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
     Ok(())
 }
 
-/// Makes the superblock anew, of which no copy can be read, from the newest anchor and the size of the file or device;
-/// `None` when nobody asked for repairs, or it cannot be told what it held.
+/// Makes the superblock anew, of which no copy can be read, from the newest anchor and the size of the file; `None` when
+/// nobody asked for repairs, or it cannot be told what it held.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] on a device: a store may be smaller, so that the size of its segments does not follow.
 async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Option<Superblock>> {
     let mut newest: Option<Anchor> = None;
     for at in SLOTS.into_iter().flatten().filter(|_| options.repair) {
@@ -211,11 +218,12 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
     let Some((anchor, segments)) = newest.map(|anchor| (anchor.clone(), anchor.segments.len / 4)) else {
         return Ok(None);
     };
+    if file.info().block_device {
+        let text = "both copies of the superblock are overwritten, and a device does not tell how large its store was";
+        return Err(Error::new(ErrorKind::Unsupported, format!("{}: {text}", file.path().display())));
+    }
     let size = file.info().size;
-    let fits = |&segment_size: &u64| {
-        let left = size.checked_sub(SEGMENTS_START + segment_size * u64::from(segments));
-        segments > 0 && left.is_some_and(|left| left < segment_size && (file.info().block_device || left == 0))
-    };
+    let fits = |&segment_size: &u64| segments > 0 && size == SEGMENTS_START + segment_size * u64::from(segments);
     let Some(segment_size) = (16..=30).map(|bits| 1_u64 << bits).find(fits) else { return Ok(None) };
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&anchor.store.to_le_bytes());

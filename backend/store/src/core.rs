@@ -475,19 +475,19 @@ impl Core {
         }
     }
 
-    /// Bytes that the file system beneath has for what grows the store.
-    pub fn host_room(&self) -> u64 {
+    /// Bytes that the file system beneath has for what grows the store, of which somebody wants so many.
+    pub fn host_room(&self, wanted: u64) -> u64 {
         let Some(host) = &self.host else { return u64::MAX };
         let appended = self.log.borrow().as_ref().map_or(0, |log| log.bytes_appended());
         let segments = self.segments.borrow();
         let taken = u64::from(segments.geometry.segment_count - segments.free_count());
-        host.room(appended, taken * segments.geometry.segment_size)
+        host.room(appended, taken * segments.geometry.segment_size, wanted)
     }
 
     /// Refuses what would grow the store by `bytes` when the file system beneath has no space for it.
     pub fn check_host(&self, bytes: u64) -> Result<()> {
         match &self.host {
-            Some(host) if self.host_room() < bytes.max(1) => Err(host.full()),
+            Some(host) if self.host_room(bytes.max(1)) < bytes.max(1) => Err(host.full()),
             _ => Ok(()),
         }
     }

@@ -72,14 +72,20 @@ impl Host {
         }
     }
 
-    /// Bytes that the log may still take for what grows the store; `in_use`: bytes of segments in use.
-    pub fn room(self: &Rc<Self>, appended: u64, in_use: u64) -> u64 {
+    /// All of the file has blocks of its own.
+    pub fn is_whole(&self) -> bool {
+        let held = if self.holds_reserve.get() { self.reserve } else { 0 };
+        matches!(self.file.allocated_size(), Ok(Some(allocated)) if allocated.saturating_sub(held) >= self.end)
+    }
+
+    /// Bytes that the log may still take for what grows the store; `in_use`: bytes of segments in use; `wanted`: bytes
+    /// that somebody asks for, to whom a figure that is too small must be a new one.
+    pub fn room(self: &Rc<Self>, appended: u64, in_use: u64, wanted: u64) -> u64 {
         let (at, when) = self.seen.get();
         let since = appended.saturating_sub(at);
         let left = self.room.get().saturating_sub(since);
         let due = match when {
-            Some(_) if left > 0 => since >= LOOK_BYTES,
-            Some(when) => when.elapsed() >= LOOK_AFTER,
+            Some(when) => when.elapsed() >= LOOK_AFTER && left < wanted || left > 0 && since >= LOOK_BYTES,
             None => true,
         };
         if !due {

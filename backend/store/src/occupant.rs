@@ -172,11 +172,19 @@ async fn read(file: &File, at: u64, len: u64) -> Result<Vec<u8>> {
 pub async fn look(file: &File) -> Result<Occupant> {
     let size = file.info().size;
     let head = read(file, 0, HEAD.min(size.next_multiple_of(BLOCK64))).await?;
-    if let Some(store) = own(file, &head).await {
-        return Ok(store);
+    let own = own(file, &head).await;
+    if let Some(Occupant::Store) = own {
+        return Ok(Occupant::Store);
     }
     let tail = read(file, size.saturating_sub(TAIL) / BLOCK64 * BLOCK64, TAIL + BLOCK64).await?;
     let mut found = signatures(&head, &tail, size.max(tail.len() as u64));
+    if let Some(damaged) = own {
+        if found.is_empty() {
+            return Ok(damaged);
+        }
+        // Made over a store, of which parts are left.
+        found.push("what is left of a Forebay store".into());
+    }
     if found.is_empty()
         && let Some(at) = first_data(file, size).await?
     {

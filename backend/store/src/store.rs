@@ -302,7 +302,8 @@ impl Store {
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(spawn(Log::tick(Rc::downgrade(&log))));
-        let punch = options.punch_free;
+        // What was allocated on purpose stays so.
+        let punch = options.punch_free && !core.host.as_ref().is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
         tasks.push(spawn(crate::snaps::trim(core.clone())));
         Ok(())
@@ -388,13 +389,13 @@ impl Store {
     pub(crate) fn usage(&self) -> Usage {
         let core = &self.core;
         let used = core.segments.borrow().live_bytes();
-        let available = core.available().min(core.host_room());
+        let available = core.available().min(core.host_room(u64::MAX));
         Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
     }
 
     /// The file system that the store's file lies on is why it takes no more, not the store itself.
     pub fn is_limited_by_host(&self) -> bool {
-        self.core.host_room() < self.core.available()
+        self.core.host_room(u64::MAX) < self.core.available()
     }
 
     /// Its space, whatever the file system beneath has.

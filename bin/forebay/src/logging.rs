@@ -86,18 +86,17 @@ pub fn dropped_lines() -> u64 {
 }
 
 /// Waits until what has been logged is written or dropped; not for long, for nobody may be reading.
-pub fn flush() {
-    let Some(queue) = QUEUE.get() else { return };
+pub fn flush() -> bool {
+    let Some(queue) = QUEUE.get() else { return true };
     let deadline = Instant::now() + FLUSH_MAX;
     let (done, waiting) = sync_channel(1);
     while queue.items.try_send(LogItem::Flush(done.clone())).is_err() {
         if Instant::now() >= deadline {
-            return;
+            return false;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Too late, or no such thread any more: the process ends either way.
-    let _ = waiting.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    waiting.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
 }
 
 /// Takes a line from the subscriber, and never fails.

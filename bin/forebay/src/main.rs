@@ -28,7 +28,11 @@ fn main() -> ExitCode {
     cli.global = cli.global.with_environment();
     let output = Output::new(&cli.global);
     let done = commands::run(cli, output);
-    logging::flush();
+    if !logging::flush() {
+        // Nobody takes what is said, and saying more would wait for ever.
+        let code = done.as_ref().err().map_or(0, |failure| failure.kind.exit_code());
+        std::process::exit(code.into());
+    }
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -200,6 +200,22 @@ fn a_store_with_both_superblocks_damaged_is_kept_and_repaired() {
 }
 
 #[test]
+fn what_others_have_made_over_a_store_is_theirs() {
+    let site = Site::with_store();
+    let path = site.data().join("store.img");
+    let file = std::fs::File::options().write(true).open(&path).expect("the store");
+    file.write_all_at(&[0; 128 << 10], 0).expect("cleared");
+    file.write_all_at(b"XFSB", 0).expect("the other's superblock");
+    let before = std::fs::read(&path).expect("the file");
+    for args in [&["store", "init", "--size", "128M"][..], &["store", "check", "--repair"]] {
+        let said = site.run(args).0;
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(!said.status.success() && text.contains("XFS"), "{args:?}: {text}");
+    }
+    assert!(std::fs::read(&path).expect("the file") == before, "it was changed");
+}
+
+#[test]
 fn a_mounted_device_is_refused_whatever_is_said() {
     let site = Site::new();
     let image = site.path("image");

@@ -51,6 +51,9 @@ pub(crate) struct View {
     pub(crate) overlap: u64,
 }
 
+/// Verifies what a client knows of an image whose lock it has just taken.
+pub type LockCheck = Rc<dyn Fn() -> LocalFuture<Result<()>>>;
+
 /// What all handles of one open image share.
 pub(crate) struct Shared {
     /// Keeps the registry in which this is found.
@@ -73,6 +76,8 @@ pub(crate) struct Shared {
     session: RefCell<Option<Rc<Session>>>,
     /// Its reservations, where it shares them with others.
     reserved: RefCell<Option<Rc<Reserved>>>,
+    /// Asked whenever the lock was taken; see [`Image::set_lock_check`].
+    lock_check: RefCell<Option<LockCheck>>,
     /// Counts up when what waits to be let in must be refused.
     admission: Cell<u64>,
     refreshing: Semaphore,
@@ -121,6 +126,7 @@ impl Shared {
             parent: RefCell::new(parent),
             session: RefCell::default(),
             reserved: RefCell::default(),
+            lock_check: RefCell::default(),
             admission: Cell::new(0),
             refreshing: Semaphore::new(1),
             gate: Gate::new(),
@@ -286,7 +292,11 @@ impl Shared {
         {
             self.admission.set(self.admission.get() + 1);
         }
-        Ok(())
+        let check = self.lock_check.borrow().clone();
+        match check {
+            Some(check) => check().await,
+            None => Ok(()),
+        }
     }
 
     /// What a change is let in by that has come now; see [`Shared::check_admission`].
@@ -501,6 +511,12 @@ impl Image {
     /// front of the image and answers writes that are not in it yet.
     pub fn keep_lock(&self) -> KeptLock {
         self.shared.session().map_or_else(KeptLock::none, |session| session.keep())
+    }
+
+    /// Has `check` asked whenever the image's lock was taken, before anything passes: what this client knows of the image
+    /// may be of before others had it.  With an error the lock is given back, and what wanted it fails.
+    pub fn set_lock_check(&self, check: LockCheck) {
+        *self.shared.lock_check.borrow_mut() = Some(check);
     }
 
     /// Takes the lock as [`take_lock`](Self::take_lock) does, in the background, as long as the image is open.

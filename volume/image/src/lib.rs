@@ -34,7 +34,7 @@ use std::rc::Rc;
 use forebay_block::{ObjectBackend, Result};
 
 pub use format::Features;
-pub use image::{Image, ImageUsage, OpenOptions};
+pub use image::{Image, ImageUsage, LockCheck, OpenOptions};
 pub use images::{Images, NAME_LEN_MAX, SIZE_MAX};
 pub use info::{CreateOptions, ImageInfo, Progress, RemoveOptions, SnapshotInfo};
 pub use metadata::METADATA_VALUE_MAX;

@@ -303,6 +303,32 @@ fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
 }
 
 #[test]
+fn a_lock_whose_taker_has_outdated_knowledge_is_given_back() {
+    run(async {
+        let cluster = cluster(43, 2);
+        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
+        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        write(&one, 0, b"ours").await;
+        let (outdated, asked) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
+        let (said, counted) = (outdated.clone(), asked.clone());
+        two.set_lock_check(Rc::new(move || {
+            counted.set(counted.get() + 1);
+            let result = if said.get() { Err(ErrorKind::Busy.into()) } else { Ok(()) };
+            Box::pin(std::future::ready(result))
+        }));
+        let refused = two.submit(Request::Write { offset: 0, data: bytes(b"other"), fua: false }).await;
+        assert_eq!((kind(refused), asked.get()), (Some(ErrorKind::Busy), 1));
+        write(&one, 4, b"s again").await;
+        assert_eq!(read(&two, 0, 11).await, b"ourss again", "nothing of the other has passed");
+        outdated.set(false);
+        write(&two, 0, b"theirs").await;
+        write(&two, 6, b"!").await;
+        assert_eq!(asked.get(), 2, "once each time that the lock is taken");
+    });
+}
+
+#[test]
 fn who_waits_for_a_lock_does_not_keep_an_image_from_being_closed() {
     run(async {
         let cluster = cluster(45, 1);

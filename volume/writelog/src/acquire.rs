@@ -13,14 +13,23 @@ use crate::writeback::{fail, is_final};
 /// Waits between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// Between looks at whether the log is closed while an attempt is under way.
+const CLOSING_LOOK: Duration = Duration::from_millis(100);
+
 /// Tries until this process is the owner, the log has failed, or it is closed.
 pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
     let (mut attempt, mut backoff) = (first, BACKOFF.0);
     loop {
-        let result = attempt.await;
-        if shared.state.borrow().closing {
-            return;
-        }
+        let result = loop {
+            // A cluster that cannot be reached must not hold up a log that is closed.
+            let answered = timeout(CLOSING_LOOK, &mut attempt).await;
+            if shared.state.borrow().closing {
+                return;
+            }
+            if let Ok(result) = answered {
+                break result;
+            }
+        };
         match result {
             Ok(()) => {
                 {

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use forebay_block::{Error, Reply, Request, Result};
 use forebay_reactor::spawn;
 
-use crate::log::Shared;
+use crate::log::{Shared, closed};
 use crate::media::Group;
-use crate::state::{Appending, Mode};
+use crate::state::{Appending, Mode, State};
 use crate::writeback::EAGER_FILL;
 
 /// Appends until the log is closed.
@@ -172,14 +172,19 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
 /// Makes a request again, once the log is out of the way.
 async fn again(shared: Rc<Shared>, request: Request, ticket: Rc<crate::ticket::Ticket>) {
     // Before any other: what it changes is still its own, and a comparison may have gone before it.
+    let released = |state: &State| state.released && state.entries.len() == 0;
     let over = || {
         let state = shared.state.borrow();
-        state.released && state.entries.len() == 0 || matches!(state.mode, Mode::Failed(_))
+        released(&state) || state.closing || matches!(state.mode, Mode::Failed(_))
     };
     shared.settled.wait_until(over).await;
-    let failed = match &shared.state.borrow().mode {
-        Mode::Failed(error) => Some(error.clone()),
-        _ => None,
+    let failed = {
+        let state = shared.state.borrow();
+        match &state.mode {
+            Mode::Failed(error) => Some(error.clone()),
+            _ if !released(&state) => Some(closed()),
+            _ => None,
+        }
     };
     let result: Result<Reply> = match failed {
         Some(error) => Err(error),

@@ -17,7 +17,7 @@
 //! | A3 | a log acknowledges and writes back nothing before this process has the image's lock and has read, after that, that the record still names the log |
 //! | A4 | a handle that does not know what the record says serves nothing |
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::ready;
 use std::rc::Rc;
@@ -192,6 +192,8 @@ pub struct LogAttachment<K: LogKeeper> {
     slot: RefCell<Slot<K::Place>>,
     /// One change of the log at a time.
     turn: Semaphore,
+    /// The record is being read under the image's lock anyway.
+    attaching: Cell<bool>,
     /// One change of the record at a time, those that the log asks for by itself included.
     record_turn: Semaphore,
 }
@@ -207,6 +209,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             base,
             slot: RefCell::new(Slot::Without),
             turn: Semaphore::new(1),
+            attaching: Cell::new(false),
             record_turn: Semaphore::new(1),
         };
         attachment.reload().await?;
@@ -246,6 +249,26 @@ impl<K: LogKeeper> LogAttachment<K> {
     pub async fn settle(&self) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.settle_in_turn().await
+    }
+
+    /// Verifies, whenever the image's lock was taken, that the record names no log that this handle does not have: others
+    /// may have given the image one while they had the lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when it does; this handle serves nothing then until it has settled.
+    pub async fn check_record(&self) -> Result<()> {
+        if self.attaching.get() || !matches!(&*self.slot.borrow(), Slot::Without) {
+            return Ok(());
+        }
+        let record = self.keeper.load().await?;
+        let Some(recorded) = record.log else { return Ok(()) };
+        if !matches!(&*self.slot.borrow(), Slot::Without) {
+            return Ok(());
+        }
+        let text = format!("another client has given {} a write log at {}", self.keeper.volume_name(), recorded.place);
+        let error = Error::new(ErrorKind::Busy, text);
+        self.slot.replace(Slot::Unusable(error.clone()));
+        Err(error)
     }
 
     async fn settle_in_turn(&self) -> Result<()> {
@@ -301,7 +324,10 @@ impl<K: LogKeeper> LogAttachment<K> {
         }
         if self.log().is_none() {
             // What it acknowledges is nobody else's to write from now on.
-            let lock = self.keeper.lock().await?;
+            self.attaching.set(true);
+            let lock = self.keeper.lock().await;
+            self.attaching.set(false);
+            let lock = lock?;
             let record = self.keeper.load().await?;
             match record.log {
                 None => return self.create(record.epoch, place, lock).await,

@@ -255,11 +255,17 @@ impl WriteLog {
         shared.write_back.notify_all();
         let over = || {
             let state = shared.state.borrow();
-            state.entries.tail() >= seq || matches!(state.mode, Mode::Failed(_))
+            state.entries.tail() >= seq || state.closing || matches!(state.mode, Mode::Failed(_))
         };
         shared.settled.wait_until(over).await;
-        if let Mode::Failed(error) = &shared.state.borrow().mode {
-            return Err(error.clone());
+        {
+            let state = shared.state.borrow();
+            if let Mode::Failed(error) = &state.mode {
+                return Err(error.clone());
+            }
+            if state.entries.tail() < seq {
+                return Err(closed());
+            }
         }
         shared.inner.submit(Request::Flush).await.map(drop)
     }
@@ -442,7 +448,7 @@ fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
     Box::pin(async move { receiver.await.unwrap_or_else(|| Err(closed())) })
 }
 
-fn closed() -> Error {
+pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::ShuttingDown, "the write log is closed")
 }
 

@@ -137,8 +137,8 @@ fn given_up_error(name: &str) -> Error {
 
 /// Refuses to allocate `needed` bytes beside `path` where that would leave others too little.
 fn check_space(path: &Path, name: &str, needed: u64) -> Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let found = fs::file_system_space(parent).map_err(|e| io(e, name, "looking for space on its file system"))?;
+    // The file itself: its name may be a link to another file system.
+    let found = fs::file_system_space(path).map_err(|e| io(e, name, "looking for space on its file system"))?;
     let Some(space) = found else { return Ok(()) };
     let reserve = (space.total / 20).min(RESERVE_MAX);
     if needed == 0 || space.available.saturating_sub(reserve) >= needed {
@@ -200,28 +200,40 @@ async fn open_file(path: &Path, name: &str, how: OpenOptions, create: bool) -> R
     opened.map(|file| (file, missing)).map_err(|error| io(error, name, "opening"))
 }
 
+/// What a file was before it was made longer.
+struct Before {
+    made: bool,
+    size: u64,
+}
+
+impl Before {
+    async fn restore(&self, file: &File, path: &Path, name: &str) {
+        if let Err(error) = cut(file, self.size).await {
+            tracing::warn!(path = name, %error, "space that was allocated for a log is left");
+        }
+        if self.made {
+            remove(path, name);
+        }
+    }
+}
+
 /// Makes a file that is to be mapped at least `size` bytes long, with blocks of its own; as it was if that fails or
 /// nobody waits for it any more.
-async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<()> {
+async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<Before> {
     let given_up = Rc::new(Cell::new(false));
     let _guard = GiveUp(given_up.clone());
     let (path, name): (PathBuf, String) = (path.to_owned(), name.to_owned());
     spawn(async move {
         let (file, made) = open_file(&path, &name, OpenOptions::read_write().lock(), true).await?;
-        let before = file.size().map_err(|error| io(error, &name, "looking at it"))?;
-        let grown = match check_space(&path, &name, size.saturating_sub(before)) {
-            Ok(()) => fill(&file, &name, before..size, &given_up).await,
+        let before = Before { made, size: file.size().map_err(|error| io(error, &name, "looking at it"))? };
+        let grown = match check_space(&path, &name, size.saturating_sub(before.size)) {
+            Ok(()) => fill(&file, &name, before.size..size, &given_up).await,
             Err(error) => Err(error),
         };
         if grown.is_err() {
-            if let Err(error) = cut(&file, before).await {
-                tracing::warn!(path = name, %error, "space that was allocated for a log is left");
-            }
-            if made {
-                remove(&path, &name);
-            }
+            before.restore(&file, &path, &name).await;
         }
-        grown
+        grown.map(|()| before)
     })
     .await
 }
@@ -264,11 +276,22 @@ impl Shelf {
             }
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
-                if options.create {
-                    grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?;
-                }
-                let mapping = Mapping::open(path, how).map_err(|e| io(e, &name, "mapping"))?;
-                let shelf = Self::load(Backing::Memory(Rc::new(mapping)), kind, name.clone(), options).await?;
+                let before = match options.create {
+                    true => Some(grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?),
+                    false => None,
+                };
+                let shelf = match Self::map(path, &name, how, options).await {
+                    Ok(shelf) => shelf,
+                    Err(error) => {
+                        // No persistent memory, or somebody else's file.
+                        if let Some(before) = before
+                            && let Ok(file) = File::open(path, OpenOptions::read_write().lock())
+                        {
+                            before.restore(&file, path, &name).await;
+                        }
+                        return Err(error);
+                    }
+                };
                 let limit = shelf.limit();
                 if options.room == 0 || shelf.directory.borrow().room_for(options.room, limit).is_some() {
                     return Ok(shelf);
@@ -276,10 +299,14 @@ impl Shelf {
                 let size = shelf.directory.borrow().room_for(options.room, None).unwrap_or(0) + options.room;
                 drop(shelf);
                 grow_memory(path, &name, size).await?;
-                let mapping = Mapping::open(path, how).map_err(|e| io(e, &name, "mapping"))?;
-                Self::load(Backing::Memory(Rc::new(mapping)), kind, name, options).await
+                Self::map(path, &name, how, options).await
             }
         }
+    }
+
+    async fn map(path: &Path, name: &str, how: PmemOptions, options: ShelfOptions) -> Result<Rc<Self>> {
+        let mapping = Mapping::open(path, how).map_err(|e| io(e, name, "mapping"))?;
+        Self::load(Backing::Memory(Rc::new(mapping)), MediumKind::Pmem, name.to_owned(), options).await
     }
 
     /// A shelf in memory that somebody else has opened.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Patch, Request, Result};
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{Instant, JoinHandle, now, sleep, spawn, stand_back, timeout};
+use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
 use crate::append::turn_off;
 use crate::entries::Entry;
@@ -624,7 +624,11 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
             Err(error) => {
                 tracing::warn!(%error, "the write log cannot be turned off yet");
                 shared.state.borrow_mut().backend_error = Some(error);
-                sleep(backoff).await;
+                // A log that is closed stays what the record names, and is written back when it is opened again.
+                let _ = timeout(backoff, closed(shared)).await;
+                if shared.state.borrow().closing {
+                    return true;
+                }
                 backoff = (backoff * 2).min(BACKOFF.1);
             }
         }

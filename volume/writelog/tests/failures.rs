@@ -380,6 +380,26 @@ fn a_log_can_be_closed_while_it_waits_to_be_acquired() {
     });
 }
 
+#[test]
+fn who_waits_for_a_log_to_be_written_back_hears_that_it_is_closed() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        let log = patient(&shelf, &inner).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        inner.gate.closed.set(true);
+        let waiting = {
+            let log = log.clone();
+            spawn(async move { log.drain().await })
+        };
+        sleep(MILLISECOND).await;
+        timeout(LONG, log.close(false)).await.expect("it does not wait for the backend").expect("closed");
+        let told = timeout(LONG, waiting).await.expect("told").expect_err("it is not written back");
+        assert_eq!(told.kind(), ErrorKind::ShuttingDown);
+        inner.gate.open();
+        timeout(LONG, log.gone()).await.expect("nothing holds it");
+    });
+}
+
 // ---- A backend that is full, or gone ----
 
 #[test]

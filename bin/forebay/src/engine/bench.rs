@@ -62,7 +62,8 @@ impl Engine {
     pub async fn bench(self: Rc<Self>, load: Load) -> Result<Loaded> {
         let spec = load.spec.clone();
         let volume = self.open_volume(&spec).await?;
-        let device = volume.top();
+        // As a host would be served: a log that is attached or detached meanwhile counts.
+        let device = volume.device(false)?;
         let blocks = device.geometry().size / load.size.max(1);
         if load.size == 0 || load.size > u64::from(device.geometry().transfer_max) || blocks == 0 {
             let what = format!("requests of {} to {spec}, which has {}", Size(load.size), Size(device.geometry().size));

@@ -292,22 +292,29 @@ impl Engine {
 
     /// Gives up an image's log with what it holds.
     pub async fn discard_log(&self, spec: &ImageSpec, force: bool) -> Result<()> {
+        // Nobody opens it meanwhile.
+        let _turn = self.volumes.opening.take(spec).await;
         if self.is_exported(spec) && self.volumes.find(spec).is_some() {
             return Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} is in use"))
                 .hint(format!("end its exports first: forebay detach {spec}")));
         }
         let found = self.log_info(spec).await?;
-        if (found.dirty_entries > 0 || found.state == "unreachable") && !force {
-            let what = match found.state.as_str() {
-                "unreachable" => format!("the write log of {spec} cannot be looked at, and may hold writes"),
-                _ => format!("the write log of {spec} holds {} that the backend does not", found.dirty()),
-            };
-            return Err(Failure::new(FailureKind::Busy, what)
-                .hint(format!("forebay log flush {spec} saves them; --force loses them")));
+        // One that is being closed is looked at again when that is done.
+        if found.state != "open" {
+            refuse_dirty(&found, spec, force)?;
         }
         let kept = self.logs.volumes.borrow_mut().remove(spec).is_some();
-        if kept && let Ok(Err(error)) = timeout(CLOSING, self.volumes.closed(spec)).await {
-            tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
+        match timeout(CLOSING, self.volumes.closed(spec)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
+            }
+            // Reserving it says so.
+            Err(_) if self.volumes.is_open(spec) => {}
+            Err(_) => {
+                return Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} is still being closed"))
+                    .hint("try again when that is done"));
+            }
         }
         let _reserved = match self.volumes.reserve(spec) {
             Ok(reserved) => reserved,
@@ -319,6 +326,8 @@ impl Engine {
                 return Err(failure);
             }
         };
+        // What used it may have written to it since.
+        refuse_dirty(&self.log_info(spec).await?, spec, force)?;
         let image = self.open_image(spec).await?;
         let keeper = self.image_log(spec, &image, &Rc::default());
         LogAttachment::discard(&*keeper).await.map_err(|error| log_failure(error, spec))
@@ -388,4 +397,19 @@ fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api:
         dirty_since_ms: (stats.dirty_entries > 0).then_some(since),
         ..api::Log::at(recorded.place)
     }
+}
+
+/// Refuses to lose what a log holds, or may hold, unless that is wanted.
+fn refuse_dirty(found: &api::Log, spec: &ImageSpec, force: bool) -> Result<()> {
+    let what = match found.state.as_str() {
+        _ if force => return Ok(()),
+        "unreachable" => format!("the write log of {spec} cannot be looked at, and may hold writes"),
+        "open" => format!("the write log of {spec} is in use, and may hold writes"),
+        _ if found.dirty_entries > 0 => {
+            format!("the write log of {spec} holds {} that the backend does not", found.dirty())
+        }
+        _ => return Ok(()),
+    };
+    let hint = format!("forebay log flush {spec} saves them; --force loses them");
+    Err(Failure::new(FailureKind::Busy, what).hint(hint))
 }

@@ -335,7 +335,7 @@ pub struct Volumes {
     /// Counters outlive their volume, so that they only grow.
     stats: RefCell<BTreeMap<ImageSpec, Rc<VolumeStats>>>,
     /// Each image is opened by one at a time, so that none is opened twice.
-    opening: Turns,
+    pub(super) opening: Turns,
     closing: Rc<ClosingLogs>,
 }
 
@@ -466,16 +466,16 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec).await
+        self.open_shared(spec, false).await
     }
 
     /// Opens an image that one has to oneself.
     pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.take(&reserved.spec).await;
-        self.open_shared(&reserved.spec).await
+        self.open_shared(&reserved.spec, true).await
     }
 
-    async fn open_shared(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
+    async fn open_shared(&self, spec: &ImageSpec, is_reserved: bool) -> Result<Rc<Volume>> {
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
         }
@@ -496,6 +496,16 @@ impl Engine {
         let keeper = self.image_log(spec, &image, &underway);
         let attachment = LogAttachment::open(keeper, delayed(image.clone())).await;
         let attachment = Rc::new(attachment.map_err(|error| log_failure(error, spec))?);
+        let weak = Rc::downgrade(&attachment);
+        image.set_lock_check(Rc::new(move || {
+            let attachment = weak.upgrade();
+            Box::pin(async move {
+                match attachment {
+                    Some(attachment) => attachment.check_record().await,
+                    None => Ok(()),
+                }
+            })
+        }));
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let volume = Rc::new(Volume {
             image,
@@ -507,6 +517,10 @@ impl Engine {
             closing,
             fenced: Cell::new(false),
         });
+        if !is_reserved && self.volumes.reserved.borrow().contains(&spec) {
+            // Somebody has begun to rename or remove it while it was opened.
+            return Err(being_changed(&spec));
+        }
         self.keep_logged(&spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
         open.retain(|_, volume| volume.strong_count() > 0);
