@@ -201,9 +201,10 @@ impl Ssd {
         let mut run = 0;
         let mut blocks: Vec<(BlockHeader, Vec<crate::format::EntryRecord>)> = Vec::new();
         loop {
-            // Where the last block ended; or, when the next one did not fit there, the ring's beginning.
+            // Where the last block ended; or, when the next one did not fit there, the ring's beginning.  There may be one
+            // at each: the former was torn, and the next opening's did not fit over it.  Its run is the higher one.
             let wrapped = found.head_pos.next_multiple_of(ring);
-            let mut next = None;
+            let mut next: Option<(BlockHeader, Vec<crate::format::EntryRecord>)> = None;
             for pos in [found.head_pos, wrapped] {
                 if pos - superblock.tail_pos >= ring {
                     continue;
@@ -214,7 +215,8 @@ impl Ssd {
                     && header.run >= run
                     && header.run <= superblock.run + 1
                     && (first && header.first_seq <= superblock.tail_seq || header.first_seq == found.next_seq);
-                if !expected || pos % ring + u64::from(header.head_units(unit)) > ring {
+                let newer = next.as_ref().is_none_or(|(other, _)| header.run > other.run);
+                if !expected || !newer || pos % ring + u64::from(header.head_units(unit)) > ring {
                     continue;
                 }
                 let len = header.head_units(unit) as usize * unit as usize;
@@ -224,7 +226,6 @@ impl Ssd {
                 };
                 if let Ok(entries) = header.entries(&head, tag, unit, ring) {
                     next = Some((header, entries));
-                    break;
                 }
             }
             let Some((header, entries)) = next else { break };
