@@ -31,7 +31,8 @@ struct Before {
 enum Looked {
     Refused(Error),
     Opened {
-        replayed: u64,
+        /// Number of the entry after the last: how many there are says less, as more of them may be at the backend.
+        head: u64,
         /// Block by block; nothing where reading failed.
         blocks: Vec<Option<Vec<u8>>>,
     },
@@ -49,7 +50,7 @@ impl Run {
             epoch: self.record.epoch.get(),
         };
         let whole = self.look(id, &before)?;
-        let Looked::Opened { replayed: all, blocks: truth } = whole else {
+        let Looked::Opened { head: whole_head, blocks: truth } = whole else {
             // It was made and not recorded, or it is not there yet.
             return Ok(());
         };
@@ -69,14 +70,14 @@ impl Run {
                     }
                     self.tally.flips_refused += 1;
                 }
-                Looked::Opened { replayed, .. } if replayed + may_be_lost < all => {
-                    let text = format!("{replayed} of {all} entries without a word; {may_be_lost} may be lost");
+                Looked::Opened { head, .. } if head + may_be_lost < whole_head => {
+                    let text = format!("ends at {head} of {whole_head} without a word; {may_be_lost} may be lost");
                     return Err(told(text));
                 }
-                Looked::Opened { replayed, blocks } => {
-                    self.tally.flips_shortened += u64::from(replayed < all);
+                Looked::Opened { head, blocks } => {
+                    self.tally.flips_shortened += u64::from(head < whole_head);
                     self.tally.flips_read += u64::from(blocks.iter().any(Option::is_none));
-                    self.compare(replayed == all, &blocks, &truth).map_err(told)?;
+                    self.compare(head == whole_head, &blocks, &truth).map_err(told)?;
                 }
             }
         }
@@ -139,6 +140,7 @@ impl Run {
         };
         let backend = Rc::new(Backend::open(record.clone())?);
         let log = WriteLog::new(backend, log, record, self.scenario.options());
+        let head = log.progress() + log.counters().replayed;
         let mut blocks = Vec::new();
         let span = self.span();
         for offset in (0..span).step_by(BLOCK as usize) {
@@ -146,7 +148,7 @@ impl Run {
             let data = timeout(PATIENCE, read).await.map_err(|_| Error::from(ErrorKind::TimedOut))?;
             blocks.push(data.map(Reply::into_data).map(|data| data.to_vec()).ok());
         }
-        Ok(Looked::Opened { replayed: log.counters().replayed, blocks })
+        Ok(Looked::Opened { head, blocks })
     }
 
     /// The valid append blocks of a log on a disk with their places, those of earlier laps included.
