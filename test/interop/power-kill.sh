@@ -59,6 +59,7 @@ mkdir "$work/share"
 : >"$work/share/promised"
 for ((round = 1; round <= rounds + 1; round++)); do
   log=$work/console-$round
+  : >"$log"
   DISKS=
   if [[ $medium == disk ]]; then
     disk store 512
