@@ -53,7 +53,13 @@ fn in_a_process_of_its_own() {
 
 /// The lines that a process prints whose environment says so.
 fn lines(variable: &str, value: &str) -> Vec<String> {
-    let mut process = Command::new(std::env::current_exe().unwrap());
+    let program = std::env::current_exe().unwrap();
+    // A program for another processor needs its emulator again.
+    let runner = std::env::var("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER").ok();
+    let runner = runner.filter(|_| cfg!(target_arch = "aarch64")).unwrap_or_default();
+    let words: Vec<&str> = runner.split_whitespace().chain(program.to_str()).collect();
+    let mut process = Command::new(words[0]);
+    process.args(&words[1..]);
     process.args(["--exact", "in_a_process_of_its_own", "--nocapture", "--test-threads=1"]);
     let output = process.env(shape::VARIABLE, "").env(variable, value).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
