@@ -7,6 +7,7 @@
 mod acquire;
 mod append;
 mod attachment;
+mod direct;
 mod entries;
 mod expand;
 mod flush;
@@ -14,6 +15,7 @@ pub mod format;
 #[doc(hidden)]
 pub mod fuzz;
 mod hidden;
+mod hold;
 mod index;
 mod log;
 mod media;
@@ -28,7 +30,8 @@ mod writeback;
 
 pub use attachment::{LogAttachment, LogKeeper, LogRecord, PlaceChange, RecordedLog};
 pub use format::{LogId, MediumKind};
-pub use log::{ChangesPast, Cut, Shrinking, WriteLog};
+pub use hold::{ChangesPast, Cut, Shrinking};
+pub use log::WriteLog;
 pub use options::{Limits, Options, Owner, Persist};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
 pub use state::{LogStats, Mode};

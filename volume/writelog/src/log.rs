@@ -21,7 +21,7 @@ use crate::pressure::FREE_BELOW;
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
 use crate::ticket::Ticket;
-use crate::{acquire, append, flush, read, writeback};
+use crate::{acquire, append, direct, flush, read, writeback};
 
 /// Between looks at a full log.
 const FILL_LOOK: Duration = Duration::from_millis(5);
@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) settled: Notify,
     /// Writes that are held back come in one after the other.
     admission: Semaphore,
+    /// Dropped with the log's place: whoever waits for that holds the other ends.
+    waiting: RefCell<Vec<oneshot::Sender<()>>>,
     _held: Held,
 }
 
@@ -118,6 +120,7 @@ impl WriteLog {
             room,
             settled: Notify::new(),
             admission: Semaphore::new(1),
+            waiting: RefCell::default(),
             _held: held,
         });
         drop(spawn(append::run(shared.clone())));
@@ -226,135 +229,13 @@ impl WriteLog {
         self.shared.state.borrow().ending
     }
 
-    /// Takes into account, until the answer is dropped, changes that are in flight past a log which is put in front of its
-    /// volume: nothing newer than what is in the log now is written back meanwhile, and flushes go to the backend too.
-    pub fn changes_past(&self) -> ChangesPast {
-        let mut state = self.shared.state.borrow_mut();
-        let head = state.entries.head();
-        state.holds.push(head);
-        state.past_active += 1;
-        ChangesPast { cut: Cut { shared: self.shared.clone(), head } }
-    }
-
-    /// Waits until the backend holds, durably, everything that was answered before.
-    ///
-    /// # Errors
-    /// When the log has failed.
-    pub async fn drain(&self) -> Result<()> {
-        self.settle().await;
-        let head = self.shared.state.borrow().entries.head();
-        self.drain_to(head).await
-    }
-
-    async fn drain_to(&self, seq: u64) -> Result<()> {
-        let shared = &self.shared;
-        {
-            let mut state = shared.state.borrow_mut();
-            state.wanted = state.wanted.max(seq);
-        }
-        shared.write_back.notify_all();
-        let over = || {
-            let state = shared.state.borrow();
-            state.entries.tail() >= seq || state.closing || matches!(state.mode, Mode::Failed(_))
-        };
-        shared.settled.wait_until(over).await;
-        {
-            let state = shared.state.borrow();
-            if let Mode::Failed(error) = &state.mode {
-                return Err(error.clone());
-            }
-            if state.entries.tail() < seq {
-                return Err(closed());
-            }
-        }
-        shared.inner.submit(Request::Flush).await.map(drop)
-    }
-
-    /// Waits until what is queued now is in the log, or was given up with an error.
-    async fn settle(&self) {
-        let shared = &self.shared;
-        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
-        let (queued, drops) = {
-            let state = shared.state.borrow();
-            (state.next_seq + state.queue.len() as u64, state.drops)
-        };
-        let over = || {
-            let state = shared.state.borrow();
-            // What was dropped from the queue never gets a number.
-            let target = if state.drops == drops { queued } else { queued.min(state.dropped_at) };
-            state.appended_seq >= target || !state.mode.is_on()
-        };
-        shared.settled.wait_until(over).await;
-    }
-
-    /// Brings the backend to a moment and holds it there: it has everything that was answered before this call, and
-    /// nothing that was submitted after it returned.  Until the cut is dropped later writes stay in the log.
-    ///
-    /// # Errors
-    /// When the log has failed.
-    pub async fn cut(&self) -> Result<Cut> {
-        let shared = &self.shared;
-        shared.state.borrow_mut().barrier();
-        self.settle().await;
-        let head = {
-            let mut state = shared.state.borrow_mut();
-            let head = state.entries.head();
-            state.holds.push(head);
-            head
-        };
-        let cut = Cut { shared: shared.clone(), head };
-        shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;
-        self.drain_to(head).await?;
-        Ok(cut)
-    }
-
-    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on until the answer is
-    /// dropped, and nothing of it is left in the log when this returns.
-    ///
-    /// # Errors
-    /// When the log has failed, or the backend fails a flush.
-    pub async fn shrink(&self, size: u64) -> Result<Shrinking> {
-        let shared = &self.shared;
-        shared.state.borrow_mut().size_limits.push(size);
-        let shrinking = Shrinking { shared: shared.clone(), size };
-        let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);
-        shared.settled.wait_until(over).await;
-        self.drain().await?;
-        self.forget().await?;
-        Ok(shrinking)
-    }
-
-    /// Waits until no recovery would replay anything that the backend holds.
-    async fn forget(&self) -> Result<()> {
-        let shared = &self.shared;
-        // In both copies of the superblock: with one of them damaged, the other may not lead back to what was cut off.
-        for _ in 0..2 {
-            if self.mode().is_on()
-                && let Err(error) = writeback::persist_tail(shared, false).await
-            {
-                append::turn_off(shared, error);
-            }
-        }
-        // A medium that fails may replay anything until the record says that it must not.
-        let over = || {
-            let state = shared.state.borrow();
-            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
-        };
-        shared.settled.wait_until(over).await;
-        match &shared.state.borrow().mode {
-            Mode::Failed(error) => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-
     /// Waits until nothing of a closed log is under way any more, so that its place can be given to others.
     pub async fn gone(self: Rc<Self>) {
-        let held = Rc::downgrade(&self.shared);
+        let (last, gone) = oneshot::channel::<()>();
+        self.shared.waiting.borrow_mut().push(last);
         drop(self);
-        // Its tasks end by themselves; there are few of them.
-        while held.strong_count() > 0 {
-            sleep(Duration::from_millis(1)).await;
-        }
+        // Resolves when the last task has dropped what it shares.
+        gone.await;
     }
 
     /// Takes no more requests, and ends.  Those that had begun are acknowledged first; those that were held back fail.
@@ -454,14 +335,14 @@ pub(crate) fn closed() -> Error {
 }
 
 /// Who waits for a change.
-struct Answer {
+pub(crate) struct Answer {
     sender: oneshot::Sender<Result<Reply>>,
     /// The generation in which it was submitted.
     arrived: u64,
 }
 
 impl Answer {
-    fn send(self, result: Result<Reply>) {
+    pub(crate) fn send(self, result: Result<Reply>) {
         self.sender.send(result);
     }
 }
@@ -594,17 +475,17 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
 
 /// Begins a change whose run is its own: in the log, or round it.
 fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
-    if goes_round(shared, &request, extent) {
+    if direct::goes_round(shared, &request, extent) {
         // From here on, not from the task's first turn: a cut must not miss it.
         shared.state.borrow_mut().direct_active += 1;
-        drop(spawn(direct(shared.clone(), request, extent, answer)));
+        drop(spawn(direct::write(shared.clone(), request, extent, answer)));
         return;
     }
     log(shared, request, extent, answer);
 }
 
 /// Queues a change whose run is its own.
-fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     let fua = matches!(
         request,
         Request::Write { fua: true, .. }
@@ -635,65 +516,6 @@ fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     } else {
         answer.send(Ok(Reply::Done));
     }
-}
-
-/// A long sequential write goes straight to the backend, when that cannot be seen: nothing in the log is of an older
-/// generation or overlaps it, and no recovery would replay anything over it.
-fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
-    let state = shared.state.borrow();
-    let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
-    matches!(request, Request::Write { .. })
-        && long
-        && state.last_end == extent.offset
-        && state.may_go_round(extent, shared.medium.persisted_tail())
-}
-
-impl State {
-    /// Nothing stands in the way of a write that goes round the log.
-    pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
-        let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
-        let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
-            && self.appending.iter().flat_map(|group| &group.pieces).all(|p| p.piece.generation == self.generation);
-        self.mode.is_on()
-            && self.holds.is_empty()
-            && current
-            && queued
-            && persisted_tail >= self.entries.tail()
-            && !self.index.touches(extent)
-    }
-}
-
-/// Writes round the log.
-async fn direct(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
-    {
-        let mut state = shared.state.borrow_mut();
-        state.generation_used = true;
-        state.last_end = extent.end();
-        state.stats.direct += 1;
-        state.stats.direct_bytes += extent.len;
-        state.stale(extent);
-    }
-    let mut sent = request.clone();
-    // Whichever way it goes, what is answered lasts.
-    let lasts = !shared.is_early();
-    if let Request::Write { fua, .. } = &mut sent {
-        *fua |= lasts;
-    }
-    let result = shared.inner.submit(sent).await;
-    let mut state = shared.state.borrow_mut();
-    state.direct_active -= 1;
-    state.direct_done += u64::from(!lasts);
-    state.stale(extent);
-    if result.is_err() && state.mode.is_on() {
-        // The log can wait for the backend to recover.
-        drop(state);
-        log(&shared, request, extent, answer);
-        return;
-    }
-    state.leave(extent);
-    drop(state);
-    shared.settled.notify_all();
-    answer.send(result);
 }
 
 /// Compares and writes, while nothing else changes the run.
@@ -769,55 +591,6 @@ fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
         at = end;
     }
     pieces
-}
-
-/// While it is held, the backend stays at one moment.
-pub struct Cut {
-    shared: Rc<Shared>,
-    head: u64,
-}
-
-impl Drop for Cut {
-    fn drop(&mut self) {
-        {
-            let mut state = self.shared.state.borrow_mut();
-            // Others may be held still.
-            if let Some(at) = state.holds.iter().position(|&head| head == self.head) {
-                state.holds.swap_remove(at);
-            }
-        }
-        self.shared.write_back.notify_all();
-    }
-}
-
-/// Stands for changes that are in flight past the log.
-pub struct ChangesPast {
-    cut: Cut,
-}
-
-impl Drop for ChangesPast {
-    fn drop(&mut self) {
-        let mut state = self.cut.shared.state.borrow_mut();
-        state.past_active -= 1;
-        // What was answered last need not be durable.
-        state.direct_done += 1;
-    }
-}
-
-/// While it is held, what reaches past the volume's new end is refused.
-pub struct Shrinking {
-    shared: Rc<Shared>,
-    size: u64,
-}
-
-impl Drop for Shrinking {
-    fn drop(&mut self) {
-        let limits = &mut self.shared.state.borrow_mut().size_limits;
-        // Others may be held still.
-        if let Some(at) = limits.iter().position(|&size| size == self.size) {
-            limits.swap_remove(at);
-        }
-    }
 }
 
 impl BlockDevice for WriteLog {

@@ -12,7 +12,8 @@ use forebay_block::{
 };
 use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
-use forebay_sim::{Faults, World};
+use forebay_sim::{DiskFaults, Faults, World};
+use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
 use forebay_writelog::{Limits, LogId, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog};
 
 pub const PATH: &str = "/logs";
@@ -245,4 +246,29 @@ pub fn write(offset: u64, byte: u8, len: usize) -> Request {
 
 pub async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
     device.submit(Request::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
+}
+
+/// Bytes of a log that is soon full.
+pub const SMALL: u64 = 256 << 10;
+pub const UNIT: u64 = 512;
+pub const MILLISECOND: Duration = Duration::from_millis(1);
+/// Longer than anything takes that ends at all.
+pub const LONG: Duration = Duration::from_secs(600);
+
+/// The superblocks as they are on the disk now: serial and tail, the newest first.
+pub fn superblocks(world: &World) -> Vec<Superblock> {
+    let decode = |copy| Superblock::decode(&world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("on the disk"));
+    let mut found: Vec<Superblock> = SUPER_COPIES.into_iter().filter_map(|copy| decode(copy).ok()).collect();
+    found.sort_by_key(|superblock| std::cmp::Reverse(superblock.serial));
+    found
+}
+
+pub fn slow_writes(millis: u64) -> Option<DiskFaults> {
+    let nanos = millis * 1_000_000;
+    Some(DiskFaults { write_latency: nanos..nanos + 1, ..DiskFaults::none() })
+}
+
+/// A log that keeps nothing in memory of what it has written.
+pub fn forgetful() -> Options {
+    Options { recent_bytes: 0, ..patience() }
 }

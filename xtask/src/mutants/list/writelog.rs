@@ -4,7 +4,9 @@ use super::Mutant;
 use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-writelog");
+const DAMAGE: Stage = Stage::Test("forebay-writelog", "damage");
 const FAILURES: Stage = Stage::Test("forebay-writelog", "failures");
+const ORDER: Stage = Stage::Test("forebay-writelog", "order");
 const LOG: Stage = Stage::Test("forebay-writelog", "log");
 const HOSTILE: Stage = Stage::Test("forebay-writelog", "hostile");
 const HOSTILE_SSD: Stage = Stage::Test("forebay-writelog", "hostile_ssd");
@@ -12,7 +14,9 @@ const SIM: Stage = Stage::Sim(&["--writelog"], 1000);
 
 const SSD: &str = "volume/writelog/src/media/ssd.rs";
 const PMEM: &str = "volume/writelog/src/media/pmem.rs";
+const DIRECT: &str = "volume/writelog/src/direct.rs";
 const LOG_RS: &str = "volume/writelog/src/log.rs";
+const HOLD: &str = "volume/writelog/src/hold.rs";
 const STATE: &str = "volume/writelog/src/state.rs";
 const BACK: &str = "volume/writelog/src/writeback.rs";
 const FLUSH: &str = "volume/writelog/src/flush.rs";
@@ -24,7 +28,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "self.reads.keys().next().map_or(self.persisted_pos, |&read| read.min(self.persisted_pos))",
         "self.reads.keys().next().map_or(self.tail_pos, |&read| read.min(self.tail_pos))",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-payload-unverified",
@@ -32,23 +36,23 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "if crc32c(data) == entry.crc {",
         "if crc32c(data) == entry.crc || !data.is_empty() {",
-        &[FAILURES, HOSTILE_SSD, SIM],
+        &[DAMAGE, HOSTILE_SSD, SIM],
     ),
     Mutant::new(
         "log-direct-over-tail",
         "A write bypasses the log while a recovery would still replay older entries over it",
-        LOG_RS,
+        DIRECT,
         "persisted_tail >= self.entries.tail()",
         "persisted_tail < u64::MAX",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-cut-misses-direct",
         "A consistency point does not wait for writes in flight that bypass the log",
-        LOG_RS,
+        HOLD,
         "shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;",
         "",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-retire-over-tail",
@@ -56,7 +60,7 @@ pub(super) const LIST: &[Mutant] = &[
         BACK,
         "if let Some(before) = persisting.take()",
         "if let Some(before) = persisting.take().filter(|_| false)",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-off-without-flush",
@@ -72,7 +76,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "*self.state.borrow_mut().reads.entry(pos).or_insert(0) += 1;",
         "self.state.borrow_mut().reads.remove(&pos);",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-pmem-readers-overwritten",
@@ -85,10 +89,10 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-shrink-misses-writes",
         "Shrinking does not wait for writes in flight past the new end",
-        LOG_RS,
+        HOLD,
         "let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);",
         "let over = || size < u64::MAX;",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-append-not-durable",
@@ -96,7 +100,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "true => file.write_durable_at(bufs, offset).await,",
         "true => file.write_at(bufs, offset).await,",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-superblock-not-durable",
@@ -104,7 +108,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "let written = file.write_durable_at(Buf::copy_of(&bytes), offset).await;",
         "let written = file.write_at(Buf::copy_of(&bytes), offset).await;",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-superblocks-race",
@@ -112,7 +116,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "let _turn = turn.acquire(1).await;",
         "let _turn = turn;",
-        &[UNIT, FAILURES, SIM],
+        &[UNIT, ORDER, SIM],
     ),
     Mutant::new(
         "log-superblock-one-copy",
@@ -120,7 +124,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "copy.set(1 - copy.get());",
         "copy.set(copy.get());",
-        &[FAILURES, SIM],
+        &[ORDER, SIM],
     ),
     Mutant::new(
         "log-barrier-ignored",
@@ -152,7 +156,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "if found.next_block < found.durable {",
         "if found.next_block < found.durable && found.durable == u64::MAX {",
-        &[FAILURES, HOSTILE_SSD, SIM],
+        &[DAMAGE, HOSTILE_SSD, SIM],
     ),
     Mutant::new(
         "log-torn-block-replayed",
@@ -160,7 +164,7 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "if !whole {",
         "if !whole && at == usize::MAX {",
-        &[FAILURES, HOSTILE_SSD, SIM],
+        &[DAMAGE, HOSTILE_SSD, SIM],
     ),
     Mutant::new(
         "log-pmem-damage-unseen",
@@ -209,5 +213,53 @@ pub(super) const LIST: &[Mutant] = &[
         "for (seq, entry) in entries.rev() {",
         "for (seq, entry) in entries {",
         &[UNIT],
+    ),
+    Mutant::new(
+        "log-torn-block-preferred",
+        "Of two blocks that may come next, recovery takes the torn one of the older run",
+        SSD,
+        "header.run > other.run",
+        "header.run < other.run",
+        &[DAMAGE, HOSTILE_SSD, Stage::Sim(&["--writelog", "--everywhere"], 40)],
+    ),
+    Mutant::new(
+        "log-past-not-flushed",
+        "A flush does not cover writes that were in flight past a log when it was attached",
+        STATE,
+        "self.past_active == 0 && self.direct_done == self.direct_flushed",
+        "self.direct_done == self.direct_flushed",
+        &[ORDER, SIM],
+    ),
+    Mutant::new(
+        "log-own-bytes-hold-back",
+        "A write that is acknowledged early takes its run before the fill is looked at",
+        LOG_RS,
+        "let full = || shared.is_early()",
+        "let full = || shared.is_early() && false",
+        &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-closed-unheard",
+        "Who waits for a log to be written back does not hear that it is closed",
+        HOLD,
+        "state.entries.tail() >= seq || state.closing ||",
+        "state.entries.tail() >= seq ||",
+        &[FAILURES],
+    ),
+    Mutant::new(
+        "log-attach-writes-over",
+        "A log that is attached writes back before the writes in flight past it have ended",
+        "volume/writelog/src/attachment.rs",
+        "keeper.drain_changes().await;",
+        "",
+        &[FAILURES, Stage::Sim(&["--attachment"], 4000)],
+    ),
+    Mutant::new(
+        "log-record-outlives-release",
+        "A change of the limits writes the record of a log back that has turned itself off",
+        "volume/writelog/src/attachment.rs",
+        "if named.is_none_or(|named| named.id != recorded.id) {",
+        "if false && named.is_none_or(|named| named.id != recorded.id) {",
+        &[FAILURES, Stage::Sim(&["--attachment"], 20_000)],
     ),
 ];

@@ -1,0 +1,67 @@
+//! Long sequential writes that go round the log.
+
+use std::rc::Rc;
+
+use forebay_block::{Extent, Request};
+
+use crate::log::{Answer, Shared, log};
+use crate::state::State;
+
+/// A long sequential write goes straight to the backend, when that cannot be seen: nothing in the log is of an older
+/// generation or overlaps it, and no recovery would replay anything over it.
+pub(crate) fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
+    let state = shared.state.borrow();
+    let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
+    matches!(request, Request::Write { .. })
+        && long
+        && state.last_end == extent.offset
+        && state.may_go_round(extent, shared.medium.persisted_tail())
+}
+
+impl State {
+    /// Nothing stands in the way of a write that goes round the log.
+    pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
+        let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
+        let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
+            && self.appending.iter().flat_map(|group| &group.pieces).all(|p| p.piece.generation == self.generation);
+        self.mode.is_on()
+            && self.holds.is_empty()
+            && current
+            && queued
+            && persisted_tail >= self.entries.tail()
+            && !self.index.touches(extent)
+    }
+}
+
+/// Writes round the log.
+pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    {
+        let mut state = shared.state.borrow_mut();
+        state.generation_used = true;
+        state.last_end = extent.end();
+        state.stats.direct += 1;
+        state.stats.direct_bytes += extent.len;
+        state.stale(extent);
+    }
+    let mut sent = request.clone();
+    // Whichever way it goes, what is answered lasts.
+    let lasts = !shared.is_early();
+    if let Request::Write { fua, .. } = &mut sent {
+        *fua |= lasts;
+    }
+    let result = shared.inner.submit(sent).await;
+    let mut state = shared.state.borrow_mut();
+    state.direct_active -= 1;
+    state.direct_done += u64::from(!lasts);
+    state.stale(extent);
+    if result.is_err() && state.mode.is_on() {
+        // The log can wait for the backend to recover.
+        drop(state);
+        log(&shared, request, extent, answer);
+        return;
+    }
+    state.leave(extent);
+    drop(state);
+    shared.settled.notify_all();
+    answer.send(result);
+}

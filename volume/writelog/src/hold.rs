@@ -1,0 +1,181 @@
+//! Draining the log, and holding the backend at a moment: for snapshots, changes of size, and a log that is new.
+
+use std::rc::Rc;
+
+use forebay_block::{Request, Result};
+
+use crate::log::{Shared, WriteLog, closed};
+use crate::state::Mode;
+use crate::{append, writeback};
+
+impl WriteLog {
+    /// Takes into account, until the answer is dropped, changes that are in flight past a log which is put in front of its
+    /// volume: nothing newer than what is in the log now is written back meanwhile, and flushes go to the backend too.
+    pub fn changes_past(&self) -> ChangesPast {
+        let mut state = self.shared.state.borrow_mut();
+        let head = state.entries.head();
+        state.holds.push(head);
+        state.past_active += 1;
+        ChangesPast { cut: Cut { shared: self.shared.clone(), head } }
+    }
+
+    /// Waits until the backend holds, durably, everything that was answered before.
+    ///
+    /// # Errors
+    /// When the log has failed.
+    pub async fn drain(&self) -> Result<()> {
+        self.settle().await;
+        let head = self.shared.state.borrow().entries.head();
+        self.drain_to(head).await
+    }
+
+    async fn drain_to(&self, seq: u64) -> Result<()> {
+        let shared = &self.shared;
+        {
+            let mut state = shared.state.borrow_mut();
+            state.wanted = state.wanted.max(seq);
+        }
+        shared.write_back.notify_all();
+        let over = || {
+            let state = shared.state.borrow();
+            state.entries.tail() >= seq || state.closing || matches!(state.mode, Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        {
+            let state = shared.state.borrow();
+            if let Mode::Failed(error) = &state.mode {
+                return Err(error.clone());
+            }
+            if state.entries.tail() < seq {
+                return Err(closed());
+            }
+        }
+        shared.inner.submit(Request::Flush).await.map(drop)
+    }
+
+    /// Waits until what is queued now is in the log, or was given up with an error.
+    async fn settle(&self) {
+        let shared = &self.shared;
+        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
+        let (queued, drops) = {
+            let state = shared.state.borrow();
+            (state.next_seq + state.queue.len() as u64, state.drops)
+        };
+        let over = || {
+            let state = shared.state.borrow();
+            // What was dropped from the queue never gets a number.
+            let target = if state.drops == drops { queued } else { queued.min(state.dropped_at) };
+            state.appended_seq >= target || !state.mode.is_on()
+        };
+        shared.settled.wait_until(over).await;
+    }
+
+    /// Brings the backend to a moment and holds it there: it has everything that was answered before this call, and
+    /// nothing that was submitted after it returned.  Until the cut is dropped later writes stay in the log.
+    ///
+    /// # Errors
+    /// When the log has failed.
+    pub async fn cut(&self) -> Result<Cut> {
+        let shared = &self.shared;
+        shared.state.borrow_mut().barrier();
+        self.settle().await;
+        let head = {
+            let mut state = shared.state.borrow_mut();
+            let head = state.entries.head();
+            state.holds.push(head);
+            head
+        };
+        let cut = Cut { shared: shared.clone(), head };
+        shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;
+        self.drain_to(head).await?;
+        Ok(cut)
+    }
+
+    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on until the answer is
+    /// dropped, and nothing of it is left in the log when this returns.
+    ///
+    /// # Errors
+    /// When the log has failed, or the backend fails a flush.
+    pub async fn shrink(&self, size: u64) -> Result<Shrinking> {
+        let shared = &self.shared;
+        shared.state.borrow_mut().size_limits.push(size);
+        let shrinking = Shrinking { shared: shared.clone(), size };
+        let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);
+        shared.settled.wait_until(over).await;
+        self.drain().await?;
+        self.forget().await?;
+        Ok(shrinking)
+    }
+
+    /// Waits until no recovery would replay anything that the backend holds.
+    async fn forget(&self) -> Result<()> {
+        let shared = &self.shared;
+        // In both copies of the superblock: with one of them damaged, the other may not lead back to what was cut off.
+        for _ in 0..2 {
+            if self.mode().is_on()
+                && let Err(error) = writeback::persist_tail(shared, false).await
+            {
+                append::turn_off(shared, error);
+            }
+        }
+        // A medium that fails may replay anything until the record says that it must not.
+        let over = || {
+            let state = shared.state.borrow();
+            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+        };
+        shared.settled.wait_until(over).await;
+        match &shared.state.borrow().mode {
+            Mode::Failed(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// While it is held, the backend stays at one moment.
+pub struct Cut {
+    shared: Rc<Shared>,
+    head: u64,
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.state.borrow_mut();
+            // Others may be held still.
+            if let Some(at) = state.holds.iter().position(|&head| head == self.head) {
+                state.holds.swap_remove(at);
+            }
+        }
+        self.shared.write_back.notify_all();
+    }
+}
+
+/// Stands for changes that are in flight past the log.
+pub struct ChangesPast {
+    cut: Cut,
+}
+
+impl Drop for ChangesPast {
+    fn drop(&mut self) {
+        let mut state = self.cut.shared.state.borrow_mut();
+        state.past_active -= 1;
+        // What was answered last need not be durable.
+        state.direct_done += 1;
+    }
+}
+
+/// While it is held, what reaches past the volume's new end is refused.
+pub struct Shrinking {
+    shared: Rc<Shared>,
+    size: u64,
+}
+
+impl Drop for Shrinking {
+    fn drop(&mut self) {
+        let limits = &mut self.shared.state.borrow_mut().size_limits;
+        // Others may be held still.
+        if let Some(at) = limits.iter().position(|&size| size == self.size) {
+            limits.swap_remove(at);
+        }
+    }
+}
