@@ -3,33 +3,43 @@
 use std::rc::Rc;
 
 use forebay_block::{Extent, Request};
+use forebay_reactor::spawn;
 
+use crate::append::turn_off;
 use crate::log::{Answer, Shared, log};
 use crate::state::State;
+use crate::writeback;
 
 /// A long sequential write goes straight to the backend, when that cannot be seen: nothing in the log is of an older
-/// generation or overlaps it, and no recovery would replay anything over it.
-pub(crate) fn goes_round(shared: &Shared, request: &Request, extent: Extent) -> bool {
-    let state = shared.state.borrow();
+/// generation or overlaps it, and no recovery would replay anything over it.  Where only the latter is missing, that is
+/// asked for, so that the next one may go.
+pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent) -> bool {
+    let mut state = shared.state.borrow_mut();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
-    matches!(request, Request::Write { .. })
-        && long
-        && state.last_end == extent.offset
-        && state.may_go_round(extent, shared.medium.persisted_tail())
+    let sequential = matches!(request, Request::Write { .. }) && long && state.last_end == extent.offset;
+    if !sequential || !state.may_go_round(extent) {
+        return false;
+    }
+    let replayed = shared.medium.persisted_tail() < state.entries.tail();
+    if replayed && !std::mem::replace(&mut state.persisting_tail, true) {
+        let shared = shared.clone();
+        drop(spawn(async move {
+            if let Err(error) = writeback::persist_tail_twice(&shared).await {
+                turn_off(&shared, error);
+            }
+            shared.state.borrow_mut().persisting_tail = false;
+        }));
+    }
+    !replayed
 }
 
 impl State {
-    /// Nothing stands in the way of a write that goes round the log.
-    pub(crate) fn may_go_round(&self, extent: Extent, persisted_tail: u64) -> bool {
+    /// Nothing in the log stands in the way of a write that goes round it.
+    fn may_go_round(&self, extent: Extent) -> bool {
         let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
         let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
             && self.appending.iter().flat_map(|group| &group.pieces).all(|p| p.piece.generation == self.generation);
-        self.mode.is_on()
-            && self.holds.is_empty()
-            && current
-            && queued
-            && persisted_tail >= self.entries.tail()
-            && !self.index.touches(extent)
+        self.mode.is_on() && self.holds.is_empty() && current && queued && !self.index.touches(extent)
     }
 }
 

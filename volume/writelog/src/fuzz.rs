@@ -1,6 +1,11 @@
 //! What fuzz targets call: everything that decodes bytes of a medium.
 
-use crate::format::{BlockHeader, Directory, EntryRecord, SUPER_LEN, Superblock, decode_word};
+use std::ops::{Range, RangeFrom};
+
+use crate::format::{
+    BLOCK_MAGIC, BlockHeader, Directory, ENTRY_LEN, EntryRecord, LOG_SIZE_LEAST, MAGIC, SHELF_MAGIC, SUPER_LEN,
+    Superblock, VERSION, decode_word, reseal,
+};
 
 /// Decodes anything as anything; what decodes must encode to the same again.
 pub fn decode(bytes: &[u8]) {
@@ -23,21 +28,101 @@ pub fn decode(bytes: &[u8]) {
     }
 }
 
-/// The same for bytes whose checksums are made right first, so that what is behind them is reached.
+/// Mark of the log that resealed entries and blocks belong to.
+const TAG: u32 = 9;
+/// Where an entry, a directory and an append block are in the fuzzer's bytes.
+const ENTRY: Range<usize> = 1024..1024 + ENTRY_LEN;
+const DIRECTORY: Range<usize> = 1024 + ENTRY_LEN..2048;
+const BLOCK: RangeFrom<usize> = 2048..;
+
+/// Decodes bytes whose magic numbers, marks and checksums are made right first, so that what is behind them is reached: a
+/// superblock in all of the 4096 bytes, in it an entry, a directory and an append block.
 pub fn decode_sealed(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     bytes.resize(SUPER_LEN, 0);
-    bytes[..8].copy_from_slice(crate::format::MAGIC);
-    bytes[8..12].copy_from_slice(&1_u32.to_le_bytes());
-    crate::format::reseal(&mut bytes, 12);
-    if let Ok(superblock) = Superblock::decode(&bytes) {
-        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    sealed_entry(&bytes[ENTRY]);
+    sealed_directory(&bytes[DIRECTORY]);
+    sealed_block(&bytes[BLOCK]);
+    sealed_superblock(&bytes);
+}
+
+/// Each of these returns whether the bytes were accepted.
+fn sealed_superblock(bytes: &[u8]) -> bool {
+    let mut bytes = bytes.to_vec();
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    reseal(&mut bytes, 12);
+    let Ok(superblock) = Superblock::decode(&bytes) else { return false };
+    assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    true
+}
+
+fn sealed_entry(bytes: &[u8]) -> bool {
+    let mut entry = [0; ENTRY_LEN];
+    entry.copy_from_slice(bytes);
+    mark_entry(&mut entry, 5);
+    let Ok(record) = EntryRecord::decode(&entry, TAG, 5) else { return false };
+    assert_eq!(EntryRecord::decode(&record.encode(TAG), TAG, 5), Ok(record));
+    true
+}
+
+fn mark_entry(entry: &mut [u8], seq: u64) {
+    entry[16..24].copy_from_slice(&seq.to_le_bytes());
+    entry[52..56].copy_from_slice(&TAG.to_le_bytes());
+    reseal(entry, 60);
+}
+
+fn sealed_directory(bytes: &[u8]) -> bool {
+    let mut bytes = bytes.to_vec();
+    bytes[..8].copy_from_slice(SHELF_MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    let Ok(len) = Directory::encoded_len(&bytes) else { return false };
+    let Some(sealed) = bytes.get_mut(..len) else { return false };
+    reseal(sealed, 12);
+    let Ok(directory) = Directory::decode(&bytes) else { return false };
+    assert_eq!(Directory::decode(&directory.encode()).as_ref(), Ok(&directory));
+    let (size, limit) = (LOG_SIZE_LEAST, Some(1 << 40));
+    if let Some(start) = directory.room_for(size, limit) {
+        assert!(directory.logs.iter().all(|log| start + size <= log.start || log.start + log.size <= start));
     }
-    let mut entry: [u8; 64] = bytes[1024..1088].try_into().unwrap_or([0; 64]);
-    entry[16..24].copy_from_slice(&5_u64.to_le_bytes());
-    entry[52..56].copy_from_slice(&9_u32.to_le_bytes());
-    crate::format::reseal(&mut entry, 60);
-    if let Ok(record) = EntryRecord::decode(&entry, 9, 5) {
-        assert_eq!(EntryRecord::decode(&record.encode(9), 9, 5), Ok(record));
+    true
+}
+
+fn sealed_block(bytes: &[u8]) -> bool {
+    let (choice, mut bytes) = (bytes[4], bytes.to_vec());
+    let unit = 512 << (choice % 4);
+    let ring = 1 + u64::from(choice) * 100;
+    bytes[..4].copy_from_slice(&BLOCK_MAGIC.to_le_bytes());
+    bytes[4..8].copy_from_slice(&TAG.to_le_bytes());
+    let Some(header) = BlockHeader::peek(&bytes, TAG, unit) else { return false };
+    let Some(sealed) = bytes.get_mut(..header.head_len()) else { return false };
+    for (seq, entry) in (header.first_seq..).zip(sealed[ENTRY_LEN..].chunks_exact_mut(ENTRY_LEN)) {
+        mark_entry(entry, seq);
+    }
+    reseal(sealed, 60);
+    let Ok(entries) = header.entries(sealed, TAG, unit, ring) else { return false };
+    let mut again = vec![0; header.head_len()];
+    header.encode(TAG, &entries, &mut again);
+    assert_eq!(BlockHeader::peek(&again, TAG, unit), Some(header));
+    assert_eq!(header.entries(&again, TAG, unit, ring), Ok(entries));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_of_the_fuzzer_reach_what_is_behind_the_checksums() {
+        let padded = |seed: &[u8]| {
+            let mut bytes = seed.to_vec();
+            bytes.resize(SUPER_LEN, 0);
+            bytes
+        };
+        assert!(sealed_superblock(&padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/superblock"))));
+        let seed = padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/structures"));
+        assert!(sealed_entry(&seed[ENTRY]));
+        assert!(sealed_directory(&seed[DIRECTORY]));
+        assert!(sealed_block(&seed[BLOCK]));
     }
 }

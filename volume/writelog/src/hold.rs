@@ -110,13 +110,10 @@ impl WriteLog {
     /// Waits until no recovery would replay anything that the backend holds.
     async fn forget(&self) -> Result<()> {
         let shared = &self.shared;
-        // In both copies of the superblock: with one of them damaged, the other may not lead back to what was cut off.
-        for _ in 0..2 {
-            if self.mode().is_on()
-                && let Err(error) = writeback::persist_tail(shared, false).await
-            {
-                append::turn_off(shared, error);
-            }
+        if self.mode().is_on()
+            && let Err(error) = writeback::persist_tail_twice(shared).await
+        {
+            append::turn_off(shared, error);
         }
         // A medium that fails may replay anything until the record says that it must not.
         let over = || {

@@ -278,7 +278,12 @@ impl WriteLog {
         if failed || off {
             return drained;
         }
-        let noted = writeback::persist_tail(shared, clean).await;
+        let mut noted = writeback::persist_tail(shared, clean).await;
+        let tail = shared.state.borrow().entries.tail();
+        if clean && noted.is_ok() && shared.medium.persisted_tail() < tail {
+            // The volume may be written without the log from now on: the older superblock must not lead back either.
+            noted = writeback::persist_tail(shared, clean).await;
+        }
         drained.and(noted)
     }
 }

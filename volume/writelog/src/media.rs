@@ -109,7 +109,8 @@ pub(crate) trait Medium {
     /// [`hidden`](Self::hidden).
     fn retire(&self, tail_seq: u64, gone: &[Entry]);
 
-    /// The tail that a recovery would begin with at the latest.
+    /// Returns a number such that no recovery replays an entry before it, whichever copy of the superblock it can read.
+    /// Every [`persist_tail`](Self::persist_tail) writes one copy: after two it is the tail.
     fn persisted_tail(&self) -> u64;
 
     /// Makes the tail last.  `clean`: the log is closed, and everything is at the backend.  Run to its end: the next one

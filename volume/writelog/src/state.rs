@@ -201,6 +201,8 @@ pub(crate) struct State {
     pub(crate) direct_done: u64,
     pub(crate) direct_flushed: u64,
     pub(crate) direct_active: usize,
+    /// The tail is being made durable so that writes may go round the log.
+    pub(crate) persisting_tail: bool,
     /// Holders of [`ChangesPast`](crate::ChangesPast).
     pub(crate) past_active: usize,
     /// Where the last write ended: a long one that goes on there is sequential.
@@ -256,6 +258,7 @@ impl State {
             direct_done: 1,
             direct_flushed: 0,
             direct_active: 0,
+            persisting_tail: false,
             past_active: 0,
             last_end: u64::MAX,
             wanted: 0,

@@ -202,6 +202,16 @@ pub(crate) fn persist_tail(shared: &Rc<Shared>, clean: bool) -> JoinHandle<Resul
     spawn(async move { shared.medium.persist_tail(clean).await })
 }
 
+/// Makes the tail last in both copies of the superblock: then no recovery replays anything before it, even if it can read
+/// the older copy only.  Ends early when the log is closed, which writes it too.
+pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
+    let tail = shared.state.borrow().entries.tail();
+    while shared.medium.persisted_tail() < tail && !shared.state.borrow().closing {
+        persist_tail(shared, false).await?;
+    }
+    Ok(())
+}
+
 async fn closed(shared: &Rc<Shared>) {
     shared.write_back.wait_until(|| shared.state.borrow().closing).await;
 }

@@ -5,14 +5,14 @@ mod common;
 use std::rc::Rc;
 
 use common::{
-    Memory, Nobody, PATH, SMALL, UNIT, forgetful, fresh, fresh_of, on_a_shelf, on_a_shelf_of, patience, patient, read,
-    superblocks, write,
+    Memory, Nobody, PATH, SMALL, UNIT, forgetful, fresh, fresh_of, on_a_shelf, on_a_shelf_of, open, patience, patient,
+    read, superblocks, write,
 };
 use forebay_block::{BlockDevice, Buf, ErrorKind, Request};
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::World;
 use forebay_writelog::format::{AREA_AT, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
-use forebay_writelog::{LogId, Mode, Shelf, WriteLog};
+use forebay_writelog::{LogId, Mode, Options, Shelf, WriteLog};
 
 /// Flips a bit of the newest superblock's copy, or of the older one's.
 async fn damage_superblock(world: &World, newest: bool) {
@@ -99,6 +99,54 @@ fn a_damaged_superblock_costs_nothing_while_the_older_one_leads_to_all_blocks() 
         // Opening has written the damaged copy anew.
         assert_eq!(superblocks(&world).len(), 2);
     });
+}
+
+#[test]
+fn a_damaged_superblock_leads_no_recovery_back_over_direct_writes() {
+    on_a_shelf(async |world, shelf| {
+        let inner = Memory::new(1 << 20);
+        let options = Options { direct_min: Some(64 << 10), ..patience() };
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
+        let id = shelf.ids()[0];
+        // Never sequential, so that all of it goes to the log, and from there to the backend at once.
+        for at in (7..16).rev() {
+            log.submit(write(at << 16, 1, 64 << 10)).await.expect("written");
+        }
+        log.drain().await.expect("drained");
+        // Sequential from here on; some of it bypasses the log.
+        for at in 8..16 {
+            log.submit(write(at << 16, 2, 64 << 10)).await.expect("written");
+        }
+        assert!(log.counters().direct > 4, "only {} writes bypassed the log", log.counters().direct);
+        // As after a power failure: nobody closes it.
+        log.gone().await;
+        damage_superblock(&world, true).await;
+        let log = open(&shelf, &id, "one", inner).await;
+        for at in 8..16 {
+            assert_eq!(read(&*log, at << 16, 1).await, [2], "an older write was replayed over the one at {at}");
+        }
+    });
+}
+
+#[test]
+fn a_log_that_was_closed_empty_replays_nothing_with_either_superblock() {
+    for newest in [false, true] {
+        on_a_shelf(async |world, shelf| {
+            let inner = Memory::new(1 << 20);
+            let log = patient(&shelf, &inner).await;
+            let id = shelf.ids()[0];
+            for at in 0..8 {
+                log.submit(write(at * 4096, 1, 4096)).await.expect("written");
+            }
+            log.close(true).await.expect("closed");
+            log.gone().await;
+            // Whoever has the image now writes to it without the log.
+            inner.submit(write(0, 2, 4096)).await.expect("written");
+            damage_superblock(&world, newest).await;
+            let log = open(&shelf, &id, "one", inner).await;
+            assert_eq!((log.counters().replayed, read(&*log, 0, 1).await), (0, vec![2]));
+        });
+    }
 }
 
 #[test]

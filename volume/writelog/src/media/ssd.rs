@@ -35,8 +35,6 @@ struct Mark {
 /// A block that is not known to be durable.
 struct Started {
     number: u64,
-    /// The tail that its header tells of.
-    tail_seq: u64,
     done: bool,
 }
 
@@ -52,9 +50,9 @@ struct State {
     tail_seq: u64,
     tail_pos: u64,
     tail_block: u64,
-    /// Recovery begins with this entry, or a later one: the superblock says so, or a durable block.
-    persisted_seq: u64,
-    /// Recovery looks at blocks from here on: only the superblock says so.
+    /// Number of the entry that a recovery begins with, or of an earlier one, by copy of the superblock.
+    persisted_seqs: [u64; 2],
+    /// Recovery looks at blocks from here on: the newer copy of the superblock says so.
     persisted_pos: u64,
     /// Where payloads are being read, so that they are not overwritten under the reader.
     reads: BTreeMap<u64, usize>,
@@ -69,7 +67,6 @@ impl State {
     /// Blocks before `number` are durable.
     fn durable(&mut self, number: u64) {
         while let Some(block) = self.started.front().filter(|block| block.number < number && block.done) {
-            self.persisted_seq = self.persisted_seq.max(block.tail_seq);
             self.durable_block = block.number + 1;
             self.started.pop_front();
         }
@@ -285,11 +282,12 @@ impl Ssd {
             tail_seq,
             tail_pos: superblock.tail_pos,
             tail_block: superblock.tail_block,
-            persisted_seq: tail_seq,
+            persisted_seqs: [0; 2],
             persisted_pos: superblock.tail_pos,
             reads: BTreeMap::new(),
             superblock,
         };
+        state.persisted_seqs[copy] = state.superblock.tail_seq;
         marks.into_iter().for_each(|mark| state.mark(mark));
         state.find_tail();
         let log = Self {
@@ -451,7 +449,7 @@ impl Medium for Ssd {
         state.next_block += 1;
         state.next_seq = first_seq + count as u64;
         state.mark(Mark { number: header.number, pos, first_seq });
-        state.started.push_back(Started { number: header.number, tail_seq: header.tail_seq, done: false });
+        state.started.push_back(Started { number: header.number, done: false });
         let (file, offset) = (self.file.clone(), self.base + AREA_AT + pos % self.ring * u64::from(self.unit));
         let work = async move {
             let written = match durable {
@@ -541,7 +539,8 @@ impl Medium for Ssd {
     }
 
     fn persisted_tail(&self) -> u64 {
-        self.state.borrow().persisted_seq
+        let [one, other] = self.state.borrow().persisted_seqs;
+        one.min(other)
     }
 
     fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>> {
@@ -564,9 +563,9 @@ impl Medium for Ssd {
             let written = file.write_durable_at(Buf::copy_of(&bytes), offset).await;
             written.map_err(|error| io(error, "writing the superblock"))?;
             // One that failed may be torn, and is written again before the other.
-            copy.set(1 - copy.get());
+            let written = copy.replace(1 - copy.get());
             let mut state = state.borrow_mut();
-            state.persisted_seq = state.persisted_seq.max(seq);
+            state.persisted_seqs[written] = seq;
             state.persisted_pos = state.persisted_pos.max(pos);
             drop(state);
             room.notify_all();
