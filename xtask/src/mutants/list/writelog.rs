@@ -4,6 +4,7 @@ use super::Mutant;
 use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-writelog");
+const ATTACHMENT: Stage = Stage::Test("forebay-writelog", "attachment");
 const DAMAGE: Stage = Stage::Test("forebay-writelog", "damage");
 const FAILURES: Stage = Stage::Test("forebay-writelog", "failures");
 const ORDER: Stage = Stage::Test("forebay-writelog", "order");
@@ -269,6 +270,22 @@ pub(super) const LIST: &[Mutant] = &[
         "keeper.drain_changes().await;",
         "",
         &[FAILURES, Stage::Sim(&["--attachment"], 4000)],
+    ),
+    Mutant::new(
+        "log-record-not-read-with-lock",
+        "A log is served when the lock comes, although the record may not name it any more",
+        "volume/writelog/src/attachment.rs",
+        "Self::verify(&keeper, id, epoch).await?;\n            lock.replace",
+        "lock.replace",
+        &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
+    ),
+    Mutant::new(
+        "log-of-others-passed-by",
+        "A volume without a log is served when the lock is taken anew, although another host has given it one",
+        "volume/writelog/src/attachment.rs",
+        "let Some(recorded) = record.log else { return Ok(()) };\n        if",
+        "let Some(recorded) = record.log.filter(|_| false) else { return Ok(()) };\n        if",
+        &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
     ),
     Mutant::new(
         "log-record-outlives-release",

@@ -14,7 +14,7 @@ use crate::oracle::ORDER_SECTOR;
 use crate::world::{CrashKind, Saved};
 use crate::{pmem, world};
 
-/// Bits flipped in a run, one after the other.
+/// Bits flipped in a run, one after the other; the first two in the copies of the superblock.
 const FLIPS: usize = 6;
 const BLOCK: u64 = 4096;
 
@@ -58,8 +58,8 @@ impl Run {
         let durable = blocks.iter().map(|(_, header)| header.durable_before()).max().unwrap_or(0);
         let loose = blocks.iter().filter(|(_, header)| header.number >= durable);
         let may_be_lost: u64 = loose.map(|(_, header)| u64::from(header.count)).sum();
-        for _ in 0..FLIPS {
-            let at = self.flip(&blocks);
+        for flip in 0..FLIPS {
+            let at = self.flip(SUPER_COPIES.get(flip).copied(), &blocks);
             self.tally.flips += 1;
             let told = |text: String| format!("a bit flipped at {at} of the log: {text}");
             match self.look(id, &before).map_err(told)? {
@@ -167,12 +167,13 @@ impl Run {
         valid.collect()
     }
 
-    /// Flips a bit of a superblock, of an append block's header and entries, or anywhere of what is stored.
-    fn flip(&mut self, blocks: &[(u64, BlockHeader)]) -> u64 {
-        let (which, bit) = (self.rng.below(3), self.rng.below(8) as u8);
-        let at = match which {
-            0 => LOGS_AT + *self.rng.pick(&SUPER_COPIES) + self.rng.below(SUPER_LEN as u64),
-            1 if !blocks.is_empty() => {
+    /// Flips a bit of this copy of the superblock; or else of an append block's header and entries, or anywhere of what is
+    /// stored.
+    fn flip(&mut self, superblock: Option<u64>, blocks: &[(u64, BlockHeader)]) -> u64 {
+        let bit = self.rng.below(8) as u8;
+        let at = match superblock {
+            Some(copy) => LOGS_AT + copy + self.rng.below(SUPER_LEN as u64),
+            None if !blocks.is_empty() && self.rng.coin() => {
                 let (at, header) = *self.rng.pick(blocks);
                 at + self.rng.below(((usize::from(header.count) + 1) * ENTRY_LEN) as u64)
             }

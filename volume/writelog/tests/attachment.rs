@@ -1,0 +1,190 @@
+//! What a host may serve of an image whose record another host has changed.
+
+mod common;
+
+use std::cell::{Cell, RefCell};
+use std::future::ready;
+use std::rc::Rc;
+use std::time::Duration;
+
+use common::{LONG, Memory, on_a_shelf, patience, read, write};
+use forebay_block::{BlockDevice, Error, ErrorKind, Extent, LocalFuture, Request, Result};
+use forebay_reactor::{sleep, spawn, timeout};
+use forebay_writelog::{LogAttachment, LogKeeper, LogRecord, Mode, Options, PlaceChange, Shelf};
+
+const PLACE: &str = "/logs:16M";
+
+/// An image that several hosts use.
+struct SharedImage {
+    base: Rc<Memory>,
+    shelf: Rc<Shelf>,
+    record: RefCell<LogRecord<&'static str>>,
+    /// Times that the record was read.
+    loads: Cell<u64>,
+    /// The host that has the exclusive lock, and how often.
+    owner: Cell<Option<(u8, usize)>>,
+}
+
+impl SharedImage {
+    fn new(shelf: Rc<Shelf>) -> Rc<Self> {
+        let (base, record) = (Memory::new(1 << 20), RefCell::default());
+        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None) })
+    }
+
+    async fn open(self: &Rc<Self>, host: u8) -> LogAttachment<Host> {
+        let keeper = Rc::new(Host { image: self.clone(), host });
+        LogAttachment::open(keeper, self.base.clone()).await.expect("opened")
+    }
+}
+
+/// One host's access to it.
+struct Host {
+    image: Rc<SharedImage>,
+    host: u8,
+}
+
+/// A host's hold on the exclusive lock.
+struct Hold(Rc<SharedImage>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let owner = &self.0.owner;
+        owner.set(owner.get().filter(|(_, holds)| *holds > 1).map(|(host, holds)| (host, holds - 1)));
+    }
+}
+
+impl LogKeeper for Host {
+    type Place = &'static str;
+    type Lock = Hold;
+
+    fn volume_id(&self) -> String {
+        "one".into()
+    }
+
+    fn volume_name(&self) -> String {
+        "pool/image".into()
+    }
+
+    fn load(&self) -> LocalFuture<Result<LogRecord<Self::Place>>> {
+        self.image.loads.set(self.image.loads.get() + 1);
+        Box::pin(ready(Ok(self.image.record.borrow().clone())))
+    }
+
+    fn store(&self, record: LogRecord<Self::Place>) -> LocalFuture<Result<()>> {
+        self.image.record.replace(record);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn lock(&self) -> LocalFuture<Result<Hold>> {
+        let holds = match self.image.owner.get() {
+            Some((owner, _)) if owner != self.host => {
+                return Box::pin(ready(Err(Error::new(ErrorKind::Busy, "held by another host"))));
+            }
+            owner => owner.map_or(1, |(_, holds)| holds + 1),
+        };
+        self.image.owner.set(Some((self.host, holds)));
+        Box::pin(ready(Ok(Hold(self.image.clone()))))
+    }
+
+    fn drain_changes(&self) -> LocalFuture<()> {
+        Box::pin(ready(()))
+    }
+
+    fn shelf(&self, _place: &Self::Place, _create: bool) -> LocalFuture<Result<Rc<Shelf>>> {
+        Box::pin(ready(Ok(self.image.shelf.clone())))
+    }
+
+    fn log_size(&self, _place: &Self::Place) -> u64 {
+        16 << 20
+    }
+
+    fn options(&self, _place: &Self::Place) -> Options {
+        patience()
+    }
+
+    fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange {
+        if is == wanted { PlaceChange::Same } else { PlaceChange::Other }
+    }
+}
+
+#[test]
+fn a_lock_that_is_taken_anew_serves_nothing_past_a_log_that_another_host_has_attached() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf);
+        let ours = image.open(1).await;
+        ours.check_record().await.expect("there is no log");
+        ours.device().submit(write(0, 1, 4096)).await.expect("written");
+        // Another host gets the lock, gives the image a log, and goes away with a write that is only there.
+        let theirs = image.open(2).await;
+        theirs.attach(&PLACE).await.expect("attached");
+        theirs.device().submit(write(0, 2, 4096)).await.expect("written");
+        theirs.close().await.expect("closed");
+        assert_eq!((image.base.bytes.borrow()[0], image.owner.get()), (1, None));
+        // The lock comes back.
+        let loads = image.loads.get();
+        let told = ours.check_record().await.expect_err("the record names a log that is not open here");
+        assert_eq!((told.kind(), image.loads.get()), (ErrorKind::Busy, loads + 1), "{told}");
+        let device = ours.device();
+        device.submit(write(0, 3, 4096)).await.expect_err("a write past the log");
+        device.submit(Request::Read(Extent::new(0, 512))).await.expect_err("an old read");
+        device.submit(Request::Flush).await.expect_err("a flush past the log");
+        assert_eq!(image.base.bytes.borrow()[0], 1);
+        ours.settle().await.expect("the log can be opened");
+        assert_eq!(read(&*ours.device(), 0, 1).await, [2], "what the other host acknowledged");
+        ours.check_record().await.expect("the log that it names is here");
+        ours.close().await.expect("closed");
+    });
+}
+
+#[test]
+fn a_log_that_another_host_has_given_up_is_not_written_back_when_the_lock_comes() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf);
+        {
+            let before = image.open(1).await;
+            before.attach(&PLACE).await.expect("attached");
+            before.device().submit(write(0, 1, 4096)).await.expect("written");
+            before.close().await.expect("closed");
+        }
+        // This host comes back while another has the lock, which gives the log up and writes to the image itself.
+        let lock = Host { image: image.clone(), host: 2 }.lock().await.expect("free");
+        let ours = image.open(1).await;
+        let log = ours.log().expect("the record names it");
+        assert_eq!(log.mode().name(), "acquiring");
+        let waiting = spawn(log.submit(write(4096, 3, 4096)));
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!((log.mode().name(), image.base.writes.get()), ("acquiring", 0));
+        image.record.replace(LogRecord { epoch: 1, log: None });
+        image.base.submit(write(0, 2, 4096)).await.expect("written");
+        drop(lock);
+        let refused = timeout(LONG, waiting).await.expect("answered").expect_err("the log is not the image's any more");
+        assert_eq!(refused.kind(), ErrorKind::Fenced, "{refused}");
+        assert!(matches!(log.mode(), Mode::Failed(_)), "{:?}", log.mode());
+        sleep(LONG).await;
+        assert_eq!(
+            (image.base.writes.get(), image.base.bytes.borrow()[0]),
+            (1, 2),
+            "an older write went over a newer one"
+        );
+        drop(log);
+        ours.close().await.expect("closed");
+        assert_eq!(image.owner.get(), None, "the lock of an image that is not served is free");
+    });
+}
+
+#[test]
+fn attaching_opens_the_log_that_another_host_has_attached_meanwhile() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf);
+        let ours = image.open(1).await;
+        let theirs = image.open(2).await;
+        theirs.attach(&PLACE).await.expect("attached");
+        theirs.device().submit(write(0, 2, 4096)).await.expect("written");
+        assert_eq!(ours.attach(&PLACE).await.expect_err("another host has the lock").kind(), ErrorKind::Busy);
+        theirs.close().await.expect("closed");
+        ours.attach(&PLACE).await.expect("attached");
+        assert_eq!(read(&*ours.device(), 0, 1).await, [2], "what the other host acknowledged");
+        assert_eq!(image.shelf.ids().len(), 1, "a second log was made");
+        ours.close().await.expect("closed");
+    });
+}
