@@ -10,6 +10,7 @@ use forebay_block::{
 };
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions, Progress, RemoveOptions, SIZE_MAX};
 use forebay_ram::RamBackend;
+use forebay_ram::cluster::rbd::encode_snapshot;
 
 const MIB: u64 = 1 << 20;
 
@@ -306,7 +307,7 @@ fn writes_keep_what_snapshots_show() {
         let snap = backend.snap_allocate().await.expect("a number");
         let pairs = vec![
             (b"snap_seq".to_vec(), snap.0.to_le_bytes().to_vec()),
-            (format!("snapshot_{:016x}", snap.0).into_bytes(), common::snapshot(snap.0, "s", 16 * MIB, None)),
+            (format!("snapshot_{:016x}", snap.0).into_bytes(), encode_snapshot(snap.0, "s", 16 * MIB, None)),
         ];
         let header = ObjectName::new(format!("rbd_header.{}", info.id));
         backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");

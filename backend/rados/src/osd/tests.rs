@@ -190,20 +190,17 @@ fn advice_is_in_the_flags_of_operations_on_bytes() {
 
 type Answer = oneshot::Receiver<forebay_block::Result<Reply>>;
 
+/// A change of an object.
+fn change(ops: Vec<OsdOp>) -> Request {
+    let object = ObjectName::new("o");
+    Request { pool: 4, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::WRITE, ops }
+}
+
 /// A write that was sent to an OSD twice, and is not answered; without a map it is nowhere.
 fn sent(objecter: &Objecter, tid: u64, place: Option<Rc<Place>>, sent_epoch: u32) -> Answer {
     let (answer, answered) = oneshot::channel();
-    let request = Request {
-        pool: 4,
-        object: ObjectName::new("o"),
-        group: 0,
-        snap: SNAP_HEAD,
-        snapc: None,
-        flags: flag::WRITE,
-        ops: vec![OsdOp::new(code::CREATE)],
-    };
     let op = Op {
-        request,
+        request: change(vec![OsdOp::new(code::CREATE)]),
         hash: 0,
         place,
         sent: true,
@@ -259,16 +256,7 @@ fn who_is_on_the_blocklist_sends_nothing_any_more() {
     let kind = |result: Option<forebay_block::Result<Reply>>| result.and_then(Result::err).map(|error| error.kind());
     assert_eq!(kind(answered(&mut waiting)), Some(ErrorKind::Fenced));
     assert!(objecter.is_fenced());
-    let next = Request {
-        pool: 4,
-        object: ObjectName::new("o"),
-        group: 0,
-        snap: SNAP_HEAD,
-        snapc: None,
-        flags: flag::WRITE,
-        ops: Vec::new(),
-    };
-    let mut refused = objecter.submit(next);
+    let mut refused = objecter.submit(change(Vec::new()));
     assert_eq!(kind(answered(&mut refused)), Some(ErrorKind::Fenced));
     assert_eq!(objecter.counts(), (0, 0));
 }

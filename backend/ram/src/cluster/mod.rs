@@ -5,6 +5,7 @@
 //! blocklist.  A client can die: then it answers nothing any more, and its watches stay until they are expired.
 
 mod classes;
+pub mod rbd;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -13,11 +13,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Method, ObjectBackend,
-    ObjectName, ObjectOp, ObjectRead, Reply, Request, Result, SizeWatch, SnapId, Transaction,
+    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
+    ObjectRead, Reply, Request, Result, SizeWatch, SnapId,
 };
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
 use forebay_ram::RamBackend;
+use forebay_ram::cluster::rbd::ClosedImage;
 use forebay_ram::cluster::{Client, Cluster};
 use forebay_reactor::{sleep, spawn, timeout};
 
@@ -290,11 +291,10 @@ impl Run {
                 }
             }
             base.close().await;
-            let snap = take_snapshot(&backend, "base", "gold", None).await?;
-            let parent = forebay_image::info(&backend, "base").await?.id;
-            let child = forebay_image::info(&backend, NAME).await?.id;
-            let pair = (b"parent".to_vec(), encode_parent(&parent, snap, overlap));
-            set_keys(&backend, &child, vec![pair]).await?;
+            let parent = closed_image(&backend, "base", None).await?;
+            let snap = parent.take_snapshot(&*backend, "gold").await?;
+            let child = closed_image(&backend, NAME, None).await?;
+            child.set_parent(&*backend, POOL, &parent.id, snap, overlap).await?;
             self.overlap = Some(overlap);
         }
         *self.watched.id.borrow_mut() = Some(forebay_image::info(&backend, NAME).await?.id);
@@ -446,7 +446,7 @@ impl Run {
         Images::of(&backend).settle().await;
         if self.kept.len() < 3 && self.rng.coin() {
             let name = format!("s{}", self.kept.len());
-            take_snapshot(&backend, NAME, &name, self.overlap).await?;
+            closed_image(&backend, NAME, self.overlap).await?.take_snapshot(&*backend, &name).await?;
             self.kept.push(Kept { name, content });
             self.tally.snapshots += 1;
         }
@@ -519,53 +519,9 @@ fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<St
     })
 }
 
-async fn set_keys(backend: &Rc<dyn ObjectBackend>, id: &str, pairs: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
-    let header = ObjectName::new(format!("rbd_header.{id}"));
-    backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.map(drop)
-}
-
-/// Takes a snapshot of an image that nobody has open, as `rbd` does: the object map included.
-async fn take_snapshot(backend: &Rc<dyn ObjectBackend>, image: &str, name: &str, overlap: Option<u64>) -> Result<u64> {
+/// Finds what `rbd` must know of an image that nobody has open.
+async fn closed_image(backend: &Rc<dyn ObjectBackend>, image: &str, overlap: Option<u64>) -> Result<ClosedImage> {
     let info = forebay_image::info(backend, image).await?;
-    let snap = backend.snap_allocate().await?.0;
-    let seq = (b"snap_seq".to_vec(), snap.to_le_bytes().to_vec());
-    let value = encode_snapshot(snap, name, info.size, overlap);
-    set_keys(backend, &info.id, vec![seq, (format!("snapshot_{snap:016x}").into_bytes(), value)]).await?;
-    if info.features.has(Features::OBJECT_MAP) {
-        let map = ObjectName::new(format!("rbd_object_map.{}", info.id));
-        let size = backend.stat(&map, SnapId::HEAD).await?.size;
-        let data = backend.read(&map, ObjectRead::head(0, size)).await?.fill(Extent::new(0, size));
-        let copy = ObjectName::new(format!("rbd_object_map.{}.{snap:016x}", info.id));
-        backend.submit(&copy, Transaction::of(ObjectOp::WriteFull { data })).await?;
-        // Whatever is there is clean from now on.
-        let mut input = [0, info.size.div_ceil(info.object_size)].map(u64::to_le_bytes).concat();
-        input.extend([3, 1, 1]);
-        let method = Method::new("rbd", "object_map_update");
-        backend.submit(&map, Transaction::of(ObjectOp::Call { method, input })).await?;
-    }
-    Ok(snap)
-}
-
-fn encode_text(text: &str) -> Vec<u8> {
-    [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
-}
-
-/// What a header keeps of a snapshot, as `rbd` 16.2 writes it.
-fn encode_snapshot(id: u64, name: &str, size: u64, overlap: Option<u64>) -> Vec<u8> {
-    let mut body = [&id.to_le_bytes()[..], &encode_text(name), &size.to_le_bytes()].concat();
-    // Not protected, no flags, made by a user, at some time, without children.
-    body.extend([0; 9]);
-    body.extend([1, 1, 4, 0, 0, 0, 0, 0, 0, 0]);
-    body.extend([0; 12]);
-    body.push(overlap.is_some().into());
-    body.extend(overlap.into_iter().flat_map(u64::to_le_bytes));
-    [&[8, 8][..], &(body.len() as u32).to_le_bytes(), &body].concat()
-}
-
-/// What a header keeps of its parent, as `rbd` 16.2 writes it.
-fn encode_parent(image: &str, snap: u64, overlap: u64) -> Vec<u8> {
-    let mut body = [&POOL.to_le_bytes()[..], &encode_text(""), &encode_text(image), &snap.to_le_bytes()].concat();
-    body.push(1);
-    body.extend(overlap.to_le_bytes());
-    [&[2, 2][..], &(body.len() as u32).to_le_bytes(), &body].concat()
+    let mapped = info.features.has(Features::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
+    Ok(ClosedImage { id: info.id, size: info.size, mapped, overlap })
 }

@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub mod cluster;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,34 +31,6 @@ pub fn bytes(data: &[u8]) -> BufList {
     // In two parts, so that scatter-gather is used.
     let (a, b) = data.split_at(data.len() / 3);
     [a, b].into_iter().map(Buf::copy_of).collect()
-}
-
-/// What a header keeps of a snapshot, as `rbd` 16.2 writes it.
-pub fn snapshot(id: u64, name: &str, size: u64, overlap: Option<u64>) -> Vec<u8> {
-    let mut body = id.to_le_bytes().to_vec();
-    body.extend((name.len() as u32).to_le_bytes());
-    body.extend(name.as_bytes());
-    body.extend(size.to_le_bytes());
-    // Not protected, no flags, made by a user, at some time, without children.
-    body.extend([0; 9]);
-    body.extend([1, 1, 4, 0, 0, 0, 0, 0, 0, 0]);
-    body.extend([0; 12]);
-    body.push(overlap.is_some().into());
-    body.extend(overlap.into_iter().flat_map(u64::to_le_bytes));
-    [&[8, 8][..], &(body.len() as u32).to_le_bytes(), &body].concat()
-}
-
-/// What a header keeps of its parent, as `rbd` 16.2 writes it.
-pub fn parent(pool: i64, namespace: &str, image: &str, snap: u64, overlap: u64) -> Vec<u8> {
-    let mut body = pool.to_le_bytes().to_vec();
-    for text in [namespace, image] {
-        body.extend((text.len() as u32).to_le_bytes());
-        body.extend(text.as_bytes());
-    }
-    body.extend(snap.to_le_bytes());
-    body.push(1);
-    body.extend(overlap.to_le_bytes());
-    [&[2, 2][..], &(body.len() as u32).to_le_bytes(), &body].concat()
 }
 
 /// The names of all objects.

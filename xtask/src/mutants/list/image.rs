@@ -4,6 +4,9 @@ use super::Mutant;
 use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-image");
+const CLONES: Stage = Stage::Test("forebay-image", "clones");
+const LOCKS: Stage = Stage::Test("forebay-image", "locks");
+const MAPS: Stage = Stage::Test("forebay-image", "object_map");
 const SHARED: Stage = Stage::Test("forebay-image", "shared");
 const DEVICE: Stage = Stage::Test("forebay-image", "device");
 const CRASH: Stage = Stage::Test("forebay-image", "crash");
@@ -23,7 +26,7 @@ pub(super) const LIST: &[Mutant] = &[
         SESSION,
         "let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;\n        if let Err(error) = image.backend().flush()",
         "let hold = Extent::new(0, SIZE_MAX);\n        if let Err(error) = image.backend().flush()",
-        &[SHARED, SIM_SHARED],
+        &[LOCKS, SIM_SHARED],
     ),
     Mutant::new(
         "image-map-clears-early",
@@ -31,7 +34,7 @@ pub(super) const LIST: &[Mutant] = &[
         REQUESTS,
         "map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;",
         "map.update(object, if removes { State::Nonexistent } else { State::Exists }, None).await?;",
-        &[SHARED, SIM_SHARED],
+        &[MAPS, SIM_SHARED],
     ),
     Mutant::new(
         "image-map-trims-early",
@@ -39,7 +42,7 @@ pub(super) const LIST: &[Mutant] = &[
         RESIZE,
         "map.update_range(first_whole..end, State::Pending, Some(State::Exists)).await?;",
         "map.update_range(first_whole..end, State::Nonexistent, Some(State::Exists)).await?;",
-        &[SHARED, SIM_SHARED],
+        &[MAPS, LOCKS, SIM_SHARED],
     ),
     Mutant::new(
         "image-map-misses-copies",
@@ -47,7 +50,7 @@ pub(super) const LIST: &[Mutant] = &[
         RESIZE,
         "map.update(object, state, None).await?;",
         "map.update(object, state, Some(State::Clean)).await?;",
-        &[SHARED, SIM_SHARED],
+        &[MAPS, SIM_SHARED],
     ),
     Mutant::new(
         "image-shrink-lets-writes-in",
@@ -55,7 +58,7 @@ pub(super) const LIST: &[Mutant] = &[
         RESIZE,
         "true => new_size - new_size % shared.layout().object_size(),",
         "true => new_size,",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
         "image-map-misses-writes",
@@ -63,7 +66,7 @@ pub(super) const LIST: &[Mutant] = &[
         REQUESTS,
         "map.is_marked(object) && matches!(change, Change::Write(_))",
         "matches!(change, Change::Write(_))",
-        &[SHARED, SIM_SHARED],
+        &[MAPS, LOCKS, SIM_SHARED],
     ),
     Mutant::new(
         "image-owner-not-fenced",
@@ -71,7 +74,7 @@ pub(super) const LIST: &[Mutant] = &[
         SESSION,
         "self.objects.blocklist(&locker.address, None).await?;",
         "",
-        &[SHARED, SIM_SHARED],
+        &[LOCKS, SIM_SHARED],
     ),
     Mutant::new(
         "image-stale-header",
@@ -79,7 +82,7 @@ pub(super) const LIST: &[Mutant] = &[
         SESSION,
         "image.refresh().await?;\n            self.open_map(image).await?;",
         "self.open_map(image).await?;",
-        &[SHARED, SIM_SHARED],
+        &[LOCKS, SHARED, SIM_SHARED],
     ),
     Mutant::new(
         "image-discard-shows-parent",
@@ -87,7 +90,7 @@ pub(super) const LIST: &[Mutant] = &[
         REQUESTS,
         "if overlap > 0 && matches!(ops[..], [ObjectOp::Remove]) {",
         "if overlap > u64::MAX - 1 && matches!(ops[..], [ObjectOp::Remove]) {",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
         "image-copy-up-after-snapshot",
@@ -95,7 +98,7 @@ pub(super) const LIST: &[Mutant] = &[
         "volume/image/src/clone.rs",
         "snapc: if keeps { None } else { snapc }",
         "snapc",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
         "image-copy-up-unguarded",
@@ -103,7 +106,7 @@ pub(super) const LIST: &[Mutant] = &[
         REQUESTS,
         "all.extend(guarded.then_some(ObjectOp::AssertExists));",
         "",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
         "image-overlap-kept",
@@ -111,7 +114,7 @@ pub(super) const LIST: &[Mutant] = &[
         RESIZE,
         "shared.set_overlap(overlap.min(new_size));",
         "shared.set_overlap(overlap);",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
         "image-shrink-header-first",
@@ -151,7 +154,7 @@ pub(super) const LIST: &[Mutant] = &[
         "volume/image/src/remove.rs",
         "if let Some(other) = others.first() {",
         "if let Some(other) = others.get(1_000_000) {",
-        &[SHARED],
+        &[LOCKS],
     ),
     Mutant::new(
         "image-outdated-write",
@@ -167,6 +170,6 @@ pub(super) const LIST: &[Mutant] = &[
         "volume/image/src/image.rs",
         "view.overlap.saturating_sub(start).min(self.layout.object_size())",
         "view.overlap.min(self.layout.object_size())",
-        &[SHARED, SIM_SHARED],
+        &[CLONES, SIM_SHARED],
     ),
 ];

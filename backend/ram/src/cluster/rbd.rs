@@ -1,0 +1,85 @@
+//! What `rbd` does that images here do not: snapshots and clones, byte for byte as version 16.2 writes them.
+
+use forebay_block::{Extent, Method, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapId, Transaction};
+
+fn encode_text(text: &str) -> Vec<u8> {
+    [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// Encodes what a header keeps of a snapshot of an image of `size` bytes, the first `overlap` of which are its parent's.
+pub fn encode_snapshot(id: u64, name: &str, size: u64, overlap: Option<u64>) -> Vec<u8> {
+    let mut body = [&id.to_le_bytes()[..], &encode_text(name), &size.to_le_bytes()].concat();
+    // Not protected, no flags, made by a user, at some time, without children.
+    body.extend([0; 9]);
+    body.extend([1, 1, 4, 0, 0, 0, 0, 0, 0, 0]);
+    body.extend([0; 12]);
+    body.push(overlap.is_some().into());
+    body.extend(overlap.into_iter().flat_map(u64::to_le_bytes));
+    [&[8, 8][..], &(body.len() as u32).to_le_bytes(), &body].concat()
+}
+
+/// Encodes what a header keeps of a parent: a snapshot of the image with this id in a pool's namespace.
+pub fn encode_parent(pool: i64, namespace: &str, image: &str, snap: u64, overlap: u64) -> Vec<u8> {
+    let place = [&pool.to_le_bytes()[..], &encode_text(namespace), &encode_text(image)].concat();
+    let body = [&place[..], &snap.to_le_bytes(), &[1], &overlap.to_le_bytes()].concat();
+    [&[2, 2][..], &(body.len() as u32).to_le_bytes(), &body].concat()
+}
+
+/// An image that nobody has open.
+#[derive(Debug, Clone)]
+pub struct ClosedImage {
+    /// Its id.
+    pub id: String,
+    /// Its bytes.
+    pub size: u64,
+    /// Objects that its object map knows, if it has one.
+    pub mapped: Option<u64>,
+    /// So many of its bytes are its parent's, if it has one.
+    pub overlap: Option<u64>,
+}
+
+impl ClosedImage {
+    async fn set(&self, backend: &dyn ObjectBackend, pairs: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+        let header = ObjectName::new(format!("rbd_header.{}", self.id));
+        backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.map(drop)
+    }
+
+    /// Takes a snapshot, of the object map too; returns its number.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub async fn take_snapshot(&self, backend: &dyn ObjectBackend, name: &str) -> Result<u64> {
+        let snap = backend.snap_allocate().await?.0;
+        let seq = (b"snap_seq".to_vec(), snap.to_le_bytes().to_vec());
+        let value = encode_snapshot(snap, name, self.size, self.overlap);
+        self.set(backend, vec![seq, (format!("snapshot_{snap:016x}").into_bytes(), value)]).await?;
+        if let Some(objects) = self.mapped {
+            let map = ObjectName::new(format!("rbd_object_map.{}", self.id));
+            let size = backend.stat(&map, SnapId::HEAD).await?.size;
+            let data = backend.read(&map, ObjectRead::head(0, size)).await?.fill(Extent::new(0, size));
+            let copy = ObjectName::new(format!("rbd_object_map.{}.{snap:016x}", self.id));
+            backend.submit(&copy, Transaction::of(ObjectOp::WriteFull { data })).await?;
+            // Whatever is there is clean from now on.
+            let mut input = [0, objects].map(u64::to_le_bytes).concat();
+            input.extend([3, 1, 1]);
+            let method = Method::new("rbd", "object_map_update");
+            backend.submit(&map, Transaction::of(ObjectOp::Call { method, input })).await?;
+        }
+        Ok(snap)
+    }
+
+    /// Makes the image, which is empty, a clone of a snapshot of the image with the id `parent` in the same pool.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub async fn set_parent(
+        &self,
+        backend: &dyn ObjectBackend,
+        pool: i64,
+        parent: &str,
+        snap: u64,
+        overlap: u64,
+    ) -> Result<()> {
+        self.set(backend, vec![(b"parent".to_vec(), encode_parent(pool, "", parent, snap, overlap))]).await
+    }
+}
