@@ -69,6 +69,8 @@ pub(crate) struct Files {
     open: BTreeMap<Handle, OpenFile>,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
+    /// A file that another process renames, from and to, when an open has not found the new name.
+    late: Option<(PathBuf, PathBuf)>,
     /// Places where what is stored is not what was written: inode and offset.
     pub(crate) damage: Vec<(usize, u64)>,
 }
@@ -89,6 +91,10 @@ impl Files {
     pub(crate) fn find(&mut self, path: &Path) -> Option<(usize, &mut Inode)> {
         let inode = *self.names.get(path)?;
         Some((inode, &mut self.inodes[inode]))
+    }
+
+    pub(crate) fn rename_late(&mut self, from: &Path, to: &Path) {
+        self.late = Some((from.to_owned(), to.to_owned()));
     }
 
     pub(crate) fn set_faults(&mut self, path: &Path, faults: Option<DiskFaults>) -> bool {
@@ -116,7 +122,14 @@ impl Files {
                 core.point();
                 inode
             }
-            None => return Err(io::ErrorKind::NotFound.into()),
+            None => {
+                if let Some((from, to)) = self.late.take_if(|(_, to)| to == path)
+                    && let Some(inode) = self.names.remove(&from)
+                {
+                    self.names.insert(to, inode);
+                }
+                return Err(io::ErrorKind::NotFound.into());
+            }
         };
         let handle = core.handle();
         let node = &mut self.inodes[inode];

@@ -144,6 +144,11 @@ impl World {
         self.with(|state| state.files.add(path.as_ref(), size, sector, false));
     }
 
+    /// Has another process rename a file as soon as an open has not found its new name.
+    pub fn rename_late(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) {
+        self.with(|state| state.files.rename_late(from.as_ref(), to.as_ref()));
+    }
+
     /// A reactor in this world.  One at a time: the one before must have been given to [`crash`](Self::crash), or
     /// dropped.
     pub fn reactor(&self) -> Reactor {

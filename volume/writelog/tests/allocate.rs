@@ -7,7 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::ErrorKind;
+use forebay_block::{Buf, ErrorKind};
 use forebay_reactor::{File, OpenOptions, sleep, timeout};
 use forebay_sim::{Faults, World};
 use forebay_writelog::{MediumKind, Shelf, ShelfOptions};
@@ -82,4 +82,32 @@ fn a_log_that_nobody_waits_for_is_given_up() {
             open().await.create("two", "local/b", 64 << 20, 0).await.expect("all of the space");
         });
     }
+}
+
+#[test]
+fn a_file_that_another_process_makes_meanwhile_is_not_removed() {
+    const OTHER: &str = "/logs/other";
+    let world = World::new(1, Faults::none());
+    let reactor = world.reactor();
+    let ran = world.run(&reactor, async {
+        let file = File::open(OTHER, OpenOptions::read_write().create()).expect("made");
+        file.write_at(Buf::copy_of(&[7; 4096]), 0).await.expect("written");
+        drop(file);
+        // When no file is found there, and before one is made.
+        world.rename_late(OTHER, FILE);
+        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+        let refused =
+            Shelf::open(MediumKind::Ssd, Path::new(FILE), options).await.err().expect("no logs are kept there");
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+        assert_eq!(length(), Some(4096), "what another process has made is gone");
+        // The same of a file with a log: it is not new, and stays when no second log can be made in it.
+        forebay_reactor::fs::remove_file(FILE).expect("there");
+        let other = Shelf::open(MediumKind::Ssd, Path::new(OTHER), options).await.expect("a file for logs");
+        drop(other);
+        world.rename_late(OTHER, FILE);
+        let shelf = Shelf::open(MediumKind::Ssd, Path::new(FILE), options).await.expect("a file for logs");
+        shelf.create("one", "local/a", 1 << 10, 0).await.expect_err("too small");
+        assert!(!shelf.is_removed() && length().is_some(), "a file of another process is gone");
+    });
+    ran.expect("it ends");
 }

@@ -86,12 +86,25 @@ pub(super) fn remove(path: &Path, name: &str) {
     }
 }
 
-/// Opens a file; if there is none and `create`, makes it.  True when it was made.
+/// Opens a file; if there is none and `create`, makes it.  True when it was made, and by nobody else: what this process has
+/// made it may remove again.
 pub(super) async fn open_file(path: &Path, name: &str, how: OpenOptions, create: bool) -> Result<(File, bool)> {
-    let opened = File::open_when_free(path, how).await;
-    let missing = opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-    let opened = if missing && create { File::open_when_free(path, how.create()).await } else { opened };
-    opened.map(|file| (file, missing)).map_err(|error| io(error, name, "opening"))
+    let opened = match File::open_when_free(path, how).await {
+        Err(error) if create && error.kind() == std::io::ErrorKind::NotFound => {
+            match File::open(path, how.create_new()) {
+                Ok(file) => return Ok((file, true)),
+                // Another process makes it at the same time, or had its lock before this one.
+                Err(error) if is_anothers(&error) => File::open_when_free(path, how).await,
+                Err(error) => Err(error),
+            }
+        }
+        opened => opened,
+    };
+    opened.map(|file| (file, false)).map_err(|error| io(error, name, "opening"))
+}
+
+fn is_anothers(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::WouldBlock)
 }
 
 /// What a file was before it was made longer.

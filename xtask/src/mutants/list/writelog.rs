@@ -4,6 +4,7 @@ use super::Mutant;
 use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-writelog");
+const ALLOCATE: Stage = Stage::Test("forebay-writelog", "allocate");
 const ATTACHMENT: Stage = Stage::Test("forebay-writelog", "attachment");
 const DAMAGE: Stage = Stage::Test("forebay-writelog", "damage");
 const FAILURES: Stage = Stage::Test("forebay-writelog", "failures");
@@ -139,8 +140,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-superblock-one-copy",
         "The superblock is always written to the same copy",
         SSD,
-        "copy.set(1 - copy.get());",
-        "copy.set(copy.get());",
+        "copy.replace(1 - copy.get())",
+        "copy.get()",
         &[ORDER, SIM],
     ),
     Mutant::new(
@@ -254,6 +255,14 @@ pub(super) const LIST: &[Mutant] = &[
         "let full = || shared.is_early()",
         "let full = || shared.is_early() && false",
         &[FAILURES, SIM],
+    ),
+    Mutant::new(
+        "log-removes-file-of-others",
+        "A file that another process has made meanwhile counts as made for a log, and is removed when that fails",
+        "volume/writelog/src/shelf/space.rs",
+        "match File::open(path, how.create_new()) {",
+        "match File::open(path, how.create()) {",
+        &[ALLOCATE],
     ),
     Mutant::new(
         "log-closed-unheard",
