@@ -4,8 +4,9 @@ mod common;
 
 use std::io::Read;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
-use common::{Nbd, Site, content};
+use common::{Nbd, PATIENCE, Site, content};
 use serde_json::json;
 
 /// `--log` for a log on a file of the site.
@@ -177,4 +178,40 @@ fn a_kept_log_is_closed_when_the_last_user_of_the_image_has_ended() {
     }
     site.run(&["log", "discard", "a", "--force"]).ok();
     site.run(&["log", "info", "a"]).fails(3);
+}
+
+#[test]
+fn a_daemon_stops_though_the_backend_of_a_log_does_not_answer() {
+    let mut site = Site::new();
+    site.delay_us = Some(3_600_000_000);
+    site.start_with_flags(&["--log-dirty-age", "20ms"]);
+    let started = Instant::now();
+    let written = content(64 << 10, 5);
+    for image in ["a", "b"] {
+        site.run(&["create", image, "--size", "8M"]).ok();
+        site.run(&["attach", image, "--nbd", "--log", &place(&site, "")]).ok();
+        let mut client = Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects");
+        client.write(1 << 20, &written);
+    }
+    // It is being written back when the daemon is told to stop.
+    let begun = |image: &str| {
+        let (_, page) = site.http("GET /metrics");
+        let of_image = format!("image=\"{image}\"");
+        let mut lines = page.lines().filter(|line| line.contains("log_written_back_bytes") && line.contains(&of_image));
+        lines.any(|line| !line.ends_with(" 0") && !line.ends_with(" 0.0"))
+    };
+    while !["a", "b"].into_iter().all(&begun) {
+        assert!(started.elapsed() < PATIENCE, "nothing is written back");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let began = Instant::now();
+    site.stop();
+    assert!(began.elapsed() < Duration::from_secs(60), "it took {:?}", began.elapsed());
+    assert!(site.log().contains("it keeps what it holds"), "{}", site.log());
+    site.delay_us = None;
+    site.start();
+    for image in ["a", "b"] {
+        let mut client = Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects");
+        assert!(client.read(1 << 20, written.len()) == written, "{image} has lost an acknowledged write");
+    }
 }

@@ -278,12 +278,9 @@ impl WriteLog {
         if failed || off {
             return drained;
         }
-        let mut noted = writeback::persist_tail(shared, clean).await;
-        let tail = shared.state.borrow().entries.tail();
-        if clean && noted.is_ok() && shared.medium.persisted_tail() < tail {
-            // The volume may be written without the log from now on: the older superblock must not lead back either.
-            noted = writeback::persist_tail(shared, clean).await;
-        }
+        // After write-back has written the tail to one copy of the superblock this writes the other: of an empty log
+        // neither leads back.
+        let noted = writeback::persist_tail(shared, clean).await;
         drained.and(noted)
     }
 }

@@ -28,6 +28,10 @@ const STALLED: Duration = Duration::from_secs(30);
 /// Who keeps a log is waited for so long before it is left to be closed when others have let go of its volume.
 const CLOSING: Duration = Duration::from_secs(2);
 
+/// A daemon that stops waits for its logs to be closed for so long: a backend that does not answer, or the end of a log
+/// that is under way, must not hold it up.
+const STOPPING: Duration = Duration::from_secs(10);
+
 /// The log devices that are open, and the volumes whose logs are.
 #[derive(Default)]
 pub struct Logs {
@@ -134,11 +138,11 @@ impl Engine {
         }
     }
 
-    /// Closes all logs as they are; they go on when their volumes are opened again.
+    /// Closes all logs as they are, within [`STOPPING`]; they go on when their volumes are opened again.
     pub(super) async fn close_logs(&self) -> Result<()> {
         drop(std::mem::take(&mut *self.logs.volumes.borrow_mut()));
         let mut result = Ok(());
-        for (spec, closed) in self.volumes.close_all().await {
+        for (spec, closed) in self.volumes.close_all(STOPPING).await {
             if let Err(error) = closed {
                 result = Err(log_failure(error, &spec));
             }

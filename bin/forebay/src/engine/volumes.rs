@@ -11,7 +11,7 @@ use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
 use forebay_reactor::sync::{Notify, Permit, Semaphore};
-use forebay_reactor::{Instant, now, try_spawn};
+use forebay_reactor::{Instant, now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
@@ -431,18 +431,20 @@ impl Volumes {
         }
     }
 
-    /// Closes the logs of all volumes, used or not; what came of that.
-    pub async fn close_all(&self) -> Vec<(ImageSpec, forebay_block::Result<()>)> {
-        let mut results = Vec::new();
-        let open: Vec<(ImageSpec, Rc<Volume>)> =
-            self.open_specs().into_iter().filter_map(|spec| Some((spec.clone(), self.find(&spec)?))).collect();
-        for (spec, volume) in open {
-            results.push((spec, volume.attachment.close().await));
+    /// Closes the logs of all volumes, used or not, side by side; what came of that.  Those that take longer than
+    /// `patience` are left as a power failure would leave them: what they have acknowledged is recovered from them.
+    pub async fn close_all(&self, patience: Duration) -> Vec<(ImageSpec, forebay_block::Result<()>)> {
+        let deadline = now() + patience;
+        for spec in self.open_specs() {
+            if let Some(volume) = self.find(&spec) {
+                self.closing.begin(&spec, volume.attachment.clone());
+            }
         }
         let closing: Vec<ImageSpec> = self.closing.logs.borrow().keys().cloned().collect();
+        let mut results = Vec::new();
         for spec in closing {
-            let closed = self.closing.closed(&spec).await;
-            results.push((spec, closed));
+            let closed = timeout(deadline.since(now()), self.closing.closed(&spec)).await;
+            results.push((spec, closed.unwrap_or_else(|_| Err(not_closed(patience)))));
         }
         results
     }
@@ -452,6 +454,11 @@ impl Volumes {
         let open = self.open.borrow();
         open.iter().filter(|(_, volume)| volume.strong_count() > 0).map(|(spec, _)| spec.clone()).collect()
     }
+}
+
+fn not_closed(patience: Duration) -> forebay_block::Error {
+    let text = format!("it could not be closed in {} s; it keeps what it holds", patience.as_secs());
+    forebay_block::Error::new(ErrorKind::TimedOut, text)
 }
 
 fn being_changed(spec: &ImageSpec) -> Failure {

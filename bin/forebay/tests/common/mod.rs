@@ -62,6 +62,8 @@ pub struct Site {
     daemon: Option<Running>,
     /// Flags of `serve`.
     flags: Vec<String>,
+    /// Microseconds that every request of a volume to its image takes longer.
+    pub delay_us: Option<u64>,
 }
 
 impl Drop for Site {
@@ -87,14 +89,13 @@ impl Drop for Running {
 impl Site {
     /// A directory; the store is made by the first daemon.
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a directory"), daemon: None, flags: Vec::new() }
+        Self { dir: tempfile::tempdir().expect("a directory"), daemon: None, flags: Vec::new(), delay_us: None }
     }
 
     /// With a daemon.
     pub fn serving(flags: &[&str]) -> Self {
         let mut site = Self::new();
-        site.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        site.start();
+        site.start_with_flags(flags);
         site
     }
 
@@ -129,6 +130,12 @@ impl Site {
         self.start_logging_to(log);
     }
 
+    /// The same, with flags from now on.
+    pub fn start_with_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        self.start();
+    }
+
     /// The same, with flags, its standard error somewhere else.
     pub fn start_with(&mut self, flags: &[&str], stderr: impl Into<Stdio>) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
@@ -143,6 +150,7 @@ impl Site {
         let mut command = forebay();
         command.args(["serve", "--store-size", "160M", "--data"]).arg(self.data()).args(&self.flags);
         command.env("NOTIFY_SOCKET", &notify).stderr(stderr).stdout(Stdio::null());
+        command.envs(self.delay_us.map(|pause| ("FOREBAY_DEBUG_BACKEND_DELAY_US", pause.to_string())));
         let mut running = Running { child: command.spawn().expect("the daemon") };
         let started = Instant::now();
         let mut buf = [0; 256];

@@ -57,11 +57,11 @@ pub(super) const LIST: &[Mutant] = &[
         &[DAMAGE, SIM],
     ),
     Mutant::new(
-        "log-clean-in-one-superblock",
-        "A log that is closed with nothing in it says so in one copy of the superblock only",
+        "log-closed-in-one-superblock",
+        "A log that is closed with nothing in it leaves a copy of the superblock that leads back to older entries",
         LOG_RS,
-        "if clean && noted.is_ok() &&",
-        "if false && noted.is_ok() &&",
+        "let noted = writeback::persist_tail(shared, clean).await;",
+        "let noted = Ok(clean).map(drop);",
         &[DAMAGE],
     ),
     Mutant::new(
