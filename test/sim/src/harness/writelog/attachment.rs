@@ -18,12 +18,13 @@ use forebay_writelog::{
 };
 
 use super::backend::Backend;
-use super::{BACKEND, Record, Watched};
+use super::watched::{Oracles, describe};
+use super::{BACKEND, Record};
 use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
 use crate::harness::{Failure, guarded};
-use crate::oracle::{BlockOracle, Expected, ORDER_SECTOR, OrderOracle};
+use crate::oracle::Expected;
 use crate::rng::Rng;
-use crate::workload::{BlockLoad, verify_blocks};
+use crate::workload::BlockLoad;
 use crate::world::{CrashKind, Stop, World};
 
 const DEVICES: [&str; 2] = ["/logs/a", "/logs/b"];
@@ -330,7 +331,7 @@ impl Front {
         let device = attachment.device();
         let past = std::ptr::addr_eq(Rc::as_ptr(&device), Rc::as_ptr(base));
         if past && store.record.borrow().log.is_some() && !store.storing.get() {
-            let text = format!("{} goes past the log that the record names", super::describe(&request));
+            let text = format!("{} goes past the log that the record names", describe(&request));
             store.violation.borrow_mut().get_or_insert(text);
         }
         device.submit(request)
@@ -379,11 +380,9 @@ struct Lives {
     rng: Rng,
     size: u64,
     store: Rc<ImageStore>,
-    blocks: Rc<RefCell<BlockOracle>>,
-    order: Rc<RefCell<OrderOracle>>,
+    oracles: Oracles,
     load: BlockLoad,
     version: Rc<Cell<u64>>,
-    before: CrashKind,
     /// The log devices fail.
     logs_fail: bool,
     tally: AttachmentTally,
@@ -394,19 +393,16 @@ impl Lives {
         let mut rng = Rng::new(seed ^ 0xa77a_c4ed);
         let size = *rng.pick(&[64 << 10, 256 << 10]);
         let load = BlockLoad { requests: rng.range(40..160) as usize, ..BlockLoad::draw(&mut rng, size) };
-        let mut blocks = BlockOracle::new(Expected { io: true, ..Expected::nothing() });
-        blocks.set_size(size, size);
+        let oracles = Oracles::new(&world, size, Expected { io: true, ..Expected::nothing() });
         let logs_fail = rng.one_in(6);
         Self {
             world,
             rng,
             size,
             store: Rc::default(),
-            blocks: Rc::new(RefCell::new(blocks)),
-            order: Rc::default(),
+            oracles,
             load,
             version: Rc::default(),
-            before: CrashKind::Power,
             logs_fail,
             tally: AttachmentTally { runs: 1, ..AttachmentTally::default() },
         }
@@ -444,20 +440,17 @@ impl Lives {
         }
         self.world.crash(reactor, kind);
         self.store.storing.set(false);
-        self.blocks.borrow_mut().crash();
-        self.order.borrow_mut().crash();
-        self.before = kind;
+        self.oracles.crash(kind);
         self.tally.crashes += 1;
         self.violation()?;
-        let read = |sector| self.world.peek(BACKEND, sector * ORDER_SECTOR, ORDER_SECTOR as usize).unwrap_or_default();
-        self.order.borrow().check(read).map_err(|text| format!("the backend alone: {text}"))
+        self.oracles.check_backend()
     }
 
     fn violation(&self) -> std::result::Result<(), String> {
         if let Some(text) = &*self.store.violation.borrow() {
             return Err(text.clone());
         }
-        self.blocks.borrow().violation().map_or(Ok(()), |text| Err(text.to_owned()))
+        self.oracles.violation()
     }
 
     async fn open(&mut self) -> Result<Process> {
@@ -487,24 +480,18 @@ impl Lives {
     }
 
     fn watched(&self, front: &Rc<Front>) -> Rc<dyn BlockDevice> {
-        Rc::new(Watched {
-            inner: front.clone(),
-            blocks: self.blocks.clone(),
-            order: self.order.clone(),
-            strict: false,
-            world: self.world.clone(),
-        })
+        self.oracles.watch(front.clone(), false)
     }
 
     async fn live(&mut self) -> Result<()> {
         let late = |what: &str| Error::new(ErrorKind::TimedOut, format!("{what} takes longer than {PATIENCE:?}"));
         let mut process = self.open().await?;
-        verify_blocks(&*process.front, &self.blocks, self.load.span, self.before).await?;
+        self.oracles.verify(&*process.front, self.load.span).await?;
         self.let_logs_fail(self.logs_fail);
         for _ in 0..self.rng.range(1..4) {
             process.fail_ppm.set(*self.rng.pick(&[0, 0, 100_000, 400_000]));
             let watched = self.watched(&process.front);
-            let (load, blocks, version) = (self.load.clone(), self.blocks.clone(), self.version.clone());
+            let (load, blocks, version) = (self.load.clone(), self.oracles.blocks.clone(), self.version.clone());
             let mut rng = self.rng.fork();
             let load = spawn(async move { load.run_on(watched, blocks, version, &mut rng).await });
             for _ in 0..self.rng.range(1..8) {
@@ -599,12 +586,12 @@ impl Lives {
         let world = self.world.clone();
         let ran = world.run(&reactor, async {
             let process = self.open().await?;
-            verify_blocks(&*process.front, &self.blocks, self.load.span, self.before).await?;
+            self.oracles.verify(&*process.front, self.load.span).await?;
             process.attachment.end(STALL).await?;
             if let Some(log) = &self.store.record.borrow().log {
                 return Err(Error::new(ErrorKind::Invalid, format!("the record still names a log at {}", log.place)));
             }
-            verify_blocks(&process.front.base.inner, &self.blocks, self.load.span, CrashKind::Power).await.map(drop)
+            self.oracles.verify_backend(&process.front.base.inner, self.load.span).await
         });
         ran.map_err(|stop| stop.to_string())?.map_err(|error| format!("the last life: {error:?}"))?;
         self.crash(reactor, CrashKind::Power)

@@ -103,7 +103,7 @@ impl Run {
             let from = (sector * ORDER_SECTOR) as usize;
             bytes.get(from..from + ORDER_SECTOR as usize).map(<[u8]>::to_vec).unwrap_or_default()
         };
-        self.order.borrow().check(read)
+        self.oracles.order.borrow().check(read)
     }
 
     /// Opens the log and reads the volume; leaves everything as it was before.

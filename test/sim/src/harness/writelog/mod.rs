@@ -5,15 +5,14 @@ mod backend;
 mod damage;
 mod resizing;
 mod scenario;
+mod watched;
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
-};
+use forebay_block::{Error, ErrorKind, Extent, LocalFuture, Reply, Request, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOptions, WriteLog};
@@ -23,12 +22,13 @@ pub use scenario::{LogScenario, LogTally};
 
 use self::backend::Backend;
 use self::resizing::Resizing;
+use self::watched::Oracles;
 use super::{Failure, guarded};
 use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
-use crate::oracle::{BlockOracle, Expected, ORDER_SECTOR, OrderOracle};
+use crate::oracle::{Expected, ORDER_SECTOR, OrderOracle};
 use crate::pmem::SimPmem;
 use crate::rng::Rng;
-use crate::workload::{BlockLoad, Stream, verify_blocks};
+use crate::workload::{BlockLoad, Stream};
 use crate::world::{CrashKind, Stop, World};
 
 const LOG: &str = "/logs/shelf";
@@ -75,72 +75,6 @@ fn run_one(
     guarded(&world, &about, || Run::new(world.clone(), scenario, crash_at).all())
 }
 
-/// What the host sees: every request passes both oracles.
-struct Watched {
-    inner: Rc<dyn BlockDevice>,
-    blocks: Rc<RefCell<BlockOracle>>,
-    order: Rc<RefCell<OrderOracle>>,
-    /// What is answered lasts, flushed or not.
-    strict: bool,
-    world: World,
-}
-
-impl BlockDevice for Watched {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
-        let mut told = request.clone();
-        if self.strict {
-            match &mut told {
-                Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua = true,
-                Request::CompareAndWrite { fua, .. } => *fua = true,
-                _ => {}
-            }
-        }
-        let block = self.blocks.borrow_mut().submit(&told);
-        let order = self.order.borrow_mut().submit(&told);
-        let name = describe(&request);
-        self.world.note(|| format!("submit {name}"));
-        let answer = self.inner.submit(request);
-        let (blocks, orders, world) = (self.blocks.clone(), self.order.clone(), self.world.clone());
-        Box::pin(async move {
-            let result = answer.await;
-            if world.is_off() {
-                // Nobody hears it any more.
-                std::future::pending::<()>().await;
-            }
-            world.note(|| format!("answer {name}: {:?}", result.as_ref().map(drop)));
-            blocks.borrow_mut().complete(block, &result);
-            orders.borrow_mut().complete(order, &result);
-            result
-        })
-    }
-
-    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-        self.inner.map(extent)
-    }
-
-    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
-        None
-    }
-}
-
-/// A request, for people.
-fn describe(request: &Request) -> String {
-    match request {
-        Request::Write { offset, data, fua } => {
-            let what = crate::stamp::describe(*offset / 512 * 512, &data.to_vec());
-            format!("write {} at {offset} fua {fua}: {what}", data.len())
-        }
-        Request::CompareAndWrite { offset, data, .. } => {
-            format!("compare and write {} at {offset}: {}", data.len(), crate::stamp::describe(*offset, &data.to_vec()))
-        }
-        request => format!("{request:?}"),
-    }
-}
-
 /// The records that are kept with the image.
 #[derive(Default)]
 struct Record {
@@ -163,13 +97,11 @@ struct Run {
     scenario: LogScenario,
     rng: Rng,
     memory: Option<SimPmem>,
-    blocks: Rc<RefCell<BlockOracle>>,
-    order: Rc<RefCell<OrderOracle>>,
+    oracles: Oracles,
     record: Rc<Record>,
     log: Option<LogId>,
     load: BlockLoad,
     version: Rc<Cell<u64>>,
-    before: CrashKind,
     /// What the host has been told of the volume's size.
     told_size: Rc<Cell<u64>>,
     tally: LogTally,
@@ -204,8 +136,7 @@ impl Run {
         }
         let record = Record::default();
         record.size.set(scenario.size);
-        let mut blocks = BlockOracle::new(Expected::nothing());
-        blocks.set_size(scenario.size, scenario.size);
+        let oracles = Oracles::new(&world, scenario.size, Expected::nothing());
         let told_size = Rc::new(Cell::new(scenario.size));
         let pmem = scenario.medium == MediumKind::Pmem;
         let memory = pmem.then(|| SimPmem::new(&world, (1 << 20) + 2 * scenario.log_size));
@@ -215,13 +146,11 @@ impl Run {
             scenario,
             rng,
             memory,
-            blocks: Rc::new(RefCell::new(blocks)),
-            order: Rc::default(),
+            oracles,
             record: Rc::new(record),
             log: None,
             load,
             version: Rc::default(),
-            before: CrashKind::Power,
             told_size,
             tally,
             crash_at,
@@ -295,7 +224,7 @@ impl Run {
             }
             Err(stop) => return Err(format!("life {life}: {stop}")),
         }
-        self.violation()?;
+        self.oracles.violation()?;
         let kind = match end {
             End::Close { .. } => CrashKind::Power,
             End::Crash(kind) => kind,
@@ -315,9 +244,9 @@ impl Run {
         if let Some(memory) = &self.memory {
             memory.crash(kind, &mut self.rng);
         }
+        self.oracles.crash(kind);
         {
-            let mut blocks = self.blocks.borrow_mut();
-            blocks.crash();
+            let mut blocks = self.oracles.blocks.borrow_mut();
             let (told, size) = (self.told_size.get(), self.record.size.get());
             blocks.set_size(size, size);
             if size < told {
@@ -325,16 +254,7 @@ impl Run {
             }
             self.told_size.set(size);
         }
-        self.order.borrow_mut().crash();
-        self.before = kind;
-        self.backend_alone()
-    }
-
-    /// The backend alone is consistent, always.
-    fn backend_alone(&self) -> std::result::Result<(), String> {
-        let read = |sector| self.world.peek(BACKEND, sector * ORDER_SECTOR, ORDER_SECTOR as usize);
-        let checked = self.order.borrow().check(|sector| read(sector).unwrap_or_default());
-        checked.map_err(|text| format!("the backend alone: {text}"))
+        self.oracles.check_backend()
     }
 
     fn count(&mut self, log: &WriteLog) {
@@ -354,10 +274,6 @@ impl Run {
     /// What of the volume is looked at.
     fn span(&self) -> u64 {
         self.load.span.min(self.record.size.get())
-    }
-
-    fn violation(&self) -> std::result::Result<(), String> {
-        self.blocks.borrow().violation().map_or(Ok(()), |text| Err(text.to_owned()))
     }
 
     async fn shelf(&self) -> Result<Rc<Shelf>> {
@@ -416,28 +332,21 @@ impl Run {
         let late = |what: &str| Error::new(ErrorKind::TimedOut, format!("{what} takes longer than {PATIENCE:?}"));
         let (log, backend) = self.open().await?;
         *opened.borrow_mut() = Some(log.clone());
-        verify_blocks(&*log, &self.blocks, self.span(), self.before).await?;
+        self.oracles.verify(&*log, self.span()).await?;
         if self.scenario.log_fails {
             let ppm = *self.rng.pick(&[5_000, 50_000, 300_000]);
             let faults = DiskFaults { write_error_ppm: ppm, sync_error_ppm: ppm, ..DiskFaults::none() };
             self.world.set_disk_faults(LOG, Some(faults));
         }
         let strict = self.scenario.persist == Persist::OnWrite && !self.scenario.log_fails;
-        let watched: Rc<dyn BlockDevice> = Rc::new(Watched {
-            inner: log.clone(),
-            blocks: self.blocks.clone(),
-            order: self.order.clone(),
-            strict,
-            world: self.world.clone(),
-        });
+        let watched = self.oracles.watch(log.clone(), strict);
         // A snapshot is not taken while the size changes: whoever does either has the image to himself.
         let resizing = (self.scenario.resizes > 0).then(|| {
             let resizing = Resizing {
                 log: log.clone(),
                 backend,
                 world: self.world.clone(),
-                blocks: self.blocks.clone(),
-                order: self.order.clone(),
+                oracles: self.oracles.clone(),
                 told_size: self.told_size.clone(),
                 // Where the load is, and a little past it.
                 most: (self.load.span + self.load.span / 4).min(self.scenario.size),
@@ -447,14 +356,14 @@ impl Run {
             spawn(resizing.all(self.scenario.resizes))
         });
         let cutting = (resizing.is_none() && self.rng.one_in(3)).then(|| {
-            let (log, order, world) = (log.clone(), self.order.clone(), self.world.clone());
+            let (log, order, world) = (log.clone(), self.oracles.order.clone(), self.world.clone());
             let (wait, hold) = (self.rng.below(20_000), self.rng.below(10_000));
             spawn(async move {
                 sleep(Duration::from_micros(wait)).await;
                 cut(&log, &order, &world, hold).await
             })
         });
-        let load = self.load.run_on(watched, self.blocks.clone(), self.version.clone(), &mut self.rng);
+        let load = self.load.run_on(watched, self.oracles.blocks.clone(), self.version.clone(), &mut self.rng);
         timeout(PATIENCE, load).await.map_err(|_| late("the load"))?;
         if let Some(cutting) = cutting {
             let cut = timeout(PATIENCE, cutting).await.map_err(|_| late("a cut"))?;
@@ -471,10 +380,11 @@ impl Run {
                 Err(error) if !(self.scenario.log_fails && error.kind() == ErrorKind::Io) => return Err(error),
                 _ => {}
             }
-            if log.mode().is_on() && self.blocks.borrow().violation().is_none() {
+            if log.mode().is_on() && self.oracles.violation().is_ok() {
                 // Closed in order is as good as flushed.
-                let token = self.blocks.borrow_mut().submit(&Request::Flush);
-                self.blocks.borrow_mut().complete(token, &Ok(Reply::Done));
+                let mut blocks = self.oracles.blocks.borrow_mut();
+                let token = blocks.submit(&Request::Flush);
+                blocks.complete(token, &Ok(Reply::Done));
             }
         }
         Ok(())
@@ -485,18 +395,17 @@ impl Run {
         let world = self.world.clone();
         let ran = world.run(&reactor, async {
             let (log, _) = self.open().await?;
-            verify_blocks(&*log, &self.blocks, self.span(), self.before).await?;
+            self.oracles.verify(&*log, self.span()).await?;
             log.close(true).await?;
             if let Mode::Failed(error) = log.mode() {
                 return Err(error);
             }
             // What is in the log no longer matters.
             let backend = Backend::open(self.record.clone())?;
-            verify_blocks(&backend, &self.blocks, self.span(), CrashKind::Power).await?;
-            Ok::<(), Error>(())
+            self.oracles.verify_backend(&backend, self.span()).await
         });
         ran.map_err(|stop| stop.to_string())?.map_err(|error| format!("the last life: {error:?}"))?;
-        self.violation()?;
+        self.oracles.violation()?;
         self.crash(reactor, CrashKind::Power)
     }
 }

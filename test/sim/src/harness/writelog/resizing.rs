@@ -1,6 +1,6 @@
 //! The volume's size changes while the log is at work.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use forebay_reactor::sleep;
 use forebay_writelog::WriteLog;
 
 use super::backend::Backend;
-use crate::oracle::{BLOCK, BlockOracle, OrderOracle};
+use super::watched::Oracles;
+use crate::oracle::BLOCK;
 use crate::rng::Rng;
 use crate::world::World;
 
@@ -18,8 +19,7 @@ pub(super) struct Resizing {
     pub(super) log: Rc<WriteLog>,
     pub(super) backend: Rc<Backend>,
     pub(super) world: World,
-    pub(super) blocks: Rc<RefCell<BlockOracle>>,
-    pub(super) order: Rc<RefCell<OrderOracle>>,
+    pub(super) oracles: Oracles,
     /// What the host has been told of the size.
     pub(super) told_size: Rc<Cell<u64>>,
     /// Largest size that is drawn.
@@ -57,9 +57,10 @@ impl Resizing {
         let cut = Extent::new(to, from.saturating_sub(to));
         let zeroes = Request::WriteZeroes { extent: cut, no_unmap: false, fua: true };
         self.world.note(|| format!("resize from {from} to {to}"));
-        self.blocks.borrow_mut().set_size(from.min(to), from.max(to));
-        let tokens =
-            (to < from).then(|| (self.blocks.borrow_mut().cut_begins(cut), self.order.borrow_mut().submit(&zeroes)));
+        self.oracles.blocks.borrow_mut().set_size(from.min(to), from.max(to));
+        let tokens = (to < from).then(|| {
+            (self.oracles.blocks.borrow_mut().cut_begins(cut), self.oracles.order.borrow_mut().submit(&zeroes))
+        });
         // Cut short by an error the size is the old one, and part of the end may be gone: again.
         let mut result = self.go(from, to).await;
         while result.is_err() && self.may_fail && self.log.mode().is_on() && !self.world.is_off() {
@@ -72,9 +73,9 @@ impl Resizing {
         }
         self.world.note(|| format!("resized from {from} to {to}: {result:?}"));
         result?;
-        let mut blocks = self.blocks.borrow_mut();
+        let mut blocks = self.oracles.blocks.borrow_mut();
         if let Some((token, ordered)) = tokens {
-            self.order.borrow_mut().complete(ordered, &Ok(Reply::Done));
+            self.oracles.order.borrow_mut().complete(ordered, &Ok(Reply::Done));
             blocks.cut_ends(token, cut, &Ok(()));
         }
         blocks.set_size(to, to);
