@@ -18,10 +18,10 @@ use report::{Finding, Format, Verdict};
 use stage::{Outcome, Stage};
 use tree::Tree;
 
-/// Faults that the list has at least.
+/// Least number of faults on the list.
 const FAULTS_MIN: usize = 60;
 
-/// What `mutants` takes.
+/// Arguments of `mutants`.
 #[derive(clap::Args)]
 pub struct MutantsArguments {
     /// Plant only these, by id
@@ -121,7 +121,7 @@ fn select<'a>(all: &'a [Mutant], arguments: &MutantsArguments) -> Result<Vec<&'a
     Ok(wanted.collect())
 }
 
-/// Runs every stage that is needed once without a fault; how many seconds each took.
+/// Runs every stage that is needed once without a fault; returns how many seconds each took.
 fn baseline(tree: &Tree, wanted: &[&Mutant]) -> Result<BTreeMap<Stage, f64>> {
     let mut seconds = BTreeMap::new();
     let mut stages: Vec<Stage> = wanted.iter().flat_map(|mutant| mutant.stages).copied().collect();

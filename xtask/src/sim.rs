@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{daemon, shell};
 
-/// What `sim` takes.
+/// Arguments of `sim`.
 #[derive(clap::Args)]
 pub struct SimArguments {
     /// The first seed
@@ -41,34 +41,21 @@ pub struct SimArguments {
     sweeps: u64,
 }
 
-/// What kind of runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Soak,
-    Everywhere,
-    Messenger,
-    Attachment,
-    Shared,
-    WriteLog,
-    WriteLogEverywhere,
-}
-
-impl Kind {
-    /// The options that ask for it.
-    fn options(self) -> &'static [&'static str] {
-        match self {
-            Kind::Soak => &[],
-            Kind::Everywhere => &["--everywhere"],
-            Kind::Messenger => &["--messenger"],
-            Kind::Attachment => &["--attachment"],
-            Kind::Shared => &["--shared"],
-            Kind::WriteLog => &["--writelog"],
-            Kind::WriteLogEverywhere => &["--writelog", "--everywhere"],
-        }
+impl SimArguments {
+    /// Returns the simulator's options for what runs are about.
+    fn options(&self, everywhere: bool) -> Vec<&'static str> {
+        let all = [
+            (self.messenger, "--messenger"),
+            (self.writelog, "--writelog"),
+            (self.attachment, "--attachment"),
+            (self.shared, "--shared"),
+            (everywhere, "--everywhere"),
+        ];
+        all.into_iter().filter_map(|(asked, option)| asked.then_some(option)).collect()
     }
 }
 
-/// The command that builds the simulator.
+/// Returns the command that builds the simulator.
 pub fn build_command() -> Command {
     daemon::build_beside_command(&["-p", "forebay-sim", "--bin", "sim"])
 }
@@ -76,24 +63,14 @@ pub fn build_command() -> Command {
 /// Runs the seeds; the first failure of each process is printed with its trace.
 pub fn run(arguments: &SimArguments) -> Result<()> {
     shell::run(&mut build_command())?;
-    let kind = match (arguments.messenger, arguments.writelog, arguments.everywhere) {
-        (true, ..) => Kind::Messenger,
-        _ if arguments.attachment => Kind::Attachment,
-        _ if arguments.shared => Kind::Shared,
-        (_, true, false) => Kind::WriteLog,
-        (_, true, true) => Kind::WriteLogEverywhere,
-        (_, _, true) => Kind::Everywhere,
-        _ => Kind::Soak,
-    };
-    run_seeds(arguments, kind, arguments.runs)?;
+    run_seeds(arguments, &arguments.options(arguments.everywhere), arguments.runs)?;
     if arguments.sweeps > 0 {
-        let sweep = if arguments.writelog { Kind::WriteLogEverywhere } else { Kind::Everywhere };
-        run_seeds(arguments, sweep, arguments.sweeps)?;
+        run_seeds(arguments, &arguments.options(true), arguments.sweeps)?;
     }
     Ok(())
 }
 
-fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
+fn run_seeds(arguments: &SimArguments, options: &[&str], runs: u64) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let jobs = arguments.jobs.unwrap_or(cores).clamp(1, runs.max(1));
     let mut processes = Vec::new();
@@ -103,7 +80,7 @@ fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
         let mut simulator = shell::command(shell::target().join("release/sim"));
         simulator.args(["--seed", &arguments.seed.wrapping_add(first).to_string()]);
         simulator.args(["--steps", &arguments.steps.to_string(), "--runs", &count.to_string()]);
-        simulator.args(kind.options());
+        simulator.args(options);
         let child = simulator.stdout(Stdio::piped()).spawn().context("cannot start the simulator")?;
         processes.push((count, child));
     }
@@ -117,7 +94,7 @@ fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
             failed += 1;
             println!("{text}");
             let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
-            let how = if kind == Kind::Soak { "--steps 1".to_owned() } else { kind.options().join(" ") };
+            let how = if options.is_empty() { "--steps 1".to_owned() } else { options.join(" ") };
             println!("not ok sim: replay it with: cargo xtask sim --seed {seed} {how}");
         }
     }
@@ -127,7 +104,7 @@ fn run_seeds(arguments: &SimArguments, kind: Kind, runs: u64) -> Result<()> {
     Ok(())
 }
 
-/// The simulator's tally, a field a line, on one line.
+/// Puts the simulator's tally, which has a field a line, on one line.
 fn one_line(tally: &str) -> String {
     let fields = tally.lines().map(str::trim).filter(|line| line.contains(": "));
     fields.map(|line| line.trim_end_matches(',')).collect::<Vec<_>>().join(", ")

@@ -13,7 +13,7 @@ use super::stage::Stage;
 /// The areas of the list.
 pub(super) const AREAS: [&str; 5] = ["writelog", "store", "image", "rados", "fronts"];
 
-/// A fault, and what should notice it.
+/// Fault, and the stages that should notice it.
 #[derive(Clone)]
 pub(super) struct Mutant {
     pub(super) id: &'static str,
@@ -73,13 +73,13 @@ impl Mutant {
         Ok([&text[..at], self.replace, &text[at + self.find.len()..]].concat())
     }
 
-    /// What is said of two runs with the same fault.
+    /// Returns what is the same for two runs with the same fault.
     pub(super) fn key(&self) -> String {
         format!("{}\n{}\n{:?}\n{}", self.file, self.find, self.index, self.replace)
     }
 }
 
-/// All faults.
+/// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
     let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST];
     let named = AREAS.iter().zip(areas);

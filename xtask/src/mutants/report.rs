@@ -20,14 +20,14 @@ pub(super) enum Format {
     Json,
 }
 
-/// What came of a fault.
+/// Whether a fault was noticed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Noticed,
     Survived,
 }
 
-/// How a fault was noticed, or not.
+/// Result of one fault.
 pub(super) struct Finding {
     pub(super) verdict: Verdict,
     /// The stage that noticed it.
@@ -58,7 +58,7 @@ impl Finding {
     }
 }
 
-/// One line of what came of a fault.
+/// Returns one line on the result of a fault.
 pub(super) fn line(mutant: &Mutant, finding: &Finding) -> String {
     let times = format!("{:.1} s, built in {:.0} s", finding.seconds, finding.build);
     match (&finding.stage, mutant.equivalent) {
@@ -92,7 +92,7 @@ pub(super) fn list(wanted: &[&Mutant], format: Format) -> Result<()> {
     Ok(())
 }
 
-/// Prints what came of all.
+/// Prints the results.
 pub(super) fn print(wanted: &[&Mutant], findings: &[Finding], format: Format) -> Result<()> {
     if format == Format::Json {
         let all: Vec<Value> = wanted.iter().zip(findings).map(|(mutant, finding)| finding.json(mutant)).collect();
@@ -124,7 +124,7 @@ fn kept() -> Result<BTreeMap<String, Value>> {
     }
 }
 
-/// Keeps what came of a fault for the page.
+/// Stores the result of a fault for the page.
 pub(super) fn keep(mutant: &Mutant, finding: &Finding) -> Result<()> {
     let mut all = kept()?;
     all.insert(mutant.id.to_owned(), finding.json(mutant));
@@ -189,5 +189,6 @@ survives that the list does not argue to be equivalent, and when one is noticed 
 - `cargo xtask check` looks whether every fault can still be planted: its text must be in its file exactly once.
 
 The tables have the last result of each fault, of runs of one area after the other on a machine of two cores that others
-used too, with unit and integration tests in debug builds and the simulator in release. *After* counts the seconds that stages ran until one noticed, those included that did not.
+used too, with unit and integration tests in debug builds and the simulator in release. *After* counts the seconds that
+stages ran until one noticed, those included that did not.
 ";

@@ -14,16 +14,16 @@ use super::tree::{Tree, folder};
 use crate::quiet::Stopwatch;
 use crate::shell;
 
-/// A stage hangs when it takes so many times longer than without a fault, in quiet time...
+/// A stage hangs when it takes this many times as long as without a fault, in quiet time...
 const HANGS_AFTER: f64 = 6.0;
-/// ... and so much longer.
+/// ... and at least this long.
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(30);
-/// Without a fault, none takes longer.
+/// Longest that a stage may take without a fault.
 const BASELINE_MAX: Duration = Duration::from_secs(900);
-/// Memory that a stage may have, in KiB of addresses: a fault may ask for all there is.
+/// Address space of a stage in KiB: with a fault it may ask for all there is.
 const MEMORY_MAX_KIB: u64 = 8_000_000;
 
-/// What may notice a fault.
+/// Tests, or seeds of the simulator, that may notice a fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     /// The unit tests of a crate.
@@ -48,18 +48,18 @@ impl fmt::Display for Stage {
     }
 }
 
-/// How a stage ended.
+/// Result of a stage.
 pub(super) enum Outcome {
     Passed { seconds: f64 },
     Noticed { by: String, seconds: f64 },
 }
 
-/// The last output of a stage.
+/// Returns the file with the output of the stage that ran last.
 pub(super) fn log(tree: &Tree) -> PathBuf {
     tree.root().parent().expect("the copy lies in a folder").join("stage.log")
 }
 
-/// A stage that has been built.
+/// Program of a stage that has been built.
 pub(super) struct Program {
     command: Command,
     log: PathBuf,
@@ -100,7 +100,7 @@ impl Stage {
 }
 
 impl Stage {
-    /// The program that cargo says it has built for this, and the folder of its package.
+    /// Returns the program that cargo says it has built for this, and the folder of its package.
     fn executable(&self, messages: &str) -> Option<(PathBuf, PathBuf)> {
         messages.lines().find_map(|line| {
             let message: Value = serde_json::from_str(line).ok()?;
@@ -118,7 +118,7 @@ impl Stage {
     }
 }
 
-/// Cargo in the copy, which builds only what has changed, and quickly.
+/// Runs cargo in the copy, where it builds only what has changed, and quickly.
 fn cargo(tree: &Tree) -> Command {
     let mut cargo = shell::cargo();
     cargo.current_dir(tree.root()).env("CARGO_TARGET_DIR", folder().join("build")).env("CARGO_INCREMENTAL", "1");
@@ -181,7 +181,7 @@ fn read(log: &Path) -> String {
     std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// The first test that the output says has failed, or the simulator's seed.
+/// Returns the first test that the output says has failed, or the simulator's seed.
 fn failure(output: &str) -> Option<String> {
     output.lines().find_map(|line| {
         if let Some(name) = line.strip_suffix(" ... FAILED") {

@@ -9,26 +9,26 @@ use anyhow::{Context, Result, bail};
 use super::list::Mutant;
 use crate::shell;
 
-/// Where everything of planted faults is.
+/// Returns the folder of the copy, its build and the results.
 pub(super) fn folder() -> PathBuf {
     shell::root().join("target/mutants")
 }
 
-/// The copy.
+/// Copy of the source.
 pub(super) struct Tree {
     root: PathBuf,
-    /// Locked as long as faults are planted: two runs would take each other's out.
+    /// Locked as long as faults are planted: two runs would undo each other's.
     _lock: File,
 }
 
-/// A fault that is in the copy.
+/// Fault that is in the copy.
 pub(super) struct Planted {
     path: PathBuf,
     text: String,
 }
 
 impl Planted {
-    /// Takes it out.
+    /// Removes it.
     pub(super) fn undo(self) -> Result<()> {
         std::fs::write(&self.path, &self.text).with_context(|| format!("cannot write {}", self.path.display()))
     }
@@ -50,12 +50,12 @@ impl Tree {
         Ok(Self { root, _lock: lock })
     }
 
-    /// Where it is.
+    /// Returns its folder.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Puts a fault into it.
+    /// Plants a fault in it.
     pub(super) fn plant(&self, mutant: &Mutant) -> Result<Planted> {
         let path = self.root.join(mutant.file);
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

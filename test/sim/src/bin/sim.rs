@@ -1,27 +1,42 @@
-//! Soaks the store and images on it in simulation: `sim --seed N --steps M --runs R`; with `--everywhere`, crashes each
-//! seed's scenario at every persistence point of its first life in turn; or, with `--messenger`, messengers; or, with
-//! `--writelog`, write logs; or, with `--attachment`, volumes that get and lose write logs under load; or, with
-//! `--shared`, images of a pool that several clients use at once.
+//! Runs seeds of the simulator: `sim [SUBJECT] [--everywhere] [--seed N] [--steps M] [--runs R]`.
 //!
-//! A failure prints its seed and its trace, and ends with exit code 1; `sim --seed SEED --steps 1` (or `--everywhere`)
-//! replays it.
+//! The subject is the store and images on it; or, with `--messenger`, messengers; with `--writelog`, write logs; with
+//! `--attachment`, volumes that get and lose write logs under load; with `--shared`, images of a pool that several clients
+//! use at once.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
+//!
+//! A failure prints its seed, its trace and how to replay it, and ends with exit code 1.
 
+use std::fmt::Debug;
 use std::process::ExitCode;
 
+use forebay_sim::harness::{
+    AttachmentTally, Failure, LogTally, MessengerTally, SharedTally, Tally, run_attachment, run_messenger, run_shared,
+    run_writelog, soak, sweep, sweep_writelog,
+};
+
+const USAGE: &str =
+    "sim [--messenger | --writelog | --attachment | --shared] [--everywhere] [--seed N] [--steps M] [--runs R]";
+
+/// What runs are about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Store,
+    Messenger,
+    WriteLog,
+    Attachment,
+    Shared,
+}
+
 struct Args {
+    subject: Subject,
+    everywhere: bool,
     seed: u64,
     steps: u64,
     runs: u64,
-    messenger: bool,
-    writelog: bool,
-    attachment: bool,
-    shared: bool,
-    everywhere: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let (messenger, writelog, attachment, shared, everywhere) = (false, false, false, false, false);
-    let mut args = Args { seed: 1, steps: 100_000, runs: 1, messenger, writelog, attachment, shared, everywhere };
+    let mut args = Args { subject: Subject::Store, everywhere: false, seed: 1, steps: 100_000, runs: 1 };
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or_else(|| format!("{word} needs a number"))?;
@@ -31,19 +46,18 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--seed" => args.seed = number()?,
             "--steps" => args.steps = number()?,
             "--runs" => args.runs = number()?,
-            "--messenger" => args.messenger = true,
-            "--writelog" => args.writelog = true,
-            "--attachment" => args.attachment = true,
-            "--shared" => args.shared = true,
+            "--messenger" => args.subject = Subject::Messenger,
+            "--writelog" => args.subject = Subject::WriteLog,
+            "--attachment" => args.subject = Subject::Attachment,
+            "--shared" => args.subject = Subject::Shared,
             "--everywhere" => args.everywhere = true,
-            _ => {
-                let usage = "sim [--seed N] [--steps M] [--runs R] [--everywhere] \
-                             [--messenger | --writelog | --attachment | --shared]";
-                return Err(format!("{word}: unknown; usage: {usage}"));
-            }
+            _ => return Err(format!("{word}: unknown; usage: {USAGE}")),
         }
     }
-    Ok(args)
+    match args.everywhere && !matches!(args.subject, Subject::Store | Subject::WriteLog) {
+        true => Err("--everywhere goes with the store and with --writelog only".to_owned()),
+        false => Ok(args),
+    }
 }
 
 fn main() -> ExitCode {
@@ -56,101 +70,32 @@ fn main() -> ExitCode {
     };
     // A panic is caught and reported with its trace; its own message would only come before its time.
     std::panic::set_hook(Box::new(|_| {}));
-    if args.messenger {
-        return messengers(&args);
+    let steps = args.steps;
+    match (args.subject, args.everywhere) {
+        (Subject::Store, false) => run(&args, "--steps 1", |seed| soak(seed, steps), Tally::add),
+        (Subject::Store, true) => run(&args, "--everywhere", sweep, Tally::add),
+        (Subject::WriteLog, false) => run(&args, "--writelog", run_writelog, LogTally::add),
+        (Subject::WriteLog, true) => run(&args, "--writelog --everywhere", sweep_writelog, LogTally::add),
+        (Subject::Messenger, _) => run(&args, "--messenger", run_messenger, MessengerTally::add),
+        (Subject::Attachment, _) => run(&args, "--attachment", run_attachment, AttachmentTally::add),
+        (Subject::Shared, _) => run(&args, "--shared", run_shared, SharedTally::add),
     }
-    if args.writelog {
-        return writelogs(&args);
-    }
-    if args.attachment {
-        return attachments(&args);
-    }
-    if args.shared {
-        return shared(&args);
-    }
-    let mut total = forebay_sim::harness::Tally::default();
-    for run in 0..args.runs {
-        let seed = args.seed.wrapping_add(run);
-        let (ran, how) = if args.everywhere {
-            (forebay_sim::harness::sweep(seed), "--everywhere")
-        } else {
-            (forebay_sim::soak(seed, args.steps), "--steps 1")
-        };
-        match ran {
-            Ok(tally) => total.add(&tally),
-            Err(failure) => {
-                println!("{failure}");
-                println!("replay: sim --seed {} {how}", failure.seed);
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    println!("{total:#?}");
-    ExitCode::SUCCESS
 }
 
-fn messengers(args: &Args) -> ExitCode {
-    let mut total = forebay_sim::harness::MessengerTally::default();
+/// Runs one seed after the other and prints what all did; `options` replay one.
+fn run<T: Debug + Default>(
+    args: &Args,
+    options: &str,
+    one: impl Fn(u64) -> Result<T, Failure>,
+    add: impl Fn(&mut T, &T),
+) -> ExitCode {
+    let mut total = T::default();
     for run in 0..args.runs {
-        match forebay_sim::harness::run_messenger(args.seed.wrapping_add(run)) {
-            Ok(tally) => total.add(&tally),
+        match one(args.seed.wrapping_add(run)) {
+            Ok(tally) => add(&mut total, &tally),
             Err(failure) => {
                 println!("{failure}");
-                println!("replay: sim --messenger --seed {}", failure.seed);
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    println!("{total:#?}");
-    ExitCode::SUCCESS
-}
-
-fn shared(args: &Args) -> ExitCode {
-    let mut total = forebay_sim::harness::SharedTally::default();
-    for run in 0..args.runs {
-        match forebay_sim::harness::run_shared(args.seed.wrapping_add(run)) {
-            Ok(tally) => total.add(&tally),
-            Err(failure) => {
-                println!("{failure}");
-                println!("replay: sim --shared --seed {}", failure.seed);
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    println!("{total:#?}");
-    ExitCode::SUCCESS
-}
-
-fn writelogs(args: &Args) -> ExitCode {
-    let mut total = forebay_sim::harness::LogTally::default();
-    for run in 0..args.runs {
-        let seed = args.seed.wrapping_add(run);
-        let (ran, how) = if args.everywhere {
-            (forebay_sim::harness::sweep_writelog(seed), " --everywhere")
-        } else {
-            (forebay_sim::harness::run_writelog(seed), "")
-        };
-        match ran {
-            Ok(tally) => total.add(&tally),
-            Err(failure) => {
-                println!("{failure}");
-                println!("replay: sim --writelog --seed {}{how}", failure.seed);
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    println!("{total:#?}");
-    ExitCode::SUCCESS
-}
-
-fn attachments(args: &Args) -> ExitCode {
-    let mut total = forebay_sim::harness::AttachmentTally::default();
-    for run in 0..args.runs {
-        match forebay_sim::harness::run_attachment(args.seed.wrapping_add(run)) {
-            Ok(tally) => total.add(&tally),
-            Err(failure) => {
-                println!("{failure}");
-                println!("replay: sim --attachment --seed {}", failure.seed);
+                println!("replay: sim {options} --seed {}", failure.seed);
                 return ExitCode::FAILURE;
             }
         }
