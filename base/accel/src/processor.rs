@@ -2,39 +2,39 @@
 
 use std::sync::OnceLock;
 
-/// Who made a processor.
+/// Vendor of a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     /// Intel.
     Intel,
     /// AMD.
     Amd,
-    /// Anyone else, or an architecture that does not say.
+    /// Another one, or an architecture that does not name its vendor.
     Other,
 }
 
-/// A processor's identity.
+/// Identity of a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processor {
-    /// Its maker.
+    /// Vendor.
     pub vendor: Vendor,
-    /// The family as tables of the maker have it, the extended part added; 0 where there is none.
+    /// Family as in the vendor's tables, the extended part added; 0 where there is none.
     pub family: u32,
-    /// The model in the family, the extended part included.
+    /// Model in the family, the extended part included.
     pub model: u32,
-    /// The name it gives itself; in a virtual machine this may be a general one.
+    /// Name that the processor reports; in a virtual machine this may be a general one.
     pub name: String,
 }
 
 impl Processor {
-    /// The processor at hand.
+    /// Returns the processor that this process runs on.
     pub fn current() -> &'static Processor {
         static CURRENT: OnceLock<Processor> = OnceLock::new();
         CURRENT.get_or_init(read)
     }
 
-    /// From CPUID's vendor and the version word of its leaf 1.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    /// Decodes CPUID's vendor and the version word of its leaf 1.
+    #[cfg(any(target_arch = "x86_64", test))]
     fn decode(vendor: &[u8], version: u32, name: String) -> Self {
         let vendor = match vendor {
             b"GenuineIntel" => Vendor::Intel,

@@ -7,6 +7,7 @@ use forebay_accel::Tier;
 use forebay_accel::crc32c::{self, OnTier};
 use forebay_accel::crypto::{SectorSize, Xts};
 use forebay_accel::erasure::{Code, Construction};
+use forebay_accel::perf::{Detail, kernels};
 use forebay_accel::shape;
 
 /// Checksums, parity and sectors of every class of sizes, which must not depend on the loops.
@@ -42,6 +43,9 @@ fn in_a_process_of_its_own() {
         for choice in shape::choices() {
             println!("CHOICE {moment}|{}|{}|{}|{}", choice.kernel, choice.class, choice.shape, choice.reason);
         }
+        for kernel in kernels(Detail::Shapes) {
+            println!("IN_USE {moment}|{}|{}", kernel.name, kernel.chosen);
+        }
         println!("WORK {}", work());
     };
     println!("FORCED {}", shape::forced().map_or_else(|error| error.to_string(), |_| "well".into()));
@@ -51,8 +55,11 @@ fn in_a_process_of_its_own() {
     print("after");
 }
 
-/// The lines that a process prints whose environment says so.
-fn lines(variable: &str, value: &str) -> Vec<String> {
+/// What a line of such a process begins with.
+const MARKS: [&str; 4] = ["CHOICE ", "IN_USE ", "WORK ", "FORCED "];
+
+/// Runs such a process with these environment variables, and returns the lines that it prints.
+fn lines(variables: &[(&str, &str)]) -> Vec<String> {
     let program = std::env::current_exe().unwrap();
     // A program for another processor needs its emulator again.
     let runner = std::env::var("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER").ok();
@@ -61,14 +68,12 @@ fn lines(variable: &str, value: &str) -> Vec<String> {
     let mut process = Command::new(words[0]);
     process.args(&words[1..]);
     process.args(["--exact", "in_a_process_of_its_own", "--nocapture", "--test-threads=1"]);
-    let output = process.env(shape::VARIABLE, "").env(variable, value).output().unwrap();
+    let output = process.env(shape::VARIABLE, "").envs(variables.iter().copied()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    let known = |line: &&str| ["CHOICE ", "WORK ", "FORCED "].iter().any(|word| line.contains(word));
     // The harness's own words may stand before the first line.
-    let cut =
-        |line: &str| line[line.find("CHOICE ").or(line.find("WORK ")).or(line.find("FORCED ")).unwrap()..].to_owned();
-    text.lines().filter(known).map(cut).collect()
+    let cut = |line: &str| MARKS.iter().find_map(|mark| line.find(mark)).map(|at| line[at..].to_owned());
+    text.lines().filter_map(cut).collect()
 }
 
 fn with<'a>(lines: &'a [String], start: &str) -> Vec<&'a str> {
@@ -79,7 +84,7 @@ fn with<'a>(lines: &'a [String], start: &str) -> Vec<&'a str> {
 fn a_forced_shape_is_in_use_and_gives_the_same_bytes() {
     let expected = work();
     for shape in OnTier::shapes(Tier::current()) {
-        let lines = lines(shape::VARIABLE, &format!("crc32c={shape},xts=v4,erasure=v2"));
+        let lines = lines(&[(shape::VARIABLE, &format!("crc32c={shape},xts=v4,erasure=v2"))]);
         // On one tier only the checksum has shapes, and on `portable` none has.
         for choice in with(&lines, "CHOICE ") {
             let fields: Vec<&str> = choice.split('|').collect();
@@ -94,9 +99,34 @@ fn a_forced_shape_is_in_use_and_gives_the_same_bytes() {
     }
 }
 
+/// Forces each erasure shape on each tier: also one that equals a class's default, and where defaults differ by the
+/// number of outputs.
+#[test]
+fn a_forced_erasure_shape_stays_in_use_through_calibration_on_every_tier() {
+    for tier in Tier::available().filter(|&tier| tier != Tier::Portable) {
+        for shape in Code::shapes() {
+            let forced = format!("erasure={shape}");
+            let lines = lines(&[(forebay_accel::tier::VARIABLE, tier.name()), (shape::VARIABLE, &forced)]);
+            // Four vectors a step are too many for some numbers of outputs.
+            let variant = format!("{tier}/{shape}");
+            let mut kernels = kernels(Detail::Shapes);
+            kernels.retain(|kernel| {
+                kernel.name.starts_with("erasure") && kernel.variants.iter().any(|one| one.name == variant)
+            });
+            assert!(!kernels.is_empty(), "{variant}");
+            for moment in ["before", "after"] {
+                for kernel in &kernels {
+                    let line = format!("IN_USE {moment}|{}|{variant}", kernel.name);
+                    assert!(lines.contains(&line), "no line `{line}` in {lines:#?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn without_calibration_the_processor_decides() {
-    let lines = lines(shape::VARIABLE, "processor");
+    let lines = lines(&[(shape::VARIABLE, "processor")]);
     assert_eq!(with(&lines, "FORCED "), ["well"]);
     assert!(with(&lines, "CHOICE ").iter().all(|choice| choice.ends_with("|by processor")), "{lines:?}");
 }
@@ -105,7 +135,7 @@ fn without_calibration_the_processor_decides() {
 fn calibration_decides_for_every_class_on_every_tier_and_changes_no_byte() {
     let expected = work();
     for tier in Tier::available() {
-        let lines = lines(forebay_accel::tier::VARIABLE, tier.name());
+        let lines = lines(&[(forebay_accel::tier::VARIABLE, tier.name())]);
         let (before, after) = (with(&lines, "CHOICE before|"), with(&lines, "CHOICE after|"));
         assert_eq!(before.len(), after.len());
         assert_eq!(before.is_empty(), tier == Tier::Portable, "{tier}");
@@ -120,7 +150,7 @@ fn a_shape_that_is_not_there_is_named_with_those_that_are() {
     if Tier::current() == Tier::Portable {
         return;
     }
-    let said = lines(shape::VARIABLE, "crc32c=v9");
+    let said = lines(&[(shape::VARIABLE, "crc32c=v9")]);
     let said = with(&said, "FORCED ")[0];
     assert!(said.starts_with("crc32c has no shape `v9` on tier") && said.contains("v8"), "{said}");
 }

@@ -4,15 +4,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::fold::{self, Sink};
-use super::{loops, polynomial, portable};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::loops;
+use super::{polynomial, portable};
 use crate::processor::{Processor, Vendor};
-use crate::shape;
+use crate::shape::{self, Slot};
 use crate::tier::Tier;
 
-/// CRC32C on one tier.  Registers are raw: neither the initial value nor the final inversion is applied.
+/// Kernels of CRC32C on one tier.  Registers are raw: neither the initial value nor the final inversion is applied.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
-    /// The register after some bytes.  Safe to call: the struct is only made where the processor has the tier.
+    /// Returns the register after some bytes.  Safe to call: the struct is only made where the processor has the tier.
     update: Update,
     copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
     shift: unsafe fn(u32, u64) -> u32,
@@ -20,59 +22,92 @@ pub(crate) struct Kernels {
 
 type Update = unsafe fn(u32, *const u8, usize) -> u32;
 
-/// A loop over long messages.
+/// Loop over long messages.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) name: &'static str,
-    /// The register after at least [`Table::long_min`] bytes.
+    /// Returns the register after at least [`Table::long_min`] bytes.
     long: Update,
-    /// The register after any number of bytes.
+    /// Returns the register after any number of bytes.
     update: Update,
 }
 
-/// What a tier has.
+/// Kernels of a tier.
 pub(super) struct Table {
-    /// Its loops; the first one is the default where nothing is known of a processor.
+    /// Loops; the first one is the default where nothing is known of a processor.
     pub(super) shapes: &'static [Shape],
-    /// Shorter messages go another way, which is the same for all shapes.
+    /// Bytes below which a message goes another way, which is the same for all shapes.
     pub(super) long_min: usize,
-    /// The register after any number of bytes, by the loops in use.
+    /// Returns the register after any number of bytes, by the loops in use.
     front: Update,
     copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
     shift: unsafe fn(u32, u64) -> u32,
 }
 
-/// A class of message lengths, which share a loop.
+/// Class of message lengths, which share a loop.
 pub(super) struct Class {
     pub(super) name: &'static str,
-    /// Messages below this length, and not in a class before.
-    pub(super) end: usize,
-    /// The length that calibration measures.
+    /// Length from which on messages belong to the next class.
+    end: usize,
+    /// Length that calibration measures.
     pub(super) measured: usize,
+    /// Loop in use on the tier in use: an index in [`Table::shapes`].
+    pub(super) slot: Slot,
 }
 
-/// The classes.  Blocks of 4 KiB, the most frequent length, are within one of them.  There is none for what comes from
-/// beyond a core's own caches: what is fastest there changes with what neighbours do.
-pub(super) const CLASSES: [Class; 3] = [
-    Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10 },
-    Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10 },
-    Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10 },
+/// Classes, in the order of lengths.  Blocks of 4 KiB, the most frequent length, are within one of them.  There is none
+/// for what comes from beyond a core's own caches: what is fastest there changes with what neighbours do.
+pub(super) static CLASSES: [Class; 3] = [
+    Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10, slot: Slot::new() },
+    Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10, slot: Slot::new() },
+    Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10, slot: Slot::new() },
 ];
 
-/// The class of a length.
-#[inline]
-pub(super) fn class(len: usize) -> usize {
-    usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end)
+/// Returns the class of a length.
+#[inline(always)]
+fn class(len: usize) -> &'static Class {
+    &CLASSES[usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end)]
 }
 
-/// The front of the tier in use, and before the first call what finds it; a call of few bytes is over before a look
-/// whether it has been found would be.
+/// Returns the loop in use for a length, of the loops of the tier in use.
+#[inline(always)]
+fn shape_in_use(shapes: &'static [Shape], len: usize) -> &'static Shape {
+    /// Returns the loop that a class has before calibration.
+    #[cold]
+    fn initial(shapes: &[Shape]) -> usize {
+        let names: Vec<&str> = shapes.iter().map(|shape| shape.name).collect();
+        shape::initial(super::KERNEL, &names, default(shapes, Processor::current()))
+    }
+    &shapes[class(len).slot.get(|| initial(shapes))]
+}
+
+/// Returns the name of the loop in use for a length.
+pub(super) fn in_use(len: usize) -> &'static str {
+    shape_in_use(Table::of(Tier::current()).shapes, len).name
+}
+
+/// Returns the default among loops on a processor.
+fn default(shapes: &[Shape], processor: &Processor) -> usize {
+    let name = known(processor);
+    name.and_then(|name| shapes.iter().position(|shape| shape.name == name)).unwrap_or(0)
+}
+
+/// Returns what is known of a vendor's processors; a name that a tier lacks counts for nothing.
+fn known(processor: &Processor) -> Option<&'static str> {
+    match processor.vendor {
+        // Not measured.  A 512-bit product and a CRC32 instruction begin in each cycle, so eight vectors take sixteen
+        // cycles, in which sixteen words can pass beside them, in one piece: a piece's register takes the port of the
+        // products on its way to a vector.
+        Vendor::Intel => Some("v8p1w16"),
+        _ => None,
+    }
+}
+
+/// Function of the tier in use for any number of bytes, and before the first call [`find`]; a call of few bytes is over
+/// before a look whether it has been found would be.
 static UPDATE: AtomicPtr<()> = AtomicPtr::new(find as Update as *mut ());
 
-/// The loop in use for each class, and before the first call what finds it.
-static LONG: [AtomicPtr<()>; CLASSES.len()] = [const { AtomicPtr::new(find_long as Update as *mut ()) }; CLASSES.len()];
-
-/// Finds the front, and does its work.
+/// Finds the function of the tier in use, stores it, and calls it.
 ///
 /// # Safety
 /// The bytes are readable.
@@ -83,33 +118,7 @@ unsafe fn find(state: u32, from: *const u8, len: usize) -> u32 {
     unsafe { update(state, from, len) }
 }
 
-/// Finds the loop, and does its work.
-///
-/// # Safety
-/// The bytes are readable, and at least the `long_min` of the tier in use.
-unsafe fn find_long(state: u32, from: *const u8, len: usize) -> u32 {
-    let table = Table::of(Tier::current());
-    let class = class(len);
-    let names: Vec<&str> = table.shapes.iter().map(|shape| shape.name).collect();
-    let forced = shape::forced_or_none().shape(super::KERNEL, &names);
-    let found = table.shapes[forced.unwrap_or_else(|| table.default(class, Processor::current()))].long;
-    // What calibration has put there meanwhile stays.
-    let _ = LONG[class].compare_exchange(
-        find_long as Update as *mut (),
-        found as *mut (),
-        Ordering::Relaxed,
-        Ordering::Relaxed,
-    );
-    // SAFETY: passed on.
-    unsafe { found(state, from, len) }
-}
-
-/// Puts a shape of the tier in use to use for a class.
-pub(super) fn install(class: usize, shape: usize) {
-    LONG[class].store(Table::of(Tier::current()).shapes[shape].long as *mut (), Ordering::Relaxed);
-}
-
-/// The register after `data`, on the tier in use.
+/// Returns the register after `data`, on the tier in use.
 #[inline]
 pub(super) fn update(state: u32, data: &[u8]) -> u32 {
     // SAFETY: nothing but functions of this type is ever stored there, each for a tier that the processor has; code
@@ -120,21 +129,8 @@ pub(super) fn update(state: u32, data: &[u8]) -> u32 {
     }
 }
 
-/// The register after many bytes, by the loop in use for so many.
-///
-/// # Safety
-/// The bytes are readable, and at least the `long_min` of the tier in use.
-#[inline(always)]
-unsafe fn update_long(state: u32, from: *const u8, len: usize) -> u32 {
-    // SAFETY: as in `update`; the loops are those of the tier in use.
-    unsafe {
-        let long = std::mem::transmute::<*mut (), Update>(LONG[class(len)].load(Ordering::Relaxed));
-        long(state, from, len)
-    }
-}
-
 impl Table {
-    /// That of a tier that the processor has.
+    /// Returns the table of a tier that the processor has.
     pub(super) fn of(tier: Tier) -> &'static Table {
         assert!(tier.is_available(), "the processor lacks the tier {tier}");
         match tier {
@@ -152,27 +148,14 @@ impl Table {
         }
     }
 
-    /// The shape that is the default for a class on a processor.
-    pub(super) fn default(&self, class: usize, processor: &Processor) -> usize {
-        let name = known(class, processor);
-        name.and_then(|name| self.shapes.iter().position(|shape| shape.name == name)).unwrap_or(0)
-    }
-}
-
-/// What is known of processors, by vendor, family and class; names that a tier lacks count for nothing.
-fn known(class: usize, processor: &Processor) -> Option<&'static str> {
-    let _ = class;
-    match (processor.vendor, processor.family) {
-        // Not measured.  A 512-bit product and a CRC32 instruction begin in each cycle, so eight vectors take sixteen
-        // cycles, in which sixteen words can pass beside them, in one piece: a piece's register takes the port of the
-        // products on its way to a vector.
-        (Vendor::Intel, _) => Some("v8p1w16"),
-        _ => None,
+    /// Returns the loop that is the default on a processor.
+    pub(super) fn default(&self, processor: &Processor) -> usize {
+        default(self.shapes, processor)
     }
 }
 
 impl Kernels {
-    /// Those of the tier in use, with the loops in use.
+    /// Returns the kernels of the tier in use, with the loops in use.
     #[inline]
     pub(crate) fn current() -> &'static Kernels {
         static CURRENT: OnceLock<Kernels> = OnceLock::new();
@@ -182,25 +165,26 @@ impl Kernels {
         })
     }
 
-    /// Those of a tier that the processor has, with the first of its loops.
+    /// Returns the kernels of a tier that the processor has: with the loops in use on the tier in use, with the first
+    /// loop on another one.
     pub(crate) fn of(tier: Tier) -> Kernels {
         if tier == Tier::current() { *Self::current() } else { Self::with_shape(tier, 0) }
     }
 
-    /// Those of a tier that the processor has, with one loop for all lengths.
+    /// Returns the kernels of a tier that the processor has, with one loop for all lengths.
     pub(crate) fn with_shape(tier: Tier, shape: usize) -> Kernels {
         let table = Table::of(tier);
         Kernels { update: table.shapes[shape].update, copy: table.copy, shift: table.shift }
     }
 
-    /// The register after `data`.
+    /// Returns the register after `data`.
     #[inline]
     pub(crate) fn update(&self, state: u32, data: &[u8]) -> u32 {
         // SAFETY: the processor has the tier, see `of`; the bytes are a slice.
         unsafe { (self.update)(state, data.as_ptr(), data.len()) }
     }
 
-    /// The register after `len` bytes from `from`.
+    /// Returns the register after `len` bytes from `from`.
     ///
     /// # Safety
     /// The bytes are readable.
@@ -210,14 +194,14 @@ impl Kernels {
         unsafe { (self.update)(state, from, len) }
     }
 
-    /// The register after `bytes` bytes of zero.
+    /// Returns the register after `bytes` bytes of zero.
     #[inline]
     pub(crate) fn shift(&self, state: u32, bytes: u64) -> u32 {
         // SAFETY: the processor has the tier, see `of`.
         unsafe { (self.shift)(state, bytes) }
     }
 
-    /// The register after `from`, which is copied to `to`; both have the same length.
+    /// Copies `from` to `to`, of the same length, and returns the register after them.
     #[inline]
     pub(crate) fn copy(&self, state: u32, from: &[u8], to: &mut [u8]) -> u32 {
         assert_eq!(from.len(), to.len(), "a copy needs as much room as there are bytes");
@@ -241,7 +225,7 @@ impl Kernels {
     }
 }
 
-/// Copies of so many bytes go past the caches, which they would sweep.
+/// Bytes from which on copies go past the caches, which they would sweep.
 const STREAMED_MIN: usize = 2 << 20;
 
 /// Orders stores past the caches before everything that follows.
@@ -258,7 +242,7 @@ fn fence() {
 macro_rules! tier {
     ($name:ident, $fold:ty, $feature:literal, $min:literal, $($shape:ident: $loop:ident<$($n:literal),*>;)*) => {
         mod $name {
-            use super::{Shape, Sink, Table, fold, loops, update_long};
+            use super::{Shape, Sink, Table, fold, loops, shape_in_use};
 
             pub(super) static TABLE: Table = Table {
                 shapes: &[$(Shape { name: stringify!($shape), long: $shape::long, update: $shape::update }),*],
@@ -271,13 +255,16 @@ macro_rules! tier {
             $(mod $shape {
                 use super::{fold, loops};
 
-                /// Apart, so that a short message does not pay for saving the registers that a long one needs.
+                /// Returns the register after a long message.  Not inlined, so that a short one does not pay for saving
+                /// the registers that a long one needs.
                 ///
                 /// # Safety
                 /// The processor has the features, and the bytes, at least `long_min`, are readable.
                 #[inline(never)]
                 #[target_feature(enable = $feature)]
                 pub(super) unsafe fn long(state: u32, from: *const u8, len: usize) -> u32 {
+                    #[cfg(test)]
+                    crate::shape::trace::note(stringify!($shape));
                     // SAFETY: passed on.
                     unsafe { loops::$loop::<$fold, $($n),*>(state, from, len) }
                 }
@@ -292,11 +279,17 @@ macro_rules! tier {
             })*
 
             /// # Safety
-            /// The processor has the features, the tier is in use, and the bytes are readable.
+            /// The processor has the features, and the bytes are readable.
             #[target_feature(enable = $feature)]
             unsafe fn front(state: u32, from: *const u8, len: usize) -> u32 {
-                // SAFETY: passed on.
-                unsafe { if len >= $min { update_long(state, from, len) } else { fold::short::<$fold, 4>(state, from, len) } }
+                if len >= $min {
+                    let shape = shape_in_use(TABLE.shapes, len);
+                    // SAFETY: passed on.
+                    unsafe { (shape.long)(state, from, len) }
+                } else {
+                    // SAFETY: passed on.
+                    unsafe { fold::short::<$fold, 4>(state, from, len) }
+                }
             }
 
             /// # Safety
@@ -324,7 +317,7 @@ macro_rules! tier {
     };
 }
 
-/// The loops of vectors of 16 bytes.
+/// Defines the kernels of a tier of vectors of 16 bytes.
 macro_rules! narrow {
     ($name:ident, $fold:ty, $feature:literal) => {
         tier!(
@@ -402,5 +395,62 @@ mod plain {
             }
         }
         state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::trace;
+
+    /// Lengths of each class that are long on every tier.
+    const LENGTHS: [&[usize]; 3] = [&[1152, 2048, 3071], &[3072, 4096, 12_287], &[12_288, 65_536]];
+
+    #[test]
+    fn an_installed_loop_is_the_one_that_runs_for_its_class_alone() {
+        let _slots = trace::lock_slots();
+        let data = vec![0x5A; 65_536];
+        let ran = |len: usize| trace::ran(|| assert_eq!(update(!0, &data[..len]), portable::update(!0, &data[..len])));
+        // `tables` is the only loop of the portable tier, and has no contest.
+        for (at, contest) in crate::crc32c::contests().iter().enumerate().filter(|(_, one)| one.contestants.len() > 1) {
+            let others: Vec<Vec<String>> = LENGTHS.iter().map(|lengths| ran(lengths[0])).collect();
+            for shape in contest.names() {
+                contest.install(shape);
+                for &len in LENGTHS[at] {
+                    assert_eq!(ran(len), [shape], "{} {len}", contest.class);
+                    assert_eq!(in_use(len), shape);
+                    let mut crcs = [0];
+                    let blocks = trace::ran(|| crate::crc32c::crc32c_blocks(&data[..len], len, &mut crcs));
+                    assert_eq!(blocks, [shape], "{} {len}, by blocks", contest.class);
+                }
+                for other in (0..LENGTHS.len()).filter(|&other| other != at) {
+                    assert_eq!(ran(LENGTHS[other][0]), others[other], "{}", contest.class);
+                }
+            }
+            contest.install(contest.names()[contest.default]);
+        }
+    }
+
+    #[test]
+    fn an_unset_class_runs_the_default_of_the_processor() {
+        let processor = |vendor| Processor { vendor, family: 6, model: 143, name: String::new() };
+        for tier in Tier::available() {
+            let table = Table::of(tier);
+            assert_eq!(table.default(&processor(Vendor::Amd)), 0, "{tier}");
+            assert_eq!(table.default(&processor(Vendor::Other)), 0, "{tier}");
+            let intel = table.shapes[table.default(&processor(Vendor::Intel))].name;
+            assert_eq!(intel, if tier == Tier::Gfni { "v8p1w16" } else { table.shapes[0].name }, "{tier}");
+        }
+    }
+
+    #[test]
+    fn a_loop_on_a_certain_tier_is_the_one_that_runs() {
+        let data = vec![0x5A; 4096];
+        for tier in Tier::available().filter(|&tier| tier != Tier::Portable) {
+            for (at, shape) in Table::of(tier).shapes.iter().enumerate() {
+                let kernels = Kernels::with_shape(tier, at);
+                assert_eq!(trace::ran(|| _ = kernels.update(!0, &data)), [shape.name], "{tier}");
+            }
+        }
     }
 }

@@ -232,6 +232,8 @@ pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bo
     job: &Job,
     along: A,
 ) {
+    #[cfg(test)]
+    crate::shape::trace::note(format_args!("v{N}"));
     let mut at = 0;
     // SAFETY: every step stays within `len`, which the caller vouches for.
     unsafe {

@@ -3,106 +3,106 @@
 //! More vectors a step load a coefficient less often and need more registers; what is best depends on how many loads
 //! and products a processor begins in a cycle.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use super::pass::widths;
 use super::{Code, Construction};
-use crate::shape::{self, Contest, Contestant};
+use crate::shape::{self, Contest, Contestant, Slot};
 use crate::tier::Tier;
 
-/// The name of this kernel among choices.
+/// Name of this kernel among choices.
 const KERNEL: &str = "erasure";
 
-/// The vectors a step may take, and their names.
+/// Numbers of vectors that a step may take, and their names.
 const SHAPES: [(usize, &str); 3] = [(4, "v4"), (2, "v2"), (1, "v1")];
 
-/// A class of plans, which share a choice: how many outputs they have, and the shape that is measured for them.
+/// Class of plans, which share a choice.  All of its numbers of outputs have the same [`widths`] on every tier.
 struct Class {
     name: &'static str,
     outputs: std::ops::RangeInclusive<usize>,
+    /// Data and parity chunks of the code that calibration measures.
     measured: (usize, usize),
+    slot: Slot,
 }
 
-const CLASSES: [Class; 3] = [
-    Class { name: "1 output", outputs: 1..=1, measured: (8, 1) },
-    Class { name: "2 to 4 outputs", outputs: 2..=4, measured: (8, 3) },
-    Class { name: "5 to 8 outputs", outputs: 5..=8, measured: (10, 6) },
+static CLASSES: [Class; 4] = [
+    Class { name: "1 output", outputs: 1..=1, measured: (8, 1), slot: Slot::new() },
+    Class { name: "2 to 3 outputs", outputs: 2..=3, measured: (8, 3), slot: Slot::new() },
+    Class { name: "4 outputs", outputs: 4..=4, measured: (8, 4), slot: Slot::new() },
+    Class { name: "5 to 8 outputs", outputs: 5..=8, measured: (10, 6), slot: Slot::new() },
 ];
 
-/// Vectors a step in use for each class on the tier in use; 0: each number of outputs has its own default.
-static CHOSEN: [AtomicUsize; CLASSES.len()] = [const { AtomicUsize::new(UNDECIDED) }; CLASSES.len()];
+impl Class {
+    /// Returns the class of a number of outputs, 1 to 8.
+    fn of(outputs: usize) -> &'static Class {
+        let class = CLASSES.iter().find(|class| class.outputs.contains(&outputs));
+        class.unwrap_or_else(|| unreachable!("no pass has {outputs} outputs"))
+    }
 
-/// Neither forced nor calibrated so far.
-const UNDECIDED: usize = usize::MAX;
+    /// Lists the class's shapes on a tier, the default first.
+    fn widths(&self, tier: Tier) -> &'static [usize] {
+        widths(tier, *self.outputs.start())
+    }
 
-/// Which shape a plan takes.
+    /// Returns the vectors of a step in use, on the tier in use.
+    fn in_use(&self) -> usize {
+        let widths = self.widths(Tier::current());
+        let initial = || {
+            let names: Vec<&str> = widths.iter().map(|&vectors| name(vectors)).collect();
+            shape::initial(KERNEL, &names, 0)
+        };
+        widths[self.slot.get(initial)]
+    }
+}
+
+/// Returns the name of a shape.
+fn name(vectors: usize) -> &'static str {
+    let shape = SHAPES.iter().find(|(known, _)| *known == vectors);
+    shape.map(|(_, name)| *name).unwrap_or_else(|| unreachable!("no step has {vectors} vectors"))
+}
+
+/// Shape that a plan takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Steps {
-    /// The one in use.
+    /// Shape in use on the tier in use, default on another one.
     Chosen,
-    /// So many vectors where the number of outputs allows it, otherwise its default.
+    /// Number of vectors where the number of outputs allows it, otherwise its default.
     Vectors(usize),
 }
 
 impl Steps {
-    /// The shape of a name.
+    /// Returns the shape of a name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         SHAPES.iter().find(|(_, known)| *known == name).map(|(vectors, _)| Steps::Vectors(*vectors))
     }
 
-    /// Vectors a step of a pass.
+    /// Returns the vectors of a step, for a pass with so many outputs.
     pub(crate) fn vectors(self, tier: Tier, outputs: usize) -> usize {
-        let wanted = match self {
-            Steps::Vectors(vectors) => vectors,
-            Steps::Chosen if tier == Tier::current() => chosen(outputs),
-            Steps::Chosen => 0,
-        };
         let widths = widths(tier, outputs);
-        if widths.contains(&wanted) { wanted } else { widths[0] }
+        match self {
+            Steps::Vectors(vectors) if widths.contains(&vectors) => vectors,
+            Steps::Chosen if tier == Tier::current() => Class::of(outputs).in_use(),
+            _ => widths[0],
+        }
     }
 }
 
-/// The names of all shapes.
+/// Lists the names of all shapes.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SHAPES.iter().map(|(_, name)| *name)
 }
 
-/// The names of a class's shapes on a tier, and which of them is the default: that of the measured number of outputs.
-fn of_class(tier: Tier, class: &Class) -> (Vec<(usize, &'static str)>, usize) {
-    let everywhere = |vectors: usize| class.outputs.clone().all(|outputs| widths(tier, outputs).contains(&vectors));
-    let shapes: Vec<_> = SHAPES.into_iter().filter(|(vectors, _)| everywhere(*vectors)).collect();
-    let default = widths(tier, class.measured.1)[0];
-    let at = shapes.iter().position(|(vectors, _)| *vectors == default).unwrap_or(0);
-    (shapes, at)
-}
-
-/// The choice for a number of outputs on the tier in use.
-fn chosen(outputs: usize) -> usize {
-    let Some(at) = CLASSES.iter().position(|class| class.outputs.contains(&outputs)) else { return 0 };
-    match CHOSEN[at].load(Ordering::Relaxed) {
-        UNDECIDED => {
-            let (shapes, _) = of_class(Tier::current(), &CLASSES[at]);
-            let names: Vec<&str> = shapes.iter().map(|(_, name)| *name).collect();
-            shape::forced_or_none().shape(KERNEL, &names).map_or(0, |forced| shapes[forced].0)
-        }
-        vectors => vectors,
-    }
-}
-
-/// The name of the shape in use for a number of outputs.
+/// Returns the name of the shape in use for a number of outputs.
 pub(super) fn in_use(outputs: usize) -> &'static str {
-    let vectors = Steps::Chosen.vectors(Tier::current(), outputs);
-    SHAPES.iter().find(|(known, _)| *known == vectors).map_or("", |(_, name)| name)
+    name(Steps::Chosen.vectors(Tier::current(), outputs))
 }
 
-/// The loops of the tier in use, for calibration.
+/// Lists the loops of the tier in use, for calibration.
 pub(crate) fn contests() -> Vec<Contest> {
     const LEN: usize = 16 << 10;
     let tier = Tier::current();
-    let contest = |(at, class): (usize, &Class)| {
-        let (shapes, default) = of_class(tier, class);
+    let contest = |class: &'static Class| {
         let (k, m) = class.measured;
-        let contestant = |&(_, name): &(usize, &'static str)| {
+        let contestant = |&vectors: &usize| {
+            let name = name(vectors);
             let code = Code::with_shape(Construction::Vandermonde, k, m, tier, name).expect("an available tier");
             let data: Vec<Vec<u8>> = vec![vec![0x5A; LEN]; k];
             let mut parity = vec![vec![0u8; LEN]; m];
@@ -114,20 +114,16 @@ pub(crate) fn contests() -> Vec<Contest> {
             });
             Contestant { name, work }
         };
-        let contestants = shapes.iter().map(contestant).collect();
-        let install = move |shape: usize| {
-            // The default of the class stands for those of each number of outputs.
-            let vectors = if shape == default { 0 } else { shapes[shape].0 };
-            CHOSEN[at].store(vectors, Ordering::Relaxed);
-        };
-        Contest { kernel: KERNEL, class: class.name, contestants, default, install: Box::new(install) }
+        let contestants = class.widths(tier).iter().map(contestant).collect();
+        Contest { kernel: KERNEL, class: class.name, contestants, default: 0, slot: &class.slot }
     };
-    CLASSES.iter().enumerate().map(contest).collect()
+    CLASSES.iter().map(contest).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::trace;
 
     #[test]
     fn a_shape_that_a_number_of_outputs_lacks_gives_way_to_the_default() {
@@ -145,13 +141,56 @@ mod tests {
     }
 
     #[test]
+    fn the_numbers_of_outputs_of_a_class_have_the_same_shapes_and_default_on_every_tier() {
+        for tier in Tier::ALL {
+            for outputs in 1..=8 {
+                let class = Class::of(outputs);
+                assert_eq!(widths(tier, outputs), class.widths(tier), "{tier} {outputs}");
+                assert!(class.outputs.contains(&class.measured.1), "{}", class.name);
+            }
+        }
+    }
+
+    #[test]
     fn every_class_has_two_shapes_on_every_tier_with_vectors() {
         for tier in Tier::available().filter(|&tier| tier != Tier::Portable) {
             for class in &CLASSES {
-                let (shapes, default) = of_class(tier, class);
-                assert!(shapes.len() >= 2, "{tier} {}", class.name);
-                assert_eq!(shapes[default].0, widths(tier, class.measured.1)[0]);
+                assert!(class.widths(tier).len() >= 2, "{tier} {}", class.name);
             }
+        }
+    }
+
+    /// Installs each shape of each class, and encodes, with checksums and without, with every number of outputs.
+    #[test]
+    fn an_installed_shape_is_the_loop_that_runs() {
+        let _slots = trace::lock_slots();
+        let tier = Tier::current();
+        let encode = |m: usize, checksums: bool| {
+            let code = Code::new(Construction::Cauchy, 4, m).unwrap();
+            let data = vec![vec![0x5A; 1024]; 4];
+            let mut parity = vec![vec![0; 1024]; m];
+            let sources: Vec<&[u8]> = data.iter().map(|chunk| &chunk[..]).collect();
+            let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
+            let mut crcs = vec![0; 4 + m];
+            trace::ran(|| {
+                if checksums {
+                    code.encode_checksummed(&sources, &mut outputs, &mut crcs).unwrap();
+                } else {
+                    code.encode(&sources, &mut outputs).unwrap();
+                }
+            })
+        };
+        for contest in contests() {
+            let class = CLASSES.iter().find(|class| class.name == contest.class).unwrap();
+            for shape in contest.names() {
+                contest.install(shape);
+                for m in class.outputs.clone() {
+                    assert_eq!(encode(m, false), [shape], "{tier} {m}");
+                    assert!(encode(m, true).contains(&shape.to_owned()), "{tier} {m} {shape}");
+                    assert_eq!(in_use(m), shape);
+                }
+            }
+            contest.install(contest.names()[0]);
         }
     }
 }

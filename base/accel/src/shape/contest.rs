@@ -11,66 +11,66 @@
 
 use std::time::Duration;
 
-use super::{Choice, Forced, MARGIN_PERCENT, Measured, Reason};
+use super::{Choice, Forced, MARGIN_PERCENT, Measured, Reason, Slot};
 
-/// Loops whose fastest turns differ by less count as equal.
+/// Percent of difference between fastest turns below which loops count as equal.
 const EQUAL_PERCENT: f64 = 3.0;
 
 /// Rounds that are measured, behind one that fills the caches.
 const ROUNDS: usize = 15;
 
-/// With fewer rounds than this nothing is decided.
+/// Rounds that a decision needs.
 const ROUNDS_MIN: usize = 7;
 
-/// After this round loops that are far behind take no further part.
+/// Round after which loops that are far behind take no further part.
 const CUT_AFTER: usize = 2;
 
-/// Far behind: slower than the fastest by this factor.
+/// Factor behind the fastest loop from which a loop is far behind.
 const CUT_FACTOR: f64 = 1.5;
 
-/// A turn that takes this many times the fastest one was interrupted; no loop of a contest is so much slower.
+/// Factor behind the fastest turn from which a turn was interrupted; no loop of a contest is so much slower.
 const INTERRUPTED_FACTOR: f64 = 6.0;
 
-/// A loop in a contest.
+/// Loop that takes part in a contest.
 pub(crate) struct Contestant {
-    /// The shape's name.
+    /// Name of the shape.
     pub name: &'static str,
-    /// One turn, which takes a few microseconds; returns the bytes of payload it went over.  All contestants of a
-    /// contest do the same work.
+    /// Runs one turn, which takes a few microseconds, and returns the bytes of payload it went over.  All contestants
+    /// of a contest do the same work.
     pub work: Box<dyn FnMut() -> usize>,
 }
 
-/// The loops of one kernel for one class of sizes.
+/// Contest between the loops of one kernel for one class of sizes.
 pub(crate) struct Contest {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: &'static str,
-    /// The class.
+    /// Name of the class.
     pub class: &'static str,
-    /// The loops; earlier ones win ties.
+    /// Loops, in the order of the class's shapes; earlier ones win ties.
     pub contestants: Vec<Contestant>,
-    /// The default for this processor, one of the contestants.
+    /// Default for this processor, one of the contestants.
     pub default: usize,
-    /// Puts a contestant to use.
-    pub install: Box<dyn Fn(usize)>,
+    /// Slot that calls of the kernel read.
+    pub slot: &'static Slot,
 }
 
-/// What a loop's turns took, in nanoseconds; shorter than the others' where it was cut.
+/// Times of a loop's turns, in nanoseconds; fewer than the others' where it was cut.
 type Turns = Vec<f64>;
 
 impl Contest {
-    /// The contestants' names.
+    /// Lists the contestants' names.
     pub(crate) fn names(&self) -> Vec<&'static str> {
         self.contestants.iter().map(|one| one.name).collect()
     }
 
     /// Puts the named contestant to use.
-    pub(super) fn install(&self, shape: &str) {
+    pub(crate) fn install(&self, shape: &str) {
         if let Some(at) = self.contestants.iter().position(|one| one.name == shape) {
-            (self.install)(at);
+            self.slot.set(at);
         }
     }
 
-    /// The choice without measuring.
+    /// Returns the choice without measuring.
     pub(super) fn without_calibration(&self, forced: &Forced) -> Choice {
         let (shape, reason) = match forced.shape(self.kernel, &self.names()) {
             Some(shape) => (shape, Reason::Forced),
@@ -158,7 +158,7 @@ impl Contest {
     }
 }
 
-/// The loop that replaces the default, and by how many percent it is faster; `None` where the default stays.
+/// Returns the loop that replaces the default, and by how many percent it is faster; `None` where the default stays.
 fn judge(turns: &[Turns], default: usize) -> Option<(usize, f64)> {
     let margin = 1.0 + MARGIN_PERCENT / 100.0;
     let limit = turns.iter().map(|turns| least(turns)).fold(f64::INFINITY, f64::min) * INTERRUPTED_FACTOR;
@@ -176,7 +176,7 @@ fn judge(turns: &[Turns], default: usize) -> Option<(usize, f64)> {
     challengers.into_iter().find(|&(at, _)| least(&turns[at]) <= best * (1.0 + EQUAL_PERCENT / 100.0))
 }
 
-/// The fastest turn.
+/// Returns the time of the fastest turn.
 fn least(turns: &[f64]) -> f64 {
     turns.iter().copied().fold(f64::INFINITY, f64::min)
 }
@@ -190,8 +190,8 @@ mod tests {
 
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-    /// A processor on which turns cost so many nanoseconds, on a machine where others take it away: in one of
-    /// `period` turns for a time slice, and a little in every turn.
+    /// Made-up processor on which turns cost so many nanoseconds, shared with others, who take a time slice in one of
+    /// `period` turns, and a little in every turn.
     struct Machine {
         now: Cell<u64>,
         chance: Cell<u64>,
@@ -227,10 +227,25 @@ mod tests {
             });
             Contestant { name, work }
         });
-        let contestants = contestants.collect();
-        let mut contest =
-            Contest { kernel: "k", class: "all", contestants, default, install: Box::new(|_| panic!("not asked to")) };
-        contest.settle(forced, end, &mut || Duration::from_nanos(machine.now.get()))
+        let mut contest = contest(contestants.collect(), default);
+        let choice = contest.settle(forced, end, &mut || Duration::from_nanos(machine.now.get()));
+        assert_eq!(contest.slot.get(|| 99), 99, "a judgement alone puts nothing to use");
+        choice
+    }
+
+    fn contest(contestants: Vec<Contestant>, default: usize) -> Contest {
+        let slot = Box::leak(Box::new(Slot::new()));
+        Contest { kernel: "k", class: "all", contestants, default, slot }
+    }
+
+    #[test]
+    fn an_installed_shape_is_in_its_slot() {
+        let contestants = NAMES.map(|name| Contestant { name, work: Box::new(|| panic!("not to be measured")) });
+        let contest = contest(contestants.into(), 1);
+        for (at, name) in NAMES.into_iter().enumerate() {
+            contest.install(name);
+            assert_eq!(contest.slot.get(|| 99), at);
+        }
     }
 
     fn outcome(seed: u64, period: u64, costs: &[u64], default: usize) -> (&'static str, Reason) {
@@ -261,7 +276,7 @@ mod tests {
         }
     }
 
-    /// A loop that gets slower once it is measured a second time, as after a change of clock frequency.
+    /// Measures a loop that gets slower once it is measured a second time, as after a change of clock frequency.
     #[test]
     fn what_is_not_proven_again_does_not_replace_the_default() {
         let machine = Machine::new(1, 0);
@@ -276,7 +291,7 @@ mod tests {
             Contestant { name, work }
         };
         let contestants = vec![contestant("a", 10_000, 10_000), contestant("b", 8_000, 10_000)];
-        let mut contest = Contest { kernel: "k", class: "all", contestants, default: 0, install: Box::new(|_| ()) };
+        let mut contest = contest(contestants, 0);
         let clock = &mut || Duration::from_nanos(machine.now.get());
         let choice = contest.settle(&Forced::default(), Duration::MAX, clock);
         assert_eq!((choice.shape, choice.reason), ("a", Reason::Confirmed));

@@ -2,10 +2,9 @@
 //!
 //! A [tier](crate::tier) says which instructions there are; how many of them a processor begins in a cycle, and how long
 //! each takes, differs between processors of one tier, and with it the fastest loop.  A kernel with several loops has a
-//! *default* for the processor at hand, from a table of what was measured or is known of it
-//! ([`mod@crate::processor`]).  A program that runs for long calls [`calibrate`] once before it serves; that
-//! replaces a default by a loop that is clearly faster here.  The environment variable `FOREBAY_ACCEL_SHAPES` overrides
-//! both.
+//! *default* on each tier; that of CRC32C also depends on the processor's vendor ([`mod@crate::processor`]).  A program
+//! that runs for long calls [`calibrate`] once before it serves; that replaces a default by a loop that is clearly
+//! faster here.  The environment variable `FOREBAY_ACCEL_SHAPES` overrides both.
 //!
 //! | reason | meaning |
 //! |---|---|
@@ -17,6 +16,9 @@
 //! Every loop gives the same bytes, so a choice may change while kernels run.
 
 mod contest;
+mod slot;
+#[cfg(test)]
+pub(crate) mod trace;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -24,59 +26,60 @@ use std::time::Duration;
 
 use crate::tier::Tier;
 pub(crate) use contest::{Contest, Contestant};
+pub(crate) use slot::Slot;
 
 /// The environment variable that forces shapes: `KERNEL=SHAPE`, separated by commas; or `processor`, for the defaults
 /// without calibration.
 pub const VARIABLE: &str = "FOREBAY_ACCEL_SHAPES";
 
-/// A shape other than the default is taken when it is faster by more than this many percent.
+/// Percent by which another shape must be faster to replace the default.
 pub const MARGIN_PERCENT: f64 = 5.0;
 
 /// Calibration of all kernels ends after this time, with defaults for those that had too little of it.  It takes a
 /// tenth of this on a quiet machine.
 pub const TIME_MAX: Duration = Duration::from_millis(100);
 
-/// The loop in use for one kernel and class of sizes.
+/// Choice of the loop for one kernel and class of sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The kernel, such as `crc32c`.
+    /// Kernel, such as `crc32c`.
     pub kernel: &'static str,
-    /// The sizes this choice is for, such as `3 KiB to 12 KiB`.
+    /// Sizes that this choice is for, such as `3 KiB to 12 KiB`.
     pub class: &'static str,
-    /// The shape in use.
+    /// Shape in use.
     pub shape: &'static str,
-    /// Why.
+    /// Reason for it.
     pub reason: Reason,
-    /// The default for this processor.
+    /// Default for this processor.
     pub default: &'static str,
-    /// What calibration measured, in the order of the kernel's list; empty without calibration.
+    /// Figures of calibration, in the order of the kernel's list; empty without calibration.
     pub measured: Vec<Measured>,
 }
 
-/// A shape's figure from calibration.
+/// Speed of a shape in calibration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// The shape.
+    /// Name of the shape.
     pub shape: &'static str,
-    /// 10^9 bytes a second in the fastest of the rounds.
+    /// Speed in the fastest of the rounds, 10^9 bytes a second.
     pub gb_per_s: f64,
 }
 
-/// Why a shape is in use.
+/// Reason why a shape is in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reason {
-    /// The default for this processor, without calibration.
+    /// Default for this processor, without calibration.
     Processor,
-    /// The default for this processor; calibration measured nothing clearly faster.
+    /// Default for this processor; calibration measured nothing clearly faster.
     Confirmed,
-    /// Calibration measured it to be faster than the default by so many percent.
+    /// Clearly faster than the default in calibration.
     Calibration {
-        /// In the median of the rounds.
+        /// Percent by which it was faster, in the median of the rounds.
         percent: f64,
     },
-    /// The default for this processor, because calibration ran out of time.
+    /// Default for this processor, because calibration ran out of time.
     OutOfTime,
-    /// [`VARIABLE`] asks for it.
+    /// Forced by [`VARIABLE`].
     Forced,
 }
 
@@ -92,47 +95,47 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why [`VARIABLE`] cannot be honoured.
+/// Error in the value of [`VARIABLE`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// An item is neither `KERNEL=SHAPE` nor `processor`.
+    /// Item that is neither `KERNEL=SHAPE` nor `processor`.
     #[error("`{0}` is neither KERNEL=SHAPE nor `processor`")]
     Item(String),
-    /// No kernel of this name has shapes on the tier in use.
+    /// Kernel that does not exist, or has one loop only on the tier in use.
     #[error("no kernel `{kernel}` has shapes on tier {tier}; those that have: {kernels}")]
     Kernel {
-        /// What was asked for.
+        /// Kernel that was asked for.
         kernel: String,
-        /// The tier in use.
+        /// Tier in use.
         tier: Tier,
-        /// What there is.
+        /// Kernels that have shapes.
         kernels: String,
     },
-    /// The kernel has no shape of this name on the tier in use.
+    /// Shape that the kernel lacks on the tier in use.
     #[error("{kernel} has no shape `{shape}` on tier {tier}; it has: {shapes}")]
     Shape {
-        /// The kernel.
+        /// Kernel.
         kernel: String,
-        /// What was asked for.
+        /// Shape that was asked for.
         shape: String,
-        /// The tier in use.
+        /// Tier in use.
         tier: Tier,
-        /// What there is.
+        /// Shapes that the kernel has.
         shapes: String,
     },
 }
 
-/// What [`VARIABLE`] says.
+/// Value of [`VARIABLE`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Forced {
-    /// No calibration.
-    pub processor: bool,
-    /// Kernels and their shapes.
+pub(crate) struct Forced {
+    /// Disables calibration.
+    processor: bool,
+    /// Kernels and the shapes that are forced for them.
     shapes: Vec<(String, String)>,
 }
 
 impl Forced {
-    /// Reads the variable's value.
+    /// Parses the variable's value.
     fn parse(text: &str) -> Result<Self, ShapeError> {
         let mut forced = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -145,9 +148,9 @@ impl Forced {
         Ok(forced)
     }
 
-    /// Compares with the kernels of the tier in use.  A shape must exist in one class of the kernel at least; classes
-    /// without it keep their default.
-    fn check(self, tier: Tier, kernels: &[(&'static str, Vec<&'static str>)]) -> Result<Self, ShapeError> {
+    /// Checks the names against the kernels of the tier in use.  A shape must exist in one class of the kernel at
+    /// least; classes without it keep their default.
+    fn check(&self, tier: Tier, kernels: &[(&'static str, Vec<&'static str>)]) -> Result<(), ShapeError> {
         for (kernel, shape) in &self.shapes {
             let mut shapes = Vec::new();
             for (_, of_class) in kernels.iter().filter(|(name, _)| name == kernel) {
@@ -163,46 +166,52 @@ impl Forced {
                 return Err(ShapeError::Shape { kernel, shape, tier, shapes: shapes.join(", ") });
             }
         }
-        Ok(self)
+        Ok(())
     }
 
-    /// The shape that is asked for, if the class has it.
-    pub(crate) fn shape(&self, kernel: &str, shapes: &[&str]) -> Option<usize> {
+    /// Returns the index of the shape that is forced for a kernel, where the class has it.
+    fn shape(&self, kernel: &str, shapes: &[&str]) -> Option<usize> {
         let (_, wanted) = self.shapes.iter().rev().find(|(name, _)| name == kernel)?;
         shapes.iter().position(|shape| shape == wanted)
     }
 }
 
-/// What [`VARIABLE`] asks for.
+/// Checks that [`VARIABLE`] can be honoured; programs ask at their start and complain.
 ///
 /// # Errors
 /// It names a kernel or a shape that the tier in use does not have.
-pub fn forced() -> Result<Forced, ShapeError> {
+pub fn forced() -> Result<(), ShapeError> {
     let text = std::env::var_os(VARIABLE).unwrap_or_default();
     // Making the list of what there is takes memory and time, for which a short command has no use.
     if text.is_empty() {
-        return Ok(Forced::default());
+        return Ok(());
     }
     let contests = contests();
     let names: Vec<_> = contests.iter().map(|contest| (contest.kernel, contest.names())).collect();
     Forced::parse(&text.to_string_lossy())?.check(Tier::current(), &names)
 }
 
-/// The same, read once a process; a value that cannot be honoured counts for nothing here, see [`Tier::current`].
-pub(crate) fn forced_or_none() -> &'static Forced {
+/// Returns the value of [`VARIABLE`], read once a process; one that cannot be parsed counts for nothing here, see
+/// [`Tier::current`].
+fn forced_or_none() -> &'static Forced {
     static FORCED: OnceLock<Forced> = OnceLock::new();
     FORCED.get_or_init(|| {
         Forced::parse(&std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy()).unwrap_or_default()
     })
 }
 
-/// Every kernel and class that has more than one shape on the tier in use.
+/// Returns the shape that a class has before calibration: the forced one, or its default.
+pub(crate) fn initial(kernel: &str, shapes: &[&str], default: usize) -> usize {
+    forced_or_none().shape(kernel, shapes).unwrap_or(default)
+}
+
+/// Lists every kernel and class that has more than one shape on the tier in use.
 fn contests() -> Vec<Contest> {
     let rooms: [fn() -> Vec<Contest>; 3] = [crate::crc32c::contests, crate::erasure::contests, crate::crypto::contests];
     rooms.iter().flat_map(|room| room()).filter(|contest| contest.contestants.len() > 1).collect()
 }
 
-/// What [`calibrate`] found.
+/// Choices that [`calibrate`] made.
 static CALIBRATED: OnceLock<Vec<Choice>> = OnceLock::new();
 
 /// Measures the shapes of every kernel and puts the fastest to use, once a process: a second call returns what the
@@ -224,7 +233,7 @@ pub fn calibrate(clock: &mut dyn FnMut() -> Duration) -> &'static [Choice] {
     })
 }
 
-/// The choices in use: those of [`calibrate`] where it was called, otherwise the defaults for the processor.
+/// Lists the choices in use: those of [`calibrate`] where it was called, otherwise the defaults for the processor.
 pub fn choices() -> Vec<Choice> {
     match CALIBRATED.get() {
         Some(choices) => choices.clone(),
@@ -240,7 +249,8 @@ mod tests {
 
     fn check(text: &str) -> Result<Forced, ShapeError> {
         let kernels: Vec<_> = KERNELS.iter().map(|(kernel, shapes)| (*kernel, shapes.to_vec())).collect();
-        Forced::parse(text)?.check(Tier::Portable, &kernels)
+        let forced = Forced::parse(text)?;
+        forced.check(Tier::Portable, &kernels).map(|()| forced)
     }
 
     #[test]
@@ -264,7 +274,8 @@ mod tests {
 
     #[test]
     fn choices_are_the_defaults_until_calibrated_and_then_stay() {
-        // No other test of this crate's unit tests calibrates.
+        // No other of this crate's unit tests calibrates.
+        let _slots = trace::lock_slots();
         for choice in choices() {
             assert_eq!((choice.shape, choice.reason), (choice.default, Reason::Processor));
         }

@@ -2,29 +2,27 @@
 //!
 //! More vectors hide the latency of a round; fewer leave registers free, and a sector of 512 bytes is over sooner.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
 use super::{SectorSize, Xts};
-use crate::shape::{self, Contest, Contestant};
+use crate::shape::{self, Contest, Contestant, Slot};
 use crate::tier::Tier;
 
-/// The name of this kernel among choices.
+/// Name of this kernel among choices.
 const KERNEL: &str = "xts";
 
-/// Vectors in flight: of four blocks with VAES, of one with AES-NI.
+/// Number of vectors in flight: of four blocks with VAES, of one with AES-NI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// Eight.
+    /// Eight vectors in flight.
     V8,
-    /// Four.
+    /// Four vectors in flight.
     V4,
 }
 
 impl Shape {
-    /// Every shape, the default first.
+    /// All shapes, the default first.
     pub(crate) const ALL: [Shape; 2] = [Shape::V8, Shape::V4];
 
-    /// Its name among choices.
+    /// Returns its name among choices.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Shape::V8 => "v8",
@@ -33,19 +31,16 @@ impl Shape {
     }
 }
 
-/// A shape for each size of sectors.
+/// Shapes for both sizes of sectors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shapes([Shape; 2]);
 
-/// The classes: sizes of sectors, and their names.
+/// Classes: sizes of sectors, and their names.
 const CLASSES: [(SectorSize, &str); 2] =
     [(SectorSize::Bytes512, "sectors of 512 B"), (SectorSize::Bytes4096, "sectors of 4 KiB")];
 
-/// The index in [`Shape::ALL`] of the shape in use for each class.
-static CHOSEN: [AtomicU8; CLASSES.len()] = [const { AtomicU8::new(UNDECIDED) }; CLASSES.len()];
-
-/// Neither forced nor calibrated so far.
-const UNDECIDED: u8 = u8::MAX;
+/// Shape in use for each class: an index in [`Shape::ALL`].
+static SLOTS: [Slot; CLASSES.len()] = [const { Slot::new() }; CLASSES.len()];
 
 impl Default for Shapes {
     fn default() -> Self {
@@ -54,22 +49,18 @@ impl Default for Shapes {
 }
 
 impl Shapes {
-    /// One for all sizes.
+    /// Takes one shape for both sizes.
     pub(super) fn both(shape: Shape) -> Self {
         Self([shape; 2])
     }
 
-    /// Those in use.
+    /// Returns the shapes in use.
     pub(super) fn chosen() -> Self {
-        let names = Shape::ALL.map(Shape::name);
-        let shape = |at: usize| match CHOSEN[at].load(Ordering::Relaxed) {
-            UNDECIDED => Shape::ALL[shape::forced_or_none().shape(KERNEL, &names).unwrap_or(0)],
-            chosen => Shape::ALL[usize::from(chosen)],
-        };
-        Self([shape(0), shape(1)])
+        let initial = || shape::initial(KERNEL, &Shape::ALL.map(Shape::name), 0);
+        Self(SLOTS.each_ref().map(|slot| Shape::ALL[slot.get(initial)]))
     }
 
-    /// That of a size.
+    /// Returns the shape of a size.
     pub(super) fn of(self, size: SectorSize) -> Shape {
         match size {
             SectorSize::Bytes512 => self.0[0],
@@ -78,12 +69,12 @@ impl Shapes {
     }
 }
 
-/// The shape in use for a size of sectors.
+/// Returns the shape in use for a size of sectors.
 pub(crate) fn in_use(size: SectorSize) -> Shape {
     Shapes::chosen().of(size)
 }
 
-/// The loops of the tier in use, for calibration; none where AES is a library's.
+/// Lists the loops of the tier in use, for calibration; none where AES is a library's.
 pub(crate) fn contests() -> Vec<Contest> {
     let key: Vec<u8> = (0..64).collect();
     let contest = |(at, (size, class)): (usize, (SectorSize, &'static str))| {
@@ -97,8 +88,45 @@ pub(crate) fn contests() -> Vec<Contest> {
             Some(Contestant { name: shape.name(), work })
         };
         let contestants = Shape::ALL.into_iter().filter_map(contestant).collect();
-        let install = move |shape: usize| CHOSEN[at].store(shape as u8, Ordering::Relaxed);
-        Contest { kernel: KERNEL, class, contestants, default: 0, install: Box::new(install) }
+        Contest { kernel: KERNEL, class, contestants, default: 0, slot: &SLOTS[at] }
     };
     CLASSES.into_iter().enumerate().map(contest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::trace;
+
+    /// Installs each shape of each class, and encrypts and decrypts with keys made before and after.
+    #[test]
+    fn an_installed_shape_is_the_loop_that_a_new_key_runs() {
+        let _slots = trace::lock_slots();
+        for length in [32, 64] {
+            let key: Vec<u8> = (0..length).collect();
+            let run = |xts: &Xts, size: SectorSize| {
+                let mut data = vec![0; 2 * size.get()];
+                trace::ran(|| {
+                    xts.encrypt_in_place(size, 1, &mut data);
+                    xts.decrypt_in_place(size, 1, &mut data);
+                })
+            };
+            for (contest, (size, class)) in contests().iter().zip(CLASSES) {
+                assert_eq!(contest.class, class);
+                let mut before: Option<(Xts, &str)> = None;
+                for shape in contest.names() {
+                    contest.install(shape);
+                    let xts = Xts::new(&key).unwrap();
+                    assert_eq!(run(&xts, size), [shape; 2], "{class}");
+                    assert_eq!(in_use(size).name(), shape);
+                    if let Some((older, shape)) = before.replace((xts, shape)) {
+                        assert_eq!(run(&older, size), [shape; 2], "a key keeps its loops");
+                    }
+                }
+                if let Some(default) = contest.names().first() {
+                    contest.install(default);
+                }
+            }
+        }
+    }
 }

@@ -126,6 +126,8 @@ pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, 
 #[target_feature(enable = "aes,sse4.1")]
 unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(keys: &Schedules, run: Run) {
     const { assert!(SECTOR_MIN.is_multiple_of(16 * BLOCKS)) }
+    #[cfg(test)]
+    crate::shape::trace::note(format_args!("v{BLOCKS}"));
     let data = if ENCRYPT { &keys.encrypt } else { &keys.decrypt };
     // SAFETY: a round key has 64 bytes.
     let load = |key: &RoundKey| unsafe { _mm_loadu_si128(key.as_ptr().cast()) };
@@ -184,6 +186,8 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,vaes,vpclmulqdq,aes")]
 unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize, const V: usize>(keys: &Schedules, run: Run) {
     const { assert!(SECTOR_MIN.is_multiple_of(64 * V)) }
+    #[cfg(test)]
+    crate::shape::trace::note(format_args!("v{V}"));
     let group_bytes = 64 * V;
     let data = if ENCRYPT { &keys.encrypt } else { &keys.decrypt };
     let mut tweaks = [_mm_setzero_si128(); TWEAKS];
