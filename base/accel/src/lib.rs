@@ -13,6 +13,12 @@
 //!
 //! No other crate of the project holds SIMD code.
 
+// Other architectures have the portable tier only, and nothing of what the tiers with vectors share.
+#![cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, unused_imports, unused_macros, unused_variables)
+)]
+
 pub mod compress;
 pub mod crc32c;
 pub mod crypto;

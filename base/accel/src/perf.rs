@@ -5,39 +5,39 @@
 
 /// A kernel and its variants: for most the tiers, for codecs and ciphers the libraries or engines.
 pub struct Kernel {
-    /// What it does, with the sizes it is timed at, such as `crc32c 4 KiB`.
+    /// Work, with the sizes it is timed at, such as `crc32c 4 KiB`.
     pub name: String,
-    /// The variant a call to this crate uses in this process.
+    /// Variant that a call to this crate uses in this process.
     pub chosen: String,
-    /// Everything that can run on this machine, the plainest first.
+    /// Variants that can run on this machine, the plainest first.
     pub variants: Vec<Variant>,
 }
 
-/// One way to do a kernel's work.
+/// Variant of a kernel: one way to do its work.
 pub struct Variant {
-    /// A tier's name, or a library's.
+    /// Name of a tier, or of a library.
     pub name: String,
     /// Does the work once, and returns the bytes of payload it went over.
     pub work: Box<dyn FnMut() -> usize>,
 }
 
 impl Variant {
-    /// A variant by its name and its work.
+    /// Makes a variant of its name and its work.
     pub fn new(name: impl Into<String>, work: impl FnMut() -> usize + 'static) -> Self {
         Self { name: name.into(), work: Box::new(work) }
     }
 }
 
-/// How finely kernels are told apart.
+/// Detail of a list of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// A variant a tier, with the loops in use.
+    /// One variant a tier, with the loops in use.
     Tiers,
-    /// A variant for every [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
+    /// One variant for every [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
     Shapes,
 }
 
-/// Every kernel of this crate that can be timed.
+/// Lists every kernel of this crate that can be timed.
 pub fn kernels(detail: Detail) -> Vec<Kernel> {
     let rooms: [fn(Detail) -> Vec<Kernel>; 4] =
         [crate::crc32c::perf, crate::erasure::perf, |_| crate::compress::perf(), crate::crypto::perf];

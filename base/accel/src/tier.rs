@@ -30,22 +30,22 @@ pub enum Tier {
     Neon,
 }
 
-/// Why a tier cannot be used.
+/// Reason why a tier cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TierError {
-    /// No tier has this name.
+    /// Name that no tier has.
     #[error("there is no tier `{0}`; there are: portable, sse, avx2, avx512, gfni, neon")]
     Unknown(String),
-    /// The tier exists, but not on this processor.
+    /// Tier that this processor lacks.
     #[error("this processor does not have what the tier `{0}` needs")]
     Absent(Tier),
 }
 
 impl Tier {
-    /// Every tier, the plainest first.
+    /// All tiers, the plainest first.
     pub const ALL: [Tier; 6] = [Tier::Portable, Tier::Sse, Tier::Avx2, Tier::Avx512, Tier::Gfni, Tier::Neon];
 
-    /// Its name in `FOREBAY_ACCEL` and in tables.
+    /// Returns the name in `FOREBAY_ACCEL` and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Portable => "portable",
@@ -57,7 +57,7 @@ impl Tier {
         }
     }
 
-    /// This processor has everything the tier stands for.
+    /// Says whether this processor has everything the tier stands for.
     pub fn is_available(self) -> bool {
         match self {
             Tier::Portable => true,
@@ -66,17 +66,17 @@ impl Tier {
         }
     }
 
-    /// The tiers this processor has, the plainest first.
+    /// Lists the tiers this processor has, the plainest first.
     pub fn available() -> impl DoubleEndedIterator<Item = Tier> + Clone {
         Tier::ALL.into_iter().filter(|tier| tier.is_available())
     }
 
-    /// The strongest tier this processor has.
+    /// Returns the strongest tier this processor has.
     pub fn best() -> Tier {
         Tier::available().next_back().unwrap_or(Tier::Portable)
     }
 
-    /// The tier in use: the one `FOREBAY_ACCEL` names, where it can be used, otherwise the best.
+    /// Returns the tier in use: the one `FOREBAY_ACCEL` names, where it can be used, otherwise the best.
     ///
     /// It is decided once a process, at the first call.  A value that cannot be honoured counts for nothing here;
     /// programs ask [`Tier::forced`] at their start and complain.
@@ -86,7 +86,7 @@ impl Tier {
         *CURRENT.get_or_init(|| Tier::forced().ok().flatten().unwrap_or_else(Tier::best))
     }
 
-    /// What `FOREBAY_ACCEL` asks for; `None` where it is unset or empty.
+    /// Returns the tier that `FOREBAY_ACCEL` asks for; `None` where it is unset or empty.
     ///
     /// # Errors
     /// The variable names no tier, or one that this processor lacks.

@@ -11,7 +11,7 @@
 use super::polynomial::UNSCALE;
 use super::polynomial::{SHIFT_KEYS, fold_key};
 
-/// What folding needs of a processor.
+/// Vector of message, and the processor's instructions to fold it.
 ///
 /// # Safety
 /// An implementation reads and writes exactly the bytes its methods name.  Every method may be called only on a
@@ -19,55 +19,55 @@ use super::polynomial::{SHIFT_KEYS, fold_key};
 pub(crate) unsafe trait Fold: Copy {
     /// Bytes in a vector.
     const BYTES: usize;
-    /// [`Fold::load_end`] exists.
+    /// Says whether [`Fold::load_end`] and [`Fold::store_end`] exist.
     const PARTIAL: bool;
-    /// A distance's two factors, ready for use.
+    /// Two factors of a distance, ready for use.
     type Key: Copy;
 
-    /// Factors for the first and the second half of each lane.
+    /// Makes the factors for the first and the second half of each lane.
     unsafe fn key(key: (u32, u32)) -> Self::Key;
-    /// `BYTES` bytes from `from`.
+    /// Loads `BYTES` bytes from `from`.
     unsafe fn load(from: *const u8) -> Self;
-    /// `BYTES` bytes to `to`.
+    /// Stores `BYTES` bytes to `to`.
     unsafe fn store(self, to: *mut u8);
-    /// `BYTES` bytes to `to`, past the caches where the processor can; `to` is aligned to `BYTES`.
+    /// Stores `BYTES` bytes to `to`, past the caches where the processor can; `to` is aligned to `BYTES`.
     unsafe fn stream(self, to: *mut u8);
-    /// `count` bytes (4 to `BYTES` - 1) from `from` at the end of a vector that begins with zeroes, the register
+    /// Loads `count` bytes (4 to `BYTES` - 1) from `from` to the end of a vector that begins with zeroes, the register
     /// `state` added to the first four of them.
     unsafe fn load_end(from: *const u8, count: usize, state: u32) -> Self;
-    /// The same bytes to `to`.
+    /// Copies the same bytes to `to`.
     unsafe fn store_end(from: *const u8, to: *mut u8, count: usize);
-    /// The register added to the first four bytes.
+    /// Adds the register to the first four bytes.
     unsafe fn add_state(self, state: u32) -> Self;
-    /// `self` moved by the key's distance, plus `next`.
+    /// Returns `self` moved by the key's distance, plus `next`.
     unsafe fn fold(self, key: Self::Key, next: Self) -> Self;
-    /// The register after the vector as a message of its own, from an initial register of zero.
+    /// Returns the register after the vector as a message of its own, from an initial register of zero.
     unsafe fn reduce(self) -> u32;
 
-    /// The CRC32 instruction on eight bytes; the register is in the low half of its word.
+    /// Runs the CRC32 instruction on eight bytes; the register is in the low half of its word.
     unsafe fn word(state: u64, word: u64) -> u64;
-    /// The CRC32 instruction on four bytes.
+    /// Runs the CRC32 instruction on four bytes.
     unsafe fn half(state: u32, half: u32) -> u32;
-    /// The CRC32 instruction on two bytes.
+    /// Runs the CRC32 instruction on two bytes.
     unsafe fn quarter(state: u32, quarter: u16) -> u32;
-    /// The CRC32 instruction on one byte.
+    /// Runs the CRC32 instruction on one byte.
     unsafe fn byte(state: u32, byte: u8) -> u32;
-    /// The carry-less product of two registers.
+    /// Returns the carry-less product of two registers.
     unsafe fn product(a: u32, b: u32) -> u64;
 }
 
-/// Where bytes go that are checksummed.
+/// Destination of bytes that are checksummed.
 #[derive(Clone, Copy)]
 pub(crate) enum Sink {
-    /// Nowhere.
+    /// No copy is made.
     None,
-    /// They are copied to this place.
+    /// Place that they are copied to.
     Copy(*mut u8),
-    /// They are copied to this place past the caches; it is aligned to 64 bytes.
+    /// Place that they are copied to past the caches, aligned to 64 bytes.
     Stream(*mut u8),
 }
 
-/// The register after a few bytes from `from`, or any number of them.
+/// Returns the register after a few bytes from `from`, or any number of them.
 ///
 /// # Safety
 /// The processor has the tier, and the bytes are readable.
@@ -83,7 +83,7 @@ pub(crate) unsafe fn short<F: Fold, const A: usize>(state: u32, from: *const u8,
     }
 }
 
-/// The register after `len` bytes from `from`, which are copied as well.
+/// Copies `len` bytes from `from`, and returns the register after them.
 ///
 /// # Safety
 /// The processor has the tier; the bytes are readable, and writable at the sink, which does not overlap them.
@@ -101,7 +101,7 @@ pub(crate) unsafe fn copy<F: Fold, const A: usize>(state: u32, from: *const u8, 
     }
 }
 
-/// Fewer bytes than a vector has, or any number: the CRC32 instruction alone.
+/// Returns the register after fewer bytes than a vector has, or any number, by the CRC32 instruction alone.
 ///
 /// # Safety
 /// See [`short`].
@@ -138,7 +138,7 @@ pub(crate) unsafe fn words<F: Fold>(mut state: u32, mut from: *const u8, mut len
     state
 }
 
-/// The register after `W` words.
+/// Returns the register after `W` words.
 ///
 /// # Safety
 /// See [`short`]; the words are readable.
@@ -152,7 +152,7 @@ pub(super) unsafe fn chain<F: Fold, const W: usize>(state: u32, at: *const u8) -
     register as u32
 }
 
-/// All of `len` (at least a vector) in vectors, folded into one that is congruent to the whole message.
+/// Folds all of `len` (at least a vector) into one vector that is congruent to the whole message.
 ///
 /// # Safety
 /// See [`copy`].
@@ -187,7 +187,8 @@ pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u
     }
 }
 
-/// The first vector of a message, and so much more that what is left is a multiple of vectors; the rest and its length.
+/// Folds the first vector of a message, and so much more that what is left is a multiple of vectors; returns the rest
+/// and its length as well.
 ///
 /// # Safety
 /// See [`copy`]; `len` is at least a vector.
@@ -218,7 +219,8 @@ unsafe fn first<F: Fold>(mut state: u32, mut from: *const u8, mut len: usize, si
     }
 }
 
-/// The first `A` vectors of a message, and so many more that what is left is a multiple of `A`; the rest and its end.
+/// Folds the first `A` vectors of a message, and so many more that what is left is a multiple of `A`; returns the rest
+/// and its end as well.
 ///
 /// # Safety
 /// See [`copy`]; `len` is at least `A` vectors.
@@ -308,7 +310,7 @@ unsafe fn put<F: Fold>(vector: F, at: usize, sink: Sink) {
     }
 }
 
-/// The register `state` after `bytes` more bytes of zero.
+/// Returns the register `state` after `bytes` more bytes of zero.
 ///
 /// # Safety
 /// The processor has the tier.
@@ -323,7 +325,7 @@ pub(crate) unsafe fn shift<F: Fold>(state: u32, mut bytes: u64) -> u32 {
     result
 }
 
-/// The keys that move a vector by one vector, by two, by three and by four.
+/// Returns the keys that move a vector by one vector, by two, by three and by four.
 ///
 /// # Safety
 /// The processor has the tier.
@@ -341,7 +343,7 @@ pub(crate) unsafe fn fold_keys<F: Fold>() -> [F::Key; 4] {
     }
 }
 
-/// A vector that is congruent to a message after which the register is `state`.
+/// Returns a vector that is congruent to a message after which the register is `state`.
 ///
 /// # Safety
 /// The processor has the tier.

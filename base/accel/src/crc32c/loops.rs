@@ -29,7 +29,7 @@
 use super::fold::{Fold, Sink, chain, gather, vectors, words};
 use super::polynomial::{fold_key, shift_key};
 
-/// The register after `len` bytes, `A` vectors at a time.
+/// Returns the register after `len` bytes, `A` vectors at a time.
 ///
 /// # Safety
 /// The processor has the tier, and the bytes, at least a vector, are readable.
@@ -44,7 +44,7 @@ pub(super) unsafe fn wide<F: Fold, const A: usize>(state: u32, from: *const u8, 
     }
 }
 
-/// The register after `len` bytes, at least a round: `A` vectors and `P` pieces of `W` words.
+/// Returns the register after `len` bytes, at least a round: `A` vectors and `P` pieces of `W` words.
 ///
 /// # Safety
 /// The processor has the tier, and the bytes are readable.
@@ -125,7 +125,7 @@ unsafe fn halves<F: Fold, const A: usize>(sums: [F; A], over_half: F::Key) -> F 
     }
 }
 
-/// The register after `len` bytes: three streams of CRC32 instructions.
+/// Returns the register after `len` bytes: three streams of CRC32 instructions.
 ///
 /// # Safety
 /// The processor has the tier, and the bytes are readable.
@@ -143,7 +143,7 @@ pub(super) unsafe fn streams<F: Fold>(state: u32, from: *const u8, len: usize) -
     }
 }
 
-/// As many blocks as there are of three regions of `W` words; the register, and what is left.
+/// Goes over as many blocks as there are of three regions of `W` words; returns the register, and what is left.
 ///
 /// # Safety
 /// See [`streams`].
@@ -173,7 +173,7 @@ unsafe fn three<F: Fold, const W: usize>(
     (state, from, len)
 }
 
-/// `K` words of each of three regions.
+/// Runs the registers of three regions over `K` words each.
 ///
 /// # Safety
 /// The processor has the tier, and the words are readable.
@@ -188,8 +188,8 @@ unsafe fn step<F: Fold, const K: usize>(registers: &mut [u64; 3], at: *const u8,
     }
 }
 
-/// The register after `len` bytes, at least a vector: `A` vectors beside three streams of `K` words, in blocks of at
-/// most 16 KiB.  `L`, `M` and `S` are the steps of a long, a middle and a short block.
+/// Returns the register after `len` bytes, at least a vector: `A` vectors beside three streams of `K` words, in blocks
+/// of at most 16 KiB.  `L`, `M` and `S` are the steps of a long, a middle and a short block.
 ///
 /// # Safety
 /// The processor has the tier, and the bytes are readable.
@@ -213,8 +213,8 @@ pub(super) unsafe fn split<F: Fold, const A: usize, const K: usize, const L: usi
     }
 }
 
-/// As many blocks as there are of a region for vectors and three for streams, `N` steps each; the register, and what
-/// is left.
+/// Goes over as many blocks as there are of a region for vectors and three for streams, `N` steps each; returns the
+/// register, and what is left.
 ///
 /// # Safety
 /// See [`split`].

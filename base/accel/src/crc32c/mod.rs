@@ -100,8 +100,8 @@ impl OnTier {
         tier.is_available().then(|| Self(Kernels::of(tier)))
     }
 
-    /// Selects the kernels of a tier with a certain loop over long messages; `None` where the processor lacks the tier, or
-    /// the tier the loop.
+    /// Selects the kernels of a tier with a certain loop over long messages; `None` where the processor lacks the tier,
+    /// or the tier the loop.
     pub fn with_shape(tier: Tier, shape: &str) -> Option<Self> {
         let at = Self::shapes(tier).position(|name| name == shape)?;
         Some(Self(Kernels::with_shape(tier, at)))

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use super::fold::Fold;
 
-/// 16 bytes.
+/// Vector of 16 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(uint64x2_t);
 

@@ -1,10 +1,10 @@
 //! Measurements of the checksum: contests for calibration, the list for `forebay perf accel`, and its self-test.
 
-use super::tiers::{self, CLASSES, Class, Kernels, Table};
+use super::tiers::{self, CLASSES, Class, Kernels, SLOTS, Table};
 use super::{KERNEL, OnTier, portable};
 use crate::perf::{Detail, Kernel, Variant};
 use crate::processor::Processor;
-use crate::shape::{Contest, Contestant};
+use crate::shape::{Contest, Contestant, Slot};
 use crate::tier::Tier;
 
 /// Bytes of one turn of calibration, where a message is not longer.
@@ -13,7 +13,7 @@ const TURN: usize = 256 << 10;
 /// Lists the loops of the tier in use, for calibration.
 pub(crate) fn contests() -> Vec<Contest> {
     let tier = Tier::current();
-    let contest = |class: &'static Class| {
+    let contest = |(class, slot): (&'static Class, &'static Slot)| {
         let data: std::rc::Rc<[u8]> = (0..class.measured.max(TURN)).map(|at| at as u8).collect();
         let contestant = |(shape, name): (usize, &'static str)| {
             let (data, kernels) = (data.clone(), Kernels::with_shape(tier, shape));
@@ -33,10 +33,10 @@ pub(crate) fn contests() -> Vec<Contest> {
             class: class.name,
             contestants: OnTier::shapes(tier).enumerate().map(contestant).collect(),
             default: Table::of(tier).default(Processor::current()),
-            slot: &class.slot,
+            slot,
         }
     };
-    CLASSES.iter().map(contest).collect()
+    CLASSES.iter().zip(&SLOTS).map(contest).collect()
 }
 
 /// Lists checksums of several sizes, and copies, for `forebay perf accel`.

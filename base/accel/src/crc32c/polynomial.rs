@@ -1,15 +1,15 @@
 //! Arithmetic modulo Castagnoli's polynomial, P = 0x11EDC6F41, on reflected registers: bit 31 is the constant term.
 
-/// P without its highest term, reflected.
+/// Polynomial P without its highest term, reflected.
 pub(crate) const POLYNOMIAL: u32 = 0x82F6_3B78;
 
-/// The polynomial 1.
+/// Polynomial 1.
 const ONE: u32 = 1 << 31;
 
-/// The order of x modulo P: x^ORDER is 1, so x has negative powers.
+/// Order of x modulo P: x^ORDER is 1, so x has negative powers.
 const ORDER: u64 = (1 << 31) - 1;
 
-/// The product of two polynomials modulo P.
+/// Returns the product of two polynomials modulo P.
 pub(crate) const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -23,7 +23,7 @@ pub(crate) const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// x^exponent modulo P; exponents may be negative.
+/// Returns x^exponent modulo P; exponents may be negative.
 pub(crate) const fn power(exponent: i64) -> u32 {
     let mut exponent = exponent.rem_euclid(ORDER as i64);
     let mut base = ONE >> 1;
@@ -38,11 +38,11 @@ pub(crate) const fn power(exponent: i64) -> u32 {
     result
 }
 
-/// What the carry-less product of two reflected registers comes to as a 64-bit message run through the CRC32
-/// instruction: 1 for the reflection, 32 for the checksum's own shift.  Constants make up for it.
+/// Exponent of x that the carry-less product of two reflected registers gains, run through the CRC32 instruction as a
+/// 64-bit message: 1 for the reflection, 32 for the checksum's own shift.  Constants make up for it.
 const SCALE: i64 = 33;
 
-/// The two factors that move the halves of a 128-bit lane `bytes` further from the end of the message.
+/// Returns the two factors that move the halves of a 128-bit lane `bytes` further from the end of the message.
 ///
 /// The lane's product with a factor gains 1 from the reflection; a factor stands in the low half of its 64-bit word,
 /// which is another 32; and the lane's first half is 64 bits further from the end than its second.
@@ -50,7 +50,7 @@ pub(crate) const fn fold_key(bytes: u64) -> (u32, u32) {
     (power(8 * bytes as i64 + 64 - SCALE), power(8 * bytes as i64 - SCALE))
 }
 
-/// `x^(8 * 2^i)`: what moves a register by `2^i` bytes.
+/// Factors `x^(8 * 2^i)`, which move a register by `2^i` bytes.
 pub(crate) const SHIFTS: [u32; 64] = {
     let mut table = [0; 64];
     let mut entry = power(8);
@@ -63,16 +63,17 @@ pub(crate) const SHIFTS: [u32; 64] = {
     table
 };
 
-/// What undoes the factor that the instructions bring along: a register times this, run through the CRC32 instruction
-/// as a message of 64 bits, is the register again.
+/// Factor that undoes the one of the instructions: a register times this, run through the CRC32 instruction as a
+/// message of 64 bits, is the register again.
 pub(crate) const UNSCALE: u32 = power(-SCALE);
 
-/// What moves a register by `bytes` bytes: their product, run through the CRC32 instruction as a message of 64 bits.
+/// Returns the factor that moves a register by `bytes` bytes: their product, run through the CRC32 instruction as a
+/// message of 64 bits.
 pub(crate) const fn shift_key(bytes: u64) -> u32 {
     power(8 * bytes as i64 - SCALE)
 }
 
-/// `x^(8 * 2^i)` divided by what the instructions multiply by.
+/// Factors `x^(8 * 2^i)` divided by what the instructions multiply by.
 pub(crate) const SHIFT_KEYS: [u32; 64] = {
     let mut table = SHIFTS;
     let mut at = 0;
@@ -83,7 +84,7 @@ pub(crate) const SHIFT_KEYS: [u32; 64] = {
     table
 };
 
-/// The register `state` after `bytes` more bytes of zero; the other way to say it: multiplied by x^(8 * bytes).
+/// Returns the register `state` after `bytes` more bytes of zero; the other way to say it: multiplied by x^(8 * bytes).
 pub(crate) fn shift(state: u32, mut bytes: u64) -> u32 {
     let mut result = state;
     while bytes != 0 && result != 0 {

@@ -2,7 +2,7 @@
 
 use super::polynomial::POLYNOMIAL;
 
-/// `TABLES[n][byte]`: what a byte comes to that is followed by `n` bytes of zero.
+/// Tables of registers: `TABLES[n][byte]` is that after a byte that is followed by `n` bytes of zero.
 static TABLES: [[u32; 256]; 16] = {
     let mut tables = [[0; 256]; 16];
     let mut byte = 0;
@@ -29,7 +29,7 @@ static TABLES: [[u32; 256]; 16] = {
     tables
 };
 
-/// The register after `data`.
+/// Returns the register after `data`.
 pub(crate) fn update(mut state: u32, data: &[u8]) -> u32 {
     let (blocks, rest) = data.as_chunks::<16>();
     for block in blocks {

@@ -51,34 +51,60 @@ pub(super) struct Class {
     end: usize,
     /// Length that calibration measures.
     pub(super) measured: usize,
-    /// Loop in use on the tier in use: an index in [`Table::shapes`].
-    pub(super) slot: Slot,
 }
 
 /// Classes, in the order of lengths.  Blocks of 4 KiB, the most frequent length, are within one of them.  There is none
 /// for what comes from beyond a core's own caches: what is fastest there changes with what neighbours do.
 pub(super) static CLASSES: [Class; 3] = [
-    Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10, slot: Slot::new() },
-    Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10, slot: Slot::new() },
-    Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10, slot: Slot::new() },
+    Class { name: "to 3 KiB", end: 3 << 10, measured: 2 << 10 },
+    Class { name: "3 KiB to 12 KiB", end: 12 << 10, measured: 4 << 10 },
+    Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10 },
 ];
+
+/// Loop in use for each class on the tier in use: an index in [`Table::shapes`].  Apart from the classes, whose limits
+/// are constants to a compiler that way.
+pub(super) static SLOTS: [Slot; CLASSES.len()] = [const { Slot::new() }; CLASSES.len()];
 
 /// Returns the class of a length.
 #[inline(always)]
-fn class(len: usize) -> &'static Class {
-    &CLASSES[usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end)]
+fn class(len: usize) -> usize {
+    usize::from(len >= CLASSES[0].end) + usize::from(len >= CLASSES[1].end)
+}
+
+/// Returns the register after a long message, by the loop in use for its length.
+///
+/// # Safety
+/// The processor has the tier of the loops, and the bytes, at least its `long_min`, are readable.
+#[inline(always)]
+unsafe fn update_long(shapes: &'static [Shape], state: u32, from: *const u8, len: usize) -> u32 {
+    // Both calls are the last thing done here, so that the caller needs no registers saved, also for short messages.
+    match shapes.get(SLOTS[class(len)].peek()) {
+        // SAFETY: passed on.
+        Some(shape) => unsafe { (shape.long)(state, from, len) },
+        // SAFETY: passed on.
+        None => unsafe { update_first(shapes, state, from, len) },
+    }
+}
+
+/// Does what [`update_long`] does, for a class whose slot is unset, and sets it.
+///
+/// # Safety
+/// That of [`update_long`].
+#[cold]
+#[inline(never)]
+unsafe fn update_first(shapes: &'static [Shape], state: u32, from: *const u8, len: usize) -> u32 {
+    let shape = shape_in_use(shapes, len);
+    // SAFETY: passed on.
+    unsafe { (shape.long)(state, from, len) }
 }
 
 /// Returns the loop in use for a length, of the loops of the tier in use.
-#[inline(always)]
 fn shape_in_use(shapes: &'static [Shape], len: usize) -> &'static Shape {
-    /// Returns the loop that a class has before calibration.
-    #[cold]
-    fn initial(shapes: &[Shape]) -> usize {
+    let initial = || {
         let names: Vec<&str> = shapes.iter().map(|shape| shape.name).collect();
         shape::initial(super::KERNEL, &names, default(shapes, Processor::current()))
-    }
-    &shapes[class(len).slot.get(|| initial(shapes))]
+    };
+    &shapes[SLOTS[class(len)].get(initial)]
 }
 
 /// Returns the name of the loop in use for a length.
@@ -242,7 +268,7 @@ fn fence() {
 macro_rules! tier {
     ($name:ident, $fold:ty, $feature:literal, $min:literal, $($shape:ident: $loop:ident<$($n:literal),*>;)*) => {
         mod $name {
-            use super::{Shape, Sink, Table, fold, loops, shape_in_use};
+            use super::{Shape, Sink, Table, fold, loops, update_long};
 
             pub(super) static TABLE: Table = Table {
                 shapes: &[$(Shape { name: stringify!($shape), long: $shape::long, update: $shape::update }),*],
@@ -283,9 +309,8 @@ macro_rules! tier {
             #[target_feature(enable = $feature)]
             unsafe fn front(state: u32, from: *const u8, len: usize) -> u32 {
                 if len >= $min {
-                    let shape = shape_in_use(TABLE.shapes, len);
                     // SAFETY: passed on.
-                    unsafe { (shape.long)(state, from, len) }
+                    unsafe { update_long(TABLE.shapes, state, from, len) }
                 } else {
                     // SAFETY: passed on.
                     unsafe { fold::short::<$fold, 4>(state, from, len) }

@@ -6,15 +6,15 @@ use super::fold::Fold;
 use super::polynomial::fold_key;
 use crate::vector::x86::{Gfni, memory};
 
-/// 16 bytes, sums of three by two instructions.
+/// Vector of 16 bytes, sums of three by two instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Sse(__m128i);
 
-/// 16 bytes, sums of three by VPTERNLOG.
+/// Vector of 16 bytes, sums of three by VPTERNLOG.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m128i);
 
-/// 64 bytes.
+/// Vector of 64 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Vpclmul(__m512i);
 
@@ -25,7 +25,7 @@ impl From<Gfni> for Vpclmul {
     }
 }
 
-/// The integer side, which all tiers share.
+/// Defines the methods of integer registers, which all tiers share.
 macro_rules! integer {
     () => {
         #[inline(always)]
@@ -63,7 +63,7 @@ macro_rules! integer {
     };
 }
 
-/// What both vectors of 16 bytes share.
+/// Defines the methods that both vectors of 16 bytes share.
 macro_rules! narrow {
     ($a:ident, $b:ident, $c:ident, $xor3:expr) => {
         const BYTES: usize = 16;
@@ -126,7 +126,7 @@ unsafe impl Fold for Avx512 {
     narrow!(a, b, c, _mm_ternarylogic_epi64::<0x96>(a, b, c));
 }
 
-/// The last `count` of 64 bytes, as a mask.
+/// Returns a mask of the last `count` of 64 bytes.
 #[inline(always)]
 fn last(count: usize) -> u64 {
     debug_assert!((1..64).contains(&count));

@@ -5,13 +5,13 @@ use super::{Gcm, SectorSize, Xts};
 use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
 
-/// Bytes a call: an extent as the store writes it.
+/// Bytes of a call: an extent as the store writes it.
 const LENGTH: usize = 128 << 10;
 
-/// What GCM runs on.
+/// Name of the library that GCM runs on.
 const LIBRARY: &str = "aws-lc";
 
-/// Sectors of both sizes, and messages.
+/// Lists sectors of both sizes, and messages.
 pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     let key: Vec<u8> = (0..64).collect();
     let mut kernels = Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     kernels
 }
 
-/// XTS over every set of instructions there is.
+/// Lists XTS with every set of instructions of this processor.
 fn xts(key: &[u8], bits: u16, size: SectorSize, detail: Detail) -> Kernel {
     let in_use = shapes::in_use(size);
     let name = |xts: &Xts, shape: Shape| {

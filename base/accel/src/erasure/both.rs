@@ -12,7 +12,7 @@
 use super::pass::Job;
 use crate::tier::Tier;
 
-/// The kernel for some tier and number of outputs.  The second argument are the sums, of as many bytes as a vector
+/// Kernel for some tier and number of outputs.  The second argument are the sums, of as many bytes as a vector
 /// for each source and then each output, aligned to a line.
 ///
 /// # Safety
@@ -23,43 +23,43 @@ type Pass = unsafe fn(&Job, *mut Sum);
 /// Bytes of a vector in the tier that has such kernels.
 pub(super) const VECTOR: usize = 64;
 
-/// What stays of a chunk's checksum between steps.
+/// State of a chunk's checksum between steps.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Sum([u8; VECTOR]);
 
 impl Sum {
-    /// Of nothing, from a register of zero.
+    /// Sum of nothing, from a register of zero.
     pub(super) const EMPTY: Self = Self([0; VECTOR]);
 }
 
-/// A kernel, and what turns checksums into sums and back.
+/// Kernel, and the functions that turn checksums into sums and back.
 #[derive(Clone, Copy)]
 pub(super) struct Both {
     pub(super) wide: Pass,
     pub(super) narrow: Pass,
-    /// The sum of a chunk of which the register is known.
+    /// Turns a register into a sum.
     begin: unsafe fn(u32) -> Sum,
-    /// The register of a chunk of which the sum is known.
+    /// Turns a sum into a register.
     end: unsafe fn(&Sum) -> u32,
 }
 
 impl Both {
-    /// The sum of a chunk whose register is `state`.
+    /// Returns the sum of a chunk whose register is `state`.
     pub(super) fn begin(&self, state: u32) -> Sum {
         // SAFETY: there is a `Both` only where the processor has the tier, see `select`.
         unsafe { (self.begin)(state) }
     }
 
-    /// The register of a chunk whose sum is `sum`.
+    /// Returns the register of a chunk whose sum is `sum`.
     pub(super) fn end(&self, sum: &Sum) -> u32 {
         // SAFETY: as above.
         unsafe { (self.end)(sum) }
     }
 }
 
-/// The kernel for `outputs` outputs on a tier that the processor has, if it is one that gains by it; a wide one takes
-/// `vectors` vectors at a time, one of [`super::pass::widths`].
+/// Returns the kernel for `outputs` outputs on a tier that the processor has, if it is one that gains by it; a wide one
+/// takes `vectors` vectors at a time, one of [`super::pass::widths`].
 pub(super) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Option<Both> {
     match tier {
         #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ pub(super) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> 
     }
 }
 
-/// 64 bytes, and 32 registers.
+/// Kernels of the `gfni` tier: vectors of 64 bytes, and 32 registers.
 #[cfg(target_arch = "x86_64")]
 mod gfni {
     use super::{Both, Sum, VECTOR};

@@ -15,7 +15,7 @@ struct Writer<'a, 'b> {
     left: usize,
 }
 
-/// The length of every chunk, which must be the same for all.
+/// Returns the length of every chunk, which must be the same for all.
 pub(crate) fn common_len(mut lens: impl Iterator<Item = usize>) -> Result<usize, CodeError> {
     let len = lens.next().unwrap_or(0);
     match lens.find(|&other| other != len) {

@@ -11,19 +11,19 @@ use super::steps::{self, Steps};
 use crate::crc32c::Kernels;
 use crate::tier::{Tier, TierError};
 
-/// The fewest data chunks.
+/// Fewest data chunks.
 pub const K_MIN: usize = 2;
 
-/// The most data chunks.
+/// Most data chunks.
 pub const K_MAX: usize = 32;
 
-/// The most parity chunks.
+/// Most parity chunks.
 pub const M_MAX: usize = 16;
 
-/// Why chunks could not be encoded or rebuilt.
+/// Reason why chunks could not be encoded or rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodeError {
-    /// No code has this shape.
+    /// Shape that no code has.
     #[error("a code has 2 to 32 data chunks and 1 to 16 parity chunks, not {k}/{m}")]
     Shape {
         /// Data chunks asked for.
@@ -31,34 +31,34 @@ pub enum CodeError {
         /// Parity chunks asked for.
         m: usize,
     },
-    /// The tier cannot be used here.
+    /// Tier that cannot be used here.
     #[error(transparent)]
     Tier(#[from] TierError),
-    /// No loop shape has this name.
+    /// Name that no loop shape has.
     #[error("there is no loop shape `{0}` for erasure coding; there are: v4, v2, v1")]
     Steps(String),
-    /// Another number of chunks, or of places for checksums, was given than the code has.
+    /// Number of chunks, or of places for checksums, that is not the code's.
     #[error("{expected} of {what} are needed, and {found} were given")]
     Count {
-        /// Which: `data` or `parity` chunks, or places for a `checksum`.
+        /// Kind: `data` or `parity` chunks, or places for a `checksum`.
         what: &'static str,
-        /// How many there must be.
+        /// Number that there must be.
         expected: usize,
-        /// How many there are.
+        /// Number that there is.
         found: usize,
     },
-    /// The chunks differ in length.
+    /// Chunks that differ in length.
     #[error("the chunks differ in length: {expected} bytes, and {found}")]
     Length {
-        /// The first chunk's length in bytes.
+        /// Length of the first chunk in bytes.
         expected: usize,
-        /// Another's.
+        /// Length of another chunk in bytes.
         found: usize,
     },
-    /// A chunk's number is not in the code, or stands twice in the lists of a call.
+    /// Number of a chunk that is not in the code, or stands twice in the lists of a call.
     #[error("chunk {0} is not in the code, or was named twice")]
     Chunk(usize),
-    /// What is left does not suffice: fewer than `k` chunks, or (only with [`Construction::Vandermonde`]) chunks whose
+    /// Too few chunks are left: fewer than `k` chunks, or (only with [`Construction::Vandermonde`]) chunks whose
     /// rows are dependent.
     #[error("the chunks that are left do not determine the ones that are lost")]
     Lost,
@@ -85,7 +85,7 @@ struct Inner {
 }
 
 impl Code {
-    /// A code of `k` data and `m` parity chunks, for the tier in use.
+    /// Makes a code of `k` data and `m` parity chunks, for the tier in use.
     ///
     /// # Errors
     /// [`CodeError::Shape`]: `k` is not in 2..=32, or `m` not in 1..=16.
@@ -93,7 +93,7 @@ impl Code {
         Self::with_tier(construction, k, m, Tier::current())
     }
 
-    /// A code that uses a certain tier.
+    /// Makes a code that uses a certain tier.
     ///
     /// # Errors
     /// As for [`Code::new`], and [`CodeError::Tier`] where the processor lacks it.
@@ -101,8 +101,8 @@ impl Code {
         Self::with_steps(construction, k, m, tier, Steps::Chosen)
     }
 
-    /// A code that uses a certain tier and loop shape, for tests and measurements; where a pass has too many outputs
-    /// for the shape, it takes its default.
+    /// Makes a code that uses a certain tier and loop shape, for tests and measurements; where a pass has too many
+    /// outputs for the shape, it takes its default.
     ///
     /// # Errors
     /// As for [`Code::with_tier`], and [`CodeError::Steps`] for another name than those of [`Code::shapes`].
@@ -117,7 +117,7 @@ impl Code {
         Self::with_steps(construction, k, m, tier, steps)
     }
 
-    /// The names of all loop shapes.
+    /// Lists the names of all loop shapes.
     pub fn shapes() -> impl Iterator<Item = &'static str> {
         steps::names()
     }
@@ -139,32 +139,32 @@ impl Code {
         })
     }
 
-    /// Data chunks.
+    /// Returns the number of data chunks.
     pub fn k(&self) -> usize {
         self.inner.k
     }
 
-    /// Parity chunks, and so the losses that can be repaired.
+    /// Returns the number of parity chunks, and so of losses that can be repaired.
     pub fn m(&self) -> usize {
         self.inner.m
     }
 
-    /// Where the coefficients come from.
+    /// Returns the construction of the coefficients.
     pub fn construction(&self) -> Construction {
         self.inner.construction
     }
 
-    /// The tier whose kernels are used.
+    /// Returns the tier whose kernels are used.
     pub fn tier(&self) -> Tier {
         self.inner.tier
     }
 
-    /// The loop shape that its plans take.
+    /// Returns the loop shape that its plans take.
     pub(super) fn steps(&self) -> Steps {
         self.inner.steps
     }
 
-    /// The coefficients of the parity: `m` rows of `k` bytes, as ISA-L and jerasure lay them out.
+    /// Returns the coefficients of the parity: `m` rows of `k` bytes, as ISA-L and jerasure lay them out.
     pub fn parity_matrix(&self) -> &[u8] {
         &self.inner.parity
     }
@@ -177,7 +177,7 @@ impl Code {
         self.encode_to(data, parity, Placement::Auto)
     }
 
-    /// [`Code::encode`], told whether the parity should be left in the caches.
+    /// Does what [`Code::encode`] does, told whether the parity should be left in the caches.
     ///
     /// # Errors
     /// As for [`Code::encode`].
@@ -192,7 +192,8 @@ impl Code {
         Ok(())
     }
 
-    /// [`Code::encode`] for chunks that lie in several parts each; where one chunk is cut says nothing about another.
+    /// Does what [`Code::encode`] does, for chunks that lie in several parts each; where one chunk is cut says nothing
+    /// about another.
     ///
     /// # Errors
     /// As for [`Code::encode`]; lengths are those of whole chunks.
@@ -219,7 +220,7 @@ impl Code {
         Ok(())
     }
 
-    /// [`Code::encode`] and the CRC32C of every chunk, data first, in one pass over memory.
+    /// Makes the parity as [`Code::encode`] does, and the CRC32C of every chunk, data first, in one pass over memory.
     ///
     /// # Errors
     /// As for [`Code::encode`], and [`CodeError::Count`] where `crcs` has not `k + m` places.
@@ -232,7 +233,7 @@ impl Code {
         self.encode_checksummed_to(data, parity, crcs, Placement::Auto)
     }
 
-    /// [`Code::encode_checksummed`], told whether the parity should be left in the caches.
+    /// Does what [`Code::encode_checksummed`] does, told whether the parity should be left in the caches.
     ///
     /// # Errors
     /// As for [`Code::encode_checksummed`].
@@ -259,7 +260,7 @@ impl Code {
         Ok(())
     }
 
-    /// [`Code::encode_checksummed`] for chunks that lie in several parts each.
+    /// Does what [`Code::encode_checksummed`] does, for chunks that lie in several parts each.
     ///
     /// # Errors
     /// As for [`Code::encode_checksummed`]; lengths are those of whole chunks.
@@ -290,7 +291,8 @@ impl Code {
         self.change(chunk, &[old, new], parity)
     }
 
-    /// [`Code::update`] by the difference (the exclusive or) of old and new, for who has computed that already.
+    /// Does what [`Code::update`] does, by the difference (the exclusive or) of old and new, for a caller that has
+    /// computed it already.
     ///
     /// # Errors
     /// As for [`Code::update`].

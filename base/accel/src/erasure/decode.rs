@@ -14,7 +14,7 @@ const PLANS_MAX: usize = 256;
 /// Chunks as bits; a code has at most 48.
 type Set = u64;
 
-/// What a plan is remembered by.  The order of what is wanted is part of it: it is the order of the plan's outputs.
+/// Key that a plan is remembered by.  The order of what is wanted is part of it: it is the order of the plan's outputs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Pattern {
     present: Set,
@@ -42,7 +42,7 @@ struct Remembered {
     used: u64,
 }
 
-/// How some chunks are made of others.
+/// Recipe that makes some chunks of others.
 struct Recovery {
     /// The chunks that are read, in the order of the plan's sources.
     chosen: Vec<usize>,
@@ -50,17 +50,17 @@ struct Recovery {
 }
 
 impl Decoder {
-    /// A decoder that remembers nothing yet.
+    /// Makes a decoder that remembers nothing yet.
     pub fn new(code: Code) -> Self {
         Self { code, plans: HashMap::new(), latest: None, now: 0 }
     }
 
-    /// The code.
+    /// Returns the code.
     pub fn code(&self) -> &Code {
         &self.code
     }
 
-    /// How many patterns of losses are remembered.
+    /// Returns how many patterns of losses are remembered.
     pub fn remembered(&self) -> usize {
         self.plans.len()
     }
@@ -88,7 +88,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// [`Decoder::rebuild`] for chunks that lie in several parts each.
+    /// Does what [`Decoder::rebuild`] does, for chunks that lie in several parts each.
     ///
     /// # Errors
     /// As for [`Decoder::rebuild`]; lengths are those of whole chunks.
@@ -114,7 +114,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// How to make `want` of `have`, and where in `have` each source stands; `None` where nothing is wanted.
+    /// Finds how to make `want` of `have`, and where in `have` each source stands; `None` where nothing is wanted.
     fn recovery(
         &mut self,
         have: impl Iterator<Item = usize>,
@@ -155,7 +155,7 @@ impl Decoder {
         Ok(Some((recovery, order)))
     }
 
-    /// The recovery of another pattern than the last one.
+    /// Finds the recovery of another pattern than the last one.
     #[cold]
     fn look_up(&mut self, pattern: Pattern) -> Result<Rc<Recovery>, CodeError> {
         self.now += 1;

@@ -17,7 +17,7 @@ const TILE: usize = 4096;
 /// Bytes of all tiles together where a stripe comes from memory: half of a second-level cache.
 const TILES: usize = 512 << 10;
 
-/// The checksums of a stripe's chunks, as far as they have come: raw registers, data first.
+/// Checksums of a stripe's chunks, as far as they have come: raw registers, data first.
 pub(super) type Registers = [u32; K_MAX + M_MAX];
 
 /// Makes `outputs` of `inputs`, `len` bytes of each, and brings the registers up to date with both.
@@ -65,7 +65,7 @@ pub(super) unsafe fn run(
     }
 }
 
-/// Tile by tile: the products, then the checksums.
+/// Goes tile by tile: the products, then the checksums.
 ///
 /// # Safety
 /// As for [`run`].

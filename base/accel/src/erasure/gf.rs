@@ -3,7 +3,7 @@
 /// Powers of the generator 2, twice over so that a sum of two logarithms needs no reduction.
 const EXPONENTS: [u8; 510] = tables().0;
 
-/// The logarithm to base 2 of everything but 0.
+/// Logarithm to base 2 of everything but 0.
 const LOGARITHMS: [u8; 256] = tables().1;
 
 const fn tables() -> ([u8; 510], [u8; 256]) {
@@ -23,7 +23,7 @@ const fn tables() -> ([u8; 510], [u8; 256]) {
     (exponents, logarithms)
 }
 
-/// The product.
+/// Returns the product.
 #[inline]
 pub(crate) fn multiply(a: u8, b: u8) -> u8 {
     if a == 0 || b == 0 {
@@ -32,7 +32,7 @@ pub(crate) fn multiply(a: u8, b: u8) -> u8 {
     EXPONENTS[usize::from(LOGARITHMS[usize::from(a)]) + usize::from(LOGARITHMS[usize::from(b)])]
 }
 
-/// The multiplicative inverse of anything but 0.
+/// Returns the multiplicative inverse of anything but 0.
 #[inline]
 pub(crate) fn invert(a: u8) -> u8 {
     debug_assert_ne!(a, 0);
@@ -43,7 +43,7 @@ pub(crate) fn invert(a: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// Multiplication as it is taught: add shifted copies, reduce.
+    /// Multiplies as it is taught: add shifted copies, reduce.
     fn plain(a: u8, b: u8) -> u8 {
         let mut product = 0u16;
         for bit in 0..8 {

@@ -5,25 +5,26 @@
 
 use super::gf::{invert, multiply};
 
-/// Where the coefficients of the parity come from.
+/// Construction of the coefficients of the parity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Construction {
-    /// ISA-L's `gf_gen_rs_matrix`, Ceph's `plugin=isa technique=reed_sol_van`: row `i` holds the powers of 2^i.
+    /// Matrix of ISA-L's `gf_gen_rs_matrix`, Ceph's `plugin=isa technique=reed_sol_van`: row `i` holds the powers of
+    /// 2^i.
     ///
     /// The first row of parity is a plain sum.  Not every square part of a matrix with four rows or more can be
     /// inverted, so some losses of `m` chunks are beyond repair when `m` is 4 and `k` more than 21, or `m` more than 4
     /// (ISA-L gives the same limits).  New pools with so much parity take [`Construction::Cauchy`].
     Vandermonde,
-    /// ISA-L's `gf_gen_cauchy1_matrix`, Ceph's `plugin=isa technique=cauchy`: 1 / (i xor j).  Any `m` losses can be
-    /// repaired.
+    /// Matrix of ISA-L's `gf_gen_cauchy1_matrix`, Ceph's `plugin=isa technique=cauchy`: 1 / (i xor j).  Any `m` losses
+    /// can be repaired.
     Cauchy,
-    /// jerasure's `reed_sol_van` with w=8, Ceph's `plugin=jerasure technique=reed_sol_van`: an extended Vandermonde
-    /// matrix made systematic by column operations, then scaled so that the first row and the first column are ones.
-    /// Any `m` losses can be repaired.
+    /// Matrix of jerasure's `reed_sol_van` with w=8, Ceph's `plugin=jerasure technique=reed_sol_van`: an extended
+    /// Vandermonde matrix made systematic by column operations, then scaled so that the first row and the first column
+    /// are ones. Any `m` losses can be repaired.
     JerasureVandermonde,
 }
 
-/// The rows of the generator that make parity: `m` rows of `k` coefficients.
+/// Returns the rows of the generator that make parity: `m` rows of `k` coefficients.
 pub(crate) fn parity_rows(construction: Construction, k: usize, m: usize) -> Vec<u8> {
     match construction {
         Construction::Vandermonde => vandermonde(k, m),
@@ -97,7 +98,7 @@ fn jerasure_vandermonde(k: usize, m: usize) -> Vec<u8> {
     parity
 }
 
-/// One row of the generator, data or parity.
+/// Returns one row of the generator, data or parity.
 pub(crate) fn generator_row(parity: &[u8], k: usize, chunk: usize) -> Vec<u8> {
     if chunk < k {
         (0..k).map(|column| u8::from(column == chunk)).collect()
@@ -106,7 +107,7 @@ pub(crate) fn generator_row(parity: &[u8], k: usize, chunk: usize) -> Vec<u8> {
     }
 }
 
-/// Of the chunks `have`, in their order, the first `k` from which everything can be computed.
+/// Chooses, of the chunks `have` in their order, the first `k` from which everything can be computed.
 pub(crate) fn choose(parity: &[u8], k: usize, have: impl Iterator<Item = usize>) -> Option<Vec<usize>> {
     let mut chosen = Vec::with_capacity(k);
     // Rows already chosen, reduced; each with its leading column, where all later ones are zero.
@@ -129,7 +130,7 @@ pub(crate) fn choose(parity: &[u8], k: usize, have: impl Iterator<Item = usize>)
     None
 }
 
-/// The coefficients that make the chunks `want` of the chunks `chosen`: a row of `k` for each wanted chunk.
+/// Returns the coefficients that make the chunks `want` of the chunks `chosen`: a row of `k` for each wanted chunk.
 ///
 /// `None` where the rows of `chosen` are not independent.
 pub(crate) fn recovery_rows(parity: &[u8], k: usize, chosen: &[usize], want: &[usize]) -> Option<Vec<u8>> {
@@ -146,7 +147,7 @@ pub(crate) fn recovery_rows(parity: &[u8], k: usize, chosen: &[usize], want: &[u
     Some(rows)
 }
 
-/// The inverse of a square matrix of `n` rows, by Gauss and Jordan.
+/// Returns the inverse of a square matrix of `n` rows, by Gauss and Jordan.
 fn inverse(mut matrix: Vec<u8>, n: usize) -> Option<Vec<u8>> {
     let mut result: Vec<u8> = (0..n * n).map(|at| u8::from(at / n == at % n)).collect();
     for column in 0..n {

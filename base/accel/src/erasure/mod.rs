@@ -38,10 +38,11 @@ pub(crate) use steps::contests;
 use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
 
-/// For `forebay perf accel`: bytes of data encoded, and bytes of data read to rebuild.
+/// Lists encoding and rebuilding of several codes, for `forebay perf accel`; counted are the bytes of data encoded, and
+/// those read to rebuild.
 pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     const LEN: usize = 16 << 10;
-    /// A kernel on every tier, with the shape in use or with each.
+    /// Lists a kernel on every tier, with the shape in use or with each.
     fn kernel(name: String, detail: Detail, k: usize, m: usize, work: fn(Code) -> Box<dyn FnMut() -> usize>) -> Kernel {
         let mut variants = Vec::new();
         let current = Tier::current();

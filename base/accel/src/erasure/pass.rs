@@ -16,30 +16,31 @@ pub(crate) const OUTPUTS_MAX: usize = 8;
 pub(crate) struct Job {
     /// `sources` pointers to `len` readable bytes each.
     pub inputs: *const *const u8,
-    /// How many sources.
+    /// Number of sources.
     pub sources: usize,
-    /// As many pointers as the pass has outputs, to `len` writable bytes each that overlap nothing else.
+    /// Pointers, as many as the pass has outputs, to `len` writable bytes each that overlap nothing else.
     pub outputs: *const *mut u8,
     /// The tables of the coefficients, all outputs of the first source first.
     pub tables: *const u64,
     /// Bytes of each source and output.
     pub len: usize,
-    /// What the sums are added to: as many pointers as outputs, which may be the same, or null.
+    /// Addends of the sums: as many pointers as outputs, which may be the same, or null.
     pub addends: *const *mut u8,
-    /// Whole vectors are stored past the caches; then the outputs are aligned to 64 bytes, and the caller fences.
+    /// Says that whole vectors are stored past the caches; then the outputs are aligned to 64 bytes, and the caller
+    /// fences.
     pub stream: bool,
 }
 
-/// What goes along with the products.
+/// Work that goes along with the products.
 pub(super) trait Along<V>: Copy {
-    /// The next `N` vectors of a chunk, sources first, then outputs, have passed.
+    /// Takes the next `N` vectors of a chunk; sources come first, then outputs.
     ///
     /// # Safety
     /// The processor has the tier, and the chunk is one of the job's.
     unsafe fn pass<const N: usize>(self, chunk: usize, vectors: &[V; N]);
 }
 
-/// Nothing goes along.
+/// Products alone, without other work.
 #[derive(Clone, Copy)]
 pub(super) struct Alone;
 
@@ -54,8 +55,8 @@ impl<V> Along<V> for Alone {
 /// The processor has the tier, and the job keeps the promises of [`Job`].
 pub(crate) type Pass = unsafe fn(&Job);
 
-/// The kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient of the first
-/// output is 1, which makes its products plain sums.  It takes `vectors` vectors at a time, one of [`widths`].
+/// Returns the kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient of the
+/// first output is 1, which makes its products plain sums.  It takes `vectors` vectors at a time, one of [`widths`].
 pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Pass {
     match tier {
         #[cfg(target_arch = "x86_64")]
@@ -72,7 +73,7 @@ pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> 
     }
 }
 
-/// How many vectors a step may take with `outputs` outputs: the loop shapes, the default first, and one always.
+/// Lists how many vectors a step may take with `outputs` outputs: the loop shapes, the default first, and one always.
 pub(crate) fn widths(tier: Tier, outputs: usize) -> &'static [usize] {
     match tier {
         #[cfg(target_arch = "x86_64")]
@@ -223,7 +224,7 @@ mod plain {
     }
 }
 
-/// All of a job: `N` vectors at a time, then one, then what is left.
+/// Goes over all of a job: `N` vectors at a time, then one, then what is left.
 ///
 /// # Safety
 /// See [`Pass`]; what goes along is good for all chunks.
@@ -251,7 +252,7 @@ pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bo
     }
 }
 
-/// `N` vectors from offset `at` of every source to the same of every output; with `N` = 1 perhaps only the first
+/// Takes `N` vectors from offset `at` of every source to the same of every output; with `N` = 1 perhaps only the first
 /// `count` bytes of a vector.
 ///
 /// # Safety

@@ -15,19 +15,19 @@ use super::pass::{self, Job, OUTPUTS_MAX, Pass};
 use super::steps::Steps;
 use crate::tier::Tier;
 
-/// The most sources a plan has: `k` of 32, or old and new of as many columns.
+/// Most sources of a plan: `k` of 32, or old and new of as many columns.
 pub(crate) const SOURCES_MAX: usize = 64;
 
 /// Bytes of a tile: where passes alternate, they go this far before they change.
 const TILE: usize = 4096;
 
-/// With more sources than this past the caches, narrow steps are faster than wide ones.
+/// Sources up to which wide steps are faster than narrow ones past the caches.
 const WIDE_SOURCES_MAX: usize = 12;
 
-/// Where chunks live, and where their outputs should go.
+/// Placement of chunks and of their outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// Judged by size: a stripe larger than a processor's own caches goes to memory.
+    /// Placement by size: a stripe larger than a processor's own caches goes to memory.
     #[default]
     Auto,
     /// Outputs are stored into the caches, because they are read again soon.
@@ -37,7 +37,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// What [`Placement::Auto`] comes to for a stripe of so many bytes.
+    /// Resolves [`Placement::Auto`] for a stripe of so many bytes.
     pub(crate) fn judge(self, stripe: usize) -> Self {
         match self {
             Placement::Auto if stripe > CACHED_BYTES_MAX => Placement::Memory,
@@ -53,8 +53,8 @@ const LINE: usize = 64;
 /// Bytes of a page: the offset in it is the offset in a first-level cache.
 const PAGE: usize = 4096;
 
-/// A stripe with more bytes than this, sources and outputs together, is taken for one that lives in memory: twice
-/// what a core's second-level cache holds on today's servers.
+/// Bytes, sources and outputs together, up to which a stripe is taken for one that lives in the caches: twice what a
+/// core's second-level cache holds on today's servers.
 const CACHED_BYTES_MAX: usize = 2 << 20;
 
 /// Coefficients for some number of sources and outputs, ready to be used.
@@ -67,17 +67,17 @@ pub(crate) struct Plan {
 struct Group {
     wide: Pass,
     narrow: Pass,
-    /// The same with checksums, in tiers that have it.
+    /// Kernel with checksums, in tiers that have it.
     both: Option<Both>,
     outputs: usize,
-    /// All outputs of the first source, then of the second, ...
+    /// Tables for all outputs of the first source, then of the second, ...
     tables: Vec<u64>,
     /// Words from one source's tables to the next one's.
     stride: usize,
 }
 
 impl Plan {
-    /// A plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
+    /// Makes a plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
     pub(crate) fn new(tier: Tier, steps: Steps, sources: usize, rows: &[u8]) -> Self {
         assert!(tier.is_available() && (1..=SOURCES_MAX).contains(&sources) && rows.len().is_multiple_of(sources));
         let groups = rows.chunks(sources * OUTPUTS_MAX).map(|rows| {
@@ -123,8 +123,8 @@ impl Plan {
         }
     }
 
-    /// What makes the outputs and checksums in one loop; `None` where the tier has no such kernel, or the plan takes
-    /// several passes.
+    /// Returns the kernel that makes the outputs and checksums in one loop; `None` where the tier has no such kernel,
+    /// or the plan takes several passes.
     pub(super) fn both(&self) -> Option<&Both> {
         match &self.groups[..] {
             [group] => group.both.as_ref(),
@@ -159,7 +159,7 @@ impl Plan {
         pass::fence(self.tier);
     }
 
-    /// With stores past the caches, where the outputs' alignment allows it.
+    /// Runs with stores past the caches, where the outputs' alignment allows it.
     ///
     /// # Safety
     /// As for [`Plan::run`].
@@ -179,7 +179,7 @@ impl Plan {
         }
     }
 
-    /// Every group of outputs, taking turns if there are several.
+    /// Runs every group of outputs, taking turns if there are several.
     ///
     /// # Safety
     /// As for [`Plan::run`]; with `stream` the outputs are aligned to a line.
@@ -203,7 +203,7 @@ impl Plan {
 }
 
 impl Group {
-    /// One pass.
+    /// Runs one pass.
     ///
     /// # Safety
     /// As for [`Plan::run_tiled`].
@@ -215,7 +215,7 @@ impl Group {
         unsafe { pass(&job) }
     }
 
-    /// A run of one pass; it points into its arguments.
+    /// Makes the job of one pass; it points into its arguments.
     fn job(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) -> Job {
         debug_assert!(outputs.len() == self.outputs && inputs.len() * self.stride <= self.tables.len());
         Job {
@@ -230,20 +230,20 @@ impl Group {
     }
 }
 
-/// There are many sources, and they begin at different places of their pages.
+/// Says whether there are many sources, and they begin at different places of their pages.
 fn scattered(inputs: &[*const u8]) -> bool {
     let line = |input: &*const u8| *input as usize % PAGE / LINE;
     inputs.len() > WIDE_SOURCES_MAX && inputs.iter().any(|input| line(input) != line(&inputs[0]))
 }
 
-/// How many of `len` bytes come before a line begins in all outputs, and whether they share one.
+/// Returns how many of `len` bytes come before a line begins in all outputs, and whether they share one.
 pub(super) fn to_line(outputs: &[*mut u8], len: usize) -> (usize, bool) {
     let phase = outputs[0] as usize % LINE;
     let aligned = outputs.iter().all(|&output| output as usize % LINE == phase);
     (if aligned { ((LINE - phase) % LINE).min(len) } else { 0 }, aligned)
 }
 
-/// Room for pointers to a stripe's chunks.  Only as much of it is touched as there are, and it is filled where it
+/// Space for pointers to a stripe's chunks.  Only as much of it is touched as there are, and it is filled where it
 /// lies: clearing or moving it would take longer than the smallest stripes.
 pub(super) struct Room<P>([MaybeUninit<P>; SOURCES_MAX]);
 
@@ -265,7 +265,7 @@ impl Pointer for *mut u8 {
 }
 
 impl<P: Pointer> Room<P> {
-    /// Without anything in it.
+    /// Makes an empty list.
     #[inline]
     pub(super) fn new() -> Self {
         Self([const { MaybeUninit::uninit() }; SOURCES_MAX])
@@ -283,7 +283,7 @@ impl<P: Pointer> Room<P> {
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) }
     }
 
-    /// Puts others into it, all moved on by the same number of bytes.
+    /// Puts other pointers into it, all moved on by the same number of bytes.
     #[inline]
     pub(super) fn moved(&mut self, from: &[P], by: usize) -> &[P] {
         self.fill(from.iter().map(|pointer| pointer.moved(by)))

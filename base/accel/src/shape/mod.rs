@@ -28,7 +28,7 @@ use crate::tier::Tier;
 pub(crate) use contest::{Contest, Contestant};
 pub(crate) use slot::Slot;
 
-/// The environment variable that forces shapes: `KERNEL=SHAPE`, separated by commas; or `processor`, for the defaults
+/// Environment variable that forces shapes: `KERNEL=SHAPE`, separated by commas; or `processor`, for the defaults
 /// without calibration.
 pub const VARIABLE: &str = "FOREBAY_ACCEL_SHAPES";
 

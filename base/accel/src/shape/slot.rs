@@ -25,6 +25,12 @@ impl Slot {
         }
     }
 
+    /// Returns the shape in use, or a number beyond every list of shapes while the slot is unset.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> usize {
+        usize::from(self.0.load(Ordering::Relaxed))
+    }
+
     /// Sets the shape in use.
     pub(crate) fn set(&self, shape: usize) {
         self.0.store(stored(shape), Ordering::Relaxed);
@@ -53,7 +59,9 @@ mod tests {
     #[test]
     fn the_first_shape_read_or_set_stays_until_another_is_set() {
         let slot = Slot::new();
+        assert_eq!(slot.peek(), usize::from(UNSET));
         assert_eq!(slot.get(|| 3), 3);
+        assert_eq!(slot.peek(), 3);
         assert_eq!(slot.get(|| panic!("set already")), 3);
         slot.set(0);
         assert_eq!(slot.get(|| panic!("set already")), 0);

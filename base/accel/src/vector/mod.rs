@@ -12,7 +12,7 @@ pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
-/// A register full of bytes, which are elements of GF(2^8) modulo x^8+x^4+x^3+x^2+1 (0x11d).
+/// Register full of bytes, which are elements of GF(2^8) modulo x^8+x^4+x^3+x^2+1 (0x11d).
 ///
 /// # Safety
 /// An implementation reads and writes exactly the bytes its methods name.  Every method may be called only on a
@@ -22,41 +22,41 @@ pub(crate) unsafe trait Vector: Copy {
     const BYTES: usize;
     /// 64-bit words in a coefficient's table.
     const TABLE_WORDS: usize;
-    /// A coefficient's table in registers.
+    /// Table of a coefficient in registers.
     type Loaded: Copy;
-    /// A source, prepared to be multiplied.
+    /// Source, prepared to be multiplied.
     type Split: Copy;
 
     /// Writes the table of `coefficient` into `TABLE_WORDS` words.
     fn table(coefficient: u8, words: &mut [u64]);
 
-    /// All bytes zero.
+    /// Returns a register of zeroes.
     unsafe fn zero() -> Self;
-    /// `BYTES` bytes from `from`.
+    /// Loads `BYTES` bytes from `from`.
     unsafe fn load(from: *const u8) -> Self;
-    /// `BYTES` bytes to `to`.
+    /// Stores `BYTES` bytes to `to`.
     unsafe fn store(self, to: *mut u8);
-    /// `BYTES` bytes to `to`, past the caches where the processor can; `to` is aligned to `BYTES`.
+    /// Stores `BYTES` bytes to `to`, past the caches where the processor can; `to` is aligned to `BYTES`.
     unsafe fn stream(self, to: *mut u8);
-    /// The sum (exclusive or) of three.
+    /// Returns the sum (exclusive or) of three.
     unsafe fn xor3(self, b: Self, c: Self) -> Self;
-    /// The sum (exclusive or) of two.
+    /// Returns the sum (exclusive or) of two.
     unsafe fn xor(self, b: Self) -> Self;
 
     /// Reads a coefficient's table.
     unsafe fn loaded(table: *const u64) -> Self::Loaded;
     /// Prepares a source.
     unsafe fn split(self) -> Self::Split;
-    /// `self + coefficient * source`.
+    /// Returns `self + coefficient * source`.
     unsafe fn multiply_add(self, source: Self::Split, coefficient: &Self::Loaded) -> Self;
-    /// `self + c * a + d * b`.
+    /// Returns `self + c * a + d * b`.
     #[inline(always)]
     unsafe fn multiply_add2(self, a: Self::Split, c: &Self::Loaded, b: Self::Split, d: &Self::Loaded) -> Self {
         // SAFETY: as for this method.
         unsafe { self.multiply_add(a, c).multiply_add(b, d) }
     }
 
-    /// The first `count` bytes (fewer than `BYTES`) from `from`, zeroes behind them.
+    /// Loads the first `count` bytes (fewer than `BYTES`) from `from`, zeroes behind them.
     #[inline(always)]
     unsafe fn load_partial(from: *const u8, count: usize) -> Self {
         let mut bytes = [0u8; 64];
@@ -68,7 +68,7 @@ pub(crate) unsafe trait Vector: Copy {
         }
     }
 
-    /// The first `count` bytes (fewer than `BYTES`) to `to`.
+    /// Stores the first `count` bytes (fewer than `BYTES`) to `to`.
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut u8, count: usize) {
         let mut bytes = [0u8; 64];
@@ -81,7 +81,7 @@ pub(crate) unsafe trait Vector: Copy {
     }
 }
 
-/// The two tables of 16 products (of the low and the high four bits) that byte shuffles look up, as four words.
+/// Makes the two tables of 16 products (of the low and the high four bits) that byte shuffles look up, as four words.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) fn nibble_table(coefficient: u8, words: &mut [u64]) {
     use crate::erasure::gf::multiply;

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use super::{Vector, nibble_table};
 
-/// 16 bytes.
+/// Register of 16 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(uint8x16_t);
 

@@ -3,7 +3,7 @@
 
 use super::Vector;
 
-/// 32 bytes as words.
+/// Register of 32 bytes, as words.
 #[derive(Clone, Copy)]
 pub(crate) struct Words([u64; 4]);
 

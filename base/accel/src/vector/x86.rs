@@ -5,23 +5,23 @@ use std::arch::x86_64::*;
 use super::{Vector, nibble_table};
 use crate::erasure::gf::multiply;
 
-/// 16 bytes, products by PSHUFB.
+/// Register of 16 bytes, products by PSHUFB.
 #[derive(Clone, Copy)]
 pub(crate) struct Sse(__m128i);
 
-/// 32 bytes, products by VPSHUFB.
+/// Register of 32 bytes, products by VPSHUFB.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256i);
 
-/// 64 bytes, products by VPSHUFB, sums of three by VPTERNLOG.
+/// Register of 64 bytes, products by VPSHUFB, sums of three by VPTERNLOG.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512i);
 
-/// 64 bytes, products by VGF2P8AFFINEQB.
+/// Register of 64 bytes, products by VGF2P8AFFINEQB.
 #[derive(Clone, Copy)]
 pub(crate) struct Gfni(pub(crate) __m512i);
 
-/// Loading and storing registers, for products and for checksums alike.
+/// Defines loading and storing of registers, for products and for checksums alike.
 macro_rules! memory {
     ($load:ident, $store:ident, $stream:ident) => {
         #[inline(always)]
@@ -166,14 +166,14 @@ unsafe impl Vector for Avx2 {
     }
 }
 
-/// The first `count` of 64 bytes, as a mask.
+/// Returns a mask of the first `count` of 64 bytes.
 #[inline(always)]
 fn first(count: usize) -> u64 {
     debug_assert!(count < 64);
     (1 << count) - 1
 }
 
-/// What both vectors of 64 bytes share.
+/// Defines the methods that both registers of 64 bytes share.
 macro_rules! wide {
     () => {
         const BYTES: usize = 64;

@@ -2,29 +2,29 @@
 
 use zeroize::Zeroize;
 
-/// The most rounds, with the first addition of a key counted.
+/// Most rounds of a key, with the first addition of a key counted.
 pub(super) const ROUND_KEYS_MAX: usize = 15;
 
 /// A round key four times side by side, as 512-bit instructions want it; the others take the first quarter.
 pub(super) type RoundKey = [u8; 64];
 
-/// The schedules of both halves of an XTS key, erased when they are dropped.
+/// Schedules of both halves of an XTS key, erased when they are dropped.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(super) struct Schedules {
-    /// For the data.
+    /// Schedule for the data.
     pub(super) encrypt: [RoundKey; ROUND_KEYS_MAX],
-    /// For the data, the other way round: in the order of use, the inner ones mixed (the equivalent inverse cipher,
-    /// section 5.3.5).
+    /// Schedule for the data, the other way round: in the order of use, the inner ones mixed (the equivalent inverse
+    /// cipher, section 5.3.5).
     pub(super) decrypt: [RoundKey; ROUND_KEYS_MAX],
-    /// For the tweak.
+    /// Schedule for the tweak.
     pub(super) tweak: [RoundKey; ROUND_KEYS_MAX],
-    /// 10 or 14.
+    /// Number of rounds, 10 or 14.
     pub(super) rounds: usize,
 }
 
 impl Schedules {
-    /// From two keys of 16 or 32 bytes.
+    /// Expands two keys of 16 or 32 bytes.
     ///
     /// # Safety
     /// The processor has the AES instructions.

@@ -27,14 +27,14 @@ use crate::tier::Tier;
 /// for each sector and place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SectorSize {
-    /// 512 bytes.
+    /// Sectors of 512 bytes.
     Bytes512,
-    /// 4096 bytes.
+    /// Sectors of 4096 bytes.
     Bytes4096,
 }
 
 impl SectorSize {
-    /// In bytes.
+    /// Returns the size in bytes.
     pub const fn get(self) -> usize {
         match self {
             SectorSize::Bytes512 => 512,
@@ -52,14 +52,14 @@ pub struct Xts {
     shapes: Shapes,
 }
 
-/// Which instructions do the work, and the schedules they want.
+/// Schedules of a key, in the form of the instructions that do the work.
 #[derive(Clone)]
 enum Keys {
     Plain(Box<PlainKeys>),
-    /// 128 bits at a time.
+    /// AES-NI: 128 bits at a time.
     #[cfg(target_arch = "x86_64")]
     AesNi(Box<Schedules>),
-    /// 512 bits at a time.
+    /// VAES: 512 bits at a time.
     #[cfg(target_arch = "x86_64")]
     Vaes(Box<Schedules>),
 }
@@ -70,7 +70,7 @@ enum Direction {
     Decrypt,
 }
 
-/// Sectors to go over: where from, where to, how they are numbered.
+/// Run of sectors: source, destination and numbers.
 #[derive(Clone, Copy)]
 struct Run {
     size: usize,
@@ -81,7 +81,7 @@ struct Run {
 }
 
 impl Xts {
-    /// With a key of 32 bytes (AES-128) or 64 bytes (AES-256), the half for the data first.
+    /// Makes a cipher of a key of 32 bytes (AES-128) or 64 bytes (AES-256), the half for the data first.
     ///
     /// The caller's copy of the key is the caller's to erase.
     ///
@@ -91,13 +91,13 @@ impl Xts {
         Self::with_shapes(key, Tier::current(), Shapes::chosen())
     }
 
-    /// With the instructions of `tier`, which must be available, or plainer ones, and the default loops.
+    /// Makes a cipher with the instructions of `tier`, which must be available, or plainer ones, and the default loops.
     #[cfg(test)]
     pub(crate) fn with_tier(key: &[u8], tier: Tier) -> Result<Self, KeyError> {
         Self::with_shapes(key, tier, Shapes::default())
     }
 
-    /// With one loop for all sectors.
+    /// Makes a cipher with one loop for all sectors.
     pub(crate) fn with_shape(key: &[u8], tier: Tier, shape: Shape) -> Result<Self, KeyError> {
         Self::with_shapes(key, tier, Shapes::both(shape))
     }
@@ -148,7 +148,7 @@ impl Xts {
         self.across(Direction::Decrypt, size, sector, from, to);
     }
 
-    /// What the sectors go through, for tables.
+    /// Returns the name of the implementation, for tables.
     pub fn implementation(&self) -> &'static str {
         match self.keys {
             Keys::Plain(_) => "aws-lc",
@@ -159,7 +159,7 @@ impl Xts {
         }
     }
 
-    /// There are several loops for it.
+    /// Says whether the implementation has several loops.
     pub(crate) fn has_shapes(&self) -> bool {
         !matches!(self.keys, Keys::Plain(_))
     }
@@ -182,7 +182,7 @@ impl Xts {
     }
 }
 
-/// Another holder of the same key.
+/// Copies the schedules; each copy is erased when it is dropped.
 impl Clone for Xts {
     fn clone(&self) -> Self {
         Self { keys: self.keys.clone(), bits: self.bits, shapes: self.shapes }

@@ -6,10 +6,10 @@ use aws_lc_sys as aws;
 
 use super::{Direction, Run};
 
-/// A block of 16 bytes to another, under a schedule.
+/// Function of the library that turns a block of 16 bytes into another, under a schedule.
 type Cipher = unsafe extern "C" fn(*const u8, *mut u8, *const aws::AES_KEY);
 
-/// The schedules, as the library keeps them.
+/// Schedules, as the library keeps them.
 #[derive(Clone)]
 pub(super) struct PlainKeys {
     encrypt: aws::AES_KEY,

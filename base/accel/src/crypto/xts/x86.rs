@@ -66,7 +66,7 @@ pub(super) fn expand(key: &[u8], schedule: &mut [RoundKey; ROUND_KEYS_MAX]) {
     }
 }
 
-/// Turns a schedule round.
+/// Makes the schedule for decryption from the one for encryption.
 #[target_feature(enable = "aes,sse2")]
 pub(super) fn invert(encrypt: &[RoundKey], decrypt: &mut [RoundKey]) {
     let last = encrypt.len() - 1;
@@ -119,7 +119,7 @@ pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, 
     }
 }
 
-/// Some blocks at a time, each in a vector of its own.
+/// Goes over a run, `BLOCKS` blocks at a time, each in a vector of its own.
 ///
 /// # Safety
 /// That of [`run_aes_ni`]; `ROUNDS` is the schedule's.
@@ -179,7 +179,7 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(
     }
 }
 
-/// Some vectors at a time, four blocks in each.
+/// Goes over a run, `V` vectors at a time, four blocks in each.
 ///
 /// # Safety
 /// That of [`run_vaes`]; `ROUNDS` is the schedule's.
@@ -209,7 +209,7 @@ unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize, const V: usize>(keys: &
     }
 }
 
-/// The vectors in which the tweak is multiplied by x^0, x^1 and so on, four in each.
+/// Returns the vectors in which the tweak is multiplied by x^0, x^1 and so on, four in each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,vpclmulqdq")]
 fn powers<const V: usize>(tweak: __m128i) -> [__m512i; V] {
@@ -284,8 +284,8 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
     }
 }
 
-/// One group, under the tweaks `powers`, which become the next group's if there is `MORE` of the sector: a vector a
-/// round, because behind the rounds they would keep the next group waiting.
+/// Goes over one group, under the tweaks `powers`, which become the next group's if there is `MORE` of the sector: a
+/// vector a round, because behind the rounds they would keep the next group waiting.
 ///
 /// # Safety
 /// 64 bytes for each vector can be read at `from` and written at `to`.
