@@ -35,8 +35,9 @@ pub const VARIABLE: &str = "FOREBAY_ACCEL_SHAPES";
 /// Percent by which another shape must be faster to replace the default.
 pub const MARGIN_PERCENT: f64 = 5.0;
 
-/// Calibration of all kernels ends after this time, with defaults for those that had too little of it.  It takes a
-/// tenth of this on a quiet machine.
+/// Time after which calibration of all kernels begins no further round; kernels that had too little of it keep their
+/// defaults.  Measured were 4.1 to 12.3 ms, 4.8 ms in the median of 30 starts on a busy machine
+/// (`docs/benchmarks/kernels.md`).
 pub const TIME_MAX: Duration = Duration::from_millis(100);
 
 /// Choice of the loop for one kernel and class of sizes.
