@@ -16,6 +16,7 @@ use crate::buf::{BufList, BufMut};
 use crate::net::Addr;
 use crate::time::Instant;
 
+pub(crate) mod files;
 pub(crate) mod fixed;
 pub(crate) mod flight;
 pub(crate) mod handles;
@@ -215,8 +216,42 @@ pub trait Unpark: Send + Sync {
     fn unpark(&self);
 }
 
+/// Calls on files that are answered at once.  They may block for a moment; used when starting and stopping, and for what is
+/// looked at now and then.
+pub trait FileDriver {
+    /// Opens a file or block device.
+    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)>;
+
+    /// Returns the size of an open file now, in bytes.
+    fn file_size(&mut self, file: Handle) -> io::Result<u64>;
+
+    /// Sets a file's length; a longer file gains a hole.
+    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()>;
+
+    /// Returns the bytes of its file system that an open file takes; `None` where nobody knows, and for a device.
+    fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>>;
+
+    /// Returns the first byte from `from` on that may hold data; `None` when only a hole follows.
+    fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
+
+    /// Returns the space of the file system that `path` lies on; `None` where there is no limit.
+    fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>>;
+
+    /// Returns the space of the file system that an open file lies on; `None` where there is no limit.
+    fn space_beneath(&mut self, file: Handle) -> io::Result<Option<FileSystemSpace>>;
+
+    /// Says how the system itself uses a file, which opening it would not tell: as a loop device or a swap area.
+    fn file_user(&mut self, path: &Path) -> Option<String>;
+
+    /// Removes a file.
+    fn remove_file(&mut self, path: &Path) -> io::Result<()>;
+
+    /// Makes the names in a directory durable (fsync of the directory), after creating or removing a file in it.
+    fn sync_dir(&mut self, path: &Path) -> io::Result<()>;
+}
+
 /// Reaches disks, sockets and time for one reactor.  Single-threaded but for [`Unpark`].
-pub trait Driver {
+pub trait Driver: FileDriver {
     /// Its name, for people: `io_uring`, `epoll`, `simulation`.
     fn name(&self) -> &'static str;
 
@@ -241,36 +276,6 @@ pub trait Driver {
 
     /// The waker for other threads.
     fn unparker(&self) -> Arc<dyn Unpark>;
-
-    /// Opens a file or block device.  May block; used when starting and stopping, not in between.
-    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)>;
-
-    /// Size of an open file now, in bytes.
-    fn file_size(&mut self, file: Handle) -> io::Result<u64>;
-
-    /// Sets a file's length; a longer file gains a hole.
-    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()>;
-
-    /// Bytes of its file system that an open file takes; `None` where nobody knows, and for a device.
-    fn allocated_size(&mut self, _file: Handle) -> io::Result<Option<u64>> {
-        Ok(None)
-    }
-
-    /// The first byte from `from` on that may hold data; `None` when only a hole follows.
-    fn next_data(&mut self, _file: Handle, from: u64) -> io::Result<Option<u64>> {
-        Ok(Some(from))
-    }
-
-    /// Space of the file system that `path` lies on; `None` where there is no limit.
-    fn file_system_space(&mut self, _path: &Path) -> io::Result<Option<FileSystemSpace>> {
-        Ok(None)
-    }
-
-    /// Removes a file.
-    fn remove_file(&mut self, path: &Path) -> io::Result<()>;
-
-    /// Makes the names in a directory durable (fsync of the directory), after creating or removing a file in it.
-    fn sync_dir(&mut self, path: &Path) -> io::Result<()>;
 
     /// Opens a listening socket; returns the address as bound (port 0 filled in).
     fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)>;

@@ -84,6 +84,11 @@ impl File {
         self.shared.inner.with_driver(|driver| driver.allocated_size(self.shared.handle))
     }
 
+    /// Returns the space of the file system that it lies on; `None` where there is no limit.
+    pub fn file_system_space(&self) -> io::Result<Option<FileSystemSpace>> {
+        self.shared.inner.with_driver(|driver| driver.space_beneath(self.shared.handle))
+    }
+
     /// The first byte from `from` on that may hold data; `None` when only a hole follows.
     pub fn next_data(&self, from: u64) -> io::Result<Option<u64>> {
         self.shared.inner.with_driver(|driver| driver.next_data(self.shared.handle, from))
@@ -146,6 +151,11 @@ impl File {
 /// Space of the file system that `path` lies on; `None` where there is no limit.
 pub fn file_system_space(path: impl AsRef<Path>) -> io::Result<Option<FileSystemSpace>> {
     with_current(|inner| inner.with_driver(|driver| driver.file_system_space(path.as_ref())))
+}
+
+/// Says how the system itself uses a file, which opening it would not tell: as a loop device or a swap area.
+pub fn file_user(path: impl AsRef<Path>) -> Option<String> {
+    with_current(|inner| inner.with_driver(|driver| driver.file_user(path.as_ref())))
 }
 
 /// Removes a file.

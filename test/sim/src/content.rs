@@ -250,12 +250,15 @@ impl Content {
         self.current.len() as u64 * PAGE
     }
 
-    /// Bytes that a write of this run would store anew.
-    pub(crate) fn growth(&self, offset: u64, len: u64) -> u64 {
-        if len == 0 {
-            return 0;
-        }
-        (offset / PAGE..=(offset + len - 1) / PAGE).filter(|&page| !self.current.contains(page)).count() as u64 * PAGE
+    /// Returns whether a page is stored, as reads see it.
+    pub(crate) fn is_stored(&self, page: u64) -> bool {
+        self.current.contains(page)
+    }
+
+    /// Returns the first byte from `from` on that is stored, as reads see it.
+    pub(crate) fn next_data(&self, from: u64) -> Option<u64> {
+        let page = self.current.next(from / PAGE)?;
+        Some((page * PAGE).max(from)).filter(|&at| at < self.size)
     }
 
     /// Numbers of the stored pages, as reads see it.

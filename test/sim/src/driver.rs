@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_reactor::driver::{Completion, Driver, FileInfo, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
+use forebay_reactor::driver::{
+    Completion, Driver, FileDriver, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions, Unpark, Wait,
+};
 use forebay_reactor::{Addr, Instant};
 
 use crate::core::Event;
@@ -93,6 +95,51 @@ impl State {
     }
 }
 
+impl FileDriver for SimDriver {
+    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)> {
+        self.alive_io(|state| state.files.open(&mut state.core, path, options))
+    }
+
+    fn file_size(&mut self, file: Handle) -> io::Result<u64> {
+        self.alive_io(|state| state.files.size(file))
+    }
+
+    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
+        self.alive_io(|state| state.files.set_size(&mut state.core, file, size))
+    }
+
+    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        self.alive_io(|state| state.files.remove(&mut state.core, path))
+    }
+
+    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
+        self.alive_io(|state| {
+            state.files.sync_dir(&mut state.core, path);
+            Ok(())
+        })
+    }
+
+    fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>> {
+        self.alive_io(|state| state.files.allocated_size(file))
+    }
+
+    fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
+        self.alive_io(|state| state.files.next_data(file, from))
+    }
+
+    fn file_system_space(&mut self, _path: &Path) -> io::Result<Option<FileSystemSpace>> {
+        self.alive_io(|state| Ok(state.files.space(&state.core)))
+    }
+
+    fn space_beneath(&mut self, _file: Handle) -> io::Result<Option<FileSystemSpace>> {
+        self.alive_io(|state| Ok(state.files.space(&state.core)))
+    }
+
+    fn file_user(&mut self, _path: &Path) -> Option<String> {
+        None
+    }
+}
+
 impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "simulation"
@@ -163,29 +210,6 @@ impl Driver for SimDriver {
 
     fn unparker(&self) -> Arc<dyn Unpark> {
         self.unpark.clone()
-    }
-
-    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)> {
-        self.alive_io(|state| state.files.open(&mut state.core, path, options))
-    }
-
-    fn file_size(&mut self, file: Handle) -> io::Result<u64> {
-        self.alive_io(|state| state.files.size(file))
-    }
-
-    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
-        self.alive_io(|state| state.files.set_size(&mut state.core, file, size))
-    }
-
-    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
-        self.alive_io(|state| state.files.remove(&mut state.core, path))
-    }
-
-    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
-        self.alive_io(|state| {
-            state.files.sync_dir(&mut state.core, path);
-            Ok(())
-        })
     }
 
     fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {

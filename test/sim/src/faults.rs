@@ -16,8 +16,10 @@ pub struct Faults {
     pub net: NetFaults,
     /// What a crash does to writes that were not synced.
     pub crash: CrashPolicy,
-    /// Bytes that all files together may have stored (devices do not count); `None`: without end.
+    /// Bytes that all files together may have stored or allocated (devices do not count); `None`: without end.
     pub files_capacity: Option<u64>,
+    /// The file system says how much of that is left to whoever asks; else only a write or an allocation finds out.
+    pub files_space_known: bool,
     /// Events that one run may have before it counts as running in circles.
     pub events_max: u64,
 }
@@ -36,6 +38,7 @@ impl Faults {
             net: NetFaults::none(),
             crash: CrashPolicy::Seeded,
             files_capacity: None,
+            files_space_known: false,
             events_max: 20_000_000,
         }
     }

@@ -1,10 +1,10 @@
 //! Disks and files: names, locks, and the operations in flight on them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use forebay_reactor::driver::{Completion, FileInfo, Handle, Op, OpKey, OpenOptions};
+use forebay_reactor::driver::{Completion, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions};
 
 use crate::content::{Content, CrashOdds, Effect};
 use crate::core::{Core, Event};
@@ -16,6 +16,7 @@ pub(crate) const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 const EBADF: i32 = 9;
 const ENOSPC: i32 = 28;
+const EOPNOTSUPP: i32 = 95;
 
 pub(crate) fn os_error<T>(code: i32) -> io::Result<T> {
     Err(io::Error::from_raw_os_error(code))
@@ -25,6 +26,8 @@ pub(crate) fn os_error<T>(code: i32) -> io::Result<T> {
 #[derive(Debug)]
 pub(crate) struct Inode {
     pub(crate) content: Content,
+    /// Pages that a file has space for without content: allocated, or being written.  Kept where space has an end.
+    allocated: BTreeSet<u64>,
     device: bool,
     sector: u32,
     faults: Option<DiskFaults>,
@@ -33,6 +36,33 @@ pub(crate) struct Inode {
     operations: u64,
     /// Sectors that cannot be read until they are written again.
     bad: Vec<u64>,
+}
+
+impl Inode {
+    /// Returns the bytes of its file system that a file takes.
+    fn taken(&self) -> u64 {
+        self.content.allocated() + self.allocated.len() as u64 * PAGE
+    }
+
+    /// Returns the pages of a run that a file has no space for yet.
+    fn missing(&self, offset: u64, len: u64) -> Vec<u64> {
+        let lacks = |page: &u64| !self.content.is_stored(*page) && !self.allocated.contains(page);
+        (offset / PAGE..(offset + len).div_ceil(PAGE)).filter(lacks).collect()
+    }
+
+    /// Notes that pages of a run, which a write had taken, have content now.
+    fn filled(&mut self, offset: u64, len: u64) {
+        for page in offset / PAGE..(offset + len).div_ceil(PAGE) {
+            if self.content.is_stored(page) {
+                self.allocated.remove(&page);
+            }
+        }
+    }
+
+    /// Frees the pages of a run that have no content.
+    fn free(&mut self, offset: u64, end: u64) {
+        self.allocated.retain(|page| !(offset.div_ceil(PAGE)..end / PAGE).contains(page));
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -84,7 +114,16 @@ impl Files {
 
     fn new_inode(&mut self, size: u64, sector: u32, device: bool) -> usize {
         let content = Content::new(size);
-        self.inodes.push(Inode { content, device, sector, faults: None, lock: None, operations: 0, bad: Vec::new() });
+        self.inodes.push(Inode {
+            content,
+            allocated: BTreeSet::new(),
+            device,
+            sector,
+            faults: None,
+            lock: None,
+            operations: 0,
+            bad: Vec::new(),
+        });
         self.inodes.len() - 1
     }
 
@@ -170,8 +209,32 @@ impl Files {
         }
         core.log(What::Resize, "", [handle.0, node.content.size(), size]);
         node.content.land(Effect::Resize(size), false);
+        node.free(size, u64::MAX);
         core.point();
         Ok(())
+    }
+
+    pub(crate) fn allocated_size(&self, handle: Handle) -> io::Result<Option<u64>> {
+        let Some(file) = self.open.get(&handle) else { return os_error(EBADF) };
+        let node = &self.inodes[file.inode];
+        Ok((!node.device).then(|| node.taken()))
+    }
+
+    pub(crate) fn next_data(&self, handle: Handle, from: u64) -> io::Result<Option<u64>> {
+        let Some(file) = self.open.get(&handle) else { return os_error(EBADF) };
+        let node = &self.inodes[file.inode];
+        // A device knows no holes.
+        Ok(if node.device { Some(from) } else { node.content.next_data(from) })
+    }
+
+    /// Returns the space of the file system that all files lie on, if it says.
+    pub(crate) fn space(&self, core: &Core) -> Option<FileSystemSpace> {
+        let total = core.faults.files_capacity.filter(|_| core.faults.files_space_known)?;
+        Some(FileSystemSpace { total, available: total.saturating_sub(self.taken()) })
+    }
+
+    fn taken(&self) -> u64 {
+        self.inodes.iter().filter(|inode| !inode.device).map(Inode::taken).sum()
     }
 
     pub(crate) fn remove(&mut self, core: &mut Core, path: &Path) -> io::Result<()> {
@@ -195,7 +258,6 @@ impl Files {
     pub(crate) fn submit(&mut self, core: &mut Core, key: OpKey, op: Op) {
         let handle = match &op {
             Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } => *file,
-            // What is allocated and not written reads as before, and the capacity here counts what is written.
             Op::Punch { file, .. } | Op::Allocate { file, .. } => *file,
             _ => unreachable!("not an operation on a file: {op:?}"),
         };
@@ -203,7 +265,7 @@ impl Files {
             core.done.push(Completion { key, result: os_error(EBADF), op, peer: None });
             return;
         };
-        let stored: u64 = self.inodes.iter().filter(|inode| !inode.device).map(|inode| inode.content.allocated()).sum();
+        let left = core.faults.files_capacity.map(|capacity| capacity.saturating_sub(self.taken()));
         let node = &mut self.inodes[file.inode];
         node.operations += 1;
         let faults = node.faults.as_ref().unwrap_or(&core.faults.disk);
@@ -228,7 +290,15 @@ impl Files {
             _ => (faults.write_error_ppm, true),
         };
         let mut effect = None;
-        let mut outcome = check(&op, file, node, core.faults.files_capacity, stored);
+        let left = left.filter(|_| !node.device);
+        let mut taken = left.map_or_else(Vec::new, |_| pages_taken(&op, node));
+        let mut outcome = check(&op, file, node);
+        if outcome == Outcome::Good && left.is_some_and(|left| taken.len() as u64 * PAGE > left) {
+            outcome = Outcome::Error(ENOSPC);
+            // What was allocated before the space ended stays, as it does on ext4 and XFS.
+            taken.truncate(if matches!(op, Op::Allocate { .. }) { (left.unwrap_or(0) / PAGE) as usize } else { 0 });
+            node.allocated.extend(std::mem::take(&mut taken));
+        }
         if outcome == Outcome::Good {
             if faults.life.is_some_and(|life| node.operations > life) || rng.ppm(error_ppm) {
                 outcome = Outcome::Error(EIO);
@@ -257,6 +327,9 @@ impl Files {
                 }
                 _ => {}
             }
+        }
+        if outcome == Outcome::Good {
+            node.allocated.extend(taken);
         }
         let number = self.next;
         self.next += 1;
@@ -327,6 +400,11 @@ impl Files {
                 if let Some(effect) = flight.effect.take() {
                     node.content.land(effect, durable);
                 }
+                match op {
+                    Op::Punch { offset, len, .. } => node.free(*offset, *offset + *len),
+                    Op::Write { offset, bufs, .. } => node.filled(*offset, bufs.len() as u64),
+                    _ => {}
+                }
                 if let Op::Write { offset, bufs, .. } = op {
                     let (offset, len) = (*offset, bufs.len() as u64);
                     let sectors = offset.div_ceil(sector)..(offset + len) / sector;
@@ -368,6 +446,7 @@ impl Files {
             } else {
                 node.content.crash(effects, odds, sector, &mut core.rng);
             }
+            node.allocated.retain(|&page| !node.content.is_stored(page));
         }
         self.open.clear();
         if kill {
@@ -391,7 +470,7 @@ impl Files {
 }
 
 /// What refuses an operation before chance has a say.
-fn check(op: &Op, file: OpenFile, node: &Inode, capacity: Option<u64>, stored: u64) -> Outcome {
+fn check(op: &Op, file: OpenFile, node: &Inode) -> Outcome {
     let sector = u64::from(node.sector);
     let odd = |offset: u64, len: u64| file.direct && !(offset.is_multiple_of(sector) && len.is_multiple_of(sector));
     match op {
@@ -407,9 +486,6 @@ fn check(op: &Op, file: OpenFile, node: &Inode, capacity: Option<u64>, stored: u
             if node.device && offset.checked_add(len).is_none_or(|end| end > node.content.size()) {
                 return Outcome::Error(ENOSPC);
             }
-            if !node.device && capacity.is_some_and(|room| stored + node.content.growth(*offset, len) > room) {
-                return Outcome::Error(ENOSPC);
-            }
         }
         Op::Punch { offset, len, .. } => {
             if !file.write {
@@ -419,9 +495,20 @@ fn check(op: &Op, file: OpenFile, node: &Inode, capacity: Option<u64>, stored: u
                 return Outcome::Error(EINVAL);
             }
         }
+        Op::Allocate { .. } if !file.write => return Outcome::Error(EBADF),
+        Op::Allocate { .. } if node.device => return Outcome::Error(EOPNOTSUPP),
         _ => {}
     }
     Outcome::Good
+}
+
+/// Returns the pages of its file system that an operation on a file takes.
+fn pages_taken(op: &Op, node: &Inode) -> Vec<u64> {
+    match op {
+        Op::Write { offset, bufs, .. } => node.missing(*offset, bufs.len() as u64),
+        Op::Allocate { offset, len, .. } => node.missing(*offset, *len),
+        _ => Vec::new(),
+    }
 }
 
 /// A hole in a file reads as zeroes; what a device gives back after a discard is its own affair.

@@ -96,6 +96,11 @@ impl PageMap {
         self.pages.keys().copied()
     }
 
+    /// Returns the number of the first page stored from `page` on.
+    pub(crate) fn next(&self, page: u64) -> Option<u64> {
+        self.pages.range(page..).next().map(|(&number, _)| number)
+    }
+
     /// Fills `out` with what is at `offset`.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         let end = offset + out.len() as u64;

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{FileInfo, FileSystemSpace, Handle, OpenOptions, Unpark};
+use super::{Handle, Unpark};
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -24,11 +24,11 @@ pub(crate) const IOV_MAX: usize = 1024;
 pub(crate) const RW_MAX: usize = 1 << 30;
 
 // From linux/fs.h, as on every 64-bit machine with the generic ioctl numbers (x86-64, AArch64, RISC-V).
-const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
-const BLKDISCARD: libc::Ioctl = 0x1277;
+pub(crate) const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+pub(crate) const BLKDISCARD: libc::Ioctl = 0x1277;
 
 /// The unit of direct I/O in bytes where the system does not tell: what every device here can do.
-const SECTOR_DEFAULT: u32 = 4096;
+pub(crate) const SECTOR_DEFAULT: u32 = 4096;
 
 /// Turns a system call's -1 into its error.
 pub(crate) fn check(result: i32) -> io::Result<i32> {
@@ -40,7 +40,7 @@ pub(crate) fn check_len(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-fn c_path(path: &Path) -> io::Result<CString> {
+pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes())
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a path with a zero byte in it"))
 }
@@ -158,191 +158,6 @@ impl Unpark for EventFd {
         unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
     }
 }
-
-/// Opens a file or block device.
-pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, FileInfo)> {
-    let mut flags = libc::O_CLOEXEC | if options.write { libc::O_RDWR } else { libc::O_RDONLY };
-    if options.create {
-        flags |= libc::O_CREAT;
-    }
-    if options.create_new {
-        flags |= libc::O_CREAT | libc::O_EXCL;
-    }
-    // On a block device O_EXCL without O_CREAT means that nothing in the kernel (a mounted file system) uses it.
-    let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
-    if is_block && options.lock && !options.create_new {
-        flags = (flags & !libc::O_CREAT) | libc::O_EXCL;
-    }
-    let c = c_path(path)?;
-    let open = |flags: i32| -> io::Result<OwnedFd> {
-        loop {
-            // SAFETY: `c` ends in a zero byte and lives through the call.
-            match check(unsafe { libc::open(c.as_ptr(), flags, 0o644 as libc::c_uint) }) {
-                // SAFETY: the descriptor is new and ours.
-                Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-    };
-    let mut direct = options.direct;
-    let fd = if direct {
-        match open(flags | libc::O_DIRECT) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                direct = false;
-                // The first attempt may have created the file before it was refused.
-                let again = if options.create_new { flags & !libc::O_EXCL } else { flags };
-                open(again)?
-            }
-            other => other?,
-        }
-    } else {
-        open(flags)?
-    };
-    if options.lock {
-        // SAFETY: no pointers.
-        check(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })?;
-    }
-    let stat = stat(fd.as_raw_fd())?;
-    let kind = stat.st_mode & libc::S_IFMT;
-    let block_device = kind == libc::S_IFBLK;
-    if !block_device && kind != libc::S_IFREG {
-        let text = format!("{}: neither a file nor a block device", path.display());
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
-    let sector = if block_device {
-        logical_sector(fd.as_raw_fd())?
-    } else {
-        match direct_alignment(fd.as_raw_fd()) {
-            // The file system takes O_DIRECT at opening, but says that it cannot do it on this file.
-            Some(0) => {
-                if direct {
-                    // SAFETY: no pointers.
-                    let now = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
-                    // SAFETY: as above.
-                    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, now & !libc::O_DIRECT) })?;
-                    direct = false;
-                }
-                SECTOR_DEFAULT
-            }
-            Some(align) => align,
-            None => device_sector(&stat).unwrap_or(SECTOR_DEFAULT),
-        }
-    };
-    let size = file_size(fd.as_raw_fd())?;
-    Ok((fd, FileInfo { size, block_device, sector, direct }))
-}
-
-fn stat(fd: RawFd) -> io::Result<libc::stat> {
-    // SAFETY: all zeroes is a valid stat, and the call fills it.
-    unsafe {
-        let mut stat: libc::stat = mem::zeroed();
-        check(libc::fstat(fd, &mut stat))?;
-        Ok(stat)
-    }
-}
-
-/// A block device's logical sector in bytes.
-fn logical_sector(fd: RawFd) -> io::Result<u32> {
-    let mut size: libc::c_int = 0;
-    // SAFETY: BLKSSZGET writes one int.
-    check(unsafe { libc::ioctl(fd, libc::BLKSSZGET, &mut size) })?;
-    u32::try_from(size).map_err(|_| io::Error::other("a device with a negative sector size"))
-}
-
-/// What statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
-/// `None` where the kernel (before 6.1) or the file system does not say.
-fn direct_alignment(fd: RawFd) -> Option<u32> {
-    // SAFETY: all zeroes is a valid statx; the empty path with AT_EMPTY_PATH means the descriptor itself.
-    unsafe {
-        let mut statx: libc::statx = mem::zeroed();
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT;
-        check(libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut statx)).ok()?;
-        (statx.stx_mask & libc::STATX_DIOALIGN != 0).then_some(statx.stx_dio_offset_align)
-    }
-}
-
-/// The logical sector of the device that a file's file system lies on, where there is one such device.
-fn device_sector(stat: &libc::stat) -> Option<u32> {
-    let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
-    // A partition's queue is its disk's.
-    ["queue", "../queue"].iter().find_map(|queue| {
-        std::fs::read_to_string(format!("{base}/{queue}/logical_block_size")).ok()?.trim().parse().ok()
-    })
-}
-
-pub(crate) fn file_size(fd: RawFd) -> io::Result<u64> {
-    let stat = stat(fd)?;
-    if stat.st_mode & libc::S_IFMT == libc::S_IFBLK {
-        let mut size = 0u64;
-        // SAFETY: BLKGETSIZE64 writes eight bytes.
-        check(unsafe { libc::ioctl(fd, BLKGETSIZE64, &mut size) })?;
-        return Ok(size);
-    }
-    u64::try_from(stat.st_size).map_err(|_| io::Error::other("a file of negative length"))
-}
-
-pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
-    let size = libc::off_t::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers.
-    check(unsafe { libc::ftruncate(fd, size) }).map(drop)
-}
-
-/// Bytes of its file system that a file takes; `None` for a device.
-pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
-    const UNIT: u64 = 512;
-    let stat = stat(fd)?;
-    let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-    Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(blocks * UNIT))
-}
-
-/// The first byte from `from` on that may hold data.
-pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
-    let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers; the position is not used by anything else here.
-    let found = unsafe { libc::lseek(fd, at, libc::SEEK_DATA) };
-    match u64::try_from(found) {
-        Ok(found) => Ok(Some(found)),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            // Devices and some file systems know no holes.
-            error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Some(from)),
-            error => Err(error),
-        },
-    }
-}
-
-/// Space of the file system that `path` lies on.
-pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
-    let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
-    // SAFETY: all zeroes is a valid statvfs, which the call fills; the path ends in a zero byte.
-    let found = unsafe {
-        let mut found: libc::statvfs = mem::zeroed();
-        check(libc::statvfs(c.as_ptr(), &mut found))?;
-        found
-    };
-    let unit = found.f_frsize;
-    Ok(FileSystemSpace { total: found.f_blocks * unit, available: found.f_bavail * unit })
-}
-
-pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
-    // A bare file name's parent is the empty path, which means the current directory.
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    std::fs::File::open(path)?.sync_all()
-}
-
-/// Discards a range of a block device; blocks.
-pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
-    let range = [offset, len];
-    // SAFETY: BLKDISCARD reads two u64.
-    check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
-}
-
-/// How fallocate allocates a range: the length of the file stays.
-pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
-
-/// How fallocate gives a range back.
-pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
 /// Room for the control message that carries one descriptor, aligned as the kernel wants it.
 #[repr(C, align(8))]

@@ -12,8 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use crossbeam_queue::SegQueue;
 
 use super::iov::{self, Piece};
-use super::os::{self, EventFd, RW_MAX, check, check_len};
-use super::{Op, OpKey, Unpark};
+use super::os::{EventFd, RW_MAX, check, check_len};
+use super::{Op, OpKey, Unpark, files};
 
 /// Threads at most; one more is started when there is work and all others are busy.
 const THREADS_MAX: usize = 4;
@@ -228,10 +228,10 @@ fn run(job: &mut Job) -> io::Result<u64> {
         Op::Punch { offset, len, .. } => {
             let (offset, len) = (*offset, *len);
             // SAFETY: no pointers.
-            let punch = || check(unsafe { libc::fallocate(fd, os::PUNCH_MODE, offset as i64, len as i64) });
+            let punch = || check(unsafe { libc::fallocate(fd, files::PUNCH_MODE, offset as i64, len as i64) });
             match retry(punch) {
                 Err(error) if job.block_device && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    retry(|| os::discard(fd, offset, len)).map(|()| 0)
+                    retry(|| files::discard(fd, offset, len)).map(|()| 0)
                 }
                 other => other.map(|_| 0),
             }
@@ -239,7 +239,7 @@ fn run(job: &mut Job) -> io::Result<u64> {
         Op::Allocate { offset, len, .. } => {
             let (offset, len) = (*offset as i64, *len as i64);
             // SAFETY: no pointers.
-            retry(|| check(unsafe { libc::fallocate(fd, os::ALLOCATE_MODE, offset, len) })).map(|_| 0)
+            retry(|| check(unsafe { libc::fallocate(fd, files::ALLOCATE_MODE, offset, len) })).map(|_| 0)
         }
         other => unreachable!("no file operation: {other:?}"),
     }

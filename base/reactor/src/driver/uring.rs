@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +16,11 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 
 use super::fixed::FixedBuffers;
 use super::flight::{Flight, Next, advance, entry};
+use super::files::OsDriver;
 use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
 use super::threads::{FileThreads, Job};
-use super::{Completion, Driver, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions, Unpark, Wait};
+use super::{Completion, Driver, Handle, Op, OpKey, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
 
@@ -424,6 +424,12 @@ fn build_ring(set_ups: &[SetUp]) -> io::Result<IoUring> {
     Err(last)
 }
 
+impl OsDriver for UringDriver {
+    fn handles(&mut self) -> &mut Handles {
+        &mut self.handles
+    }
+}
+
 impl Driver for UringDriver {
     fn name(&self) -> &'static str {
         "io_uring"
@@ -497,41 +503,6 @@ impl Driver for UringDriver {
 
     fn unparker(&self) -> Arc<dyn Unpark> {
         self.wake.clone()
-    }
-
-    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)> {
-        let (fd, info) = os::open(path, options)?;
-        let fd = fd.into_raw_fd();
-        self.handles.add_file(fd, &info);
-        Ok((os::handle_of(fd), info))
-    }
-
-    fn file_size(&mut self, file: Handle) -> io::Result<u64> {
-        os::file_size(os::fd_of(file))
-    }
-
-    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
-        os::set_file_size(os::fd_of(file), size)
-    }
-
-    fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>> {
-        os::allocated_size(os::fd_of(file))
-    }
-
-    fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
-        os::next_data(os::fd_of(file), from)
-    }
-
-    fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>> {
-        os::file_system_space(path).map(Some)
-    }
-
-    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
-    }
-
-    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
-        os::sync_dir(path)
     }
 
     fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)> {

@@ -1,0 +1,271 @@
+//! Files of the operating system: the same calls for both of its drivers.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use super::handles::Handles;
+use super::os::{BLKDISCARD, BLKGETSIZE64, SECTOR_DEFAULT, c_path, check, fd_of, handle_of};
+use super::{FileDriver, FileInfo, FileSystemSpace, Handle, OpenOptions};
+
+/// Opens a file or block device.
+pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, FileInfo)> {
+    let mut flags = libc::O_CLOEXEC | if options.write { libc::O_RDWR } else { libc::O_RDONLY };
+    if options.create {
+        flags |= libc::O_CREAT;
+    }
+    if options.create_new {
+        flags |= libc::O_CREAT | libc::O_EXCL;
+    }
+    // On a block device O_EXCL without O_CREAT means that nothing in the kernel (a mounted file system) uses it.
+    let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
+    if is_block && options.lock && !options.create_new {
+        flags = (flags & !libc::O_CREAT) | libc::O_EXCL;
+    }
+    let c = c_path(path)?;
+    let open = |flags: i32| -> io::Result<OwnedFd> {
+        loop {
+            // SAFETY: `c` ends in a zero byte and lives through the call.
+            match check(unsafe { libc::open(c.as_ptr(), flags, 0o644 as libc::c_uint) }) {
+                // SAFETY: the descriptor is new and ours.
+                Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let mut direct = options.direct;
+    let fd = if direct {
+        match open(flags | libc::O_DIRECT) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                direct = false;
+                // The first attempt may have created the file before it was refused.
+                let again = if options.create_new { flags & !libc::O_EXCL } else { flags };
+                open(again)?
+            }
+            other => other?,
+        }
+    } else {
+        open(flags)?
+    };
+    if options.lock {
+        // SAFETY: no pointers.
+        check(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })?;
+    }
+    let stat = stat(fd.as_raw_fd())?;
+    let kind = stat.st_mode & libc::S_IFMT;
+    let block_device = kind == libc::S_IFBLK;
+    if !block_device && kind != libc::S_IFREG {
+        let text = format!("{}: neither a file nor a block device", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let sector = if block_device {
+        logical_sector(fd.as_raw_fd())?
+    } else {
+        match direct_alignment(fd.as_raw_fd()) {
+            // The file system takes O_DIRECT at opening, but says that it cannot do it on this file.
+            Some(0) => {
+                if direct {
+                    // SAFETY: no pointers.
+                    let now = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+                    // SAFETY: as above.
+                    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, now & !libc::O_DIRECT) })?;
+                    direct = false;
+                }
+                SECTOR_DEFAULT
+            }
+            Some(align) => align,
+            None => device_sector(&stat).unwrap_or(SECTOR_DEFAULT),
+        }
+    };
+    let size = file_size(fd.as_raw_fd())?;
+    Ok((fd, FileInfo { size, block_device, sector, direct }))
+}
+
+fn stat(fd: RawFd) -> io::Result<libc::stat> {
+    // SAFETY: all zeroes is a valid stat, and the call fills it.
+    unsafe {
+        let mut stat: libc::stat = mem::zeroed();
+        check(libc::fstat(fd, &mut stat))?;
+        Ok(stat)
+    }
+}
+
+/// A block device's logical sector in bytes.
+fn logical_sector(fd: RawFd) -> io::Result<u32> {
+    let mut size: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    check(unsafe { libc::ioctl(fd, libc::BLKSSZGET, &mut size) })?;
+    u32::try_from(size).map_err(|_| io::Error::other("a device with a negative sector size"))
+}
+
+/// What statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
+/// `None` where the kernel (before 6.1) or the file system does not say.
+fn direct_alignment(fd: RawFd) -> Option<u32> {
+    // SAFETY: all zeroes is a valid statx; the empty path with AT_EMPTY_PATH means the descriptor itself.
+    unsafe {
+        let mut statx: libc::statx = mem::zeroed();
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT;
+        check(libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut statx)).ok()?;
+        (statx.stx_mask & libc::STATX_DIOALIGN != 0).then_some(statx.stx_dio_offset_align)
+    }
+}
+
+/// The logical sector of the device that a file's file system lies on, where there is one such device.
+fn device_sector(stat: &libc::stat) -> Option<u32> {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
+    // A partition's queue is its disk's.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        std::fs::read_to_string(format!("{base}/{queue}/logical_block_size")).ok()?.trim().parse().ok()
+    })
+}
+
+pub(crate) fn file_size(fd: RawFd) -> io::Result<u64> {
+    let stat = stat(fd)?;
+    if stat.st_mode & libc::S_IFMT == libc::S_IFBLK {
+        let mut size = 0u64;
+        // SAFETY: BLKGETSIZE64 writes eight bytes.
+        check(unsafe { libc::ioctl(fd, BLKGETSIZE64, &mut size) })?;
+        return Ok(size);
+    }
+    u64::try_from(stat.st_size).map_err(|_| io::Error::other("a file of negative length"))
+}
+
+pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
+    let size = libc::off_t::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::ftruncate(fd, size) }).map(drop)
+}
+
+/// Bytes of its file system that a file takes; `None` for a device.
+pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
+    const UNIT: u64 = 512;
+    let stat = stat(fd)?;
+    let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+    Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(blocks * UNIT))
+}
+
+/// The first byte from `from` on that may hold data.
+pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
+    let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: no pointers; the position is not used by anything else here.
+    let found = unsafe { libc::lseek(fd, at, libc::SEEK_DATA) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            // Devices and some file systems know no holes.
+            error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Some(from)),
+            error => Err(error),
+        },
+    }
+}
+
+/// Returns the space of the file system that `path` lies on.
+fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
+    let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
+    // SAFETY: the path ends in a zero byte, and the call writes one statvfs.
+    space(|found| unsafe { libc::statvfs(c.as_ptr(), found) })
+}
+
+/// Returns the space of the file system that an open file lies on.
+fn space_beneath(fd: RawFd) -> io::Result<FileSystemSpace> {
+    // SAFETY: the call writes one statvfs.
+    space(|found| unsafe { libc::fstatvfs(fd, found) })
+}
+
+fn space(ask: impl FnOnce(*mut libc::statvfs) -> libc::c_int) -> io::Result<FileSystemSpace> {
+    // SAFETY: all zeroes is a valid statvfs.
+    let mut found: libc::statvfs = unsafe { mem::zeroed() };
+    check(ask(&raw mut found))?;
+    let unit = found.f_frsize;
+    Ok(FileSystemSpace { total: found.f_blocks * unit, available: found.f_bavail * unit })
+}
+
+/// Says how the system uses a file, which opening it would not tell: as a loop device or a swap area.
+fn file_user(path: &Path) -> Option<String> {
+    let file = path.canonicalize().ok()?;
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    if swaps.lines().skip(1).any(|line| line.split_whitespace().next() == file.to_str()) {
+        return Some("as a swap area".into());
+    }
+    let loops = std::fs::read_dir("/sys/block").ok()?.filter_map(Result::ok);
+    loops.into_iter().find_map(|device| {
+        let backing = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let name = device.file_name();
+        (Path::new(backing.trim_end_matches('\n')) == file).then(|| format!("by /dev/{}", name.display()))
+    })
+}
+
+/// Driver of the operating system: its files are descriptors, and so are all calls on them the same.
+pub(crate) trait OsDriver {
+    /// Returns its open descriptors.
+    fn handles(&mut self) -> &mut Handles;
+}
+
+impl<D: OsDriver> FileDriver for D {
+    fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)> {
+        let (fd, info) = open(path, options)?;
+        let fd = fd.into_raw_fd();
+        self.handles().add_file(fd, &info);
+        Ok((handle_of(fd), info))
+    }
+
+    fn file_size(&mut self, file: Handle) -> io::Result<u64> {
+        file_size(fd_of(file))
+    }
+
+    fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()> {
+        set_file_size(fd_of(file), size)
+    }
+
+    fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>> {
+        allocated_size(fd_of(file))
+    }
+
+    fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
+        next_data(fd_of(file), from)
+    }
+
+    fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>> {
+        file_system_space(path).map(Some)
+    }
+
+    fn space_beneath(&mut self, file: Handle) -> io::Result<Option<FileSystemSpace>> {
+        space_beneath(fd_of(file)).map(Some)
+    }
+
+    fn file_user(&mut self, path: &Path) -> Option<String> {
+        file_user(path)
+    }
+
+    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
+        sync_dir(path)
+    }
+}
+
+pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
+    // A bare file name's parent is the empty path, which means the current directory.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    std::fs::File::open(path)?.sync_all()
+}
+
+/// Discards a range of a block device; blocks.
+pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: BLKDISCARD reads two u64.
+    check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
+}
+
+/// How fallocate allocates a range: the length of the file stays.
+pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
+
+/// How fallocate gives a range back.
+pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
