@@ -89,7 +89,7 @@ fn main() {
 }
 
 async fn run(path: &Path, size: u64, mode: &str, depth: usize, seconds: Duration) {
-    Store::init(path, InitOptions { size, segment_size: 0, force: true }).await.expect("init");
+    Store::init(path, InitOptions { size, force: true, ..InitOptions::default() }).await.expect("init");
     let store = Store::open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await.expect("open");
     let capacity = store.stats().capacity;
     let objects = (capacity * 8 / 10 / OBJECT).max(1);

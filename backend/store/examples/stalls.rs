@@ -26,7 +26,7 @@ fn main() {
     let reactor = world.reactor();
     world
         .run(&reactor, async {
-            let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+            let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
             Store::init(DISK, options).await.expect("init");
             let store = Store::open(DISK, StoreOptions::default()).await.expect("open");
             run(&store, writers, fill).await;

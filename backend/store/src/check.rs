@@ -149,17 +149,15 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
     let file = open_file(path, how.direct().lock()).await?;
     let (good, bytes) = match read_superblock_bytes(&file).await {
         Ok(found) => found,
-        // Whoever has the place now keeps it.
-        Err(error) if matches!(occupant::look(&file).await?, Occupant::Foreign(_)) => {
-            return Err(occupant::explain(&file, error).await);
+        Err(error) => {
+            let found = occupant::look(&file).await?;
+            // Whoever has the place now keeps it.
+            let mine = !matches!(found, Occupant::Foreign(_));
+            let made = if mine { rebuild_superblock(&file, options).await? } else { None };
+            let Some(made) = made else { return Err(occupant::explain(&file, error, found)) };
+            let bytes = Buf::copy_of(&made.encode());
+            (made, bytes)
         }
-        Err(error) => match rebuild_superblock(&file, options).await? {
-            Some(made) => {
-                let bytes = Buf::copy_of(&made.encode());
-                (made, bytes)
-            }
-            None => return Err(occupant::explain(&file, error).await),
-        },
     };
     for at in COPIES {
         let block = read_block(&file, at).await?;

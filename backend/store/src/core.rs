@@ -12,7 +12,7 @@ use crate::format::onode::Onode;
 use crate::format::page::{self, Slot};
 use crate::format::superblock::Superblock;
 use crate::format::{BlobPtr, PAGE_BLOCKS};
-use crate::host::Host;
+use crate::host::{Host, LogBytes};
 use crate::log::Log;
 use crate::media::Media;
 use crate::merge::merged;
@@ -475,19 +475,28 @@ impl Core {
         }
     }
 
-    /// Bytes that the file system beneath has for what grows the store, of which somebody wants so many.
+    /// Returns the bytes that the file system beneath has for what grows the store, of which somebody wants so many.
     pub fn host_room(&self, wanted: u64) -> u64 {
         let Some(host) = &self.host else { return u64::MAX };
-        let appended = self.log.borrow().as_ref().map_or(0, |log| log.bytes_appended());
-        let segments = self.segments.borrow();
-        let taken = u64::from(segments.geometry.segment_count - segments.free_count());
-        host.room(appended, taken * segments.geometry.segment_size, wanted)
+        let log = self.log.borrow();
+        let (appended, pending) = log.as_ref().map_or((0, 0), |log| (log.bytes_appended(), log.bytes_pending()));
+        let in_use = || {
+            let segments = self.segments.borrow();
+            u64::from(segments.geometry.segment_count - segments.free_count()) * segments.geometry.segment_size
+        };
+        host.room(LogBytes { appended, pending }, in_use, wanted)
+    }
+
+    /// Returns whether the file system beneath has space for what grows the store by `bytes`.
+    pub fn host_allows(&self, bytes: u64) -> bool {
+        let bytes = bytes.max(1);
+        self.host_room(bytes) >= bytes
     }
 
     /// Refuses what would grow the store by `bytes` when the file system beneath has no space for it.
     pub fn check_host(&self, bytes: u64) -> Result<()> {
         match &self.host {
-            Some(host) if self.host_room(bytes.max(1)) < bytes.max(1) => Err(host.full()),
+            Some(host) if !self.host_allows(bytes) => Err(host.full()),
             _ => Ok(()),
         }
     }

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, Instant, fs, now, spawn};
+use forebay_reactor::{File, Instant, now, spawn};
+
+use crate::init::free_behind;
 
 /// Bytes of log after which the space is looked at again while there is plenty.
 const LOOK_BYTES: u64 = 4 << 20;
@@ -21,12 +23,30 @@ const RESERVE_MAX: u64 = 64 << 20;
 /// Smallest.
 const RESERVE_MIN: u64 = 8 << 20;
 
+/// What a look at the file system has found, in bytes.
+struct HostSpace {
+    /// What it has left for this process.
+    available: u64,
+    /// What the store's file has, without the reserve.
+    allocated: u64,
+}
+
+/// Bytes of the log since the store was opened.
+pub struct LogBytes {
+    /// Appended to it.
+    pub appended: u64,
+    /// Of these, waiting to be written.
+    pub pending: u64,
+}
+
 /// Space beneath a store in a file.
 pub struct Host {
     file: File,
     /// End of the store in its file: the reserve lies behind it.
     end: u64,
     reserve: u64,
+    /// All of the file has blocks of its own, and keeps them: the file system beneath sets no limit.
+    whole: Cell<bool>,
     /// The reserve is allocated.
     holds_reserve: Cell<bool>,
     /// It is being allocated or given up.
@@ -42,15 +62,16 @@ pub struct Host {
 }
 
 impl Host {
-    /// Of a store's file; `None` on a device, or where space has no end.
+    /// Returns the host of a store's file; `None` on a device, or where space has no end.
     pub fn new(file: &File, end: u64) -> Option<Rc<Self>> {
-        if file.info().block_device || !matches!(fs::file_system_space(file.path()), Ok(Some(_))) {
+        if file.info().block_device || !matches!(file.file_system_space(), Ok(Some(_))) {
             return None;
         }
         Some(Rc::new(Self {
             file: file.clone(),
             end,
             reserve: (end / 16).clamp(RESERVE_MIN, RESERVE_MAX),
+            whole: Cell::new(false),
             holds_reserve: Cell::new(false),
             busy: Cell::new(false),
             idle: Notify::new(),
@@ -60,29 +81,48 @@ impl Host {
         }))
     }
 
-    /// Takes the reserve, which may still be there from before.
+    /// Allocates the reserve, which may still be there from before, and looks whether the file is sparse.
     pub async fn start(&self) {
+        self.allocate_reserve().await;
+        self.whole.set(self.measure().is_some_and(|found| found.allocated >= self.end));
+    }
+
+    /// Returns whether all of the file had blocks of its own when the store was opened: nobody takes them away again then.
+    pub fn is_whole(&self) -> bool {
+        self.whole.get()
+    }
+
+    async fn allocate_reserve(&self) {
         match self.file.allocate(self.end, self.reserve).await {
             Ok(()) => self.holds_reserve.set(true),
+            // A file system that cannot do it, or somebody was faster: removals may then find no space.
             Err(error) => {
                 tracing::debug!(%error, "no space is reserved behind the store");
                 // A part of it helps nobody.
-                let _ = self.file.set_size(self.end);
+                if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
+                    tracing::debug!(%error, "giving back what was allocated behind the store");
+                }
             }
         }
     }
 
-    /// All of the file has blocks of its own.
-    pub fn is_whole(&self) -> bool {
+    /// Asks the file system; `None` when it does not answer.
+    fn measure(&self) -> Option<HostSpace> {
+        let (Ok(Some(space)), Ok(Some(allocated))) = (self.file.file_system_space(), self.file.allocated_size()) else {
+            return None;
+        };
         let held = if self.holds_reserve.get() { self.reserve } else { 0 };
-        matches!(self.file.allocated_size(), Ok(Some(allocated)) if allocated.saturating_sub(held) >= self.end)
+        Some(HostSpace { available: space.available, allocated: allocated.saturating_sub(held) })
     }
 
-    /// Bytes that the log may still take for what grows the store; `in_use`: bytes of segments in use; `wanted`: bytes
-    /// that somebody asks for, to whom a figure that is too small must be a new one.
-    pub fn room(self: &Rc<Self>, appended: u64, in_use: u64, wanted: u64) -> u64 {
+    /// Returns the bytes that the log may still take for what grows the store; `in_use` tells the bytes of segments in use;
+    /// `wanted`: bytes that somebody asks for, to whom a figure that is too small must be a new one.
+    pub fn room(self: &Rc<Self>, log: LogBytes, in_use: impl FnOnce() -> u64, wanted: u64) -> u64 {
+        if self.whole.get() {
+            return u64::MAX;
+        }
         let (at, when) = self.seen.get();
-        let since = appended.saturating_sub(at);
+        let since = log.appended.saturating_sub(at);
         let left = self.room.get().saturating_sub(since);
         let due = match when {
             Some(when) => when.elapsed() >= LOOK_AFTER && left < wanted || left > 0 && since >= LOOK_BYTES,
@@ -91,30 +131,26 @@ impl Host {
         if !due {
             return left;
         }
-        self.look(in_use);
-        self.seen.set((appended, Some(now())));
+        self.look(in_use(), log.pending);
+        self.seen.set((log.appended, Some(now())));
         self.room.get()
     }
 
-    fn look(self: &Rc<Self>, in_use: u64) {
-        let space = fs::file_system_space(self.file.path());
-        let (Ok(Some(space)), Ok(Some(allocated))) = (space, self.file.allocated_size()) else {
-            // Writing tells.
+    fn look(self: &Rc<Self>, in_use: u64, pending: u64) {
+        // Where nobody knows, writing tells.
+        let Some(HostSpace { available, allocated }) = self.measure().filter(|found| found.allocated < self.end) else {
             self.room.set(u64::MAX);
             return;
         };
-        let held = if self.holds_reserve.get() { self.reserve } else { 0 };
-        let allocated = allocated.saturating_sub(held);
-        if allocated >= self.end {
-            self.room.set(u64::MAX);
-            return;
-        }
         // What free segments have kept needs no more space.
-        let found = space.available + allocated.saturating_sub(in_use);
-        // Twice: once for the reserve itself, once for what is on its way to the file.
+        let spare = allocated.saturating_sub(in_use);
+        // What is on its way to the file does, unless it goes to such.
+        let owed = pending.min(in_use.saturating_sub(allocated));
+        let found = (available + spare).saturating_sub(owed);
+        // More than the reserve itself: batches have headers, and checkpoints go on.
         let kept = if self.holds_reserve.get() { self.reserve / 2 } else { self.reserve + self.reserve / 2 };
         self.room.set(found.saturating_sub(kept));
-        if !self.holds_reserve.get() && !self.busy.get() && space.available >= 2 * self.reserve {
+        if !self.holds_reserve.get() && !self.busy.get() && available >= 2 * self.reserve {
             self.take_reserve();
         }
     }
@@ -123,17 +159,13 @@ impl Host {
         self.busy.set(true);
         let host = self.clone();
         drop(spawn(async move {
-            match host.file.allocate(host.end, host.reserve).await {
-                Ok(()) => host.holds_reserve.set(true),
-                // A file system that cannot do it, or somebody was faster: removals may then find no space.
-                Err(error) => tracing::debug!(%error, "no space is reserved behind the store"),
-            }
+            host.allocate_reserve().await;
             host.busy.set(false);
             host.idle.notify_all();
         }));
     }
 
-    /// Times that the reserve was given up.
+    /// Returns how many times the reserve was given up.
     pub fn times_given(&self) -> u64 {
         self.given.get()
     }
@@ -153,10 +185,7 @@ impl Host {
             "the file system of {} is full; the store uses its reserve, and takes nothing but removals",
             self.file.path().display()
         );
-        // Some file systems do the one, some the other.
-        let punched = self.file.punch_hole(self.end, self.reserve).await;
-        let given = self.file.set_size(self.end).and(punched);
-        if let Err(error) = given {
+        if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
             tracing::warn!(%error, "the store's reserve cannot be used");
         }
         self.room.set(0);
@@ -166,13 +195,52 @@ impl Host {
         true
     }
 
-    /// Why the store cannot grow.
+    /// Returns the error of a store that cannot grow.
     pub fn full(&self) -> Error {
         let path = self.file.path().display();
-        let left = fs::file_system_space(self.file.path()).ok().flatten().map_or(0, |space| space.available);
+        let left = self.file.file_system_space().ok().flatten().map_or(0, |space| space.available);
         let text = format!(
             "the host's file system is full: {left} bytes are left where {path} lies, a sparse file that cannot grow"
         );
         Error::new(ErrorKind::NoSpace, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_reactor::OpenOptions;
+    use forebay_sim::{Faults, World};
+
+    use super::*;
+
+    #[test]
+    fn a_reserve_that_finds_space_for_a_part_gives_that_back() {
+        const END: u64 = 16 << 20;
+        const CAPACITY: u64 = 24 << 20;
+        let world = World::new(1, Faults { files_capacity: Some(CAPACITY), files_space_known: true, ..Faults::none() });
+        let reactor = world.reactor();
+        let test = async {
+            let file = File::open("/store", OpenOptions::read_write().create()).expect("a file");
+            file.set_size(END).expect("its length");
+            let host = Host::new(&file, END).expect("a file on a file system");
+            let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
+            let taken = || file.allocated_size().expect("known");
+            filler.allocate(0, CAPACITY - RESERVE_MIN / 2).await.expect("space");
+            host.start().await;
+            assert_eq!((host.holds_reserve.get(), taken()), (false, Some(0)));
+            // There is enough for a moment, and then somebody else is faster.
+            filler.set_size(0).expect("freed");
+            host.room(LogBytes { appended: 0, pending: 0 }, || 0, 1);
+            assert!(host.busy.get(), "it is taking its reserve");
+            filler.allocate(0, CAPACITY - RESERVE_MIN / 2).await.expect("space");
+            host.idle.wait_until(|| !host.busy.get()).await;
+            assert_eq!((host.holds_reserve.get(), taken()), (false, Some(0)));
+            filler.set_size(0).expect("freed");
+            forebay_reactor::sleep(LOOK_AFTER).await;
+            host.room(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
+            host.idle.wait_until(|| !host.busy.get()).await;
+            assert_eq!((host.holds_reserve.get(), taken()), (true, Some(RESERVE_MIN)));
+        };
+        world.run(&reactor, test).expect("it ends");
     }
 }

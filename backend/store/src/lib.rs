@@ -19,6 +19,7 @@ pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 mod host;
+mod init;
 mod kv;
 mod log;
 mod media;
@@ -36,6 +37,7 @@ mod tree;
 
 pub use cache::CacheStats;
 pub use check::{CheckOptions, CheckReport, Finding};
+pub use init::InitOptions;
 pub use occupant::Occupant;
 pub use recover::Replay;
-pub use store::{InitOptions, Store, StoreOptions, StoreStats};
+pub use store::{Store, StoreOptions, StoreStats};

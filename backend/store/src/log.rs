@@ -155,6 +155,11 @@ impl Log {
         self.bytes_appended.get()
     }
 
+    /// Returns the bytes that wait to be written, without headers.
+    pub fn bytes_pending(&self) -> u64 {
+        self.pending_bytes.get() as u64
+    }
+
     /// Why the device takes no writes now.
     pub fn failure(&self) -> Option<Error> {
         self.failure.borrow().clone()

@@ -99,6 +99,7 @@ const SIGNATURES: &[Signature] = &[
     ("a VHDX image", Start(0), b"vhdxfile"),
     ("a VHD image", End(512), b"conectix"),
     ("write logs of Forebay", Start(0), b"FBYSHLF\x01"),
+    ("write logs of Forebay that were not finished", Start(0), b"FBYSHLF\x00"),
 ];
 
 /// Page sizes of machines that make swap areas.
@@ -237,22 +238,22 @@ async fn first_data(file: &File, size: u64) -> Result<Option<u64>> {
     Ok(None)
 }
 
-/// Says better why there is no store: what is there instead, or that there is one whose superblock is gone.
-pub async fn explain(file: &File, error: Error) -> Error {
+/// Says better why there is no store: what was found instead, or that there is one whose superblock is gone.
+pub fn explain(file: &File, error: Error, found: Occupant) -> Error {
     if error.kind() != ErrorKind::Invalid {
         return error;
     }
     let path = file.path().display();
-    match look(file).await {
-        Ok(Occupant::DamagedStore(why)) => Error::new(ErrorKind::Corrupt, format!("{path}: {why}")),
-        Ok(Occupant::Foreign(found)) => {
+    match found {
+        Occupant::DamagedStore(why) => Error::new(ErrorKind::Corrupt, format!("{path}: {why}")),
+        Occupant::Foreign(found) => {
             let text = format!("{path} is not a Forebay store; it holds {}", found.join(", "));
             Error::new(ErrorKind::Invalid, text)
         }
-        Ok(Occupant::Nothing) if file.info().size >= SEGMENTS_START => {
+        Occupant::Nothing if file.info().size >= SEGMENTS_START => {
             Error::new(ErrorKind::Invalid, format!("{path} is empty; `forebay store init` makes a store"))
         }
-        _ => error,
+        Occupant::Nothing | Occupant::Store => error,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Opening, making and closing a store, and the task that keeps it in shape.
+//! Opening and closing a store, and the task that keeps it in shape.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
@@ -6,21 +6,21 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BackendInfo, Buf, Error, ErrorKind, Result, Usage};
+use forebay_block::{BackendInfo, Error, ErrorKind, Result, Usage};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, JoinHandle, OpenOptions, fs, random, sleep, spawn, wall_clock, yield_now};
+use forebay_reactor::{File, JoinHandle, OpenOptions, random, sleep, spawn};
 
 use crate::cache::{Cache, CacheStats};
 use crate::checkpoint::store_id;
 use crate::core::Core;
-use crate::format::anchor::{Anchor, LogPosition, SLOTS};
-use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
+use crate::format::anchor::Anchor;
+use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, BLOCK64};
 use crate::host::Host;
 use crate::log::Log;
 use crate::media::Media;
 use crate::object::ObjectCache;
-use crate::occupant::{self, Occupant};
+use crate::occupant;
 use crate::recover::{Replay, read_anchor, read_superblock, read_table};
 use crate::segments::{Geometry, LiveTable, Segments};
 use crate::tree::Tree;
@@ -59,17 +59,6 @@ impl Default for StoreOptions {
             roll_back: false,
         }
     }
-}
-
-/// How a store is made.
-#[derive(Debug, Clone, Default)]
-pub struct InitOptions {
-    /// Bytes of the device to use; 0: all of a block device or of the file as it is.
-    pub size: u64,
-    /// Bytes a segment, a power of two from 64 KiB to 1 GiB; 0: by size.
-    pub segment_size: u32,
-    /// Overwrite what is there: a store, signatures of others, data.
-    pub force: bool,
 }
 
 /// What a store has done and has, for people and metrics.
@@ -126,85 +115,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes a store: on a file (created if it is not there, `size` bytes, sparse) or a block device.
-    ///
-    /// # Errors
-    /// `Exists` when there is a store already, or anything of others; `Corrupt` when it is a store that is damaged; `Busy`
-    /// when somebody has it open, or the system uses the device; `Invalid` for a size too small.
-    pub async fn init(path: impl AsRef<Path>, options: InitOptions) -> Result<()> {
-        let path = path.as_ref();
-        let shown = path.display();
-        let file = open_file(path, OpenOptions::read_write().create().direct().lock()).await?;
-        let failed = |error| Error::from_io(error, format!("making a store on {shown}"));
-        let (kind, found) = match occupant::look(&file).await? {
-            Occupant::Nothing => (None, String::new()),
-            Occupant::Store => (Some(ErrorKind::Exists), "a Forebay store".to_owned()),
-            Occupant::DamagedStore(why) => (Some(ErrorKind::Corrupt), format!("a damaged Forebay store ({why})")),
-            Occupant::Foreign(found) => (Some(ErrorKind::Exists), found.join(", ")),
-        };
-        match kind {
-            Some(kind) if !options.force => return Err(Error::new(kind, format!("{shown} holds {found}"))),
-            Some(_) => tracing::warn!("overwriting {shown}, which holds {found}"),
-            None => {}
-        }
-        let size = if options.size == 0 { file.info().size } else { options.size };
-        if file.info().block_device && size > file.info().size {
-            let text = format!("{shown} has {} bytes, not {size}", file.info().size);
-            return Err(Error::new(ErrorKind::OutOfRange, text));
-        }
-        let segment_size = if options.segment_size == 0 { segment_size_for(size) } else { options.segment_size };
-        let segment_count = size.saturating_sub(SEGMENTS_START) / u64::from(segment_size.max(1));
-        let superblock = Superblock {
-            features: FEATURES_KNOWN,
-            features_compatible: FEATURES_COMPATIBLE_KNOWN,
-            uuid: [random().to_le_bytes(), random().to_le_bytes()].concat().try_into().expect("16 bytes"),
-            created_s: wall_clock().as_secs(),
-            segment_size,
-            segment_count: u32::try_from(segment_count).unwrap_or(u32::MAX),
-            data_devices: 1,
-            parity_devices: 0,
-        };
-        if segment_count < u64::from(SEGMENTS_MIN) || Superblock::decode(&superblock.encode()).is_err() {
-            let least = SEGMENTS_START + u64::from(SEGMENTS_MIN) * u64::from(segment_size);
-            let text = format!(
-                "a store of {size} bytes on {shown}: with segments of {segment_size} bytes it takes {least} to 2^20 segments"
-            );
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        if !file.info().block_device {
-            // Cut first, so that nothing of an older store is taken for this one's.
-            file.set_size(0).map_err(failed)?;
-            file.set_size(superblock.device_size()).map_err(failed)?;
-        }
-        if kind.is_some() && file.info().block_device {
-            // Nobody shall take it for what it was: most signatures lie where a store writes nothing for long.
-            let tail = file.info().size.saturating_sub(SEGMENTS_START) / BLOCK64 * BLOCK64;
-            for (at, len) in [(0, SEGMENTS_START), (tail, file.info().size - tail)] {
-                file.write_at(Buf::zeroed(len as usize), at).await.map_err(failed)?;
-            }
-        }
-        let anchor = Anchor {
-            store: store_id(&superblock.uuid),
-            redo: LogPosition { block: SEGMENTS_START / BLOCK64, seq: 1 },
-            next_oid: 1,
-            clean: true,
-            ..Anchor::default()
-        };
-        for at in SLOTS.into_iter().flatten() {
-            file.write_at(Buf::copy_of(&anchor.encode()), at).await.map_err(failed)?;
-        }
-        file.sync_data().await.map_err(failed)?;
-        for at in COPIES {
-            file.write_at(Buf::copy_of(&superblock.encode()), at).await.map_err(failed)?;
-        }
-        file.sync_data().await.map_err(failed)?;
-        if let Some(parent) = path.parent().filter(|_| !file.info().block_device) {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            fs::sync_dir(parent).map_err(failed)?;
-        }
-        Ok(())
-    }
-
     /// Opens a store and recovers it.
     ///
     /// # Errors
@@ -216,7 +126,13 @@ impl Store {
         let file = open_file(path, how.direct().lock()).await?;
         let superblock = match read_superblock(&file).await {
             Ok(superblock) => superblock,
-            Err(error) => return Err(occupant::explain(&file, error).await),
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                return Err(match occupant::look(&file).await {
+                    Ok(found) => occupant::explain(&file, error, found),
+                    Err(_) => error,
+                });
+            }
+            Err(error) => return Err(error),
         };
         if file.info().size < superblock.device_size() {
             let text = format!(
@@ -393,46 +309,11 @@ impl Store {
         Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
     }
 
-    /// The file system that the store's file lies on is why it takes no more, not the store itself.
-    pub fn is_limited_by_host(&self) -> bool {
-        self.core.host_room(u64::MAX) < self.core.available()
-    }
-
-    /// Its space, whatever the file system beneath has.
-    pub fn usage_of_store(&self) -> Usage {
-        Usage { available: self.core.available(), ..self.usage() }
-    }
-
-    /// Allocates all of a store's file, so that the file system beneath never lacks space for it.  `progress` is told
-    /// (bytes done, bytes in all).
-    ///
-    /// # Errors
-    /// `NoSpace`, before anything is allocated where that can be known; `Unsupported` by the file system, or for a device.
-    pub async fn preallocate(path: impl AsRef<Path>, mut progress: impl FnMut(u64, u64)) -> Result<()> {
-        const STEP: u64 = 64 << 20;
-        let path = path.as_ref();
-        let file = open_file(path, OpenOptions::read_write().direct().lock()).await?;
-        let shown = path.display();
-        if file.info().block_device {
-            return Err(Error::new(ErrorKind::Unsupported, format!("{shown} is a device, which has its space")));
-        }
-        let failed = |error| Error::from_io(error, format!("allocating the space of {shown}"));
-        let size = file.info().size;
-        let needed = size.saturating_sub(file.allocated_size().map_err(failed)?.unwrap_or(0));
-        let space = fs::file_system_space(path).map_err(failed)?;
-        if let Some(space) = space.filter(|space| space.available < needed) {
-            let text = format!("{shown} lacks {needed} bytes, and its file system has {} free", space.available);
-            return Err(Error::new(ErrorKind::NoSpace, text));
-        }
-        let mut at = 0;
-        while at < size {
-            let len = STEP.min(size - at);
-            file.allocate(at, len).await.map_err(failed)?;
-            at += len;
-            progress(at, size);
-            yield_now().await;
-        }
-        file.sync_data().await.map_err(failed)
+    /// Returns the bytes that the store itself could still take where the file system that its file lies on has less; `None`
+    /// where that is no limit.
+    pub fn limited_by_host(&self) -> Option<u64> {
+        let available = self.core.available();
+        (self.core.host_room(u64::MAX) < available).then_some(available)
     }
 }
 
@@ -458,13 +339,6 @@ impl Drop for Store {
         self.core.changed.notify_all();
         self.core.snaps_changed.notify_all();
     }
-}
-
-/// Fewest segments a store works with.
-const SEGMENTS_MIN: u32 = 24;
-
-fn segment_size_for(size: u64) -> u32 {
-    (size / 2048).next_power_of_two().clamp(256 << 10, 32 << 20) as u32
 }
 
 pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File> {

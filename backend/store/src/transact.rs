@@ -131,7 +131,7 @@ impl Core {
         self.segments.borrow().free_count() > self.slow_mark() + self.segments_for(bytes)
             && !self.log().is_congested()
             && !self.is_dirty_beyond_bounds()
-            && self.host_room(bytes.max(1)) >= bytes.max(1)
+            && self.host_allows(bytes)
     }
 
     /// Whole segments that so many bytes take, with their headers; less than one is what the gate has to spare.

@@ -18,7 +18,7 @@ const SIZE: u64 = 64 << 20;
 fn world() -> World {
     let world = machine(SIZE, Faults::none());
     run(&world, async {
-        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
         Store::init(DISK, options).await.expect("init");
     });
     world

@@ -18,7 +18,7 @@ fn world(seed: u64, size: u64) -> World {
 }
 
 async fn fresh(size: u64) -> Rc<Store> {
-    let options = InitOptions { size, segment_size: 128 << 10, force: false };
+    let options = InitOptions { size, segment_size: 128 << 10, ..InitOptions::default() };
     Store::init(Path::new(DISK), options).await.expect("init");
     Store::open(Path::new(DISK), StoreOptions::default()).await.expect("open")
 }

@@ -20,7 +20,7 @@ fn world(size: u64) -> World {
 }
 
 async fn fresh(size: u64, segment_size: u32) -> Rc<Store> {
-    Store::init(Path::new(DISK), InitOptions { size, segment_size, force: false }).await.expect("init");
+    Store::init(Path::new(DISK), InitOptions { size, segment_size, ..InitOptions::default() }).await.expect("init");
     open().await
 }
 
@@ -279,7 +279,7 @@ fn an_object_has_no_more_snapshots_than_its_record_can_hold() {
 fn segments_are_not_more_than_their_table_can_hold() {
     let world = world(2048 * MIB);
     run(&world, async {
-        let options = InitOptions { size: 2048 * MIB, segment_size: 64 << 10, force: false };
+        let options = InitOptions { size: 2048 * MIB, segment_size: 64 << 10, ..InitOptions::default() };
         let error = Store::init(Path::new(DISK), options).await.expect_err("too many segments");
         assert_eq!(error.kind(), ErrorKind::Invalid);
     });

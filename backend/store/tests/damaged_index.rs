@@ -58,7 +58,7 @@ async fn damage(at: u64) {
 /// An object with many keys, of which nodes of that level near the middle of them are damaged: at which bytes.
 fn with_damage(world: &World, level: u8) -> Vec<u64> {
     run(world, async {
-        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
         Store::init(Path::new(DISK), options).await.expect("init");
         let store = open().await;
         let pairs = (0..KEYS).map(|i| (key(i), b"old".to_vec())).collect();
@@ -174,7 +174,7 @@ fn a_damaged_value_in_the_log_is_lost_by_itself() {
         Transaction::of(ObjectOp::KvSet { pairs: vec![(key.as_bytes().to_vec(), value(fill))] }).durable()
     };
     run(&world, async {
-        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
         Store::init(Path::new(DISK), options).await.expect("init");
         let store = open().await;
         store.submit(&name, set("b", 1)).await.expect("set");
@@ -236,7 +236,7 @@ fn an_object_with_a_lost_value_can_be_removed() {
     let world = world();
     let name = ObjectName::new("o");
     run(&world, async {
-        let options = InitOptions { size: SIZE, segment_size: 128 << 10, force: false };
+        let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
         Store::init(Path::new(DISK), options).await.expect("init");
         let store = open().await;
         for key in [b"a", b"b"] {

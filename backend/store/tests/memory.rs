@@ -43,7 +43,7 @@ fn metadata_in_memory_does_not_grow_with_what_is_stored() {
     let mut most = Most { bytes: 0 };
     let data: BufList = Buf::copy_of(&[7; 4096]).into();
     run(&world, async {
-        let options = InitOptions { size: 512 * MIB, segment_size: 1 << 20, force: false };
+        let options = InitOptions { size: 512 * MIB, segment_size: 1 << 20, ..InitOptions::default() };
         Store::init(Path::new(DISK), options).await.expect("init");
         let store = open().await;
         for round in 0..BLOCKS {

@@ -34,7 +34,7 @@ fn run<F: Future<Output = ()>>(test: F) {
 }
 
 async fn small(dir: &Dir, size: u64) -> Rc<Store> {
-    Store::init(dir.image(), InitOptions { size, segment_size: 64 << 10, force: false }).await.expect("init");
+    Store::init(dir.image(), InitOptions { size, segment_size: 64 << 10, ..InitOptions::default() }).await.expect("init");
     open(dir).await
 }
 

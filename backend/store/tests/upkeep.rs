@@ -21,7 +21,7 @@ fn world(size: u64) -> World {
 }
 
 async fn fresh(size: u64) -> Rc<Store> {
-    Store::init(Path::new(DISK), InitOptions { size, segment_size: 128 << 10, force: false }).await.expect("init");
+    Store::init(Path::new(DISK), InitOptions { size, segment_size: 128 << 10, ..InitOptions::default() }).await.expect("init");
     open().await
 }
 
@@ -127,7 +127,7 @@ fn the_cleaner_works_in_short_rounds() {
     const SEGMENT: u64 = 64 << 10;
     let world = world(64 * MIB);
     run(&world, async {
-        let options = InitOptions { size: 64 * MIB, segment_size: SEGMENT as u32, force: false };
+        let options = InitOptions { size: 64 * MIB, segment_size: SEGMENT as u32, ..InitOptions::default() };
         Store::init(Path::new(DISK), options).await.expect("init");
         let store = open().await;
         let blocks = store.stats().capacity * 8 / 10 / 4096;

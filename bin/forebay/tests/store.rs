@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use common::{Site, content, shape};
@@ -37,6 +37,61 @@ fn init_check_and_df() {
 fn a_store_too_small_is_refused() {
     let site = Site::new();
     site.run(&["store", "init", "--size", "64K"]).fails(2);
+}
+
+/// More than any file system that tests run on has.
+const TOO_MUCH: &str = "8T";
+
+#[test]
+fn a_store_that_finds_no_space_to_preallocate_leaves_the_old_one_as_it_was() {
+    let site = Site::with_store();
+    let bytes = content(4 << 20, 9);
+    std::fs::write(site.path("file"), &bytes).expect("a file");
+    site.run(&["import", "file", "x"]).ok();
+    let path = site.data().join("store.img");
+    let before = std::fs::read(&path).expect("the store");
+    let said = site.run(&["store", "init", "--force", "--preallocate", "--size", TOO_MUCH]).fails(7);
+    assert!(said.contains("bytes free"), "{said}");
+    assert!(std::fs::read(&path).expect("the store") == before, "it was changed");
+    assert_eq!(site.export("x"), bytes);
+    // Over the old one where there is space: allocated, and nothing of the old one is left.
+    site.run(&["store", "init", "--force", "--preallocate", "--size", "128M"]).ok();
+    let meta = path.metadata().expect("the store");
+    assert!(meta.blocks() * 512 >= meta.len() && meta.len() <= 128 << 20, "{meta:?}");
+    assert_eq!(site.json(&["ls"]), json!([]));
+    assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+}
+
+#[test]
+fn a_store_that_is_not_made_leaves_neither_file_nor_link() {
+    let site = Site::new();
+    let (link, elsewhere) = (site.data().join("store.img"), site.path("elsewhere.img"));
+    let store = elsewhere.to_str().expect("a path");
+    for (size, code) in [(TOO_MUCH, 7), ("64K", 2)] {
+        let args = ["store", "init", "--preallocate", "--size", size];
+        site.run(&[&args[..], &["--store", store]].concat()).fails(code);
+        assert!(link.symlink_metadata().is_err(), "{size}: the data directory names it");
+        assert!(!elsewhere.exists(), "{size}: half a store is left");
+        site.run(&args).fails(code);
+        assert!(link.symlink_metadata().is_err(), "{size}: half a store is left");
+    }
+    // A link from before stays, and so does nothing else.
+    site.run(&["store", "init", "--size", "128M", "--store", store]).ok();
+    std::fs::remove_file(&elsewhere).expect("removed");
+    site.run(&["store", "init", "--preallocate", "--size", TOO_MUCH]).fails(7);
+    assert_eq!(std::fs::read_link(&link).expect("the link"), elsewhere);
+    assert!(!elsewhere.exists(), "half a store is left");
+}
+
+#[test]
+fn a_device_has_nothing_to_preallocate_and_says_so() {
+    let site = Site::new();
+    let Some(device) = common::LoopDevice::new(&site.path("image"), 64 << 20) else { return };
+    let path = device.path().to_str().expect("a path");
+    let said = site.run(&["store", "init", "--preallocate", "--store", path]).fails(2);
+    assert!(said.contains("is a device") && said.contains("without --preallocate"), "{said}");
+    assert!(site.data().join("store.img").symlink_metadata().is_err(), "the data directory names it");
+    site.run(&["store", "init", "--store", path]).ok();
 }
 
 #[test]

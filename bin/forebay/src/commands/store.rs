@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_reactor::{DriverChoice, Reactor};
-use forebay_store::CheckOptions;
+use forebay_store::{CheckOptions, InitOptions};
 
 use super::with_session;
 use crate::api::StoreSpace;
@@ -78,33 +78,36 @@ fn on_reactor_with_bar<T, F: Future<Output = Result<T>>>(bar: &Bar, work: impl F
 
 fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
     let (data, path) = places(global, options.store.as_deref())?;
+    let link = default_store(&data);
+    // A store elsewhere that the data directory names already.
+    let path = if path == link { std::fs::read_link(&link).unwrap_or(path) } else { path };
     refuse_beside_daemon(global, "making a store")?;
     prepare_dir(&data)?;
-    let linked = default_store(&data).symlink_metadata().is_ok();
+    let linked = link.symlink_metadata().is_ok();
     link_store(&data, &path)?;
-    let size = match options.size {
-        Some(size) => Some(size.0),
-        None if store::is_device(&path) => None,
-        None => Some(size_from_free_space(&data)?),
-    };
-    let made = on_reactor(async { store::init(&path, size, options.force).await })?;
-    if made.is_err() && !linked && path != default_store(&data) {
+    let made = make(global, &path, &options);
+    if made.is_err() && !linked && path != link {
         // Nothing in the data directory names what is not a store of ours.
-        let _ = std::fs::remove_file(default_store(&data));
+        std::fs::remove_file(&link).map_err(|error| Failure::io(error, format_args!("removing {}", link.display())))?;
     }
     made?;
-    if options.preallocate && !store::is_device(&path) {
-        let bar = Bar::new(global, "Allocating", Counts::Bytes);
-        let done = on_reactor_with_bar(&bar, |sink| store::preallocate(&path, sink));
-        drop(bar);
-        if let Err(failure) = done {
-            // A store that is not what was asked for is none.
-            let _ = std::fs::remove_file(&path);
-            return Err(failure);
-        }
-    }
     let space = on_reactor(store::space(&path))??;
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
+}
+
+fn make(global: &Global, path: &Path, options: &StoreInit) -> Result<()> {
+    let size = match options.size {
+        Some(Size(size)) => size,
+        None if store::is_device(path) => 0,
+        None => size_from_free_space(path.parent().unwrap_or(path))?,
+    };
+    let StoreInit { force, preallocate, .. } = *options;
+    let options = InitOptions { size, force, preallocate, ..InitOptions::default() };
+    let bar = preallocate.then(|| Bar::new(global, "Allocating", Counts::Bytes));
+    match &bar {
+        Some(bar) => on_reactor_with_bar(bar, |sink| store::init(path, options, sink)),
+        None => on_reactor(store::init(path, options, ProgressSink::channel().0))?,
+    }
 }
 
 fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {

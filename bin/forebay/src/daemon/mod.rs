@@ -15,6 +15,7 @@ use std::sync::Arc;
 use forebay_accel::Tier;
 use forebay_reactor::cores::CorePanic;
 use forebay_reactor::{Cores, CoresOptions};
+use forebay_store::InitOptions;
 use tokio::sync::oneshot;
 
 use crate::api::Status;
@@ -25,6 +26,7 @@ use crate::engine::handle::{Jobs, jobs};
 use crate::engine::targets::{keep_reserve, replace_file};
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::ProgressSink;
 use crate::units::Size;
 use listen::Listeners;
 use notify::Notifier;
@@ -149,10 +151,11 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
     if store::is_absent(&config.store)? {
         let size = match config.store_size {
             Some(Size(size)) => size,
-            None => size_from_free_space(&config.data)?,
+            None => size_from_free_space(config.store.parent().unwrap_or(&config.data))?,
         };
         tracing::info!(store = %config.store.display(), size = %Size(size), "first start: creating the store");
-        store::init(&config.store, Some(size), false).await?;
+        let options = InitOptions { size, ..InitOptions::default() };
+        store::init(&config.store, options, ProgressSink::channel().0).await?;
     }
     let options = EngineOptions {
         data: config.data.clone(),

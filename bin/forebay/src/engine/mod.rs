@@ -319,8 +319,7 @@ impl Engine {
 
     /// Says that the file system beneath the store is why it takes less than it has room for.
     pub fn store_limit(&self) -> Option<String> {
-        let store = self.store.as_ref().filter(|store| store.is_limited_by_host())?;
-        let held = store.usage_of_store().available;
+        let held = self.store.as_ref()?.limited_by_host()?;
         let path = self.options.store.display();
         Some(format!("the host's file system at {path}; the store itself has room for {}", Size(held)))
     }

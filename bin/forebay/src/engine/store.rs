@@ -64,35 +64,14 @@ pub fn is_absent(path: &Path) -> Result<bool> {
     }
 }
 
-/// Says how the system uses a file, which opening it would not tell: as a loop device or a swap area.
-fn user_of(path: &Path) -> Option<String> {
-    let file = path.canonicalize().ok()?;
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if swaps.lines().skip(1).any(|line| line.split_whitespace().next() == file.to_str()) {
-        return Some("as a swap area".into());
-    }
-    let loops = std::fs::read_dir("/sys/block").ok()?.filter_map(std::result::Result::ok);
-    loops.into_iter().find_map(|device| {
-        let backing = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        let name = device.file_name();
-        (Path::new(backing.trim_end_matches('\n')) == file).then(|| format!("by /dev/{}", name.display()))
+/// Makes a store; `size` 0: as large as the device is.
+pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> Result<()> {
+    let made = Store::init_with_progress(path, options, |done, total| progress.report(done, total)).await;
+    made.map_err(|error| match error.kind() {
+        ErrorKind::Busy => Failure::from(error).hint("end that first; --force does not change it"),
+        ErrorKind::Unsupported => Failure::from(error).hint("make it without --preallocate"),
+        _ => failure(error, path),
     })
-}
-
-/// Makes a store of `size` bytes; without, as large as the device is.
-pub async fn init(path: &Path, size: Option<u64>, force: bool) -> Result<()> {
-    if let Some(user) = user_of(path) {
-        let what = format!("{} is in use: {user}", path.display());
-        return Err(Failure::new(FailureKind::Busy, what).hint("end that first; --force does not change it"));
-    }
-    let options = InitOptions { size: size.unwrap_or(0), force, ..InitOptions::default() };
-    Store::init(path, options).await.map_err(|error| failure(error, path))
-}
-
-/// Allocates all of a store's file.
-pub async fn preallocate(path: &Path, progress: ProgressSink) -> Result<()> {
-    let done = Store::preallocate(path, |done, total| progress.report(done, total)).await;
-    done.map_err(|error| failure(error, path))
 }
 
 /// Opens a store for the engine, with so many bytes of memory for data.

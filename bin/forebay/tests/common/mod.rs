@@ -248,23 +248,66 @@ impl Site {
     }
 }
 
+/// What a test says when the machine does not let it mount or make loop devices, for which it must be root.  With
+/// [`MOUNTS_REQUIRED`] in the environment that is a failure instead: a run that must not pass with such tests left out.
+fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    assert!(std::env::var_os(MOUNTS_REQUIRED).is_none(), "{test} cannot run here: {why}");
+    // Past the capture of the test harness, which would keep it from everybody.
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
+/// Set where tests that mount file systems must run.
+const MOUNTS_REQUIRED: &str = "FOREBAY_TEST_MOUNTS_REQUIRED";
+
+/// Loop device over a file, detached at the end of the test.
+pub struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Attaches the file `image`, which is made with so many bytes; says so and returns `None` where that is not allowed.
+    pub fn new(image: &Path, size: u64) -> Option<Self> {
+        std::fs::File::create(image).and_then(|file| file.set_len(size)).expect("an image");
+        match Command::new("losetup").args(["--find", "--show"]).arg(image).output() {
+            Ok(done) if done.status.success() => {
+                Some(Self { path: String::from_utf8_lossy(&done.stdout).trim().to_owned().into() })
+            }
+            other => {
+                skip(&format!("no loop device can be made (root is needed): {other:?}"));
+                None
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
 /// A small file system of its own, unmounted at the end of the test, also of one that fails.
 pub struct Mount {
     path: PathBuf,
 }
 
 impl Mount {
-    /// A tmpfs of so many bytes (`16k`); says so and answers `None` where mounting is not allowed.
+    /// Mounts a tmpfs of so many bytes (`16k`); says so and returns `None` where mounting is not allowed.
     pub fn tmpfs(path: &Path, size: &str) -> Option<Self> {
         Self::of(path, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
     }
 
-    /// An ext4 file system in the file `image`, which is made with so many bytes.
+    /// Mounts an ext4 file system in the file `image`, which is made with so many bytes.
     pub fn ext4(path: &Path, image: &Path, size: u64) -> Option<Self> {
         std::fs::File::create(image).and_then(|file| file.set_len(size)).expect("an image");
         let made = Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(image).status();
         if !made.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: mkfs.ext4 is not there");
+            skip("mkfs.ext4 is not there");
             return None;
         }
         Self::of(path, &["-o", "loop", image.to_str().expect("a path")])
@@ -274,7 +317,7 @@ impl Mount {
         std::fs::create_dir_all(path).expect("a directory");
         let done = Command::new("mount").args(args).arg(path).output();
         if !done.as_ref().is_ok_and(|done| done.status.success()) {
-            eprintln!("skipped: {} cannot be mounted (root is needed): {done:?}", path.display());
+            skip(&format!("{} cannot be mounted (root is needed): {done:?}", path.display()));
             return None;
         }
         Some(Self { path: path.to_owned() })

@@ -142,7 +142,7 @@ impl Run {
         let options = InitOptions {
             size: if self.scenario.device { 0 } else { size },
             segment_size: self.scenario.segment_size,
-            force: false,
+            ..InitOptions::default()
         };
         let made = self.world.run(&reactor, Store::init(PATH, options)).map_err(|stop| stop.to_string())?;
         self.world.crash(reactor, CrashKind::Power);
