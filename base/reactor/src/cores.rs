@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ use crate::cross::{self, Answer, Answered};
 use crate::driver::{DriverChoice, os};
 use crate::executor::{Reactor, Remote, Work, spawn, with_current};
 
-/// The core is gone: it was stopped, or it panicked.
+/// Error of a core that was stopped, or panicked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreGone;
 
@@ -34,7 +35,7 @@ pub struct CoreHandle {
 }
 
 impl CoreHandle {
-    /// Of the reactor that runs on this thread.
+    /// Returns the handle of the reactor that runs on this thread.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
@@ -46,12 +47,12 @@ impl CoreHandle {
         Self { remote }
     }
 
-    /// True when the reactor is the one that runs on this thread.
+    /// Returns whether the reactor is the one that runs on this thread.
     pub fn is_current(&self) -> bool {
         self.remote.is_current()
     }
 
-    /// True when the reactor has stopped.
+    /// Returns whether the reactor has stopped.
     pub fn is_gone(&self) -> bool {
         self.remote.closed.load(Ordering::Acquire)
     }
@@ -80,7 +81,7 @@ impl fmt::Debug for CoreHandle {
     }
 }
 
-/// What runs on another core, to be waited for.  Dropping it does not end it.
+/// Task on another core, to be waited for.  Dropping this does not end it.
 pub struct Running<T> {
     answered: Answered<T>,
 }
@@ -92,21 +93,21 @@ impl<T: Send> Future for Running<T> {
     }
 }
 
-/// How cores are started.
+/// Options of [`Cores::start`].
 #[derive(Debug, Clone)]
 pub struct CoresOptions {
     /// Reactors, a thread each; at least one.
     pub count: usize,
-    /// On which driver.
+    /// Driver of each.
     pub driver: DriverChoice,
-    /// The threads' names: this, a dash and a number.  The system keeps 15 bytes of it.
+    /// Name of the threads, to which a dash and a number are added.  The system keeps 15 bytes of it.
     pub name: String,
     /// Keep each thread on a processor of its own; left out when there are not enough processors.
     pub pin: bool,
-    /// How long a reactor polls after its last work before it sleeps; see [`Reactor::set_linger`].
+    /// Time that a reactor polls after its last work before it sleeps; see [`Reactor::set_linger`].
     pub linger: Duration,
-    /// Called on the thread of a core that has panicked, after its reactor and all tasks are gone: for a process that
-    /// shall not go on without one of its cores.
+    /// Called on the thread of a core that has panicked: for a process that shall not go on without one of its cores.  Its
+    /// tasks and its driver are dropped after that, for which operations are waited for that may never end.
     pub on_panic: Option<fn(&CorePanic)>,
 }
 
@@ -123,12 +124,12 @@ impl Default for CoresOptions {
     }
 }
 
-/// A core that panicked.
+/// Panic of a core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorePanic {
-    /// Which.
+    /// Number of the core.
     pub core: usize,
-    /// What it said.
+    /// Message of the panic.
     pub message: String,
 }
 
@@ -149,7 +150,6 @@ struct Core {
 /// Reactors on threads of their own.  Dropping it stops them.
 pub struct Cores {
     cores: Vec<Core>,
-    panics: cross::Receiver<CorePanic>,
 }
 
 impl Cores {
@@ -157,36 +157,32 @@ impl Cores {
     pub fn start(options: &CoresOptions) -> io::Result<Self> {
         assert!(options.count > 0, "no cores to start");
         let cpus = if options.pin { os::allowed_cpus() } else { Vec::new() };
-        let (report, panics) = cross::channel();
-        let mut cores = Self { cores: Vec::with_capacity(options.count), panics };
+        let mut cores = Self { cores: Vec::with_capacity(options.count) };
         for index in 0..options.count {
             let cpu = (options.count <= cpus.len()).then(|| cpus[index]);
             let (stop, stopped) = cross::oneshot();
             let (ready, started) = std::sync::mpsc::sync_channel(1);
-            let (driver, linger, report, on_panic) = (options.driver, options.linger, report.clone(), options.on_panic);
+            let (driver, linger, on_panic) = (options.driver, options.linger, options.on_panic);
             let run = move || {
-                let body = || {
-                    if let Some(cpu) = cpu {
-                        os::pin_to(cpu);
-                    }
-                    let reactor = match Reactor::system(driver) {
-                        Ok(reactor) => reactor,
-                        Err(error) => {
-                            // Nobody listens when starting was given up already.
-                            let _ = ready.send(Err(error));
-                            return;
-                        }
-                    };
-                    reactor.set_linger(linger);
-                    if ready.send(Ok(reactor.handle())).is_ok() {
-                        reactor.block_on(stopped);
+                if let Some(cpu) = cpu {
+                    os::pin_to(cpu);
+                }
+                let reactor = match Reactor::system(driver) {
+                    Ok(reactor) => reactor,
+                    Err(error) => {
+                        // Nobody listens when starting was given up already.
+                        let _ = ready.send(Err(error));
+                        return Ok(());
                     }
                 };
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).map_err(|payload| {
+                reactor.set_linger(linger);
+                if ready.send(Ok(reactor.handle())).is_err() {
+                    return Ok(());
+                }
+                let body = AssertUnwindSafe(|| reactor.block_on(stopped).unwrap_or(()));
+                // The reactor is still there when whoever is told of a panic ends the process.
+                catch_unwind(body).map_err(|payload| {
                     let panic = CorePanic { core: index, message: panic_message(&*payload) };
-                    // Nobody listens when the cores are being stopped; it is in the thread's result too.
-                    let _ = report.send(panic.clone());
-                    tracing::error!(core = index, message = panic.message, "a core panicked");
                     if let Some(on_panic) = on_panic {
                         on_panic(&panic);
                     }
@@ -206,33 +202,24 @@ impl Cores {
         Ok(cores)
     }
 
-    /// How many.
+    /// Returns how many there are.
     pub fn len(&self) -> usize {
         self.cores.len()
     }
 
-    /// Never: there is at least one.
+    /// Returns false: there is at least one.
     pub fn is_empty(&self) -> bool {
         self.cores.is_empty()
     }
 
-    /// The handle of one core.
+    /// Returns the handle of one core.
     pub fn handle(&self, core: usize) -> &CoreHandle {
         &self.cores[core].handle
     }
 
-    /// The handles of all, in order.
+    /// Returns the handles of all, in order.
     pub fn handles(&self) -> Vec<CoreHandle> {
         self.cores.iter().map(|core| core.handle.clone()).collect()
-    }
-
-    /// Waits until a core panics.
-    pub async fn panicked(&mut self) -> CorePanic {
-        match self.panics.recv().await {
-            Some(panic) => panic,
-            // All have ended without one.
-            None => std::future::pending().await,
-        }
     }
 
     /// Ends all tasks where they stand, and the threads.  Whoever must be closed in order is closed before.
@@ -263,7 +250,7 @@ impl Cores {
 
 impl Drop for Cores {
     fn drop(&mut self) {
-        // A panic has been logged already.
+        // The panic hook has told of a panic.
         let _ = self.end();
     }
 }
@@ -271,4 +258,68 @@ impl Drop for Cores {
 fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::driver::{OpenOptions, threads};
+    use crate::executor::yield_now;
+    use crate::fs::File;
+
+    /// Set for the process that [`a_core_that_panics_is_told_of_while_its_disk_hangs`] starts.
+    const HANGING: &str = "FOREBAY_TEST_HANGING_DISK";
+    const CODE: i32 = 77;
+
+    #[test]
+    fn a_core_that_panics_is_told_of_while_its_disk_hangs() {
+        if let Some(path) = std::env::var_os(HANGING) {
+            return hang_and_panic(path.into());
+        }
+        let path = std::env::temp_dir().join(format!("forebay-hanging-{}", std::process::id()));
+        let this = std::env::current_exe().expect("this program");
+        let name = "cores::tests::a_core_that_panics_is_told_of_while_its_disk_hangs";
+        let mut child = Command::new(this);
+        let mut child = child.args(["--exact", name, "--nocapture"]).env(HANGING, &path).spawn().expect("this program");
+        let began = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("its state") {
+                break Some(status);
+            }
+            if began.elapsed() > Duration::from_secs(60) {
+                break None;
+            }
+            thread::yield_now();
+        };
+        drop(child.kill());
+        drop(child.wait());
+        std::fs::remove_file(path).expect("its file");
+        let status = status.expect("a process whose core has panicked goes on for ever");
+        assert_eq!((status.code(), status.signal()), (Some(CODE), None));
+    }
+
+    fn hang_and_panic(path: std::path::PathBuf) {
+        let end = |panic: &CorePanic| {
+            eprintln!("{panic}");
+            std::process::exit(CODE);
+        };
+        // File operations of this driver are all given to threads.
+        let options = CoresOptions { driver: DriverChoice::Poll, on_panic: Some(end), ..CoresOptions::default() };
+        let cores = Cores::start(&options).expect("a core");
+        let running = cores.handle(0).run(move || async move {
+            let file = File::open(path, OpenOptions::read_write().create()).expect("a file");
+            drop(spawn(async move { file.punch_hole(threads::HANGS_AT, 1).await }));
+            while !threads::HANGS.load(Ordering::SeqCst) {
+                yield_now().await;
+            }
+            panic!("on purpose");
+        });
+        drop::<Running<()>>(running);
+        loop {
+            thread::park();
+        }
+    }
 }

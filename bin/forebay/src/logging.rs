@@ -77,6 +77,8 @@ pub fn log_panics() {
         let trace = (trace.status() == std::backtrace::BacktraceStatus::Captured).then_some(trace);
         let trace = trace.map(|trace| format!("\n{trace}")).unwrap_or_default();
         tracing::error!("thread '{}' panicked at {place}: {message}{trace}", thread.name().unwrap_or("?"));
+        // Some panics end the process at once, and what is queued then with it.
+        flush();
     }));
 }
 
@@ -226,6 +228,41 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    /// Set for the process that [`the_last_words_of_a_process_that_aborts_are_written`] starts.
+    const ABORTING: &str = "FOREBAY_TEST_ABORTING";
+
+    /// As a file thread of a reactor does: what it was doing would never end.
+    struct AbortOnPanic;
+
+    impl Drop for AbortOnPanic {
+        fn drop(&mut self) {
+            std::process::abort();
+        }
+    }
+
+    #[test]
+    fn the_last_words_of_a_process_that_aborts_are_written() {
+        if std::env::var_os(ABORTING).is_some() {
+            start(None, "info").expect("logging");
+            log_panics();
+            // So that what comes last is not written in passing.
+            (0..QUEUE_LINES - 1).for_each(|line| tracing::info!(line, "busy"));
+            let _guard = AbortOnPanic;
+            panic!("on purpose");
+        }
+        let this = std::env::current_exe().expect("this program");
+        let name = "logging::tests::the_last_words_of_a_process_that_aborts_are_written";
+        let mut again = std::process::Command::new(this);
+        // A trace would come last.
+        again.args(["--exact", name]).env(ABORTING, "1").env_remove("RUST_BACKTRACE").env_remove("RUST_LIB_BACKTRACE");
+        let done = again.output();
+        let done = done.expect("this program again");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.code().is_none(), "it was not aborted: {}", done.status);
+        let last = said.lines().last().unwrap_or_default();
+        assert!(last.contains("panicked at ") && last.ends_with(": on purpose"), "{last}");
     }
 
     #[test]

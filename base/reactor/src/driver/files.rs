@@ -93,7 +93,7 @@ fn stat(fd: RawFd) -> io::Result<libc::stat> {
     }
 }
 
-/// A block device's logical sector in bytes.
+/// Returns a block device's logical sector in bytes.
 fn logical_sector(fd: RawFd) -> io::Result<u32> {
     let mut size: libc::c_int = 0;
     // SAFETY: BLKSSZGET writes one int.
@@ -101,7 +101,7 @@ fn logical_sector(fd: RawFd) -> io::Result<u32> {
     u32::try_from(size).map_err(|_| io::Error::other("a device with a negative sector size"))
 }
 
-/// What statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
+/// Returns what statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
 /// `None` where the kernel (before 6.1) or the file system does not say.
 fn direct_alignment(fd: RawFd) -> Option<u32> {
     // SAFETY: all zeroes is a valid statx; the empty path with AT_EMPTY_PATH means the descriptor itself.
@@ -113,7 +113,7 @@ fn direct_alignment(fd: RawFd) -> Option<u32> {
     }
 }
 
-/// The logical sector of the device that a file's file system lies on, where there is one such device.
+/// Returns the logical sector of the device that a file's file system lies on, where there is one such device.
 fn device_sector(stat: &libc::stat) -> Option<u32> {
     let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
     // A partition's queue is its disk's.
@@ -139,7 +139,7 @@ pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
     check(unsafe { libc::ftruncate(fd, size) }).map(drop)
 }
 
-/// Bytes of its file system that a file takes; `None` for a device.
+/// Returns the bytes of its file system that a file takes; `None` for a device.
 pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
     const UNIT: u64 = 512;
     let stat = stat(fd)?;
@@ -147,7 +147,7 @@ pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
     Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(blocks * UNIT))
 }
 
-/// The first byte from `from` on that may hold data.
+/// Returns the first byte from `from` on that may hold data.
 pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     // SAFETY: no pointers; the position is not used by anything else here.
@@ -263,9 +263,9 @@ pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
 }
 
-/// How fallocate allocates a range: the length of the file stays.
+/// Mode in which fallocate allocates a range: the length of the file stays.
 pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
 
-/// How fallocate gives a range back.
+/// Mode in which fallocate gives a range back.
 pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 

@@ -186,8 +186,21 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// Offset at which punching a hole never ends, as an operation on a disk that does not answer.
+#[cfg(test)]
+pub(crate) const HANGS_AT: u64 = u64::MAX - 1;
+
+/// A thread has begun with such a hole.
+#[cfg(test)]
+pub(crate) static HANGS: AtomicBool = AtomicBool::new(false);
+
 fn run(job: &mut Job) -> io::Result<u64> {
     let fd = job.fd;
+    #[cfg(test)]
+    while matches!(job.op, Op::Punch { offset: HANGS_AT, .. }) {
+        HANGS.store(true, Ordering::SeqCst);
+        std::thread::park();
+    }
     match &mut job.op {
         Op::Read { offset, buf, .. } => {
             let mut at = *offset;

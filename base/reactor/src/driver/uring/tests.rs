@@ -1,6 +1,7 @@
 //! The ring on sockets and files of this machine.
 
 use super::*;
+use crate::driver::OpenOptions;
 use crate::buf::{Buf, BufMut};
 use crate::{File, Listener, Reactor, Stream, cross, sleep, spawn, yield_now};
 
