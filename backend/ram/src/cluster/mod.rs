@@ -17,7 +17,7 @@ use forebay_block::{
     Notified, NotifyAnswer, ObjectBackend, ObjectName, ObjectRead, ObjectStat, Result, SharedObjects, SnapId, SnapSet,
     SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
 };
-use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::sync::{KeyedLock, Notify};
 use forebay_reactor::{spawn, timeout, yield_now};
 
 use crate::RamBackend;
@@ -53,7 +53,7 @@ struct Inner {
     /// Transactions take effect late, too.
     delayed: Cell<bool>,
     /// Transactions on one object take effect one after another.
-    order: RefCell<BTreeMap<Place, Semaphore>>,
+    order: KeyedLock<Place>,
     /// Transactions on objects of these names wait: pool, beginning of the name, number of the [`Stall`].
     stalls: RefCell<Vec<(i64, String, u64)>>,
     last_stall: Cell<u64>,
@@ -102,7 +102,7 @@ impl Cluster {
             late: Cell::new(late),
             rng: Cell::new(seed | 1),
             delayed: Cell::new(false),
-            order: RefCell::default(),
+            order: KeyedLock::new(),
             stalls: RefCell::default(),
             last_stall: Cell::new(0),
             stalled: Cell::new(0),
@@ -336,8 +336,7 @@ impl ObjectBackend for ClientPool {
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
         let cluster = self.client.cluster.clone();
         let place = (self.id, object.clone());
-        let turns = cluster.order.borrow_mut().entry(place.clone()).or_insert_with(|| Semaphore::new(1)).clone();
-        let direct = !cluster.delayed.get() && turns.available() == 1 && !cluster.is_stalled(&place);
+        let direct = !cluster.delayed.get() && !cluster.order.is_locked(&place) && !cluster.is_stalled(&place);
         if direct || self.client.dead.get() {
             return self.act(|this| {
                 let done = this.ram.transact(object, &transaction, &this.client.caller());
@@ -351,7 +350,7 @@ impl ObjectBackend for ClientPool {
         let (ram, client) = (self.ram.clone(), self.client.clone());
         cluster.in_flight.set(cluster.in_flight.get() + 1);
         let task = spawn(async move {
-            let turn = turns.acquire(1).await;
+            let turn = cluster.order.lock(&place).await;
             if cluster.delayed.get() {
                 cluster.lag().await;
             }

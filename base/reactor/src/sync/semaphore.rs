@@ -38,6 +38,11 @@ impl Semaphore {
         self.shared.free.get()
     }
 
+    /// Returns whether somebody waits for permits.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.shared.waiting.borrow().is_empty()
+    }
+
     /// Takes `want` permits if they are free and nobody waits.
     pub fn try_acquire(&self, want: usize) -> Option<Permit> {
         let free = self.shared.free.get();
