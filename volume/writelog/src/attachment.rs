@@ -443,22 +443,12 @@ impl<K: LogKeeper> LogAttachment<K> {
         let Slot::With { log, recorded, shelf } = self.slot.replace(Slot::Without) else { return Ok(()) };
         // Requests that came through it end first.
         log.gone().await;
-        let discarded = match shelf.discard(&recorded.id).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            result => result,
-        };
-        if let Err(error) = discarded {
-            tracing::warn!(
-                log = id_text(&recorded.id),
-                place = %recorded.place,
-                %error,
-                "a write log was given up, and its space could not be freed"
-            );
-        }
+        free_disabled(&shelf, &recorded).await;
         Ok(())
     }
 
-    /// Closes the log as it is, for the next time that the volume is opened.  This handle serves nothing from then on.
+    /// Closes the log as it is, for the next time that the volume is opened; one that is disabled is given up.  This handle
+    /// serves nothing from then on.
     ///
     /// # Errors
     /// When not everything that was acknowledged could be made durable.
@@ -466,14 +456,19 @@ impl<K: LogKeeper> LogAttachment<K> {
         let _turn = self.turn.acquire(1).await;
         let closed = Error::new(ErrorKind::ShuttingDown, "the volume is closed");
         let before = self.slot.replace(Slot::Unusable(closed));
-        let Slot::With { log, .. } = before else {
+        let Slot::With { log, recorded, shelf } = before else {
             if matches!(before, Slot::Without) {
                 self.slot.replace(before);
             }
             return Ok(());
         };
         let result = log.close(false).await;
+        let disabled = matches!(log.mode(), Mode::Off(_));
         log.gone().await;
+        if disabled {
+            // The record does not name it any more, and nobody would ever look for it.
+            free_disabled(&shelf, &recorded).await;
+        }
         result
     }
 
@@ -491,6 +486,22 @@ impl<K: LogKeeper> LogAttachment<K> {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             result => result,
         }
+    }
+}
+
+/// Frees the space of a log that no record names any more, and that is not open.
+async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLog<P>) {
+    let discarded = match shelf.discard(&recorded.id).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    if let Err(error) = discarded {
+        tracing::warn!(
+            log = id_text(&recorded.id),
+            place = %recorded.place,
+            %error,
+            "a write log was given up, and its space could not be freed"
+        );
     }
 }
 

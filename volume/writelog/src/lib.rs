@@ -33,5 +33,5 @@ pub use format::{LogId, MediumKind};
 pub use hold::{ChangesPast, Cut, Shrinking};
 pub use log::WriteLog;
 pub use options::{Limits, Options, Owner, Persist};
-pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text};
+pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text, parse_id};
 pub use state::{LogStats, Mode};

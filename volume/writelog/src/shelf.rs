@@ -124,9 +124,37 @@ fn io(error: std::io::Error, path: &str, what: &str) -> Error {
     if busy { Error::new(ErrorKind::Busy, format!("{path}: another process has it")) } else { error }
 }
 
-/// A log's name in hexadecimal digits.
+/// Returns a log's id in 32 hexadecimal digits.
 pub fn id_text(id: &LogId) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the log that 32 hexadecimal digits name; `None` for any other text.
+pub fn parse_id(text: &str) -> Option<LogId> {
+    if text.len() != 2 * size_of::<LogId>() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut id = LogId::default();
+    for (at, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_as_it_is_shown_and_nothing_else_is() {
+        let id: LogId = std::array::from_fn(|at| at as u8 * 17);
+        assert_eq!(id_text(&id), "00112233445566778899aabbccddeeff");
+        assert_eq!(parse_id(&id_text(&id)), Some(id));
+        let text = id_text(&id);
+        for wrong in ["", &text[1..], &format!("{text}00"), &format!("+1{}", &text[2..]), &format!("\u{e9}{}", &text[2..])] {
+            assert_eq!(parse_id(wrong), None, "{wrong}");
+        }
+    }
 }
 
 impl Shelf {

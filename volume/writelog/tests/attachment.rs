@@ -1,4 +1,4 @@
-//! What a host may serve of an image whose record another host has changed.
+//! What a host may serve of an image whose record another host has changed, and what a log leaves when it is given up.
 
 mod common;
 
@@ -187,4 +187,47 @@ fn attaching_opens_the_log_that_another_host_has_attached_meanwhile() {
         assert_eq!(image.shelf.ids().len(), 1, "a second log was made");
         ours.close().await.expect("closed");
     });
+}
+
+/// How a log that has been disabled is left.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Close,
+    CloseAndDiscard,
+    End,
+    Attach,
+}
+
+#[test]
+fn a_disabled_log_leaves_no_space_behind_however_its_volume_goes_on() {
+    for way in [Way::Close, Way::CloseAndDiscard, Way::End, Way::Attach] {
+        on_a_shelf(async move |_, shelf| {
+            let image = SharedImage::new(shelf.clone());
+            let attachment = image.open(1).await;
+            attachment.attach(&PLACE).await.expect("a log");
+            let before = shelf.ids();
+            attachment.device().submit(write(0, 7, 4096)).await.expect("written");
+            let log = attachment.log().expect("a log");
+            log.disable(Error::new(ErrorKind::Io, "its medium is worn")).await.expect("written back");
+            assert!(matches!(log.mode(), Mode::Off(_)));
+            drop(log);
+            assert_eq!(image.record.borrow().log, None, "the record has let go of it");
+            match way {
+                Way::Close => attachment.close().await.expect("closed"),
+                Way::CloseAndDiscard => {
+                    attachment.close().await.expect("closed");
+                    let keeper = Host { image: image.clone(), host: 1 };
+                    LogAttachment::discard(&keeper).await.expect("nothing more to give up");
+                }
+                Way::End => attachment.end(Duration::from_secs(1)).await.expect("ended"),
+                Way::Attach => attachment.attach(&PLACE).await.expect("another log"),
+            }
+            let left = shelf.ids();
+            match way {
+                Way::Attach => assert!(left.len() == 1 && left != before, "{left:?}"),
+                _ => assert!(left.is_empty(), "{way:?}: {left:?} still takes space"),
+            }
+            assert_ne!(image.base.bytes.borrow()[0], 0, "what it had acknowledged is written back");
+        });
+    }
 }
