@@ -27,7 +27,7 @@ const PAGE: usize = 256;
 pub struct CheckOptions {
     /// Read every stored block and compare its checksum, not only the metadata's.
     pub data: bool,
-    /// Renew damaged copies of the superblock from the good one, or both from the newest anchor.
+    /// Renew damaged copies of the superblock from the good one, or both from the newest anchor if the store is in a file.
     pub repair: bool,
     /// If the newest checkpoint is damaged, go back to the one before for good, though what was acknowledged since may
     /// be lost by it.
@@ -196,7 +196,7 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
 /// nobody asked for repairs, or it cannot be told what it held.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] on a device: a store may be smaller, so that the size of its segments does not follow.
+/// [`ErrorKind::Corrupt`] on a device: a store may be smaller, so that the size of its segments does not follow.
 async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Option<Superblock>> {
     let mut newest: Option<Anchor> = None;
     for at in SLOTS.into_iter().flatten().filter(|_| options.repair) {
@@ -217,8 +217,9 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
         return Ok(None);
     };
     if file.info().block_device {
-        let text = "both copies of the superblock are overwritten, and a device does not tell how large its store was";
-        return Err(Error::new(ErrorKind::Unsupported, format!("{}: {text}", file.path().display())));
+        let text = "both copies of the superblock are damaged, and cannot be made anew: a device does not tell how large its \
+                    store was";
+        return Err(Error::new(ErrorKind::Corrupt, format!("{}: {text}", file.path().display())));
     }
     let size = file.info().size;
     let fits = |&segment_size: &u64| segments > 0 && size == SEGMENTS_START + segment_size * u64::from(segments);

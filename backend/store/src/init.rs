@@ -134,7 +134,7 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
 fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
     let (info, shown) = (file.info(), file.path().display());
     if options.preallocate && info.block_device {
-        let text = format!("{shown} is a device, where nothing is allocated: make the store without --preallocate");
+        let text = format!("{shown} is a device, where nothing is to be allocated");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     let size = if options.size == 0 { info.size } else { options.size };

@@ -92,6 +92,45 @@ fn a_renewed_superblock_keeps_what_this_version_does_not_know() {
 }
 
 #[test]
+fn superblocks_of_which_both_are_damaged_are_made_anew_in_a_file_and_not_on_a_device() {
+    for device in [false, true] {
+        let world = World::new(1, Faults::none());
+        match device {
+            true => world.add_disk(DISK, 64 * MIB, 4096),
+            false => world.add_file(DISK, 64 * MIB, 4096),
+        }
+        run(&world, async {
+            let store = fresh(if device { 48 * MIB } else { 64 * MIB }).await;
+            store.submit(&ObjectName::new("o"), write(0, 1, 4096)).await.expect("write");
+            store.close().await.expect("close");
+            drop(store);
+            let spoil = async |at| {
+                let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
+                disk.write_at(Buf::zeroed(4096), at).await.expect("write");
+                disk.sync_data().await.expect("sync");
+            };
+            let repair =
+                || Store::check(DISK, CheckOptions { repair: true, ..CheckOptions::default() }, |_, _| {});
+            for one in [0, 64 << 10] {
+                spoil(one).await;
+                assert!(repair().await.expect("one copy is enough").is_clean(), "device: {device}");
+            }
+            spoil(0).await;
+            spoil(64 << 10).await;
+            match (device, repair().await) {
+                (false, repaired) => assert!(repaired.expect("made anew").is_clean()),
+                (true, refused) => {
+                    let error = refused.expect_err("nobody knows how large the store was");
+                    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("a device"), "{error}");
+                }
+            }
+        });
+        let first = world.peek(DISK, 0, 4096).expect("the superblock");
+        assert_eq!(first.iter().all(|&byte| byte == 0), device, "it is made anew in a file, and only there");
+    }
+}
+
+#[test]
 fn taking_a_snapshot_away_looks_at_each_object_once_or_twice() {
     const OBJECTS: u64 = 2000;
     let world = world(128 * MIB);

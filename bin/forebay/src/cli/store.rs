@@ -37,7 +37,7 @@ pub struct StoreInit {
     #[arg(long)]
     pub force: bool,
 
-    /// Allocate all of the file now, so that the store never lacks space that others have taken
+    /// Allocate all of the file now, so that the store never lacks space that others have taken; not for a block device
     #[arg(long)]
     pub preallocate: bool,
 }
@@ -53,7 +53,7 @@ pub struct StoreCheck {
     #[arg(long)]
     pub quick: bool,
 
-    /// Renew a damaged copy of the superblock from the good one, or both from the newest checkpoint
+    /// Renew a damaged copy of the superblock from the good one, or both from the newest checkpoint if the store is in a file
     #[arg(long)]
     pub repair: bool,
 
