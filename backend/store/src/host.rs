@@ -16,18 +16,18 @@ use crate::init::free_behind;
 
 /// Bytes of log after which the space is looked at again while there is plenty.
 const LOOK_BYTES: u64 = 4 << 20;
-/// While there is not, it is looked at again this much later.
+/// Time after which it is looked at again while there is not.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-/// Largest reserve.
+/// Largest reserve, in bytes.
 const RESERVE_MAX: u64 = 64 << 20;
-/// Smallest.
+/// Smallest reserve, in bytes.
 const RESERVE_MIN: u64 = 8 << 20;
 
-/// What a look at the file system has found, in bytes.
+/// Space that a look at the file system has found, in bytes.
 struct HostSpace {
-    /// What it has left for this process.
+    /// Left for this process.
     available: u64,
-    /// What the store's file has, without the reserve.
+    /// Allocated to the store's file, without the reserve.
     allocated: u64,
 }
 
@@ -45,15 +45,15 @@ pub struct Host {
     /// End of the store in its file: the reserve lies behind it.
     end: u64,
     reserve: u64,
-    /// All of the file has blocks of its own, and keeps them: the file system beneath sets no limit.
+    /// Set if all of the file has blocks of its own, and keeps them: the file system beneath sets no limit.
     whole: Cell<bool>,
-    /// The reserve is allocated.
+    /// Set while the reserve is allocated.
     holds_reserve: Cell<bool>,
-    /// It is being allocated or given up.
+    /// Set while it is being allocated or given up.
     busy: Cell<bool>,
-    /// That has ended.
+    /// Notified when that has ended.
     idle: Notify,
-    /// Times that it was given up.
+    /// Number of times that it was given up.
     given: Cell<u64>,
     /// Bytes that the log could take when they were last looked for; all of a file that is not sparse.
     room: Cell<u64>,

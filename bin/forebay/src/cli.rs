@@ -274,6 +274,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::api::Front;
     use crate::failure::FailureKind;
 
     #[test]
@@ -289,6 +290,40 @@ mod tests {
             let name = serde_json::to_value(kind).expect("a name");
             let line = format!("| {} | `{}` | {} |", kind.exit_code(), name.as_str().expect("a text"), kind.describe());
             assert!(include_str!("../../../docs/operations.md").contains(&line), "docs/operations.md lacks '{line}'");
+        }
+    }
+
+    #[test]
+    fn limits_in_help_texts_are_those_that_hold() {
+        let root = Cli::command();
+        let help = |command: &str, option: &str| {
+            let command = root.find_subcommand(command).expect("a command");
+            let found = command.get_arguments().find(|argument| argument.get_long() == Some(option));
+            found.and_then(clap::Arg::get_help).unwrap_or_else(|| panic!("no help for --{option}")).to_string()
+        };
+        let units = |front: Front| {
+            let (first, last) = front.units().expect("numbers").into_inner();
+            format!("from {first} to {last};")
+        };
+        let (least, most) = forebay_image::OBJECT_SIZES.into_inner();
+        let object_size = format!("a power of two from {}K to {}M", least >> 10, most >> 20);
+        let default = |value: String| format!("[default: {value}]");
+        let age = forebay_writelog::Limits::default().age_max;
+        let free = format!("{} % of the free space", crate::config::STORE_PERCENT);
+        let quoted = [
+            ("attach", "nsid", units(Front::Nvme)),
+            ("attach", "lun", units(Front::Iscsi)),
+            ("attach", "ana-group", format!("from 1 to {},", forebay_nvmf::session::admin::ANA_GROUPS_MAX)),
+            ("create", "object-size", object_size.clone()),
+            ("import", "object-size", object_size),
+            ("serve", "linger-us", default(crate::config::LINGER_US.to_string())),
+            ("serve", "store-cache", default(format!("{}M", crate::config::STORE_CACHE.0 >> 20))),
+            ("serve", "store-size", default(free)),
+            ("serve", "log-dirty-age", default(format!("{}s", age.as_secs()))),
+        ];
+        for (command, option, text) in quoted {
+            let help = help(command, option);
+            assert!(help.contains(&text), "the help of {command} --{option} lacks '{text}': {help}");
         }
     }
 

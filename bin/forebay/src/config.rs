@@ -23,11 +23,11 @@ use nvme::NvmeSection;
 pub use nvme::NvmeSubsystem;
 
 /// How long a reactor polls before it sleeps, in microseconds: about what being woken takes on a virtual machine.
-const LINGER_US: u32 = 50;
+pub const LINGER_US: u32 = 50;
 /// Longest a reactor polls before it sleeps, in microseconds.
 const LINGER_US_MAX: u32 = 1000;
 /// The store's data cache, when nothing is said.
-const STORE_CACHE: Size = Size(256 << 20);
+pub const STORE_CACHE: Size = Size(256 << 20);
 /// Most reactors: more than any machine this runs on has cores to give.
 const CORES_MAX: u16 = 256;
 
@@ -295,12 +295,16 @@ fn memory() -> u64 {
     total.map_or(512 << 20, |kib: u64| kib.saturating_mul(1024))
 }
 
-/// The store's size when nothing is said: four fifths of what the file system has free, in whole GiB if that is many.
+/// Part of the free space that a store takes when nothing is said, in percent.
+pub const STORE_PERCENT: u64 = 80;
+
+/// Returns the store's size when nothing is said: [`STORE_PERCENT`] of what the file system has free, in whole GiB if that
+/// is many.
 pub fn size_from_free_space(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir)
         .map_err(|error| Failure::io(error.into(), format_args!("asking for the free space of {}", dir.display())))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    let size = free / 5 * 4;
+    let size = free / 100 * STORE_PERCENT;
     let unit = if size >= 10 << 30 { 1 << 30 } else { 1 << 20 };
     Ok(size / unit * unit)
 }

@@ -8,6 +8,7 @@ mod config;
 mod daemon;
 mod engine;
 mod failure;
+mod kernels;
 mod log_place;
 mod logging;
 mod ops;

@@ -25,7 +25,7 @@ pub const NAME_LEN_MAX: usize = 95;
 /// Largest image in bytes: 1 EiB.
 pub const SIZE_MAX: u64 = 1 << 60;
 /// Smallest and largest objects of a new image, in bytes.
-const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
+pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one go.
 const PAGE: usize = 1000;
 /// The feature that says that a header has `op_features`.

@@ -35,7 +35,7 @@ use forebay_block::{ObjectBackend, Result};
 
 pub use format::Features;
 pub use image::{Image, ImageUsage, LockCheck, OpenOptions};
-pub use images::{Images, NAME_LEN_MAX, SIZE_MAX};
+pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{CreateOptions, ImageInfo, Progress, RemoveOptions, SnapshotInfo};
 pub use metadata::METADATA_VALUE_MAX;
 pub use session::KeptLock;

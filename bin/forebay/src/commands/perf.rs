@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_accel::perf::{Detail, Kernel, Variant, kernels};
+use forebay_accel::perf::{self, Detail, Kernel, Variant};
 use forebay_accel::processor::Processor;
 use forebay_accel::shape::{self, Choice};
 use forebay_accel::tier::{self, Tier};
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::{PerfAccel, PerfCommand};
 use crate::failure::{Failure, Result};
+use crate::kernels;
 use crate::output::{Output, table};
 
 /// The shortest stretch that is timed at once: long beside the clock's own cost, short beside a time slice.
@@ -97,12 +98,6 @@ struct Row {
     gb_per_s: f64,
 }
 
-/// Chooses the loops of the kernels for this processor, for a program that runs for long.
-pub fn calibrate() -> &'static [Choice] {
-    let begin = Instant::now();
-    shape::calibrate(&mut || begin.elapsed())
-}
-
 fn accel(output: Output, options: &PerfAccel) -> Result<()> {
     // One that cannot be had has ended the program before.
     let forced = Tier::forced().ok().flatten().map(Tier::name);
@@ -114,10 +109,10 @@ fn accel(output: Output, options: &PerfAccel) -> Result<()> {
     let verified = options.all.then(verify).transpose()?;
     // The same choice that the daemon makes when it starts, made again.
     let begin = Instant::now();
-    let choices = calibrate();
+    let choices = kernels::calibrate();
     let calibration_ms = begin.elapsed().as_secs_f64() * 1e3;
     let detail = if options.all { Detail::Shapes } else { Detail::Tiers };
-    let wanted = kernels(detail).into_iter().filter(|kernel| kernel.name.contains(&options.only));
+    let wanted = perf::kernels(detail).into_iter().filter(|kernel| kernel.name.contains(&options.only));
     let processor = Processor::current();
     let report = Report {
         tier: Tier::current().name(),
@@ -198,18 +193,6 @@ fn render(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_choice_is_made_once_and_is_what_calls_use() {
-        let first = calibrate().to_vec();
-        assert_eq!(calibrate(), first);
-        assert_eq!(shape::choices(), first);
-        if let Some(choice) = first.iter().find(|choice| choice.kernel == "crc32c" && choice.class == "3 KiB to 12 KiB")
-        {
-            let kernel = kernels(Detail::Shapes).into_iter().find(|kernel| kernel.name == "crc32c 4 KiB");
-            assert_eq!(kernel.map(|kernel| kernel.chosen), Some(format!("{}/{}", Tier::current(), choice.shape)));
-        }
-    }
 
     #[test]
     fn a_figure_is_measured_and_the_variant_in_use_is_marked() {

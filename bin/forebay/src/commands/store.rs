@@ -30,7 +30,7 @@ pub fn run(global: &Global, output: Output, command: StoreCommand) -> Result<()>
     }
 }
 
-/// The data directory, and the store in it or elsewhere.
+/// Returns the data directory, and the store in it or elsewhere.
 fn places(global: &Global, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     let data = absolute(&global.data.clone().unwrap_or_else(default_data_dir))?;
     let store = match store {

@@ -12,7 +12,6 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_accel::Tier;
 use forebay_reactor::cores::CorePanic;
 use forebay_reactor::{Cores, CoresOptions};
 use forebay_store::InitOptions;
@@ -23,9 +22,10 @@ use crate::cli::{Global, Serve};
 use crate::client::session::DaemonFile;
 use crate::config::{Config, default_store, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
-use crate::engine::targets::{keep_reserve, replace_file};
+use crate::engine::small_files::{keep_reserve, replace_file};
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
+use crate::kernels;
 use crate::ops::ProgressSink;
 use crate::units::Size;
 use listen::Listeners;
@@ -41,7 +41,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     prepare_dir(&config.data)?;
     link_store(&config.data, &config.store)?;
     keep_reserve(&config.data);
-    choose_loops();
+    kernels::choose();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;
     // Not pinned: other programs, and other daemons, have the same processors.
@@ -62,19 +62,6 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     result.and(stopped)?;
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Chooses the kernels' loops for this processor, before the reactors start and anything is served.
-fn choose_loops() {
-    let begin = std::time::Instant::now();
-    let choices = crate::commands::perf::calibrate();
-    let milliseconds = begin.elapsed().as_millis() as u64;
-    for choice in choices {
-        let (kernel, sizes, shape, reason) = (choice.kernel, choice.class, choice.shape, &choice.reason);
-        tracing::debug!(kernel, sizes, shape, %reason, "loop of a kernel");
-    }
-    let other = choices.iter().filter(|choice| choice.shape != choice.default).count();
-    tracing::info!(tier = %Tier::current(), choices = choices.len(), other_than_default = other, milliseconds, "kernels chosen");
 }
 
 /// Ends the process because a reactor has: volumes and connections are gone with it, and a service manager starts a daemon

@@ -10,8 +10,8 @@ use forebay_reactor::sync::Semaphore;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::exports::offload;
-use super::targets::replace_file;
+use super::offload::offload;
+use super::small_files::replace_file;
 use crate::api::{Ana, SetAna};
 use crate::failure::{Failure, FailureKind, Result};
 

@@ -16,7 +16,7 @@ use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
 use super::dns;
-use super::exports::offload;
+use super::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
 /// A cluster is waited for so long when it is only asked how full it is.

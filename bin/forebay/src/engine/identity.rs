@@ -6,7 +6,7 @@ use std::path::Path;
 
 use aws_lc_rs::digest::{SHA256, digest};
 
-use super::targets::replace_file;
+use super::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL};
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Request, Result};
 use forebay_image::{Image, KeptLock};
-use forebay_reactor::sync::Semaphore;
+use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::{
-    Limits, LogId, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
-    id_text,
+    Limits, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
+    id_text, parse_id,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,13 +33,6 @@ struct StoredRecord {
 struct StoredLog {
     id: String,
     place: api::LogPlace,
-}
-
-/// Returns the log that 32 hexadecimal digits name.
-fn parse_id(text: &str) -> Option<LogId> {
-    let bytes: Option<Vec<u8>> =
-        (0..16).map(|at| text.get(2 * at..2 * at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok())).collect();
-    bytes?.try_into().ok()
 }
 
 /// Reads an image's record.
@@ -69,7 +62,7 @@ fn encode_record(record: LogRecord<api::LogPlace>) -> Vec<u8> {
 pub struct LogDevices {
     open: RefCell<BTreeMap<PathBuf, Weak<Shelf>>>,
     /// Devices that are being opened, one at a time each: a file is locked by who opens it.
-    turns: RefCell<BTreeMap<PathBuf, Rc<Semaphore>>>,
+    turns: KeyedLock<PathBuf>,
 }
 
 impl LogDevices {
@@ -78,9 +71,7 @@ impl LogDevices {
     /// # Errors
     /// Those of [`Shelf::open`].
     pub async fn open(&self, place: &api::LogPlace, create: bool) -> Result<Rc<Shelf>> {
-        let turn =
-            self.turns.borrow_mut().entry(place.path.clone()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone();
-        let _turn = turn.acquire(1).await;
+        let _turn = self.turns.lock(&place.path).await;
         if let Some(shelf) =
             self.open.borrow().get(&place.path).and_then(Weak::upgrade).filter(|shelf| !shelf.is_removed())
         {

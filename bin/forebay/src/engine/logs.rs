@@ -22,21 +22,21 @@ use crate::api;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 
-/// A log that is to be ended is given up on when nothing was written back for so long; it is kept then.
+/// Time without any write-back after which ending a log is given up; it is kept then.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// Who keeps a log is waited for so long before it is left to be closed when others have let go of its volume.
+/// Time that keeping a log waits for others to let go of its volume, before it is left to be closed by them.
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// A daemon that stops waits for its logs to be closed for so long: a backend that does not answer, or the end of a log
 /// that is under way, must not hold it up.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// The log devices that are open, and the volumes whose logs are.
+/// Log devices that are open, and the volumes whose logs are.
 #[derive(Default)]
 pub struct Logs {
     devices: Rc<LogDevices>,
-    /// They stay open while the engine runs, or until their log is ended.
+    /// Volumes that stay open while the engine runs, or until their log is ended.
     volumes: RefCell<BTreeMap<ImageSpec, Rc<Volume>>>,
 }
 
@@ -79,6 +79,11 @@ impl Engine {
             devices: self.logs.devices.clone(),
             underway: underway.clone(),
         })
+    }
+
+    /// Returns whether the log of an image is open, and its volume for that reason.
+    pub(super) fn has_open_log(&self, spec: &ImageSpec) -> bool {
+        self.logs.volumes.borrow().contains_key(spec)
     }
 
     /// Keeps a volume open whose log is.
@@ -297,7 +302,7 @@ impl Engine {
     /// Gives up an image's log with what it holds.
     pub async fn discard_log(&self, spec: &ImageSpec, force: bool) -> Result<()> {
         // Nobody opens it meanwhile.
-        let _turn = self.volumes.opening.take(spec).await;
+        let _turn = self.volumes.opening.lock(spec).await;
         if self.is_exported(spec) && self.volumes.find(spec).is_some() {
             return Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} is in use"))
                 .hint(format!("end its exports first: forebay detach {spec}")));
@@ -331,7 +336,11 @@ impl Engine {
             }
         };
         // What used it may have written to it since.
-        refuse_dirty(&self.log_info(spec).await?, spec, force)?;
+        let Some(now) = self.find_log(spec).await? else {
+            // It was disabled: closing it has freed its space.
+            return Ok(());
+        };
+        refuse_dirty(&now, spec, force)?;
         let image = self.open_image(spec).await?;
         let keeper = self.image_log(spec, &image, &Rc::default());
         LogAttachment::discard(&*keeper).await.map_err(|error| log_failure(error, spec))

@@ -1,7 +1,7 @@
 //! The configuration read again while the daemon runs: who may connect, and what they prove.
 
 use super::Engine;
-use super::exports::offload;
+use super::offload::offload;
 use crate::api;
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};

@@ -14,27 +14,27 @@ use crate::ops::ProgressSink;
 use crate::output::fields;
 use crate::spec::LOCAL_POOL;
 
-/// One of the store's own counters, for metrics.
+/// Counter of the store itself, for metrics.
 #[derive(Debug)]
 pub struct StoreCounter {
-    /// Its name without the prefix.
+    /// Name without the prefix.
     pub name: &'static str,
-    /// What it counts.
+    /// Help text of the metric.
     pub help: &'static str,
-    /// It counts bytes.
+    /// Set if it counts bytes.
     pub bytes: bool,
-    /// It only grows.
+    /// Set for a counter, not for a gauge.
     pub grows: bool,
-    /// How many.
+    /// Value.
     pub value: u64,
 }
 
-/// A block device, which brings its own size.
+/// Returns whether the path is a block device, which brings its own size.
 pub fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// An error about a store, in the words of a user.
+/// Explains an error about a store to its user.
 fn failure(error: forebay_block::Error, path: &Path) -> Failure {
     let kind = error.kind();
     let failure = Failure::from(error).context(format_args!("the store {}", path.display()));
@@ -55,7 +55,7 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
     }
 }
 
-/// There is nothing yet where the store shall be: no file, or an empty one.
+/// Returns whether nothing is yet where the store shall be: no file, or an empty one.
 pub fn is_absent(path: &Path) -> Result<bool> {
     match std::fs::metadata(path) {
         Ok(meta) => Ok(meta.is_file() && meta.len() == 0),
@@ -80,7 +80,7 @@ pub async fn open(path: &Path, data_cache: usize) -> Result<Rc<Store>> {
     Store::open(path, options).await.map_err(|error| failure(error, path))
 }
 
-/// The space of a store that nobody has open.
+/// Returns the space of a store that nobody has open.
 pub async fn space(path: &Path) -> Result<StoreSpace> {
     let store = open(path, 0).await?;
     let usage = store.usage().await.map_err(|error| failure(error, path));
@@ -88,7 +88,7 @@ pub async fn space(path: &Path) -> Result<StoreSpace> {
     Ok(describe(path, usage?))
 }
 
-/// A store's space, for people and scripts.
+/// Describes a store's space.
 pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
     StoreSpace {
         path: path.into(),
@@ -100,18 +100,18 @@ pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
     }
 }
 
-/// Something that is wrong in a store.
+/// Damage in a store.
 #[derive(Debug, Serialize)]
 pub struct Damage {
-    /// Where.
+    /// Structure or object that is damaged.
     place: String,
-    /// What.
+    /// Problem found there.
     problem: String,
-    /// It was put right.
+    /// Set once it was repaired.
     repaired: bool,
 }
 
-/// What a check has seen.
+/// Report of a check.
 #[derive(Debug, Serialize)]
 pub struct Report {
     objects: u64,
@@ -123,12 +123,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// What is wrong and was not put right.
+    /// Returns how much damage was not repaired.
     pub fn damage_count(&self) -> usize {
         self.damage.iter().filter(|damage| !damage.repaired).count()
     }
 
-    /// For people.
+    /// Renders the report as text.
     pub fn show(&self) -> String {
         let mut text = fields(&[
             ("objects", self.objects.to_string()),
@@ -164,7 +164,7 @@ pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -
     })
 }
 
-/// The store's own counters.
+/// Returns the store's own counters.
 pub fn counters(store: &Store) -> Vec<StoreCounter> {
     let stats = store.stats();
     let gauge = |name, help, bytes, value| StoreCounter { name, help, bytes, grows: false, value };

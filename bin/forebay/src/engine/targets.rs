@@ -1,19 +1,20 @@
 //! What is exported, and the file that remembers it over restarts.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::numbers::Retired;
+use super::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
 
-/// The version of the file that this build writes and reads.
+/// Version of the file that this build writes and reads.
 const FILE_VERSION: u32 = 1;
 
-/// The file's content.
+/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct TargetsFile {
     version: u32,
@@ -25,7 +26,7 @@ struct TargetsFile {
     retired: Vec<Retired>,
 }
 
-/// Where the file is.
+/// Returns the path of the file.
 pub fn path(data: &Path) -> PathBuf {
     data.join("targets.json")
 }
@@ -65,56 +66,6 @@ pub fn store(data: &Path, targets: Vec<Value>, retired: Vec<Retired>) -> Result<
     replace_file(&path, &text).map_err(|error| Failure::io(error, format_args!("writing {}", path.display())))
 }
 
-/// Space kept for the daemon's own files, so that an export can be ended when the file system is full.
-const RESERVE_NAME: &str = "reserve";
-const RESERVE_LEN: usize = 64 << 10;
-
-/// Takes the space that is kept for the daemon's own files, if there is any.
-pub fn keep_reserve(data: &Path) {
-    let path = data.join(RESERVE_NAME);
-    if fs::metadata(&path).is_ok_and(|meta| meta.len() == RESERVE_LEN as u64) {
-        return;
-    }
-    // Not of zeroes: a file system may store those as nothing.
-    if let Err(error) = fs::write(&path, [0xa5; RESERVE_LEN]) {
-        tracing::debug!(%error, "no space is kept for the daemon's own files");
-        let _ = fs::remove_file(&path);
-    }
-}
-
-/// Replaces a file in one step.  On a full file system the space kept beside it is used.
-///
-/// # Errors
-/// Those of the file system; whatever they are, the old file is there.
-pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let reserve = path.with_file_name(RESERVE_NAME);
-    match write_and_rename(path, content) {
-        Err(error) if error.kind() == io::ErrorKind::StorageFull && fs::remove_file(&reserve).is_ok() => {
-            let done = write_and_rename(path, content);
-            if let Some(data) = path.parent() {
-                keep_reserve(data);
-            }
-            done
-        }
-        done => done,
-    }
-}
-
-/// Writes a file beside, makes it durable, and puts it in the place of the old one.
-fn write_and_rename(path: &Path, content: &[u8]) -> io::Result<()> {
-    let dir = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
-    let beside = path.with_extension("new");
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(content)?;
-        file.sync_all()
-    });
-    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
-        let _ = fs::remove_file(&beside);
-        return Err(error);
-    }
-    File::open(dir)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,19 +93,6 @@ mod tests {
         store(dir.path(), Vec::new(), Vec::new()).expect("stored again");
         assert_eq!(load(dir.path()), Ok(Default::default()));
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "nothing is left beside the file");
-    }
-
-    #[test]
-    fn what_cannot_be_written_leaves_the_old_file() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("file");
-        replace_file(&path, b"old").expect("written");
-        keep_reserve(dir.path());
-        assert_eq!(fs::metadata(dir.path().join(RESERVE_NAME)).expect("kept").len(), RESERVE_LEN as u64);
-        // The place beside it is taken by what cannot be written to.
-        fs::create_dir(path.with_extension("new")).expect("a directory");
-        assert!(replace_file(&path, b"new").is_err());
-        assert_eq!(fs::read(&path).expect("there"), b"old");
     }
 
     #[test]

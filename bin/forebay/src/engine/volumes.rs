@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
-use forebay_reactor::sync::{Notify, Permit, Semaphore};
+use forebay_reactor::sync::{KeyedLock, Notify};
 use forebay_reactor::{Instant, now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
@@ -335,32 +335,8 @@ pub struct Volumes {
     /// Counters outlive their volume, so that they only grow.
     stats: RefCell<BTreeMap<ImageSpec, Rc<VolumeStats>>>,
     /// Each image is opened by one at a time, so that none is opened twice.
-    pub(super) opening: Turns,
+    pub(super) opening: KeyedLock<ImageSpec>,
     closing: Rc<ClosingLogs>,
-}
-
-/// Turns by image: what waits for one image holds up nobody who is concerned with others.
-#[derive(Default)]
-pub struct Turns(RefCell<BTreeMap<ImageSpec, Rc<Semaphore>>>);
-
-impl Turns {
-    /// Waits until nobody else has this image's turn; it lasts until the answer is dropped.
-    pub async fn take(&self, spec: &ImageSpec) -> Turn {
-        let turn = {
-            let mut turns = self.0.borrow_mut();
-            turns.retain(|_, turn| Rc::strong_count(turn) > 1);
-            turns.entry(spec.clone()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone()
-        };
-        let permit = turn.acquire(1).await;
-        Turn { _permit: permit, _semaphore: turn }
-    }
-}
-
-/// The turn of one image.
-pub struct Turn {
-    _permit: Permit,
-    /// Kept, so that others find it taken.
-    _semaphore: Rc<Semaphore>,
 }
 
 /// An image that nobody else may open; given back when dropped.
@@ -382,7 +358,7 @@ impl Volumes {
             open: RefCell::default(),
             reserved: Rc::default(),
             stats: RefCell::default(),
-            opening: Turns::default(),
+            opening: KeyedLock::new(),
             closing: Rc::default(),
         }
     }
@@ -469,7 +445,7 @@ fn being_changed(spec: &ImageSpec) -> Failure {
 impl Engine {
     /// Opens an image, or shares it with those who have it open.
     pub async fn open_volume(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
-        let _turn = self.volumes.opening.take(spec).await;
+        let _turn = self.volumes.opening.lock(spec).await;
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
@@ -478,7 +454,7 @@ impl Engine {
 
     /// Opens an image that one has to oneself.
     pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
-        let _turn = self.volumes.opening.take(&reserved.spec).await;
+        let _turn = self.volumes.opening.lock(&reserved.spec).await;
         self.open_shared(&reserved.spec, true).await
     }
 

@@ -1,75 +1,68 @@
 //! What is exported, kept over restarts in a file.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+mod entries;
+mod restore;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 use forebay_block::BlockDevice;
-use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
-use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{spawn, timeout};
-use serde::Deserialize;
+use forebay_reactor::sync::{KeyedLock, Semaphore};
 use serde_json::Value;
-use tokio::sync::oneshot;
 
 use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::{Numbers, Retired};
-use super::volumes::{Turns, Volume};
+use super::offload::offload;
+use super::volumes::Volume;
 use super::{Engine, targets};
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
+use entries::{Listed, Unserved, check_nvme};
 
-/// Images of one pool that are opened at a time when the daemon starts.
-const OPENING_MAX: usize = 16;
-
-/// The start waits so long for the images of exports before hosts are let in; those that take longer are served as soon
-/// as they are open.
-const OPENING_WAIT: Duration = Duration::from_secs(10);
-
-/// A front and an image: the name of an export.
+/// Front and image: the name of an export.
 type ExportKey = (Front, ImageSpec);
 
-/// An export.
+/// Export of an image over one front.
 struct Export {
     request: api::Attach,
-    /// Its entry in the file, where that is more than `request` says, and cannot be understood.
+    /// Entry in the file, where that is more than `request` says, and cannot be understood.
     entry: Option<Value>,
-    /// What identifies the image, once it was open.
+    /// Identity of the image, once it was open.
     identity: String,
     state: ExportState,
-    /// It is being detached: the file does not list it any more, its number is not free yet.
+    /// Set while it is being detached: the file does not list it any more, its number is not free yet.
     leaving: bool,
 }
 
 /// Whether hosts can reach an export.
 enum ExportState {
-    /// They can; the volume is open.
+    /// Hosts can reach it; the volume is open.
     Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
-    /// The daemon has started, and its image is not open yet.
+    /// Image not open yet, since the daemon has started.
     Opening,
-    /// They could not, because of this.
+    /// Failure that keeps hosts from it.
     Broken(Failure),
-    /// No daemon runs.
+    /// Not to be served: no daemon runs.
     Idle,
 }
 
 impl Export {
-    /// An export that the file lists.
+    /// Returns an export that the file lists.
     fn listed(request: api::Attach, entry: Option<Value>, state: ExportState) -> Self {
         Self { request, entry, identity: String::new(), state, leaving: false }
     }
 
-    /// Its number, when it has ended.
+    /// Returns its number, to be kept when it has ended.
     fn retired(&self) -> Option<Retired> {
         let unit = self.request.unit?;
         Some(Retired { front: self.request.front, unit, image: self.identity.clone() })
     }
 
-    /// Its entry in the file.
+    /// Returns its entry in the file.
     fn entry(&self) -> Result<Value> {
         match &self.entry {
             Some(entry) => Ok(entry.clone()),
@@ -79,122 +72,39 @@ impl Export {
     }
 }
 
-/// An entry of the file that is kept there and not served: it names no image, or an export that is listed before it.
-struct Unserved {
-    entry: Value,
-    key: Option<ExportKey>,
-}
-
-/// The exports, by front and image.
+/// Exports, by front and image.
 pub struct Exports {
     exports: RefCell<BTreeMap<ExportKey, Export>>,
     unserved: RefCell<Vec<Unserved>>,
     /// Numbers that are kept for images that are not exported any more.
     numbers: RefCell<Numbers>,
     data: PathBuf,
-    /// The exports of an image change one at a time; an image that hangs holds up only those who want that image.
-    turns: Turns,
-    /// The file is written once at a time, so that it is written in the order of the changes.
+    /// Locks under which the exports of an image change; an image that hangs holds up only those who want that image.
+    turns: KeyedLock<ImageSpec>,
+    /// Permit to write the file: it is written in the order of the changes.
     saving: Semaphore,
-}
-
-/// What every entry of the file has to say.
-#[derive(Deserialize)]
-struct EntryName {
-    pool: String,
-    image: String,
-    front: Front,
-}
-
-/// Reads an entry of the file.  Where only its name can be understood, it is an export that is not served.
-fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
-    let wrong =
-        |what: String| Failure::new(FailureKind::Corrupt, format!("its entry in targets.json makes no sense: {what}"));
-    let name = EntryName::deserialize(entry).map_err(|error| wrong(error.to_string()))?;
-    let spec = image_spec(&name.pool, &name.image)?;
-    let hint = format!("mend the entry while no daemon runs, or: forebay detach {spec}");
-    let key = (name.front, spec);
-    match api::Attach::deserialize(entry) {
-        Ok(request) => {
-            let checked = check_nvme(&request).and_then(|()| match request.unit {
-                Some(unit) => request.front.check_unit(unit),
-                None => Ok(()),
-            });
-            let state = match checked {
-                Ok(()) => ExportState::Idle,
-                Err(failure) => ExportState::Broken(wrong(failure.message).hint(hint)),
-            };
-            Ok((key, Export::listed(request, None, state)))
-        }
-        Err(error) => {
-            let EntryName { pool, image, front } = name;
-            let request = api::Attach {
-                pool,
-                image,
-                front,
-                read_only: true,
-                unit: None,
-                hosts: Vec::new(),
-                ana_group: None,
-                uuid: None,
-                log: None,
-            };
-            let state = ExportState::Broken(wrong(error.to_string()).hint(hint));
-            Ok((key, Export::listed(request, Some(entry.clone()), state)))
-        }
-    }
 }
 
 impl Exports {
     /// Reads what the data directory remembers; nothing is open yet.
     pub fn load(data: &Path) -> Result<Self> {
-        let (entries, retired) = targets::load(data)?;
-        let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
-        let mut unserved = Vec::new();
-        for entry in entries {
-            let (key, export) = match read_entry(&entry) {
-                Ok(read) => read,
-                Err(failure) => {
-                    tracing::error!(%entry, error = %failure.message, "an export is not served");
-                    unserved.push(Unserved { entry, key: None });
-                    continue;
-                }
-            };
-            match exports.get_mut(&key) {
-                None => drop(exports.insert(key, export)),
-                Some(first) => {
-                    let (front, spec) = &key;
-                    let what = format!("targets.json lists the export of {spec} over {} twice", front.name());
-                    match first.request == export.request && first.entry == export.entry {
-                        true => tracing::warn!("{what}, in the same words: the first counts"),
-                        false => {
-                            // Which of them its hosts were told of cannot be known.
-                            let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
-                            let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
-                            first.state = ExportState::Broken(failure.hint(hint));
-                            unserved.push(Unserved { entry, key: Some(key) });
-                        }
-                    }
-                }
-            }
-        }
-        refuse_shared_numbers(&mut exports);
+        let Listed { exports, unserved, retired } = entries::read_all(data)?;
         Ok(Self {
             exports: RefCell::new(exports),
             unserved: RefCell::new(unserved),
             numbers: RefCell::new(Numbers::new(retired)),
             data: data.into(),
-            turns: Turns::default(),
+            turns: KeyedLock::new(),
             saving: Semaphore::new(1),
         })
     }
 
-    /// How many there are.
+    /// Returns how many exports there are.
     pub fn count(&self) -> usize {
         self.exports.borrow().values().filter(|export| !export.leaving).count()
     }
 
-    /// Where exports have their logs.
+    /// Returns where exports have their logs.
     pub fn log_places(&self) -> Vec<api::LogPlace> {
         self.exports.borrow().values().filter_map(|export| export.request.log.clone()).collect()
     }
@@ -205,7 +115,7 @@ impl Exports {
         exports.values_mut().for_each(|export| export.state = ExportState::Idle);
     }
 
-    /// The device behind an export name.
+    /// Returns the device behind an export name.
     pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
         let spec: ImageSpec = name.parse().ok()?;
         match &self.exports.borrow().get(&(front, spec))?.state {
@@ -250,7 +160,7 @@ impl Exports {
         self.exports.borrow_mut().get_mut(key).map(change)
     }
 
-    /// Whether the start has not opened an export's image yet.
+    /// Returns whether the start has not opened an export's image yet.
     fn is_opening(&self, key: &ExportKey) -> bool {
         let exports = self.exports.borrow();
         exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening) && !export.leaving)
@@ -295,68 +205,19 @@ impl Exports {
     }
 }
 
-/// Marks exports over one front that have the same number: hosts of one would write to the other's image.
-fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
-    let mut owners: BTreeMap<(Front, u32), Vec<ImageSpec>> = BTreeMap::new();
-    for ((front, spec), export) in exports.iter() {
-        if let Some(unit) = export.request.unit {
-            owners.entry((*front, unit)).or_default().push(spec.clone());
-        }
-    }
-    for ((front, unit), specs) in owners.into_iter().filter(|(_, specs)| specs.len() > 1) {
-        for spec in &specs {
-            let others: Vec<String> = specs.iter().filter(|other| *other != spec).map(ToString::to_string).collect();
-            let what =
-                format!("targets.json gives number {unit} over {} to {spec} and {}", front.name(), others.join(", "));
-            let hint = format!("forebay detach {} and attach it again; then attach the other", others.join(" "));
-            if let Some(export) = exports.get_mut(&(front, spec.clone())) {
-                export.state = ExportState::Broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
-            }
-        }
-    }
-}
-
-/// The identity that a request asks for.
+/// Returns the identity that a request asks for.
 fn identity_of(request: &api::Attach) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
 }
 
-/// What a front is told of an export.
+/// Describes an export to its front.
 fn exported<'a>(spec: &'a ImageSpec, request: &'a api::Attach, identity: &'a Uuid) -> Exported<'a> {
     let ana_group = request.ana_group.unwrap_or(1);
     let (unit, read_only) = (request.unit, request.read_only);
     Exported { spec, unit, identity, ana_group, read_only, hosts: &request.hosts }
 }
 
-/// Whether what only NVMe knows makes sense.
-fn check_nvme(request: &api::Attach) -> Result<()> {
-    if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {
-        return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));
-    }
-    if let Some(uuid) = request.uuid.as_deref().filter(|text| parse_uuid(text).is_none_or(|uuid| uuid == [0; 16])) {
-        return Err(Failure::invalid(format!("'{uuid}' is no UUID")).hint("uuidgen makes one"));
-    }
-    match request.ana_group {
-        Some(group) if !(1..=ANA_GROUPS_MAX).contains(&group) => {
-            Err(Failure::invalid(format!("ANA group {group}: from 1 to {ANA_GROUPS_MAX}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Runs what blocks on a thread of its own, so that the reactor goes on.
-pub(super) async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let (sender, receiver) = oneshot::channel();
-    let run = move || {
-        // The one who waits may have gone.
-        let _ = sender.send(work());
-    };
-    let spawned = std::thread::Builder::new().name("offload".into()).spawn(run);
-    spawned.map_err(|error| Failure::io(error, "starting a thread"))?;
-    receiver.await.unwrap_or_else(|_| Err(Failure::failed("a helper thread ended with a panic")))
-}
-
-/// Why hosts reach a volume, and get nothing but errors.
+/// Returns the failure of a volume that hosts reach and get nothing but errors from.
 fn fenced(spec: &ImageSpec) -> Failure {
     let what = format!("the cluster has fenced this client (blocklist): all requests to {spec} fail");
     Failure::new(FailureKind::Denied, what).hint(format!(
@@ -364,19 +225,19 @@ fn fenced(spec: &ImageSpec) -> Failure {
     ))
 }
 
-/// Why hosts do not reach a volume yet.
+/// Returns the failure of a volume that hosts do not reach yet.
 fn opening(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::Unreachable, format!("the image {spec} is still being opened"))
         .hint("it is served as soon as it is open; the daemon's log says why if that fails")
 }
 
 impl Engine {
-    /// The image is exported in some way.
+    /// Returns whether the image is exported over any front.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
         self.exports.exports.borrow().keys().any(|(_, exported)| exported == spec)
     }
 
-    /// What is exported.
+    /// Lists what is exported.
     pub fn list_targets(&self) -> Vec<Target> {
         let exports = self.exports.exports.borrow();
         let there = exports.iter().filter(|(_, export)| !export.leaving);
@@ -411,7 +272,7 @@ impl Engine {
         if let Some(unit) = request.unit {
             request.front.check_unit(unit)?;
         }
-        let _turn = self.exports.turns.take(&spec).await;
+        let _turn = self.exports.turns.lock(&spec).await;
         let key = (request.front, spec.clone());
         if self.exports.with(&key, |export| export.leaving) == Some(true) {
             let what = format!("the export of {spec} over {} is being detached", request.front.name());
@@ -513,7 +374,13 @@ impl Engine {
                 return Err(failure);
             }
             self.exports.forget(&key);
-            return Ok(());
+            if !self.has_open_log(spec) {
+                // Who opens it closes its log again.
+                return Ok(());
+            }
+            // It was opened meanwhile, for nobody else.
+            let _turn = self.exports.turns.lock(spec).await;
+            return if self.is_exported(spec) { Ok(()) } else { self.end_log(spec, keep_log).await };
         }
         let there = || match self.exports.with(&key, |export| export.leaving) {
             Some(false) => Ok(()),
@@ -524,7 +391,7 @@ impl Engine {
         };
         // What is not there is not waited for.
         there()?;
-        let _turn = self.exports.turns.take(spec).await;
+        let _turn = self.exports.turns.lock(spec).await;
         there()?;
         let connections = self.fronts.connections_of(front, spec);
         if connections > 0 && !force {
@@ -544,78 +411,4 @@ impl Engine {
         }
         self.end_log(spec, keep_log).await
     }
-
-    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, and
-    /// says why.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
-    pub async fn restore_exports(self: &Rc<Self>) {
-        let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
-        let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
-        for spec in self.begin_restoring() {
-            // A pool that hangs holds up its own images only.
-            let limit = pools.entry(spec.pool.clone()).or_insert_with(|| Rc::new(Semaphore::new(OPENING_MAX))).clone();
-            let (engine, left, done) = (self.clone(), left.clone(), done.clone());
-            left.set(left.get() + 1);
-            spawn(async move {
-                let _turn = engine.exports.turns.take(&spec).await;
-                let _permit = limit.acquire(1).await;
-                engine.restore(&spec).await;
-                left.set(left.get() - 1);
-                done.notify_all();
-            });
-        }
-        if timeout(OPENING_WAIT, done.wait_until(|| left.get() == 0)).await.is_err() {
-            tracing::warn!(images = left.get(), "images of exports are not open yet; hosts are let in to the others");
-        }
-    }
-
-    /// Marks the exports that are to be opened; returns their images.
-    fn begin_restoring(&self) -> BTreeSet<ImageSpec> {
-        let mut wanted = BTreeSet::new();
-        for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
-            match &export.state {
-                ExportState::Idle => {
-                    export.state = ExportState::Opening;
-                    wanted.insert(spec.clone());
-                }
-                ExportState::Broken(failure) => not_served(*front, spec, failure),
-                ExportState::Opening | ExportState::Serving { .. } => {}
-            }
-        }
-        wanted
-    }
-
-    /// Opens an image, and lets hosts reach those of its exports that are still wanted.
-    async fn restore(&self, spec: &ImageSpec) {
-        let opened = self.open_volume(spec).await;
-        let keys: Vec<ExportKey> = {
-            let exports = self.exports.exports.borrow();
-            let of_image = exports.iter().filter(|((_, of), _)| of == spec);
-            let waiting = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening) && !one.leaving);
-            waiting.map(|(key, _)| key.clone()).collect()
-        };
-        for key in &keys {
-            let Some(request) = self.exports.with(key, |export| export.request.clone()) else { continue };
-            let served = opened.clone().and_then(|volume| {
-                let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
-                let unit = self.exports.choose_unit(key, request.unit, &identity)?;
-                self.serve(key, api::Attach { unit, ..request }, volume)
-            });
-            if let Err(failure) = served {
-                not_served(key.0, spec, &failure);
-                self.exports.with(key, |export| export.state = ExportState::Broken(failure));
-            }
-        }
-        drop(opened);
-        if !self.is_exported(spec)
-            && let Err(failure) = self.end_log(spec, true).await
-        {
-            // It was detached while it was being opened, so nobody has asked for its log to be given up.
-            tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed in order");
-        }
-    }
-}
-
-/// Says in the log that an export is not served, and why.
-fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
-    tracing::error!(image = %spec, front = front.name(), error = %failure.message, "an export is not served");
 }

@@ -1,0 +1,150 @@
+//! Entries of the file that remembers exports, read one by one: one that makes no sense takes no other with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Export, ExportKey, ExportState};
+use crate::api::{self, Front};
+use crate::engine::identity::parse_uuid;
+use crate::engine::numbers::Retired;
+use crate::engine::targets;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{ImageSpec, image_spec};
+
+/// An entry of the file that is kept there and not served: it names no image, or an export that is listed before it.
+pub(super) struct Unserved {
+    pub(super) entry: Value,
+    pub(super) key: Option<ExportKey>,
+}
+
+/// What the file lists.
+pub(super) struct Listed {
+    pub(super) exports: BTreeMap<ExportKey, Export>,
+    pub(super) unserved: Vec<Unserved>,
+    /// Numbers of exports that have ended.
+    pub(super) retired: Vec<Retired>,
+}
+
+/// What every entry of the file has to say.
+#[derive(Deserialize)]
+struct EntryName {
+    pool: String,
+    image: String,
+    front: Front,
+}
+
+/// Reads an entry of the file.  Where only its name can be understood, it is an export that is not served.
+fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
+    let wrong =
+        |what: String| Failure::new(FailureKind::Corrupt, format!("its entry in targets.json makes no sense: {what}"));
+    let name = EntryName::deserialize(entry).map_err(|error| wrong(error.to_string()))?;
+    let spec = image_spec(&name.pool, &name.image)?;
+    let hint = format!("mend the entry while no daemon runs, or: forebay detach {spec}");
+    let key = (name.front, spec);
+    match api::Attach::deserialize(entry) {
+        Ok(request) => {
+            let checked = check_nvme(&request).and_then(|()| match request.unit {
+                Some(unit) => request.front.check_unit(unit),
+                None => Ok(()),
+            });
+            let state = match checked {
+                Ok(()) => ExportState::Idle,
+                Err(failure) => ExportState::Broken(wrong(failure.message).hint(hint)),
+            };
+            Ok((key, Export::listed(request, None, state)))
+        }
+        Err(error) => {
+            let EntryName { pool, image, front } = name;
+            let request = api::Attach {
+                pool,
+                image,
+                front,
+                read_only: true,
+                unit: None,
+                hosts: Vec::new(),
+                ana_group: None,
+                uuid: None,
+                log: None,
+            };
+            let state = ExportState::Broken(wrong(error.to_string()).hint(hint));
+            Ok((key, Export::listed(request, Some(entry.clone()), state)))
+        }
+    }
+}
+
+/// Reads the file in a data directory.
+pub(super) fn read_all(data: &Path) -> Result<Listed> {
+    let (entries, retired) = targets::load(data)?;
+    let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
+    let mut unserved = Vec::new();
+    for entry in entries {
+        let (key, export) = match read_entry(&entry) {
+            Ok(read) => read,
+            Err(failure) => {
+                tracing::error!(%entry, error = %failure.message, "an export is not served");
+                unserved.push(Unserved { entry, key: None });
+                continue;
+            }
+        };
+        match exports.get_mut(&key) {
+            None => drop(exports.insert(key, export)),
+            Some(first) => {
+                let (front, spec) = &key;
+                let what = format!("targets.json lists the export of {spec} over {} twice", front.name());
+                match first.request == export.request && first.entry == export.entry {
+                    true => tracing::warn!("{what}, in the same words: the first counts"),
+                    false => {
+                        // Which of them its hosts were told of cannot be known.
+                        let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
+                        let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
+                        first.state = ExportState::Broken(failure.hint(hint));
+                        unserved.push(Unserved { entry, key: Some(key) });
+                    }
+                }
+            }
+        }
+    }
+    refuse_shared_numbers(&mut exports);
+    Ok(Listed { exports, unserved, retired })
+}
+
+/// Marks exports over one front that have the same number: hosts of one would write to the other's image.
+fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
+    let mut owners: BTreeMap<(Front, u32), Vec<ImageSpec>> = BTreeMap::new();
+    for ((front, spec), export) in exports.iter() {
+        if let Some(unit) = export.request.unit {
+            owners.entry((*front, unit)).or_default().push(spec.clone());
+        }
+    }
+    for ((front, unit), specs) in owners.into_iter().filter(|(_, specs)| specs.len() > 1) {
+        for spec in &specs {
+            let others: Vec<String> = specs.iter().filter(|other| *other != spec).map(ToString::to_string).collect();
+            let what =
+                format!("targets.json gives number {unit} over {} to {spec} and {}", front.name(), others.join(", "));
+            let hint = format!("forebay detach {} and attach it again; then attach the other", others.join(" "));
+            if let Some(export) = exports.get_mut(&(front, spec.clone())) {
+                export.state = ExportState::Broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
+            }
+        }
+    }
+}
+
+/// Whether what only NVMe knows makes sense.
+pub(super) fn check_nvme(request: &api::Attach) -> Result<()> {
+    if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {
+        return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));
+    }
+    if let Some(uuid) = request.uuid.as_deref().filter(|text| parse_uuid(text).is_none_or(|uuid| uuid == [0; 16])) {
+        return Err(Failure::invalid(format!("'{uuid}' is no UUID")).hint("uuidgen makes one"));
+    }
+    match request.ana_group {
+        Some(group) if !(1..=ANA_GROUPS_MAX).contains(&group) => {
+            Err(Failure::invalid(format!("ANA group {group}: from 1 to {ANA_GROUPS_MAX}")))
+        }
+        _ => Ok(()),
+    }
+}

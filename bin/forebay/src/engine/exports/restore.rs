@@ -1,0 +1,180 @@
+//! Exports from before the daemon was started, opened again.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::{spawn, timeout};
+
+use super::{ExportKey, ExportState};
+use crate::api::{self, Front};
+use crate::engine::Engine;
+use crate::engine::identity::format_uuid;
+use crate::failure::Failure;
+use crate::spec::ImageSpec;
+
+/// Images of one pool that are opened at a time when the daemon starts.
+const OPENING_MAX: usize = 16;
+
+/// Time that the start waits for the images of exports before hosts are let in; those that take longer are served as soon
+/// as they are open.
+const OPENING_WAIT: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, and
+    /// says why.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
+    pub async fn restore_exports(self: &Rc<Self>) {
+        let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
+        let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
+        for spec in self.begin_restoring() {
+            // A pool that hangs holds up its own images only.
+            let limit = pools.entry(spec.pool.clone()).or_insert_with(|| Rc::new(Semaphore::new(OPENING_MAX))).clone();
+            let (engine, left, done) = (self.clone(), left.clone(), done.clone());
+            left.set(left.get() + 1);
+            spawn(async move {
+                let _turn = engine.exports.turns.lock(&spec).await;
+                let _permit = limit.acquire(1).await;
+                engine.restore(&spec).await;
+                left.set(left.get() - 1);
+                done.notify_all();
+            });
+        }
+        if timeout(OPENING_WAIT, done.wait_until(|| left.get() == 0)).await.is_err() {
+            tracing::warn!(images = left.get(), "images of exports are not open yet; hosts are let in to the others");
+        }
+    }
+
+    /// Marks the exports that are to be opened; returns their images.
+    fn begin_restoring(&self) -> BTreeSet<ImageSpec> {
+        let mut wanted = BTreeSet::new();
+        for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
+            match &export.state {
+                ExportState::Idle => {
+                    export.state = ExportState::Opening;
+                    wanted.insert(spec.clone());
+                }
+                ExportState::Broken(failure) => not_served(*front, spec, failure),
+                ExportState::Opening | ExportState::Serving { .. } => {}
+            }
+        }
+        wanted
+    }
+
+    /// Opens an image, and lets hosts reach those of its exports that are still wanted.
+    async fn restore(&self, spec: &ImageSpec) {
+        let opened = self.open_volume(spec).await;
+        let keys: Vec<ExportKey> = {
+            let exports = self.exports.exports.borrow();
+            let of_image = exports.iter().filter(|((_, of), _)| of == spec);
+            let waiting = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening) && !one.leaving);
+            waiting.map(|(key, _)| key.clone()).collect()
+        };
+        for key in &keys {
+            let Some(request) = self.exports.with(key, |export| export.request.clone()) else { continue };
+            let served = opened.clone().and_then(|volume| {
+                let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
+                let unit = self.exports.choose_unit(key, request.unit, &identity)?;
+                self.serve(key, api::Attach { unit, ..request }, volume)
+            });
+            if let Err(failure) = served {
+                not_served(key.0, spec, &failure);
+                self.exports.with(key, |export| export.state = ExportState::Broken(failure));
+            }
+        }
+        drop(opened);
+        if !self.is_exported(spec)
+            && let Err(failure) = self.end_log(spec, true).await
+        {
+            // It was detached while it was being opened, so nobody has asked for its log to be given up.
+            tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed in order");
+        }
+    }
+}
+
+/// Says in the log that an export is not served, and why.
+fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
+    tracing::error!(image = %spec, front = front.name(), error = %failure.message, "an export is not served");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use forebay_reactor::{DriverChoice, Reactor, yield_now};
+    use forebay_store::InitOptions;
+    use serde_json::json;
+
+    use super::super::Export;
+    use super::*;
+    use crate::engine::{EngineOptions, store};
+    use crate::ops::ProgressSink;
+
+    async fn engine(dir: &Path) -> Rc<Engine> {
+        let path = dir.join("store.img");
+        let options = InitOptions { size: 64 << 20, ..InitOptions::default() };
+        store::init(&path, options, ProgressSink::channel().0).await.expect("a store");
+        let options = EngineOptions {
+            data: dir.into(),
+            store: path,
+            opens_store: true,
+            ceph: Default::default(),
+            daemon: None,
+        };
+        Engine::open(options).await.expect("an engine")
+    }
+
+    /// Waits until something holds that only this reactor brings about.
+    async fn until(holds: impl Fn() -> bool) {
+        while !holds() {
+            yield_now().await;
+        }
+    }
+
+    /// An export whose image is opened while it is being detached: whichever of the two ends first, its log is closed.
+    #[test]
+    fn an_export_that_is_detached_while_it_is_opened_leaves_its_log_closed() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        for opened_first in [true, false] {
+            let dir = tempfile::tempdir().expect("a directory");
+            reactor.block_on(async {
+                let engine = engine(dir.path()).await;
+                let spec: ImageSpec = "local/x".parse().expect("a spec");
+                let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
+                engine.clone().create_image(create.expect("a request")).await.expect("an image");
+                let place = json!({ "medium": "ssd", "path": dir.path().join("logs"), "size": 16 << 20 });
+                let volume = engine.open_volume(&spec).await.expect("open");
+                let log = serde_json::from_value(place.clone()).expect("a place");
+                engine.ensure_log(&spec, &volume, &log).await.expect("a log");
+                drop(volume);
+                engine.end_log(&spec, true).await.expect("closed");
+
+                let key = (Front::Nbd, spec.clone());
+                let attach = json!({ "pool": "local", "image": "x", "front": "nbd", "log": place });
+                let attach = serde_json::from_value(attach).expect("a request");
+                engine.exports.insert(&key, Export::listed(attach, None, ExportState::Opening));
+                // The file cannot be written yet, as on a busy disk.
+                let saving = engine.exports.saving.acquire(1).await;
+                let (detaching, own) = (engine.clone(), spec.clone());
+                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, true).await });
+                until(|| engine.exports.with(&key, |export| export.leaving) == Some(true)).await;
+                match opened_first {
+                    true => {
+                        engine.restore(&spec).await;
+                        drop(saving);
+                        detached.await.expect("detached");
+                    }
+                    false => {
+                        drop(saving);
+                        detached.await.expect("detached");
+                        engine.restore(&spec).await;
+                    }
+                }
+                assert!(!engine.volumes.is_open(&spec), "opened first: {opened_first}");
+                assert_eq!(engine.log_info(&spec).await.expect("kept").state, "closed", "opened first: {opened_first}");
+                engine.close().await.expect("closed");
+            });
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Work that blocks, done beside the reactor.
+
+use tokio::sync::oneshot;
+
+use crate::failure::{Failure, Result};
+
+/// Runs what blocks on a thread of its own, so that the reactor goes on.
+pub async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (sender, receiver) = oneshot::channel();
+    let run = move || {
+        // The one who waits may have gone.
+        let _ = sender.send(work());
+    };
+    let spawned = std::thread::Builder::new().name("offload".into()).spawn(run);
+    spawned.map_err(|error| Failure::io(error, "starting a thread"))?;
+    receiver.await.unwrap_or_else(|_| Err(Failure::failed("a helper thread ended with a panic")))
+}
