@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
-use common::{Nbd, PATIENCE, Site, content, http, shape};
+use common::{Nbd, PATIENCE, Site, content, http, shape, wait_until};
 use serde_json::{Value, json};
 
 fn nbd_socket(site: &Site) -> std::path::PathBuf {
@@ -126,20 +126,13 @@ fn hosts_and_secrets_are_read_again_while_it_runs() {
     let said = site.run(&["reload"]).fails(2);
     assert!(said.contains("nothing has changed") && said.contains("secret"), "{said}");
     site.signal("HUP");
-    let started = std::time::Instant::now();
-    while !site.log().contains("SIGHUP: ") {
-        assert!(started.elapsed() < PATIENCE, "{}", site.log());
-        std::thread::yield_now();
-    }
+    wait_until("the daemon says what is wrong", || site.log().contains("SIGHUP: "));
     assert_eq!((connect(known), connect(new)), ((0, false), (0, true)));
 
     // A signal does the same as the command; what needs a restart is said.
     write("linger-us = 7\n[nvme-subsystem]\nhosts = ['nqn.2014-08.org.example:other']\n");
     site.signal("HUP");
-    let started = std::time::Instant::now();
-    while connect(known).0 != HOST_REFUSED {
-        assert!(started.elapsed() < PATIENCE, "{}", site.log());
-    }
+    wait_until("the host is refused", || connect(known).0 == HOST_REFUSED);
     assert_eq!(connect(new).0, HOST_REFUSED);
     assert_eq!(site.json(&["reload"]), json!({ "restart": true }));
 }

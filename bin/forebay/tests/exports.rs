@@ -6,9 +6,8 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Instant;
 
-use common::{Nbd, PATIENCE, Site};
+use common::{Nbd, Site, wait_until};
 use serde_json::{Value, json};
 
 const FRONTS: [&str; 4] = ["--nvme", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"];
@@ -45,14 +44,6 @@ fn is_served(target: &Value) -> bool {
 fn error(target: &Value) -> String {
     assert!(target["uri"].is_null(), "{target}");
     target["error"]["message"].as_str().unwrap_or_else(|| panic!("no error in {target}")).to_owned()
-}
-
-fn wait_for(what: &str, site: &Site, mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < PATIENCE, "{what}:\n{}", site.log());
-        std::thread::yield_now();
-    }
 }
 
 /// Asks for an export over the API.
@@ -313,7 +304,7 @@ fn an_image_that_hangs_holds_up_no_other() {
     assert_eq!(listed(&site).len(), 3);
     site.kill();
     site.start();
-    wait_for("all are served", &site, || {
+    wait_until("all are served", || {
         let targets = site.json(&["targets"]);
         targets.as_array().is_some_and(|all| all.len() == 3 && all.iter().all(is_served))
     });

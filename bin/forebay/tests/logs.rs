@@ -6,7 +6,7 @@ use std::io::Read;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Nbd, PATIENCE, Site, content};
+use common::{Nbd, PATIENCE, Site, content, wait_until};
 use serde_json::json;
 
 /// `--log` for a log on a file of the site.
@@ -172,10 +172,7 @@ fn a_kept_log_is_closed_when_the_last_user_of_the_image_has_ended() {
     let said = site.run(&["log", "discard", "a", "--force"]).fails(6);
     assert!(said.contains("in use"), "{said}");
     drop(export.finish());
-    let began = std::time::Instant::now();
-    while site.json(&["log", "info", "a"])["state"] != json!("closed") {
-        assert!(began.elapsed() < common::PATIENCE, "{}", site.log());
-    }
+    wait_until("the log is closed", || site.json(&["log", "info", "a"])["state"] == json!("closed"));
     site.run(&["log", "discard", "a", "--force"]).ok();
     site.run(&["log", "info", "a"]).fails(3);
 }

@@ -6,9 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
-use std::time::Instant;
 
-use common::{Mount, Nbd, PATIENCE, Site, content};
+use common::{Mount, Nbd, Site, content, wait_until};
 
 /// Every handshake that ends is logged, by both reactors.
 const CHATTY: &[&str] = &["--log-level", "trace", "--cores", "2"];
@@ -45,38 +44,27 @@ fn fill_log(site: &Site) {
     }
 }
 
-/// Waits until a condition holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < PATIENCE, "in vain: {what}");
-        std::thread::yield_now();
-    }
+/// Runs a daemon whose standard error takes nothing from when `close` was called.
+fn serves_with_a_log_that_fails(stderr: impl Into<Stdio>, close: impl FnOnce()) {
+    let mut site = Site::new();
+    site.start_with(CHATTY, stderr);
+    close();
+    use_daemon(&site, "x");
+    fill_log(&site);
+    wait_until("lines are dropped", || dropped(&site) > 100);
+    use_daemon(&site, "y");
+    site.stop();
 }
 
 #[test]
 fn a_full_device_at_standard_error_stops_nothing() {
-    let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
-    let mut site = Site::new();
-    site.start_with(CHATTY, full);
-    use_daemon(&site, "x");
-    fill_log(&site);
-    until("lines are dropped", || dropped(&site) > 100);
-    use_daemon(&site, "y");
-    site.stop();
+    serves_with_a_log_that_fails(OpenOptions::new().write(true).open("/dev/full").expect("/dev/full"), || {});
 }
 
 #[test]
 fn a_closed_pipe_at_standard_error_stops_nothing() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
-    let mut site = Site::new();
-    site.start_with(CHATTY, writer);
-    drop(reader);
-    use_daemon(&site, "x");
-    fill_log(&site);
-    until("lines are dropped", || dropped(&site) > 100);
-    use_daemon(&site, "y");
-    site.stop();
+    serves_with_a_log_that_fails(writer, || drop(reader));
 }
 
 #[test]
@@ -85,7 +73,7 @@ fn a_reader_that_has_stopped_stops_nothing_and_is_told_what_it_missed() {
     let mut site = Site::new();
     site.start_with(CHATTY, writer);
     // Nobody reads, as with a journal that is stopped: the pipe fills, then the queue in front of it.
-    until("lines are dropped", || {
+    wait_until("lines are dropped", || {
         fill_log(&site);
         dropped(&site) > 0
     });
@@ -109,29 +97,16 @@ fn a_full_file_system_at_standard_error_stops_nothing_and_the_log_goes_on_when_t
     let path = mount.path().join("log");
     let log = OpenOptions::new().create(true).append(true).open(&path).expect("the log");
     site.start_with(CHATTY, log);
-    until("lines are dropped", || {
+    wait_until("lines are dropped", || {
         fill_log(&site);
         dropped(&site) > 0
     });
     use_daemon(&site, "x");
     // As logrotate's copytruncate does.
     File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("truncated");
-    until("the log says what was dropped", || {
+    wait_until("the log says what was dropped", || {
         let text = String::from_utf8_lossy(&std::fs::read(&path).expect("the log")).into_owned();
         text.contains("lines of the log were dropped") && text.contains("No space left on device")
     });
     site.stop();
-}
-
-#[test]
-fn a_closed_standard_error_stops_nothing() {
-    // Through a shell, which can start it with the descriptor closed.
-    let site = Site::with_store();
-    let mut command = site.command(&["create", "x", "--size", "16M"]);
-    command.stderr(Stdio::null());
-    assert!(command.status().expect("the command").success());
-    let exe = env!("CARGO_BIN_EXE_forebay");
-    let script = format!("exec {exe} ls --data {} --log-level trace 2>&-", site.data().display());
-    let done = std::process::Command::new("sh").args(["-c", &script]).output().expect("the shell");
-    assert_eq!((done.status.code(), &done.stdout[..]), (Some(0), &b"x\n"[..]));
 }

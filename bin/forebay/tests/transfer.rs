@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
-use common::{Site, content};
+use common::{Site, content, wait_until};
 use serde_json::json;
 
 #[test]
@@ -122,14 +122,14 @@ fn an_import_that_is_cut_off_leaves_nothing() {
     let mut child = command.stdin(Stdio::piped()).spawn().expect("the command");
     let mut stdin = child.stdin.take().expect("its input");
     stdin.write_all(&content(4 << 20, 6)).expect("sent");
-    wait_until(|| site.json(&["ls"]) == json!(["half"]));
+    wait_until("the import has begun", || site.json(&["ls"]) == json!(["half"]));
     // It is there, and nobody else may have it.
     let said = site.run(&["export", "half", "-"]).fails(6);
     assert!(said.contains("being made"), "{said}");
     site.run(&["rm", "half"]).fails(6);
     child.kill().expect("killed");
     child.wait().expect("ended");
-    wait_until(|| site.json(&["ls"]) == json!([]));
+    wait_until("half an image is removed", || site.json(&["ls"]) == json!([]));
 }
 
 #[test]
@@ -163,12 +163,4 @@ fn streams_that_are_wrong_are_refused() {
         assert!(answer.starts_with("HTTP/1.1 400") && answer.contains(says), "{query} {says}: {answer}");
     }
     assert!(!site.json(&["ls"]).as_array().expect("a list").contains(&json!("bad")));
-}
-
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    let started = std::time::Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < common::PATIENCE, "waited in vain");
-        std::thread::yield_now();
-    }
 }

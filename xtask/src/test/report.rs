@@ -44,11 +44,13 @@ pub(super) struct Report {
     pub(super) length: Option<Length>,
     /// The last line of its output that begins with `ok`, without that word.
     pub(super) last: Option<String>,
+    /// Tests that could not run on this machine, each with the reason.
+    pub(super) left_out: Vec<String>,
 }
 
 impl Report {
     pub(super) fn new(ending: Ending) -> Self {
-        Self { ending, passed: 0, failed: 0, time: Duration::ZERO, length: None, last: None }
+        Self { ending, passed: 0, failed: 0, time: Duration::ZERO, length: None, last: None, left_out: Vec::new() }
     }
 }
 
@@ -56,6 +58,9 @@ pub(super) fn passed(stage: &Stage, report: &Report) {
     let tests = if stage.counted { format!("{} passed", report.passed) } else { String::new() };
     let (name, title) = (stage.name, stage.title);
     println!("{} {name:<14} {title:<38} {tests:>14} {:>9}", paint("ok", "32"), shell::seconds(report.time));
+    for test in &report.left_out {
+        println!("  {} {test}", paint("left out", "33"));
+    }
 }
 
 pub(super) fn failed(stage: &Stage, report: &Report, reason: &str, log: &Path, text: &str) {
@@ -110,6 +115,11 @@ fn failures(text: &str) -> Vec<&str> {
 /// The last line that begins with `ok`, without that word.
 pub(super) fn last_line(text: &str) -> Option<String> {
     text.lines().rev().find_map(|line| line.strip_prefix("ok ")).map(str::to_owned)
+}
+
+/// Returns the tests that say that they cannot run on this machine: lines that begin with `SKIPPED`.
+pub(super) fn left_out(text: &str) -> Vec<String> {
+    text.lines().filter_map(|line| line.strip_prefix("SKIPPED ")).map(str::to_owned).collect()
 }
 
 /// How many tests a stage's output tells of: cargo's summaries, and lines that begin with `ok` or `not ok`.
@@ -183,6 +193,8 @@ struct Verdict {
     failed: u64,
     broken: usize,
     skipped: Vec<String>,
+    /// Names of tests that could not run on this machine.
+    left_out: Vec<String>,
 }
 
 impl Verdict {
@@ -198,12 +210,16 @@ impl Verdict {
             failed: reports.iter().map(|report| report.failed).sum(),
             broken: reports.iter().filter(broken).count(),
             skipped: skipped.collect(),
+            left_out: reports.iter().flat_map(|report| &report.left_out).map(|test| name_of(test)).collect(),
         }
     }
 
     /// The closing line.
     fn line(&self) -> String {
-        let counts = format!("{} passed, {} failed", self.passed, self.failed);
+        let mut counts = format!("{} passed, {} failed", self.passed, self.failed);
+        if !self.left_out.is_empty() {
+            counts.push_str(&format!(", {} left out on this machine: {}", self.left_out.len(), self.left_out.join(", ")));
+        }
         match self.skipped.len() {
             0 => counts,
             1 => format!("{counts}, 1 stage skipped for lack of time: {}", self.skipped[0]),
@@ -222,6 +238,11 @@ impl Verdict {
     }
 }
 
+/// Returns the name of a test that was left out, without the reason.
+fn name_of(left_out: &str) -> String {
+    left_out.split_once(": ").map_or(left_out, |(name, _)| name).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +253,18 @@ mod tests {
             test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\nok one\nnot ok two\nokay\n";
         assert_eq!(count(text), (16, 3));
         assert_eq!(last_line(text).as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn tests_that_cannot_run_here_are_named() {
+        let text = "test one ... ok\nSKIPPED two: no loop device\ntest two ... ok\nSKIPPED three: no mount\n";
+        assert_eq!(left_out(text), ["two: no loop device", "three: no mount"]);
+        let stages = [Stage::tests("short", "", &[], |_| anyhow::bail!("not to be run"))];
+        let report = Report { passed: 3, left_out: left_out(text), ..Report::new(Ending::Passed) };
+        assert_eq!(
+            Verdict::of(&stages, &[report]).line(),
+            "3 passed, 0 failed, 2 left out on this machine: two, three"
+        );
     }
 
     #[test]

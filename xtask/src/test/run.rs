@@ -249,11 +249,12 @@ fn one(stage: &Stage, length: Length, lengths: Lengths, logs: &Path, clock: &Pat
     let halt = start(stage, length, &log, clock).and_then(|child| attend(child, stage, length, lengths, &watch));
     let text = std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let (passed, failed) = if stage.counted { report::count(&text) } else { (0, 0) };
-    let mut report = Report { ending: Ending::Passed, passed, failed, time: watch.wall(), length: None, last: None };
+    let mut report = Report { passed, failed, time: watch.wall(), ..Report::new(Ending::Passed) };
     if stage.has_lengths() {
         report.length = Some(length);
     }
     report.last = report::last_line(&text);
+    report.left_out = report::left_out(&text);
     let reason = match halt {
         Ok(Halt::Ended(status)) if status.success() && failed == 0 && (passed > 0 || !stage.counted) => {
             report::passed(stage, &report);

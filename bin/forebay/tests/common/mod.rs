@@ -14,6 +14,15 @@ use tempfile::TempDir;
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Waits until a condition holds.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
 /// A command of the binary under test, with nothing of the caller's environment that it looks at.
 pub fn forebay() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -248,13 +257,13 @@ impl Site {
     }
 }
 
-/// What a test says when the machine does not let it mount or make loop devices, for which it must be root.  With
+/// Says that a test cannot run on this machine: mounts and loop devices take root, others a tool.  With
 /// [`MOUNTS_REQUIRED`] in the environment that is a failure instead: a run that must not pass with such tests left out.
-fn skip(why: &str) {
+pub fn skip(why: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     assert!(std::env::var_os(MOUNTS_REQUIRED).is_none(), "{test} cannot run here: {why}");
     // Past the capture of the test harness, which would keep it from everybody.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: {}", why.replace('\n', " "));
 }
 
 /// Set where tests that mount file systems must run.
