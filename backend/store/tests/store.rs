@@ -34,7 +34,9 @@ fn run<F: Future<Output = ()>>(test: F) {
 }
 
 async fn small(dir: &Dir, size: u64) -> Rc<Store> {
-    Store::init(dir.image(), InitOptions { size, segment_size: 64 << 10, ..InitOptions::default() }).await.expect("init");
+    Store::init(dir.image(), InitOptions { size, segment_size: 64 << 10, ..InitOptions::default() })
+        .await
+        .expect("init");
     open(dir).await
 }
 

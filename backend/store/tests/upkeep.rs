@@ -21,7 +21,9 @@ fn world(size: u64) -> World {
 }
 
 async fn fresh(size: u64) -> Rc<Store> {
-    Store::init(Path::new(DISK), InitOptions { size, segment_size: 128 << 10, ..InitOptions::default() }).await.expect("init");
+    Store::init(Path::new(DISK), InitOptions { size, segment_size: 128 << 10, ..InitOptions::default() })
+        .await
+        .expect("init");
     open().await
 }
 
@@ -109,8 +111,7 @@ fn superblocks_of_which_both_are_damaged_are_made_anew_in_a_file_and_not_on_a_de
                 disk.write_at(Buf::zeroed(4096), at).await.expect("write");
                 disk.sync_data().await.expect("sync");
             };
-            let repair =
-                || Store::check(DISK, CheckOptions { repair: true, ..CheckOptions::default() }, |_, _| {});
+            let repair = || Store::check(DISK, CheckOptions { repair: true, ..CheckOptions::default() }, |_, _| {});
             for one in [0, 64 << 10] {
                 spoil(one).await;
                 assert!(repair().await.expect("one copy is enough").is_clean(), "device: {device}");

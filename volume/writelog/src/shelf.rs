@@ -141,22 +141,6 @@ pub fn parse_id(text: &str) -> Option<LogId> {
     Some(id)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_is_read_as_it_is_shown_and_nothing_else_is() {
-        let id: LogId = std::array::from_fn(|at| at as u8 * 17);
-        assert_eq!(id_text(&id), "00112233445566778899aabbccddeeff");
-        assert_eq!(parse_id(&id_text(&id)), Some(id));
-        let text = id_text(&id);
-        for wrong in ["", &text[1..], &format!("{text}00"), &format!("+1{}", &text[2..]), &format!("\u{e9}{}", &text[2..])] {
-            assert_eq!(parse_id(wrong), None, "{wrong}");
-        }
-    }
-}
-
 impl Shelf {
     /// Opens, or makes, the shelf at `path`.
     ///
@@ -657,5 +641,23 @@ impl Shelf {
         let mut directory = self.directory.borrow().clone();
         directory.logs.retain(|log| log.log != *id);
         self.write_directory(directory).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_as_it_is_shown_and_nothing_else_is() {
+        let id: LogId = std::array::from_fn(|at| at as u8 * 17);
+        assert_eq!(id_text(&id), "00112233445566778899aabbccddeeff");
+        assert_eq!(parse_id(&id_text(&id)), Some(id));
+        let text = id_text(&id);
+        for wrong in
+            ["", &text[1..], &format!("{text}00"), &format!("+1{}", &text[2..]), &format!("\u{e9}{}", &text[2..])]
+        {
+            assert_eq!(parse_id(wrong), None, "{wrong}");
+        }
     }
 }

@@ -218,7 +218,11 @@ impl Verdict {
     fn line(&self) -> String {
         let mut counts = format!("{} passed, {} failed", self.passed, self.failed);
         if !self.left_out.is_empty() {
-            counts.push_str(&format!(", {} left out on this machine: {}", self.left_out.len(), self.left_out.join(", ")));
+            counts.push_str(&format!(
+                ", {} left out on this machine: {}",
+                self.left_out.len(),
+                self.left_out.join(", ")
+            ));
         }
         match self.skipped.len() {
             0 => counts,

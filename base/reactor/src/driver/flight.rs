@@ -7,8 +7,8 @@ use std::os::fd::RawFd;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::files;
 use super::Op;
+use super::files;
 use super::iov::{self, Piece};
 use super::os::{self, RW_MAX, SockAddr};
 use crate::net::Addr;
@@ -100,7 +100,9 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
             }
         }
         Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-        Op::Punch { offset, len, .. } => opcode::Fallocate::new(fd, *len).offset(*offset).mode(files::PUNCH_MODE).build(),
+        Op::Punch { offset, len, .. } => {
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(files::PUNCH_MODE).build()
+        }
         Op::Allocate { offset, len, .. } => {
             opcode::Fallocate::new(fd, *len).offset(*offset).mode(files::ALLOCATE_MODE).build()
         }

@@ -14,9 +14,9 @@ use std::time::Duration;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 
+use super::files::OsDriver;
 use super::fixed::FixedBuffers;
 use super::flight::{Flight, Next, advance, entry};
-use super::files::OsDriver;
 use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
 use super::threads::{FileThreads, Job};

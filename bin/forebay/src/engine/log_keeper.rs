@@ -10,8 +10,8 @@ use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Request, Result}
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::{
-    Limits, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
-    id_text, parse_id,
+    Limits, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions, id_text,
+    parse_id,
 };
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
 //! The ring on sockets and files of this machine.
 
 use super::*;
-use crate::driver::OpenOptions;
 use crate::buf::{Buf, BufMut};
+use crate::driver::OpenOptions;
 use crate::{File, Listener, Reactor, Stream, cross, sleep, spawn, yield_now};
 
 /// Files, sockets, timers and wake-ups, waiting and not.
