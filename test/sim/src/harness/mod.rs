@@ -68,6 +68,8 @@ pub struct Tally {
     pub cleaned: u64,
     /// Stores that were full.
     pub full: u64,
+    /// Of these, on a file system that others filled.
+    pub host_full: u64,
     /// Bits flipped and other damage done.
     pub damage: u64,
     /// Answers that said `Corrupt`.
@@ -82,7 +84,7 @@ impl Tally {
     /// Adds another's.
     pub fn add(&mut self, other: &Tally) {
         let Tally { runs, images, requests, points, crashes, crashes_opening, kills, closes, replays, .. } = other;
-        let Tally { checkpoints, cleaned, full, damage, corrupt, io_errors, stuck, .. } = other;
+        let Tally { checkpoints, cleaned, full, host_full, damage, corrupt, io_errors, stuck, .. } = other;
         self.runs += runs;
         self.images += images;
         self.requests += requests;
@@ -95,6 +97,7 @@ impl Tally {
         self.checkpoints += checkpoints;
         self.cleaned += cleaned;
         self.full += full;
+        self.host_full += host_full;
         self.damage += damage;
         self.corrupt += corrupt;
         self.io_errors += io_errors;

@@ -27,6 +27,9 @@ pub enum Damage {
     Dies,
 }
 
+/// Bytes that a small store reserves behind its end.
+const HOST_RESERVE: u64 = 8 << 20;
+
 /// A run, drawn from a seed.
 #[derive(Debug, Clone)]
 pub struct Scenario {
@@ -52,6 +55,8 @@ pub struct Scenario {
     pub lives: u32,
     /// Damage.
     pub damage: Damage,
+    /// Others fill the file system that the store's file lies on, and empty it again.
+    pub others: bool,
     /// Faults of the world.
     pub faults: Faults,
     /// Persistence points, at most, between the opening and the crash.
@@ -84,19 +89,35 @@ impl Scenario {
         // From a stream of its own, so that what else a seed decides does not hang on it.
         let subject = if Rng::new(seed ^ 0x001a_9e01).coin() { Subject::Image } else { Subject::Objects };
         let segment_size = *rng.pick(&[64 << 10, 64 << 10, 64 << 10, 128 << 10, 256 << 10]);
+        let (device, sector) = (rng.coin(), *rng.pick(&[512, 4096]));
+        let segments = *rng.pick(&[24, 24, 25, 32, 64, 200]);
+        // From a stream of its own as well.
+        let mut host = Rng::new(seed ^ 0x0057_f511);
+        let others = !device && damage == Damage::None && host.one_in(4);
+        let size = u64::from(segment_size) * u64::from(segments);
+        // The store keeps some for itself; beside that there is less than all of its file may need, or a little more.
+        let files_capacity = others.then(|| 2 * HOST_RESERVE + size * host.range(40..130) / 100);
         Self {
             seed,
             subject,
-            device: rng.coin(),
-            sector: *rng.pick(&[512, 4096]),
+            device,
+            sector,
             segment_size,
-            segments: *rng.pick(&[24, 24, 25, 32, 64, 200]),
+            segments,
+            others,
             metadata_cache: *rng.pick(&[16 << 10, 64 << 10, 1 << 20, 60 << 20]),
             data_cache: *rng.pick(&[0, 4 << 10, 64 << 10, 4 << 20]),
             punch_free: rng.coin(),
             lives: rng.range(1..5) as u32,
             damage,
-            faults: Faults { disk, crash, events_max: 3_000_000, ..Faults::none() },
+            faults: Faults {
+                disk,
+                crash,
+                events_max: 3_000_000,
+                files_capacity,
+                files_space_known: others,
+                ..Faults::none()
+            },
             points_max: 4 << rng.below(9),
             close_ppm: *rng.pick(&[0, 100_000, 300_000]),
             kill_ppm: *rng.pick(&[0, 0, 200_000, 1_000_000]),

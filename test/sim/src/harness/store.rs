@@ -5,13 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectBackend};
-use forebay_reactor::timeout;
+use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions, StoreStats};
 
 use super::load::Load;
 use super::scenario::{Damage, Scenario, Subject};
 use super::{Failure, Tally, guarded};
-use crate::faults::DiskFaults;
+use crate::faults::{DiskFaults, MICRO, MILLI};
 use crate::oracle::Expected;
 use crate::rng::Rng;
 use crate::world::{CrashKind, Stop, World};
@@ -130,6 +130,7 @@ impl Run {
         self.tally.corrupt += seen.corrupt.get();
         self.tally.io_errors += seen.io.get();
         self.tally.full += u64::from(seen.no_space.get() > 0);
+        self.tally.host_full += u64::from(seen.no_space.get() > 0 && self.scenario.others);
         self.tally
     }
 
@@ -253,7 +254,11 @@ impl Run {
         let reactor = self.world.reactor();
         let (options, before) = (self.options(), self.before);
         let load = &mut self.load;
+        let others = self.scenario.others;
         let verified = self.world.run(&reactor, async {
+            if others {
+                empty_others().await;
+            }
             let store = Store::open(PATH, options).await?;
             load.verify(store.clone(), before).await?;
             store.close().await
@@ -282,6 +287,39 @@ impl Run {
     }
 }
 
+const OTHERS: &str = "/data/others";
+
+/// Longer than a store takes to see that there is space again.
+const RECOVERY: Duration = Duration::from_secs(3);
+
+/// Makes the others on the file system take nothing.
+async fn empty_others() {
+    if let Ok(file) = File::open(OTHERS, OpenOptions::read_write().create()) {
+        // It fails when that was where the power went.
+        let _ = file.set_size(0);
+    }
+    // Lets the world see that it has no power.
+    sleep(Duration::from_nanos(MICRO)).await;
+}
+
+/// Fills the file system again and again, as others do, for as long as it is left to.
+async fn others(mut rng: Rng) {
+    const STEP: u64 = 64 << 10;
+    let pause = |rng: &mut Rng| Duration::from_nanos(rng.range(100 * MICRO..100 * MILLI));
+    let Ok(file) = File::open(OTHERS, OpenOptions::read_write().create()) else { return };
+    loop {
+        sleep(pause(&mut rng)).await;
+        let mut at = 0;
+        while file.allocate(at, STEP).await.is_ok() {
+            at += STEP;
+        }
+        sleep(pause(&mut rng)).await;
+        if file.set_size(0).is_err() {
+            return;
+        }
+    }
+}
+
 /// What happens in one life.
 struct Life<'a> {
     run: &'a mut Run,
@@ -294,6 +332,9 @@ impl Life<'_> {
     /// False when the store is damaged beyond opening.
     async fn live(self) -> Result<bool, Error> {
         let Self { run, end, opened, failing } = self;
+        if run.scenario.others {
+            empty_others().await;
+        }
         let store = match Store::open(PATH, run.options()).await {
             Err(error) if run.damaged && error.kind() == ErrorKind::Corrupt => {
                 run.tally.corrupt += 1;
@@ -313,8 +354,16 @@ impl Life<'_> {
         }
         // On a disk that fails for good the store tries again and again, and who waits for it waits.
         const PATIENCE: Duration = Duration::from_secs(100);
+        let others = run.scenario.others.then(|| spawn(others(run.rng.fork())));
         let load = run.load.run(backend.clone(), &mut run.rng, run.requests);
-        if timeout(PATIENCE, load).await.is_err() {
+        let over = timeout(PATIENCE, load).await.is_ok();
+        if let Some(others) = others {
+            others.cancel().await;
+            empty_others().await;
+            // A log that found no space tries again by itself.
+            sleep(RECOVERY).await;
+        }
+        if !over {
             if !failing {
                 return Err(Error::new(ErrorKind::TimedOut, format!("the load is not over after {PATIENCE:?}")));
             }
