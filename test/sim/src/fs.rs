@@ -464,6 +464,12 @@ impl Files {
                 };
             }
         }
+        // What has no name any more takes no space either.
+        for (inode, node) in self.inodes.iter_mut().enumerate() {
+            if !names.values().any(|&named| named == inode) {
+                node.allocated.clear();
+            }
+        }
         self.names.clone_from(&names);
         self.durable_names = names;
     }

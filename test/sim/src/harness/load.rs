@@ -167,12 +167,17 @@ impl Objects {
 pub(super) async fn check_room(backend: &dyn ObjectBackend) -> Result<()> {
     // The space of clones comes back in the background.
     const TRIES: u32 = 100;
+    let mut last = None;
     for _ in 0..TRIES {
         let data = crate::stamp::stamp(0, 64 << 10, 0).into();
         match backend.submit(&ObjectName::new("room"), Transaction::of(ObjectOp::Write { offset: 0, data })).await {
-            Err(error) if error.kind() == ErrorKind::NoSpace => sleep(Duration::from_millis(100)).await,
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                last = Some(error);
+                sleep(Duration::from_millis(100)).await;
+            }
             result => return result.map(drop),
         }
     }
-    Err(Error::new(ErrorKind::NoSpace, "everything was removed, and there is no room for 64 KiB"))
+    let text = format!("everything was removed, and there is no room for 64 KiB: {last:?}");
+    Err(Error::new(ErrorKind::NoSpace, text))
 }
