@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
+use std::ptr::NonNull;
 
 use crate::memory::{BlockRef, Region};
 
@@ -17,15 +17,21 @@ pub const BUF_ALIGN: usize = 4096;
 /// A buffer with one owner: `len` bytes filled, room up to `capacity`.
 pub struct BufMut {
     block: BlockRef,
-    start: usize,
+    /// Its first byte, within the block.
+    at: NonNull<u8>,
     len: usize,
     cap: usize,
 }
 
+// SAFETY: it refers to memory that its block keeps and nobody else writes, wherever it is.
+unsafe impl Send for BufMut {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for BufMut {}
+
 impl BufMut {
     /// An empty buffer from the heap with room for `capacity` bytes, aligned to [`BUF_ALIGN`].
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { block: BlockRef::heap(capacity), start: 0, len: 0, cap: capacity }
+        Self { cap: capacity, ..Self::from_block(BlockRef::heap(capacity)) }
     }
 
     /// A buffer of `len` zero bytes.
@@ -43,12 +49,12 @@ impl BufMut {
     }
 
     pub(crate) fn from_block(block: BlockRef) -> Self {
-        let cap = block.cap();
-        Self { block, start: 0, len: 0, cap }
+        let (at, cap) = (block.ptr(), block.cap());
+        Self { block, at, len: 0, cap }
     }
 
     /// The pool's region that the buffer lies in.
-    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+    pub(crate) fn region(&self) -> Option<&Region> {
         self.block.region()
     }
 
@@ -96,25 +102,22 @@ impl BufMut {
     /// The unfilled rest of the buffer.
     #[inline]
     pub fn spare_mut(&mut self) -> &mut [u8] {
-        // SAFETY: this BufMut alone refers to start..start+cap of the block, all of it initialised memory.
-        unsafe { std::slice::from_raw_parts_mut(self.block.ptr().add(self.start + self.len), self.cap - self.len) }
+        // SAFETY: this BufMut alone refers to the `cap` bytes from `at`, all of it initialised memory.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(self.len), self.cap - self.len) }
     }
 
     /// Address of the first byte, for the drivers.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: start is within the block.
-        unsafe { self.block.ptr().add(self.start) }
+        self.at.as_ptr()
     }
 
     /// Cuts off the first `len` filled bytes as a shared buffer; this one keeps the rest.
     #[inline]
     pub fn split_to(&mut self, len: usize) -> Buf {
         assert!(len <= self.len, "split at {len} of a buffer with {} bytes", self.len);
-        let head = Buf { block: self.block.clone(), start: self.start, len };
-        self.start += len;
-        self.len -= len;
-        self.cap -= len;
+        let head = Buf { block: self.block.clone(), at: self.at, len };
+        self.advance(len);
         head
     }
 
@@ -122,7 +125,8 @@ impl BufMut {
     #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
-        self.start += len;
+        // SAFETY: the filled part is that long, so the place is within the block or at its end.
+        self.at = unsafe { self.at.add(len) };
         self.len -= len;
         self.cap -= len;
     }
@@ -132,7 +136,7 @@ impl BufMut {
     pub fn reclaim(&mut self) -> bool {
         let alone = self.len == 0 && self.block.is_unique();
         if alone {
-            self.start = 0;
+            self.at = self.block.ptr();
             self.cap = self.block.cap();
         }
         alone
@@ -141,7 +145,7 @@ impl BufMut {
     /// Ends writing: the filled part becomes shareable.
     #[inline]
     pub fn freeze(self) -> Buf {
-        Buf { block: self.block, start: self.start, len: self.len }
+        Buf { block: self.block, at: self.at, len: self.len }
     }
 }
 
@@ -172,9 +176,15 @@ impl fmt::Debug for BufMut {
 #[derive(Clone)]
 pub struct Buf {
     block: BlockRef,
-    start: usize,
+    /// Its first byte, within the block.
+    at: NonNull<u8>,
     len: usize,
 }
+
+// SAFETY: it refers to memory that its block keeps and nobody writes, wherever it is.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
 
 impl Buf {
     /// A copy of `data`.
@@ -191,15 +201,15 @@ impl Buf {
     #[inline]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
-        Self { block: self.block.clone(), start: self.start + range.start, len: range.end - range.start }
+        // SAFETY: the range is within the buffer.
+        Self { block: self.block.clone(), at: unsafe { self.at.add(range.start) }, len: range.end - range.start }
     }
 
     /// Cuts off the first `len` bytes; this one keeps the rest.
     #[inline]
     pub fn split_to(&mut self, len: usize) -> Self {
         let head = self.slice(0..len);
-        self.start += len;
-        self.len -= len;
+        self.advance(len);
         head
     }
 
@@ -207,7 +217,8 @@ impl Buf {
     #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
-        self.start += len;
+        // SAFETY: the buffer is that long, so the place is within the block or at its end.
+        self.at = unsafe { self.at.add(len) };
         self.len -= len;
     }
 
@@ -234,7 +245,7 @@ impl Buf {
         }
         // SAFETY: the only reference to the block is this buffer's, which is borrowed uniquely, so nobody else reads or
         // writes it or can get to a reference while the slice lives; all of it is initialised memory.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.block.ptr().add(self.start), self.len) })
+        Some(unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) })
     }
 
     /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
@@ -244,14 +255,15 @@ impl Buf {
     }
 
     /// The pool's region that the buffer lies in.
-    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+    pub(crate) fn region(&self) -> Option<&Region> {
         self.block.region()
     }
 
     /// `next` begins in memory where this one ends.
     #[inline]
     fn goes_on(&self, next: &Self) -> bool {
-        self.block.same(&next.block) && self.start + self.len == next.start
+        // SAFETY: the end of the buffer is within the block or at its end.
+        self.block.same(&next.block) && unsafe { self.at.add(self.len) } == next.at
     }
 }
 
@@ -260,8 +272,8 @@ impl Deref for Buf {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the part was given up by its BufMut when it was frozen or split off, so nobody writes to it, and
-        // the Arc keeps the memory.
-        unsafe { std::slice::from_raw_parts(self.block.ptr().add(self.start), self.len) }
+        // the count keeps the memory.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
 

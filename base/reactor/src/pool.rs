@@ -1,8 +1,8 @@
 //! Pools of aligned buffers of one size, registered with the ring where the driver can.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
@@ -18,9 +18,13 @@ pub(crate) struct Shared {
     free: ArrayQueue<FreeBlock>,
     size: usize,
     keep: usize,
+    /// Bytes of the first region, and of any at most.
+    steps: (usize, usize),
     /// Buffers in regions, in use or free.
     made: AtomicUsize,
     outstanding: AtomicUsize,
+    /// Kept for as long as the pool or a block of it is in use.
+    regions: Mutex<Vec<Arc<Region>>>,
 }
 
 impl Shared {
@@ -34,19 +38,22 @@ impl Shared {
 
     fn grow(self: &Arc<Self>) -> Option<FreeBlock> {
         let made = self.made.load(Ordering::Relaxed);
-        let wanted = made.clamp(REGION_BYTES_MIN / self.size, REGION_BYTES_MAX / self.size).max(1);
+        let wanted = made.clamp(self.steps.0 / self.size, self.steps.1 / self.size).max(1);
         let count = wanted.min(self.keep - made.min(self.keep));
         if count == 0 {
             return None;
         }
         // When two cores want to at once, one of them does; the other takes from the heap this time.
         self.made.compare_exchange(made, made + count, Ordering::Relaxed, Ordering::Relaxed).ok()?;
-        let mut blocks = Region::blocks(self.size, count);
+        let region = Region::new(self.size, count, Arc::as_ptr(self));
+        // SAFETY: the region was made just now.
+        let mut blocks = unsafe { region.blocks() };
         let first = blocks.next();
         for block in blocks {
             let full = self.free.push(block).is_err();
             debug_assert!(!full, "more blocks were made than the pool keeps");
         }
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region);
         first
     }
 }
@@ -62,6 +69,16 @@ pub struct Pool {
 impl Pool {
     /// A pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).  Memory is allocated as it is used.
     pub fn new(buf_size: usize, keep: usize) -> Self {
+        Self::with_steps(buf_size, keep, (REGION_BYTES_MIN, REGION_BYTES_MAX))
+    }
+
+    /// A pool whose memory is one piece, reserved at once and touched as it is used: with [`gather`](Self::gather), for
+    /// a multiple of 2 MiB that will be looked at in no order.
+    pub fn in_one_piece(buf_size: usize, keep: usize) -> Self {
+        Self::with_steps(buf_size, keep, (usize::MAX, usize::MAX))
+    }
+
+    fn with_steps(buf_size: usize, keep: usize, steps: (usize, usize)) -> Self {
         assert!(buf_size > 0 && buf_size.is_multiple_of(BUF_ALIGN), "pool buffers come in multiples of {BUF_ALIGN}");
         let keep = keep.max(1);
         let shared = Shared {
@@ -70,6 +87,8 @@ impl Pool {
             keep,
             made: AtomicUsize::new(0),
             outstanding: AtomicUsize::new(0),
+            steps,
+            regions: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -79,11 +98,20 @@ impl Pool {
         let block = match self.shared.free.pop().or_else(|| self.shared.grow()) {
             Some(block) => {
                 self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
-                block.lend(self.shared.clone())
+                // SAFETY: what is in the queue, or was made for it, lies in this pool's regions.
+                unsafe { block.lend(&self.shared) }
             }
             None => BlockRef::heap(self.shared.size),
         };
         BufMut::from_block(block)
+    }
+
+    /// Asks the system to put the memory into huge pages, once most of it is in use: looking for a place in it then takes
+    /// the processor less.  A matter of speed alone: some 0.1 ms for 2 MiB, or nothing where the system has none to give.
+    pub fn gather(&self) {
+        for region in self.shared.regions.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            region.gather();
+        }
     }
 
     /// Bytes a buffer.
@@ -106,6 +134,7 @@ impl fmt::Debug for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::HUGE_PAGE;
 
     #[test]
     fn memory_comes_back_from_other_threads() {
@@ -142,6 +171,34 @@ mod tests {
             buf.extend_from_slice(&[at as u8; 4096]);
         }
         assert!(bufs.iter().enumerate().all(|(at, buf)| buf.iter().all(|&byte| byte == at as u8)));
+    }
+
+    #[test]
+    fn one_piece_keeps_what_it_holds_when_it_is_gathered_and_outlives_its_pool() {
+        const COUNT: usize = 2 * HUGE_PAGE / 4096;
+        let pool = Pool::in_one_piece(4096, COUNT);
+        let mut bufs: Vec<BufMut> = (0..COUNT).map(|_| pool.get()).collect();
+        let places: Vec<usize> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
+        let first = *places.iter().min().expect("there are buffers");
+        assert!(first.is_multiple_of(HUGE_PAGE));
+        assert_eq!(places.iter().max(), Some(&(first + 2 * HUGE_PAGE - 4096)), "one piece");
+        for (at, buf) in bufs.iter_mut().enumerate() {
+            buf.extend_from_slice(&[at as u8; 4096]);
+        }
+        pool.gather();
+        drop(bufs.split_off(COUNT / 2));
+        assert_eq!(pool.outstanding(), COUNT / 2);
+        drop(pool);
+        assert!(bufs.iter().enumerate().all(|(at, buf)| buf.iter().all(|&byte| byte == at as u8)));
+    }
+
+    #[test]
+    fn past_one_piece_the_heap_gives() {
+        let pool = Pool::in_one_piece(4096, 2);
+        let mut bufs: Vec<BufMut> = (0..4).map(|_| pool.get()).collect();
+        bufs.iter_mut().for_each(|buf| buf.extend_from_slice(b"x"));
+        pool.gather();
+        assert_eq!(pool.outstanding(), 2);
     }
 
     #[test]

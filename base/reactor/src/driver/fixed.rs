@@ -4,6 +4,7 @@
 //! or RLIMIT_MEMLOCK is reached), operations go without.  That limit is shared by all processes of a user, and new
 //! kernels count rings themselves against it; so a process takes no more than a quarter of it for buffers.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -44,15 +45,14 @@ impl FixedBuffers {
     }
 
     /// The index under which the ring knows a region; `None` when it does not.
-    pub(crate) fn index(&mut self, ring: &IoUring, region: &Arc<Region>) -> Option<u16> {
+    pub(crate) fn index(&mut self, ring: &IoUring, region: &Region) -> Option<u16> {
         // The ring that used the region last has left its number and the index there.  A pool is mostly used by one
         // core, so that is mostly this ring.
         let note = region.note.load(Ordering::Relaxed);
         if note >> 16 == self.ring {
             return Some(note as u16);
         }
-        let known =
-            self.regions.iter().position(|known| known.as_ref().is_some_and(|known| Arc::ptr_eq(known, region)));
+        let known = self.regions.iter().position(|known| known.as_ref().is_some_and(|known| ptr::eq(&**known, region)));
         let index = match known {
             Some(index) => index as u16,
             None => self.register(ring, region)?,
@@ -61,7 +61,7 @@ impl FixedBuffers {
         Some(index)
     }
 
-    fn register(&mut self, ring: &IoUring, region: &Arc<Region>) -> Option<u16> {
+    fn register(&mut self, ring: &IoUring, region: &Region) -> Option<u16> {
         if self.refused {
             return None;
         }
@@ -86,7 +86,7 @@ impl FixedBuffers {
         if index == self.regions.len() {
             self.regions.push(None);
         }
-        self.regions[index] = Some(region.clone());
+        self.regions[index] = Some(region.keep());
         Some(index as u16)
     }
 

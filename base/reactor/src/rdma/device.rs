@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::io;
+use std::ptr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -77,9 +78,9 @@ impl Device {
     }
 
     /// The keys of a pool's region, ours and the peer's.  The peer's opens nothing, unless the memory is lent.
-    fn keys(&self, region: &Arc<Region>, lent: bool) -> io::Result<(u32, u32)> {
+    fn keys(&self, region: &Region, lent: bool) -> io::Result<(u32, u32)> {
         let mut registered = if lent { self.lent.borrow_mut() } else { self.registered.borrow_mut() };
-        if let Some((_, mr)) = registered.iter().find(|(known, _)| Arc::ptr_eq(known, region)) {
+        if let Some((_, mr)) = registered.iter().find(|(known, _)| ptr::eq(&**known, region)) {
             // SAFETY: registered until `self` goes.
             return Ok(unsafe { ((**mr).lkey, (**mr).rkey) });
         }
@@ -90,22 +91,22 @@ impl Device {
         if mr.is_null() {
             return Err(io::Error::last_os_error());
         }
-        registered.push((region.clone(), mr));
+        registered.push((region.keep(), mr));
         // SAFETY: just registered.
         Ok(unsafe { ((*mr).lkey, (*mr).rkey) })
     }
 
     /// Memory as the device takes it; `None` when it is not a pool's.
-    pub(super) fn piece(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize) -> Option<Piece> {
+    pub(super) fn piece(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<Piece> {
         self.keyed(region, at, len, false).map(|(piece, _)| piece)
     }
 
     /// The same, and the key under which the peer may read it.
-    pub(super) fn lent(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
+    pub(super) fn lent(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
         self.keyed(region, at, len, true)
     }
 
-    fn keyed(&self, region: Option<&Arc<Region>>, at: *const u8, len: usize, lent: bool) -> Option<(Piece, u32)> {
+    fn keyed(&self, region: Option<&Region>, at: *const u8, len: usize, lent: bool) -> Option<(Piece, u32)> {
         let (lkey, rkey) = match self.keys(region?, lent) {
             Ok(keys) => keys,
             Err(error) => {
