@@ -1,7 +1,8 @@
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::future::ready;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -19,9 +20,51 @@ use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, Pool, check_ove
 /// space; pages of 4 KiB are, one shared by an object and its snapshots once.
 pub struct RamBackend {
     name: String,
-    objects: RefCell<BTreeMap<ObjectName, Object>>,
+    objects: RefCell<Objects>,
     pool: RefCell<Pool>,
     heads: Cell<u64>,
+}
+
+/// The objects of a pool, each by its name.
+///
+/// Every read and write looks for one, so they are found by a hash; the order in which they are listed is kept apart.
+#[derive(Default)]
+struct Objects {
+    by_name: HashMap<ObjectName, Object, BuildHasherDefault<DefaultHasher>>,
+    names: BTreeSet<ObjectName>,
+}
+
+impl Objects {
+    fn get(&self, name: &ObjectName) -> Option<&Object> {
+        self.by_name.get(name)
+    }
+
+    fn insert(&mut self, name: &ObjectName, object: Object) {
+        self.names.insert(name.clone());
+        self.by_name.insert(name.clone(), object);
+    }
+
+    fn remove(&mut self, name: &ObjectName) {
+        self.names.remove(name);
+        self.by_name.remove(name);
+    }
+
+    /// Names that come after `from`, in order.
+    fn range(&self, from: Bound<&ObjectName>) -> impl Iterator<Item = (&ObjectName, &Object)> {
+        let names = self.names.range::<ObjectName, _>((from, Bound::Unbounded));
+        names.filter_map(|name| Some((name, self.by_name.get(name)?)))
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&mut Object) -> bool) {
+        let Self { by_name, names } = self;
+        names.retain(|name| {
+            let stays = by_name.get_mut(name).is_some_and(&mut keep);
+            if !stays {
+                by_name.remove(name);
+            }
+            stays
+        });
+    }
 }
 
 impl RamBackend {
@@ -67,12 +110,12 @@ impl RamBackend {
         let mut objects = self.objects.borrow_mut();
         let pool = &mut *self.pool.borrow_mut();
         let describe = |error: Error| Error::new(error.kind(), format!("object {name}"));
-        let Some(object) = objects.get_mut(name) else {
+        let Some(object) = objects.by_name.get_mut(name) else {
             let mut object = Object::default();
             let version = object.submit(transaction, pool, classes).map_err(describe)?;
             if !object.is_gone() {
                 self.heads.set(self.heads.get() + 1);
-                objects.insert(name.clone(), object);
+                objects.insert(name, object);
             }
             return Ok(version);
         };
@@ -95,7 +138,7 @@ impl RamBackend {
         let from = after.as_ref().map_or(Bound::Included(&first), Bound::Excluded);
         let objects = self.objects.borrow();
         let mut names = objects
-            .range::<ObjectName, _>((from, Bound::Unbounded))
+            .range(from)
             .take_while(|(name, _)| namespace.is_none_or(|wanted| name.namespace() == wanted))
             .filter(|(_, object)| object.head().is_some())
             .map(|(name, _)| name.clone());
@@ -203,7 +246,7 @@ impl ObjectBackend for RamBackend {
             return Box::pin(ready(Err(Error::new(ErrorKind::NotFound, format!("snapshot {}", snap.0)))));
         }
         if pool.removed.insert(snap) {
-            self.objects.borrow_mut().retain(|_, object| {
+            self.objects.borrow_mut().retain(|object| {
                 object.forget_snap(snap);
                 !object.is_gone()
             });

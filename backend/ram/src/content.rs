@@ -25,8 +25,13 @@ impl Space {
     }
 }
 
-/// Pages that one chunk holds.
-const CHUNK: usize = 256;
+/// Pages that one chunk holds: a huge page of memory (see [`Pool::gather`]).
+const CHUNK: usize = 512;
+/// Pages of a chunk from which on its memory is gathered: what the rest of a huge page takes is then little.
+const CHUNK_MOST: usize = CHUNK / 4 * 3;
+/// Bytes at the start of a read that the processor is asked to bring near: they are sent or compared soon, and what is
+/// done until then hides the wait.  It brings the rest by itself, once it sees the first lines of a page be used.
+const NEAR: usize = 2048;
 
 /// A page, as often as it is counted: once for a head and all clones that share it.
 struct Counted {
@@ -100,11 +105,22 @@ struct Chunk {
     pages: Vec<Option<Page>>,
     count: usize,
     memory: Pool,
+    gathered: bool,
 }
 
 impl Chunk {
     fn new() -> Self {
-        Self { pages: vec![None; CHUNK], count: 0, memory: Pool::new(PAGE, CHUNK) }
+        Self { pages: vec![None; CHUNK], count: 0, memory: Pool::in_one_piece(PAGE, CHUNK), gathered: false }
+    }
+
+    /// Adds a page where there is none.
+    fn add(&mut self, at: usize, page: Page) {
+        self.pages[at] = Some(page);
+        self.count += 1;
+        if self.count >= CHUNK_MOST && !self.gathered {
+            self.gathered = true;
+            self.memory.gather();
+        }
     }
 }
 
@@ -132,12 +148,10 @@ impl Pages {
     /// Writes into one page.
     fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<Space>) {
         let chunk = self.0.entry(index / CHUNK as u64).or_insert_with(Chunk::new);
-        match &mut chunk.pages[index as usize % CHUNK] {
+        let at = index as usize % CHUNK;
+        match &mut chunk.pages[at] {
             Some(page) => page.write(start, data, &chunk.memory),
-            slot => {
-                *slot = Some(Page::new(page_of(start, data, &chunk.memory), space));
-                chunk.count += 1;
-            }
+            None => chunk.add(at, Page::new(page_of(start, data, &chunk.memory), space)),
         }
     }
 
@@ -269,10 +283,20 @@ impl Content {
         if extent.offset >= end {
             return data;
         }
-        for (index, page) in self.pages.range(extent.offset / PAGE_U64, (end - 1) / PAGE_U64) {
+        let (first, last) = (extent.offset / PAGE_U64, (end - 1) / PAGE_U64);
+        let part = |index: u64, page: &Page| {
             let base = index * PAGE_U64;
             let (from, to) = (extent.offset.max(base), end.min(base + PAGE_U64));
             let part = page.bytes.slice((from - base) as usize..(to - base) as usize);
+            part.prefetch(NEAR);
+            (from, part)
+        };
+        if first == last {
+            data.runs.extend(self.pages.get(first).map(|page| part(first, page)).map(|(at, part)| (at, part.into())));
+            return data;
+        }
+        for (index, page) in self.pages.range(first, last) {
+            let (from, part) = part(index, page);
             match data.runs.last_mut() {
                 Some((at, run)) if *at + run.len() as u64 == from => run.push(part),
                 _ => data.runs.push((from, part.into())),

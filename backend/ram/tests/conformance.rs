@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_block::{
-    Buf, BufList, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, Transaction,
+    Buf, BufList, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, SnapId, Transaction,
 };
 use forebay_ram::{RamBackend, conformance};
 use proptest::prelude::*;
@@ -27,6 +27,52 @@ fn every_case_on_a_pool_of_its_own() {
         println!("{name}");
         at_once(case(RamBackend::new("ram")));
     }
+}
+
+/// Memory is gathered when most of a chunk of 2 MiB is there; what is read, shared with a snapshot and dropped is the same.
+#[test]
+fn an_object_of_many_chunks_is_what_was_written() {
+    const LEN: usize = 5 << 20;
+    const PAGE: usize = 4096;
+    let backend = RamBackend::new("ram");
+    let name = ObjectName::new("large");
+    let write = |offset: usize, byte: u8, len: usize, snapc: Option<&Rc<SnapContext>>| {
+        let data = BufList::from(Buf::copy_of(&vec![byte; len]));
+        let ops = vec![ObjectOp::Write { offset: offset as u64, data }];
+        let transaction = Transaction { snapc: snapc.cloned(), ops, ..Transaction::default() };
+        at_once(backend.submit(&name, transaction)).expect("there is room");
+    };
+    let read = |snap| {
+        let extent = Extent::new(0, LEN as u64);
+        let data = at_once(backend.read(&name, ObjectRead::new(snap, extent))).expect("it is there");
+        data.fill(extent).to_vec()
+    };
+    // In no order, so that chunks fill up side by side.
+    let pages = LEN / PAGE;
+    let number = |at: usize| at * 577 % pages;
+    let mut model = vec![0; LEN];
+    for page in (0..pages).map(number) {
+        write(page * PAGE, page as u8, PAGE, None);
+        model[page * PAGE..][..PAGE].fill(page as u8);
+    }
+    assert!(read(SnapId::HEAD) == model);
+    let held = at_once(backend.read(&name, ObjectRead::new(SnapId::HEAD, Extent::new(0, 8192)))).expect("it is there");
+    let snap = at_once(backend.snap_allocate()).expect("a number");
+    let snapc = Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] });
+    let before = model.clone();
+    for page in (0..pages).map(number).step_by(3) {
+        write(page * PAGE + 100, 0xEE, 1000, Some(&snapc));
+        model[page * PAGE + 100..][..1000].fill(0xEE);
+    }
+    assert!(read(SnapId::HEAD) == model, "the head");
+    assert!(read(snap) == before, "the snapshot");
+    assert!(held.fill(Extent::new(0, 8192)).to_vec() == before[..8192], "what was read before");
+    let added = pages.div_ceil(3);
+    let usage = at_once(backend.usage()).expect("it is known");
+    assert_eq!(usage.used, ((pages + added) * PAGE) as u64);
+    at_once(backend.snap_remove(snap)).expect("it was there");
+    assert!(read(SnapId::HEAD) == model, "without the snapshot");
+    assert_eq!(at_once(backend.usage()).expect("it is known").used, LEN as u64);
 }
 
 #[test]
