@@ -186,12 +186,21 @@ impl Connection {
         let connect = match Connect::decode(sqe, data) {
             Ok(connect) => connect,
             Err(None) => {
+                tracing::info!(peer = %self.peer, "a Connect is refused: its record has a format that is not known");
                 return self.refuse(sqe, Refused { status: Status::CONNECT_FORMAT.final_(), wrong: None });
             }
-            Err(Some(wrong)) => return self.refuse(sqe, parameter(wrong)),
+            Err(Some(wrong)) => {
+                tracing::info!(peer = %self.peer, field = wrong.name(), "a Connect is refused: a field is not valid");
+                return self.refuse(sqe, parameter(wrong));
+            }
         };
         let entries = usize::from(connect.sq_size) + 1;
         if entries < 2 || entries > Self::entries_max(connect.queue) {
+            let most = Self::entries_max(connect.queue);
+            tracing::info!(
+                peer = %self.peer, host = connect.host, queue = connect.queue, entries, most,
+                "a Connect is refused: its queue has too few or too many entries"
+            );
             return self.refuse(sqe, parameter(connect_field::SIZE));
         }
         if let Some(refused) = self.channel_refuses(&connect) {

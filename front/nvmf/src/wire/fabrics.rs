@@ -84,6 +84,19 @@ impl Wrong {
         Self { offset, in_data: true }
     }
 
+    /// What the field is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            connect_field::QUEUE => "queue identifier",
+            connect_field::SIZE => "queue size",
+            connect_field::HOST_ID => "host identifier",
+            connect_field::CNTLID => "controller identifier",
+            connect_field::SUBSYSTEM => "subsystem NQN",
+            connect_field::HOST => "host NQN",
+            _ => "field",
+        }
+    }
+
     /// As the completion says it.
     pub fn result(self) -> u64 {
         u64::from(self.offset) | u64::from(self.in_data) << 16
