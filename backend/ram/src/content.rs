@@ -27,6 +27,8 @@ impl Space {
 
 /// Pages that one chunk holds: a huge page of memory (see [`Pool::gather`]).
 const CHUNK: usize = 512;
+/// Pages that a chunk keeps apart at most: a volume that is written here and there takes little more than its pages.
+const CHUNK_FEW: usize = 64;
 /// Pages of a chunk from which on its memory is gathered: what the rest of a huge page takes is then little.
 const CHUNK_MOST: usize = CHUNK / 4 * 3;
 /// Bytes at the start of a read that the processor is asked to bring near: they are sent or compared soon, and what is
@@ -71,6 +73,13 @@ impl Page {
         Rc::strong_count(&self.counted) == 1
     }
 
+    /// Takes other memory, unless somebody else has the page or reads it.
+    fn move_to(&mut self, memory: &Pool) {
+        if self.is_own() && self.bytes.get_mut().is_some() {
+            self.bytes = page_of(0, &self.bytes, memory);
+        }
+    }
+
     /// Writes into it, at `start`; memory of its own comes from `memory`.
     fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
         if !self.is_own() {
@@ -89,7 +98,7 @@ impl Page {
     }
 }
 
-/// A new page with `data` at `start`, and zeroes around it.
+/// Memory for a new page with `data` at `start`, and zeroes around it.
 fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
     const ZEROES: [u8; PAGE] = [0; PAGE];
     let mut bytes = memory.get();
@@ -102,25 +111,76 @@ fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
 /// Pages that lie side by side, with the memory they come from: all of it goes when they do.
 #[derive(Clone)]
 struct Chunk {
-    pages: Vec<Option<Page>>,
+    pages: Slots,
     count: usize,
     memory: Pool,
     gathered: bool,
 }
 
+/// Where the pages of a chunk are.
+#[derive(Clone)]
+enum Slots {
+    Few(BTreeMap<u16, Page>),
+    Many(Vec<Option<Page>>),
+}
+
 impl Chunk {
     fn new() -> Self {
-        Self { pages: vec![None; CHUNK], count: 0, memory: Pool::in_one_piece(PAGE, CHUNK), gathered: false }
+        let memory = Pool::new(PAGE, CHUNK_FEW);
+        Self { pages: Slots::Few(BTreeMap::new()), count: 0, memory, gathered: false }
     }
 
-    /// Adds a page where there is none.
-    fn add(&mut self, at: usize, page: Page) {
-        self.pages[at] = Some(page);
+    fn get(&self, at: usize) -> Option<&Page> {
+        match &self.pages {
+            Slots::Few(pages) => pages.get(&(at as u16)),
+            Slots::Many(slots) => slots[at].as_ref(),
+        }
+    }
+
+    /// Writes into a page, if it is there; true if so.
+    fn write(&mut self, at: usize, start: usize, data: &[u8]) -> bool {
+        let page = match &mut self.pages {
+            Slots::Few(pages) => pages.get_mut(&(at as u16)),
+            Slots::Many(slots) => slots[at].as_mut(),
+        };
+        page.map(|page| page.write(start, data, &self.memory)).is_some()
+    }
+
+    /// Adds a page where there is none, with `data` at `start` and zeroes around it.
+    fn add(&mut self, at: usize, start: usize, data: &[u8], space: &Rc<Space>) {
+        if self.count == CHUNK_FEW {
+            self.spread();
+        }
+        let page = Page::new(page_of(start, data, &self.memory), space);
+        match &mut self.pages {
+            Slots::Few(pages) => drop(pages.insert(at as u16, page)),
+            Slots::Many(slots) => slots[at] = Some(page),
+        }
         self.count += 1;
         if self.count >= CHUNK_MOST && !self.gathered {
             self.gathered = true;
             self.memory.gather();
         }
+    }
+
+    /// Gives each page a slot, and memory in one piece, from now on.
+    fn spread(&mut self) {
+        let Slots::Few(few) = &mut self.pages else { return };
+        self.memory = Pool::in_one_piece(PAGE, CHUNK);
+        let mut slots = vec![None; CHUNK];
+        for (at, mut page) in std::mem::take(few) {
+            page.move_to(&self.memory);
+            slots[usize::from(at)] = Some(page);
+        }
+        self.pages = Slots::Many(slots);
+    }
+
+    fn remove(&mut self, at: usize) {
+        let page = match &mut self.pages {
+            Slots::Few(pages) => pages.remove(&(at as u16)),
+            Slots::Many(slots) => slots[at].take(),
+        };
+        self.count -= usize::from(page.is_some());
     }
 }
 
@@ -130,7 +190,7 @@ struct Pages(BTreeMap<u64, Chunk>);
 
 impl Pages {
     fn get(&self, index: u64) -> Option<&Page> {
-        self.0.get(&(index / CHUNK as u64))?.pages[index as usize % CHUNK].as_ref()
+        self.0.get(&(index / CHUNK as u64))?.get(index as usize % CHUNK)
     }
 
     /// The pages from `first` to `last`, in order.
@@ -140,8 +200,7 @@ impl Pages {
             let base = number * CHUNK as u64;
             let from = first.saturating_sub(base).min(CHUNK as u64) as usize;
             let to = (last - base).min(CHUNK as u64 - 1) as usize;
-            let pages = chunk.pages[from..=to].iter().enumerate();
-            pages.filter_map(move |(at, page)| Some((base + (from + at) as u64, page.as_ref()?)))
+            (from..=to).filter_map(move |at| Some((base + at as u64, chunk.get(at)?)))
         })
     }
 
@@ -149,19 +208,16 @@ impl Pages {
     fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<Space>) {
         let chunk = self.0.entry(index / CHUNK as u64).or_insert_with(Chunk::new);
         let at = index as usize % CHUNK;
-        match &mut chunk.pages[at] {
-            Some(page) => page.write(start, data, &chunk.memory),
-            None => chunk.add(at, Page::new(page_of(start, data, &chunk.memory), space)),
+        if !chunk.write(at, start, data) {
+            chunk.add(at, start, data, space);
         }
     }
 
     /// Zeroes a part of a page, if it is there.
     fn zero(&mut self, index: u64, start: usize, len: usize) {
         const ZEROES: [u8; PAGE] = [0; PAGE];
-        if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64))
-            && let Some(page) = &mut chunk.pages[index as usize % CHUNK]
-        {
-            page.write(start, &ZEROES[..len], &chunk.memory);
+        if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64)) {
+            chunk.write(index as usize % CHUNK, start, &ZEROES[..len]);
         }
     }
 
@@ -178,9 +234,7 @@ impl Pages {
             let first = from.saturating_sub(base) as usize;
             let end = (last - base).min(CHUNK as u64 - 1) as usize;
             let Some(chunk) = self.0.get_mut(&number) else { continue };
-            for slot in &mut chunk.pages[first..=end] {
-                chunk.count -= usize::from(slot.take().is_some());
-            }
+            (first..=end).for_each(|at| chunk.remove(at));
             if chunk.count == 0 {
                 self.0.remove(&number);
             }

@@ -4,6 +4,8 @@
 //! million blocks that are used in no order costs one look at memory that is in no cache for its count and one for its
 //! bytes, and the counts of 64 MiB of pages fit into a second-level cache.
 
+pub(crate) mod huge;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -36,9 +38,7 @@ struct HeapBlock {
     block: Block,
     ptr: NonNull<u8>,
     cap: usize,
-    /// What the heap gave, which may begin before the block's memory.
-    base: NonNull<u8>,
-    layout: Layout,
+    memory: HeapMemory,
 }
 
 /// Bytes from which on a heap block is long.
@@ -50,10 +50,34 @@ fn alignment(cap: usize) -> usize {
     if cap < 512 { 16 } else { cap.next_power_of_two().min(BUF_ALIGN) }
 }
 
-fn allocate(layout: Layout) -> NonNull<u8> {
-    // SAFETY: callers never ask for size zero.
-    let ptr = unsafe { alloc_zeroed(layout) };
-    NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
+/// What the heap gave, which may begin before what was asked for.
+struct HeapMemory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl HeapMemory {
+    /// Takes `size` zero bytes (one at least) that begin at a multiple of `align`; gives their address, too.
+    fn new(size: usize, align: usize) -> (NonNull<u8>, Self) {
+        // Long zeroed memory comes fresh from the system, without being cleared again, only at the heap's own
+        // alignment; so take some more of it and begin at the first aligned place.
+        let layout = if size < LONG { Some((size, align)) } else { size.checked_add(align).map(|size| (size, 16)) };
+        let layout = layout.and_then(|(size, align)| Layout::from_size_align(size, align).ok());
+        let layout = layout.expect("the size of a buffer overflows the address space");
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: the offset is less than `align`, by which the allocation is longer when it is not aligned itself.
+        let ptr = unsafe { base.add(base.as_ptr().align_offset(align)) };
+        (ptr, Self { base, layout })
+    }
+
+    /// # Safety
+    /// Nobody uses it any more, nor will.
+    unsafe fn free(&self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
 }
 
 /// A counted reference to a block.
@@ -67,17 +91,10 @@ unsafe impl Sync for BlockRef {}
 impl BlockRef {
     /// A block of `cap` zero bytes from the heap.
     pub(crate) fn heap(cap: usize) -> Self {
-        let (size, align) = (cap.max(1), alignment(cap));
-        // Long zeroed memory comes fresh from the system, without being cleared again, only at the heap's own
-        // alignment; so take some more of it and begin at the first aligned place.
-        let layout = if cap < LONG { Some((size, align)) } else { size.checked_add(align).map(|size| (size, 16)) };
-        let layout = layout.and_then(|(size, align)| Layout::from_size_align(size, align).ok());
-        let layout = layout.expect("buffer capacity overflows the address space");
-        let base = allocate(layout);
-        // SAFETY: the offset is less than `align`, by which the allocation is longer when it is not aligned itself.
-        let ptr = unsafe { base.add(base.as_ptr().align_offset(align)) };
+        let cap = cap.max(1);
+        let (ptr, memory) = HeapMemory::new(cap, alignment(cap));
         let block = Block { refs: AtomicU32::new(1), index: 0, region: ptr::null() };
-        let block = Box::new(HeapBlock { block, ptr, cap: size, base, layout });
+        let block = Box::new(HeapBlock { block, ptr, cap, memory });
         Self(NonNull::from(Box::leak(block)).cast())
     }
 
@@ -138,8 +155,8 @@ impl BlockRef {
         if region.is_null() {
             // SAFETY: made by `BlockRef::heap` out of a box, and nobody else refers to it.
             let block = unsafe { Box::from_raw(self.0.cast::<HeapBlock>().as_ptr()) };
-            // SAFETY: allocated by `BlockRef::heap` with this layout.
-            unsafe { dealloc(block.base.as_ptr(), block.layout) };
+            // SAFETY: that was the last reference.
+            unsafe { block.memory.free() };
             return;
         }
         // SAFETY: `lend` counted the pool once for this block, so the pool and its region are there.
@@ -208,27 +225,23 @@ unsafe impl Sync for Region {}
 
 /// Where the memory of a region comes from, and so where it goes.
 enum Memory {
-    Heap(Layout),
-    /// Mapped for this region alone, at a multiple of [`HUGE_PAGE`].
-    Mapped,
+    Heap(HeapMemory),
+    /// A place for one huge page.
+    Huge,
 }
-
-/// Bytes of a huge page, as x86-64 and AArch64 with pages of 4 KiB have them.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 impl Region {
     /// Memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps the
     /// region for as long as it lives itself.  The memory is touched as it is used.
     pub(crate) fn new(cap: usize, count: usize, home: *const pool::Shared) -> Arc<Self> {
         let size = cap.checked_mul(count).expect("a pool's region overflows the address space");
-        let mapped = if size.is_multiple_of(HUGE_PAGE) { map(size) } else { None };
-        let (ptr, memory) = mapped.map_or_else(
+        let huge = if size == huge::PAGE { huge::take() } else { None };
+        let (ptr, memory) = huge.map_or_else(
             || {
-                let layout = Layout::from_size_align(size, BUF_ALIGN);
-                let layout = layout.expect("a pool's region overflows the address space");
-                (allocate(layout), Memory::Heap(layout))
+                let (ptr, memory) = HeapMemory::new(size, BUF_ALIGN);
+                (ptr, Memory::Heap(memory))
             },
-            |ptr| (ptr, Memory::Mapped),
+            |ptr| (ptr, Memory::Huge),
         );
         Arc::new_cyclic(|myself| {
             let index = |index| u32::try_from(index).expect("a pool's region has fewer blocks");
@@ -261,50 +274,21 @@ impl Region {
         libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size() }
     }
 
-    /// Asks the kernel to put what is in the region into huge pages, which a processor finds with less searching.  It
-    /// moves what is there, some 0.1 ms a huge page.  Kernels before 6.1 do it later, by themselves; where the system
-    /// has none to give or is told not to, nothing happens.
+    /// Asks the kernel to put what is in the region into a huge page, if it has the place for one.
     pub(crate) fn gather(&self) {
-        if matches!(self.memory, Memory::Mapped) {
-            for advice in [libc::MADV_HUGEPAGE, MADV_COLLAPSE] {
-                // SAFETY: the mapping is ours and as long; neither advice changes what it holds.
-                unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.size(), advice) };
-            }
+        if matches!(self.memory, Memory::Huge) {
+            huge::gather(self.ptr);
         }
-    }
-}
-
-/// From linux/mman.h (6.1).
-const MADV_COLLAPSE: libc::c_int = 25;
-
-/// Maps `size` zero bytes at a multiple of [`HUGE_PAGE`]; `None` when the system refuses.
-fn map(size: usize) -> Option<NonNull<u8>> {
-    let more = size.checked_add(HUGE_PAGE)?;
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, wherever the kernel has room.
-    let base = unsafe { libc::mmap(ptr::null_mut(), more, access, kind, -1, 0) };
-    if base == libc::MAP_FAILED {
-        return None;
-    }
-    let base: *mut u8 = base.cast();
-    let before = base.align_offset(HUGE_PAGE);
-    // SAFETY: both ends are parts of the mapping just made, outside of what is kept.
-    unsafe {
-        if before > 0 {
-            libc::munmap(base.cast(), before);
-        }
-        libc::munmap(base.add(before + size).cast(), HUGE_PAGE - before);
-        NonNull::new(base.add(before))
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        match self.memory {
-            // SAFETY: allocated in `new` with this layout, and no block is out.
-            Memory::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
-            // SAFETY: mapped in `new`, as long as this, and no block is out.
-            Memory::Mapped => drop(unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.size()) }),
+        match &self.memory {
+            // SAFETY: no block is out.
+            Memory::Heap(memory) => unsafe { memory.free() },
+            // SAFETY: taken in `new`, and no block is out.
+            Memory::Huge => unsafe { huge::give_back(self.ptr) },
         }
     }
 }
