@@ -276,7 +276,8 @@ fn method(effort: &Effort, idle: &str) -> String {
          arrived, and so does `iscsi-load` (test/iscsi). fio's nbd engine is the host over NBD, which costs the host more, so \
          that its figures say less of the daemon. {} rounds of {} s a measurement, the order turned each round; medians. \
          *goal* is what was asked for when the front was begun: SPDK's NVMe/TCP target on such a machine gave 350,000 to \
-         360,000 reads a second at depth 32 and 22 us at depth 1. *per-cpu* divides the requests by the user and system time \
+         360,000 reads a second at depth 32 and 22 us at depth 1; both targets in one run are on [a page of their \
+         own](spdk.md). *per-cpu* divides the requests by the user and system time \
          of the daemon.\n\n\
          Reads at random places of {SIZE} come from memory and not from a cache of the processor's, and a third of the \
          daemon's time is the kernel's copy of them into the socket, waiting for that memory. `-16m` is the same on a volume \
