@@ -25,12 +25,14 @@ impl Space {
     }
 }
 
-/// Pages that one chunk holds: a huge page of memory (see [`Pool::gather`]).
+/// Pages that one chunk holds: as many as a huge page has room for.
 const CHUNK: usize = 512;
-/// Pages that a chunk keeps apart at most: a volume that is written here and there takes little more than its pages.
+/// Pages that a chunk keeps in a tree at most: a volume that is written here and there takes little more than its pages.
 const CHUNK_FEW: usize = 64;
-/// Pages of a chunk from which on its memory is gathered: what the rest of a huge page takes is then little.
+/// Pages from which on a chunk lies in a huge page (see [`Pool::huge`]).
 const CHUNK_MOST: usize = CHUNK / 4 * 3;
+/// Pages below which a chunk gives its huge page back: it never takes four times what it holds.
+const CHUNK_SPARSE: usize = CHUNK / 4;
 /// Bytes at the start of a read that the processor is asked to bring near: they are sent or compared soon, and what is
 /// done until then hides the wait.  It brings the rest by itself, once it sees the first lines of a page be used.
 const NEAR: usize = 2048;
@@ -73,7 +75,7 @@ impl Page {
         Rc::strong_count(&self.counted) == 1
     }
 
-    /// Takes other memory, unless somebody else has the page or reads it.
+    /// Moves the page to `memory`, unless it is shared or being read.
     fn move_to(&mut self, memory: &Pool) {
         if self.is_own() && self.bytes.get_mut().is_some() {
             self.bytes = page_of(0, &self.bytes, memory);
@@ -111,76 +113,103 @@ fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
 /// Pages that lie side by side, with the memory they come from: all of it goes when they do.
 #[derive(Clone)]
 struct Chunk {
-    pages: Slots,
+    table: PageTable,
     count: usize,
     memory: Pool,
-    gathered: bool,
+    /// The memory is one huge page.
+    huge: bool,
 }
 
-/// Where the pages of a chunk are.
+/// Pages of a chunk by their number in it.
 #[derive(Clone)]
-enum Slots {
+enum PageTable {
     Few(BTreeMap<u16, Page>),
     Many(Vec<Option<Page>>),
 }
 
 impl Chunk {
     fn new() -> Self {
-        let memory = Pool::new(PAGE, CHUNK_FEW);
-        Self { pages: Slots::Few(BTreeMap::new()), count: 0, memory, gathered: false }
+        let table = PageTable::Few(BTreeMap::new());
+        Self { table, count: 0, memory: Pool::new(PAGE, CHUNK_FEW), huge: false }
     }
 
     fn get(&self, at: usize) -> Option<&Page> {
-        match &self.pages {
-            Slots::Few(pages) => pages.get(&(at as u16)),
-            Slots::Many(slots) => slots[at].as_ref(),
+        match &self.table {
+            PageTable::Few(pages) => pages.get(&(at as u16)),
+            PageTable::Many(slots) => slots[at].as_ref(),
         }
+    }
+
+    /// Returns the pages from `from` to `to`, both included, in order.
+    fn range(&self, from: usize, to: usize) -> impl Iterator<Item = (usize, &Page)> {
+        let (few, many) = match &self.table {
+            PageTable::Few(pages) => (Some(pages.range(from as u16..=to as u16)), None),
+            PageTable::Many(slots) => (None, Some(slots[from..=to].iter().enumerate())),
+        };
+        let few = few.into_iter().flatten().map(|(&at, page)| (usize::from(at), page));
+        few.chain(many.into_iter().flatten().filter_map(move |(at, page)| Some((from + at, page.as_ref()?))))
     }
 
     /// Writes into a page, if it is there; true if so.
     fn write(&mut self, at: usize, start: usize, data: &[u8]) -> bool {
-        let page = match &mut self.pages {
-            Slots::Few(pages) => pages.get_mut(&(at as u16)),
-            Slots::Many(slots) => slots[at].as_mut(),
+        let page = match &mut self.table {
+            PageTable::Few(pages) => pages.get_mut(&(at as u16)),
+            PageTable::Many(slots) => slots[at].as_mut(),
         };
         page.map(|page| page.write(start, data, &self.memory)).is_some()
     }
 
     /// Adds a page where there is none, with `data` at `start` and zeroes around it.
     fn add(&mut self, at: usize, start: usize, data: &[u8], space: &Rc<Space>) {
-        if self.count == CHUNK_FEW {
-            self.spread();
+        if self.count == CHUNK_FEW
+            && let PageTable::Few(few) = &mut self.table
+        {
+            let mut slots = vec![None; CHUNK];
+            for (at, page) in std::mem::take(few) {
+                slots[usize::from(at)] = Some(page);
+            }
+            self.table = PageTable::Many(slots);
+            self.move_to(Pool::new(PAGE, CHUNK));
         }
         let page = Page::new(page_of(start, data, &self.memory), space);
-        match &mut self.pages {
-            Slots::Few(pages) => drop(pages.insert(at as u16, page)),
-            Slots::Many(slots) => slots[at] = Some(page),
+        match &mut self.table {
+            PageTable::Few(pages) => drop(pages.insert(at as u16, page)),
+            PageTable::Many(slots) => slots[at] = Some(page),
         }
         self.count += 1;
-        if self.count >= CHUNK_MOST && !self.gathered {
-            self.gathered = true;
-            self.memory.gather();
+        if self.count >= CHUNK_MOST && !self.huge {
+            self.huge = true;
+            self.move_to(Pool::huge(PAGE));
         }
     }
 
-    /// Gives each page a slot, and memory in one piece, from now on.
-    fn spread(&mut self) {
-        let Slots::Few(few) = &mut self.pages else { return };
-        self.memory = Pool::in_one_piece(PAGE, CHUNK);
-        let mut slots = vec![None; CHUNK];
-        for (at, mut page) in std::mem::take(few) {
-            page.move_to(&self.memory);
-            slots[usize::from(at)] = Some(page);
+    /// Drops the pages from `from` to `to`, both included.
+    fn remove(&mut self, from: usize, to: usize) {
+        let before = self.count;
+        match &mut self.table {
+            PageTable::Few(pages) => {
+                pages.retain(|&at, _| !(from..=to).contains(&usize::from(at)));
+                self.count = pages.len();
+            }
+            PageTable::Many(slots) => {
+                for slot in &mut slots[from..=to] {
+                    self.count -= usize::from(slot.take().is_some());
+                }
+            }
         }
-        self.pages = Slots::Many(slots);
+        if self.count < before && self.count < CHUNK_SPARSE && self.huge {
+            self.huge = false;
+            self.move_to(Pool::new(PAGE, CHUNK));
+        }
     }
 
-    fn remove(&mut self, at: usize) {
-        let page = match &mut self.pages {
-            Slots::Few(pages) => pages.remove(&(at as u16)),
-            Slots::Many(slots) => slots[at].take(),
-        };
-        self.count -= usize::from(page.is_some());
+    /// Moves the pages to other memory, those that nobody shares or reads; the others go there when they are written.
+    fn move_to(&mut self, memory: Pool) {
+        match &mut self.table {
+            PageTable::Few(pages) => pages.values_mut().for_each(|page| page.move_to(&memory)),
+            PageTable::Many(slots) => slots.iter_mut().flatten().for_each(|page| page.move_to(&memory)),
+        }
+        self.memory = memory;
     }
 }
 
@@ -200,7 +229,7 @@ impl Pages {
             let base = number * CHUNK as u64;
             let from = first.saturating_sub(base).min(CHUNK as u64) as usize;
             let to = (last - base).min(CHUNK as u64 - 1) as usize;
-            (from..=to).filter_map(move |at| Some((base + at as u64, chunk.get(at)?)))
+            chunk.range(from, to).map(move |(at, page)| (base + at as u64, page))
         })
     }
 
@@ -234,7 +263,7 @@ impl Pages {
             let first = from.saturating_sub(base) as usize;
             let end = (last - base).min(CHUNK as u64 - 1) as usize;
             let Some(chunk) = self.0.get_mut(&number) else { continue };
-            (first..=end).for_each(|at| chunk.remove(at));
+            chunk.remove(first, end);
             if chunk.count == 0 {
                 self.0.remove(&number);
             }
@@ -342,11 +371,13 @@ impl Content {
             let base = index * PAGE_U64;
             let (from, to) = (extent.offset.max(base), end.min(base + PAGE_U64));
             let part = page.bytes.slice((from - base) as usize..(to - base) as usize);
-            part.prefetch(NEAR);
             (from, part)
         };
         if first == last {
-            data.runs.extend(self.pages.get(first).map(|page| part(first, page)).map(|(at, part)| (at, part.into())));
+            if let Some((at, part)) = self.pages.get(first).map(|page| part(first, page)) {
+                part.prefetch(NEAR);
+                data.runs.push((at, part.into()));
+            }
             return data;
         }
         for (index, page) in self.pages.range(first, last) {

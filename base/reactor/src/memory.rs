@@ -1,6 +1,6 @@
 //! The memory under buffers: reference-counted blocks, from the heap or from a pool's regions.
 //!
-//! What is counted lies apart from the bytes.  The counts of a region lie side by side, 16 bytes each: a pool of a
+//! Reference counts are stored apart from the bytes.  Those of a region lie side by side, 16 bytes each: a pool of a
 //! million blocks that are used in no order costs one look at memory that is in no cache for its count and one for its
 //! bytes, and the counts of 64 MiB of pages fit into a second-level cache.
 
@@ -17,7 +17,7 @@ use crate::pool;
 /// The count of buffers that refer to a piece of memory, and where that piece is.
 pub(crate) struct Block {
     refs: AtomicU32,
-    /// Its place in its region.
+    /// Index within the region.
     index: u32,
     /// The region that it lies in; null when it comes from the heap, and then it begins a [`HeapBlock`].
     region: *const Region,
@@ -57,7 +57,7 @@ struct HeapMemory {
 }
 
 impl HeapMemory {
-    /// Takes `size` zero bytes (one at least) that begin at a multiple of `align`; gives their address, too.
+    /// Allocates `size` zero bytes (one at least) at a multiple of `align`; returns their address too.
     fn new(size: usize, align: usize) -> (NonNull<u8>, Self) {
         // Long zeroed memory comes fresh from the system, without being cleared again, only at the heap's own
         // alignment; so take some more of it and begin at the first aligned place.
@@ -170,7 +170,9 @@ impl Clone for BlockRef {
     fn clone(&self) -> Self {
         let before = self.block().refs.fetch_add(1, Ordering::Relaxed);
         // As in Arc: so many can only be leaked, and wrapping around would free the block under its users.
-        assert!(before <= u32::MAX / 2, "too many references to a buffer");
+        if before > u32::MAX / 2 {
+            std::process::abort();
+        }
         Self(self.0)
     }
 }
@@ -191,7 +193,7 @@ pub(crate) struct FreeBlock(NonNull<Block>);
 unsafe impl Send for FreeBlock {}
 
 impl FreeBlock {
-    /// Gives it out; it keeps its pool until it comes back.
+    /// Lends the block; it keeps its pool alive until it is returned.
     ///
     /// # Safety
     /// The block is one of `home`'s regions.
@@ -226,7 +228,7 @@ unsafe impl Sync for Region {}
 /// Where the memory of a region comes from, and so where it goes.
 enum Memory {
     Heap(HeapMemory),
-    /// A place for one huge page.
+    /// Address space of a huge page.
     Huge,
 }
 
@@ -251,7 +253,7 @@ impl Region {
         })
     }
 
-    /// All its blocks, which nobody has yet.
+    /// Returns all blocks, all of them free.
     ///
     /// # Safety
     /// Called once.
@@ -264,7 +266,7 @@ impl Region {
         self.cap * self.blocks.len()
     }
 
-    /// A reference that keeps the region, whatever becomes of its pool.
+    /// Returns a reference that keeps the region alive after its pool.
     pub(crate) fn keep(&self) -> Arc<Self> {
         self.myself.upgrade().expect("a region that is looked at is there")
     }
@@ -274,11 +276,9 @@ impl Region {
         libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size() }
     }
 
-    /// Asks the kernel to put what is in the region into a huge page, if it has the place for one.
-    pub(crate) fn gather(&self) {
-        if matches!(self.memory, Memory::Huge) {
-            huge::gather(self.ptr);
-        }
+    /// Registering it with a device or a ring pays: a huge page is no memory of I/O, and pinning it would take all of it.
+    pub(crate) fn may_be_registered(&self) -> bool {
+        matches!(self.memory, Memory::Heap(_))
     }
 }
 

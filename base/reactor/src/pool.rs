@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_queue::ArrayQueue;
 
 use crate::buf::{BUF_ALIGN, BufMut};
-use crate::memory::{BlockRef, FreeBlock, Region};
+use crate::memory::{BlockRef, FreeBlock, Region, huge};
 
 /// Bytes that a pool allocates, and a ring registers, at first (or one buffer, if that is more), ...
 const REGION_BYTES_MIN: usize = 64 << 10;
@@ -48,12 +48,13 @@ impl Shared {
         let region = Region::new(self.size, count, Arc::as_ptr(self));
         // SAFETY: the region was made just now.
         let mut blocks = unsafe { region.blocks() };
+        // First of all the region is kept: its blocks do not do that.
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
         let first = blocks.next();
         for block in blocks {
             let full = self.free.push(block).is_err();
             debug_assert!(!full, "more blocks were made than the pool keeps");
         }
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region);
         first
     }
 }
@@ -72,10 +73,15 @@ impl Pool {
         Self::with_steps(buf_size, keep, (REGION_BYTES_MIN, REGION_BYTES_MAX))
     }
 
-    /// A pool whose memory is one piece, reserved at once and touched as it is used: with [`gather`](Self::gather), for
-    /// 2 MiB that will be looked at in no order.
-    pub fn in_one_piece(buf_size: usize, keep: usize) -> Self {
-        Self::with_steps(buf_size, keep, (usize::MAX, usize::MAX))
+    /// A pool of 2 MiB that lies in one huge page, as far as the system has one to give: a processor then finds any part
+    /// of it with less searching.  Buffers past that come from the heap.
+    ///
+    /// Meant for memory that will be used whole: all of it is taken at once.
+    pub fn huge(buf_size: usize) -> Self {
+        let pool = Self::with_steps(buf_size, huge::PAGE / buf_size, (huge::PAGE, huge::PAGE));
+        // Its first buffer makes the region.
+        drop(pool.get());
+        pool
     }
 
     fn with_steps(buf_size: usize, keep: usize, steps: (usize, usize)) -> Self {
@@ -106,15 +112,6 @@ impl Pool {
         BufMut::from_block(block)
     }
 
-    /// Asks the system to put one piece of 2 MiB into a huge page, once most of it is in use: a processor then finds any
-    /// part of it with less searching.  A matter of speed alone: it takes some 0.1 ms, and nothing happens where the
-    /// system has no huge page to give, or before Linux 6.1.
-    pub fn gather(&self) {
-        for region in self.shared.regions.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            region.gather();
-        }
-    }
-
     /// Bytes a buffer.
     pub fn buf_size(&self) -> usize {
         self.shared.size
@@ -135,7 +132,6 @@ impl fmt::Debug for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::huge::PAGE as HUGE_PAGE;
 
     #[test]
     fn memory_comes_back_from_other_threads() {
@@ -175,18 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn one_piece_keeps_what_it_holds_when_it_is_gathered_and_outlives_its_pool() {
-        const COUNT: usize = HUGE_PAGE / 4096;
-        let pool = Pool::in_one_piece(4096, COUNT);
+    fn a_huge_pool_is_one_piece_and_outlives_its_handle() {
+        const COUNT: usize = huge::PAGE / 4096;
+        let pool = Pool::huge(4096);
         let mut bufs: Vec<BufMut> = (0..COUNT).map(|_| pool.get()).collect();
         let places: Vec<usize> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
         let first = *places.iter().min().expect("there are buffers");
-        assert!(first.is_multiple_of(HUGE_PAGE));
-        assert_eq!(places.iter().max(), Some(&(first + HUGE_PAGE - 4096)), "one piece");
+        assert!(first.is_multiple_of(huge::PAGE));
+        assert_eq!(places.iter().max(), Some(&(first + huge::PAGE - 4096)), "one piece");
         for (at, buf) in bufs.iter_mut().enumerate() {
             buf.extend_from_slice(&[at as u8; 4096]);
         }
-        pool.gather();
         drop(bufs.split_off(COUNT / 2));
         assert_eq!(pool.outstanding(), COUNT / 2);
         drop(pool);
@@ -194,11 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn past_one_piece_the_heap_gives() {
-        let pool = Pool::in_one_piece(4096, 2);
+    fn past_a_huge_page_the_heap_gives() {
+        let pool = Pool::huge(1 << 20);
         let mut bufs: Vec<BufMut> = (0..4).map(|_| pool.get()).collect();
         bufs.iter_mut().for_each(|buf| buf.extend_from_slice(b"x"));
-        pool.gather();
         assert_eq!(pool.outstanding(), 2);
     }
 

@@ -62,7 +62,7 @@ impl FixedBuffers {
     }
 
     fn register(&mut self, ring: &IoUring, region: &Region) -> Option<u16> {
-        if self.refused {
+        if self.refused || !region.may_be_registered() {
             return None;
         }
         self.sweep(ring);

@@ -1,7 +1,6 @@
-//! Places for huge pages: 2 MiB of address space each, at a multiple of that.
+//! Huge pages: 2 MiB of memory each, which a processor finds with less searching than 512 pages of 4 KiB.
 //!
-//! Many lie in one mapping, since a process has 65,530 mappings at most (`vm.max_map_count`).  A place takes memory as it
-//! is touched, 4 KiB at a time; [`gather`] puts what is there into a huge page, for which a processor searches less.
+//! Many share one mapping, since a process has 65,530 mappings at most (`vm.max_map_count`).
 
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
@@ -9,51 +8,53 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes of a huge page, as x86-64 and AArch64 with pages of 4 KiB have them.
 pub(crate) const PAGE: usize = 2 << 20;
 
-/// Places that are mapped at a time.
-const PLACES: usize = 32;
+/// Huge pages that are mapped at a time.
+const MAPPED: usize = 32;
 
-/// From linux/mman.h (6.1).  It needs no `MADV_HUGEPAGE`, which would make a mapping of its own of each place.
+/// From linux/mman.h (6.1).  It needs no `MADV_HUGEPAGE`, which would make a mapping of its own of each.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// The address of a place that nobody uses; it reads as zeroes.
-struct Place(NonNull<u8>);
+/// The address of a huge page that nobody uses; it reads as zeroes.
+struct Free(NonNull<u8>);
 
-// SAFETY: a place is memory with one owner.
-unsafe impl Send for Place {}
+// SAFETY: it is memory with one owner.
+unsafe impl Send for Free {}
 
-static FREE: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
 
-/// A place of zero bytes; `None` when the system gives no more address space.
+/// Takes 2 MiB of zero bytes; `None` if the system gives no more address space.  On kernels before 6.1, and where it has
+/// no huge page to give, these are small pages.
 pub(super) fn take() -> Option<NonNull<u8>> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if free.is_empty() {
-        let first = map(PLACES * PAGE)?;
-        // SAFETY: each place is within the mapping.
-        free.extend((0..PLACES).rev().map(|at| Place(unsafe { first.add(at * PAGE) })));
+        let first = map(MAPPED * PAGE)?;
+        // SAFETY: each is within the mapping.
+        free.extend((0..MAPPED).rev().map(|at| Free(unsafe { first.add(at * PAGE) })));
     }
-    free.pop().map(|place| place.0)
+    let taken = free.pop().map(|free| free.0)?;
+    drop(free);
+    // SAFETY: the memory is ours; writing a zero gives it its first small page, without which there is nothing to
+    // collapse, and the advice changes nothing of what it holds.
+    unsafe {
+        taken.as_ptr().write_volatile(0);
+        libc::madvise(taken.as_ptr().cast(), PAGE, MADV_COLLAPSE);
+    }
+    Some(taken)
 }
 
-/// Takes a place back, and gives its memory to the system.
+/// Takes a huge page back, and gives its memory to the system.
 ///
 /// # Safety
 /// It came from [`take`], and nobody uses it any more.
-pub(super) unsafe fn give_back(place: NonNull<u8>) {
-    // SAFETY: the place is the caller's, and as long.
-    if unsafe { libc::madvise(place.as_ptr().cast(), PAGE, libc::MADV_DONTNEED) } == 0 {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(Place(place));
+pub(super) unsafe fn give_back(page: NonNull<u8>) {
+    // SAFETY: the memory is the caller's, and as long.
+    if unsafe { libc::madvise(page.as_ptr().cast(), PAGE, libc::MADV_DONTNEED) } == 0 {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(Free(page));
     } else {
-        // Locked memory, say: it would not read as zeroes.  The mapping goes.
+        // Locked memory, say: it would not read as zeroes.
         // SAFETY: as above.
-        unsafe { libc::munmap(place.as_ptr().cast(), PAGE) };
+        unsafe { libc::munmap(page.as_ptr().cast(), PAGE) };
     }
-}
-
-/// Puts what is in a place into a huge page.  It moves what is there, some 0.1 ms.  On kernels before 6.1, and where the
-/// system has no huge page to give, nothing happens.
-pub(super) fn gather(place: NonNull<u8>) {
-    // SAFETY: the advice changes nothing of what the place holds.
-    unsafe { libc::madvise(place.as_ptr().cast(), PAGE, MADV_COLLAPSE) };
 }
 
 /// Maps `size` zero bytes at a multiple of [`PAGE`]; `None` when the system refuses.
@@ -82,23 +83,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_aligned_reads_as_zeroes_and_keeps_its_bytes_when_it_is_gathered() {
+    fn huge_pages_are_aligned_apart_and_zero_each_time_they_are_taken() {
         for round in 1..=3_u8 {
-            let places: Vec<_> = (0..PLACES + 3).map(|_| take().expect("there is address space")).collect();
-            for place in &places {
-                assert!((place.as_ptr() as usize).is_multiple_of(PAGE));
-                // SAFETY: the place is ours.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), PAGE) };
+            let pages: Vec<_> = (0..MAPPED + 3).map(|_| take().expect("there is address space")).collect();
+            for page in &pages {
+                assert!((page.as_ptr() as usize).is_multiple_of(PAGE));
+                // SAFETY: it is ours.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(page.as_ptr(), PAGE) };
                 assert!(bytes.iter().step_by(4096).all(|&byte| byte == 0), "round {round}");
                 bytes.iter_mut().step_by(4096).for_each(|byte| *byte = round);
-                gather(*place);
-                assert!(bytes.iter().step_by(4096).all(|&byte| byte == round), "round {round}");
             }
-            let mut addresses: Vec<_> = places.iter().map(|place| place.as_ptr() as usize).collect();
+            let mut addresses: Vec<_> = pages.iter().map(|page| page.as_ptr() as usize).collect();
             addresses.sort_unstable();
-            assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= PAGE), "places overlap");
+            assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= PAGE), "they overlap");
             // SAFETY: taken above, each once.
-            places.into_iter().for_each(|place| unsafe { give_back(place) });
+            pages.into_iter().for_each(|page| unsafe { give_back(page) });
         }
     }
 }

@@ -107,7 +107,8 @@ impl Device {
     }
 
     fn keyed(&self, region: Option<&Region>, at: *const u8, len: usize, lent: bool) -> Option<(Piece, u32)> {
-        let (lkey, rkey) = match self.keys(region?, lent) {
+        let region = region.filter(|region| region.may_be_registered())?;
+        let (lkey, rkey) = match self.keys(region, lent) {
             Ok(keys) => keys,
             Err(error) => {
                 tracing::debug!(%error, "no more memory can be registered for RDMA; copying instead");
