@@ -147,10 +147,6 @@ impl Inner {
         self.driver.borrow().now()
     }
 
-    pub(crate) fn turn_began(&self) -> Instant {
-        self.turn_began.get()
-    }
-
     pub(crate) fn wall_clock(&self) -> Duration {
         self.driver.borrow().wall_clock()
     }
@@ -363,12 +359,11 @@ impl Reactor {
             notified: AtomicBool::new(true),
             unpark: driver.unparker(),
         };
-        let began = driver.now();
         let inner = Inner {
             driver: RefCell::new(driver),
             ready: RefCell::default(),
             yielded: RefCell::default(),
-            turn_began: Cell::new(began),
+            turn_began: Cell::default(),
             remote: Arc::new(remote),
             tasks: RefCell::default(),
             ops: Ops::default(),

@@ -39,4 +39,4 @@ pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spaw
 pub use fs::File;
 pub use net::{Addr, Listener, SharedListener, Stream};
 pub use pool::Pool;
-pub use time::{Instant, now, random, sleep, sleep_until, timeout, turn_began, wall_clock};
+pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};

@@ -55,13 +55,6 @@ pub fn now() -> Instant {
     with_current(|reactor| reactor.now())
 }
 
-/// When this reactor began the turn it is in: what it works on now came before that.
-///
-/// It costs nothing to ask, unlike [`now`], which matters to who measures hundreds of short requests a turn.
-pub fn turn_began() -> Instant {
-    with_current(|reactor| reactor.turn_began())
-}
-
 /// Time since 1970-01-01T00:00:00Z, by this reactor's clock.
 pub fn wall_clock() -> Duration {
     with_current(|reactor| reactor.wall_clock())

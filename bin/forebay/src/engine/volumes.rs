@@ -11,7 +11,7 @@ use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
 use forebay_image::Image;
 use forebay_reactor::sync::{KeyedLock, Notify};
-use forebay_reactor::{Instant, now, timeout, try_spawn, turn_began};
+use forebay_reactor::{Instant, now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
@@ -223,8 +223,7 @@ impl BlockDevice for Metered {
         }
         let (kind, is_write) = (Kind::of(&request), request.is_write());
         let bytes = request.extent().map_or(0, |extent| extent.len);
-        // A host's request has been here since the turn that took it in.
-        let started = turn_began();
+        let started = now();
         let work = self.volume.top().submit(request);
         let measured = Measured { work, volume: self.volume.clone(), kind, bytes, started };
         match is_write {
