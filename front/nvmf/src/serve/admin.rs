@@ -186,11 +186,11 @@ impl Connection {
         let connect = match Connect::decode(sqe, data) {
             Ok(connect) => connect,
             Err(None) => {
-                tracing::info!(peer = %self.peer, "a Connect is refused: its record has a format that is not known");
+                tracing::info!(peer = %self.peer, "refused Connect: unknown record format");
                 return self.refuse(sqe, Refused { status: Status::CONNECT_FORMAT.final_(), wrong: None });
             }
             Err(Some(wrong)) => {
-                tracing::info!(peer = %self.peer, field = wrong.name(), "a Connect is refused: a field is not valid");
+                tracing::info!(peer = %self.peer, "refused Connect: invalid {}", wrong.name());
                 return self.refuse(sqe, parameter(wrong));
             }
         };
@@ -198,8 +198,8 @@ impl Connection {
         if entries < 2 || entries > Self::entries_max(connect.queue) {
             let most = Self::entries_max(connect.queue);
             tracing::info!(
-                peer = %self.peer, host = connect.host, queue = connect.queue, entries, most,
-                "a Connect is refused: its queue has too few or too many entries"
+                peer = %self.peer, host = connect.host, queue = connect.queue,
+                "refused Connect: queue of {entries} entries, allowed are 2 to {most}"
             );
             return self.refuse(sqe, parameter(connect_field::SIZE));
         }

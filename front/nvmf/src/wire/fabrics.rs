@@ -84,7 +84,7 @@ impl Wrong {
         Self { offset, in_data: true }
     }
 
-    /// What the field is called.
+    /// Returns the field's name, for logs.
     pub fn name(self) -> &'static str {
         match self {
             connect_field::QUEUE => "queue identifier",
@@ -93,7 +93,7 @@ impl Wrong {
             connect_field::CNTLID => "controller identifier",
             connect_field::SUBSYSTEM => "subsystem NQN",
             connect_field::HOST => "host NQN",
-            _ => "field",
+            _ => "unknown field",
         }
     }
 
