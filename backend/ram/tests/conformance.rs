@@ -75,6 +75,76 @@ fn an_object_of_many_chunks_is_what_was_written() {
     assert_eq!(at_once(backend.usage()).expect("it is known").used, LEN as u64);
 }
 
+/// A chunk gets its table with the 65th page, its huge page with the 384th, and gives that back below 128.  Who holds what
+/// was read, and a snapshot, keep what they have through all of it.
+#[test]
+fn a_chunk_changes_its_memory_under_readers_and_snapshots() {
+    const PAGE: u64 = 4096;
+    let backend = RamBackend::new("ram");
+    let name = ObjectName::new("chunk");
+    let submit = |ops: Vec<ObjectOp>, snapc: Option<&Rc<SnapContext>>| {
+        at_once(backend.submit(&name, Transaction { snapc: snapc.cloned(), ops, ..Transaction::default() }))
+    };
+    let page = |number: u64, byte: u8| {
+        let data = BufList::from(Buf::copy_of(&[byte; PAGE as usize]));
+        ObjectOp::Write { offset: number * PAGE, data }
+    };
+    let read = |snap, number: u64| {
+        let extent = Extent::new(number * PAGE, PAGE);
+        at_once(backend.read(&name, ObjectRead::new(snap, extent))).expect("it is there").fill(extent)
+    };
+    let used = || at_once(backend.usage()).expect("it is known").used / PAGE;
+    let mut held = Vec::new();
+    let mut snaps: Vec<(SnapId, u64)> = Vec::new();
+    let mut snapc = None;
+    for number in 0..512_u64 {
+        if [64, 383].contains(&number) {
+            // Just before the table, and before the huge page: a reader of one page, a snapshot that shares all of them.
+            held.push((read(SnapId::HEAD, 0), read(SnapId::HEAD, number - 1)));
+            let snap = at_once(backend.snap_allocate()).expect("a number");
+            snaps.push((snap, number));
+            let newest_first = snaps.iter().rev().map(|(snap, _)| *snap).collect();
+            snapc = Some(Rc::new(SnapContext { seq: snap.0, snaps: newest_first }));
+        }
+        submit(vec![page(number, number as u8)], snapc.as_ref()).expect("written");
+        if [64, 383].contains(&number) {
+            submit(vec![page(0, 0xE0 + snaps.len() as u8)], snapc.as_ref()).expect("written");
+        }
+    }
+    // A transaction of several steps that fails leaves all as it was.
+    let wrong = ObjectOp::Compare { offset: 0, data: BufList::from(Buf::copy_of(b"not this")) };
+    submit(vec![page(1, 0xFF), wrong], snapc.as_ref()).expect_err("it holds something else");
+    let first = |count: usize| if count == 0 { 0 } else { 0xE0 + count as u8 };
+    let check = |number: u64, count: usize, data: &BufList| {
+        let wanted = if number == 0 { first(count) } else { number as u8 };
+        assert!(data.to_vec() == [wanted; PAGE as usize], "page {number}");
+    };
+    (0..512).for_each(|number| check(number, 2, &read(SnapId::HEAD, number)));
+    for (count, (snap, pages)) in snaps.iter().enumerate() {
+        (0..*pages).for_each(|number| check(number, count, &read(*snap, number)));
+    }
+    for (count, (zeroth, last)) in held.iter().enumerate() {
+        check(0, count, zeroth);
+        check(snaps[count].1 - 1, count, last);
+    }
+    // Each snapshot has a page 0 of its own.
+    assert_eq!(used(), 512 + 2);
+    for (snap, _) in &snaps {
+        at_once(backend.snap_remove(*snap)).expect("it was there");
+    }
+    assert_eq!(used(), 512);
+    let kept = read(SnapId::HEAD, 500);
+    submit(vec![ObjectOp::Zero { extent: Extent::new(100 * PAGE, 400 * PAGE) }], None).expect("discarded");
+    assert_eq!(used(), 112);
+    (1..100).chain(500..512).for_each(|number| check(number, 2, &read(SnapId::HEAD, number)));
+    check(500, 2, &kept);
+    assert!(read(SnapId::HEAD, 300).to_vec() == [0; PAGE as usize]);
+    for number in 100..500 {
+        submit(vec![page(number, number as u8)], None).expect("written");
+    }
+    (0..512).for_each(|number| check(number, 2, &read(SnapId::HEAD, number)));
+}
+
 #[test]
 fn all_cases_on_one_pool() {
     let backend = RamBackend::new("ram");
