@@ -11,9 +11,6 @@ pub(crate) const PAGE: usize = 2 << 20;
 /// Huge pages that are mapped at a time.
 const MAPPED: usize = 32;
 
-/// From linux/mman.h (6.1).  It needs no `MADV_HUGEPAGE`, which would make a mapping of its own of each.
-const MADV_COLLAPSE: libc::c_int = 25;
-
 /// The address of a huge page that nobody uses; it reads as zeroes.
 struct Free(NonNull<u8>);
 
@@ -22,8 +19,8 @@ unsafe impl Send for Free {}
 
 static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
 
-/// Takes 2 MiB of zero bytes; `None` if the system gives no more address space.  On kernels before 6.1, and where it has
-/// no huge page to give, these are small pages.
+/// Takes 2 MiB of zero bytes; `None` if the system gives no more address space.  Where it has no huge page to give, these
+/// are small pages.
 pub(super) fn take() -> Option<NonNull<u8>> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if free.is_empty() {
@@ -31,15 +28,7 @@ pub(super) fn take() -> Option<NonNull<u8>> {
         // SAFETY: each is within the mapping.
         free.extend((0..MAPPED).rev().map(|at| Free(unsafe { first.add(at * PAGE) })));
     }
-    let taken = free.pop().map(|free| free.0)?;
-    drop(free);
-    // SAFETY: the memory is ours; writing a zero gives it its first small page, without which there is nothing to
-    // collapse, and the advice changes nothing of what it holds.
-    unsafe {
-        taken.as_ptr().write_volatile(0);
-        libc::madvise(taken.as_ptr().cast(), PAGE, MADV_COLLAPSE);
-    }
-    Some(taken)
+    free.pop().map(|free| free.0)
 }
 
 /// Takes a huge page back, and gives its memory to the system.
@@ -74,6 +63,9 @@ fn map(size: usize) -> Option<NonNull<u8>> {
             libc::munmap(base.cast(), before);
         }
         libc::munmap(base.add(before + size).cast(), PAGE - before);
+        // The whole mapping, so that it stays one: the first touch of a huge page takes all of it.  Collapsing small
+        // pages (MADV_COLLAPSE) waits for every processor, for milliseconds on a busy machine.
+        libc::madvise(base.add(before).cast(), size, libc::MADV_HUGEPAGE);
         NonNull::new(base.add(before))
     }
 }
