@@ -27,6 +27,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             shared.state.borrow_mut().starved = true;
             let room = shared.room.wait();
             shared.write_back.notify_all();
+            shared.settled.notify_all();
             room.await;
             if shared.state.borrow().closing {
                 return;

@@ -453,6 +453,10 @@ impl<K: LogKeeper> LogAttachment<K> {
     /// # Errors
     /// When not everything that was acknowledged could be made durable.
     pub async fn close(&self) -> Result<()> {
+        // What it has acknowledged lasts, whatever the change of the log waits for that has the turn.
+        if let Some(log) = self.log() {
+            log.stop().await;
+        }
         let _turn = self.turn.acquire(1).await;
         let closed = Error::new(ErrorKind::ShuttingDown, "the volume is closed");
         let before = self.slot.replace(Slot::Unusable(closed));

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forebay_block::{LocalFuture, Reply, Request, Result};
 
 use crate::log::Shared;
-use crate::state::Mode;
+use crate::state::{Mode, State};
 
 /// What was answered before lasts when this is answered; what is queued from now on is of a new generation.
 pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
@@ -45,6 +45,36 @@ pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
         }
     }
     flush_direct(shared).await
+}
+
+/// Makes what was answered last on the medium, without anything of the backend.  Of a full log that is what has its place
+/// already; the rest follows as far as the backend makes room.
+pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
+    if !shared.is_early() {
+        return;
+    }
+    let all = |state: &State| state.appended_seq >= state.entries.head() || !state.mode.is_on();
+    loop {
+        let over = || {
+            let state = shared.state.borrow();
+            all(&state) || state.starved && state.appending.is_empty() && state.synced_seq < state.appended_seq
+        };
+        shared.settled.wait_until(over).await;
+        if !shared.state.borrow().mode.is_on() {
+            break;
+        }
+        if let Err(error) = sync(shared).await {
+            crate::append::turn_off(shared, error);
+        }
+        if all(&shared.state.borrow()) {
+            break;
+        }
+    }
+    let turning_off = matches!(shared.state.borrow().mode, Mode::TurningOff(_));
+    if turning_off && let Err(error) = shared.medium.sync().await {
+        // Whatever it says, what a failed medium has is not relied on: it goes to the backend.
+        tracing::debug!(%error, "a write log that turns off could not be synced");
+    }
 }
 
 /// Makes everything last that is on the medium.

@@ -229,6 +229,27 @@ impl WriteLog {
         self.shared.state.borrow().ending
     }
 
+    /// Returns how many bytes were answered, at most, that neither the medium nor the backend is known to keep: they are lost
+    /// if the process ends now.
+    pub fn unkept_bytes(&self) -> u64 {
+        if !self.shared.is_early() {
+            return 0;
+        }
+        let state = self.shared.state.borrow();
+        let first = state.synced_seq.max(state.entries.tail());
+        (first..state.entries.head()).filter_map(|seq| state.entries.get(seq)).map(|entry| entry.extent().len).sum()
+    }
+
+    /// Takes no more requests, and makes what was answered last on the medium, without waiting for the backend where the
+    /// medium has room.  To be followed by [`close`](Self::close).
+    pub async fn stop(&self) {
+        let shared = &self.shared;
+        shared.state.borrow_mut().ending = true;
+        shared.settled.notify_all();
+        shared.write_back.notify_all();
+        flush::make_last_on_medium(shared).await;
+    }
+
     /// Waits until nothing of a closed log is under way any more, so that its place can be given to others.
     pub async fn gone(self: Rc<Self>) {
         let (last, gone) = oneshot::channel::<()>();
@@ -245,9 +266,8 @@ impl WriteLog {
     /// When not everything could be written back, or the medium failed.  The log is closed all the same.
     pub async fn close(&self, flush: bool) -> Result<()> {
         let shared = &self.shared;
-        shared.state.borrow_mut().ending = true;
-        shared.settled.notify_all();
-        shared.write_back.notify_all();
+        // A backend that does not answer keeps nothing from the medium.
+        self.stop().await;
         if !flush && matches!(shared.state.borrow().mode, Mode::Acquiring) {
             // Nothing was acknowledged, and nothing on the medium may be changed by who is not the owner.
             shared.state.borrow_mut().closing = true;

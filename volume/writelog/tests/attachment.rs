@@ -7,10 +7,13 @@ use std::future::ready;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::{LONG, Memory, on_a_shelf, patience, read, write};
+use common::{Gate, LONG, MILLISECOND, Memory, PATH, on_a_shelf, patience, read, write};
 use forebay_block::{BlockDevice, Error, ErrorKind, Extent, LocalFuture, Request, Result};
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::{LogAttachment, LogKeeper, LogRecord, Mode, Options, PlaceChange, Shelf};
+use forebay_sim::{CrashKind, Faults, World};
+use forebay_writelog::{
+    LogAttachment, LogKeeper, LogRecord, MediumKind, Mode, Options, Persist, PlaceChange, Shelf, ShelfOptions,
+};
 
 const PLACE: &str = "/logs:16M";
 
@@ -23,12 +26,16 @@ struct SharedImage {
     loads: Cell<u64>,
     /// The host that has the exclusive lock, and how often.
     owner: Cell<Option<(u8, usize)>>,
+    persist: Cell<Persist>,
+    /// The record is stored while it is open.
+    storing: Gate,
 }
 
 impl SharedImage {
     fn new(shelf: Rc<Shelf>) -> Rc<Self> {
         let (base, record) = (Memory::new(1 << 20), RefCell::default());
-        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None) })
+        let (persist, storing) = (Cell::new(Persist::OnWrite), Gate::default());
+        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None), persist, storing })
     }
 
     async fn open(self: &Rc<Self>, host: u8) -> LogAttachment<Host> {
@@ -71,8 +78,14 @@ impl LogKeeper for Host {
     }
 
     fn store(&self, record: LogRecord<Self::Place>) -> LocalFuture<Result<()>> {
-        self.image.record.replace(record);
-        Box::pin(ready(Ok(())))
+        let image = self.image.clone();
+        Box::pin(async move {
+            image.storing.waiting.set(image.storing.waiting.get() + 1);
+            image.storing.opened.wait_until(|| !image.storing.closed.get()).await;
+            image.storing.waiting.set(image.storing.waiting.get() - 1);
+            image.record.replace(record);
+            Ok(())
+        })
     }
 
     fn lock(&self) -> LocalFuture<Result<Hold>> {
@@ -99,7 +112,7 @@ impl LogKeeper for Host {
     }
 
     fn options(&self, _place: &Self::Place) -> Options {
-        patience()
+        Options { persist: self.image.persist.get(), ..patience() }
     }
 
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange {
@@ -230,4 +243,44 @@ fn a_disabled_log_leaves_no_space_behind_however_its_volume_goes_on() {
             assert_ne!(image.base.bytes.borrow()[0], 0, "what it had acknowledged is written back");
         });
     }
+}
+
+#[test]
+fn closing_makes_acknowledged_writes_last_in_the_log_before_it_waits_for_the_backend() {
+    let world = World::new(1, Faults::none());
+    world.add_disk(PATH, 64 << 20, 512);
+    let open = async || {
+        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+        Shelf::open(MediumKind::Ssd, std::path::Path::new(PATH), options).await.expect("a shelf")
+    };
+    let reactor = world.reactor();
+    let ran = world.run(&reactor, async {
+        let image = SharedImage::new(open().await);
+        image.persist.set(Persist::OnFlush);
+        let attachment = Rc::new(image.open(1).await);
+        attachment.attach(&PLACE).await.expect("a log");
+        attachment.device().submit(write(0, 1, 4096)).await.expect("written");
+        image.base.gate.closed.set(true);
+        let ending = attachment.clone();
+        drop(spawn(async move { ending.end(LONG).await }));
+        while image.base.gate.waiting.get() == 0 {
+            sleep(MILLISECOND).await;
+        }
+        for at in 1..20 {
+            attachment.device().submit(write(at << 15, at as u8, 4096)).await.expect("acknowledged");
+        }
+        let log = attachment.log().expect("a log");
+        assert_eq!(log.unkept_bytes(), 19 * 4096, "they are acknowledged before they last");
+        timeout(Duration::from_secs(10), attachment.close()).await.expect_err("the backend does not answer");
+        assert_eq!(log.unkept_bytes(), 0);
+    });
+    ran.expect("it ends");
+    world.crash(reactor, CrashKind::Power);
+    let reactor = world.reactor();
+    let ran = world.run(&reactor, async {
+        let shelf = open().await;
+        let found = shelf.inspect(&shelf.ids()[0]).await.expect("a log");
+        assert_eq!(found.dirty_entries, 20);
+    });
+    ran.expect("it ends");
 }

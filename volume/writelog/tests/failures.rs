@@ -238,6 +238,48 @@ fn who_waits_for_a_log_to_be_written_back_hears_that_it_is_closed() {
     });
 }
 
+#[test]
+fn closing_makes_acknowledged_writes_last_though_one_that_goes_round_hangs() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        let options = Options { persist: Persist::OnFlush, ..patience() };
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
+        log.submit(write(0, 1, 4096)).await.expect("acknowledged");
+        inner.gate.closed.set(true);
+        drop(spawn(log.submit(write(4096, 2, 512 << 10))));
+        while inner.gate.waiting.get() == 0 {
+            sleep(MILLISECOND).await;
+        }
+        assert_eq!((log.counters().direct, log.unkept_bytes()), (1, 4096));
+        timeout(Duration::from_secs(10), log.close(false)).await.expect_err("the backend does not answer");
+        assert_eq!(log.unkept_bytes(), 0);
+        inner.gate.open();
+    });
+}
+
+#[test]
+fn closing_a_full_log_makes_last_what_has_its_place_and_tells_of_the_rest() {
+    on_a_shelf_of(true, async |_, shelf| {
+        let inner = Memory::new(8 << 20);
+        let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
+        let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
+        inner.gate.closed.set(true);
+        let writes: Vec<_> = (0..100_u64).map(|at| spawn(log.submit(write(at << 13, at as u8, 8192)))).collect();
+        sleep(LONG).await;
+        let before = log.unkept_bytes();
+        timeout(Duration::from_secs(10), log.close(false)).await.expect_err("there is no room");
+        let after = log.unkept_bytes();
+        let mut acknowledged = 0;
+        for write in writes {
+            acknowledged += 8192 * u64::from(timeout(LONG, write).await.expect("answered").is_ok());
+        }
+        let stats = log.stats();
+        assert!(0 < after && after <= before, "{before} {after}");
+        assert_eq!(after, acknowledged - stats.appended_bytes, "what has its place lasts");
+        inner.gate.open();
+    });
+}
+
 // ---- A backend that is full, or gone ----
 
 #[test]
