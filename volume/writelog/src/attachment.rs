@@ -381,6 +381,9 @@ impl<K: LogKeeper> LogAttachment<K> {
     async fn create(&self, epoch: u64, place: &K::Place, lock: K::Lock) -> Result<()> {
         let (keeper, volume) = (&self.keeper, self.keeper.volume_id());
         let shelf = keeper.shelf(place, true).await?;
+        if let Err(error) = shelf.discard_older(&volume, epoch).await {
+            tracing::warn!(%place, %error, "the space of a write log that was given up could not be freed");
+        }
         let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
         let opened = match shelf.open_log(&id, &volume, epoch).await {
             Ok(opened) => opened,
@@ -467,13 +470,25 @@ impl<K: LogKeeper> LogAttachment<K> {
             return Ok(());
         };
         let result = log.close(false).await;
-        let disabled = matches!(log.mode(), Mode::Off(_));
+        let mode = log.mode();
         log.gone().await;
-        if disabled {
+        let released = match mode {
+            Mode::Off(_) => true,
+            // It may have been on its way to the record.
+            Mode::TurningOff(_) => self.is_released(&recorded.id).await,
+            Mode::Acquiring | Mode::On | Mode::Failed(_) => false,
+        };
+        if released {
             // The record does not name it any more, and nobody would ever look for it.
             free_disabled(&shelf, &recorded).await;
         }
         result
+    }
+
+    /// Returns whether the record is known not to name a log any more.
+    async fn is_released(&self, id: &LogId) -> bool {
+        let record = self.keeper.load().await;
+        record.is_ok_and(|record| record.log.is_none_or(|log| log.id != *id))
     }
 
     /// Gives up the log that the record of a volume names, with what it holds.  The volume must not be open.

@@ -636,6 +636,26 @@ impl Shelf {
         self.forget(id).await
     }
 
+    /// Forgets the logs of a volume that are of an epoch before `epoch` and not open: [`open_log`](Self::open_log) refuses
+    /// them for good.  One whose superblock cannot be read is left.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub async fn discard_older(&self, volume: &str, epoch: u64) -> Result<()> {
+        for id in self.ids() {
+            let Ok(entry) = self.entry(&id) else { continue };
+            let Ok(NewestSuperblock { superblock, .. }) = self.superblock(&entry).await else { continue };
+            if superblock.volume != volume || superblock.epoch >= epoch {
+                continue;
+            }
+            match self.discard(&id).await {
+                Err(error) if !matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Takes a log out of the directory.
     async fn forget(&self, id: &LogId) -> Result<()> {
         let mut directory = self.directory.borrow().clone();

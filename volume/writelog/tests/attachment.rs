@@ -246,6 +246,52 @@ fn a_disabled_log_leaves_no_space_behind_however_its_volume_goes_on() {
 }
 
 #[test]
+fn a_log_that_is_released_while_it_is_closed_leaves_no_space_behind() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf.clone());
+        let attachment = image.open(1).await;
+        attachment.attach(&PLACE).await.expect("a log");
+        attachment.device().submit(write(0, 7, 4096)).await.expect("written");
+        let log = attachment.log().expect("a log");
+        image.storing.closed.set(true);
+        let disabling = spawn(async move { log.disable(Error::new(ErrorKind::Io, "its medium is worn")).await });
+        while image.storing.waiting.get() == 0 {
+            sleep(MILLISECOND).await;
+        }
+        let closing = spawn(async move { attachment.close().await });
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(disabling.await.expect_err("it is closed first").kind(), ErrorKind::ShuttingDown);
+        image.storing.open();
+        timeout(LONG, closing).await.expect("it ends").expect("closed");
+        assert_eq!(image.record.borrow().log, None, "the record has let go of it");
+        assert!(shelf.ids().is_empty(), "{:?} still takes space", shelf.ids());
+        assert_ne!(image.base.bytes.borrow()[0], 0, "what it had acknowledged is written back");
+    });
+}
+
+#[test]
+fn a_new_log_takes_the_space_of_older_ones_of_its_volume_and_of_no_other() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf.clone());
+        let older = shelf.create("one", "pool/image", 16 << 20, 0).await.expect("room");
+        let other = shelf.create("two", "pool/other", 16 << 20, 0).await.expect("room");
+        let open = shelf.create("one", "pool/image", 1 << 24, 0).await.expect("room");
+        let held = shelf.open_log(&open, "one", 0).await.expect("open");
+        image.record.replace(LogRecord { epoch: 1, log: None });
+        let attachment = image.open(1).await;
+        attachment.attach(&PLACE).await.expect("a log");
+        let ours = attachment.recorded().expect("a log").id;
+        let left = shelf.ids();
+        assert!(!left.contains(&older), "nobody will ever open it");
+        for kept in [other, open, ours] {
+            assert!(left.contains(&kept));
+        }
+        drop(held);
+        attachment.close().await.expect("closed");
+    });
+}
+
+#[test]
 fn closing_makes_acknowledged_writes_last_in_the_log_before_it_waits_for_the_backend() {
     let world = World::new(1, Faults::none());
     world.add_disk(PATH, 64 << 20, 512);
