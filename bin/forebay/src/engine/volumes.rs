@@ -292,13 +292,16 @@ struct ClosingLogs {
 /// One log that is being closed.
 #[derive(Default)]
 struct ClosingLog {
+    /// The log, as long as it is open.
+    log: Weak<WriteLog>,
     result: RefCell<Option<forebay_block::Result<()>>>,
     ended: Notify,
 }
 
 impl ClosingLogs {
     fn begin(self: &Rc<Self>, spec: &ImageSpec, attachment: Rc<LogAttachment<ImageLog>>) {
-        let closing = Rc::new(ClosingLog::default());
+        let log = attachment.log().map_or_else(Weak::new, |log| Rc::downgrade(&log));
+        let closing = Rc::new(ClosingLog { log, ..ClosingLog::default() });
         self.logs.borrow_mut().insert(spec.clone(), closing.clone());
         let (all, own) = (self.clone(), spec.clone());
         let begun = try_spawn(async move {
@@ -321,9 +324,29 @@ impl ClosingLogs {
 
     /// Waits until no log of an image is being closed.
     async fn closed(&self, spec: &ImageSpec) -> forebay_block::Result<()> {
-        let Some(closing) = self.logs.borrow().get(spec).cloned() else { return Ok(()) };
-        closing.ended.wait_until(|| closing.result.borrow().is_some()).await;
-        closing.result.borrow().clone().unwrap_or(Ok(()))
+        let closing = self.logs.borrow().get(spec).cloned();
+        match closing {
+            Some(closing) => closing.closed().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl ClosingLog {
+    /// Waits until it is closed; what came of that.
+    async fn closed(&self) -> forebay_block::Result<()> {
+        self.ended.wait_until(|| self.result.borrow().is_some()).await;
+        self.result.borrow().clone().unwrap_or(Ok(()))
+    }
+
+    /// Returns the error of a log that is given up before it is closed.
+    fn not_closed(&self, patience: Duration) -> forebay_block::Error {
+        let unkept = self.log.upgrade().map_or(0, |log| log.unkept_bytes());
+        let mut text = format!("it could not be closed in {} s; it keeps what it holds", patience.as_secs());
+        if unkept > 0 {
+            text.push_str(&format!(", but not {unkept} acknowledged bytes at most that no host has flushed"));
+        }
+        forebay_block::Error::new(ErrorKind::TimedOut, text)
     }
 }
 
@@ -408,7 +431,8 @@ impl Volumes {
     }
 
     /// Closes the logs of all volumes, used or not, side by side; what came of that.  Those that take longer than
-    /// `patience` are left as a power failure would leave them: what they have acknowledged is recovered from them.
+    /// `patience` are left as a power failure would leave them: what they hold is recovered from them.  That is all that
+    /// they have acknowledged, unless the log of a volume that answers early has no room or a medium that fails.
     pub async fn close_all(&self, patience: Duration) -> Vec<(ImageSpec, forebay_block::Result<()>)> {
         let deadline = now() + patience;
         for spec in self.open_specs() {
@@ -416,11 +440,16 @@ impl Volumes {
                 self.closing.begin(&spec, volume.attachment.clone());
             }
         }
-        let closing: Vec<ImageSpec> = self.closing.logs.borrow().keys().cloned().collect();
+        // Those that end while another is waited for are not found any more.
+        let closing = self.closing.logs.borrow().clone();
         let mut results = Vec::new();
-        for spec in closing {
-            let closed = timeout(deadline.since(now()), self.closing.closed(&spec)).await;
-            results.push((spec, closed.unwrap_or_else(|_| Err(not_closed(patience)))));
+        for (spec, log) in closing {
+            let closed = timeout(deadline.since(now()), log.closed()).await.unwrap_or_else(|_| {
+                let error = log.not_closed(patience);
+                tracing::warn!(image = %spec, %error, "a write log is left as it is; it is recovered when opened");
+                Err(error)
+            });
+            results.push((spec, closed));
         }
         results
     }
@@ -430,11 +459,6 @@ impl Volumes {
         let open = self.open.borrow();
         open.iter().filter(|(_, volume)| volume.strong_count() > 0).map(|(spec, _)| spec.clone()).collect()
     }
-}
-
-fn not_closed(patience: Duration) -> forebay_block::Error {
-    let text = format!("it could not be closed in {} s; it keeps what it holds", patience.as_secs());
-    forebay_block::Error::new(ErrorKind::TimedOut, text)
 }
 
 fn being_changed(spec: &ImageSpec) -> Failure {
@@ -514,7 +538,35 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use forebay_reactor::{DriverChoice, Reactor, spawn, yield_now};
+
     use super::*;
+
+    #[test]
+    fn a_log_that_fails_to_close_while_another_is_waited_for_is_told_of() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        reactor.block_on(async {
+            let volumes = Volumes::new();
+            let spec = |text: &str| text.parse::<ImageSpec>().expect("a spec");
+            let (first, second) = (Rc::new(ClosingLog::default()), Rc::new(ClosingLog::default()));
+            let logs = [(spec("ram/a"), first.clone()), (spec("ram/b"), second.clone())];
+            volumes.closing.logs.borrow_mut().extend(logs);
+            let own = volumes.closing.clone();
+            drop(spawn(async move {
+                let failure = forebay_block::Error::new(ErrorKind::Io, "its medium is worn");
+                for (log, of, result) in [(second, "ram/b", Err(failure)), (first, "ram/a", Ok(()))] {
+                    yield_now().await;
+                    log.result.replace(Some(result));
+                    log.ended.notify_all();
+                    own.logs.borrow_mut().remove(&spec(of));
+                }
+            }));
+            let results = volumes.close_all(Duration::from_secs(60)).await;
+            let failed: Vec<String> =
+                results.iter().filter(|(_, closed)| closed.is_err()).map(|(spec, _)| spec.to_string()).collect();
+            assert_eq!((results.len(), failed), (2, vec!["ram/b".to_owned()]));
+        });
+    }
 
     #[test]
     fn latencies_fall_into_their_buckets() {
