@@ -42,11 +42,11 @@ struct Export {
 enum ExportState {
     /// Hosts can reach it; the volume is open.
     Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
-    /// Image not open yet, since the daemon has started.
+    /// Image not open yet, since the daemon has started; who opens it serves the export.
     Opening,
     /// Failure that keeps hosts from it.
     Broken(Failure),
-    /// Not to be served: no daemon runs.
+    /// Not to be served: no daemon runs, or it is being detached.
     Idle,
 }
 
@@ -363,14 +363,19 @@ impl Engine {
     }
 
     /// Ends an export.  While hosts are connected that is refused, unless it is forced, which disconnects them.
-    /// With the last export of an image its write log is written back and given up, unless it is to be kept.
+    /// With the last export of an image its write log is written back and given up, unless it is to be kept.  That of an
+    /// image which the start has not opened yet is always kept: writing it back may take for ever.
     pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool, keep_log: bool) -> Result<()> {
         let key = (front, spec.clone());
         if self.exports.is_opening(&key) {
             // Who opens it, for however long, finds it gone.
             if let Err(failure) = self.exports.unlist(&key).await {
-                // It may have been open meanwhile, and was not served as it was to go.
-                self.exports.with(&key, |export| export.state = ExportState::Broken(failure.clone()));
+                // Its image may have been opened meanwhile, and it was not served as it was to go.  Otherwise it will be.
+                self.exports.with(&key, |export| {
+                    if !matches!(export.state, ExportState::Opening) {
+                        export.state = ExportState::Broken(failure.clone());
+                    }
+                });
                 return Err(failure);
             }
             self.exports.forget(&key);
@@ -378,9 +383,9 @@ impl Engine {
                 // Who opens it closes its log again.
                 return Ok(());
             }
-            // It was opened meanwhile, for nobody else.
+            // It was opened meanwhile, for nobody else.  Its log is kept, as it is when the image is opened later.
             let _turn = self.exports.turns.lock(spec).await;
-            return if self.is_exported(spec) { Ok(()) } else { self.end_log(spec, keep_log).await };
+            return if self.is_exported(spec) { Ok(()) } else { self.end_log(spec, true).await };
         }
         let there = || match self.exports.with(&key, |export| export.leaving) {
             Some(false) => Ok(()),

@@ -66,10 +66,12 @@ impl Engine {
     async fn restore(&self, spec: &ImageSpec) {
         let opened = self.open_volume(spec).await;
         let keys: Vec<ExportKey> = {
-            let exports = self.exports.exports.borrow();
-            let of_image = exports.iter().filter(|((_, of), _)| of == spec);
-            let waiting = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening) && !one.leaving);
-            waiting.map(|(key, _)| key.clone()).collect()
+            let mut exports = self.exports.exports.borrow_mut();
+            let of_image = exports.iter_mut().filter(|((_, of), _)| of == spec);
+            let mut waiting: Vec<_> = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening)).collect();
+            // Who detaches it, and fails to, sees that nobody will serve it.
+            waiting.iter_mut().filter(|(_, one)| one.leaving).for_each(|(_, one)| one.state = ExportState::Idle);
+            waiting.into_iter().filter(|(_, one)| !one.leaving).map(|(key, _)| key.clone()).collect()
         };
         for key in &keys {
             let Some(request) = self.exports.with(key, |export| export.request.clone()) else { continue };
@@ -87,7 +89,7 @@ impl Engine {
         if !self.is_exported(spec)
             && let Err(failure) = self.end_log(spec, true).await
         {
-            // It was detached while it was being opened, so nobody has asked for its log to be given up.
+            // It was detached while it was being opened: its log is kept.
             tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed in order");
         }
     }
@@ -127,7 +129,45 @@ mod tests {
         }
     }
 
-    /// An export whose image is opened while it is being detached: whichever of the two ends first, its log is closed.
+    /// An export that cannot be taken off the file while its image is opened: it is served, or says why not.
+    #[test]
+    fn an_export_whose_detaching_fails_while_it_is_opened_is_not_forgotten() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        for opened_first in [true, false] {
+            let dir = tempfile::tempdir().expect("a directory");
+            reactor.block_on(async {
+                let engine = engine(dir.path()).await;
+                let spec: ImageSpec = "local/x".parse().expect("a spec");
+                let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
+                engine.clone().create_image(create.expect("a request")).await.expect("an image");
+                let key = (Front::Nbd, spec.clone());
+                let attach = json!({ "pool": "local", "image": "x", "front": "nbd" });
+                let attach = serde_json::from_value(attach).expect("a request");
+                engine.exports.insert(&key, Export::listed(attach, None, ExportState::Opening));
+                // The file cannot be replaced.
+                std::fs::create_dir_all(dir.path().join("targets.json/in-the-way")).expect("a directory");
+                let saving = engine.exports.saving.acquire(1).await;
+                let (detaching, own) = (engine.clone(), spec.clone());
+                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
+                until(|| engine.exports.with(&key, |export| export.leaving) == Some(true)).await;
+                if opened_first {
+                    engine.restore(&spec).await;
+                }
+                drop(saving);
+                detached.await.expect_err("the file cannot be written");
+                if !opened_first {
+                    engine.restore(&spec).await;
+                }
+                let is_served = engine.exports.with(&key, |export| matches!(export.state, ExportState::Serving { .. }));
+                let is_broken = engine.exports.with(&key, |export| matches!(export.state, ExportState::Broken(_)));
+                assert_eq!((is_served, is_broken), (Some(!opened_first), Some(opened_first)));
+                engine.close().await.expect("closed");
+            });
+        }
+    }
+
+    /// An export whose image is opened while it is being detached: whichever of the two ends first, its log is kept and
+    /// closed.
     #[test]
     fn an_export_that_is_detached_while_it_is_opened_leaves_its_log_closed() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
@@ -152,7 +192,7 @@ mod tests {
                 // The file cannot be written yet, as on a busy disk.
                 let saving = engine.exports.saving.acquire(1).await;
                 let (detaching, own) = (engine.clone(), spec.clone());
-                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, true).await });
+                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
                 until(|| engine.exports.with(&key, |export| export.leaving) == Some(true)).await;
                 match opened_first {
                     true => {
