@@ -234,12 +234,13 @@ impl Cores {
             }
         }
         let mut result = Ok(());
-        for core in &mut self.cores {
+        for (index, core) in self.cores.iter_mut().enumerate() {
             let ended = core.thread.take().map(thread::JoinHandle::join);
             if let Some(ended) = ended {
+                // What panics while the reactor is dropped is only heard of here.
                 let ended = ended.unwrap_or_else(|payload| {
                     let message = panic_message(&*payload);
-                    Err(CorePanic { core: usize::MAX, message })
+                    Err(CorePanic { core: index, message })
                 });
                 result = result.and(ended);
             }
