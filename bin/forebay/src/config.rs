@@ -272,6 +272,19 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Failure::io(error, format_args!("the path '{}'", path.display())))
 }
 
+/// Returns the file that a path leads to by way of symbolic links, also when it is not there yet; links whose target is
+/// relative are read from their own directory, as the system does.
+pub fn follow_links(path: &Path) -> PathBuf {
+    /// As many as Linux follows; what goes in a circle is refused by opening it.
+    const LINKS_MAX: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        path = path.parent().map_or_else(|| target.clone(), |dir| dir.join(&target));
+    }
+    path
+}
+
 /// Where the store is when nothing else is said.
 pub fn default_store(data: &Path) -> PathBuf {
     data.join("store.img")

@@ -39,8 +39,11 @@ fn a_store_too_small_is_refused() {
     site.run(&["store", "init", "--size", "64K"]).fails(2);
 }
 
-/// More than any file system that tests run on has.
-const TOO_MUCH: &str = "8T";
+/// Returns a size that the file system of the site does not have, free or not, in MiB.
+fn too_much(site: &Site) -> String {
+    let space = rustix::fs::statvfs(site.dir.path()).expect("its file system");
+    ((space.f_blocks * space.f_frsize + (1 << 30)) >> 20).to_string()
+}
 
 #[test]
 fn a_store_that_finds_no_space_to_preallocate_leaves_the_old_one_as_it_was() {
@@ -50,7 +53,7 @@ fn a_store_that_finds_no_space_to_preallocate_leaves_the_old_one_as_it_was() {
     site.run(&["import", "file", "x"]).ok();
     let path = site.data().join("store.img");
     let before = std::fs::read(&path).expect("the store");
-    let said = site.run(&["store", "init", "--force", "--preallocate", "--size", TOO_MUCH]).fails(7);
+    let said = site.run(&["store", "init", "--force", "--preallocate", "--size", &too_much(&site)]).fails(7);
     assert!(said.contains("bytes free"), "{said}");
     assert!(std::fs::read(&path).expect("the store") == before, "it was changed");
     assert_eq!(site.export("x"), bytes);
@@ -67,7 +70,7 @@ fn a_store_that_is_not_made_leaves_neither_file_nor_link() {
     let site = Site::new();
     let (link, elsewhere) = (site.data().join("store.img"), site.path("elsewhere.img"));
     let store = elsewhere.to_str().expect("a path");
-    for (size, code) in [(TOO_MUCH, 7), ("64K", 2)] {
+    for (size, code) in [(too_much(&site).as_str(), 7), ("64K", 2)] {
         let args = ["store", "init", "--preallocate", "--size", size];
         site.run(&[&args[..], &["--store", store]].concat()).fails(code);
         assert!(link.symlink_metadata().is_err(), "{size}: the data directory names it");
@@ -78,9 +81,49 @@ fn a_store_that_is_not_made_leaves_neither_file_nor_link() {
     // A link from before stays, and so does nothing else.
     site.run(&["store", "init", "--size", "128M", "--store", store]).ok();
     std::fs::remove_file(&elsewhere).expect("removed");
-    site.run(&["store", "init", "--preallocate", "--size", TOO_MUCH]).fails(7);
+    site.run(&["store", "init", "--preallocate", "--size", &too_much(&site)]).fails(7);
     assert_eq!(std::fs::read_link(&link).expect("the link"), elsewhere);
     assert!(!elsewhere.exists(), "half a store is left");
+}
+
+#[test]
+fn a_relative_link_leads_from_the_data_directory_and_not_from_the_working_directory() {
+    let site = Site::new();
+    let (inside, cwd) = (site.data().join("big"), site.path("big"));
+    for dir in [&inside, &cwd] {
+        std::fs::create_dir_all(dir).expect("a directory");
+    }
+    // Commands run in the directory above.
+    std::fs::write(cwd.join("store.img"), content(4096, 3)).expect("a file of others");
+    let link = site.data().join("store.img");
+    std::os::unix::fs::symlink("big/store.img", &link).expect("a link");
+    // First where it dangles, then over the store that is there.
+    for force in [&[][..], &["--force"]] {
+        site.run(&[&["store", "init", "--size", "128M"], force].concat()).ok();
+        assert_eq!(std::fs::read(cwd.join("store.img")).expect("the file"), content(4096, 3), "it was overwritten");
+        assert!(inside.join("store.img").metadata().expect("the store").len() > 64 << 20);
+        assert_eq!(site.json(&["ls"]), json!([]));
+    }
+    assert_eq!(std::fs::read_link(&link).expect("the link"), Path::new("big/store.img"));
+    // The store may also be named by where it lies.
+    let named = inside.join("store.img");
+    site.run(&["store", "init", "--size", "128M", "--force", "--store", named.to_str().expect("a path")]).ok();
+}
+
+#[test]
+fn a_daemon_makes_its_store_where_a_dangling_link_leads() {
+    let mut site = Site::new();
+    std::fs::create_dir_all(site.data().join("big")).expect("a directory");
+    // By way of another link, and relative.
+    std::os::unix::fs::symlink("far/store.img", site.data().join("big/next")).expect("a link");
+    std::fs::create_dir_all(site.data().join("big/far")).expect("a directory");
+    std::os::unix::fs::symlink("big/next", site.data().join("store.img")).expect("a link");
+    site.start();
+    assert!(site.data().join("big/far/store.img").metadata().expect("the store").is_file());
+    assert!(site.data().join("store.img").symlink_metadata().expect("the link").is_symlink());
+    site.run(&["create", "x", "--size", "1G"]).ok();
+    site.stop();
+    assert_eq!(site.run(&["ls"]).ok(), "x\n");
 }
 
 #[test]

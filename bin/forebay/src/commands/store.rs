@@ -10,7 +10,7 @@ use crate::api::StoreSpace;
 use crate::cli::{Global, StoreCheck, StoreCommand, StoreInit};
 use crate::client::progress::{Bar, Counts};
 use crate::client::session::Session;
-use crate::config::{absolute, default_data_dir, default_store, size_from_free_space};
+use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
 use crate::daemon::{link_store, prepare_dir};
 use crate::engine::store;
 use crate::failure::{Failure, FailureKind, Result};
@@ -80,15 +80,18 @@ fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
     let (data, path) = places(global, options.store.as_deref())?;
     let link = default_store(&data);
     // A store elsewhere that the data directory names already.
-    let path = if path == link { std::fs::read_link(&link).unwrap_or(path) } else { path };
+    let path = if path == link { std::fs::read_link(&link).map_or(path, |target| data.join(target)) } else { path };
     refuse_beside_daemon(global, "making a store")?;
     prepare_dir(&data)?;
     let linked = link.symlink_metadata().is_ok();
     link_store(&data, &path)?;
-    let made = make(global, &path, &options);
+    // The file itself: a link is neither made nor removed with it.
+    let made = make(global, &follow_links(&path), &options);
     if made.is_err() && !linked && path != link {
         // Nothing in the data directory names what is not a store of ours.
-        std::fs::remove_file(&link).map_err(|error| Failure::io(error, format_args!("removing {}", link.display())))?;
+        if let Err(error) = std::fs::remove_file(&link) {
+            tracing::warn!(%error, "the link {}, which leads to no store, is left", link.display());
+        }
     }
     made?;
     let space = on_reactor(store::space(&path))??;

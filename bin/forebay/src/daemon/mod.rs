@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use crate::api::Status;
 use crate::cli::{Global, Serve};
 use crate::client::session::DaemonFile;
-use crate::config::{Config, default_store, size_from_free_space};
+use crate::config::{Config, default_store, follow_links, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
 use crate::engine::small_files::{keep_reserve, replace_file};
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
@@ -136,13 +136,14 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
 async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<Status>) -> Result<()> {
     let config = daemon.config.clone();
     if store::is_absent(&config.store)? {
+        let path = follow_links(&config.store);
         let size = match config.store_size {
             Some(Size(size)) => size,
-            None => size_from_free_space(config.store.parent().unwrap_or(&config.data))?,
+            None => size_from_free_space(path.parent().unwrap_or(&config.data))?,
         };
-        tracing::info!(store = %config.store.display(), size = %Size(size), "first start: creating the store");
+        tracing::info!(store = %path.display(), size = %Size(size), "first start: creating the store");
         let options = InitOptions { size, ..InitOptions::default() };
-        store::init(&config.store, options, ProgressSink::channel().0).await?;
+        store::init(&path, options, ProgressSink::channel().0).await?;
     }
     let options = EngineOptions {
         data: config.data.clone(),
@@ -186,7 +187,8 @@ pub fn link_store(data: &Path, store: &Path) -> Result<()> {
         return Ok(());
     }
     match fs::read_link(&default) {
-        Ok(there) if there == store => return Ok(()),
+        // A relative target is read from the data directory.
+        Ok(there) if data.join(&there) == store => return Ok(()),
         Ok(there) => {
             return Err(Failure::invalid(format!(
                 "the data directory {} belongs to the store {}, not {}",
