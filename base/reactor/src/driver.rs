@@ -234,6 +234,10 @@ pub trait FileDriver {
     /// Returns the first byte from `from` on that may hold data; `None` when only a hole follows.
     fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
 
+    /// Returns the first byte from `from` on that lies in a hole or is the end of the file; `None` where nobody knows, and
+    /// behind the end.
+    fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
+
     /// Returns the space of the file system that `path` lies on; `None` where there is no limit.
     fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>>;
 

@@ -94,6 +94,12 @@ impl File {
         self.shared.inner.with_driver(|driver| driver.next_data(self.shared.handle, from))
     }
 
+    /// Returns the first byte from `from` on that lies in a hole or is the end of the file; `None` where nobody knows, and
+    /// behind the end.
+    pub fn next_hole(&self, from: u64) -> io::Result<Option<u64>> {
+        self.shared.inner.with_driver(|driver| driver.next_hole(self.shared.handle, from))
+    }
+
     /// Fills the buffer's spare room from `offset`; short only at the end of the file.
     /// The buffer comes back in either case.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {

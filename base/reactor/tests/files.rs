@@ -133,6 +133,9 @@ async fn allocated_ranges_are_counted_and_hold_nothing() {
     let data = file.next_data(4 << 20).expect("known");
     assert_eq!(data, Some(5 << 20));
     assert_eq!(file.next_data(6 << 20).expect("known"), None);
+    assert_eq!(file.next_hole(5 << 20).expect("known"), Some((5 << 20) + 4096));
+    assert_eq!(file.next_hole(6 << 20).expect("known"), Some(6 << 20));
+    assert_eq!(file.next_hole(9 << 20).expect("known"), None);
     let space = fs::file_system_space(dir.join("sparse")).expect("known").expect("a limit");
     assert!(0 < space.available && space.available <= space.total, "{space:?}");
 }

@@ -261,6 +261,12 @@ impl Content {
         Some((page * PAGE).max(from)).filter(|&at| at < self.size)
     }
 
+    /// Returns the first byte from `from` on that is not stored, or the end; `None` behind that.
+    pub(crate) fn next_hole(&self, from: u64) -> Option<u64> {
+        let page = (from / PAGE..).find(|&page| !self.current.contains(page))?;
+        Some((page * PAGE).max(from).min(self.size)).filter(|_| from < self.size)
+    }
+
     /// Numbers of the stored pages, as reads see it.
     pub(crate) fn stored_pages(&self) -> Vec<u64> {
         self.current.numbers().collect()

@@ -127,6 +127,10 @@ impl FileDriver for SimDriver {
         self.alive_io(|state| state.files.next_data(file, from))
     }
 
+    fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
+        self.alive_io(|state| state.files.next_hole(file, from))
+    }
+
     fn file_system_space(&mut self, _path: &Path) -> io::Result<Option<FileSystemSpace>> {
         self.alive_io(|state| Ok(state.files.space(&state.core)))
     }

@@ -227,6 +227,12 @@ impl Files {
         Ok(if node.device { Some(from) } else { node.content.next_data(from) })
     }
 
+    pub(crate) fn next_hole(&self, handle: Handle, from: u64) -> io::Result<Option<u64>> {
+        let Some(file) = self.open.get(&handle) else { return os_error(EBADF) };
+        let node = &self.inodes[file.inode];
+        Ok(if node.device { None } else { node.content.next_hole(from) })
+    }
+
     /// Returns the space of the file system that all files lie on, if it says.
     pub(crate) fn space(&self, core: &Core) -> Option<FileSystemSpace> {
         let total = core.faults.files_capacity.filter(|_| core.faults.files_space_known)?;

@@ -163,6 +163,21 @@ pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     }
 }
 
+/// Returns the first byte from `from` on that lies in a hole or is the end of the file.
+fn next_hole(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
+    let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: no pointers; the position is not used by anything else here.
+    let found = unsafe { libc::lseek(fd, at, libc::SEEK_HOLE) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            // Behind the end; devices and some file systems know no holes.
+            error if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::EINVAL)) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
 /// Returns the space of the file system that `path` lies on.
 fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
@@ -227,6 +242,10 @@ impl<D: OsDriver> FileDriver for D {
 
     fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
         next_data(fd_of(file), from)
+    }
+
+    fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
+        next_hole(fd_of(file), from)
     }
 
     fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>> {
