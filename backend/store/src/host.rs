@@ -19,7 +19,7 @@ const LOOK_BYTES: u64 = 4 << 20;
 /// Time after which it is looked at again while there is not.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
 /// Largest reserve, in bytes.
-const RESERVE_MAX: u64 = 64 << 20;
+pub(crate) const RESERVE_MAX: u64 = 64 << 20;
 /// Smallest reserve, in bytes.
 const RESERVE_MIN: u64 = 8 << 20;
 

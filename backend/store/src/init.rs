@@ -1,5 +1,7 @@
 //! Making a store.
 
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use forebay_block::{Buf, Error, ErrorKind, Result};
@@ -9,6 +11,7 @@ use crate::checkpoint::store_id;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
 use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
+use crate::host::RESERVE_MAX;
 use crate::occupant::{self, Occupant};
 use crate::store::{Store, open_file};
 
@@ -16,6 +19,8 @@ use crate::store::{Store, open_file};
 const SEGMENTS_MIN: u32 = 24;
 /// Bytes allocated at a time.
 const ALLOCATE_STEP: u64 = 64 << 20;
+/// Space that an allocated store leaves to others on its file system: a twentieth of it, but no more than this many bytes.
+const LEFT_TO_OTHERS_MAX: u64 = 1 << 30;
 
 /// Options of [`Store::init`].
 #[derive(Debug, Clone, Default)]
@@ -57,16 +62,39 @@ impl Store {
             return Err(Error::new(ErrorKind::Busy, format!("{shown} is in use: {user}")));
         }
         let how = OpenOptions::read_write().direct().lock();
-        let (file, created) = match open_file(path, how).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => (open_file(path, how.create()).await?, true),
-            opened => (opened?, false),
-        };
+        let (file, created) = open_or_create(path, how).await?;
         let made = make(&file, &options, &mut progress).await;
         if made.is_err() && created {
             // What was made for a store that is none.
-            fs::remove_file(path).map_err(|error| Error::from_io(error, format!("removing {shown}")))?;
+            if let Err(error) = fs::remove_file(path) {
+                tracing::warn!(%error, "{shown}, which was created for a store, is left");
+            }
         }
         made
+    }
+}
+
+/// Opens a file, or creates it if there is none.  True when it was created here, and by nobody else: it may be removed again.
+async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
+    let absent = match open_file(path, how).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => error,
+        opened => return Ok((opened?, false)),
+    };
+    match File::open(path, how.create_new()) {
+        Ok(file) => Ok((file, true)),
+        // Another process creates it at the same time, or had its lock before this one; or it is a link.
+        Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::WouldBlock) => {
+            match open_file(path, how).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let text = format!("{} is a link to a file that is not there; name that file", path.display());
+                    Err(Error::new(ErrorKind::Invalid, text))
+                }
+                opened => Ok((opened?, false)),
+            }
+        }
+        // Its directory is missing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent),
+        Err(error) => Err(Error::from_io(error, format!("creating {}", path.display()))),
     }
 }
 
@@ -168,22 +196,32 @@ fn segment_size_for(size: u64) -> u32 {
 }
 
 /// Allocates the first `size` bytes of a file, without changing what it reads as or its length; on failure the file is as
-/// long as before, with nothing allocated behind that.
+/// long as before, and its holes and what lies behind its end take no space.
 async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
     let shown = file.path().display();
     let failed = |error| Error::from_io(error, format!("allocating the space of {shown}"));
-    let needed = size.saturating_sub(file.allocated_size().map_err(failed)?.unwrap_or(0));
-    let space = file.file_system_space().map_err(failed)?;
-    if let Some(space) = space.filter(|space| space.available < needed) {
-        let text = format!("{shown} takes {needed} bytes more, and its file system has {} bytes free", space.available);
-        return Err(Error::new(ErrorKind::NoSpace, text));
-    }
     let before = file.size().map_err(failed)?;
+    let holes = allocatable_holes(file, before).await.map_err(failed)?;
+    // Space behind `size` is of no use for it.
+    let kept = size.min(before);
+    let missing: u64 = holes.iter().map(|hole| hole.end.min(kept).saturating_sub(hole.start)).sum();
+    let needed = size - kept + missing;
+    if let Some(space) = file.file_system_space().map_err(failed)?.filter(|_| needed > 0) {
+        let left = (space.total / 20).min(LEFT_TO_OTHERS_MAX);
+        if space.available.saturating_sub(left) < needed {
+            let text = format!(
+                "{shown} takes {needed} bytes more, and its file system has {} bytes free, {left} of which are left to \
+                 others",
+                space.available
+            );
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+    }
     let mut at = 0;
     while at < size {
         let len = ALLOCATE_STEP.min(size - at);
         if let Err(error) = file.allocate(at, len).await {
-            if let Err(error) = free_behind(file, before, (at + len).saturating_sub(before)).await {
+            if let Err(error) = free_allocated(file, before, at + len, &holes).await {
                 tracing::warn!(%error, "space that was allocated for {shown} is left");
             }
             return Err(failed(error));
@@ -195,8 +233,41 @@ async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)
     Ok(())
 }
 
+/// Returns the holes of a file of `end` bytes; none if all of it is allocated, for what is allocated and not yet written
+/// looks like a hole.
+async fn allocatable_holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>> {
+    let mut holes = Vec::new();
+    let mut at = 0;
+    while at < end {
+        let data = file.next_data(at)?.unwrap_or(end).min(end);
+        if data > at {
+            holes.push(at..data);
+        }
+        at = if data < end { file.next_hole(data)?.unwrap_or(end).clamp(data + 1, end) } else { end };
+        yield_now().await;
+    }
+    if !holes.is_empty() && file.allocated_size()?.is_some_and(|allocated| allocated >= end) {
+        // It may be a reserve behind the end that makes it as much.
+        free_behind(file, end, RESERVE_MAX).await?;
+        if file.allocated_size()?.is_some_and(|allocated| allocated >= end) {
+            holes.clear();
+        }
+    }
+    Ok(holes)
+}
+
+/// Frees what was allocated below `to` in the holes of a file of `end` bytes, and behind its end.
+async fn free_allocated(file: &File, end: u64, to: u64, holes: &[Range<u64>]) -> io::Result<()> {
+    let mut freed = Ok(());
+    for hole in holes.iter().filter(|hole| hole.start < to) {
+        let punched = file.punch_hole(hole.start, hole.end.min(to) - hole.start).await;
+        freed = freed.and(punched);
+    }
+    freed.and(free_behind(file, end, to.saturating_sub(end)).await)
+}
+
 /// Frees what a file of `end` bytes has allocated in the `len` bytes behind its end.
-pub(crate) async fn free_behind(file: &File, end: u64, len: u64) -> std::io::Result<()> {
+pub(crate) async fn free_behind(file: &File, end: u64, len: u64) -> io::Result<()> {
     // Some file systems free it with a hole, some with the length.
     let punched = if len > 0 { file.punch_hole(end, len).await } else { Ok(()) };
     file.set_size(end).and(punched)

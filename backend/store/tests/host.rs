@@ -159,10 +159,7 @@ fn a_store_that_cannot_be_allocated_leaves_what_was_there() {
             let refused = Store::init_with_progress(DISK, too_much.clone(), |done, _| last = done).await;
             assert_eq!(refused.expect_err("it does not fit").kind(), ErrorKind::NoSpace);
             assert_eq!((file.size().expect("known"), last > 0), (length, !known));
-            if known {
-                assert_eq!(file.allocated_size().expect("known"), taken);
-            }
-            assert!(file.allocated_size().expect("known").expect("a file") <= length, "more is left than the file");
+            assert_eq!(file.allocated_size().expect("known"), taken, "it takes more or less than before");
             let store = open().await;
             assert!(is_whole(&store, 1).await);
             store.close().await.expect("close");
@@ -183,6 +180,35 @@ fn a_store_that_cannot_be_allocated_leaves_what_was_there() {
             store.close().await.expect("close");
         });
     }
+}
+
+#[test]
+fn what_lies_behind_a_smaller_store_is_no_space_for_it() {
+    let world = world(true);
+    run(&world, async {
+        let file = File::open(DISK, OpenOptions::read_write().create()).expect("a file");
+        file.set_size(SIZE).expect("its length");
+        // All that it has lies behind the 48 MiB that are asked for.
+        file.allocate(60 * MIB, 30 * MIB).await.expect("space");
+        drop(file);
+        let options = InitOptions { force: true, preallocate: true, ..options(48 * MIB) };
+        let mut last = 0;
+        let refused = Store::init_with_progress(DISK, options, |done, _| last = done).await.expect_err("no space");
+        assert_eq!((refused.kind(), last), (ErrorKind::NoSpace, 0));
+        assert!(refused.to_string().contains(&format!("{} bytes more", 48 * MIB)), "{refused}");
+    });
+}
+
+#[test]
+fn an_allocated_store_leaves_space_to_others() {
+    let world = world(true);
+    run(&world, async {
+        let init = |size| Store::init("/other", InitOptions { preallocate: true, ..options(size) });
+        let error = init(CAPACITY - MIB).await.expect_err("others would have 1 MiB");
+        assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("left to others"), "{error}");
+        assert!(File::open("/other", OpenOptions::read()).is_err(), "half a store is left");
+        init(CAPACITY - 4 * MIB).await.expect("others have a twentieth");
+    });
 }
 
 #[test]

@@ -165,3 +165,19 @@ fn a_full_store_says_so_and_recovers() {
         clean(&dir).await;
     });
 }
+
+#[test]
+fn a_store_is_not_made_through_a_dangling_link() {
+    run(async {
+        let dir = Dir::new("dangling");
+        let target = dir.0.join("target");
+        std::os::unix::fs::symlink(&target, dir.image()).expect("a link");
+        // Neither a good one, nor one that fails and would remove the link by its name.
+        for size in [16 << 20, 4096] {
+            let options = InitOptions { size, segment_size: 64 << 10, ..InitOptions::default() };
+            let error = Store::init(dir.image(), options).await.expect_err("a link");
+            assert!(error.to_string().contains("a link to a file that is not there"), "{error}");
+            assert!(dir.image().is_symlink() && !target.exists(), "size {size}");
+        }
+    });
+}
