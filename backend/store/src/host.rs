@@ -47,6 +47,8 @@ pub struct Host {
     reserve: u64,
     /// Set if all of the file has blocks of its own, and keeps them: the file system beneath sets no limit.
     whole: Cell<bool>,
+    /// Set once a write to such a file found no space: blocks of its own are of no use on a copy-on-write file system.
+    copied_on_write: Cell<bool>,
     /// Set while the reserve is allocated.
     holds_reserve: Cell<bool>,
     /// Set while it is being allocated or given up.
@@ -72,6 +74,7 @@ impl Host {
             end,
             reserve: (end / 16).clamp(RESERVE_MIN, RESERVE_MAX),
             whole: Cell::new(false),
+            copied_on_write: Cell::new(false),
             holds_reserve: Cell::new(false),
             busy: Cell::new(false),
             idle: Notify::new(),
@@ -87,7 +90,8 @@ impl Host {
         self.whole.set(self.measure().is_some_and(|found| found.allocated >= self.end));
     }
 
-    /// Returns whether all of the file had blocks of its own when the store was opened: nobody takes them away again then.
+    /// Returns whether all of the file had blocks of its own when the store was opened, and no write has found no space
+    /// since: they are not given back then.
     pub fn is_whole(&self) -> bool {
         self.whole.get()
     }
@@ -137,15 +141,18 @@ impl Host {
     }
 
     fn look(self: &Rc<Self>, in_use: u64, pending: u64) {
+        let copied = self.copied_on_write.get();
         // Where nobody knows, writing tells.
-        let Some(HostSpace { available, allocated }) = self.measure().filter(|found| found.allocated < self.end) else {
+        let Some(HostSpace { available, allocated }) =
+            self.measure().filter(|found| copied || found.allocated < self.end)
+        else {
             self.room.set(u64::MAX);
             return;
         };
         // What free segments have kept needs no more space.
-        let spare = allocated.saturating_sub(in_use);
+        let spare = if copied { 0 } else { allocated.saturating_sub(in_use) };
         // What is on its way to the file does, unless it goes to such.
-        let owed = pending.min(in_use.saturating_sub(allocated));
+        let owed = if copied { pending } else { pending.min(in_use.saturating_sub(allocated)) };
         let found = (available + spare).saturating_sub(owed);
         // More than the reserve itself: batches have headers, and checkpoints go on.
         let kept = if self.holds_reserve.get() { self.reserve / 2 } else { self.reserve + self.reserve / 2 };
@@ -173,6 +180,15 @@ impl Host {
     /// Gives the reserve up for a write that found no space, or sees that this was done since it began, when
     /// [`times_given`](Self::times_given) was `before`; false when there is none.
     pub async fn give_reserve(&self, before: u64) -> bool {
+        if self.whole.replace(false) {
+            tracing::warn!(
+                "a write to {} found no space, although all of it is allocated: its file system copies on write",
+                self.file.path().display()
+            );
+            self.copied_on_write.set(true);
+            // What was found before holds no more.
+            self.seen.set(Default::default());
+        }
         self.idle.wait_until(|| !self.busy.get()).await;
         if self.given.get() != before {
             return true;
@@ -212,6 +228,33 @@ mod tests {
     use forebay_sim::{Faults, World};
 
     use super::*;
+
+    #[test]
+    fn an_allocated_file_whose_write_finds_no_space_is_limited_by_its_file_system() {
+        const END: u64 = 16 << 20;
+        const CAPACITY: u64 = 64 << 20;
+        let world = World::new(1, Faults { files_capacity: Some(CAPACITY), files_space_known: true, ..Faults::none() });
+        let reactor = world.reactor();
+        let test = async {
+            let file = File::open("/store", OpenOptions::read_write().create()).expect("a file");
+            file.set_size(END).expect("its length");
+            file.allocate(0, END).await.expect("space");
+            let host = Host::new(&file, END).expect("a file on a file system");
+            host.start().await;
+            let room = || host.room(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
+            assert_eq!((host.is_whole(), room()), (true, u64::MAX));
+            let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
+            filler.allocate(0, CAPACITY - END - RESERVE_MIN).await.expect("space");
+            // As a file system that copies on write has it.
+            assert!(host.give_reserve(0).await, "it has a reserve");
+            assert_eq!((host.is_whole(), room()), (false, 0));
+            filler.set_size(0).expect("freed");
+            forebay_reactor::sleep(LOOK_AFTER).await;
+            let found = room();
+            assert!((16 << 20..CAPACITY - END).contains(&found), "{found}");
+        };
+        world.run(&reactor, test).expect("it ends");
+    }
 
     #[test]
     fn a_reserve_that_finds_space_for_a_part_gives_that_back() {
