@@ -31,7 +31,8 @@ pub struct InitOptions {
     pub segment_size: u32,
     /// Overwrite what is there: a store, signatures of others, data.
     pub force: bool,
-    /// Allocate all of the file, so that the file system beneath never lacks space for the store; not for a device.
+    /// Allocate all of the file, so that others cannot take its space; not for a device.  Where a file system copies on
+    /// write, overwriting may still need more.
     pub preallocate: bool,
 }
 

@@ -37,7 +37,8 @@ pub struct StoreInit {
     #[arg(long)]
     pub force: bool,
 
-    /// Allocate all of the file now, so that the store never lacks space that others have taken; not for a block device
+    /// Allocate all of the file now, so that others cannot take its space (but on btrfs, or where the file is shared with
+    /// snapshots, a write may still need more); not for a block device
     #[arg(long)]
     pub preallocate: bool,
 }
