@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, BufList, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result,
-    SizeWatch,
+    BlockDevice, Buf, BufList, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
+    Result, SizeWatch,
 };
 use forebay_reactor::sleep;
 use forebay_sim::oracle::{BLOCK, BlockOracle, CheckedDevice, Expected};
@@ -137,7 +137,7 @@ impl Toy {
                     let data = stale.cloned().unwrap_or_else(|| disk.get(block));
                     let from = extent.offset.max(block * BLOCK) - block * BLOCK;
                     let to = extent.end().min((block + 1) * BLOCK) - block * BLOCK;
-                    out.push(forebay_block::Buf::copy_of(&data[from as usize..to as usize]));
+                    out.push(Buf::copy_of(&data[from as usize..to as usize]));
                 }
                 Ok(Reply::Data(out))
             }
@@ -317,4 +317,32 @@ fn each_broken_device_is_found_out() {
         println!("{broken:?}: {found} of 100 runs");
         assert!(found >= 3, "{broken:?} was found in {found} runs only");
     }
+}
+
+/// What the oracle says of a first block found as `found` after a crash, where its first half was written twice,
+/// with ones and with twos, and never flushed.
+fn said_of_half_a_block(found: impl Fn(usize) -> u8, mixed: bool) -> Option<String> {
+    let mut oracle = BlockOracle::new(Expected::nothing());
+    let write = |byte: u8| Request::Write { offset: 0, data: Buf::copy_of(&[byte; 2048]).into(), fua: false };
+    for byte in [1, 2] {
+        let token = oracle.submit(&write(byte));
+        oracle.complete(token, &Ok(Reply::Done));
+    }
+    oracle.crash();
+    if mixed {
+        oracle.mix();
+    }
+    let bytes: Vec<u8> = (0..BLOCK as usize).map(found).collect();
+    oracle.recovered(0, &bytes, CrashKind::Power);
+    oracle.violation().map(str::to_owned)
+}
+
+#[test]
+fn a_mixed_block_holds_bytes_of_its_states_only() {
+    let quarters = |parts: [u8; 4]| move |at: usize| parts[at / 1024];
+    let torn = quarters([2, 1, 0, 0]);
+    assert!(said_of_half_a_block(torn, false).is_some(), "a torn block is not one of its states");
+    assert_eq!(said_of_half_a_block(torn, true), None, "unless it may be mixed");
+    assert!(said_of_half_a_block(quarters([2, 3, 0, 0]), true).is_some(), "a byte that was never written");
+    assert!(said_of_half_a_block(quarters([2, 1, 1, 0]), true).is_some(), "a byte that was written elsewhere");
 }

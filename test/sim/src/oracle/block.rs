@@ -170,11 +170,14 @@ struct Block {
     live: States,
     crash: States,
     in_flight: Vec<InFlight>,
+    /// Its bytes may be of different crash states.
+    mixed: bool,
 }
 
 impl Block {
     fn new() -> Self {
-        Self { live: States::only(Content::ZERO), crash: States::only(Content::ZERO), in_flight: Vec::new() }
+        let zeroes = || States::only(Content::ZERO);
+        Self { live: zeroes(), crash: zeroes(), in_flight: Vec::new(), mixed: false }
     }
 }
 
@@ -532,6 +535,11 @@ impl BlockOracle {
         }
     }
 
+    /// Lets each byte of a block be of a crash state of its own, until the recovery from the crash that has just been.
+    pub fn mix(&mut self) {
+        self.blocks.values_mut().for_each(|block| block.mixed = true);
+    }
+
     /// What a block holds after the recovery from a crash; it stays so, after another crash too - unless only the
     /// process was killed, for then it may not be durable yet.
     pub fn recovered(&mut self, number: u64, bytes: &[u8], kind: CrashKind) {
@@ -543,14 +551,24 @@ impl BlockOracle {
             return;
         };
         let found = Content::of(bytes);
-        if !block.crash.contents().any(|content| *content == found) {
+        let of_one = block.crash.contents().any(|content| *content == found);
+        let of_several = || {
+            let known = |(at, &byte)| block.crash.contents().any(|content| content.byte(at) == byte);
+            block.mixed && bytes.iter().enumerate().all(known)
+        };
+        if !of_one && !of_several() {
             let allowed: Vec<Content> = block.crash.contents().cloned().collect();
             let text = self.explain(number, 0, bytes, allowed.iter());
             return self.violated(|| format!("after the crash: {text}"));
         }
         block.live = States::only(found.clone());
-        if kind == CrashKind::Power {
-            block.crash = States::only(found);
+        match kind {
+            CrashKind::Power => {
+                block.crash = States::only(found);
+                block.mixed = false;
+            }
+            CrashKind::Kill if !of_one => block.crash.0.push(Possible { content: found, mask: 0 }),
+            CrashKind::Kill => {}
         }
     }
 

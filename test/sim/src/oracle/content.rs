@@ -53,6 +53,11 @@ impl Content {
         }
     }
 
+    /// Byte `at`.
+    pub fn byte(&self, at: usize) -> u8 {
+        self.bytes.as_ref().map_or(0, |bytes| bytes[at])
+    }
+
     /// Nothing but zeroes.
     pub fn is_zero(&self) -> bool {
         self.bytes.is_none()

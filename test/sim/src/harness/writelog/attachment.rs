@@ -14,7 +14,7 @@ use forebay_block::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{
-    Limits, LogAttachment, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, Shelf, ShelfOptions,
+    Limits, LogAttachment, LogKeeper, LogRecord, MediumKind, Mode, Options, Persist, PlaceChange, Shelf, ShelfOptions,
 };
 
 use super::backend::Backend;
@@ -108,7 +108,21 @@ struct ImageStore {
     /// A change of the record is on its way.
     storing: Cell<bool>,
     stored_unsaid: Cell<u64>,
+    /// A log that acknowledges early has turned off in this life.
+    early_off: Cell<bool>,
+    attachment: RefCell<Weak<LogAttachment<Keeper>>>,
     violation: RefCell<Option<String>>,
+}
+
+impl ImageStore {
+    /// Notes that a log that acknowledges early gives itself up, when that is what a new record says.
+    fn note_early_off(&self, record: &LogRecord<Place>) {
+        let early = self.record.borrow().log.as_ref().is_some_and(|log| log.place.persist == Persist::OnFlush);
+        let log = self.attachment.borrow().upgrade().and_then(|attachment| attachment.log());
+        if early && record.log.is_none() && log.is_none_or(|log| matches!(log.mode(), Mode::TurningOff(_))) {
+            self.early_off.set(true);
+        }
+    }
 }
 
 /// Changes on their way to the backend.
@@ -223,6 +237,7 @@ impl LogKeeper for Keeper {
             }
             if applied {
                 world.note(|| format!("the record is {record:?}, said: {}", !fails));
+                store.note_early_off(&record);
                 store.record.replace(record);
                 store.stored_unsaid.set(store.stored_unsaid.get() + u64::from(fails));
             }
@@ -440,7 +455,7 @@ impl Lives {
         }
         self.world.crash(reactor, kind);
         self.store.storing.set(false);
-        self.oracles.crash(kind);
+        self.oracles.crash(kind, self.store.early_off.take());
         self.tally.crashes += 1;
         self.violation()?;
         self.oracles.check_backend()
@@ -470,6 +485,7 @@ impl Lives {
             fail_ppm: fail_ppm.clone(),
         });
         let attachment = Rc::new(LogAttachment::open(keeper, base.clone()).await?);
+        self.store.attachment.replace(Rc::downgrade(&attachment));
         let front = Rc::new(Front {
             attachment: attachment.clone(),
             base,

@@ -229,8 +229,10 @@ impl Run {
             End::Close { .. } => CrashKind::Power,
             End::Crash(kind) => kind,
         };
+        let turning_off = log.as_ref().is_some_and(|log| matches!(log.mode(), Mode::TurningOff(_)));
+        let early = self.scenario.persist == Persist::OnFlush;
         drop(log);
-        self.crash(reactor, kind)?;
+        self.crash(reactor, kind, early && turning_off && self.record.released.get())?;
         match end {
             End::Close { .. } => self.tally.closes += 1,
             End::Crash(CrashKind::Power) => self.tally.crashes += 1,
@@ -239,12 +241,17 @@ impl Run {
         Ok(())
     }
 
-    fn crash(&mut self, reactor: forebay_reactor::Reactor, kind: CrashKind) -> std::result::Result<(), String> {
+    fn crash(
+        &mut self,
+        reactor: forebay_reactor::Reactor,
+        kind: CrashKind,
+        unprotected: bool,
+    ) -> std::result::Result<(), String> {
         self.world.crash(reactor, kind);
         if let Some(memory) = &self.memory {
             memory.crash(kind, &mut self.rng);
         }
-        self.oracles.crash(kind);
+        self.oracles.crash(kind, unprotected);
         {
             let mut blocks = self.oracles.blocks.borrow_mut();
             let (told, size) = (self.told_size.get(), self.record.size.get());
@@ -406,7 +413,7 @@ impl Run {
         });
         ran.map_err(|stop| stop.to_string())?.map_err(|error| format!("the last life: {error:?}"))?;
         self.oracles.violation()?;
-        self.crash(reactor, CrashKind::Power)
+        self.crash(reactor, CrashKind::Power, false)
     }
 }
 

@@ -44,9 +44,13 @@ impl Oracles {
         verify_blocks(backend, &self.blocks, span, CrashKind::Power).await.map(drop)
     }
 
-    /// Ends a life.
-    pub(super) fn crash(&self, kind: CrashKind) {
+    /// Ends a life; `unprotected`: what a log acknowledged early and had not yet made last was on its way to the
+    /// backend, and no log is there any more that makes it whole again.
+    pub(super) fn crash(&self, kind: CrashKind, unprotected: bool) {
         self.blocks.borrow_mut().crash();
+        if unprotected {
+            self.blocks.borrow_mut().mix();
+        }
         self.order.borrow_mut().crash();
         self.before.set(kind);
     }
