@@ -187,19 +187,21 @@ impl Core {
         self.write_anchor(anchor).await
     }
 
-    /// Writes an anchor durably.
+    /// Writes an anchor durably, one copy after the other: a crash leaves one of them as it should be or as it was, so
+    /// that two that cannot be read tell of damage.
     pub async fn write_anchor(&self, anchor: &Anchor) -> Result<()> {
         let block = Buf::copy_of(&anchor.encode());
         let failed =
             |error| Error::from_io(error, format!("writing an anchor of {}", self.media.file.path().display()));
         for at in SLOTS[(anchor.generation % 2) as usize] {
             self.media.file.write_at(block.clone(), at).await.map_err(failed)?;
+            self.media.file.sync_data().await.map_err(|error| {
+                let error = failed(error);
+                self.log().flush_failed(error.clone());
+                error
+            })?;
         }
-        self.media.file.sync_data().await.map_err(|error| {
-            let error = failed(error);
-            self.log().flush_failed(error.clone());
-            error
-        })
+        Ok(())
     }
 
     /// What batches and anchors carry of the store's identity.

@@ -84,8 +84,8 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
 
 /// Reads the newest anchor; and, if neither copy in the other slot can be read, the places of these.
 ///
-/// A crash in the middle of a checkpoint leaves such a slot, and loses nothing.  But it may also have held a newer
-/// anchor, which was damaged later: see [`Core::find_lost`].
+/// That is damage, for a crash in the middle of a checkpoint leaves one copy whole.  It may have held the newest anchor:
+/// see [`Core::replay`] and [`Core::find_lost`].
 pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(Anchor, Option<[u64; 2]>)> {
     let path = file.path().display();
     let mut found: [Option<Anchor>; 2] = [None, None];
@@ -144,12 +144,25 @@ impl Window<'_> {
     }
 }
 
+/// Where a replay ends: no batch `seq` is at block `at`, nor at the beginning of the next segment.
+#[derive(Clone, Copy)]
+struct LogEnd {
+    at: u64,
+    next_segment: u32,
+    seq: u64,
+    /// A newer anchor may have been there.
+    anchor_lost: bool,
+}
+
 /// An entry of the log, with where its blocks lie and the value it brings along.
 type Placed = (Entry, u64, Option<Vec<u8>>);
 
 impl Core {
     /// Replays the log since the anchor.  Where that ends before what was durable, tells why.
-    pub async fn replay(self: &Rc<Self>, anchor: &Anchor) -> Result<(Replay, Option<String>)> {
+    ///
+    /// With `anchor_lost` a newer anchor may have been there.  Everything before its redo point was durable, whatever
+    /// batches say of each other, so that a damaged batch is no end of the log then.
+    pub async fn replay(self: &Rc<Self>, anchor: &Anchor, anchor_lost: bool) -> Result<(Replay, Option<String>)> {
         let geometry = self.segments.borrow().geometry;
         let mut replay = Replay { next_seq: anchor.redo.seq, ..Replay::default() };
         if anchor.clean || anchor.generation == 0 {
@@ -164,22 +177,15 @@ impl Core {
             self.segments.borrow_mut().claim(segment);
         }
         loop {
-            let here = self.header_at(&mut window, &geometry, anchor, at, replay.next_seq).await?;
-            let header = match here {
-                Some(header) => header,
-                None if next_segment < geometry.segment_count => {
-                    let first = geometry.first_block(next_segment);
-                    let there = self.header_at(&mut window, &geometry, anchor, first, replay.next_seq).await?;
-                    match there {
-                        Some(header) => header,
-                        None => {
-                            let seq = replay.next_seq;
-                            gap = self.find_gap(&mut window, &geometry, anchor, at, next_segment, seq).await?;
-                            break;
-                        }
-                    }
-                }
-                None => break,
+            let mut found = self.header_at(&mut window, &geometry, anchor, at, replay.next_seq).await?;
+            if found.is_none() && next_segment < geometry.segment_count {
+                let first = geometry.first_block(next_segment);
+                found = self.header_at(&mut window, &geometry, anchor, first, replay.next_seq).await?;
+            }
+            let Some(header) = found else {
+                let end = LogEnd { at, next_segment, seq: replay.next_seq, anchor_lost };
+                gap = self.find_gap(&mut window, &geometry, anchor, end).await?;
+                break;
             };
             let count = u64::from(header.payload_blocks);
             let payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
@@ -187,6 +193,15 @@ impl Core {
                 .map_err(|error| corrupt(format!("batch {} at block {}: {error}", header.seq, header.block)))?;
             let whole = entries.iter().all(|entry| is_whole(entry, &payload));
             if !whole && !self.is_followed(&mut window, &geometry, anchor, &header).await? {
+                gap = anchor_lost.then(|| {
+                    format!(
+                        "{}: the anchor of a checkpoint is damaged, and so is batch {} of the log, at byte {}, which \
+                         may have been durable before it",
+                        self.media.file.path().display(),
+                        header.seq,
+                        header.block * BLOCK64
+                    )
+                });
                 break;
             }
             if let Some(segment) = geometry.segment_of(header.block) {
@@ -236,29 +251,45 @@ impl Core {
     }
 
     /// The log ends here - unless a later batch says that more of it was durable: then a header is damaged, and going
-    /// on without what follows would lose what was promised.  Tells so.
+    /// on without what follows would lose what was promised.  Tells so.  After the loss of an anchor any later batch, and
+    /// what is left of this one, says so.
     async fn find_gap(
         &self,
         window: &mut Window<'_>,
         geometry: &Geometry,
         anchor: &Anchor,
-        at: u64,
-        next_segment: u32,
-        seq: u64,
+        end: LogEnd,
     ) -> Result<Option<String>> {
-        let rest_end =
-            geometry.segment_of(at).map_or(at, |segment| geometry.first_block(segment) + geometry.segment_blocks());
-        let first = geometry.first_block(next_segment);
-        for block in (at..rest_end).chain(first..first + geometry.segment_blocks()) {
+        let LogEnd { at, next_segment, seq, anchor_lost } = end;
+        let path = self.media.file.path().display();
+        let segment_end = |segment| geometry.first_block(segment) + geometry.segment_blocks();
+        let here = geometry.segment_of(at).map(|segment| at..segment_end(segment));
+        let next = (next_segment < geometry.segment_count)
+            .then(|| geometry.first_block(next_segment)..segment_end(next_segment));
+        let places = [here, next].into_iter().flatten();
+        let starts: Vec<String> = places.clone().map(|blocks| (blocks.start * BLOCK64).to_string()).collect();
+        let starts = starts.join(" or ");
+        for start in places.clone().map(|blocks| blocks.start).filter(|_| anchor_lost) {
+            let bytes = window.blocks(geometry, start, 1).await?;
+            if BatchHeader::resembles(bytes, anchor.store, anchor.epoch, seq, start) {
+                return Ok(Some(format!(
+                    "{path}: the anchor of a checkpoint is damaged, and so is the header of batch {seq} of the log, at \
+                     byte {}, which may have been durable before it",
+                    start * BLOCK64
+                )));
+            }
+        }
+        for block in places.flatten() {
             let Ok(header) = BatchHeader::decode(window.blocks(geometry, block, 1).await?) else { continue };
             let later = header.store == anchor.store && header.epoch == anchor.epoch && header.block == block;
-            if later && header.seq > seq && header.durable_seq >= seq {
+            let why = match header.durable_seq >= seq {
+                true => "says that it was durable",
+                false => "comes after it, while the anchor of a checkpoint is damaged, too",
+            };
+            if later && header.seq > seq && (anchor_lost || header.durable_seq >= seq) {
                 return Ok(Some(format!(
-                    "{}: batch {seq} of the log is damaged or written over (its header should be at byte {} or {}), and \
-                     batch {} says that it was durable",
-                    self.media.file.path().display(),
-                    at * BLOCK64,
-                    first * BLOCK64,
+                    "{path}: batch {seq} of the log is damaged or written over (its header should be at byte {starts}), \
+                     and batch {} {why}",
                     header.seq
                 )));
             }

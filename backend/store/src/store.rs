@@ -146,7 +146,7 @@ impl Store {
         let (anchor, unreadable) = read_anchor(&file, store_id(&superblock.uuid)).await?;
         let core = open_core(file, superblock, &anchor, &options).await?;
         core.look_for_lost_keys().await;
-        let (replay, gap) = core.replay(&anchor).await?;
+        let (replay, gap) = core.replay(&anchor, unreadable.is_some()).await?;
         if replay.batches > 0 {
             let path = path.display();
             tracing::info!("recovered {path}: replayed {} batches, {} bytes", replay.batches, replay.bytes);

@@ -9,6 +9,8 @@ use forebay_block::*;
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{Faults, World};
 use forebay_store::format::anchor::{Anchor, SLOTS};
+use forebay_store::format::batch::BatchHeader;
+use forebay_store::format::entry::Entry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 use common::{DISK, machine, run};
@@ -115,9 +117,64 @@ fn what_was_acknowledged_is_not_given_up_unasked() {
     });
 }
 
+/// Flips a bit of one byte.
+async fn flip(at: u64) {
+    let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
+    let start = at / 4096 * 4096;
+    let mut block = disk.read_exact_at(start, 4096).await.expect("read").to_vec();
+    block[(at - start) as usize] ^= 4;
+    disk.write_at(Buf::copy_of(&block), start).await.expect("write");
+    disk.sync_data().await.expect("sync");
+}
+
+/// The headers of batches on the disk.
+fn headers(world: &World) -> Vec<BatchHeader> {
+    let header = |block| {
+        let bytes = world.peek(DISK, block * 4096, 4096).expect("peek");
+        BatchHeader::decode(&bytes).ok().filter(|header| header.block == block)
+    };
+    let mut headers: Vec<BatchHeader> = (0..SIZE / 4096).filter_map(header).collect();
+    headers.sort_unstable_by_key(|header| header.seq);
+    headers
+}
+
+#[test]
+fn a_damaged_batch_before_a_lost_checkpoint_is_not_taken_for_one_that_was_never_durable() {
+    // One flush makes the write and the closing checkpoint's batches durable, so that no batch tells of another.
+    for damaged_byte in [0, 20, 100, 4096] {
+        let world = world();
+        run(&world, async {
+            let store = open(false).await.expect("open");
+            write(&store, "a").await;
+            store.close().await.expect("close");
+            drop(store);
+            let store = open(false).await.expect("open");
+            let data = Buf::copy_of(&[2; 4096]).into();
+            let write = Transaction::of(ObjectOp::Write { offset: 0, data });
+            store.submit(&ObjectName::new("b"), write).await.expect("write");
+            store.close().await.expect("close");
+        });
+        let writes = |header: &BatchHeader| {
+            let entries = Entry::decode_all(&header.entries).expect("entries");
+            entries.iter().any(|entry| matches!(entry, Entry::Write { .. }))
+        };
+        let batch = headers(&world).into_iter().rfind(writes).expect("the batch of the write");
+        run(&world, async {
+            spoil(true).await;
+            flip(batch.block * 4096 + damaged_byte).await;
+            let error = open(false).await.err().expect("acknowledged data would be lost");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {damaged_byte}: {error}");
+            assert!(error.to_string().contains("--roll-back"), "{error}");
+            assert!(check(true).await.is_empty());
+            let store = open(false).await.expect("it was gone back for good");
+            assert_eq!((is_there(&store, "a").await, is_there(&store, "b").await), (true, false));
+            store.close().await.expect("close");
+        });
+    }
+}
+
 #[test]
 fn a_damaged_header_within_the_log_is_not_taken_for_its_end() {
-    use forebay_store::format::batch::BatchHeader;
     let world = world();
     run(&world, async {
         let store = open(false).await.expect("open");
@@ -125,13 +182,8 @@ fn a_damaged_header_within_the_log_is_not_taken_for_its_end() {
             write(&store, name).await;
         }
     });
-    let header = |block| {
-        let bytes = world.peek(DISK, block * 4096, 4096).expect("peek");
-        BatchHeader::decode(&bytes).ok().filter(|header| header.block == block).map(|header| (header.seq, block))
-    };
-    let mut batches: Vec<(u64, u64)> = (0..SIZE / 4096).filter_map(header).collect();
-    batches.sort_unstable();
-    let (_, second) = batches[batches.len() - 2];
+    let batches = headers(&world);
+    let second = batches[batches.len() - 2].block;
     run(&world, async {
         let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
         disk.write_at(Buf::copy_of(&[0xAA; 4096]), second * 4096).await.expect("write");

@@ -57,6 +57,15 @@ impl BatchHeader {
         seal(out, CRC_AT);
     }
 
+    /// Tests whether a block holds what is left of the batch `seq` there: all but one of the fields that tell are right.
+    pub fn resembles(block: &[u8], store: u64, epoch: u64, seq: u64, number: u64) -> bool {
+        let field = |at: usize| block.get(at..at + 8);
+        let fields = [(0, *MAGIC), (16, store.to_le_bytes()), (24, epoch.to_le_bytes()), (32, seq.to_le_bytes())];
+        let fields = fields.into_iter().chain([(40, number.to_le_bytes())]);
+        let wrong = fields.filter(|&(at, value)| field(at) != Some(&value[..])).count();
+        wrong <= 1
+    }
+
     /// Of one block.
     pub fn decode(block: &[u8]) -> Result<Self, Malformed> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
@@ -117,6 +126,7 @@ mod tests {
             settled: 40,
             entries: vec![5; ENTRY_ROOM],
         };
+        assert!(!BatchHeader::resembles(&[0; BLOCK], 1, 2, 3, 300));
         let mut block = vec![0xEE; BLOCK];
         header.encode(&mut block);
         assert_eq!(BatchHeader::decode(&block), Ok(header));
@@ -124,6 +134,8 @@ mod tests {
             let mut bad = block.clone();
             bad[at] ^= 1;
             assert!(BatchHeader::decode(&bad).is_err(), "byte {at}");
+            assert!(BatchHeader::resembles(&bad, 1, 2, 3, 300), "byte {at}");
         }
+        assert!(!BatchHeader::resembles(&block, 1, 7, 4, 300), "another batch of another life");
     }
 }
