@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -12,6 +13,8 @@ use crate::shell;
 
 /// The page that `--document` writes.
 const PAGE: &str = "docs/testing/mutants.md";
+/// The results on the page, for the next `--document`: a fresh checkout has no others.
+const PAGE_RESULTS: &str = "docs/testing/mutants.json";
 
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -80,7 +83,7 @@ pub(super) fn list(wanted: &[&Mutant], format: Format) -> Result<()> {
         let of = |mutant: &&Mutant| {
             let stages: Vec<String> = mutant.stages.iter().map(ToString::to_string).collect();
             json!({ "id": mutant.id, "area": mutant.area, "fault": mutant.fault, "file": mutant.file,
-                "stages": stages, "equivalent": mutant.equivalent })
+                "stages": stages, "equivalent": mutant.equivalent, "key": mutant.key() })
         };
         println!("{}", serde_json::to_string_pretty(&wanted.iter().map(of).collect::<Vec<_>>())?);
         return Ok(());
@@ -116,25 +119,41 @@ pub(super) fn print(wanted: &[&Mutant], findings: &[Finding], format: Format) ->
     Ok(())
 }
 
-fn kept() -> Result<BTreeMap<String, Value>> {
-    match std::fs::read(folder().join("results.json")) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-        Err(error) => Err(error).context("cannot read the results of planted faults"),
+/// Results by the id of the fault.
+type Results = BTreeMap<String, Value>;
+
+/// Reads results from a file; none when it is not there.
+fn results(path: &Path) -> Result<Results> {
+    let what = || format!("cannot read the results of planted faults in {}", path.display());
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).with_context(what),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Results::new()),
+        Err(error) => Err(error).with_context(what),
     }
+}
+
+fn write_results(path: &Path, results: &Results) -> Result<()> {
+    let text = serde_json::to_string_pretty(results)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Path of the results of runs in this checkout.
+fn own_results() -> PathBuf {
+    folder().join("results.json")
 }
 
 /// Stores the result of a fault for the page.
 pub(super) fn keep(mutant: &Mutant, finding: &Finding) -> Result<()> {
-    let mut all = kept()?;
+    let mut all = results(&own_results())?;
     all.insert(mutant.id.to_owned(), finding.json(mutant));
-    let path = folder().join("results.json");
-    std::fs::write(&path, serde_json::to_vec_pretty(&all)?).with_context(|| format!("cannot write {}", path.display()))
+    write_results(&own_results(), &all)
 }
 
 /// Writes the page from the last result of each fault.
 pub(super) fn document(all: &[Mutant]) -> Result<()> {
-    let kept = kept()?;
+    let mut kept = results(&shell::root().join(PAGE_RESULTS))?;
+    kept.extend(results(&own_results())?);
+    kept.retain(|id, _| all.iter().any(|mutant| mutant.id == id));
     let missing: Vec<&str> = all
         .iter()
         .filter(|mutant| kept.get(mutant.id).is_none_or(|result| result["key"] != mutant.key()))
@@ -149,6 +168,7 @@ pub(super) fn document(all: &[Mutant]) -> Result<()> {
     let path = shell::root().join(PAGE);
     std::fs::create_dir_all(path.parent().context("the page lies in a folder")?)?;
     std::fs::write(&path, page(all, &kept)?).with_context(|| format!("cannot write {}", path.display()))?;
+    write_results(&shell::root().join(PAGE_RESULTS), &kept)?;
     println!("{}", path.display());
     Ok(())
 }
@@ -185,7 +205,7 @@ survives that the list does not argue to be equivalent, and when one is noticed 
 - A stage that takes six times as long as without a fault, and 30 s at least, hangs: that is noticed, too. Its processes
   are ended as a group. A stage has 8 GB of addresses.
 - `--only ID,...` and `--area NAME` choose; `--list` lists; `--format json` is for programs. `--document` writes this page
-  from the last result of each fault.
+  from the last result of each fault, and those results into `mutants.json` beside it.
 - `cargo xtask check` looks whether every fault can still be planted: its text must be in its file exactly once.
 
 The tables have the last result of each fault, of runs of one area after the other on a machine of two cores that others

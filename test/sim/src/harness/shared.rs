@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
+    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
     ObjectRead, Reply, Request, Result, SizeWatch, SnapId,
 };
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
@@ -192,6 +192,8 @@ struct Run {
     size: u64,
     /// Bytes that may be in the parent.
     overlap: Option<u64>,
+    /// What the parent holds.
+    parent: Vec<u8>,
     kept: Vec<Kept>,
     version: Rc<Cell<u64>>,
     seen: Rc<Seen>,
@@ -218,6 +220,7 @@ impl Run {
             oracle: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
             size: rng.range(2..OBJECTS_MAX + 1) * OBJECT - rng.below(2) * rng.below(OBJECT),
             overlap: None,
+            parent: Vec::new(),
             kept: Vec::new(),
             version: Rc::default(),
             seen: Rc::default(),
@@ -277,6 +280,7 @@ impl Run {
             forebay_image::create(&backend, "base", CreateOptions { size, ..options }).await?;
             let base = Image::open(backend.clone(), "base", OpenOptions::default()).await?;
             let overlap = size.min(self.size) - self.rng.below(2) * self.rng.below(OBJECT);
+            self.parent = vec![0; size as usize];
             for object in 0..size / OBJECT {
                 if self.rng.one_in(3) {
                     continue;
@@ -285,6 +289,7 @@ impl Run {
                 let data: BufList = stamp(object * OBJECT, OBJECT as usize, self.version.get()).into();
                 let write = |data| Request::Write { offset: object * OBJECT, data, fua: true };
                 base.submit(write(data.clone())).await?;
+                self.parent[(object * OBJECT) as usize..][..OBJECT as usize].copy_from_slice(&data.to_vec());
                 let len = OBJECT.min(overlap.saturating_sub(object * OBJECT));
                 if len > 0 {
                     self.tell(&write(data.slice(0..len as usize)));
@@ -400,11 +405,21 @@ impl Run {
         let token = {
             let mut oracle = self.oracle.borrow_mut();
             oracle.set_size(from.min(to), from.max(to));
-            (to < from).then(|| oracle.cut_begins(cut))
+            // Other clients hear of it when it is done: until then they may find what the parent has where an object is
+            // gone, as those of librbd may.
+            let uncovered = Extent::new(to, self.overlap.unwrap_or(0).saturating_sub(to));
+            let parent = (to < from && uncovered.len > 0).then(|| {
+                let bytes = &self.parent[to as usize..uncovered.end() as usize];
+                oracle.submit(&Request::Write { offset: to, data: Buf::copy_of(bytes).into(), fua: false })
+            });
+            (to < from).then(|| (oracle.cut_begins(cut), parent))
         };
         image.resize(to, true, |_| {}).await?;
         let mut oracle = self.oracle.borrow_mut();
-        if let Some(token) = token {
+        if let Some((token, parent)) = token {
+            if let Some(parent) = parent {
+                oracle.complete(parent, &Ok(Reply::Done));
+            }
             oracle.cut_ends(token, cut, &Ok(()));
         }
         oracle.set_size(to, to);
