@@ -168,7 +168,6 @@ impl Core {
         if anchor.clean || anchor.generation == 0 {
             return Ok((replay, None));
         }
-        let mut gap = None;
         let mut window = Window { media: &self.media, start: 0, buf: BufMut::with_capacity(0) };
         let mut at = anchor.redo.block;
         let mut next_segment = anchor.redo_next_segment;
@@ -176,7 +175,7 @@ impl Core {
         if let Some(segment) = geometry.segment_of(at) {
             self.segments.borrow_mut().claim(segment);
         }
-        loop {
+        let gap = loop {
             let mut found = self.header_at(&mut window, &geometry, anchor, at, replay.next_seq).await?;
             if found.is_none() && next_segment < geometry.segment_count {
                 let first = geometry.first_block(next_segment);
@@ -184,8 +183,7 @@ impl Core {
             }
             let Some(header) = found else {
                 let end = LogEnd { at, next_segment, seq: replay.next_seq, anchor_lost };
-                gap = self.find_gap(&mut window, &geometry, anchor, end).await?;
-                break;
+                break self.find_gap(&mut window, &geometry, anchor, end).await?;
             };
             let count = u64::from(header.payload_blocks);
             let payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
@@ -193,7 +191,7 @@ impl Core {
                 .map_err(|error| corrupt(format!("batch {} at block {}: {error}", header.seq, header.block)))?;
             let whole = entries.iter().all(|entry| is_whole(entry, &payload));
             if !whole && !self.is_followed(&mut window, &geometry, anchor, &header).await? {
-                gap = anchor_lost.then(|| {
+                break anchor_lost.then(|| {
                     format!(
                         "{}: the anchor of a checkpoint is damaged, and so is batch {} of the log, at byte {}, which \
                          may have been durable before it",
@@ -202,7 +200,6 @@ impl Core {
                         header.block * BLOCK64
                     )
                 });
-                break;
             }
             if let Some(segment) = geometry.segment_of(header.block) {
                 self.segments.borrow_mut().claim(segment);
@@ -228,7 +225,7 @@ impl Core {
                     }
                 }
             }
-        }
+        };
         Ok((replay, gap))
     }
 
