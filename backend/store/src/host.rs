@@ -229,15 +229,25 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn an_allocated_file_whose_write_finds_no_space_is_limited_by_its_file_system() {
-        const END: u64 = 16 << 20;
-        const CAPACITY: u64 = 64 << 20;
-        let world = World::new(1, Faults { files_capacity: Some(CAPACITY), files_space_known: true, ..Faults::none() });
+    /// Bytes of the store's file.
+    const END: u64 = 16 << 20;
+
+    /// Runs a test on a store's file of [`END`] bytes, sparse, in a file system of `capacity` bytes.
+    fn on_a_file_system(capacity: u64, test: impl AsyncFnOnce(File)) {
+        let world = World::new(1, Faults { files_capacity: Some(capacity), files_space_known: true, ..Faults::none() });
         let reactor = world.reactor();
-        let test = async {
+        let run = async {
             let file = File::open("/store", OpenOptions::read_write().create()).expect("a file");
             file.set_size(END).expect("its length");
+            test(file).await;
+        };
+        world.run(&reactor, run).expect("it ends");
+    }
+
+    #[test]
+    fn an_allocated_file_whose_write_finds_no_space_is_limited_by_its_file_system() {
+        const CAPACITY: u64 = 64 << 20;
+        on_a_file_system(CAPACITY, async |file| {
             file.allocate(0, END).await.expect("space");
             let host = Host::new(&file, END).expect("a file on a file system");
             host.start().await;
@@ -252,19 +262,13 @@ mod tests {
             forebay_reactor::sleep(LOOK_AFTER).await;
             let found = room();
             assert!((16 << 20..CAPACITY - END).contains(&found), "{found}");
-        };
-        world.run(&reactor, test).expect("it ends");
+        });
     }
 
     #[test]
     fn a_reserve_that_finds_space_for_a_part_gives_that_back() {
-        const END: u64 = 16 << 20;
         const CAPACITY: u64 = 24 << 20;
-        let world = World::new(1, Faults { files_capacity: Some(CAPACITY), files_space_known: true, ..Faults::none() });
-        let reactor = world.reactor();
-        let test = async {
-            let file = File::open("/store", OpenOptions::read_write().create()).expect("a file");
-            file.set_size(END).expect("its length");
+        on_a_file_system(CAPACITY, async |file| {
             let host = Host::new(&file, END).expect("a file on a file system");
             let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
             let taken = || file.allocated_size().expect("known");
@@ -283,7 +287,6 @@ mod tests {
             host.room(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
             host.idle.wait_until(|| !host.busy.get()).await;
             assert_eq!((host.holds_reserve.get(), taken()), (true, Some(RESERVE_MIN)));
-        };
-        world.run(&reactor, test).expect("it ends");
+        });
     }
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::cluster::{
-    OBJECT, POOL, check_map, clone_with_snapshot, cluster, kind, make_clone, map_of, names, of_size, open, read,
-    take_snapshot, until, write,
+    OBJECT, POOL, check_map, clone_with_snapshot, cluster, create_and_open, kind, make_clone, map_of, names, of_size,
+    open, read, take_snapshot, until, write,
 };
 use common::{bytes, pattern, run};
 use forebay_block::{
@@ -18,8 +18,7 @@ fn clones_read_through_and_copy_up() {
     run(async {
         let cluster = cluster(10, 1);
         let a = cluster.client().pool(POOL);
-        forebay_image::create(&a, "base", of_size(8 * OBJECT)).await.expect("created");
-        let base = open(&a, "base").await;
+        let base = create_and_open(&a, "base", 8 * OBJECT).await;
         let content = pattern(3, 3 * OBJECT as usize + 1000);
         write(&base, OBJECT, &content).await;
         base.close().await;
@@ -103,8 +102,7 @@ fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
         let cluster = cluster(60, 0);
         let a = cluster.client().pool(POOL);
         let content = pattern(4, 2 * OBJECT as usize);
-        forebay_image::create(&a, "base", of_size(2 * OBJECT)).await.expect("created");
-        let base = open(&a, "base").await;
+        let base = create_and_open(&a, "base", 2 * OBJECT).await;
         write(&base, 0, &content).await;
         base.close().await;
         let snap = take_snapshot(&a, "base", "gold", None).await;

@@ -5,7 +5,9 @@ mod common;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use common::cluster::{OBJECT, POOL, check_map, cluster, kind, names, of_size, open, read, until, write};
+use common::cluster::{
+    OBJECT, POOL, check_map, cluster, create_and_open, kind, names, of_size, open, read, two_clients, until, write,
+};
 use common::{bytes, pattern, run};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectName, ObjectOp, Request, Transaction};
 use forebay_image::{Images, RemoveOptions};
@@ -50,8 +52,7 @@ fn dropped_images_are_given_up_when_their_pool_has_settled() {
         run(async {
             let cluster = cluster(seed * 13 + 5, 3 * seed);
             let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-            forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-            let image = open(&a, "vm").await;
+            let image = create_and_open(&a, "vm", 4 * OBJECT).await;
             write(&image, 0, b"held").await;
             drop(image);
             Images::of(&a).settle().await;
@@ -97,8 +98,7 @@ fn a_dead_owner_is_fenced_and_its_lock_broken() {
         let cluster = cluster(9, 1);
         let (dead, alive) = (cluster.client(), cluster.client());
         let (a, b) = (dead.pool(POOL), alive.pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let one = open(&a, "vm").await;
+        let one = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&one, 0, b"before").await;
         dead.die();
         cluster.expire_watches();
@@ -116,8 +116,7 @@ fn a_fenced_client_writes_no_more() {
         let cluster = cluster(9, 1);
         let (fenced, other) = (cluster.client(), cluster.client());
         let (a, b) = (fenced.pool(POOL), other.pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let one = open(&a, "vm").await;
+        let one = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&one, 0, b"before").await;
         b.shared().expect("shared").blocklist(&fenced.address(), None).await.expect("fenced");
         let late = Request::Write { offset: OBJECT, data: bytes(b"late"), fua: false };
@@ -131,8 +130,7 @@ fn a_lock_taken_by_hand_is_left_alone() {
     run(async {
         let cluster = cluster(3, 0);
         let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", OBJECT).await;
         let header = ObjectName::new(format!("rbd_header.{}", image.id()));
         let text = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
         let body = [text("rbd_lock"), vec![1], text("mine"), text("tag"), text(""), vec![0; 9]].concat();
@@ -151,9 +149,7 @@ fn a_lock_taken_by_hand_is_left_alone() {
 fn a_watch_that_breaks_is_set_again_and_the_lock_kept() {
     run(async {
         let cluster = cluster(4, 2);
-        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        let (_, [one, two]) = two_clients(&cluster, 4 * OBJECT).await;
         write(&one, 0, b"one").await;
         cluster.break_watches();
         until(|| cluster.watches() == 2).await;
@@ -168,9 +164,7 @@ fn a_watch_that_breaks_is_set_again_and_the_lock_kept() {
 fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
     run(async {
         let cluster = cluster(41, 2);
-        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        let (_, [one, two]) = two_clients(&cluster, 4 * OBJECT).await;
         write(&two, 0, b"before").await;
         let (kept, also) = (one.keep_lock(), one.keep_lock());
         one.take_lock().await.expect("taken");
@@ -198,9 +192,7 @@ fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
 fn a_lock_whose_taker_has_outdated_knowledge_is_given_back() {
     run(async {
         let cluster = cluster(43, 2);
-        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        let (_, [one, two]) = two_clients(&cluster, 4 * OBJECT).await;
         write(&one, 0, b"ours").await;
         let (outdated, asked) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
         let (said, counted) = (outdated.clone(), asked.clone());
@@ -244,8 +236,7 @@ fn who_loses_a_lock_that_was_to_be_kept_writes_no_more() {
     run(async {
         let cluster = cluster(43, 1);
         let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         let kept = image.keep_lock();
         image.take_lock().await.expect("taken");
         // Somebody breaks it by hand, and does not fence us.
@@ -313,8 +304,7 @@ fn a_forced_removal_gives_up_the_lock() {
     run(async {
         let cluster = cluster(8, 1);
         let a = cluster.client().pool(POOL);
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&image, 0, b"x").await;
         Images::of(&a).remove("vm", RemoveOptions { force: true }, |_| {}).await.expect("removed");
         assert_eq!(kind(image.submit(Request::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));

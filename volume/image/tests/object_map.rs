@@ -7,8 +7,8 @@ use std::pin::pin;
 use std::task::Poll;
 
 use common::cluster::{
-    OBJECT, POOL, check_map, clone_with_snapshot, cluster, map_of, names, of_size, open, read, take_snapshot, until,
-    write,
+    OBJECT, POOL, check_map, clone_with_snapshot, cluster, create_and_open, map_of, names, of_size, open, read,
+    take_snapshot, until, write,
 };
 use common::{bytes, pattern, run};
 use forebay_block::{BlockDevice, Extent, ObjectBackend, ObjectName, ObjectOp, Request, Transaction};
@@ -78,8 +78,7 @@ fn an_object_is_on_the_map_as_long_as_it_is_there() {
     run(async {
         let cluster = cluster(52, 0);
         let a = cluster.client().pool(POOL);
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         let map = format!("rbd_object_map.{}", image.id());
         let stored = async || map_of(&*cluster.bare(POOL), &map).await;
         write(&image, 0, &pattern(1, 3 * OBJECT as usize)).await;
@@ -123,8 +122,7 @@ fn who_dies_while_it_removes_an_object_leaves_a_map_that_is_true() {
         let cluster = cluster(53, 0);
         let (dying, alive) = (cluster.client(), cluster.client());
         let (a, b) = (dying.pool(POOL), alive.pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let one = open(&a, "vm").await;
+        let one = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&one, 0, &pattern(1, 3 * OBJECT as usize)).await;
         let stall = cluster.stall(POOL, "rbd_data.");
         let cut = spawn(one.submit(Request::Discard(Extent::new(OBJECT, OBJECT))));
@@ -178,8 +176,7 @@ fn an_object_that_is_cut_differs_from_the_snapshot_before() {
     run(async {
         let cluster = cluster(61, 0);
         let a = cluster.client().pool(POOL);
-        forebay_image::create(&a, "vm", of_size(3 * OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", 3 * OBJECT).await;
         write(&image, 0, &pattern(2, 3 * OBJECT as usize)).await;
         image.close().await;
         take_snapshot(&a, "vm", "s", None).await;
@@ -196,8 +193,7 @@ fn a_damaged_map_is_said_to_be_invalid_and_not_believed() {
     run(async {
         let cluster = cluster(6, 0);
         let a = cluster.client().pool(POOL);
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let image = open(&a, "vm").await;
+        let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&image, 0, b"there").await;
         let map = ObjectName::new(format!("rbd_object_map.{}", image.id()));
         image.close().await;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::cluster::{OBJECT, POOL, cluster, kind, kv, names, of_size, open, read, write};
+use common::cluster::{OBJECT, POOL, cluster, kind, kv, names, of_size, open, read, two_clients, write};
 use common::{pattern, run};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectName, ObjectOp, Request, Transaction};
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
@@ -13,9 +13,7 @@ use forebay_reactor::{spawn, yield_now};
 fn what_others_change_is_seen_at_once() {
     run(async {
         let cluster = cluster(5, 2);
-        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
-        forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
+        let ([a, b], [one, two]) = two_clients(&cluster, 4 * OBJECT).await;
         let before = pattern(1, 4 * OBJECT as usize);
         write(&one, 0, &before).await;
         let watch = one.size_watch().expect("sizes change");

@@ -184,15 +184,21 @@ fn a_direct_write_waits_for_the_tail_to_be_durable() {
     });
 }
 
+/// A log that writes of 64 KiB bypass, with nothing left to be written back, and its backend, which holds back what comes
+/// next.
+async fn drained_with_gate_closed(shelf: &Rc<Shelf>) -> (Rc<Memory>, Rc<WriteLog>) {
+    let inner = Memory::new(4 << 20);
+    let log = fresh(shelf, &inner, Rc::new(Nobody), Options { direct_min: Some(64 << 10), ..patience() }).await;
+    log.submit(write(0, 1, 64 << 10)).await.expect("written");
+    log.drain().await.expect("drained");
+    inner.gate.closed.set(true);
+    (inner, log)
+}
+
 #[test]
 fn a_cut_waits_for_direct_writes_that_have_begun() {
     on_a_shelf(async |_, shelf| {
-        let inner = Memory::new(4 << 20);
-        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options { direct_min: Some(64 << 10), ..patience() }).await;
-        log.submit(write(0, 1, 64 << 10)).await.expect("written");
-        // Nothing else is to be written back.
-        log.drain().await.expect("drained");
-        inner.gate.closed.set(true);
+        let (inner, log) = drained_with_gate_closed(&shelf).await;
         let direct = log.submit(write(64 << 10, 2, 64 << 10));
         assert_eq!(log.counters().direct_bytes, 0, "its task has not had its turn");
         // At once, before any task has had its turn.
@@ -234,12 +240,7 @@ fn a_flush_covers_what_was_in_flight_past_the_log_when_it_was_attached() {
 #[test]
 fn shrinking_waits_for_direct_writes_past_the_new_end() {
     on_a_shelf(async |_, shelf| {
-        let inner = Memory::new(4 << 20);
-        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options { direct_min: Some(64 << 10), ..patience() }).await;
-        log.submit(write(0, 1, 64 << 10)).await.expect("written");
-        // Nothing else is to be written back.
-        log.drain().await.expect("drained");
-        inner.gate.closed.set(true);
+        let (inner, log) = drained_with_gate_closed(&shelf).await;
         let direct = spawn(log.submit(write(64 << 10, 2, 64 << 10)));
         let mut shrinking = Box::pin(log.shrink(64 << 10));
         assert!(timeout(Duration::from_secs(1), &mut shrinking).await.is_err(), "a write past the end is in flight");

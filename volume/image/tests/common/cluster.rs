@@ -38,6 +38,20 @@ pub async fn open(backend: &Rc<dyn ObjectBackend>, name: &str) -> Rc<Image> {
     Image::open(backend.clone(), name, OpenOptions::default()).await.expect("opened")
 }
 
+/// Makes an image of small objects and opens it.
+pub async fn create_and_open(backend: &Rc<dyn ObjectBackend>, name: &str, size: u64) -> Rc<Image> {
+    forebay_image::create(backend, name, of_size(size)).await.expect("created");
+    open(backend, name).await
+}
+
+/// Two clients of a cluster, each with the image `vm` of small objects open.
+pub async fn two_clients(cluster: &Cluster, size: u64) -> ([Rc<dyn ObjectBackend>; 2], [Rc<Image>; 2]) {
+    let backends = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
+    let first = create_and_open(&backends[0], "vm", size).await;
+    let second = open(&backends[1], "vm").await;
+    (backends, [first, second])
+}
+
 pub async fn write(image: &Image, offset: u64, data: &[u8]) {
     image.submit(Request::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
 }
