@@ -33,7 +33,7 @@ impl Variant {
 pub enum Detail {
     /// One variant a tier, with the loops in use.
     Tiers,
-    /// One variant for every [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
+    /// Lists a variant for each [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
     Shapes,
 }
 

@@ -16,7 +16,7 @@ pub enum Vendor {
 /// Identity of a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Processor {
-    /// Vendor.
+    /// Vendor, as CPUID names it.
     pub vendor: Vendor,
     /// Family as in the vendor's tables, the extended part added; 0 where there is none.
     pub family: u32,

@@ -298,7 +298,7 @@ mod tests {
         drop(child.kill());
         drop(child.wait());
         std::fs::remove_file(path).expect("its file");
-        let status = status.expect("a process whose core has panicked goes on for ever");
+        let status = status.expect("the process ends after one of its cores has panicked");
         assert_eq!((status.code(), status.signal()), (Some(CODE), None));
     }
 

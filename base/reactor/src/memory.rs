@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use crate::buf::BUF_ALIGN;
 use crate::pool;
 
-/// The count of buffers that refer to a piece of memory, and where that piece is.
+/// Reference count of a piece of memory, and where that piece is.
 pub(crate) struct Block {
     refs: AtomicU32,
     /// Index within the region.
@@ -31,7 +31,7 @@ unsafe impl Send for Block {}
 // SAFETY: as above; shared access through Buf only reads.
 unsafe impl Sync for Block {}
 
-/// A block whose memory is the heap's.
+/// Block whose memory comes from the heap.
 #[repr(C)]
 struct HeapBlock {
     /// First, so that a pointer to it is one to the whole.
@@ -41,7 +41,7 @@ struct HeapBlock {
     memory: HeapMemory,
 }
 
-/// Bytes from which on a heap block is long.
+/// Length in bytes from which a heap block is allocated at the heap's own alignment.
 const LONG: usize = 64 << 10;
 
 /// Alignment of a heap block: that of direct I/O for whatever could be a whole number of sectors, so no more than
@@ -50,7 +50,7 @@ fn alignment(cap: usize) -> usize {
     if cap < 512 { 16 } else { cap.next_power_of_two().min(BUF_ALIGN) }
 }
 
-/// What the heap gave, which may begin before what was asked for.
+/// Allocation from the heap; it may begin before the aligned address that is used.
 struct HeapMemory {
     base: NonNull<u8>,
     layout: Layout,
@@ -89,7 +89,7 @@ unsafe impl Send for BlockRef {}
 unsafe impl Sync for BlockRef {}
 
 impl BlockRef {
-    /// A block of `cap` zero bytes from the heap.
+    /// Allocates a block of `cap` zero bytes from the heap.
     pub(crate) fn heap(cap: usize) -> Self {
         let cap = cap.max(1);
         let (ptr, memory) = HeapMemory::new(cap, alignment(cap));
@@ -104,7 +104,7 @@ impl BlockRef {
         unsafe { self.0.as_ref() }
     }
 
-    /// The region it lies in, if it is a pool's.
+    /// Returns the region that it lies in, if it is a pool's.
     #[inline]
     pub(crate) fn region(&self) -> Option<&Region> {
         // SAFETY: a block that is out keeps its pool, and that its regions.
@@ -117,7 +117,7 @@ impl BlockRef {
         unsafe { self.0.cast().as_ref() }
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         match self.region() {
@@ -127,13 +127,13 @@ impl BlockRef {
         }
     }
 
-    /// Bytes.
+    /// Returns the block's length in bytes.
     #[inline]
     pub(crate) fn cap(&self) -> usize {
         self.region().map_or_else(|| self.heap_block().cap, |region| region.cap)
     }
 
-    /// No other reference exists.
+    /// Tests whether no other reference exists.
     #[inline]
     pub(crate) fn is_unique(&self) -> bool {
         self.block().refs.load(Ordering::Acquire) == 1
@@ -225,15 +225,15 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Where the memory of a region comes from, and so where it goes.
+/// Source of a region's memory, which is given back there.
 enum Memory {
     Heap(HeapMemory),
-    /// Address space of a huge page.
+    /// One huge page.
     Huge,
 }
 
 impl Region {
-    /// Memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps the
+    /// Allocates memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps the
     /// region for as long as it lives itself.  The memory is touched as it is used.
     pub(crate) fn new(cap: usize, count: usize, home: *const pool::Shared) -> Arc<Self> {
         let size = cap.checked_mul(count).expect("a pool's region overflows the address space");
@@ -261,7 +261,7 @@ impl Region {
         self.blocks.iter().map(|block| FreeBlock(NonNull::from(block)))
     }
 
-    /// Bytes.
+    /// Returns the region's length in bytes.
     fn size(&self) -> usize {
         self.cap * self.blocks.len()
     }
@@ -271,12 +271,13 @@ impl Region {
         self.myself.upgrade().expect("a region that is looked at is there")
     }
 
-    /// As the kernel takes it.
+    /// Returns the region in the form of a system call's argument.
     pub(crate) fn iovec(&self) -> libc::iovec {
         libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size() }
     }
 
-    /// Registering it with a device or a ring pays: a huge page is no memory of I/O, and pinning it would take all of it.
+    /// Tests whether the region should be registered with a device or a ring.  A huge page should not: it holds stored
+    /// data and takes no part in I/O, and pinning it would populate all of it.
     pub(crate) fn may_be_registered(&self) -> bool {
         matches!(self.memory, Memory::Heap(_))
     }

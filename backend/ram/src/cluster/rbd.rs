@@ -1,4 +1,4 @@
-//! What `rbd` does that images here do not: snapshots and clones, byte for byte as version 16.2 writes them.
+//! Snapshots and clones as the `rbd` command of Ceph 16.2 writes them, for tests of images that others have made.
 
 use forebay_block::{Extent, Method, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapId, Transaction};
 

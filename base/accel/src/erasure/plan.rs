@@ -37,7 +37,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Resolves [`Placement::Auto`] for a stripe of so many bytes.
+    /// Replaces [`Placement::Auto`] by the placement for a stripe of `stripe` bytes.
     pub(crate) fn judge(self, stripe: usize) -> Self {
         match self {
             Placement::Auto if stripe > CACHED_BYTES_MAX => Placement::Memory,

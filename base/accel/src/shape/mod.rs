@@ -115,7 +115,7 @@ pub enum ShapeError {
     /// Shape that the kernel lacks on the tier in use.
     #[error("{kernel} has no shape `{shape}` on tier {tier}; it has: {shapes}")]
     Shape {
-        /// Kernel.
+        /// Kernel that was asked for.
         kernel: String,
         /// Shape that was asked for.
         shape: String,

@@ -11,13 +11,13 @@ pub(crate) const PAGE: usize = 2 << 20;
 /// Huge pages that are mapped at a time.
 const MAPPED: usize = 32;
 
-/// The address of a huge page that nobody uses; it reads as zeroes.
-struct Free(NonNull<u8>);
+/// Unused huge page, which reads as zeroes.
+struct HugeSlot(NonNull<u8>);
 
 // SAFETY: it is memory with one owner.
-unsafe impl Send for Free {}
+unsafe impl Send for HugeSlot {}
 
-static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<HugeSlot>> = Mutex::new(Vec::new());
 
 /// Takes 2 MiB of zero bytes; `None` if the system gives no more address space.  Where it has no huge page to give, these
 /// are small pages.
@@ -26,7 +26,7 @@ pub(super) fn take() -> Option<NonNull<u8>> {
     if free.is_empty() {
         let first = map(MAPPED * PAGE)?;
         // SAFETY: each is within the mapping.
-        free.extend((0..MAPPED).rev().map(|at| Free(unsafe { first.add(at * PAGE) })));
+        free.extend((0..MAPPED).rev().map(|at| HugeSlot(unsafe { first.add(at * PAGE) })));
     }
     free.pop().map(|free| free.0)
 }
@@ -38,7 +38,7 @@ pub(super) fn take() -> Option<NonNull<u8>> {
 pub(super) unsafe fn give_back(page: NonNull<u8>) {
     // SAFETY: the memory is the caller's, and as long.
     if unsafe { libc::madvise(page.as_ptr().cast(), PAGE, libc::MADV_DONTNEED) } == 0 {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(Free(page));
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(HugeSlot(page));
     } else {
         // Locked memory, say: it would not read as zeroes.
         // SAFETY: as above.
@@ -63,8 +63,9 @@ fn map(size: usize) -> Option<NonNull<u8>> {
             libc::munmap(base.cast(), before);
         }
         libc::munmap(base.add(before + size).cast(), PAGE - before);
-        // The whole mapping, so that it stays one: the first touch of a huge page takes all of it.  Collapsing small
-        // pages (MADV_COLLAPSE) waits for every processor, for milliseconds on a busy machine.
+        // Advised for the whole mapping, so that the kernel keeps it in one piece.  A huge page is populated by its first
+        // access.  MADV_COLLAPSE on small pages is no alternative: it interrupts every processor, and the caller waits
+        // milliseconds for them on a busy machine.
         libc::madvise(base.add(before).cast(), size, libc::MADV_HUGEPAGE);
         NonNull::new(base.add(before))
     }
