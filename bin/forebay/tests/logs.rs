@@ -6,7 +6,7 @@ use std::io::Read;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Nbd, PATIENCE, Site, content, wait_until};
+use common::{Nbd, Site, content, wait_until};
 use serde_json::json;
 
 /// `--log` for a log on a file of the site.
@@ -182,7 +182,6 @@ fn a_daemon_stops_though_the_backend_of_a_log_does_not_answer() {
     let mut site = Site::new();
     site.delay_us = Some(3_600_000_000);
     site.start_with_flags(&["--log-dirty-age", "20ms"]);
-    let started = Instant::now();
     let written = content(64 << 10, 5);
     for image in ["a", "b"] {
         site.run(&["create", image, "--size", "8M"]).ok();
@@ -197,10 +196,7 @@ fn a_daemon_stops_though_the_backend_of_a_log_does_not_answer() {
         let mut lines = page.lines().filter(|line| line.contains("log_written_back_bytes") && line.contains(&of_image));
         lines.any(|line| !line.ends_with(" 0") && !line.ends_with(" 0.0"))
     };
-    while !["a", "b"].into_iter().all(&begun) {
-        assert!(started.elapsed() < PATIENCE, "nothing is written back");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("what the logs hold is being written back", || ["a", "b"].into_iter().all(&begun));
     let began = Instant::now();
     site.stop();
     assert!(began.elapsed() < Duration::from_secs(60), "it took {:?}", began.elapsed());

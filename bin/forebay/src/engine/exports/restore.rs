@@ -104,13 +104,15 @@ fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
 mod tests {
     use std::path::Path;
 
-    use forebay_reactor::{DriverChoice, Reactor, yield_now};
+    use forebay_reactor::sync::Permit;
+    use forebay_reactor::{DriverChoice, JoinHandle, Reactor, yield_now};
     use forebay_store::InitOptions;
     use serde_json::json;
 
     use super::super::Export;
     use super::*;
     use crate::engine::{EngineOptions, store};
+    use crate::failure::Result;
     use crate::ops::ProgressSink;
 
     async fn engine(dir: &Path) -> Rc<Engine> {
@@ -120,6 +122,30 @@ mod tests {
         let options =
             EngineOptions { data: dir.into(), store: path, opens_store: true, ceph: Default::default(), daemon: None };
         Engine::open(options).await.expect("an engine")
+    }
+
+    /// An engine with an image in its store.
+    async fn engine_with_image(dir: &Path) -> (Rc<Engine>, ImageSpec) {
+        let engine = engine(dir).await;
+        let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
+        engine.clone().create_image(create.expect("a request")).await.expect("an image");
+        (engine, "local/x".parse().expect("a spec"))
+    }
+
+    /// Lists an export whose image is being opened, and detaches it while the file of exports cannot be written, as on a
+    /// busy disk: until the first part of the result is dropped.
+    async fn detach_while_opening(
+        engine: &Rc<Engine>,
+        key: &(Front, ImageSpec),
+        attach: serde_json::Value,
+    ) -> (Permit, JoinHandle<Result<()>>) {
+        let attach = serde_json::from_value(attach).expect("a request");
+        engine.exports.insert(key, Export::listed(attach, None, ExportState::Opening));
+        let saving = engine.exports.saving.acquire(1).await;
+        let (detaching, own) = (engine.clone(), key.1.clone());
+        let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
+        until(|| engine.exports.with(key, |export| export.leaving) == Some(true)).await;
+        (saving, detached)
     }
 
     /// Waits until something holds that only this reactor brings about.
@@ -136,20 +162,12 @@ mod tests {
         for opened_first in [true, false] {
             let dir = tempfile::tempdir().expect("a directory");
             reactor.block_on(async {
-                let engine = engine(dir.path()).await;
-                let spec: ImageSpec = "local/x".parse().expect("a spec");
-                let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
-                engine.clone().create_image(create.expect("a request")).await.expect("an image");
+                let (engine, spec) = engine_with_image(dir.path()).await;
                 let key = (Front::Nbd, spec.clone());
-                let attach = json!({ "pool": "local", "image": "x", "front": "nbd" });
-                let attach = serde_json::from_value(attach).expect("a request");
-                engine.exports.insert(&key, Export::listed(attach, None, ExportState::Opening));
                 // The file cannot be replaced.
                 std::fs::create_dir_all(dir.path().join("targets.json/in-the-way")).expect("a directory");
-                let saving = engine.exports.saving.acquire(1).await;
-                let (detaching, own) = (engine.clone(), spec.clone());
-                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
-                until(|| engine.exports.with(&key, |export| export.leaving) == Some(true)).await;
+                let attach = json!({ "pool": "local", "image": "x", "front": "nbd" });
+                let (saving, detached) = detach_while_opening(&engine, &key, attach).await;
                 if opened_first {
                     engine.restore(&spec).await;
                 }
@@ -174,10 +192,7 @@ mod tests {
         for opened_first in [true, false] {
             let dir = tempfile::tempdir().expect("a directory");
             reactor.block_on(async {
-                let engine = engine(dir.path()).await;
-                let spec: ImageSpec = "local/x".parse().expect("a spec");
-                let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
-                engine.clone().create_image(create.expect("a request")).await.expect("an image");
+                let (engine, spec) = engine_with_image(dir.path()).await;
                 let place = json!({ "medium": "ssd", "path": dir.path().join("logs"), "size": 16 << 20 });
                 let volume = engine.open_volume(&spec).await.expect("open");
                 let log = serde_json::from_value(place.clone()).expect("a place");
@@ -187,13 +202,7 @@ mod tests {
 
                 let key = (Front::Nbd, spec.clone());
                 let attach = json!({ "pool": "local", "image": "x", "front": "nbd", "log": place });
-                let attach = serde_json::from_value(attach).expect("a request");
-                engine.exports.insert(&key, Export::listed(attach, None, ExportState::Opening));
-                // The file cannot be written yet, as on a busy disk.
-                let saving = engine.exports.saving.acquire(1).await;
-                let (detaching, own) = (engine.clone(), spec.clone());
-                let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
-                until(|| engine.exports.with(&key, |export| export.leaving) == Some(true)).await;
+                let (saving, detached) = detach_while_opening(&engine, &key, attach).await;
                 match opened_first {
                     true => {
                         engine.restore(&spec).await;
