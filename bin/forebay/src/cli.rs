@@ -267,7 +267,8 @@ Exit codes:
 Environment:
   FOREBAY_DATA     as --data
   FOREBAY_CONTROL  as --control
-  FOREBAY_LOG      as --log-level";
+  FOREBAY_LOG      as --log-level
+  FOREBAY_RUN_DIR  where running daemons list themselves [default: /run/forebay for root, $XDG_RUNTIME_DIR/forebay]";
 
 #[cfg(test)]
 mod tests {

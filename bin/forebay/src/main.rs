@@ -13,6 +13,7 @@ mod log_place;
 mod logging;
 mod ops;
 mod output;
+mod running;
 mod spec;
 mod transfer;
 mod units;

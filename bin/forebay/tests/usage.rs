@@ -69,6 +69,28 @@ fn with_no_daemon_commands_say_so_with_4() {
 }
 
 #[test]
+fn a_command_that_finds_no_daemon_names_those_that_run() {
+    let mut site = Site::serving(&[]);
+    let elsewhere = site.path("elsewhere");
+    let at_elsewhere = |site: &Site, args: &[&str]| {
+        let mut command = forebay();
+        command.args(args).arg("--data").arg(&elsewhere).env("FOREBAY_RUN_DIR", site.path("run"));
+        Done(command.output().expect("the command")).fails(4)
+    };
+    let option = format!("--data {}", site.data().display());
+    for args in [&["status"][..], &["ls"], &["create", "local/disk", "--size", "1G"]] {
+        let said = at_elsewhere(&site, args);
+        let looked_at = elsewhere.join("control.sock");
+        assert!(said.contains(looked_at.to_str().expect("a path")), "{args:?} does not say where it looked: {said}");
+        assert!(said.contains(&option) && said.contains(&site.pid().to_string()), "{args:?}: {said}");
+    }
+    // One that was killed does not run any more.
+    site.kill();
+    let said = at_elsewhere(&site, &["status"]);
+    assert!(!said.contains(&option) && said.contains("forebay serve"), "{said}");
+}
+
+#[test]
 fn pools_of_a_cluster_need_no_store() {
     let site = Site::new();
     let conf = site.path("ceph.conf");

@@ -1,6 +1,5 @@
 //! The engine in this process, for commands when no daemon runs.
 
-use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,20 +22,8 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Opens the store, if it is wanted: the pools of a cluster need none.
-    pub fn open(data: &Path, store: &Path, opens_store: bool, ceph: forebay_rados::Flags) -> Result<Self> {
-        Self::lingering(data, store, opens_store, ceph, Duration::ZERO)
-    }
-
-    /// The same, with a reactor that polls for so long before it sleeps.
-    pub fn lingering(
-        data: &Path,
-        store: &Path,
-        opens_store: bool,
-        ceph: forebay_rados::Flags,
-        linger: Duration,
-    ) -> Result<Self> {
-        let options = EngineOptions { data: data.into(), store: store.into(), opens_store, ceph, daemon: None };
+    /// Starts the engine; its reactor polls for `linger` before it sleeps.
+    pub fn open(options: EngineOptions, linger: Duration) -> Result<Self> {
         let (engine, jobs) = jobs();
         let (opened, wait) = mpsc::channel();
         let run = move || {

@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
+use forebay_rados::Flags;
 use serde::de::DeserializeOwned;
 
 use super::direct::Direct;
@@ -13,8 +13,10 @@ use super::http::{Request, Response};
 use crate::api::{ErrorBody, Line, Progress};
 use crate::cli::{Ceph, Global};
 use crate::config::{absolute, default_data_dir, default_store};
+use crate::engine::EngineOptions;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::Operation;
+use crate::running::{self, RunningDaemon};
 
 /// Longest line of a streamed answer, in bytes: a listing of a very full pool.
 const LINE_LEN_MAX: u64 = 1 << 30;
@@ -28,26 +30,6 @@ pub enum Session {
     Daemon(DaemonClient),
     /// This process, with the store open.
     Direct(Direct),
-}
-
-/// What the daemon says of itself in `DIR/daemon.json`, for commands that know only the data directory.
-#[derive(Debug, serde::Serialize, Deserialize)]
-pub struct DaemonFile {
-    /// Its process.
-    pub pid: u32,
-    /// Its control socket.
-    pub control: PathBuf,
-}
-
-impl DaemonFile {
-    /// Where it is.
-    pub fn path(data: &Path) -> PathBuf {
-        data.join("daemon.json")
-    }
-
-    fn read(data: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(Self::path(data)).ok()?).ok()
-    }
 }
 
 /// The directories and sockets that a command looks at.
@@ -68,7 +50,7 @@ impl Places {
             Some(path) => controls.push(absolute(path)?),
             None => {
                 controls.push(data.join("control.sock"));
-                if let Some(file) = DaemonFile::read(&data).filter(|file| !controls.contains(&file.control)) {
+                if let Some(file) = RunningDaemon::read_in(&data).filter(|file| !controls.contains(&file.control)) {
                     controls.push(file.control);
                 }
             }
@@ -76,6 +58,12 @@ impl Places {
         // A control socket that is named, with no directory beside it, means: that daemon, nothing else.
         let may_open = global.control.is_none() || global.data.is_some();
         Ok(Self { controls, data, may_open })
+    }
+
+    /// Returns what an engine in this process is opened with.
+    fn engine_options(&self, opens_store: bool, ceph: Flags) -> EngineOptions {
+        let (data, controls) = (self.data.clone(), self.controls.clone());
+        EngineOptions { store: default_store(&data), data, opens_store, ceph, controls, daemon: None }
     }
 
     fn daemon(&self) -> Result<Option<DaemonClient>> {
@@ -94,9 +82,10 @@ impl Places {
     }
 
     fn unreachable(&self) -> Failure {
-        let tried = self.controls.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ");
-        Failure::new(FailureKind::Unreachable, format!("no daemon answers at {tried}"))
-            .hint("start one with 'forebay serve', or name its socket with --control or FOREBAY_CONTROL")
+        let what = format!("no daemon answers at {}", running::either(&self.controls));
+        Failure::new(FailureKind::Unreachable, what).hint(running::advise(
+            "start one with 'forebay serve', or name its socket with --control or FOREBAY_CONTROL",
+        ))
     }
 }
 
@@ -113,7 +102,7 @@ impl Session {
         let store = default_store(&places.data);
         // Without a store there are the pools of a cluster still.
         let flags = global.ceph.flags(Ceph::default());
-        Ok(Session::Direct(Direct::open(&places.data, &store, store.exists(), flags)?))
+        Ok(Session::Direct(Direct::open(places.engine_options(store.exists(), flags), Duration::ZERO)?))
     }
 
     /// An engine in this process, whether a daemon runs or not, with the store or without it.  Its reactor polls for
@@ -122,7 +111,7 @@ impl Session {
         let places = Places::find(global)?;
         let store = default_store(&places.data);
         let opens_store = opens_store && store.exists();
-        Direct::lingering(&places.data, &store, opens_store, global.ceph.flags(Ceph::default()), linger)
+        Direct::open(places.engine_options(opens_store, global.ceph.flags(Ceph::default())), linger)
     }
 
     /// The running daemon.

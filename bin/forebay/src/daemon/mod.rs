@@ -19,7 +19,6 @@ use tokio::sync::oneshot;
 
 use crate::api::Status;
 use crate::cli::{Global, Serve};
-use crate::client::session::DaemonFile;
 use crate::config::{Config, default_store, follow_links, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
 use crate::engine::small_files::{keep_reserve, replace_file};
@@ -27,6 +26,7 @@ use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::kernels;
 use crate::ops::ProgressSink;
+use crate::running::{Entry, RunningDaemon};
 use crate::units::Size;
 use listen::Listeners;
 use notify::Notifier;
@@ -104,11 +104,13 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
             return Err(failure);
         }
     };
-    let file_path = DaemonFile::path(&config.data);
-    let file = DaemonFile { pid: std::process::id(), control: config.control.clone() };
-    let text = serde_json::to_vec(&file).map_err(|error| Failure::failed(error.to_string()))?;
+    let file_path = RunningDaemon::path_in(&config.data);
+    let (control, data) = (config.control.clone(), config.data.clone());
+    let running_daemon = RunningDaemon { pid: std::process::id(), control, data };
+    let text = serde_json::to_vec(&running_daemon).map_err(|error| Failure::failed(error.to_string()))?;
     replace_file(&file_path, &text)
         .map_err(|error| Failure::io(error, format_args!("writing {}", file_path.display())))?;
+    let listed = Entry::write(&running_daemon);
     let (nbd, nvme, iscsi) = (status.nbd.join(", "), status.nvme.join(", "), status.iscsi.join(", "));
     tracing::info!(
         version = status.version,
@@ -127,8 +129,9 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
     // Lets go of the engine when it ends; the engine then closes what is open.
     let served = listeners.serve(engine, notifier).await;
     let closed = running.await;
-    // It only helps commands to find a daemon that runs.
+    // They only help commands to find a daemon that runs.
     let _ = fs::remove_file(&file_path);
+    drop(listed);
     served.and(closed)
 }
 
@@ -150,6 +153,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
         store: config.store.clone(),
         opens_store: true,
         ceph: config.ceph.clone(),
+        controls: Vec::new(),
         daemon: Some(daemon),
     };
     let engine = Engine::open(options).await?;

@@ -41,6 +41,7 @@ use forebay_store::Store;
 use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
+use crate::running;
 use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
 use ceph::Ceph;
@@ -62,6 +63,8 @@ pub struct EngineOptions {
     pub opens_store: bool,
     /// How a Ceph cluster is reached.
     pub ceph: forebay_rados::Flags,
+    /// Control sockets at which a command has found no daemon.
+    pub controls: Vec<PathBuf>,
     /// It is the daemon's engine, not a command's.
     pub daemon: Option<DaemonOptions>,
 }
@@ -241,11 +244,13 @@ impl Engine {
     }
 
     fn no_store(&self) -> Failure {
-        let what = format!("no daemon answers, and there is no store at {}", self.options.store.display());
-        Failure::new(FailureKind::Unreachable, what).hint(
+        let controls = running::either(&self.options.controls);
+        let what =
+            format!("no daemon answers at {controls}, and there is no store at {}", self.options.store.display());
+        Failure::new(FailureKind::Unreachable, what).hint(running::advise(
             "start 'forebay serve' or make a store with 'forebay store init'; \
              --data names the directory, --control the daemon's socket",
-        )
+        ))
     }
 
     /// Makes everything durable and closes the store.  Nothing may be asked of the engine after.

@@ -29,6 +29,8 @@ pub fn forebay() -> Command {
     for name in ["FOREBAY_DATA", "FOREBAY_CONTROL", "FOREBAY_LOG", "NOTIFY_SOCKET", "JOURNAL_STREAM"] {
         command.env_remove(name);
     }
+    // No daemon of this machine is named in what it says.
+    command.env("FOREBAY_RUN_DIR", "/proc/none");
     command.stdin(Stdio::null());
     command
 }
@@ -158,6 +160,7 @@ impl Site {
         listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
         let mut command = forebay();
         command.args(["serve", "--store-size", "160M", "--data"]).arg(self.data()).args(&self.flags);
+        command.env("FOREBAY_RUN_DIR", self.path("run"));
         command.env("NOTIFY_SOCKET", &notify).stderr(stderr).stdout(Stdio::null());
         command.envs(self.delay_us.map(|pause| ("FOREBAY_DEBUG_BACKEND_DELAY_US", pause.to_string())));
         let mut running = Running { child: command.spawn().expect("the daemon") };
@@ -216,6 +219,7 @@ impl Site {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = forebay();
         command.args(args).arg("--data").arg(self.data()).current_dir(self.dir.path());
+        command.env("FOREBAY_RUN_DIR", self.path("run"));
         command
     }
 

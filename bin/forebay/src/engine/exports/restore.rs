@@ -119,8 +119,14 @@ mod tests {
         let path = dir.join("store.img");
         let options = InitOptions { size: 64 << 20, ..InitOptions::default() };
         store::init(&path, options, ProgressSink::channel().0).await.expect("a store");
-        let options =
-            EngineOptions { data: dir.into(), store: path, opens_store: true, ceph: Default::default(), daemon: None };
+        let options = EngineOptions {
+            data: dir.into(),
+            store: path,
+            opens_store: true,
+            ceph: Default::default(),
+            controls: Vec::new(),
+            daemon: None,
+        };
         Engine::open(options).await.expect("an engine")
     }
 
