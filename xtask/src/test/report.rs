@@ -98,6 +98,7 @@ fn failures(text: &str) -> Vec<&str> {
             || line.contains("timed out")
             || (line.starts_with("test ") && line.ends_with("FAILED"))
     };
+    let after_panic = |line: &str| line.starts_with("note: ") || line.starts_with("stack backtrace:");
     let mut lines = text.lines().peekable();
     let mut told = Vec::new();
     while let Some(line) = lines.next() {
@@ -105,6 +106,10 @@ fn failures(text: &str) -> Vec<&str> {
             told.push(line);
             if let Some(next) = lines.peek().filter(|next| line.starts_with("not ok ") && !next.starts_with("ok ")) {
                 told.push(next);
+            }
+            if line.contains("panicked at") {
+                let message = lines.clone().take(2).take_while(|next| !next.is_empty() && !after_panic(next));
+                told.extend(message.filter(|next| !failure(next)));
             }
         }
     }
@@ -274,10 +279,12 @@ mod tests {
     #[test]
     fn a_failed_stage_names_what_failed() {
         let text = "warning: unused\nok one\nnot ok two: it ended\n  input:  x\nok three\n\
-            thread 'a' panicked at src/lib.rs:1:1:\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n";
+            thread 'a' panicked at src/lib.rs:1:1:\nwhat\nwhere\nno more\n\
+            thread 'b' panicked at src/lib.rs:2:2:\nwhy\nstack backtrace:\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n";
         let told = failures(text);
         assert_eq!(told[..2], ["not ok two: it ended", "  input:  x"]);
-        assert_eq!(told[2..], ["thread 'a' panicked at src/lib.rs:1:1:", "test a ... FAILED"]);
+        assert_eq!(told[2..5], ["thread 'a' panicked at src/lib.rs:1:1:", "what", "where"]);
+        assert_eq!(told[5..], ["thread 'b' panicked at src/lib.rs:2:2:", "why", "test a ... FAILED"]);
         assert!(failures("not ok\n".repeat(3).as_str()).is_empty() && failures(&"error\n".repeat(40)).len() == 12);
     }
 
