@@ -29,13 +29,15 @@ struct SharedImage {
     persist: Cell<Persist>,
     /// The record is stored while it is open.
     storing: Gate,
+    /// Changes past the log have ended while it is open.
+    changing: Gate,
 }
 
 impl SharedImage {
     fn new(shelf: Rc<Shelf>) -> Rc<Self> {
         let (base, record) = (Memory::new(1 << 20), RefCell::default());
-        let (persist, storing) = (Cell::new(Persist::OnWrite), Gate::default());
-        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None), persist, storing })
+        let (persist, storing, changing) = (Cell::new(Persist::OnWrite), Gate::default(), Gate::default());
+        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None), persist, storing, changing })
     }
 
     async fn open(self: &Rc<Self>, host: u8) -> LogAttachment<Host> {
@@ -100,7 +102,8 @@ impl LogKeeper for Host {
     }
 
     fn drain_changes(&self) -> LocalFuture<()> {
-        Box::pin(ready(()))
+        let image = self.image.clone();
+        Box::pin(async move { image.changing.opened.wait_until(|| !image.changing.closed.get()).await })
     }
 
     fn shelf(&self, _place: &Self::Place, _create: bool) -> LocalFuture<Result<Rc<Shelf>>> {
@@ -198,6 +201,33 @@ fn attaching_opens_the_log_that_another_host_has_attached_meanwhile() {
         ours.attach(&PLACE).await.expect("attached");
         assert_eq!(read(&*ours.device(), 0, 1).await, [2], "what the other host acknowledged");
         assert_eq!(image.shelf.ids().len(), 1, "a second log was made");
+        ours.close().await.expect("closed");
+    });
+}
+
+#[test]
+fn a_log_that_is_attached_writes_nothing_back_before_what_is_on_its_way_past_it_has_ended() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf);
+        let ours = image.open(1).await;
+        // A host's write is on its way to the image when the log comes before it.
+        image.base.gate.closed.set(true);
+        image.changing.closed.set(true);
+        let past = ours.device().submit(write(0, 1, 4096));
+        let past = spawn(past);
+        ours.attach(&PLACE).await.expect("a log");
+        image.base.gate.closed.set(false);
+        ours.device().submit(write(0, 2, 4096)).await.expect("written");
+        let log = ours.log().expect("a log");
+        let drained = spawn(async move { log.drain().await });
+        sleep(LONG).await;
+        assert_eq!(image.base.writes.get(), 0, "an older write can land over what was written back");
+        image.base.gate.open();
+        past.await.expect("written");
+        assert_eq!(image.base.bytes.borrow()[0], 1);
+        image.changing.open();
+        drained.await.expect("written back");
+        assert_eq!(image.base.bytes.borrow()[0], 2);
         ours.close().await.expect("closed");
     });
 }

@@ -10,7 +10,7 @@ use common::{
     Event, LONG, MILLISECOND, Memory, Nobody, PATH, SMALL, fresh, fresh_of, on_a_shelf, on_a_shelf_of, patience,
     patient, read, write,
 };
-use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{BlockDevice, Buf, Error, ErrorKind, LocalFuture, Request, Result};
 use forebay_reactor::{now, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::{Limits, Mode, Options, Owner, Persist, WriteLog};
@@ -353,6 +353,40 @@ fn writes_that_are_acknowledged_early_are_bounded_by_the_log() {
         assert_eq!(error.expect("nothing was refused").kind(), ErrorKind::NoSpace);
         inner.full.set(false);
         timeout(LONG, log.drain()).await.expect("drained").expect("drained");
+    });
+}
+
+#[test]
+fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
+    on_a_shelf_of(true, async |_, shelf| {
+        let inner = Memory::new(8 << 20);
+        let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
+        let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
+        inner.gate.closed.set(true);
+        // Until it has been compared, nobody else writes there: all of them see an empty log, then wait.
+        inner.pause.set(LONG);
+        let (expect, data) = ([0, 1].map(|byte| Buf::copy_of(&[byte; 65536]).into())).into();
+        let first = log.submit(Request::CompareAndWrite { offset: 0, expect, data, fua: false });
+        sleep(MILLISECOND).await;
+        let acknowledged = Rc::new(Cell::new(0_u64));
+        let writes: Vec<_> = (0..1000_u64)
+            .map(|at| {
+                let (write, acknowledged) = (log.submit(write(at % 8 << 13, at as u8 | 1, 8192)), acknowledged.clone());
+                spawn(async move {
+                    write.await.expect("written");
+                    acknowledged.set(acknowledged.get() + 8192);
+                })
+            })
+            .collect();
+        first.await.expect("compared");
+        sleep(LONG).await;
+        let bound = SMALL + 2 * 65536;
+        assert!(acknowledged.get() > 0);
+        assert!(acknowledged.get() <= bound, "{} bytes are acknowledged behind {SMALL}", acknowledged.get());
+        inner.gate.open();
+        for write in writes {
+            timeout(LONG, write).await.expect("it goes on when the backend does");
+        }
     });
 }
 

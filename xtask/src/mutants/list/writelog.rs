@@ -278,7 +278,7 @@ pub(super) const LIST: &[Mutant] = &[
         "volume/writelog/src/attachment.rs",
         "keeper.drain_changes().await;",
         "",
-        &[FAILURES, Stage::Sim(&["--attachment"], 4000)],
+        &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
     ),
     Mutant::new(
         "log-record-not-read-with-lock",
