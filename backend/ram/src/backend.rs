@@ -3,7 +3,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::future::ready;
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::rc::Rc;
 
 use forebay_block::{
@@ -256,6 +256,13 @@ impl ObjectBackend for RamBackend {
 
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>> {
         Box::pin(ready(self.page(namespace, cursor, max)))
+    }
+
+    fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        let objects = self.objects.borrow();
+        let found = objects.range(Bound::Included(&names.start)).map(|(name, _)| name);
+        let found = found.take_while(|name| **name < names.end).take(max).cloned().collect();
+        Some(Box::pin(ready(Ok(found))))
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {

@@ -1,5 +1,6 @@
 //! The store as an [`ObjectBackend`].
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
@@ -102,6 +103,18 @@ async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>
     Ok(ListPage { names, next: Some(from) })
 }
 
+async fn list_between(core: Rc<Core>, names: Range<ObjectName>, max: usize) -> Result<Vec<ObjectName>> {
+    let (from, to) = (keys::name(&names.start), keys::name(&names.end));
+    let found = core.lookup_range(&from, &to, max).await?;
+    let cut = keys::name_space(names.start.namespace()).len();
+    let name = |(key, _): &(Vec<u8>, Vec<u8>)| {
+        let name = std::str::from_utf8(key.get(cut..)?).ok()?;
+        Some(ObjectName::in_namespace(names.start.namespace_shared(), name))
+    };
+    let damaged = || Error::new(ErrorKind::Corrupt, "an object's name is no text");
+    found.iter().map(|pair| name(pair).ok_or_else(damaged)).collect()
+}
+
 impl Store {
     async fn flush_now(core: Rc<Core>) -> Result<()> {
         if core.read_only {
@@ -160,6 +173,10 @@ impl ObjectBackend for Store {
 
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>> {
         Box::pin(list(self.core.clone(), namespace.map(str::to_owned), cursor, max))
+    }
+
+    fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        Some(Box::pin(list_between(self.core.clone(), names, max)))
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {

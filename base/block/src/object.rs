@@ -1,6 +1,7 @@
 //! Objects, as RADOS has them: the embedded store and the native RADOS client both offer this.
 
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_reactor::BufList;
@@ -41,6 +42,11 @@ impl ObjectName {
     /// The namespace; empty for the default one.
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// The namespace, for names of others in it.
+    pub fn namespace_shared(&self) -> Rc<str> {
+        self.namespace.clone()
     }
 }
 
@@ -394,6 +400,13 @@ pub trait ObjectBackend {
 
     /// Object names of a namespace (`None`: of all), `max` at most, going on at `cursor`.
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>>;
+
+    /// Names from the first to before the second of `names`, in order, `max` at most, of objects that are there or were at
+    /// a snapshot.  `None` where names are not kept in order.
+    fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        let _ = (names, max);
+        None
+    }
 
     /// Everything answered before is durable when this is answered.
     fn flush(&self) -> LocalFuture<Result<()>>;

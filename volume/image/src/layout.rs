@@ -72,6 +72,12 @@ impl Layout {
         })
     }
 
+    /// All of an object that an image of `size` bytes has.
+    pub(crate) fn piece_of(&self, object: u64, size: u64) -> Piece {
+        let at = object << self.order;
+        Piece { object, extent: Extent::new(0, self.object_size().min(size - at)), at }
+    }
+
     /// The name of a data object.
     pub(crate) fn name(&self, object: u64) -> ObjectName {
         let mut names = self.names.borrow_mut();
@@ -88,6 +94,16 @@ impl Layout {
                 name
             }
         }
+    }
+}
+
+impl Layout {
+    /// The number of the data object of that name, or of the one behind which such a name stands; `None` for any other
+    /// name.
+    pub(crate) fn number(&self, name: &ObjectName) -> Option<u64> {
+        let digits = name.name().strip_prefix(&self.prefix)?.get(..16)?;
+        let lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        lower.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
     }
 }
 
@@ -124,6 +140,19 @@ mod tests {
         let layout = Layout::new(22, "rbd_data.10226b8b4567", &"".into());
         for object in [0, 10, 256, 0, 512 + 10, 10, u64::MAX] {
             assert_eq!(layout.name(object).name(), format!("rbd_data.10226b8b4567.{object:016x}"));
+            assert_eq!(layout.number(&layout.name(object)), Some(object));
+        }
+    }
+
+    #[test]
+    fn other_names_have_no_number() {
+        let layout = Layout::new(22, "rbd_data.1", &"".into());
+        let number = |name: &str| layout.number(&ObjectName::new(name));
+        assert_eq!(number("rbd_data.1.00000000000000ff.more"), Some(0xff));
+        for name in
+            ["rbd_data.1", "rbd_data.1.", "rbd_data.1.ff", "rbd_data.1.00000000000000FF", "rbd_data.2.00000000000000ff"]
+        {
+            assert_eq!(number(name), None, "{name}");
         }
     }
 

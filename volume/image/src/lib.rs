@@ -21,6 +21,7 @@ mod layout;
 mod lock;
 mod metadata;
 mod objectmap;
+mod present;
 mod remove;
 mod requests;
 mod reserved;

@@ -13,6 +13,7 @@ use forebay_block::{
     Transaction,
 };
 use forebay_reactor::sync::Semaphore;
+use forebay_reactor::yield_now;
 
 use crate::format::{Features, Header};
 use crate::wire::bitmap::{Bitmap, State, encode_resize, encode_update};
@@ -26,6 +27,8 @@ const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 const UPDATE: Method = Method::new("rbd", "object_map_update");
 const RESIZE: Method = Method::new("rbd", "object_map_resize");
 const SET_FLAGS: Method = Method::new("rbd", "set_flags");
+/// Objects that are looked at, or changed, before others have a turn.
+const SCAN: usize = 1 << 16;
 /// Tries to take the map's own lock, which only somebody who lost the image's lock can still have.
 const LOCK_TRIES: usize = 3;
 
@@ -87,6 +90,11 @@ impl ObjectMap {
         }
     }
 
+    /// It is believed.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.valid.get()
+    }
+
     /// An object may be there.
     pub(crate) fn may_exist(&self, object: u64) -> bool {
         !self.valid.get() || self.bits.borrow().get(object) != State::Nonexistent
@@ -119,11 +127,14 @@ impl ObjectMap {
     /// The same for a run of objects that nobody else changes meanwhile.
     pub(crate) async fn update_range(&self, range: Range<u64>, to: State, from: Option<State>) -> Result<()> {
         let range = range.start..range.end.min(self.bits.borrow().objects());
-        if range.clone().any(|object| self.needs(object, to, from)) {
-            self.store(range, to, from).await
-        } else {
-            Ok(())
+        for start in range.clone().step_by(SCAN) {
+            let mut part = start..range.end.min(start + SCAN as u64);
+            if part.any(|object| self.needs(object, to, from)) {
+                return self.store(range, to, from).await;
+            }
+            yield_now().await;
         }
+        Ok(())
     }
 
     fn needs(&self, object: u64, to: State, from: Option<State>) -> bool {
@@ -135,10 +146,15 @@ impl ObjectMap {
     async fn store(&self, range: Range<u64>, to: State, from: Option<State>) -> Result<()> {
         let call = ObjectOp::Call { method: UPDATE, input: encode_update(range.clone(), to, from) };
         self.change(call).await?;
-        let mut bits = self.bits.borrow_mut();
-        for object in range {
-            if from.is_none_or(|from| matches(bits.get(object), from)) {
-                bits.set(object, to);
+        for start in range.clone().step_by(SCAN) {
+            if start > range.start {
+                yield_now().await;
+            }
+            let mut bits = self.bits.borrow_mut();
+            for object in start..range.end.min(start + SCAN as u64) {
+                if from.is_none_or(|from| matches(bits.get(object), from)) {
+                    bits.set(object, to);
+                }
             }
         }
         Ok(())

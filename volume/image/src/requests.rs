@@ -21,9 +21,12 @@ use crate::gate::Pass;
 use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
 use crate::info::Progress;
 use crate::layout::Piece;
-use crate::resize::unless_absent;
-use crate::window::{REQUEST_WINDOW, WALK_WINDOW, windowed};
+use crate::present::{find, walk};
+use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
+
+/// Objects that are asked for one by one: of more, those that may be there are looked for first.
+const LOOK_UP_MAX: usize = 8;
 
 /// A change of a range.
 enum Change {
@@ -228,9 +231,73 @@ fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
 }
 
 async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wishes: Wishes) -> Result<()> {
-    let mut pieces = shared.layout().pieces(extent);
+    let present = match change {
+        Change::Clear => present_in(shared, shared.head(), extent).await?,
+        Change::Write(_) => Present::All,
+    };
+    // What is not there need not be cleared, but what the parent has of it is to be hidden.
+    let overlap = shared.layout().objects(shared.head().overlap);
+    let mut skipped = false;
+    let mut pieces = shared.layout().pieces(extent).filter(|piece| {
+        let is_there = piece.object < overlap || present.may_have(piece.object);
+        skipped |= !is_there;
+        is_there
+    });
     let next = || Some(change_piece(shared, pieces.next()?, change, wishes));
-    windowed(REQUEST_WINDOW, next, |_, _| {}).await
+    windowed(REQUEST_WINDOW, next, |_, _| {}).await?;
+    drop(pieces);
+    if skipped && wishes.durable {
+        // It may have been removed not long ago.
+        shared.data().flush().await?;
+    }
+    Ok(())
+}
+
+/// Which objects may be there.
+enum Present {
+    All,
+    /// In order.
+    These(Vec<u64>),
+}
+
+impl Present {
+    fn may_have(&self, object: u64) -> bool {
+        match self {
+            Present::All => true,
+            Present::These(objects) => objects.binary_search(&object).is_ok(),
+        }
+    }
+}
+
+/// Finds out which objects of `extent` may be there, where that is less work than asking for each.
+async fn present_in(shared: &Shared, view: View, extent: Extent) -> Result<Present> {
+    if pieces_of(shared, extent) < LOOK_UP_MAX {
+        return Ok(Present::All);
+    }
+    let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
+    let mut objects = Vec::new();
+    while !range.is_empty() {
+        let found = find(shared, view, range.clone()).await?;
+        range.start = found.upto;
+        objects.extend(found.objects);
+    }
+    Ok(Present::These(objects))
+}
+
+/// Removing what is not there is done, once it is sure that it does not come back.
+fn removed(shared: &Shared, work: LocalFuture<Result<u64>>, wishes: Wishes) -> LocalFuture<Result<u64>> {
+    let data = shared.data().clone();
+    Box::pin(async move {
+        match work.await {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if wishes.durable {
+                    data.flush().await?;
+                }
+                Ok(0)
+            }
+            other => other,
+        }
+    })
 }
 
 fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wishes) -> LocalFuture<Result<u64>> {
@@ -251,7 +318,7 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wish
     }
     let may_be_absent = matches!(op, ObjectOp::Remove);
     let work = shared.data().submit(&shared.object_name(piece.object), wishes.transaction(shared, vec![op]));
-    if may_be_absent { unless_absent(work) } else { work }
+    if may_be_absent { removed(shared, work, wishes) } else { work }
 }
 
 /// Writes to a plain object.
@@ -445,7 +512,7 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     let map = shared.map();
     let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
     if clears && absent && overlap == 0 {
-        return Ok(0);
+        return if wishes.durable { shared.data().flush().await.map(|()| 0) } else { Ok(0) };
     }
     if let Some(map) = &map {
         map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;
@@ -466,7 +533,12 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
             .await
         {
             Ok(version) => break version,
-            Err(error) if error.kind() == ErrorKind::NotFound && removes => break 0,
+            Err(error) if error.kind() == ErrorKind::NotFound && removes => {
+                if wishes.durable {
+                    shared.data().flush().await?;
+                }
+                break 0;
+            }
             Err(error) if error.kind() == ErrorKind::NotFound && guarded => known_absent = true,
             Err(error) => return Err(error),
         }
@@ -508,9 +580,13 @@ pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFutur
     }
     let shared = shared.clone();
     Box::pin(async move {
+        let present = present_in(&shared, view, extent).await?;
         let mut pieces = shared.layout().pieces(extent);
         let mut parts: Vec<Option<ExtentMap>> = vec![None; pieces_of(&shared, extent)];
-        let next = || Some(map_piece(&shared, view, pieces.next()?));
+        let next = || {
+            let piece = pieces.next()?;
+            Some(map_piece(&shared, view, piece, present.may_have(piece.object)))
+        };
         windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
         let mut whole = ExtentMap::new();
         let mut at = extent.offset;
@@ -522,14 +598,16 @@ pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFutur
     })
 }
 
-fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece) -> LocalFuture<Result<ExtentMap>> {
+fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece, present: bool) -> LocalFuture<Result<ExtentMap>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
-    let own = map_own(shared, view, piece);
+    let own = present.then(|| map_own(shared, view, piece));
     let at = piece.object * shared.layout().object_size() + offset;
     Box::pin(async move {
-        if let Some(map) = own.await? {
+        if let Some(own) = own
+            && let Some(map) = own.await?
+        {
             return Ok(map);
         }
         let mut whole = ExtentMap::new();
@@ -567,13 +645,11 @@ pub(crate) async fn usage(shared: &Rc<Shared>, view: View, mut progress: impl Fn
     shared.check_there()?;
     let provisioned = view.size;
     let total = shared.layout().objects(provisioned);
-    let mut pieces = shared.layout().pieces(Extent::new(0, provisioned));
-    let (mut done, mut used) = (0, 0);
-    progress(Progress { done, total });
-    let next = || Some(map_own(shared, view, pieces.next()?));
-    windowed(WALK_WINDOW, next, |_, map: Option<ExtentMap>| {
-        used += map.map_or(0, |map| map.data_bytes());
-        done += 1;
+    let mut used = 0;
+    progress(Progress { done: 0, total });
+    let each = |object| map_own(shared, view, shared.layout().piece_of(object, provisioned));
+    walk(shared, view, 0..total, each, |done, map: Option<Option<ExtentMap>>| {
+        used += map.flatten().map_or(0, |map| map.data_bytes());
         progress(Progress { done, total });
     })
     .await?;

@@ -11,6 +11,7 @@ use crate::format::Header;
 use crate::image::{Image, Shared};
 use crate::images::{SIZE_MAX, within};
 use crate::info::Progress;
+use crate::present::walk;
 use crate::requests::Wishes;
 use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::State;
@@ -30,22 +31,31 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
     if let Some(map) = &map {
         map.update_range(first_whole..end, State::Pending, Some(State::Exists)).await?;
     }
-    let mut objects = (first_whole..end).chain(cut);
-    let next = || -> Option<LocalFuture<Result<u64>>> {
-        let object = objects.next()?;
-        let op = match cut {
-            Some(cut) if cut == object => ObjectOp::Truncate { size: cut_at },
-            _ => ObjectOp::Remove,
-        };
-        Some(trim_object(shared, object, op))
+    progress(Progress { done: 0, total });
+    let mut before = 0;
+    if let Some(cut) = cut {
+        trim_object(shared, cut, ObjectOp::Truncate { size: cut_at }).await?;
+        before = 1;
+        progress(Progress { done: before, total });
+    }
+    let remove = |object| trim_object(shared, object, ObjectOp::Remove);
+    // Where snapshots need what the parent has, an object is made of what is not there.
+    let copied = match shared.snapc().is_some_and(|snapc| !snapc.snaps.is_empty()) {
+        true => layout.objects(shared.head().overlap).clamp(first_whole, end.max(first_whole)),
+        false => first_whole,
     };
-    let mut done = 0;
-    progress(Progress { done, total });
-    windowed(WALK_WINDOW, next, |_, _| {
-        done += 1;
-        progress(Progress { done, total });
-    })
+    let mut copies = first_whole..copied;
+    windowed(
+        WALK_WINDOW,
+        || copies.next().map(remove),
+        |_, _| {
+            before += 1;
+            progress(Progress { done: before, total });
+        },
+    )
     .await?;
+    let done = |passed, _| progress(Progress { done: before + passed, total });
+    walk(shared, shared.head(), copied..end, remove, done).await?;
     if let Some(map) = &map {
         map.update_range(first_whole..end, State::Nonexistent, Some(State::Pending)).await?;
     }

@@ -303,3 +303,23 @@ fn what_fails_once_leaves_things_as_they_were() {
         }
     });
 }
+
+#[test]
+fn durable_zeroes_of_what_is_already_gone_make_its_removal_durable() {
+    run(async {
+        let stormy = Stormy::new(3, 2);
+        let backend: Rc<dyn ObjectBackend> = stormy.clone();
+        fill(&backend, "vm", 5).await;
+        let image = open(&backend, "vm").await;
+        let extent = Extent::new(OBJECT, 2 * OBJECT);
+        image.submit(Request::Discard(extent)).await.expect("a discard");
+        for part in [Extent::new(OBJECT, OBJECT), extent] {
+            let zeroes = Request::WriteZeroes { extent: part, no_unmap: false, fua: true };
+            image.submit(zeroes).await.expect("zeroes that last");
+        }
+        let after = stormy.crash(Left::Nothing).await;
+        let content = read_all(&*open(&after, "vm").await).await;
+        let range = extent.offset as usize..extent.end() as usize;
+        assert!(content[range].iter().all(|&byte| byte == 0), "what was promised to be zero is there again");
+    });
+}

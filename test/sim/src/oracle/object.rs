@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
@@ -593,6 +594,10 @@ impl ObjectBackend for CheckedBackend {
 
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>> {
         self.inner.list(namespace, cursor, max)
+    }
+
+    fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        self.inner.list_between(names, max)
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {

@@ -8,6 +8,7 @@ pub mod cluster;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
@@ -73,11 +74,13 @@ pub struct Stormy {
     dead: Cell<bool>,
     under_way: Cell<usize>,
     under_way_most: Cell<usize>,
+    /// Names are listed in order.
+    in_order: bool,
     this: std::rc::Weak<Stormy>,
 }
 
 impl Stormy {
-    /// Answers come up to `late` turns of the executor later, by the seed.
+    /// Answers come up to `late` turns of the executor later, by the seed; an even one keeps names in order.
     pub fn new(seed: u64, late: u64) -> Rc<Self> {
         Rc::new_cyclic(|this| Self {
             ram: RamBackend::new("ram"),
@@ -91,6 +94,7 @@ impl Stormy {
             dead: Cell::new(false),
             under_way: Cell::new(0),
             under_way_most: Cell::new(0),
+            in_order: seed.is_multiple_of(2),
             this: this.clone(),
         })
     }
@@ -272,6 +276,11 @@ impl ObjectBackend for Stormy {
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>> {
         let namespace = namespace.map(str::to_owned);
         self.later(move |ram| ram.list(namespace.as_deref(), cursor, max))
+    }
+
+    fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        let ask = move |ram: &RamBackend| ram.list_between(names, max).expect("names in memory are in order");
+        self.in_order.then(|| self.later(ask))
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {

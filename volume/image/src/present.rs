@@ -1,0 +1,92 @@
+//! Which objects of an image may be there, found without asking for each that there could be.
+//!
+//! An object map knows of the head's; a backend that keeps names in order lists them; of any other, every object may
+//! be there.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use forebay_block::{LocalFuture, Result, SnapId};
+use forebay_reactor::{stand_back, yield_now};
+
+use crate::image::{Shared, View};
+use crate::window::{WALK_WINDOW, windowed};
+
+/// Most objects that one step finds: what a host's request may have to wait for.
+const STEP: usize = 64;
+/// Objects that one step looks at in an object map, or would have to ask for.
+const SCAN: u64 = 1 << 16;
+
+/// The first objects of a range that may be there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// In order.
+    pub(crate) objects: Vec<u64>,
+    /// Those before this one that are not among them are not there.
+    pub(crate) upto: u64,
+}
+
+/// Finds the first of `range` that may be there at a view, a snapshot's among them.
+pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Result<Found> {
+    if range.is_empty() {
+        return Ok(Found { objects: Vec::new(), upto: range.end });
+    }
+    let head = view.snap == SnapId::HEAD;
+    if let Some(map) = shared.map().filter(|map| head && map.is_valid()) {
+        let scanned = range.start..range.end.min(range.start + SCAN);
+        return Ok(first(scanned.clone().filter(|&object| map.may_exist(object)), scanned.end));
+    }
+    let names = shared.layout().name(range.start)..shared.layout().name(range.end);
+    let Some(listed) = shared.data().list_between(names, STEP) else {
+        return Ok(first(range.clone(), range.end));
+    };
+    let names = listed.await?;
+    let Some(mut objects) = names.iter().map(|name| shared.layout().number(name)).collect::<Option<Vec<u64>>>() else {
+        // Not a name of ours: nothing can be told from where it stands.
+        return Ok(first(range.clone(), range.end));
+    };
+    objects.dedup();
+    let upto = match objects.last() {
+        Some(last) if names.len() == STEP => last + 1,
+        _ => range.end,
+    };
+    Ok(Found { objects, upto })
+}
+
+fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
+    let found: Vec<u64> = objects.by_ref().take(STEP).collect();
+    let upto = match found.last() {
+        Some(last) if found.len() == STEP => last + 1,
+        _ => end,
+    };
+    Found { objects: found, upto }
+}
+
+/// Does something with each object of `range` that may be there, [`WALK_WINDOW`] at once; hands on what comes of it, with
+/// how many objects of the range are done, and after each step that alone.  Between steps others go first.
+pub(crate) async fn walk<T: 'static>(
+    shared: &Rc<Shared>,
+    view: View,
+    range: Range<u64>,
+    each: impl Fn(u64) -> LocalFuture<Result<T>>,
+    mut done: impl FnMut(u64, Option<T>),
+) -> Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let found = find(shared, view, at..range.end).await?;
+        let mut objects = found.objects.into_iter();
+        let mut passed = at - range.start;
+        let each_done = |_, value| {
+            passed += 1;
+            done(passed, Some(value));
+        };
+        windowed(WALK_WINDOW, || objects.next().map(&each), each_done).await?;
+        at = found.upto;
+        if passed < at - range.start {
+            done(at - range.start, None);
+        }
+        yield_now().await;
+        stand_back().await;
+    }
+    Ok(())
+}
