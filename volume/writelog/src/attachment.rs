@@ -351,9 +351,13 @@ impl<K: LogKeeper> LogAttachment<K> {
         let (Some(log), Some(recorded)) = (self.log(), self.recorded()) else {
             return Err(Error::new(ErrorKind::Busy, "the write log is gone again"));
         };
-        if let Some(reason) = log.mode().reason() {
-            return Err(Error::new(ErrorKind::Busy, format!("the write log is {}: {reason}", log.mode().name())));
-        }
+        let check_in_use = || match log.mode().reason() {
+            Some(reason) => {
+                Err(Error::new(ErrorKind::Busy, format!("the write log is {}: {reason}", log.mode().name())))
+            }
+            None => Ok(()),
+        };
+        check_in_use()?;
         match self.keeper.compare(&recorded.place, place) {
             PlaceChange::Same => Ok(()),
             PlaceChange::Other => {
@@ -361,10 +365,12 @@ impl<K: LogKeeper> LogAttachment<K> {
             }
             PlaceChange::Limits => {
                 log.acquired().await?;
+                // A log in use has not been released, and nobody else's turn is waited for here.
+                check_in_use()?;
                 let _turn = self.record_turn.acquire(1).await;
                 let LogRecord { epoch, log: named } = self.keeper.load().await?;
                 if named.is_none_or(|named| named.id != recorded.id) {
-                    // It has turned itself off meanwhile.
+                    // Whatever came between: what the record lets go of is not brought back.
                     return Err(Error::new(ErrorKind::Busy, "the write log is being given up"));
                 }
                 let changed = RecordedLog { id: recorded.id, place: place.clone() };

@@ -16,6 +16,8 @@ use forebay_writelog::{
 };
 
 const PLACE: &str = "/logs:16M";
+/// The same with another limit.
+const LIMITED: &str = "/logs:16M:dirty=1M";
 
 /// An image that several hosts use.
 struct SharedImage {
@@ -119,7 +121,11 @@ impl LogKeeper for Host {
     }
 
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange {
-        if is == wanted { PlaceChange::Same } else { PlaceChange::Other }
+        match (*is, *wanted) {
+            (is, wanted) if is == wanted => PlaceChange::Same,
+            (PLACE | LIMITED, PLACE | LIMITED) => PlaceChange::Limits,
+            _ => PlaceChange::Other,
+        }
     }
 }
 
@@ -228,6 +234,33 @@ fn a_log_that_is_attached_writes_nothing_back_before_what_is_on_its_way_past_it_
         image.changing.open();
         drained.await.expect("written back");
         assert_eq!(image.base.bytes.borrow()[0], 2);
+        ours.close().await.expect("closed");
+    });
+}
+
+#[test]
+fn new_limits_do_not_bring_back_the_record_of_a_log_that_is_being_given_up() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf);
+        let ours = Rc::new(image.open(1).await);
+        ours.attach(&PLACE).await.expect("a log");
+        // It turns itself off, and its record is about to be stored without it.
+        image.storing.closed.set(true);
+        let log = ours.log().expect("a log");
+        let worn = log.clone();
+        let disabled = spawn(async move { worn.disable(Error::new(ErrorKind::Io, "its medium is worn")).await });
+        while image.storing.waiting.get() == 0 {
+            sleep(MILLISECOND).await;
+        }
+        let attachment = ours.clone();
+        let limited = spawn(async move { attachment.attach(&LIMITED).await });
+        sleep(LONG).await;
+        image.storing.open();
+        disabled.await.expect("given up");
+        let refused = timeout(LONG, limited).await.expect("answered").expect_err("it is being given up");
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert_eq!(image.record.borrow().log, None, "the record names a log that was given up");
+        drop(log);
         ours.close().await.expect("closed");
     });
 }

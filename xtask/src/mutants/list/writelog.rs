@@ -302,6 +302,9 @@ pub(super) const LIST: &[Mutant] = &[
         "volume/writelog/src/attachment.rs",
         "if named.is_none_or(|named| named.id != recorded.id) {",
         "if false && named.is_none_or(|named| named.id != recorded.id) {",
-        &[FAILURES, Stage::Sim(&["--attachment"], 20_000)],
+        &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
+    )
+    .equivalent(
+        "a log in use has not been released, and no wait lies between the look at that and the turn of the record",
     ),
 ];
