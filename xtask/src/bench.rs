@@ -11,6 +11,7 @@ mod plot;
 mod race;
 mod rados;
 mod report;
+mod stalls;
 mod store;
 mod writelog;
 
@@ -84,6 +85,8 @@ enum Name {
     Rados,
     /// The write log, against the same volume without one
     Writelog,
+    /// How long a host's reads wait while somebody works on other images; prints only
+    Stalls,
     /// The embedded store in process, against fio on the raw file
     Store,
     /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
@@ -120,6 +123,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Nvmf => nvmf::run(&effort, arguments.dry_run),
         Name::Gateway => gateway::run(&effort, arguments.dry_run),
         Name::Rados => rados::run(&effort, arguments.dry_run),
+        Name::Stalls => stalls::run(&effort),
         Name::Store => store::run(&effort, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),
         Name::Ec => race::ec(&effort, arguments.dry_run),

@@ -251,7 +251,7 @@ pub fn explain(file: &File, error: Error, found: Occupant) -> Error {
             Error::new(ErrorKind::Invalid, text)
         }
         Occupant::Nothing if file.info().size >= SEGMENTS_START => {
-            Error::new(ErrorKind::Invalid, format!("{path} is empty; `forebay store init` makes a store"))
+            Error::new(ErrorKind::Invalid, format!("{path} is empty; `forebay store init --store {path}` makes a store of it"))
         }
         Occupant::Nothing | Occupant::Store => error,
     }

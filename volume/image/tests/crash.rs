@@ -306,20 +306,24 @@ fn what_fails_once_leaves_things_as_they_were() {
 
 #[test]
 fn durable_zeroes_of_what_is_already_gone_make_its_removal_durable() {
-    run(async {
-        let stormy = Stormy::new(3, 2);
-        let backend: Rc<dyn ObjectBackend> = stormy.clone();
-        fill(&backend, "vm", 5).await;
-        let image = open(&backend, "vm").await;
-        let extent = Extent::new(OBJECT, 2 * OBJECT);
-        image.submit(Request::Discard(extent)).await.expect("a discard");
-        for part in [Extent::new(OBJECT, OBJECT), extent] {
-            let zeroes = Request::WriteZeroes { extent: part, no_unmap: false, fua: true };
+    for (seed, objects) in [(2, 1), (2, 3), (2, 12), (3, 1), (3, 12)] {
+        let extent = Extent::new(OBJECT, objects * OBJECT);
+        run(async {
+            let stormy = Stormy::new(seed, 2);
+            let backend: Rc<dyn ObjectBackend> = stormy.clone();
+            let size = 16 * OBJECT;
+            forebay_image::create(&backend, "vm", CreateOptions { size, ..options() }).await.expect("created");
+            let image = open(&backend, "vm").await;
+            let data = bytes(&pattern(5, size as usize));
+            image.submit(Request::Write { offset: 0, data, fua: true }).await.expect("a write");
+            image.submit(Request::Flush).await.expect("a flush");
+            image.submit(Request::Discard(Extent::new(0, size))).await.expect("a discard");
+            let zeroes = Request::WriteZeroes { extent, no_unmap: false, fua: true };
             image.submit(zeroes).await.expect("zeroes that last");
-        }
-        let after = stormy.crash(Left::Nothing).await;
-        let content = read_all(&*open(&after, "vm").await).await;
-        let range = extent.offset as usize..extent.end() as usize;
-        assert!(content[range].iter().all(|&byte| byte == 0), "what was promised to be zero is there again");
-    });
+            let after = stormy.crash(Left::Nothing).await;
+            let content = read_all(&*open(&after, "vm").await).await;
+            let range = extent.offset as usize..extent.end() as usize;
+            assert!(content[range].iter().all(|&byte| byte == 0), "{extent:?} was promised to be zero, and is not");
+        });
+    }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use forebay_image as image;
+use forebay_reactor::yield_now;
 
 use super::Engine;
 use super::volumes::Reserved;
@@ -26,6 +27,8 @@ impl Engine {
             // An image that goes while the list is made is not in it.
             let Ok(info) = image::info(&backend, &name).await else { continue };
             images.push(ImageSummary { image: name, size: info.size, format: 2 });
+            // All of it may be in memory, and there may be thousands.
+            yield_now().await;
         }
         Ok(images)
     }
@@ -158,6 +161,7 @@ impl Engine {
             let usage =
                 volume.image.usage_with_progress(report).await.map_err(|error| self.image_failure(error, &spec))?;
             images.push(ImageUsage { name, provisioned_size: usage.provisioned, used_size: usage.used });
+            yield_now().await;
         }
         let sum = |part: fn(&ImageUsage) -> u64| images.iter().map(part).fold(0, u64::saturating_add);
         Ok(DiskUsage {

@@ -50,7 +50,7 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
         ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged, and with --repair it mends what can be mended"),
         ErrorKind::Unsupported => failure.hint("run the version of forebay that made it, or a newer one"),
         ErrorKind::Exists => failure.hint("name another place with --store; --force overwrites all that is there"),
-        ErrorKind::Invalid => failure.hint("name the store with --store"),
+        ErrorKind::Invalid => failure.hint("a store elsewhere is named with --store"),
         _ => failure,
     }
 }
