@@ -371,7 +371,8 @@ fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
         let acknowledged = Rc::new(Cell::new(0_u64));
         let writes: Vec<_> = (0..1000_u64)
             .map(|at| {
-                let (write, acknowledged) = (log.submit(write(at % 8 << 13, at as u8 | 1, 8192)), acknowledged.clone());
+                let (write, acknowledged) =
+                    (log.submit(write((at % 8) << 13, at as u8 | 1, 8192)), acknowledged.clone());
                 spawn(async move {
                     write.await.expect("written");
                     acknowledged.set(acknowledged.get() + 8192);
