@@ -44,6 +44,8 @@ enum Chore {
     Demo(demo::DemoArguments),
     /// One fuzz target, for a while
     Fuzz(fuzz::FuzzArguments),
+    /// The commands and configurations of README.md and docs/operations.md, as printed, in a guest
+    GuestDocumented,
     /// The kernel's NBD client in the guest, against a daemon here
     GuestNbd,
     /// The kernel's NVMe/TCP initiator in the guest, against a daemon here
@@ -119,6 +121,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::Conduct => conduct::run(),
         Chore::Demo(arguments) => demo::run(&arguments),
         Chore::Fuzz(arguments) => fuzz::run(&arguments),
+        Chore::GuestDocumented => guest::documented::run(),
         Chore::GuestNbd => guest::nbd(),
         Chore::GuestNvme => guest::nvme::run(),
         Chore::GuestNvmeAuth => guest::nvme::auth(),

@@ -1,5 +1,6 @@
 //! The kernel's clients, in a guest with its own kernel, against a daemon on this machine.
 
+pub mod documented;
 pub mod iscsi;
 pub mod nvme;
 

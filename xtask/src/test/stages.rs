@@ -214,6 +214,10 @@ fn guests() -> Vec<Stage> {
             own(&["guest-nvme-auth"])
         })
         .takes(35),
+        Stage::tests("guest-documented", "README and operations, every command as printed", GUEST, |_| {
+            own(&["guest-documented"])
+        })
+        .takes(150),
         Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-mon", "guest-kernel"], |_| {
             let mut guest = shell::command(shell::root().join("test/lab/guest"));
             guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
