@@ -250,9 +250,10 @@ pub fn explain(file: &File, error: Error, found: Occupant) -> Error {
             let text = format!("{path} is not a Forebay store; it holds {}", found.join(", "));
             Error::new(ErrorKind::Invalid, text)
         }
-        Occupant::Nothing if file.info().size >= SEGMENTS_START => {
-            Error::new(ErrorKind::Invalid, format!("{path} is empty; `forebay store init --store {path}` makes a store of it"))
-        }
+        Occupant::Nothing if file.info().size >= SEGMENTS_START => Error::new(
+            ErrorKind::Invalid,
+            format!("{path} is empty; `forebay store init --store {path}` makes a store of it"),
+        ),
         Occupant::Nothing | Occupant::Store => error,
     }
 }
