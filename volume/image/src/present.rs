@@ -14,8 +14,10 @@ use crate::window::{WALK_WINDOW, windowed};
 
 /// Most objects that one step finds: what a host's request may have to wait for.
 const STEP: usize = 64;
-/// Objects that one step looks at in an object map, or would have to ask for.
+/// Objects that one step looks at in an object map.
 const SCAN: u64 = 1 << 16;
+/// Objects of one step where each has to be asked for, which gives others a turn anyway.
+const UNKNOWN: u64 = 1024;
 
 /// The first objects of a range that may be there.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -37,13 +39,11 @@ pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Resu
         return Ok(first(scanned.clone().filter(|&object| map.may_exist(object)), scanned.end));
     }
     let names = shared.layout().name(range.start)..shared.layout().name(range.end);
-    let Some(listed) = shared.data().list_between(names, STEP) else {
-        return Ok(first(range.clone(), range.end));
-    };
+    let Some(listed) = shared.data().list_between(names, STEP) else { return Ok(unknown(range)) };
     let names = listed.await?;
     let Some(mut objects) = names.iter().map(|name| shared.layout().number(name)).collect::<Option<Vec<u64>>>() else {
         // Not a name of ours: nothing can be told from where it stands.
-        return Ok(first(range.clone(), range.end));
+        return Ok(unknown(range));
     };
     objects.dedup();
     let upto = match objects.last() {
@@ -51,6 +51,12 @@ pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Resu
         _ => range.end,
     };
     Ok(Found { objects, upto })
+}
+
+/// Objects of which nothing is known.
+fn unknown(range: Range<u64>) -> Found {
+    let upto = range.end.min(range.start + UNKNOWN);
+    Found { objects: (range.start..upto).collect(), upto }
 }
 
 fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
