@@ -397,28 +397,66 @@ fn metrics_count_what_hosts_ask() {
     let (status, body) = site.http("GET /metrics");
     assert_eq!(status, 200);
     let labels = |kind| format!("{{pool=\"local\",image=\"x\",request=\"{kind}\"}}");
+    let has = |body: &str, line: &str| body.lines().any(|have| have == line || have == format!("{line}.0"));
     for line in [
         format!("forebay_volume_requests_total{} 10", labels("write")),
         format!("forebay_volume_transferred_bytes_total{} 40960", labels("write")),
         format!("forebay_volume_requests_total{} 1", labels("read")),
-        format!("forebay_volume_requests_total{} 1", labels("flush")),
-        format!("forebay_volume_latency_seconds_count{} 10", labels("write")),
-        "forebay_volume_latency_seconds_bucket{le=\"+Inf\",pool=\"local\",image=\"x\",request=\"write\"} 10".into(),
+        "forebay_volume_errors_total{pool=\"local\",image=\"x\"} 0".into(),
+        "forebay_request_latency_seconds_count{front=\"nbd\",pool=\"local\",request=\"write\"} 10".into(),
+        "forebay_request_transferred_bytes_total{front=\"nbd\",pool=\"local\",request=\"read\"} 40960".into(),
+        format!("forebay_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
         "forebay_connections 1".into(),
         "forebay_targets 1".into(),
     ] {
-        assert!(body.lines().any(|have| have == line || have == format!("{line}.0")), "{line} in\n{body}");
+        assert!(has(&body, &line), "{line} in\n{body}");
     }
-    for name in ["forebay_pool_used_bytes", "forebay_process_resident_bytes", "forebay_store_device_bytes_total"] {
+    for name in ["forebay_pool_used_bytes", "\nprocess_resident_memory_bytes ", "forebay_store_device_bytes_total"] {
         assert!(body.contains(name), "{name}");
     }
-    assert!(body.ends_with("# EOF\n"));
+    assert!(!body.contains("# EOF") && !body.contains("volume_latency") && !body.contains("request=\"discard\",image"));
+    // All of one volume; what has not been served is told.
+    let (status, of_one) = site.http("GET /metrics?volume=local/x");
+    assert_eq!(status, 200);
+    for line in [
+        format!("forebay_volume_requests_total{} 1", labels("flush")),
+        format!("forebay_volume_latency_seconds_count{} 10", labels("write")),
+        "forebay_volume_latency_seconds_bucket{le=\"+Inf\",pool=\"local\",image=\"x\",request=\"write\"} 10".into(),
+    ] {
+        assert!(has(&of_one, &line), "{line} in\n{of_one}");
+    }
+    assert!(!of_one.contains("forebay_connections"));
+    assert_eq!(site.http("GET /metrics?volume=local/y").0, 404);
+    assert_eq!(site.http("GET /metrics?volume=").0, 400);
+    assert_eq!(site.http("GET /metrics?image=local/x").0, 400);
+    let (_, open) = site.http("GET /metrics\naccept: application/openmetrics-text; version=1.0.0,text/plain;q=0.5");
+    assert!(open.ends_with("# EOF\n") && open.contains("# TYPE forebay_volume_requests counter"), "{open}");
+    check_with_promtool(&body);
+    check_with_promtool(&of_one);
+    let body = body + &of_one;
     // What is there is documented.
     let manual = include_str!("../../../docs/operations.md");
     for name in body.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next()) {
+        let name = name.strip_suffix("_total").unwrap_or(name);
         let listed = manual.contains(name) || manual.contains(&format!("`{}`", name.replace("forebay_pool", "")));
         assert!(listed, "docs/operations.md lacks {name}");
     }
+}
+
+/// Prometheus's own tool finds nothing to object to.
+fn check_with_promtool(text: &str) {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let mut command = Command::new("promtool");
+    let started = command.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut promtool = match started {
+        Ok(promtool) => promtool,
+        Err(error) => return println!("SKIPPED promtool: {error}"),
+    };
+    promtool.stdin.take().expect("piped").write_all(text.as_bytes()).expect("written");
+    let said = promtool.wait_with_output().expect("ended");
+    let objections = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success() && objections.is_empty(), "{objections}");
 }
 
 #[test]

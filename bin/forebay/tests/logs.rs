@@ -191,7 +191,7 @@ fn a_daemon_stops_though_the_backend_of_a_log_does_not_answer() {
     }
     // It is being written back when the daemon is told to stop.
     let begun = |image: &str| {
-        let (_, page) = site.http("GET /metrics");
+        let (_, page) = site.http(&format!("GET /metrics?volume=local/{image}"));
         let of_image = format!("image=\"{image}\"");
         let mut lines = page.lines().filter(|line| line.contains("log_written_back_bytes") && line.contains(&of_image));
         lines.any(|line| !line.ends_with(" 0") && !line.ends_with(" 0.0"))

@@ -106,6 +106,7 @@ impl Engine {
         })?;
         backend.flush().await.map_err(|error| self.image_failure(error, &to))?;
         self.volumes.forget(spec);
+        self.meters.forget(spec);
         self.image_info(&to).await
     }
 
@@ -125,6 +126,7 @@ impl Engine {
             .map_err(|error| self.image_failure(error, spec))?;
         backend.flush().await.map_err(|error| self.image_failure(error, spec))?;
         self.volumes.forget(spec);
+        self.meters.forget(spec);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ pub mod identity;
 mod images;
 mod log_keeper;
 mod logs;
+pub mod meters;
 mod numbers;
 mod offload;
 pub mod peers;
@@ -49,9 +50,10 @@ use exports::Exports;
 use fronts::Fronts;
 use identity::Identity;
 use logs::Logs;
+use meters::Meters;
 use peers::{PeerCounts, Peers};
 use store::StoreCounter;
-use volumes::{Kind, LATENCY_BUCKETS, Volumes};
+use volumes::Volumes;
 
 /// What an engine is started with.
 pub struct EngineOptions {
@@ -87,6 +89,7 @@ pub struct Engine {
     pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>>,
     ceph: Ceph,
     volumes: Volumes,
+    meters: Arc<Meters>,
     exports: Exports,
     fronts: Fronts,
     ana: ana::Keeper,
@@ -96,39 +99,13 @@ pub struct Engine {
     closing: Cell<bool>,
 }
 
-/// What was asked of a volume, of one kind, at one moment.
-#[derive(Debug)]
-pub struct KindSnapshot {
-    /// Requests that have ended.
-    pub requests: u64,
-    /// Of these, those that failed.
-    pub errors: u64,
-    /// Bytes they were about.
-    pub bytes: u64,
-    /// Time they took together, in nanoseconds.
-    pub nanos: u64,
-    /// How many took how long, by bucket.
-    pub latency: [u64; LATENCY_BUCKETS + 1],
-}
-
-/// A volume's counters at one moment.
-#[derive(Debug)]
-pub struct VolumeSnapshot {
-    /// Its pool.
-    pub pool: String,
-    /// Its image.
-    pub image: String,
-    /// By kind, in the order of [`Kind::ALL`].
-    pub kinds: Vec<KindSnapshot>,
-}
-
 /// Everything that is counted, at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The daemon and its pools.
     pub status: Status,
-    /// The volumes that were open since the start.
-    pub volumes: Vec<VolumeSnapshot>,
+    /// What hosts asked for, which goes on counting.
+    pub meters: Arc<Meters>,
     /// The store's own counters.
     pub store: Vec<StoreCounter>,
     /// The write logs that are open.
@@ -216,6 +193,7 @@ impl Engine {
             pools,
             ceph,
             volumes: Volumes::new(),
+            meters: Arc::default(),
             exports,
             fronts,
             ana: ana::Keeper::default(),
@@ -333,21 +311,8 @@ impl Engine {
 
     /// Everything that is counted.
     pub async fn snapshot(&self) -> Result<Snapshot> {
-        let volumes = self.volumes.stats().into_iter().map(|(spec, stats)| {
-            let kinds = Kind::ALL.iter().map(|&kind| {
-                let counters = stats.kind(kind);
-                KindSnapshot {
-                    requests: counters.requests.get(),
-                    errors: counters.errors.get(),
-                    bytes: counters.bytes.get(),
-                    nanos: counters.nanos.get(),
-                    latency: std::array::from_fn(|bucket| counters.latency[bucket].get()),
-                }
-            });
-            VolumeSnapshot { pool: spec.pool, image: spec.image, kinds: kinds.collect() }
-        });
         Ok(Snapshot {
-            volumes: volumes.collect(),
+            meters: self.meters.clone(),
             store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),
             logs: self
                 .open_logs()

@@ -1,4 +1,4 @@
-//! Images that are open, each once, with counters of what hosts ask of them.
+//! Images that are open, each once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,109 +18,15 @@ use super::Engine;
 use super::delayed::delayed;
 use super::log_keeper::ImageLog;
 use super::logs::log_failure;
+use super::meters::{Kind, Meter};
 use super::underway::Underway;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
-
-/// What is counted apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Reads.
-    Read,
-    /// Writes, compare-and-write too.
-    Write,
-    /// Discards.
-    Discard,
-    /// Writes of zeroes.
-    WriteZeroes,
-    /// Flushes.
-    Flush,
-}
-
-impl Kind {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Discard, Kind::WriteZeroes, Kind::Flush];
-
-    /// Its name in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Read => "read",
-            Kind::Write => "write",
-            Kind::Discard => "discard",
-            Kind::WriteZeroes => "write_zeroes",
-            Kind::Flush => "flush",
-        }
-    }
-
-    fn of(request: &Request) -> Self {
-        match request {
-            Request::Read(_) => Kind::Read,
-            Request::Write { .. } | Request::CompareAndWrite { .. } => Kind::Write,
-            Request::Discard(_) => Kind::Discard,
-            Request::WriteZeroes { .. } => Kind::WriteZeroes,
-            Request::Flush => Kind::Flush,
-        }
-    }
-}
-
-/// Upper ends of the latency buckets in microseconds: powers of two from 16 us to 8.4 s; one more bucket is open.
-pub const LATENCY_BUCKETS: usize = 20;
-
-/// The upper end of a latency bucket in microseconds.
-pub fn bucket_end_us(bucket: usize) -> u64 {
-    16 << bucket
-}
-
-/// What was asked of one volume, of one kind.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Requests that have ended.
-    pub requests: Cell<u64>,
-    /// Of these, those that failed.
-    pub errors: Cell<u64>,
-    /// Bytes they were about.
-    pub bytes: Cell<u64>,
-    /// Time they took together, in nanoseconds.
-    pub nanos: Cell<u64>,
-    /// How many took how long; the last is for those longer than every end.
-    pub latency: [Cell<u64>; LATENCY_BUCKETS + 1],
-}
-
-impl Counters {
-    fn count(&self, bytes: u64, took: Duration, failed: bool) {
-        let add = |cell: &Cell<u64>, more: u64| cell.set(cell.get().saturating_add(more));
-        add(&self.requests, 1);
-        add(&self.errors, u64::from(failed));
-        add(&self.bytes, bytes);
-        add(&self.nanos, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-        add(&self.latency[bucket_of(took)], 1);
-    }
-}
-
-fn bucket_of(took: Duration) -> usize {
-    let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-    (0..LATENCY_BUCKETS).find(|&bucket| us <= bucket_end_us(bucket)).unwrap_or(LATENCY_BUCKETS)
-}
-
-/// What was asked of one volume.
-#[derive(Debug, Default)]
-pub struct VolumeStats {
-    kinds: [Counters; Kind::ALL.len()],
-}
-
-impl VolumeStats {
-    /// The counters of a kind.
-    pub fn kind(&self, kind: Kind) -> &Counters {
-        &self.kinds[kind as usize]
-    }
-}
 
 /// An open image.
 pub struct Volume {
     /// The image.
     pub image: Rc<Image>,
-    /// What hosts asked of it.
-    pub stats: Rc<VolumeStats>,
     /// Who may read and write it, where that can be reserved; the error is why that is not known.
     pub reservations: forebay_block::Result<Option<Reservations>>,
     /// Changes that have not been answered.
@@ -188,9 +94,9 @@ impl Volume {
     }
 
     /// What a front serves.  Nothing, while it is not known who may write.
-    pub fn device(self: &Rc<Self>, read_only: bool) -> forebay_block::Result<Rc<dyn BlockDevice>> {
+    pub fn device(self: &Rc<Self>, read_only: bool, meter: Meter) -> forebay_block::Result<Rc<dyn BlockDevice>> {
         let reservations = self.reservations.clone()?;
-        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations }))
+        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations, meter }))
     }
 
     /// Forgets who may read and write, whatever is stored, and lets everybody.
@@ -208,6 +114,7 @@ struct Metered {
     volume: Rc<Volume>,
     read_only: bool,
     reservations: Option<Reservations>,
+    meter: Meter,
 }
 
 impl BlockDevice for Metered {
@@ -225,7 +132,7 @@ impl BlockDevice for Metered {
         let bytes = request.extent().map_or(0, |extent| extent.len);
         let started = now();
         let work = self.volume.top().submit(request);
-        let measured = Measured { work, volume: self.volume.clone(), kind, bytes, started };
+        let measured = Measured { work, volume: self.volume.clone(), meter: self.meter.clone(), kind, bytes, started };
         match is_write {
             true => Box::pin(self.volume.underway.carry(measured)),
             false => Box::pin(measured),
@@ -249,6 +156,7 @@ impl BlockDevice for Metered {
 struct Measured {
     work: LocalFuture<forebay_block::Result<Reply>>,
     volume: Rc<Volume>,
+    meter: Meter,
     kind: Kind,
     bytes: u64,
     started: Instant,
@@ -259,7 +167,7 @@ impl Future for Measured {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = self.work.as_mut().poll(cx) else { return Poll::Pending };
-        self.volume.stats.kind(self.kind).count(self.bytes, self.started.elapsed(), result.is_err());
+        self.meter.count(self.kind, self.bytes, self.started.elapsed(), result.is_err());
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
             let image = self.volume.image.name();
             tracing::error!(
@@ -355,8 +263,6 @@ pub struct Volumes {
     open: RefCell<BTreeMap<ImageSpec, Weak<Volume>>>,
     /// Images that somebody has to itself: being made, removed, or given another name.
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
-    /// Counters outlive their volume, so that they only grow.
-    stats: RefCell<BTreeMap<ImageSpec, Rc<VolumeStats>>>,
     /// Each image is opened by one at a time, so that none is opened twice.
     pub(super) opening: KeyedLock<ImageSpec>,
     closing: Rc<ClosingLogs>,
@@ -377,13 +283,7 @@ impl Drop for Reserved {
 impl Volumes {
     /// None is open.
     pub fn new() -> Self {
-        Self {
-            open: RefCell::default(),
-            reserved: Rc::default(),
-            stats: RefCell::default(),
-            opening: KeyedLock::new(),
-            closing: Rc::default(),
-        }
+        Self { open: RefCell::default(), reserved: Rc::default(), opening: KeyedLock::new(), closing: Rc::default() }
     }
 
     /// An image to oneself; refused while it is open or somebody else has it.
@@ -403,15 +303,9 @@ impl Volumes {
         self.open.borrow().get(spec).is_some_and(|volume| volume.strong_count() > 0)
     }
 
-    /// Forgets the counters of an image that is gone.
+    /// Forgets an image that is gone.
     pub fn forget(&self, spec: &ImageSpec) {
-        self.stats.borrow_mut().remove(spec);
         self.open.borrow_mut().remove(spec);
-    }
-
-    /// The counters of every volume that was open since the start.
-    pub fn stats(&self) -> Vec<(ImageSpec, Rc<VolumeStats>)> {
-        self.stats.borrow().iter().map(|(spec, stats)| (spec.clone(), stats.clone())).collect()
     }
 
     /// Returns a volume that somebody has open.
@@ -497,7 +391,6 @@ impl Engine {
         let image = Image::open(backend, &spec.image, Default::default())
             .await
             .map_err(|error| self.image_failure(error, spec))?;
-        let stats = self.volumes.stats.borrow_mut().entry(spec.clone()).or_default().clone();
         let underway = Rc::new(Underway::default());
         let reservations = reservations_of(&image, &underway).await;
         let keeper = self.image_log(spec, &image, &underway);
@@ -516,7 +409,6 @@ impl Engine {
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let volume = Rc::new(Volume {
             image,
-            stats,
             reservations,
             underway,
             attachment,
@@ -566,15 +458,6 @@ mod tests {
                 results.iter().filter(|(_, closed)| closed.is_err()).map(|(spec, _)| spec.to_string()).collect();
             assert_eq!((results.len(), failed), (2, vec!["ram/b".to_owned()]));
         });
-    }
-
-    #[test]
-    fn latencies_fall_into_their_buckets() {
-        assert_eq!(bucket_of(Duration::ZERO), 0);
-        assert_eq!(bucket_of(Duration::from_micros(16)), 0);
-        assert_eq!(bucket_of(Duration::from_micros(17)), 1);
-        assert_eq!(bucket_of(Duration::from_micros(bucket_end_us(LATENCY_BUCKETS - 1))), LATENCY_BUCKETS - 1);
-        assert_eq!(bucket_of(Duration::from_secs(3600)), LATENCY_BUCKETS);
     }
 
     #[test]

@@ -1,0 +1,190 @@
+//! Volumes, what fronts do for pools, and write logs.
+
+use std::collections::BTreeMap;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use super::Encoded;
+use crate::api::Front;
+use crate::engine::meters::{Kind, LATENCY_BUCKETS, Requests, RequestsByKind, bucket_end_us};
+use crate::engine::{LogSnapshot, Snapshot};
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::ImageSpec;
+
+/// What every scrape has of a volume.
+const COMMON: [Kind; 2] = [Kind::Read, Kind::Write];
+
+/// Something counted of requests: name, help, unit, value.
+type Field = (&'static str, &'static str, Option<&'static Unit>, fn(&Requests) -> f64);
+
+const REQUESTS: Field = ("requests", "Requests from hosts that have ended", None, |counts| counts.count.get() as f64);
+const ERRORS: Field = ("errors", "Requests from hosts that failed", None, |counts| counts.errors.get() as f64);
+const BYTES: Field =
+    ("transferred", "What requests from hosts were about", Some(&Unit::Bytes), |counts| counts.bytes.get() as f64);
+const TIME: Field =
+    ("busy", "Time that requests took together", Some(&Unit::Seconds), |counts| counts.nanos.get() as f64 / 1e9);
+
+/// Labels of one row.
+type Labels = Vec<(&'static str, String)>;
+
+/// Encodes what every scrape has.
+pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
+    let paths: Vec<(Labels, _)> = snapshot
+        .meters
+        .paths()
+        .into_iter()
+        .map(|((front, pool), counts)| {
+            (vec![("front", front.map_or("bench", Front::name).into()), ("pool", pool)], counts)
+        })
+        .collect();
+    for field in [ERRORS, BYTES] {
+        encode_counter(out, "request", field, &paths, &Kind::ALL)?;
+    }
+    encode_latency(out, "request_latency", &paths)?;
+    let volumes = labelled(snapshot.meters.volumes());
+    for field in [REQUESTS, BYTES, TIME] {
+        encode_counter(out, "volume", field, &volumes, &COMMON)?;
+    }
+    // Of all kinds together.
+    let mut family = out.encode_descriptor("volume_errors", ERRORS.1, None, MetricType::Counter)?;
+    for (labels, counts) in &volumes {
+        let sum: f64 = counts.iter().map(ERRORS.3).sum();
+        ConstCounter::new(sum).encode(family.encode_family(labels)?)?;
+    }
+    encode_log_gauges(out, &snapshot.logs.iter().collect::<Vec<_>>())
+}
+
+/// All that is counted of some volumes.
+#[derive(Debug)]
+pub(super) struct Asked {
+    volumes: Vec<(ImageSpec, std::sync::Arc<RequestsByKind>)>,
+    logs: Vec<LogSnapshot>,
+}
+
+impl Asked {
+    /// # Errors
+    /// [`FailureKind::NotFound`] for a volume that was not served since the start.
+    pub(super) fn new(snapshot: Snapshot, asked: &[ImageSpec]) -> Result<Self> {
+        let all: BTreeMap<ImageSpec, _> = snapshot.meters.volumes().into_iter().collect();
+        let volume = |spec: &ImageSpec| {
+            let counts = all.get(spec).cloned().ok_or_else(|| {
+                let text = format!("nothing is counted of {spec}: it was not exported since the daemon started");
+                Failure::new(FailureKind::NotFound, text).hint("'forebay targets' lists what is exported")
+            });
+            Ok((spec.clone(), counts?))
+        };
+        let volumes = asked.iter().map(volume).collect::<Result<Vec<_>>>()?;
+        let is_asked = |log: &LogSnapshot| asked.iter().any(|spec| spec.pool == log.pool && spec.image == log.image);
+        Ok(Self { volumes, logs: snapshot.logs.into_iter().filter(is_asked).collect() })
+    }
+}
+
+impl Collector for Asked {
+    fn encode(&self, mut out: DescriptorEncoder) -> Encoded {
+        let volumes = labelled(self.volumes.clone());
+        for field in [REQUESTS, ERRORS, BYTES, TIME] {
+            encode_counter(&mut out, "volume", field, &volumes, &Kind::ALL)?;
+        }
+        encode_latency(&mut out, "volume_latency", &volumes)?;
+        let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
+        encode_log_gauges(&mut out, &logs)?;
+        encode_log_counters(&mut out, &logs)
+    }
+}
+
+fn labelled<T>(volumes: Vec<(ImageSpec, T)>) -> Vec<(Labels, T)> {
+    volumes.into_iter().map(|(spec, counts)| (vec![("pool", spec.pool), ("image", spec.image)], counts)).collect()
+}
+
+/// The labels of a row, with the kind of request.
+fn with_kind(labels: &Labels, kind: Kind) -> Labels {
+    labels.iter().cloned().chain([("request", kind.name().to_owned())]).collect()
+}
+
+fn encode_counter<T: AsRef<RequestsByKind>>(
+    out: &mut DescriptorEncoder,
+    prefix: &str,
+    (name, help, unit, value): Field,
+    rows: &[(Labels, T)],
+    kinds: &[Kind],
+) -> Encoded {
+    let name = format!("{prefix}_{name}");
+    let mut family = out.encode_descriptor(&name, help, unit, MetricType::Counter)?;
+    for (labels, counts) in rows {
+        for &kind in kinds {
+            let value = value(&counts.as_ref()[kind as usize]);
+            ConstCounter::new(value).encode(family.encode_family(&with_kind(labels, kind))?)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_latency<T: AsRef<RequestsByKind>>(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, T)]) -> Encoded {
+    let help = "How long requests from hosts took, below the front";
+    let mut family = out.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    let end = |bucket| if bucket == LATENCY_BUCKETS { f64::INFINITY } else { bucket_end_us(bucket) as f64 / 1e6 };
+    for (labels, counts) in rows {
+        for kind in Kind::ALL {
+            let seen = &counts.as_ref()[kind as usize];
+            let buckets: Vec<(f64, u64)> =
+                seen.latency.iter().enumerate().map(|(bucket, count)| (end(bucket), count.get())).collect();
+            // A request that ends meanwhile is in the buckets or not; the count is of what is in them.
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            family.encode_family(&with_kind(labels, kind))?.encode_histogram::<NoLabelSet>(
+                seen.nanos.get() as f64 / 1e9,
+                count,
+                &buckets,
+                None,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+type LogField = (&'static str, &'static str, fn(&LogSnapshot) -> f64);
+
+fn encode_logs(out: &mut DescriptorEncoder, kind: MetricType, fields: &[LogField], logs: &[&LogSnapshot]) -> Encoded {
+    for (name, help, value) in fields {
+        let mut family = out.encode_descriptor(name, help, None, kind)?;
+        for log in logs {
+            let labels = [("pool", log.pool.as_str()), ("image", log.image.as_str())];
+            let metric = family.encode_family(&labels)?;
+            match kind {
+                MetricType::Counter => ConstCounter::new(value(log)).encode(metric)?,
+                _ => ConstGauge::new(value(log)).encode(metric)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn encode_log_gauges(out: &mut DescriptorEncoder, logs: &[&LogSnapshot]) -> Encoded {
+    let fields: [LogField; 4] = [
+        ("log_on", "The write log takes writes (1), or requests go round it (0)", |log| f64::from(u8::from(log.on))),
+        ("log_used_bytes", "Bytes of a write log that cannot be written now", |log| log.stats.used as f64),
+        ("log_dirty_bytes", "Bytes that the backend may not hold yet", |log| log.stats.dirty_bytes as f64),
+        ("log_dirty_age_seconds", "Age of the oldest of them", |log| log.stats.dirty_age.as_secs_f64()),
+    ];
+    encode_logs(out, MetricType::Gauge, &fields, logs)
+}
+
+fn encode_log_counters(out: &mut DescriptorEncoder, logs: &[&LogSnapshot]) -> Encoded {
+    let capacity: LogField =
+        ("log_capacity_bytes", "Bytes that a write log's payloads may take", |log| log.stats.capacity as f64);
+    encode_logs(out, MetricType::Gauge, &[capacity], logs)?;
+    let fields: [LogField; 7] = [
+        ("log_appended", "Entries appended", |log| log.stats.appended as f64),
+        ("log_groups", "Groups in which they were appended", |log| log.stats.groups as f64),
+        ("log_overwritten", "Entries overwritten before they were written back", |log| log.stats.overwritten as f64),
+        ("log_written_back_bytes", "Bytes written back", |log| log.stats.written_back_bytes as f64),
+        ("log_direct", "Writes that went round the log", |log| log.stats.direct as f64),
+        ("log_backend_errors", "Attempts to write back that failed", |log| log.stats.backend_errors as f64),
+        ("log_throttled_seconds", "Time that writes were held back", |log| log.stats.throttled_ns as f64 / 1e9),
+    ];
+    encode_logs(out, MetricType::Counter, &fields, logs)
+}

@@ -1,0 +1,200 @@
+//! What hosts ask for: counted by volume, timed by front and pool as well.
+//!
+//! The reactor of the volumes counts, any thread looks: a scrape takes no turn of a reactor.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_block::Request;
+
+use crate::api::Front;
+use crate::spec::ImageSpec;
+
+/// What is counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes, compare-and-write too.
+    Write,
+    /// Discards.
+    Discard,
+    /// Writes of zeroes.
+    WriteZeroes,
+    /// Flushes.
+    Flush,
+}
+
+impl Kind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Discard, Kind::WriteZeroes, Kind::Flush];
+
+    /// Returns its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Discard => "discard",
+            Kind::WriteZeroes => "write_zeroes",
+            Kind::Flush => "flush",
+        }
+    }
+
+    /// Returns the kind of a request.
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Read(_) => Kind::Read,
+            Request::Write { .. } | Request::CompareAndWrite { .. } => Kind::Write,
+            Request::Discard(_) => Kind::Discard,
+            Request::WriteZeroes { .. } => Kind::WriteZeroes,
+            Request::Flush => Kind::Flush,
+        }
+    }
+}
+
+/// Number of latency buckets with an upper end, powers of two from 16 us to 8.4 s; one more is open.
+pub const LATENCY_BUCKETS: usize = 20;
+
+/// Returns the upper end of a latency bucket in microseconds.
+pub fn bucket_end_us(bucket: usize) -> u64 {
+    16 << bucket
+}
+
+fn bucket_of(took: Duration) -> usize {
+    let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    (0..LATENCY_BUCKETS).find(|&bucket| us <= bucket_end_us(bucket)).unwrap_or(LATENCY_BUCKETS)
+}
+
+/// Counter that one thread changes and any thread reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Returns its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds to it: cheaper than an atomic addition, for only one thread does.
+    fn add(&self, more: u64) {
+        self.0.store(self.get().wrapping_add(more), Ordering::Relaxed);
+    }
+}
+
+/// Requests of one kind.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// Requests that have ended.
+    pub count: Counter,
+    /// Of these, those that failed.
+    pub errors: Counter,
+    /// Bytes they were about.
+    pub bytes: Counter,
+    /// Time they took together, in nanoseconds.
+    pub nanos: Counter,
+    /// How many took how long; the last is for those longer than every end.
+    pub latency: [Counter; LATENCY_BUCKETS + 1],
+}
+
+impl Requests {
+    fn add(&self, bytes: u64, took: Duration, failed: bool) {
+        self.count.add(1);
+        self.errors.add(u64::from(failed));
+        self.bytes.add(bytes);
+        self.nanos.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.latency[bucket_of(took)].add(1);
+    }
+}
+
+/// Requests by kind, in the order of [`Kind::ALL`].
+pub type RequestsByKind = [Requests; Kind::ALL.len()];
+
+/// Counts what hosts ask of a volume through a front.
+#[derive(Debug, Clone)]
+pub struct Meter {
+    volume: Arc<RequestsByKind>,
+    path: Arc<RequestsByKind>,
+}
+
+impl Meter {
+    /// Counts a request that has ended.
+    pub fn count(&self, kind: Kind, bytes: u64, took: Duration, failed: bool) {
+        self.volume[kind as usize].add(bytes, took, failed);
+        self.path[kind as usize].add(bytes, took, failed);
+    }
+}
+
+/// A front and a pool that it serves volumes of; no front is the daemon itself, asked by `forebay bench`.
+pub type Path = (Option<Front>, String);
+
+/// The counters of everything that was served since the start.
+#[derive(Debug, Default)]
+pub struct Meters {
+    volumes: Mutex<BTreeMap<ImageSpec, Arc<RequestsByKind>>>,
+    paths: Mutex<BTreeMap<Path, Arc<RequestsByKind>>>,
+}
+
+impl Meters {
+    /// Returns the meter of a volume behind a front.  Its counters outlive the export, so that they only grow.
+    pub fn meter(&self, spec: &ImageSpec, front: Option<Front>) -> Meter {
+        let volume = lock(&self.volumes).entry(spec.clone()).or_default().clone();
+        let path = lock(&self.paths).entry((front, spec.pool.clone())).or_default().clone();
+        Meter { volume, path }
+    }
+
+    /// Forgets a volume whose image is gone.
+    pub fn forget(&self, spec: &ImageSpec) {
+        lock(&self.volumes).remove(spec);
+    }
+
+    /// Returns the counters of the volumes.
+    pub fn volumes(&self) -> Vec<(ImageSpec, Arc<RequestsByKind>)> {
+        lock(&self.volumes).iter().map(|(spec, counts)| (spec.clone(), counts.clone())).collect()
+    }
+
+    /// Returns the counters of each front and pool.
+    pub fn paths(&self) -> Vec<(Path, Arc<RequestsByKind>)> {
+        lock(&self.paths).iter().map(|(path, counts)| (path.clone(), counts.clone())).collect()
+    }
+}
+
+/// The maps are whole between any two of their operations.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_counts_for_its_volume_and_for_its_front_and_pool() {
+        let meters = Meters::default();
+        let spec = |image: &str| ImageSpec { pool: "local".into(), image: image.into() };
+        for (image, front, times) in [("a", Front::Nbd, 2), ("b", Front::Nbd, 3), ("a", Front::Nvme, 4)] {
+            let meter = meters.meter(&spec(image), Some(front));
+            (0..times).for_each(|_| meter.count(Kind::Write, 512, Duration::from_micros(17), false));
+        }
+        let writes = |counts: &RequestsByKind| counts[Kind::Write as usize].count.get();
+        let volumes: Vec<_> =
+            meters.volumes().iter().map(|(spec, counts)| (spec.image.clone(), writes(counts))).collect();
+        assert_eq!(volumes, [("a".into(), 6), ("b".into(), 3)]);
+        let paths: Vec<_> = meters.paths().iter().map(|((front, _), counts)| (*front, writes(counts))).collect();
+        assert_eq!(paths, [(Some(Front::Nbd), 5), (Some(Front::Nvme), 4)]);
+        let (_, counts) = &meters.paths()[0];
+        assert_eq!(
+            (counts[Kind::Write as usize].latency[1].get(), counts[Kind::Write as usize].bytes.get()),
+            (5, 2560)
+        );
+        meters.forget(&spec("a"));
+        assert_eq!(meters.volumes().len(), 1);
+    }
+
+    #[test]
+    fn buckets_end_at_powers_of_two() {
+        let of = |us| bucket_of(Duration::from_micros(us));
+        assert_eq!([of(0), of(16), of(17), of(32), of(8_388_608), of(8_388_609)], [0, 0, 1, 1, 19, 20]);
+    }
+}
