@@ -109,7 +109,10 @@ fn a_load_is_measured() {
     site.run(&["create", "local/x", "--size", "8M"]).ok();
     for (kind, pattern) in [("write", "seq"), ("read", "rand"), ("readwrite", "rand")] {
         let args = ["bench", "local/x", "--io-type", kind, "--io-pattern", pattern, "--io-size", "4K", "--depth", "4"];
-        let report = site.run(&[&args[..], &["--seconds", "0.05", "--format", "json"]].concat()).json();
+        let load = |seconds| site.run(&[&args[..], &["--seconds", seconds, "--format", "json"]].concat()).json();
+        let some = |report: &serde_json::Value| report["requests"].as_u64() > Some(0);
+        // The machine may give all of a short time to others.
+        let report = ["0.05", "0.5"].into_iter().map(load).find(some).unwrap_or_else(|| load("5"));
         assert!(report["requests"].as_u64() > Some(0) && report["latency_us_p50"].as_f64() > Some(0.0), "{report}");
     }
     let said = site.run(&["bench", "local/x", "--io-type", "read", "--io-size", "16M"]).fails(2);
