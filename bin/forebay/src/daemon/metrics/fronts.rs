@@ -17,7 +17,7 @@ pub(super) fn encode(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encode
         ("nbd_turned_away", "Connections turned away over NBD, because there were too many", nbd.turned_away),
         ("nbd_ended_for_cause", "Connections over NBD ended for breaking the protocol", nbd.ended_for_cause),
     ] {
-        counter(out, name, help, None, value as f64)?;
+        counter(out, name, help, None, value)?;
     }
     encode_nvme(snapshot, out)?;
     encode_iscsi(snapshot, out)?;
@@ -34,7 +34,7 @@ fn encode_peers(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
         ("peer_refused", "Peers that were turned away before they had a connection", peers.refused),
         ("peer_interrupted", "Streams to and from peers that were lost", peers.interrupted),
     ] {
-        counter(out, name, help, None, value as f64)?;
+        counter(out, name, help, None, value)?;
     }
     Ok(())
 }
@@ -52,7 +52,7 @@ fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
         ("nvme_auth_failures", "Hosts that failed to authenticate", counts.auth_failures),
         ("nvme_tls_failures", "Connections that did not come to agree on TLS", counts.tls_failures),
     ] {
-        counter(out, name, help, None, value as f64)?;
+        counter(out, name, help, None, value)?;
     }
     gauge(out, "nvme_controllers", "Controllers that hosts have", None, nvme.controllers as f64)?;
     let help = "Connections with TLS";
@@ -93,7 +93,7 @@ fn encode_iscsi(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
         ("iscsi_logins_refused", "Logins over iSCSI refused", counts.logins_refused),
         ("iscsi_ended_for_cause", "Connections over iSCSI ended for breaking the protocol", counts.ended_for_cause),
     ] {
-        counter(out, name, help, None, value as f64)?;
+        counter(out, name, help, None, value)?;
     }
     gauge(out, "iscsi_sessions", "Sessions that hosts have over iSCSI", None, iscsi.sessions as f64)?;
     let help = "Commands of a host over iSCSI";

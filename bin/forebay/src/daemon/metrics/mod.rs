@@ -107,7 +107,10 @@ fn gauge(out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit
 }
 
 /// Encodes a number that only grows.
-fn counter(out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit>, value: f64) -> Encoded {
+fn counter<N>(out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit>, value: N) -> Encoded
+where
+    ConstCounter<N>: EncodeMetric,
+{
     ConstCounter::new(value).encode(out.encode_descriptor(name, help, unit, MetricType::Counter)?)
 }
 
@@ -127,7 +130,7 @@ impl Collector for All {
         gauge(&mut out, "targets", "Exports", None, status.targets as f64)?;
         gauge(&mut out, "connections", "Connections that hosts hold", None, status.connections as f64)?;
         let help = "Lines of the log that could not be written";
-        counter(&mut out, "log_lines_dropped", help, None, crate::logging::dropped_lines() as f64)?;
+        counter(&mut out, "log_lines_dropped", help, None, crate::logging::dropped_lines())?;
         fronts::encode(snapshot, &mut out)?;
         self.encode_pools(&mut out)?;
         volumes::encode_all(snapshot, &mut out)?;
@@ -156,8 +159,10 @@ impl All {
     fn encode_store(&self, out: &mut DescriptorEncoder) -> Encoded {
         for one in &self.0.store {
             let unit = one.bytes.then_some(&Unit::Bytes);
-            let encode = if one.grows { counter } else { gauge };
-            encode(out, one.name, one.help, unit, one.value as f64)?;
+            match one.grows {
+                true => counter(out, one.name, one.help, unit, one.value)?,
+                false => gauge(out, one.name, one.help, unit, one.value as f64)?,
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Volumes, what fronts do for pools, and write logs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -20,13 +21,13 @@ use crate::spec::ImageSpec;
 const COMMON: [Kind; 2] = [Kind::Read, Kind::Write];
 
 /// Something counted of requests: name, help, unit, value.
-type Field = (&'static str, &'static str, Option<&'static Unit>, fn(&Requests) -> f64);
+type Field<N> = (&'static str, &'static str, Option<&'static Unit>, fn(&Requests) -> N);
 
-const REQUESTS: Field = ("requests", "Requests from hosts that have ended", None, |counts| counts.count.get() as f64);
-const ERRORS: Field = ("errors", "Requests from hosts that failed", None, |counts| counts.errors.get() as f64);
-const BYTES: Field =
-    ("transferred", "What requests from hosts were about", Some(&Unit::Bytes), |counts| counts.bytes.get() as f64);
-const TIME: Field =
+const REQUESTS: Field<u64> = ("requests", "Requests from hosts that have ended", None, |counts| counts.count.get());
+const ERRORS: Field<u64> = ("errors", "Requests from hosts that failed", None, |counts| counts.errors.get());
+const BYTES: Field<u64> =
+    ("transferred", "What requests from hosts were about", Some(&Unit::Bytes), |counts| counts.bytes.get());
+const TIME: Field<f64> =
     ("busy", "Time that requests took together", Some(&Unit::Seconds), |counts| counts.nanos.get() as f64 / 1e9);
 
 /// Labels of one row.
@@ -47,13 +48,14 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
     }
     encode_latency(out, "request_latency", &paths)?;
     let volumes = labelled(snapshot.meters.volumes());
-    for field in [REQUESTS, BYTES, TIME] {
+    for field in [REQUESTS, BYTES] {
         encode_counter(out, "volume", field, &volumes, &COMMON)?;
     }
+    encode_counter(out, "volume", TIME, &volumes, &COMMON)?;
     // Of all kinds together.
     let mut family = out.encode_descriptor("volume_errors", ERRORS.1, None, MetricType::Counter)?;
     for (labels, counts) in &volumes {
-        let sum: f64 = counts.iter().map(ERRORS.3).sum();
+        let sum: u64 = counts.iter().map(ERRORS.3).sum();
         ConstCounter::new(sum).encode(family.encode_family(labels)?)?;
     }
     encode_log_gauges(out, &snapshot.logs.iter().collect::<Vec<_>>())
@@ -62,7 +64,7 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
 /// All that is counted of some volumes.
 #[derive(Debug)]
 pub(super) struct Asked {
-    volumes: Vec<(ImageSpec, std::sync::Arc<RequestsByKind>)>,
+    volumes: Vec<(ImageSpec, Arc<RequestsByKind>)>,
     logs: Vec<LogSnapshot>,
 }
 
@@ -87,9 +89,10 @@ impl Asked {
 impl Collector for Asked {
     fn encode(&self, mut out: DescriptorEncoder) -> Encoded {
         let volumes = labelled(self.volumes.clone());
-        for field in [REQUESTS, ERRORS, BYTES, TIME] {
+        for field in [REQUESTS, ERRORS, BYTES] {
             encode_counter(&mut out, "volume", field, &volumes, &Kind::ALL)?;
         }
+        encode_counter(&mut out, "volume", TIME, &volumes, &Kind::ALL)?;
         encode_latency(&mut out, "volume_latency", &volumes)?;
         let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
         encode_log_gauges(&mut out, &logs)?;
@@ -106,31 +109,34 @@ fn with_kind(labels: &Labels, kind: Kind) -> Labels {
     labels.iter().cloned().chain([("request", kind.name().to_owned())]).collect()
 }
 
-fn encode_counter<T: AsRef<RequestsByKind>>(
+fn encode_counter<N>(
     out: &mut DescriptorEncoder,
     prefix: &str,
-    (name, help, unit, value): Field,
-    rows: &[(Labels, T)],
+    (name, help, unit, value): Field<N>,
+    rows: &[(Labels, Arc<RequestsByKind>)],
     kinds: &[Kind],
-) -> Encoded {
+) -> Encoded
+where
+    ConstCounter<N>: EncodeMetric,
+{
     let name = format!("{prefix}_{name}");
     let mut family = out.encode_descriptor(&name, help, unit, MetricType::Counter)?;
     for (labels, counts) in rows {
         for &kind in kinds {
-            let value = value(&counts.as_ref()[kind as usize]);
+            let value = value(&counts[kind as usize]);
             ConstCounter::new(value).encode(family.encode_family(&with_kind(labels, kind))?)?;
         }
     }
     Ok(())
 }
 
-fn encode_latency<T: AsRef<RequestsByKind>>(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, T)]) -> Encoded {
+fn encode_latency(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, Arc<RequestsByKind>)]) -> Encoded {
     let help = "How long requests from hosts took, below the front";
     let mut family = out.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
     let end = |bucket| if bucket == LATENCY_BUCKETS { f64::INFINITY } else { bucket_end_us(bucket) as f64 / 1e6 };
     for (labels, counts) in rows {
         for kind in Kind::ALL {
-            let seen = &counts.as_ref()[kind as usize];
+            let seen = &counts[kind as usize];
             let buckets: Vec<(f64, u64)> =
                 seen.latency.iter().enumerate().map(|(bucket, count)| (end(bucket), count.get())).collect();
             // A request that ends meanwhile is in the buckets or not; the count is of what is in them.
