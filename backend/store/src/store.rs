@@ -309,6 +309,11 @@ impl Store {
         Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
     }
 
+    /// Returns why the store takes no writes, if it does not: its device has failed, it is read-only, or it is closing.
+    pub fn refuses_writes(&self) -> Option<Error> {
+        self.core.refuse_writes().err()
+    }
+
     /// Returns the bytes that the store itself could still take where the file system that its file lies on has less; `None`
     /// where that is no limit.
     pub fn limited_by_host(&self) -> Option<u64> {

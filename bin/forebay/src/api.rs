@@ -49,6 +49,9 @@ pub struct Status {
     pub pools: Vec<Pool>,
     /// How many images are exported.
     pub targets: usize,
+    /// How many of them hosts cannot reach: `targets` says why.
+    #[serde(default)]
+    pub unserved: usize,
     /// How many connections hosts hold.
     pub connections: usize,
     /// Where other daemons come.
@@ -98,6 +101,9 @@ pub struct Pool {
     /// Why less can be stored than the pool itself would take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
+    /// Why nothing can be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses_writes: Option<String>,
 }
 
 /// An image.
@@ -456,6 +462,9 @@ pub struct StoreSpace {
     /// Why less can be stored than the store itself would take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
+    /// Why nothing can be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses_writes: Option<String>,
 }
 
 /// Done of what there is to do.

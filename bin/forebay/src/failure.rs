@@ -51,6 +51,22 @@ impl FailureKind {
         FailureKind::Denied,
     ];
 
+    /// Returns its name in JSON and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            FailureKind::Failed => "failed",
+            FailureKind::Invalid => "invalid",
+            FailureKind::NotFound => "not_found",
+            FailureKind::Unreachable => "unreachable",
+            FailureKind::Exists => "exists",
+            FailureKind::Busy => "busy",
+            FailureKind::NoSpace => "no_space",
+            FailureKind::Corrupt => "corrupt",
+            FailureKind::Unsupported => "unsupported",
+            FailureKind::Denied => "denied",
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(self) -> u8 {
         match self {

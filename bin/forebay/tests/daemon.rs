@@ -29,7 +29,7 @@ fn status_has_its_shape() {
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
         "nvme": ["string"], "nvme_nqn": "string", "iscsi": [], "iscsi_name": "string", "peer": [], "peers": [],
-        "pools": [pool], "targets": "number", "connections": "number",
+        "pools": [pool], "targets": "number", "unserved": "number", "connections": "number",
     });
     assert_eq!(shape(&status), want);
     let pools: Vec<&Value> = status["pools"].as_array().expect("a list").iter().map(|pool| &pool["name"]).collect();

@@ -187,6 +187,34 @@ fn a_file_with_entries_that_make_no_sense_serves_the_others() {
 }
 
 #[test]
+fn an_export_that_could_not_be_served_comes_back_by_itself() {
+    let mut site = Site::serving(&[]);
+    let (log, away) = (site.path("logs"), site.path("away"));
+    site.run(&["create", "x", "--size", "8M"]).ok();
+    site.run(&["attach", "x", "--nbd", "--log", &format!("ssd:{}:16M", log.display())]).ok();
+    Nbd::connect(&site.data().join("nbd.sock"), "x").expect("connected").write(0, &[7; 4096]);
+    site.kill();
+    std::fs::rename(&log, &away).expect("renamed");
+    site.start();
+    let said = error(&target(&site, "x", "nbd"));
+    assert!(said.contains(&log.display().to_string()), "{said}");
+    assert_eq!(site.json(&["status"])["unserved"], 1);
+    let shown = site.run(&["status"]).ok();
+    assert!(shown.contains("1 not served"), "{shown}");
+    let (_, metrics) = site.http("GET /metrics");
+    let of_it = "forebay_target_unserved{front=\"nbd\",pool=\"local\",image=\"x\",kind=\"";
+    assert!(metrics.contains("forebay_targets_unserved 1") && metrics.contains(of_it), "{metrics}");
+    // Its cause is gone.
+    std::fs::rename(&away, &log).expect("renamed");
+    wait_until("it is served again", || is_served(&target(&site, "x", "nbd")));
+    assert_eq!(site.json(&["status"])["unserved"], 0);
+    let mut host = Nbd::connect(&site.data().join("nbd.sock"), "x").expect("connected");
+    assert_eq!(host.read(0, 4096), [7; 4096]);
+    wait_until("the log says so", || site.log().contains("an export is served again"));
+    assert_eq!(site.log().matches("an export is not served").count(), 1, "{}", site.log());
+}
+
+#[test]
 fn an_export_is_remembered_when_it_is_served_and_forgotten_when_it_is_not() {
     let site = Site::serving(&FRONTS);
     for image in ["x", "y"] {

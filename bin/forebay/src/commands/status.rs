@@ -47,7 +47,13 @@ fn render(status: &Status) -> String {
     if let Some(http) = &status.http {
         rows.push(("http", http.clone()));
     }
-    rows.push(("exports", status.targets.to_string()));
+    rows.push((
+        "exports",
+        match status.unserved {
+            0 => status.targets.to_string(),
+            unserved => format!("{}, of which {unserved} not served ('forebay targets' says why)", status.targets),
+        },
+    ));
     rows.push(("connections", status.connections.to_string()));
     if !status.peer.is_empty() {
         rows.push(("peer", status.peer.join(", ")));
@@ -67,6 +73,9 @@ fn render(status: &Status) -> String {
     let mut text = format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools));
     for (pool, limit) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.limited_by.as_ref()?))) {
         text.push_str(&format!("{pool} is limited by {limit}\n"));
+    }
+    for (pool, why) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.refuses_writes.as_ref()?))) {
+        text.push_str(&format!("{pool} takes no writes: {why}\n"));
     }
     if !status.peers.is_empty() {
         let peers = status.peers.iter().map(|peer| {

@@ -55,7 +55,11 @@ fn render(status: &Status, targets: &[Target]) -> String {
             pool.objects,
         );
     }
-    html.push_str("</table><h2>Exports</h2>");
+    html.push_str("</table>");
+    for (pool, why) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.refuses_writes.as_ref()?))) {
+        let _ = write!(html, "<p class=e>{} takes no writes: {}", escape(pool), escape(why));
+    }
+    html.push_str("<h2>Exports</h2>");
     if targets.is_empty() {
         html.push_str("<p>None yet: <code>forebay attach local/disk1 --nbd</code>");
     } else {

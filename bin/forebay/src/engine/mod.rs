@@ -39,7 +39,7 @@ use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_store::Store;
 
-use crate::api::{Front, Pool, Status, StoreSpace};
+use crate::api::{Front, Pool, Status, StoreSpace, Target};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
@@ -104,6 +104,8 @@ pub struct Engine {
 pub struct Snapshot {
     /// The daemon and its pools.
     pub status: Status,
+    /// Exports that hosts do not reach.
+    pub unserved: Vec<Target>,
     /// What hosts asked for, which goes on counting.
     pub meters: Arc<Meters>,
     /// The store's own counters.
@@ -265,11 +267,11 @@ impl Engine {
             available: usage.available,
             objects: usage.objects,
             limited_by: None,
+            refuses_writes: None,
         };
-        let limited_by = self.store_limit();
-        let with_limit = |pool: Pool| match &limited_by {
-            Some(limit) if pool.name == LOCAL_POOL => Pool { limited_by: Some(limit.clone()), ..pool },
-            _ => pool,
+        let with_limit = |pool: Pool| match pool.name == LOCAL_POOL {
+            true => Pool { limited_by: self.store_limit(), refuses_writes: self.store_refusal(), ..pool },
+            false => pool,
         };
         let pools = usages.into_iter().map(describe).map(with_limit).collect();
         Ok(Status {
@@ -289,6 +291,7 @@ impl Engine {
             iscsi_name: self.fronts.iscsi().site().target().to_owned(),
             pools,
             targets: self.exports.count(),
+            unserved: self.unserved_targets().len(),
             connections: self.fronts.connections(),
             peer: self.peers.addrs(),
             peers: self.peers.list(),
@@ -299,7 +302,8 @@ impl Engine {
     pub async fn store_space(&self) -> Result<StoreSpace> {
         let store = self.store.as_ref().ok_or_else(|| self.no_store())?;
         let usage = store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
-        Ok(StoreSpace { limited_by: self.store_limit(), ..store::describe(&self.options.store, usage) })
+        let (limited_by, refuses_writes) = (self.store_limit(), self.store_refusal());
+        Ok(StoreSpace { limited_by, refuses_writes, ..store::describe(&self.options.store, usage) })
     }
 
     /// Says that the file system beneath the store is why it takes less than it has room for.
@@ -309,10 +313,16 @@ impl Engine {
         Some(format!("the host's file system at {path}; the store itself has room for {}", Size(held)))
     }
 
+    /// Says why the store takes no writes, if it does not.
+    fn store_refusal(&self) -> Option<String> {
+        self.store.as_ref()?.refuses_writes().map(|error| error.to_string())
+    }
+
     /// Everything that is counted.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         Ok(Snapshot {
             meters: self.meters.clone(),
+            unserved: self.unserved_targets(),
             store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),
             logs: self
                 .open_logs()

@@ -97,6 +97,7 @@ pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
         available: usage.available,
         objects: usage.objects,
         limited_by: None,
+        refuses_writes: None,
     }
 }
 

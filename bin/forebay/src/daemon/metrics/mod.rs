@@ -128,6 +128,19 @@ impl Collector for All {
         gauge(&mut out, "uptime", "Time since the daemon started", Some(&Unit::Seconds), status.uptime_s as f64)?;
         gauge(&mut out, "cores", "Reactors", None, f64::from(status.cores))?;
         gauge(&mut out, "targets", "Exports", None, status.targets as f64)?;
+        gauge(&mut out, "targets_unserved", "Exports that hosts cannot reach", None, status.unserved as f64)?;
+        let help = "An export that hosts cannot reach, and the kind of the failure";
+        let mut family = out.encode_descriptor("target_unserved", help, None, MetricType::Gauge)?;
+        for target in &snapshot.unserved {
+            let kind = target.error.as_ref().map_or("", |failure| failure.kind.name());
+            let labels = [
+                ("front", target.front.name()),
+                ("pool", target.pool.as_str()),
+                ("image", target.image.as_str()),
+                ("kind", kind),
+            ];
+            ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
+        }
         gauge(&mut out, "connections", "Connections that hosts hold", None, status.connections as f64)?;
         let help = "Lines of the log that could not be written";
         counter(&mut out, "log_lines_dropped", help, None, crate::logging::dropped_lines())?;
@@ -140,11 +153,14 @@ impl Collector for All {
 
 impl All {
     fn encode_pools(&self, out: &mut DescriptorEncoder) -> Encoded {
-        let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::Pool) -> u64); 4] = [
+        let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::Pool) -> u64); 5] = [
             ("pool_capacity", "What the pool can store in all", Some(&Unit::Bytes), |pool| pool.capacity),
             ("pool_used", "What the pool stores", Some(&Unit::Bytes), |pool| pool.used),
             ("pool_available", "What the pool can still store", Some(&Unit::Bytes), |pool| pool.available),
             ("pool_objects", "Objects in the pool", None, |pool| pool.objects),
+            ("pool_writable", "The pool takes writes (1), or has failed (0)", None, |pool| {
+                u64::from(pool.refuses_writes.is_none())
+            }),
         ];
         for (name, help, unit, value) in parts {
             let mut metric = out.encode_descriptor(name, help, unit, MetricType::Gauge)?;

@@ -42,9 +42,12 @@ struct Export {
 enum ExportState {
     /// Hosts can reach it; the volume is open.
     Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
-    /// Image not open yet, since the daemon has started; who opens it serves the export.
-    Opening,
-    /// Failure that keeps hosts from it.
+    /// Image not open yet, since the daemon has started; who opens it serves the export.  The failure of the attempt
+    /// before, if there was one.
+    Opening(Option<Failure>),
+    /// Failure to open or to serve it; it is tried again.
+    Failed(Failure),
+    /// Failure of its entry in the file, which somebody has to correct.
     Broken(Failure),
     /// Not to be served: no daemon runs, or it is being detached.
     Idle,
@@ -120,7 +123,7 @@ impl Exports {
         let spec: ImageSpec = name.parse().ok()?;
         match &self.exports.borrow().get(&(front, spec))?.state {
             ExportState::Serving { device, .. } => Some(device.clone()),
-            ExportState::Opening | ExportState::Broken(_) | ExportState::Idle => None,
+            _ => None,
         }
     }
 
@@ -163,7 +166,7 @@ impl Exports {
     /// Returns whether the start has not opened an export's image yet.
     fn is_opening(&self, key: &ExportKey) -> bool {
         let exports = self.exports.borrow();
-        exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening) && !export.leaving)
+        exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening(_)) && !export.leaving)
     }
 
     /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports; hosts
@@ -244,6 +247,11 @@ impl Engine {
         there.map(|((_, spec), export)| self.describe_target(spec, export)).collect()
     }
 
+    /// Lists the exports that hosts do not reach, with the reason.
+    pub fn unserved_targets(&self) -> Vec<Target> {
+        self.list_targets().into_iter().filter(|target| target.error.is_some()).collect()
+    }
+
     fn describe_target(&self, spec: &ImageSpec, export: &Export) -> Target {
         let serving = matches!(export.state, ExportState::Serving { .. });
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
@@ -257,8 +265,10 @@ impl Engine {
             uris,
             connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
             error: match &export.state {
-                ExportState::Broken(failure) => Some(failure.clone()),
-                ExportState::Opening => Some(opening(spec)),
+                ExportState::Broken(failure) | ExportState::Failed(failure) | ExportState::Opening(Some(failure)) => {
+                    Some(failure.clone())
+                }
+                ExportState::Opening(None) => Some(opening(spec)),
                 ExportState::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
                 ExportState::Serving { .. } | ExportState::Idle => None,
             },
@@ -374,8 +384,8 @@ impl Engine {
             if let Err(failure) = self.exports.unlist(&key).await {
                 // Its image may have been opened meanwhile, and it was not served as it was to go.  Otherwise it will be.
                 self.exports.with(&key, |export| {
-                    if !matches!(export.state, ExportState::Opening) {
-                        export.state = ExportState::Broken(failure.clone());
+                    if !matches!(export.state, ExportState::Opening(_)) {
+                        export.state = ExportState::Failed(failure.clone());
                     }
                 });
                 return Err(failure);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{spawn, timeout};
+use forebay_reactor::{sleep, spawn, timeout};
 
 use super::{ExportKey, ExportState};
 use crate::api::{self, Front};
@@ -22,9 +22,12 @@ const OPENING_MAX: usize = 16;
 /// as they are open.
 const OPENING_WAIT: Duration = Duration::from_secs(10);
 
+/// Time before what could not be served is tried again: the first time; it doubles up to the second.
+const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
 impl Engine {
-    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, and
-    /// says why.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
+    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, says
+    /// why, and is tried again.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
     pub async fn restore_exports(self: &Rc<Self>) {
         let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
         let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
@@ -44,6 +47,57 @@ impl Engine {
         if timeout(OPENING_WAIT, done.wait_until(|| left.get() == 0)).await.is_err() {
             tracing::warn!(images = left.get(), "images of exports are not open yet; hosts are let in to the others");
         }
+        self.keep_trying();
+    }
+
+    /// Tries again what could not be served, for as long as there is such a thing.
+    fn keep_trying(self: &Rc<Self>) {
+        let engine = Rc::downgrade(self);
+        spawn(async move {
+            let [mut wait, longest] = RETRY_WAITS;
+            loop {
+                sleep(wait).await;
+                wait = (wait * 2).min(longest);
+                let Some(engine) = engine.upgrade().filter(|engine| !engine.closing.get()) else { return };
+                let (failed, opening) = engine.unfinished();
+                if failed.is_empty() && !opening {
+                    return;
+                }
+                let limit = Rc::new(Semaphore::new(OPENING_MAX));
+                for spec in failed {
+                    let (engine, limit) = (engine.clone(), limit.clone());
+                    spawn(async move {
+                        let _turn = engine.exports.turns.lock(&spec).await;
+                        let _permit = limit.acquire(1).await;
+                        engine.try_again(&spec).await;
+                    });
+                }
+            }
+        });
+    }
+
+    /// Returns the images of exports that failed, and whether there are such as are being opened.
+    fn unfinished(&self) -> (BTreeSet<ImageSpec>, bool) {
+        let exports = self.exports.exports.borrow();
+        let failed = exports.iter().filter(|(_, export)| matches!(export.state, ExportState::Failed(_)));
+        let opening = exports.values().any(|export| matches!(export.state, ExportState::Opening(_)));
+        (failed.map(|((_, spec), _)| spec.clone()).collect(), opening)
+    }
+
+    /// Opens an image once more whose exports failed, unless somebody has done something about them.
+    async fn try_again(&self, spec: &ImageSpec) {
+        if self.closing.get() {
+            return;
+        }
+        for ((_, of), export) in self.exports.exports.borrow_mut().iter_mut() {
+            if let ExportState::Failed(failure) = &export.state
+                && of == spec
+                && !export.leaving
+            {
+                export.state = ExportState::Opening(Some(failure.clone()));
+            }
+        }
+        self.restore(spec).await;
     }
 
     /// Marks the exports that are to be opened; returns their images.
@@ -52,11 +106,11 @@ impl Engine {
         for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
             match &export.state {
                 ExportState::Idle => {
-                    export.state = ExportState::Opening;
+                    export.state = ExportState::Opening(None);
                     wanted.insert(spec.clone());
                 }
-                ExportState::Broken(failure) => not_served(*front, spec, failure),
-                ExportState::Opening | ExportState::Serving { .. } => {}
+                ExportState::Broken(failure) | ExportState::Failed(failure) => not_served(*front, spec, failure),
+                ExportState::Opening(_) | ExportState::Serving { .. } => {}
             }
         }
         wanted
@@ -68,21 +122,38 @@ impl Engine {
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
             let of_image = exports.iter_mut().filter(|((_, of), _)| of == spec);
-            let mut waiting: Vec<_> = of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening)).collect();
+            let mut waiting: Vec<_> =
+                of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening(_))).collect();
             // Who detaches it, and fails to, sees that nobody will serve it.
             waiting.iter_mut().filter(|(_, one)| one.leaving).for_each(|(_, one)| one.state = ExportState::Idle);
             waiting.into_iter().filter(|(_, one)| !one.leaving).map(|(key, _)| key.clone()).collect()
         };
         for key in &keys {
-            let Some(request) = self.exports.with(key, |export| export.request.clone()) else { continue };
+            let known = self.exports.with(key, |export| {
+                let before = match &export.state {
+                    ExportState::Opening(before) => before.clone(),
+                    _ => None,
+                };
+                (export.request.clone(), before)
+            });
+            let Some((request, before)) = known else { continue };
             let served = opened.clone().and_then(|volume| {
                 let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
                 let unit = self.exports.choose_unit(key, request.unit, &identity)?;
                 self.serve(key, api::Attach { unit, ..request }, volume)
             });
-            if let Err(failure) = served {
-                not_served(key.0, spec, &failure);
-                self.exports.with(key, |export| export.state = ExportState::Broken(failure));
+            match served {
+                Ok(_) if before.is_some() => {
+                    tracing::info!(image = %spec, front = key.0.name(), "an export is served again");
+                }
+                Ok(_) => {}
+                Err(failure) => {
+                    // The same reason is told once.
+                    if before.is_none_or(|before| before.message != failure.message) {
+                        not_served(key.0, spec, &failure);
+                    }
+                    self.exports.with(key, |export| export.state = ExportState::Failed(failure));
+                }
             }
         }
         drop(opened);
@@ -146,7 +217,7 @@ mod tests {
         attach: serde_json::Value,
     ) -> (Permit, JoinHandle<Result<()>>) {
         let attach = serde_json::from_value(attach).expect("a request");
-        engine.exports.insert(key, Export::listed(attach, None, ExportState::Opening));
+        engine.exports.insert(key, Export::listed(attach, None, ExportState::Opening(None)));
         let saving = engine.exports.saving.acquire(1).await;
         let (detaching, own) = (engine.clone(), key.1.clone());
         let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
@@ -183,7 +254,7 @@ mod tests {
                     engine.restore(&spec).await;
                 }
                 let is_served = engine.exports.with(&key, |export| matches!(export.state, ExportState::Serving { .. }));
-                let is_broken = engine.exports.with(&key, |export| matches!(export.state, ExportState::Broken(_)));
+                let is_broken = engine.exports.with(&key, |export| matches!(export.state, ExportState::Failed(_)));
                 assert_eq!((is_served, is_broken), (Some(!opened_first), Some(opened_first)));
                 engine.close().await.expect("closed");
             });
