@@ -44,12 +44,14 @@ fn a_device_that_fails_is_let_go_of() {
             let name = ObjectName::new("o");
             store.submit(&name, write(0, 1, 4096)).await.expect("write");
             store.flush().await.expect("flush");
+            assert!(store.refuses_writes().is_none());
             world.set_faults(Faults {
                 disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() },
                 ..Faults::none()
             });
             store.submit(&name, write(0, 2, 4096)).await.expect("it is not on the device yet");
             store.flush().await.expect_err("the device fails");
+            assert!(store.refuses_writes().is_some(), "operators are told");
             if closes {
                 let error = store.close().await.expect_err("the device fails");
                 let again = store.close().await.expect_err("it was not closed in order, whoever asks");
