@@ -183,9 +183,10 @@ fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
         parity_devices: 0,
     };
     if segment_count < u64::from(SEGMENTS_MIN) || Superblock::decode(&superblock.encode()).is_err() {
-        let least = SEGMENTS_START + u64::from(SEGMENTS_MIN) * u64::from(segment_size);
+        let of = |segments: u64| SEGMENTS_START + segments * u64::from(segment_size);
+        let (least, most) = (of(SEGMENTS_MIN.into()), of(1 << 20));
         let text = format!(
-            "a store of {size} bytes on {shown}: with segments of {segment_size} bytes it takes {least} to 2^20 segments"
+            "{shown}: a store of {size} bytes; with segments of {segment_size} bytes it has from {least} to {most} bytes"
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }

@@ -37,13 +37,24 @@ struct LogQueue {
 
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
+/// Reads a level, or a filter: levels, and modules with levels of their own, between commas.
+fn parse_filter(text: &str) -> Result<EnvFilter> {
+    let wrong = |why: String| {
+        Failure::invalid(format!("the log level '{text}' is wrong: {why}"))
+            .hint("use error, warn, info, debug, trace, or a filter such as info,forebay_nbd=debug")
+    };
+    // A word alone is the name of a module to the filter, and anything else is then not logged.
+    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    if let Some(word) = text.split(',').map(str::trim).find(|word| !word.contains('=') && !is_level(word)) {
+        return Err(wrong(format!("'{word}' is no level")));
+    }
+    EnvFilter::builder().parse(text).map_err(|error| wrong(error.to_string()))
+}
+
 /// Starts logging at a level or by a filter; `default` when none is given.
 pub fn start(level: Option<&str>, default: &str) -> Result<()> {
     let text = level.filter(|level| !level.is_empty()).unwrap_or(default);
-    let filter = EnvFilter::builder().parse(text).map_err(|error| {
-        Failure::invalid(format!("the log level '{text}' is wrong: {error}"))
-            .hint("use error, warn, info, debug, trace, or a filter such as info,forebay_nbd=debug")
-    })?;
+    let filter = parse_filter(text)?;
     let (items, waiting) = sync_channel(QUEUE_LINES);
     let twice = || Failure::failed("logging was started twice");
     QUEUE.set(LogQueue { items, dropped: AtomicU64::new(0) }).map_err(|_| twice())?;

@@ -35,6 +35,36 @@ impl ImageSpec {
         check_name("image", image)?;
         Ok(Self { pool: pool_name(pool)?, image: image.into() })
     }
+
+    /// Refuses what no new image may be called, although others may have made such an image: what people cannot see, or
+    /// see somewhere else than it is.
+    pub fn check_new(&self) -> Result<(), Failure> {
+        match self.image.chars().find(|&c| is_invisible(c)) {
+            Some(bad) => Err(Failure::invalid(format!(
+                "the image's name '{}' contains {}, which nobody sees",
+                self.image
+                    .chars()
+                    .map(|c| if is_invisible(c) { escaped(c) } else { c.to_string() })
+                    .collect::<String>(),
+                escaped(bad)
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn escaped(c: char) -> String {
+    format!("\\u{{{:x}}}", u32::from(c))
+}
+
+/// Whether a character has no shape of its own or changes the direction of those around it (Unicode's format characters,
+/// fillers and variation selectors).
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}')
 }
 
 impl fmt::Display for ImageSpec {

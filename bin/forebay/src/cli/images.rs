@@ -14,7 +14,7 @@ pub struct Create {
     pub image: ImageSpec,
 
     /// Its size: 10G, 512M, ...; a bare number counts MiB, as in rbd
-    #[arg(short, long, value_name = "SIZE")]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Size,
 
     /// Bytes an object, a power of two from 64K to 32M
@@ -48,7 +48,7 @@ pub struct Resize {
     pub image: ImageSpec,
 
     /// Its new size
-    #[arg(short, long, value_name = "SIZE")]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Size,
 
     /// Allow the image to become smaller, which loses the data past its new end
@@ -79,6 +79,10 @@ pub struct Import {
     /// Bytes an object, a power of two from 64K to 32M
     #[arg(long, value_name = "SIZE", default_value = "4M")]
     pub object_size: Size,
+
+    /// Take the bytes as they are, although they look like a disk in a format of its own (qcow2, VMDK, ...) or compressed
+    #[arg(long)]
+    pub raw: bool,
 }
 
 /// Options of `export`.
@@ -127,7 +131,7 @@ pub struct Bench {
     pub depth: u16,
 
     /// How long it is measured
-    #[arg(long, value_name = "S", default_value = "5")]
+    #[arg(long, value_name = "S", default_value = "5", allow_hyphen_values = true, value_parser = parse_seconds)]
     pub seconds: f64,
 
     /// Of readwrite, percent that read
@@ -178,6 +182,14 @@ impl IoPattern {
             IoPattern::Rand => "rand",
             IoPattern::Seq => "seq",
         }
+    }
+}
+
+/// A time that something can be measured for.
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("'{text}' is no time to measure for: a number of seconds from 0.001 to 10000000")),
     }
 }
 

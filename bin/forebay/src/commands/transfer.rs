@@ -18,6 +18,7 @@ use crate::failure::{Failure, Result};
 use crate::ops::image_path;
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL};
+use crate::transfer::container::{Converter, container};
 use crate::transfer::diff::{self, Decoder, Event};
 use crate::transfer::sink::Sink;
 use crate::transfer::source::{Source, nonzero_runs};
@@ -28,7 +29,10 @@ pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<(
         Some(spec) => spec,
         None => default_image(&options.path)?,
     };
-    let source = Source::open(&options.path)?;
+    let mut source = Source::open(&options.path)?;
+    if !options.raw {
+        check_raw(&mut source, &options.path)?;
+    }
     let import = Import { spec, object_size: options.object_size.0, size: source.len() };
     let bar = Bar::new(global, "Importing", Counts::Bytes);
     let imported = with_session(global, |session| match session {
@@ -37,6 +41,26 @@ pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<(
     })?;
     drop(bar);
     output.print(&imported, |_| String::new())
+}
+
+/// Refuses what is a disk in a format of its own, or nothing at all.
+fn check_raw(source: &mut Source, path: &Path) -> Result<()> {
+    let shown = if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() };
+    let head = source.peek().map_err(|error| reading(error, path))?;
+    // One that was closed has become /dev/null by now; a pipe may be empty.
+    let is_null = |stat: rustix::fs::Stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
+    if head.is_empty() && path.as_os_str() == "-" && rustix::fs::fstat(std::io::stdin()).is_ok_and(is_null) {
+        return Err(Failure::invalid("standard input is closed: there is nothing to import")
+            .hint("for an empty image: forebay create IMAGE --size SIZE"));
+    }
+    let Some(format) = container(&head) else { return Ok(()) };
+    let convert = match format.converter {
+        Converter::Qemu => format!("convert it: qemu-img convert -O raw {shown} disk.raw"),
+        Converter::Pipe(program) => format!("unpack it: {program} -dc {shown} | forebay import - POOL/IMAGE"),
+        Converter::Rbd => "make another: rbd export --export-format 1 POOL/IMAGE disk.raw".to_owned(),
+    };
+    let hint = format!("{convert}; --raw takes the bytes as they are");
+    Err(Failure::invalid(format!("{shown} is {}, not the bytes of a disk", format.name)).hint(hint))
 }
 
 fn default_image(path: &Path) -> Result<ImageSpec> {

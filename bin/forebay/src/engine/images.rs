@@ -36,6 +36,7 @@ impl Engine {
     /// A new image, empty.
     pub async fn create_image(self: Rc<Self>, request: api::CreateImage) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
+        spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
         let _reserved = self.reserve_unexported(&spec)?;
         let options =
@@ -94,6 +95,7 @@ impl Engine {
 
     async fn rename_image(self: &Rc<Self>, spec: &ImageSpec, name: &str) -> Result<api::ImageInfo> {
         let to = image_spec(&spec.pool, name)?;
+        to.check_new()?;
         let backend = self.pool(&spec.pool).await?;
         if *spec == to {
             return Err(Failure::new(FailureKind::Exists, format!("{spec} has that name already")));

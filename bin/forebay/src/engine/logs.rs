@@ -97,13 +97,17 @@ impl Engine {
     pub(super) async fn ensure_log(&self, spec: &ImageSpec, volume: &Rc<Volume>, place: &api::LogPlace) -> Result<()> {
         let attached = volume.attachment.attach(place).await;
         self.keep_logged(spec, volume);
-        attached.map_err(|error| {
-            let kind = error.kind();
-            let failure = log_failure(error, spec);
-            match kind {
-                ErrorKind::Exists => failure.hint("end its exports first, which ends the log"),
-                _ => failure,
+        let recorded = volume.attachment.recorded().is_some();
+        attached.map_err(|error| match error.kind() {
+            ErrorKind::Exists => log_failure(error, spec).hint("end its exports first, which ends the log"),
+            // There is none yet that could be given up.
+            ErrorKind::NotFound if !recorded => Failure::from(error)
+                .context(format!("a write log for {spec} at {place}"))
+                .hint("name a file in a directory that is there, or a device"),
+            ErrorKind::Denied | ErrorKind::Corrupt if !recorded => {
+                Failure::from(error).context(format!("a write log for {spec} at {place}"))
             }
+            _ => log_failure(error, spec),
         })
     }
 

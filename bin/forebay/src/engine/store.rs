@@ -70,6 +70,7 @@ pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> 
     made.map_err(|error| match error.kind() {
         ErrorKind::Busy => Failure::from(error).hint("end that first; --force does not change it"),
         ErrorKind::Unsupported => Failure::from(error).hint("make it without --preallocate"),
+        ErrorKind::Invalid => Failure::from(error).hint("say how large with --size, for example --size 100G"),
         _ => failure(error, path),
     })
 }

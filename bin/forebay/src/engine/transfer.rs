@@ -66,6 +66,7 @@ impl Engine {
         begun: oneshot::Sender<()>,
     ) -> Result<Imported> {
         let spec = import.spec.clone();
+        spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
         let reserved = self.reserve_unexported(&spec)?;
         let options = image::CreateOptions {

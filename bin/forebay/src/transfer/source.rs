@@ -7,6 +7,7 @@ use std::path::Path;
 
 use rustix::fs::SeekFrom;
 
+use super::container::HEAD_LEN;
 use crate::engine::transfer::PIECE_LEN_MAX;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -54,6 +55,26 @@ impl Source {
             return Ok(Source::File { file, len, at: 0, data_end: 0 });
         }
         Ok(Source::Stream { reader: Box::new(file), at: 0 })
+    }
+
+    /// Returns how it begins, and goes on at the beginning.
+    pub fn peek(&mut self) -> io::Result<Vec<u8>> {
+        let mut head = vec![0; HEAD_LEN];
+        let got = match self {
+            Source::File { file, len, .. } => {
+                let there = usize::try_from(*len).unwrap_or(HEAD_LEN).min(HEAD_LEN);
+                file.read_exact_at(&mut head[..there], 0)?;
+                there
+            }
+            Source::Stream { reader, .. } => {
+                let got = read_full(reader, &mut head)?;
+                let rest = std::mem::replace(reader, Box::new(io::empty()));
+                *reader = Box::new(io::Cursor::new(head[..got].to_vec()).chain(rest));
+                got
+            }
+        };
+        head.truncate(got);
+        Ok(head)
     }
 
     /// Its length in bytes, if that is known.

@@ -133,6 +133,23 @@ fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
     }
 }
 
+/// Checks the names of the initiators that may see an export (RFC 7143, 4.2.7): `iqn.`, `eui.` or `naa.` and what follows,
+/// or the beginning of such names and `*`.
+pub(super) fn check_initiators(hosts: &[String]) -> Result<()> {
+    let is_name = |host: &String| {
+        let known =
+            ["iqn.", "eui.", "naa."].iter().any(|kind| host.strip_prefix(kind).is_some_and(|rest| !rest.is_empty()));
+        let pattern = host.ends_with('*');
+        let plain = host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | ':' | '_' | '*'));
+        plain && (known || pattern) && host.len() <= 223
+    };
+    match hosts.iter().find(|host| !is_name(host)) {
+        Some(host) => Err(Failure::invalid(format!("'{}' is no name of an initiator", host.escape_debug()))
+            .hint("a Linux host has it in /etc/iscsi/initiatorname.iscsi: iqn.1993-08.org.debian:01:...")),
+        None => Ok(()),
+    }
+}
+
 /// Whether what only NVMe knows makes sense.
 pub(super) fn check_nvme(request: &api::Attach) -> Result<()> {
     if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {

@@ -21,7 +21,7 @@ use super::{Engine, targets};
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
-use entries::{Listed, Unserved, check_nvme};
+use entries::{Listed, Unserved, check_initiators, check_nvme};
 
 /// Front and image: the name of an export.
 type ExportKey = (Front, ImageSpec);
@@ -279,6 +279,7 @@ impl Engine {
     pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
         check_nvme(&request)?;
+        check_initiators(&request.hosts)?;
         if let Some(unit) = request.unit {
             request.front.check_unit(unit)?;
         }
@@ -318,6 +319,10 @@ impl Engine {
     async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach) -> Result<()> {
         let spec = &key.1;
         let volume = self.open_volume(spec).await?;
+        if volume.image.size() == 0 {
+            return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use"))
+                .hint(format!("give it a size first: forebay resize {spec} --size 10G")));
+        }
         // Who it is says which number it had before.
         let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
         // A number that cannot be had is known before anything changes.
