@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use serde::Deserialize;
 
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
 pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, OneImage, Resize};
@@ -68,6 +69,10 @@ pub struct Global {
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
 
+    /// How a line of the log looks [default: text]
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+
     /// How a Ceph cluster is reached.
     #[command(flatten)]
     pub ceph: Ceph,
@@ -115,6 +120,17 @@ impl Global {
         self.log_level = self.log_level.or_else(log);
         self
     }
+}
+
+/// How a line of the log looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object of JSON: `timestamp`, `level`, `target`, `message`, and what the line is about.
+    Json,
 }
 
 /// How results are printed.

@@ -14,7 +14,7 @@ use forebay_writelog::Limits;
 use peers::{Peers, Transport};
 use serde::Deserialize;
 
-use crate::cli::{Ceph, Driver, Global, Serve};
+use crate::cli::{Ceph, Driver, Global, LogFormat, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::{Size, Span};
 use iscsi::IscsiSection;
@@ -45,6 +45,8 @@ struct ConfigFile {
     linger_us: Option<u32>,
     driver: Option<Driver>,
     log_level: Option<String>,
+    #[serde(alias = "log_format")]
+    log_format: Option<LogFormat>,
     cluster: Option<Transport>,
     client: Option<Transport>,
     #[serde(alias = "rdma_local")]
@@ -160,6 +162,8 @@ pub struct Config {
     pub ram_size: u64,
     /// What is logged.
     pub log_level: Option<String>,
+    /// How its lines look.
+    pub log_format: LogFormat,
     /// How much images may lack of what their write logs hold, where these do not say.
     pub log_limits: Limits,
     /// How a Ceph cluster is reached.
@@ -247,6 +251,7 @@ impl Config {
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_limits: file.write_log.resolve(serve)?,
             log_level: global.log_level.clone().or(file.log_level),
+            log_format: global.log_format.or(file.log_format).unwrap_or_default(),
             ceph: global.ceph.flags(Ceph {
                 conf: file.ceph.conf,
                 id: file.ceph.id,
@@ -335,6 +340,7 @@ mod tests {
             pretty_format: false,
             no_progress: false,
             log_level: None,
+            log_format: None,
             ceph: Ceph::default(),
         }
     }

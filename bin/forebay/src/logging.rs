@@ -4,14 +4,21 @@
 //! that has stopped neither delays a reactor nor ends it.  Lines that cannot be queued or written are dropped and counted,
 //! and the log says how many as soon as it can be written again.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
+use crate::cli::LogFormat;
 use crate::failure::{Failure, Result};
 
 /// Lines that wait to be written, at most.
@@ -51,8 +58,36 @@ fn parse_filter(text: &str) -> Result<EnvFilter> {
     EnvFilter::builder().parse(text).map_err(|error| wrong(error.to_string()))
 }
 
+/// Returns whether standard error is the journal (systemd.exec(5), `JOURNAL_STREAM`: its device and inode).
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let own = rustix::fs::fstat(io::stderr()).map(|stat| format!("{}:{}", stat.st_dev, stat.st_ino));
+    own.is_ok_and(|own| own == stream)
+}
+
+/// Begins each line with its priority, as the journal reads it (sd-daemon(3)).
+struct WithPriority<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for WithPriority<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut line: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        };
+        write!(line, "<{priority}>")?;
+        self.0.format_event(context, line, event)
+    }
+}
+
 /// Starts logging at a level or by a filter; `default` when none is given.
-pub fn start(level: Option<&str>, default: &str) -> Result<()> {
+pub fn start(level: Option<&str>, default: &str, format: LogFormat) -> Result<()> {
     let text = level.filter(|level| !level.is_empty()).unwrap_or(default);
     let filter = parse_filter(text)?;
     let (items, waiting) = sync_channel(QUEUE_LINES);
@@ -61,7 +96,7 @@ pub fn start(level: Option<&str>, default: &str) -> Result<()> {
     let queue = QUEUE.get().ok_or_else(twice)?;
     std::thread::Builder::new()
         .name("log".into())
-        .spawn(move || LogWriter::new(io::stderr(), &queue.dropped).run(&waiting))
+        .spawn(move || LogWriter::new(io::stderr(), &queue.dropped, format).run(&waiting))
         .map_err(|error| Failure::io(error, "starting the thread that writes the log"))?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -70,12 +105,15 @@ pub fn start(level: Option<&str>, default: &str) -> Result<()> {
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     // The journal stamps lines itself.
-    let started = if std::env::var_os("JOURNAL_STREAM").is_some() {
-        tracing::subscriber::set_global_default(lines.without_time().finish())
-    } else {
-        tracing::subscriber::set_global_default(lines.finish())
+    let dispatch: Dispatch = match (is_journal(), format) {
+        (true, LogFormat::Text) => lines.without_time().map_event_format(WithPriority).finish().into(),
+        (true, LogFormat::Json) => {
+            lines.json().flatten_event(true).without_time().map_event_format(WithPriority).finish().into()
+        }
+        (false, LogFormat::Text) => lines.finish().into(),
+        (false, LogFormat::Json) => lines.json().flatten_event(true).finish().into(),
     };
-    started.map_err(|error| Failure::failed(error.to_string()))
+    tracing::dispatcher::set_global_default(dispatch).map_err(|error| Failure::failed(error.to_string()))
 }
 
 /// Logs panics as other events, so that a thread that panics is not kept by a standard error that nobody reads.
@@ -138,11 +176,12 @@ struct LogWriter<'a, W> {
     reason: Option<io::Error>,
     /// The last line has been written in part.
     torn: bool,
+    format: LogFormat,
 }
 
 impl<'a, W: Write> LogWriter<'a, W> {
-    fn new(out: W, dropped: &'a AtomicU64) -> Self {
-        Self { out, dropped, told: 0, reason: None, torn: false }
+    fn new(out: W, dropped: &'a AtomicU64, format: LogFormat) -> Self {
+        Self { out, dropped, told: 0, reason: None, torn: false, format }
     }
 
     /// Writes what comes until nobody is left to log.
@@ -181,7 +220,14 @@ impl<'a, W: Write> LogWriter<'a, W> {
         }
         let why = self.reason.as_ref().map_or_else(|| "it was written too slowly".to_owned(), ToString::to_string);
         let newline = if self.torn { "\n" } else { "" };
-        let said = self.put(format!("{newline}forebay: {count} lines of the log were dropped: {why}\n").as_bytes());
+        let text = format!("{count} lines of the log were dropped: {why}");
+        let line = match self.format {
+            LogFormat::Text => format!("{newline}forebay: {text}\n"),
+            LogFormat::Json => {
+                format!("{newline}{}\n", json!({ "level": "WARN", "target": "forebay::logging", "message": text }))
+            }
+        };
+        let said = self.put(line.as_bytes());
         if said {
             self.told += count;
             self.reason = None;
@@ -256,7 +302,7 @@ mod tests {
     #[test]
     fn the_last_words_of_a_process_that_aborts_are_written() {
         if std::env::var_os(ABORTING).is_some() {
-            start(None, "info").expect("logging");
+            start(None, "info", LogFormat::Text).expect("logging");
             log_panics();
             // So that what comes last is not written in passing.
             (0..QUEUE_LINES - 1).for_each(|line| tracing::info!(line, "busy"));
@@ -280,7 +326,7 @@ mod tests {
     fn dropped_lines_are_counted_and_told_once() {
         let dropped = AtomicU64::new(0);
         let mut disk = Disk { room: 10, text: Vec::new() };
-        let mut log = LogWriter::new(&mut disk, &dropped);
+        let mut log = LogWriter::new(&mut disk, &dropped, LogFormat::Text);
         ["first\n", "second\n", "third\n"].iter().for_each(|line| log.line(line.as_bytes()));
         assert_eq!((dropped.load(Ordering::Relaxed), log.untold()), (2, 2));
         assert!(!log.tell(), "there is no room to say so");

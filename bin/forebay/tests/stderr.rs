@@ -110,3 +110,60 @@ fn a_full_file_system_at_standard_error_stops_nothing_and_the_log_goes_on_when_t
     });
     site.stop();
 }
+
+#[test]
+fn what_operators_do_is_logged_a_line_each_as_json_if_wanted() {
+    let mut site = Site::new();
+    site.start_with_flags(&["--log-format", "json"]);
+    for args in [
+        &["create", "a", "--size", "8M"][..],
+        &["resize", "a", "--size", "16M"],
+        &["attach", "a", "--nbd", "--read-only"],
+        &["detach", "a"],
+        &["mv", "a", "b"],
+        &["rm", "b"],
+    ] {
+        site.run(args).ok();
+    }
+    site.stop();
+    let log = site.log();
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
+        .collect();
+    for (message, field, value) in [
+        ("an image was created", "image", "local/a"),
+        ("an image was resized", "size", "16 MiB"),
+        ("an image is exported", "front", "nbd"),
+        ("an export was ended", "image", "local/a"),
+        ("an image was renamed", "to", "local/b"),
+        ("an image was removed", "image", "local/b"),
+    ] {
+        let told: Vec<_> = lines.iter().filter(|line| line["message"] == message).collect();
+        assert_eq!(told.len(), 1, "{message} in\n{log}");
+        assert!(
+            told[0][field] == value && told[0]["level"] == "INFO" && told[0]["timestamp"].is_string(),
+            "{}",
+            told[0]
+        );
+    }
+}
+
+#[test]
+fn lines_in_the_journal_begin_with_their_priorities() {
+    use std::os::unix::fs::MetadataExt;
+    let site = Site::new();
+    let path = site.path("journal");
+    let journal = std::fs::File::create(&path).expect("a file");
+    let meta = journal.metadata().expect("its inode");
+    let mut command = site.command(&["serve", "--store-size", "64M", "--nbd", "127.0.0.1:0"]);
+    command.env("JOURNAL_STREAM", format!("{}:{}", meta.dev(), meta.ino())).stderr(journal);
+    let mut serving = command.spawn().expect("started");
+    let text = || std::fs::read_to_string(&path).expect("the log");
+    wait_until("it is ready", || text().contains("ready"));
+    serving.kill().expect("killed");
+    serving.wait().expect("ended");
+    let log = text();
+    assert!(log.lines().all(|line| line.starts_with("<6>") || line.starts_with("<4>")), "{log}");
+    assert!(log.contains("<6> INFO forebay::daemon: ready"), "the journal has the time: {log}");
+}

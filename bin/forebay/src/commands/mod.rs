@@ -28,7 +28,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
     tier::Tier::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", tier::VARIABLE)))?;
     shape::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", shape::VARIABLE)))?;
     if !matches!(cli.command, Command::Serve(_)) {
-        crate::logging::start(global.log_level.as_deref(), "warn")?;
+        crate::logging::start(global.log_level.as_deref(), "warn", global.log_format.unwrap_or_default())?;
     }
     match cli.command {
         Command::Serve(options) => daemon::serve(global, &options),

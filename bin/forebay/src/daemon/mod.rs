@@ -34,7 +34,7 @@ use notify::Notifier;
 /// Runs the daemon until it is told to stop.  The control plane has this thread, reactors have theirs.
 pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     let config = Config::resolve(global, options)?;
-    crate::logging::start(config.log_level.as_deref(), "info")?;
+    crate::logging::start(config.log_level.as_deref(), "info", config.log_format)?;
     crate::logging::log_panics();
     let notifier = Notifier::from_environment();
     raise_file_limit();
@@ -237,7 +237,7 @@ mod tests {
             assert!(said.contains("thread 'core-1' panicked at "), "{said}");
             return;
         }
-        crate::logging::start(None, "info").expect("logging");
+        crate::logging::start(None, "info", crate::cli::LogFormat::Text).expect("logging");
         crate::logging::log_panics();
         let options = CoresOptions { count: 2, pin: false, on_panic: Some(end_process), ..CoresOptions::default() };
         let cores = Cores::start(&options).expect("reactors");

@@ -43,6 +43,7 @@ impl Engine {
             image::CreateOptions { size: request.size, object_size: request.object_size, ..Default::default() };
         image::create(&backend, &spec.image, options).await.map_err(|error| self.image_failure(error, &spec))?;
         backend.flush().await.map_err(|error| self.image_failure(error, &spec))?;
+        tracing::info!(image = %spec, size = %Size(request.size), "an image was created");
         self.image_info(&spec).await
     }
 
@@ -90,7 +91,9 @@ impl Engine {
         let resized = volume.image.resize(size, allow_shrink, |now| progress.report(now.done, now.total)).await;
         drop(shrinking);
         resized.map_err(|error| self.image_failure(error, spec))?;
-        self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
+        self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))?;
+        tracing::info!(image = %spec, before = %Size(now), size = %Size(size), "an image was resized");
+        Ok(())
     }
 
     async fn rename_image(self: &Rc<Self>, spec: &ImageSpec, name: &str) -> Result<api::ImageInfo> {
@@ -109,6 +112,7 @@ impl Engine {
         backend.flush().await.map_err(|error| self.image_failure(error, &to))?;
         self.volumes.forget(spec);
         self.meters.forget(spec);
+        tracing::info!(image = %spec, %to, "an image was renamed");
         self.image_info(&to).await
     }
 
@@ -117,7 +121,9 @@ impl Engine {
         self.pool(&spec.pool).await?;
         self.refuse_logged(spec).await?;
         let _reserved = self.reserve_unexported(spec)?;
-        self.remove_reserved(spec, progress).await
+        self.remove_reserved(spec, progress).await?;
+        tracing::info!(image = %spec, "an image was removed");
+        Ok(())
     }
 
     /// Removes an image that one has to oneself.

@@ -347,6 +347,11 @@ impl Engine {
             self.disconnect(key.0, spec).await;
             return Err(failure);
         }
+        let request = self.exports.with(key, |export| export.request.clone());
+        let unit = request.as_ref().and_then(|request| request.unit).map(tracing::field::display);
+        let log = request.as_ref().and_then(|request| request.log.as_ref()).map(tracing::field::display);
+        let read_only = request.as_ref().is_some_and(|request| request.read_only);
+        tracing::info!(image = %spec, front = key.0.name(), unit, read_only, log, "an image is exported");
         Ok(())
     }
 
@@ -428,6 +433,7 @@ impl Engine {
         self.disconnect(front, spec).await;
         drop(served);
         self.exports.forget(&key);
+        tracing::info!(image = %spec, front = front.name(), connections, force, keep_log, "an export was ended");
         if self.is_exported(spec) {
             return Ok(());
         }
