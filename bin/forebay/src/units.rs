@@ -19,6 +19,9 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("'{text}' is no size: {why}; write for example 10G, 512M, 64K or 4096B");
+        if text.starts_with('-') {
+            return Err(wrong("it is negative"));
+        }
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
         let shift = match unit.to_ascii_uppercase().as_str() {

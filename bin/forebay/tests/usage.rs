@@ -14,7 +14,7 @@ fn wrong_usage_exits_with_2_and_says_why() {
         (&["frobnicate"][..], "frobnicate"),
         (&["create", "local/x"], "--size"),
         (&["create", "local/x", "--size", "10GB"], "GiB"),
-        (&["create", "local/x", "--size", "-5"], "unexpected argument"),
+        (&["create", "local/x", "--size", "-5"], "negative"),
         (&["create", "a/b/c/d", "--size", "1G"], "POOL/IMAGE"),
         (&["create", "local/x@snap", "--size", "1G"], "snapshot"),
         (&["info", "local/x y"], "no name may"),
