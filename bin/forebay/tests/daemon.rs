@@ -143,6 +143,8 @@ fn a_second_signal_ends_at_once() {
     // An import that stalls is waited for, but not by everybody.
     let mut command = site.command(&["import", "-", "stalled"]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the command");
+    // It begins when it has seen how the disk begins.
+    std::io::Write::write_all(child.stdin.as_mut().expect("piped"), &[1; 64]).expect("written");
     let wait_for = |what: &dyn Fn() -> bool| {
         let started = std::time::Instant::now();
         while !what() {
