@@ -95,9 +95,7 @@ impl Layout {
             }
         }
     }
-}
 
-impl Layout {
     /// The number of the data object of that name, or of the one behind which such a name stands; `None` for any other
     /// name.
     pub(crate) fn number(&self, name: &ObjectName) -> Option<u64> {

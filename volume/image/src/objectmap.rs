@@ -28,7 +28,7 @@ const UPDATE: Method = Method::new("rbd", "object_map_update");
 const RESIZE: Method = Method::new("rbd", "object_map_resize");
 const SET_FLAGS: Method = Method::new("rbd", "set_flags");
 /// Objects that are looked at, or changed, before others have a turn.
-const SCAN: usize = 1 << 16;
+pub(crate) const SCAN: usize = 1 << 16;
 /// Tries to take the map's own lock, which only somebody who lost the image's lock can still have.
 const LOCK_TRIES: usize = 3;
 

@@ -6,18 +6,20 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use forebay_block::{LocalFuture, Result, SnapId};
+use forebay_block::{Extent, LocalFuture, Result, SnapId};
 use forebay_reactor::{stand_back, yield_now};
 
 use crate::image::{Shared, View};
+use crate::objectmap::SCAN;
 use crate::window::{WALK_WINDOW, windowed};
 
 /// Most objects that one step finds: what a host's request may have to wait for.
 const STEP: usize = 64;
-/// Objects that one step looks at in an object map.
-const SCAN: u64 = 1 << 16;
 /// Objects of one step where each has to be asked for, which gives others a turn anyway.
 const UNKNOWN: u64 = 1024;
+
+/// Objects that are asked for one by one: of more, those that may be there are looked for first.
+const LOOK_UP_MAX: u64 = 8;
 
 /// The first objects of a range that may be there.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -35,7 +37,7 @@ pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Resu
     }
     let head = view.snap == SnapId::HEAD;
     if let Some(map) = shared.map().filter(|map| head && map.is_valid()) {
-        let scanned = range.start..range.end.min(range.start + SCAN);
+        let scanned = range.start..range.end.min(range.start + SCAN as u64);
         return Ok(first(scanned.clone().filter(|&object| map.may_exist(object)), scanned.end));
     }
     let names = shared.layout().name(range.start)..shared.layout().name(range.end);
@@ -95,4 +97,36 @@ pub(crate) async fn walk<T: 'static>(
         stand_back().await;
     }
     Ok(())
+}
+
+/// Which objects may be there.
+pub(crate) enum Present {
+    All,
+    /// In order.
+    These(Vec<u64>),
+}
+
+impl Present {
+    /// Returns whether an object may be there.
+    pub(crate) fn may_have(&self, object: u64) -> bool {
+        match self {
+            Present::All => true,
+            Present::These(objects) => objects.binary_search(&object).is_ok(),
+        }
+    }
+
+    /// Finds out which objects of `extent` may be there, where that is less work than asking for each.
+    pub(crate) async fn within(shared: &Shared, view: View, extent: Extent) -> Result<Self> {
+        let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
+        if range.end - range.start < LOOK_UP_MAX {
+            return Ok(Present::All);
+        }
+        let mut objects = Vec::new();
+        while !range.is_empty() {
+            let found = find(shared, view, range.clone()).await?;
+            range.start = found.upto;
+            objects.extend(found.objects);
+        }
+        Ok(Present::These(objects))
+    }
 }

@@ -21,12 +21,9 @@ use crate::gate::Pass;
 use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
 use crate::info::Progress;
 use crate::layout::Piece;
-use crate::present::{find, walk};
+use crate::present::{Present, walk};
 use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
-
-/// Objects that are asked for one by one: of more, those that may be there are looked for first.
-const LOOK_UP_MAX: usize = 8;
 
 /// A change of a range.
 enum Change {
@@ -232,7 +229,7 @@ fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
 
 async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wishes: Wishes) -> Result<()> {
     let present = match change {
-        Change::Clear => present_in(shared, shared.head(), extent).await?,
+        Change::Clear => Present::within(shared, shared.head(), extent).await?,
         Change::Write(_) => Present::All,
     };
     // What is not there need not be cleared, but what the parent has of it is to be hidden.
@@ -246,55 +243,26 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wis
     let next = || Some(change_piece(shared, pieces.next()?, change, wishes));
     windowed(REQUEST_WINDOW, next, |_, _| {}).await?;
     drop(pieces);
-    if skipped && wishes.durable {
-        // It may have been removed not long ago.
-        shared.data().flush().await?;
+    if skipped {
+        cleared_nothing(shared, wishes).await?;
     }
     Ok(())
 }
 
-/// Which objects may be there.
-enum Present {
-    All,
-    /// In order.
-    These(Vec<u64>),
-}
-
-impl Present {
-    fn may_have(&self, object: u64) -> bool {
-        match self {
-            Present::All => true,
-            Present::These(objects) => objects.binary_search(&object).is_ok(),
-        }
+/// Answers a clear that found nothing there.  It may have been removed by a request that is not durable yet.
+async fn cleared_nothing(shared: &Shared, wishes: Wishes) -> Result<u64> {
+    if wishes.durable {
+        shared.data().flush().await?;
     }
-}
-
-/// Finds out which objects of `extent` may be there, where that is less work than asking for each.
-async fn present_in(shared: &Shared, view: View, extent: Extent) -> Result<Present> {
-    if pieces_of(shared, extent) < LOOK_UP_MAX {
-        return Ok(Present::All);
-    }
-    let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
-    let mut objects = Vec::new();
-    while !range.is_empty() {
-        let found = find(shared, view, range.clone()).await?;
-        range.start = found.upto;
-        objects.extend(found.objects);
-    }
-    Ok(Present::These(objects))
+    Ok(0)
 }
 
 /// Removing what is not there is done, once it is sure that it does not come back.
-fn removed(shared: &Shared, work: LocalFuture<Result<u64>>, wishes: Wishes) -> LocalFuture<Result<u64>> {
-    let data = shared.data().clone();
+fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, wishes: Wishes) -> LocalFuture<Result<u64>> {
+    let shared = shared.clone();
     Box::pin(async move {
         match work.await {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                if wishes.durable {
-                    data.flush().await?;
-                }
-                Ok(0)
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => cleared_nothing(&shared, wishes).await,
             other => other,
         }
     })
@@ -512,7 +480,7 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     let map = shared.map();
     let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
     if clears && absent && overlap == 0 {
-        return if wishes.durable { shared.data().flush().await.map(|()| 0) } else { Ok(0) };
+        return cleared_nothing(&shared, wishes).await;
     }
     if let Some(map) = &map {
         map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;
@@ -534,10 +502,7 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
         {
             Ok(version) => break version,
             Err(error) if error.kind() == ErrorKind::NotFound && removes => {
-                if wishes.durable {
-                    shared.data().flush().await?;
-                }
-                break 0;
+                break cleared_nothing(&shared, wishes).await?;
             }
             Err(error) if error.kind() == ErrorKind::NotFound && guarded => known_absent = true,
             Err(error) => return Err(error),
@@ -580,7 +545,7 @@ pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFutur
     }
     let shared = shared.clone();
     Box::pin(async move {
-        let present = present_in(&shared, view, extent).await?;
+        let present = Present::within(&shared, view, extent).await?;
         let mut pieces = shared.layout().pieces(extent);
         let mut parts: Vec<Option<ExtentMap>> = vec![None; pieces_of(&shared, extent)];
         let next = || {
