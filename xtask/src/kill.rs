@@ -64,6 +64,10 @@ fn unix_nanoseconds() -> u64 {
 fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String> {
     let rounds = arguments.rounds;
     let cluster = arguments.ceph.then(|| Cluster::start(1)).transpose()?;
+    if let Some(cluster) = &cluster {
+        // Longer than all rounds: a daemon that waits for its predecessor's watches never serves.
+        shell::output(cluster.command("ceph").args(["config", "set", "osd", "osd_client_watch_timeout", "3600"]))?;
+    }
     let variable = cluster.as_ref().map(Cluster::variable);
     let wrapper: Vec<&str> = variable.iter().flat_map(|variable| ["/usr/bin/env", variable]).collect();
     let pool = if arguments.ceph { "rbd" } else { &arguments.pool };

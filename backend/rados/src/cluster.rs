@@ -168,8 +168,8 @@ impl Cluster {
         Ok(pool)
     }
 
-    /// Who we are to other clients.
-    pub(crate) fn identity(&self) -> ClientIdentity {
+    /// Returns what other clients know us by.
+    pub fn identity(&self) -> ClientIdentity {
         let seen = self.monitors.own_addr();
         let address = match seen.and_then(|addr| addr.socket) {
             Some(socket) => format!("{socket}/{}", self.nonce),
@@ -178,8 +178,12 @@ impl Cluster {
         ClientIdentity { number: self.wallet.global_id(), address }
     }
 
-    /// Fences a client, and waits until our map says so.
-    pub(crate) async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
+    /// Fences a client, for `expire` or the cluster's own time (`mon_osd_blocklist_default_expire`, an hour), and waits until
+    /// our map says so.  From then on no OSD that we write to takes anything of it; its watches end.
+    ///
+    /// # Errors
+    /// What the monitors answer: `Denied` where our key does not allow it.
+    pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
             ("blocklistop", wire::quote("add")),

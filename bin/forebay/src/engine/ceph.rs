@@ -15,6 +15,7 @@ use forebay_rados::{Cluster, Config, Flags, RadosPool, Surroundings};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
+use super::ceph_clients::{CephClient, CephClients};
 use super::dns;
 use super::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
@@ -55,6 +56,8 @@ impl Surroundings for Edge {
 pub struct Ceph {
     flags: Flags,
     cluster: RefCell<Option<Rc<Cluster>>>,
+    /// Where the daemon lists the clients that it is; a command does not.
+    clients: Option<CephClients>,
     pools: RefCell<BTreeMap<String, Rc<RadosPool>>>,
     /// It is connected to once.
     connecting: Semaphore,
@@ -62,8 +65,8 @@ pub struct Ceph {
 
 impl Ceph {
     /// Connects to nothing yet.
-    pub fn new(flags: Flags) -> Self {
-        Self { flags, cluster: RefCell::default(), pools: RefCell::default(), connecting: Semaphore::new(1) }
+    pub fn new(flags: Flags, clients: Option<CephClients>) -> Self {
+        Self { flags, clients, cluster: RefCell::default(), pools: RefCell::default(), connecting: Semaphore::new(1) }
     }
 
     /// A pool of the cluster.
@@ -128,23 +131,69 @@ impl Ceph {
             osds = status.osds_up,
             "connected to a Ceph cluster"
         );
+        self.fence_left_clients(&cluster).await;
         *self.cluster.borrow_mut() = Some(cluster.clone());
         Ok(cluster)
+    }
+
+    /// Fences the clients that daemons of this data directory were and that did not end in order, so that nobody waits
+    /// for their watches to run out; then lists the new one.  What fails costs the waiting only.
+    async fn fence_left_clients(&self, cluster: &Cluster) {
+        let Some(clients) = &self.clients else { return };
+        let own = client_of(cluster);
+        let left = clients.left(&own.fsid).unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.message, "the clients of earlier daemons are not known");
+            Vec::new()
+        });
+        let mut fenced = Vec::new();
+        for client in left {
+            match cluster.blocklist(&client.address, None).await {
+                Ok(()) => {
+                    tracing::info!(address = client.address, "the client of a daemon that was killed is fenced");
+                    fenced.push(client);
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        address = client.address, %error,
+                        "the client of a daemon that was killed cannot be fenced; its locks last until its watches run out"
+                    );
+                }
+            }
+        }
+        if let Err(failure) = clients.begin(own, &fenced) {
+            tracing::warn!(
+                error = failure.message,
+                "this client is not listed; if the daemon is killed, its locks last"
+            );
+        }
     }
 
     /// Ends the sessions; before that, images that nobody has open any more are given up in order.
     pub async fn close(&self) {
         let pools = std::mem::take(&mut *self.pools.borrow_mut());
+        let mut settled = true;
         for (name, pool) in pools {
             let backend: Rc<dyn ObjectBackend> = pool;
             if timeout(CLOSING, Images::of(&backend).settle()).await.is_err() {
                 tracing::warn!(pool = name, "the cluster does not answer; locks of images are left behind");
+                settled = false;
             }
         }
         if let Some(cluster) = self.cluster.borrow_mut().take() {
+            let own = client_of(&cluster);
             cluster.close();
+            if let Some(clients) = self.clients.as_ref().filter(|_| settled)
+                && let Err(failure) = clients.end(&own)
+            {
+                tracing::warn!(error = failure.message, "this client stays listed, and is fenced at the next start");
+            }
         }
     }
+}
+
+/// The client that a connection to a cluster makes us.
+fn client_of(cluster: &Cluster) -> CephClient {
+    CephClient { fsid: cluster.status().fsid, address: cluster.identity().address }
 }
 
 /// What a configuration's error means to a user.

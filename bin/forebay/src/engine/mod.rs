@@ -5,6 +5,7 @@
 mod ana;
 pub mod bench;
 mod ceph;
+mod ceph_clients;
 mod delayed;
 mod dns;
 mod exports;
@@ -46,6 +47,7 @@ use crate::running;
 use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
 use ceph::Ceph;
+use ceph_clients::CephClients;
 use exports::Exports;
 use fronts::Fronts;
 use identity::Identity;
@@ -187,7 +189,7 @@ impl Engine {
             }
         };
         let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
-        let ceph = Ceph::new(options.ceph.clone());
+        let ceph = Ceph::new(options.ceph.clone(), options.daemon.as_ref().map(|_| CephClients::of(&options.data)));
         let engine = Self {
             options,
             started: now(),
