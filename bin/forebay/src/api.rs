@@ -49,7 +49,7 @@ pub struct Status {
     pub pools: Vec<Pool>,
     /// How many images are exported.
     pub targets: usize,
-    /// How many of them hosts cannot reach: `targets` says why.
+    /// Number of them that hosts cannot reach; `targets` says why.
     #[serde(default)]
     pub unserved: usize,
     /// How many connections hosts hold.
@@ -101,7 +101,7 @@ pub struct Pool {
     /// Why less can be stored than the pool itself would take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
-    /// Why nothing can be written.
+    /// Reason why nothing can be written, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_writes: Option<String>,
 }
@@ -181,6 +181,9 @@ pub enum Front {
 }
 
 impl Front {
+    /// All of them.
+    pub const ALL: [Front; 3] = [Front::Nbd, Front::Nvme, Front::Iscsi];
+
     /// Its name in URIs and listings.
     pub fn name(self) -> &'static str {
         match self {
@@ -462,7 +465,7 @@ pub struct StoreSpace {
     /// Why less can be stored than the store itself would take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
-    /// Why nothing can be written.
+    /// Reason why nothing can be written, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_writes: Option<String>,
 }

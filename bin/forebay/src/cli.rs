@@ -69,7 +69,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
 
-    /// How a line of the log looks [default: text]
+    /// Format of the log's lines [default: text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
@@ -122,7 +122,7 @@ impl Global {
     }
 }
 
-/// How a line of the log looks.
+/// Format of the log's lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {

@@ -162,7 +162,7 @@ pub struct Config {
     pub ram_size: u64,
     /// What is logged.
     pub log_level: Option<String>,
-    /// How its lines look.
+    /// Format of its lines.
     pub log_format: LogFormat,
     /// How much images may lack of what their write logs hold, where these do not say.
     pub log_limits: Limits,

@@ -3,8 +3,10 @@
 //! The command line sends an operation to the daemon or runs it on an engine of its own; the daemon's HTTP handlers
 //! build the same operations from requests.  So both ways do the same.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,20 +38,32 @@ impl Route {
     }
 }
 
+/// Time between two reports of progress: each wakes a thread of the control plane, which costs the reactor more than the
+/// work on an object does.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Tells how far an operation has come; only the newest state is kept for whoever looks.
 #[derive(Clone)]
-pub struct ProgressSink(watch::Sender<Option<api::Progress>>);
+pub struct ProgressSink {
+    told: watch::Sender<Option<api::Progress>>,
+    last: Cell<Option<Instant>>,
+}
 
 impl ProgressSink {
     /// A sink, and where to look.
     pub fn channel() -> (Self, watch::Receiver<Option<api::Progress>>) {
-        let (sender, receiver) = watch::channel(None);
-        (Self(sender), receiver)
+        let (told, receiver) = watch::channel(None);
+        (Self { told, last: Cell::new(None) }, receiver)
     }
 
-    /// So much is done of so much.
+    /// Reports that so much is done of so much.  The first and the last report are told, and one every 50 ms between them.
     pub fn report(&self, done: u64, total: u64) {
-        self.0.send_replace(Some(api::Progress { done, total }));
+        let now = Instant::now();
+        if done < total && self.last.get().is_some_and(|last| now.duration_since(last) < PROGRESS_INTERVAL) {
+            return;
+        }
+        self.last.set(Some(now));
+        self.told.send_replace(Some(api::Progress { done, total }));
     }
 }
 
@@ -409,5 +423,24 @@ impl Operation for GetStoreSpace {
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::StoreSpace> {
         engine.store_space().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_and_the_last_report_are_told_and_few_between() {
+        let (sink, mut told) = ProgressSink::channel();
+        let mut seen = Vec::new();
+        for done in 0..=100_000 {
+            sink.report(done, 100_000);
+            if told.has_changed().expect("the sink is there") {
+                seen.push(told.borrow_and_update().expect("a report").done);
+            }
+        }
+        assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&100_000)));
+        assert!(seen.len() < 10_000, "{} of 100,001 reports were told", seen.len());
     }
 }

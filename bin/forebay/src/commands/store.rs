@@ -139,6 +139,6 @@ fn show_space(space: &StoreSpace) -> String {
         ("available", Size(space.available).to_string()),
         ("objects", space.objects.to_string()),
         ("limited by", space.limited_by.clone().unwrap_or_else(|| "-".into())),
-        ("takes no writes", space.refuses_writes.clone().unwrap_or_else(|| "-".into())),
+        ("writes", space.refuses_writes.as_ref().map_or_else(|| "taken".into(), |why| format!("refused: {why}"))),
     ])
 }

@@ -45,16 +45,23 @@ pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<(
 
 /// Refuses what is a disk in a format of its own, or nothing at all.
 fn check_raw(source: &mut Source, path: &Path) -> Result<()> {
-    let shown = if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() };
+    let is_stdin = path.as_os_str() == "-";
+    let shown = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let head = source.peek().map_err(|error| reading(error, path))?;
     // One that was closed has become /dev/null by now; a pipe may be empty.
     let is_null = |stat: rustix::fs::Stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
-    if head.is_empty() && path.as_os_str() == "-" && rustix::fs::fstat(std::io::stdin()).is_ok_and(is_null) {
+    if head.is_empty() && is_stdin && rustix::fs::fstat(std::io::stdin()).is_ok_and(is_null) {
         return Err(Failure::invalid("standard input is closed: there is nothing to import")
             .hint("for an empty image: forebay create IMAGE --size SIZE"));
     }
     let Some(format) = container(&head) else { return Ok(()) };
     let convert = match format.converter {
+        Converter::Qemu if is_stdin => {
+            "keep it in a file and convert it: qemu-img convert -O raw FILE disk.raw".to_owned()
+        }
+        Converter::Pipe(program) if is_stdin => {
+            format!("unpack it first: ... | {program} -dc | forebay import - POOL/IMAGE")
+        }
         Converter::Qemu => format!("convert it: qemu-img convert -O raw {shown} disk.raw"),
         Converter::Pipe(program) => format!("unpack it: {program} -dc {shown} | forebay import - POOL/IMAGE"),
         Converter::Rbd => "make another: rbd export --export-format 1 POOL/IMAGE disk.raw".to_owned(),

@@ -1,6 +1,6 @@
-//! What hosts ask for: counted by volume, timed by front and pool as well.
+//! Requests of hosts: counts and latencies by volume, and by front and pool.
 //!
-//! The reactor of the volumes counts, any thread looks: a scrape takes no turn of a reactor.
+//! The reactor of the volumes counts, any thread reads: a scrape takes no time of a reactor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use forebay_block::Request;
 use crate::api::Front;
 use crate::spec::ImageSpec;
 
-/// What is counted apart.
+/// Kind of a request; each has counters of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Reads.
+    /// Read of a range.
     Read,
-    /// Writes, compare-and-write too.
+    /// Write of a range, or compare-and-write.
     Write,
-    /// Discards.
+    /// Discard of a range.
     Discard,
-    /// Writes of zeroes.
+    /// Write of zeroes to a range.
     WriteZeroes,
-    /// Flushes.
+    /// Flush of the volume.
     Flush,
 }
 
@@ -64,7 +64,9 @@ pub fn bucket_end_us(bucket: usize) -> u64 {
 
 fn bucket_of(took: Duration) -> usize {
     let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-    (0..LATENCY_BUCKETS).find(|&bucket| us <= bucket_end_us(bucket)).unwrap_or(LATENCY_BUCKETS)
+    // The powers of two below, for a time rounded up.
+    let bucket = u64::BITS - (us.saturating_sub(1) / bucket_end_us(0)).leading_zeros();
+    (bucket as usize).min(LATENCY_BUCKETS)
 }
 
 /// Counter that one thread changes and any thread reads.
@@ -99,12 +101,12 @@ pub struct Requests {
 }
 
 impl Requests {
-    fn add(&self, bytes: u64, took: Duration, failed: bool) {
+    fn add(&self, bytes: u64, nanos: u64, bucket: usize, failed: bool) {
         self.count.add(1);
         self.errors.add(u64::from(failed));
         self.bytes.add(bytes);
-        self.nanos.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-        self.latency[bucket_of(took)].add(1);
+        self.nanos.add(nanos);
+        self.latency[bucket].add(1);
     }
 }
 
@@ -121,8 +123,10 @@ pub struct Meter {
 impl Meter {
     /// Counts a request that has ended.
     pub fn count(&self, kind: Kind, bytes: u64, took: Duration, failed: bool) {
-        self.volume[kind as usize].add(bytes, took, failed);
-        self.path[kind as usize].add(bytes, took, failed);
+        let (nanos, bucket) = (u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), bucket_of(took));
+        for counts in [&self.volume, &self.path] {
+            counts[kind as usize].add(bytes, nanos, bucket, failed);
+        }
     }
 }
 
@@ -195,6 +199,7 @@ mod tests {
     #[test]
     fn buckets_end_at_powers_of_two() {
         let of = |us| bucket_of(Duration::from_micros(us));
-        assert_eq!([of(0), of(16), of(17), of(32), of(8_388_608), of(8_388_609)], [0, 0, 1, 1, 19, 20]);
+        assert_eq!([of(0), of(16), of(17), of(32), of(33), of(64), of(65)], [0, 0, 1, 1, 2, 2, 3]);
+        assert_eq!([of(8_388_608), of(8_388_609), of(u64::MAX)], [19, 20, 20]);
     }
 }

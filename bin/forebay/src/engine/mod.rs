@@ -40,7 +40,7 @@ use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_store::Store;
 
-use crate::api::{Front, Pool, Status, StoreSpace, Target};
+use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
@@ -48,7 +48,7 @@ use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
 use ceph::Ceph;
 use ceph_clients::CephClients;
-use exports::Exports;
+use exports::{Exports, UnservedExport};
 use fronts::Fronts;
 use identity::Identity;
 use logs::Logs;
@@ -107,7 +107,7 @@ pub struct Snapshot {
     /// The daemon and its pools.
     pub status: Status,
     /// Exports that hosts do not reach.
-    pub unserved: Vec<Target>,
+    pub unserved: Vec<UnservedExport>,
     /// What hosts asked for, which goes on counting.
     pub meters: Arc<Meters>,
     /// The store's own counters.
@@ -293,7 +293,7 @@ impl Engine {
             iscsi_name: self.fronts.iscsi().site().target().to_owned(),
             pools,
             targets: self.exports.count(),
-            unserved: self.unserved_targets().len(),
+            unserved: self.unserved_exports().len(),
             connections: self.fronts.connections(),
             peer: self.peers.addrs(),
             peers: self.peers.list(),
@@ -324,7 +324,7 @@ impl Engine {
     pub async fn snapshot(&self) -> Result<Snapshot> {
         Ok(Snapshot {
             meters: self.meters.clone(),
-            unserved: self.unserved_targets(),
+            unserved: self.unserved_exports(),
             store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),
             logs: self
                 .open_logs()

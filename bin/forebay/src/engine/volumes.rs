@@ -96,7 +96,7 @@ impl Volume {
     /// What a front serves.  Nothing, while it is not known who may write.
     pub fn device(self: &Rc<Self>, read_only: bool, meter: Meter) -> forebay_block::Result<Rc<dyn BlockDevice>> {
         let reservations = self.reservations.clone()?;
-        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations, meter }))
+        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations, meter: Rc::new(meter) }))
     }
 
     /// Forgets who may read and write, whatever is stored, and lets everybody.
@@ -114,7 +114,8 @@ struct Metered {
     volume: Rc<Volume>,
     read_only: bool,
     reservations: Option<Reservations>,
-    meter: Meter,
+    /// Shared with the requests: a count in the reactor's own memory, not atomic ones.
+    meter: Rc<Meter>,
 }
 
 impl BlockDevice for Metered {
@@ -156,7 +157,7 @@ impl BlockDevice for Metered {
 struct Measured {
     work: LocalFuture<forebay_block::Result<Reply>>,
     volume: Rc<Volume>,
-    meter: Meter,
+    meter: Rc<Meter>,
     kind: Kind,
     bytes: u64,
     started: Instant,

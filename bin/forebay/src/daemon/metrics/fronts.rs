@@ -1,4 +1,4 @@
-//! What fronts and the messenger count besides requests: connections, hosts, refusals.
+//! Connections, hosts and refusals of the fronts and of the messenger.
 
 use forebay_nvmf::stats::{CommandKind, Snapshot as HostCounts};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

@@ -131,13 +131,12 @@ impl Collector for All {
         gauge(&mut out, "targets_unserved", "Exports that hosts cannot reach", None, status.unserved as f64)?;
         let help = "An export that hosts cannot reach, and the kind of the failure";
         let mut family = out.encode_descriptor("target_unserved", help, None, MetricType::Gauge)?;
-        for target in &snapshot.unserved {
-            let kind = target.error.as_ref().map_or("", |failure| failure.kind.name());
+        for export in &snapshot.unserved {
             let labels = [
-                ("front", target.front.name()),
-                ("pool", target.pool.as_str()),
-                ("image", target.image.as_str()),
-                ("kind", kind),
+                ("front", export.front.name()),
+                ("pool", export.image.pool.as_str()),
+                ("image", export.image.image.as_str()),
+                ("kind", export.kind.name()),
             ];
             ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
         }

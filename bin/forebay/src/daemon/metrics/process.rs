@@ -1,4 +1,4 @@
-//! What the process takes of the machine, under the names that Prometheus's own libraries use.
+//! Memory, processor time and descriptors of the process, under the names that Prometheus's own libraries use.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;

@@ -17,7 +17,7 @@ use crate::engine::{LogSnapshot, Snapshot};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
-/// What every scrape has of a volume.
+/// Kinds of requests that every scrape counts by volume.
 const COMMON: [Kind; 2] = [Kind::Read, Kind::Write];
 
 /// Something counted of requests: name, help, unit, value.
@@ -33,7 +33,7 @@ const TIME: Field<f64> =
 /// Labels of one row.
 type Labels = Vec<(&'static str, String)>;
 
-/// Encodes what every scrape has.
+/// Encodes the counters that every scrape has.
 pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     let paths: Vec<(Labels, _)> = snapshot
         .meters

@@ -59,6 +59,18 @@ impl Export {
         Self { request, entry, identity: String::new(), state, leaving: false }
     }
 
+    /// Returns why hosts do not reach it, if they do not.
+    fn failure(&self, spec: &ImageSpec) -> Option<Failure> {
+        match &self.state {
+            ExportState::Broken(failure) | ExportState::Failed(failure) | ExportState::Opening(Some(failure)) => {
+                Some(failure.clone())
+            }
+            ExportState::Opening(None) => Some(opening(spec)),
+            ExportState::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
+            ExportState::Serving { .. } | ExportState::Idle => None,
+        }
+    }
+
     /// Returns its number, to be kept when it has ended.
     fn retired(&self) -> Option<Retired> {
         let unit = self.request.unit?;
@@ -73,6 +85,17 @@ impl Export {
                 .map_err(|error| Failure::failed(format!("writing the exports: {error}"))),
         }
     }
+}
+
+/// Export that hosts do not reach.
+#[derive(Debug)]
+pub struct UnservedExport {
+    /// Its front.
+    pub front: Front,
+    /// Its image.
+    pub image: ImageSpec,
+    /// Kind of the failure.
+    pub kind: FailureKind,
 }
 
 /// Exports, by front and image.
@@ -169,6 +192,11 @@ impl Exports {
         exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening(_)) && !export.leaving)
     }
 
+    /// Returns whether the images of some exports are still being opened.
+    fn is_any_opening(&self) -> bool {
+        self.exports.borrow().values().any(|export| matches!(export.state, ExportState::Opening(_)))
+    }
+
     /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports; hosts
     /// may remember their numbers all the same.
     async fn save(&self) -> Result<()> {
@@ -242,17 +270,27 @@ impl Engine {
 
     /// Lists what is exported.
     pub fn list_targets(&self) -> Vec<Target> {
+        let connections: BTreeMap<Front, _> =
+            Front::ALL.into_iter().map(|front| (front, self.fronts.connections_by_export(front))).collect();
         let exports = self.exports.exports.borrow();
         let there = exports.iter().filter(|(_, export)| !export.leaving);
-        there.map(|((_, spec), export)| self.describe_target(spec, export)).collect()
+        let connections_of = |front, spec: &ImageSpec| {
+            connections.get(front).and_then(|of_front| of_front.get(&spec.to_string())).copied().unwrap_or(0)
+        };
+        there.map(|((front, spec), export)| self.describe_target(spec, export, connections_of(front, spec))).collect()
     }
 
-    /// Lists the exports that hosts do not reach, with the reason.
-    pub fn unserved_targets(&self) -> Vec<Target> {
-        self.list_targets().into_iter().filter(|target| target.error.is_some()).collect()
+    /// Lists the exports that hosts do not reach, with the kind of the failure.
+    pub fn unserved_exports(&self) -> Vec<UnservedExport> {
+        let exports = self.exports.exports.borrow();
+        let failed = exports.iter().filter(|(_, export)| !export.leaving).filter_map(|((front, spec), export)| {
+            let kind = export.failure(spec)?.kind;
+            Some(UnservedExport { front: *front, image: spec.clone(), kind })
+        });
+        failed.collect()
     }
 
-    fn describe_target(&self, spec: &ImageSpec, export: &Export) -> Target {
+    fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> Target {
         let serving = matches!(export.state, ExportState::Serving { .. });
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
         Target {
@@ -263,15 +301,8 @@ impl Engine {
             log: if serving { self.running_log(spec) } else { None },
             uri: uris.first().cloned(),
             uris,
-            connections: if serving { self.fronts.connections_of(export.request.front, spec) } else { 0 },
-            error: match &export.state {
-                ExportState::Broken(failure) | ExportState::Failed(failure) | ExportState::Opening(Some(failure)) => {
-                    Some(failure.clone())
-                }
-                ExportState::Opening(None) => Some(opening(spec)),
-                ExportState::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
-                ExportState::Serving { .. } | ExportState::Idle => None,
-            },
+            connections: if serving { connections } else { 0 },
+            error: export.failure(spec),
         }
     }
 
@@ -312,7 +343,7 @@ impl Engine {
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
-        Ok(self.describe_target(&spec, export))
+        Ok(self.describe_target(&spec, export, self.fronts.connections_of(key.0, &spec)))
     }
 
     /// Opens an image for an export, lets hosts reach it, and then adds it to the file.

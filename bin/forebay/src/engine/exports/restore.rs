@@ -29,17 +29,12 @@ impl Engine {
     /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, says
     /// why, and is tried again.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
     pub async fn restore_exports(self: &Rc<Self>) {
-        let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
         let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
-        for spec in self.begin_restoring() {
-            // A pool that hangs holds up its own images only.
-            let limit = pools.entry(spec.pool.clone()).or_insert_with(|| Rc::new(Semaphore::new(OPENING_MAX))).clone();
-            let (engine, left, done) = (self.clone(), left.clone(), done.clone());
+        for opening in self.open_each(self.begin_restoring()) {
+            let (left, done) = (left.clone(), done.clone());
             left.set(left.get() + 1);
             spawn(async move {
-                let _turn = engine.exports.turns.lock(&spec).await;
-                let _permit = limit.acquire(1).await;
-                engine.restore(&spec).await;
+                opening.await;
                 left.set(left.get() - 1);
                 done.notify_all();
             });
@@ -59,45 +54,49 @@ impl Engine {
                 sleep(wait).await;
                 wait = (wait * 2).min(longest);
                 let Some(engine) = engine.upgrade().filter(|engine| !engine.closing.get()) else { return };
-                let (failed, opening) = engine.unfinished();
-                if failed.is_empty() && !opening {
+                let failed = engine.begin_again();
+                if failed.is_empty() && !engine.exports.is_any_opening() {
                     return;
                 }
-                let limit = Rc::new(Semaphore::new(OPENING_MAX));
-                for spec in failed {
-                    let (engine, limit) = (engine.clone(), limit.clone());
-                    spawn(async move {
-                        let _turn = engine.exports.turns.lock(&spec).await;
-                        let _permit = limit.acquire(1).await;
-                        engine.try_again(&spec).await;
-                    });
-                }
+                engine.open_each(failed).for_each(|opening| drop(spawn(opening)));
             }
         });
     }
 
-    /// Returns the images of exports that failed, and whether there are such as are being opened.
-    fn unfinished(&self) -> (BTreeSet<ImageSpec>, bool) {
-        let exports = self.exports.exports.borrow();
-        let failed = exports.iter().filter(|(_, export)| matches!(export.state, ExportState::Failed(_)));
-        let opening = exports.values().any(|export| matches!(export.state, ExportState::Opening(_)));
-        (failed.map(|((_, spec), _)| spec.clone()).collect(), opening)
+    /// Opens images whose exports are marked as such, a few of each pool at a time: a pool that hangs holds up its own
+    /// images only.
+    fn open_each(
+        self: &Rc<Self>,
+        images: BTreeSet<ImageSpec>,
+    ) -> impl Iterator<Item = impl Future<Output = ()> + use<>> {
+        let mut pools: BTreeMap<String, Rc<Semaphore>> = BTreeMap::new();
+        let engine = self.clone();
+        images.into_iter().map(move |spec| {
+            let limit = pools.entry(spec.pool.clone()).or_insert_with(|| Rc::new(Semaphore::new(OPENING_MAX))).clone();
+            let engine = engine.clone();
+            async move {
+                let _turn = engine.exports.turns.lock(&spec).await;
+                let _permit = limit.acquire(1).await;
+                if !engine.closing.get() {
+                    engine.restore(&spec).await;
+                }
+            }
+        })
     }
 
-    /// Opens an image once more whose exports failed, unless somebody has done something about them.
-    async fn try_again(&self, spec: &ImageSpec) {
-        if self.closing.get() {
-            return;
-        }
-        for ((_, of), export) in self.exports.exports.borrow_mut().iter_mut() {
+    /// Marks the exports that failed as such that are being opened; returns their images.  Who is marked is not collected
+    /// again while its image waits for its turn.
+    fn begin_again(&self) -> BTreeSet<ImageSpec> {
+        let mut wanted = BTreeSet::new();
+        for ((_, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
             if let ExportState::Failed(failure) = &export.state
-                && of == spec
                 && !export.leaving
             {
                 export.state = ExportState::Opening(Some(failure.clone()));
+                wanted.insert(spec.clone());
             }
         }
-        self.restore(spec).await;
+        wanted
     }
 
     /// Marks the exports that are to be opened; returns their images.

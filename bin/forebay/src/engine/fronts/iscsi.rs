@@ -179,6 +179,10 @@ impl HostFront for IscsiFront {
         self.site.units().into_iter().find(|unit| unit.name == name).map_or(0, |unit| unit.sessions)
     }
 
+    fn connections_by_export(&self) -> BTreeMap<String, usize> {
+        self.site.units().into_iter().map(|unit| (unit.name, unit.sessions)).collect()
+    }
+
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let lun = exported.unit.ok_or_else(|| Failure::invalid("an export over iscsi without a LUN"))?;

@@ -10,6 +10,7 @@ mod nvme;
 mod published;
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
@@ -49,6 +50,9 @@ pub trait HostFront {
 
     /// Connections to an export.
     fn connections_of(&self, spec: &ImageSpec) -> usize;
+
+    /// Returns the connections that hosts hold, by the name of the export.
+    fn connections_by_export(&self) -> BTreeMap<String, usize>;
 
     /// Lets hosts open a device, by its name or by its number within the front.  When that fails, nothing has changed.
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()>;
@@ -141,6 +145,11 @@ impl Fronts {
     /// Connections to an export.
     pub fn connections_of(&self, front: Front, spec: &ImageSpec) -> usize {
         self.of(front).connections_of(spec)
+    }
+
+    /// Returns the connections that hosts hold, by the name of the export.
+    pub fn connections_by_export(&self, front: Front) -> BTreeMap<String, usize> {
+        self.of(front).connections_by_export()
     }
 
     /// Connections to all exports.

@@ -100,6 +100,13 @@ impl HostFront for NbdFront {
         self.stats.connections().iter().filter(|connection| connection.export == name).count()
     }
 
+    fn connections_by_export(&self) -> BTreeMap<String, usize> {
+        self.stats.connections().into_iter().fold(BTreeMap::new(), |mut counts, connection| {
+            *counts.entry(connection.export).or_default() += 1;
+            counts
+        })
+    }
+
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         self.published.insert(exported.spec.to_string(), DeviceHandle::new(device.clone()));
         Ok(())

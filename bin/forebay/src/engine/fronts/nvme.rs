@@ -249,6 +249,12 @@ impl HostFront for NvmeFront {
         self.target.controller_ids().len()
     }
 
+    fn connections_by_export(&self) -> BTreeMap<String, usize> {
+        // Any controller may use any namespace.
+        let controllers = self.target.controller_ids().len();
+        self.offers.borrow().keys().map(|name| (name.clone(), controllers)).collect()
+    }
+
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let nsid = exported.unit.ok_or_else(|| Failure::invalid("an export over nvme without a namespace id"))?;
