@@ -11,7 +11,7 @@ use forebay_reactor::{stand_back, yield_now};
 
 use crate::image::{Shared, View};
 use crate::objectmap::SCAN;
-use crate::window::{WALK_WINDOW, windowed};
+use crate::window::{WALK_WINDOW, after_others, windowed};
 
 /// Most objects that one step finds: what a host's request may have to wait for.
 const STEP: usize = 64;
@@ -71,7 +71,7 @@ fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
 }
 
 /// Does something with each object of `range` that may be there, [`WALK_WINDOW`] at once; hands on what comes of it, with
-/// how many objects of the range are done, and after each step that alone.  Between steps others go first.
+/// how many objects of the range are done, and after each step that alone.  Between objects and steps others go first.
 pub(crate) async fn walk<T: 'static>(
     shared: &Rc<Shared>,
     view: View,
@@ -88,7 +88,7 @@ pub(crate) async fn walk<T: 'static>(
             passed += 1;
             done(passed, Some(value));
         };
-        windowed(WALK_WINDOW, || objects.next().map(&each), each_done).await?;
+        windowed(WALK_WINDOW, || objects.next().map(|object| after_others(each(object))), each_done).await?;
         at = found.upto;
         if passed < at - range.start {
             done(at - range.start, None);

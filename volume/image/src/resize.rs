@@ -13,7 +13,7 @@ use crate::images::{SIZE_MAX, within};
 use crate::info::Progress;
 use crate::present::walk;
 use crate::requests::Wishes;
-use crate::window::{WALK_WINDOW, windowed};
+use crate::window::{WALK_WINDOW, after_others, windowed};
 use crate::wire::bitmap::State;
 
 /// Removes the objects that lie wholly in `range`, and cuts the one in which it begins.  The object map, if there is
@@ -47,7 +47,7 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
     let mut copies = first_whole..copied;
     windowed(
         WALK_WINDOW,
-        || copies.next().map(remove),
+        || copies.next().map(|object| after_others(remove(object))),
         |_, _| {
             before += 1;
             progress(Progress { done: before, total });

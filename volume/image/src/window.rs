@@ -4,11 +4,21 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use forebay_block::{LocalFuture, Result};
+use forebay_reactor::stand_back;
 
 /// Operations on objects that one request has under way at most.
 pub(crate) const REQUEST_WINDOW: usize = 32;
 /// Operations that a walk over all objects of an image has under way at most.
 pub(crate) const WALK_WINDOW: usize = 16;
+
+/// Lets hosts' requests go first while the reactor's turn is long, then does some work.  A store that answers from memory
+/// would do all of a walk in one turn otherwise.
+pub(crate) fn after_others<T: 'static>(work: LocalFuture<T>) -> LocalFuture<T> {
+    Box::pin(async move {
+        stand_back().await;
+        work.await
+    })
+}
 
 /// Starts what `next` gives, `max` at once at most, and hands each result with its number to `done`.
 ///
@@ -59,4 +69,49 @@ pub(crate) async fn windowed<T: 'static>(
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::time::{Duration, Instant};
+
+    use forebay_reactor::{DriverChoice, Reactor, spawn, yield_now};
+
+    use super::*;
+
+    #[test]
+    fn work_that_never_waits_lets_others_go_first() {
+        const PIECES: u32 = 64;
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        reactor.block_on(async {
+            // What is done between two turns of a host.
+            let (since_turn, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+            let turns = since_turn.clone();
+            let host = spawn(async move {
+                loop {
+                    turns.set(0);
+                    yield_now().await;
+                }
+            });
+            let mut pieces = 0..PIECES;
+            let next = || {
+                pieces.next().map(|_| {
+                    let (since_turn, most) = (since_turn.clone(), most.clone());
+                    after_others(Box::pin(async move {
+                        let began = Instant::now();
+                        while began.elapsed() < Duration::from_micros(150) {}
+                        since_turn.set(since_turn.get() + 1);
+                        most.set(most.get().max(since_turn.get()));
+                        Ok(())
+                    }))
+                })
+            };
+            windowed(WALK_WINDOW, next, |_, ()| {}).await.expect("done");
+            drop(host);
+            // One at a time at best; those that stood back often enough go together.
+            assert!(most.get() <= WALK_WINDOW as u32, "{} pieces of work without a turn of the host", most.get());
+        });
+    }
 }
