@@ -16,11 +16,21 @@ fn targets_file(site: &Site) -> std::path::PathBuf {
     site.data().join("targets.json")
 }
 
-/// What the file of exports lists.
+/// What the list of exports and its journal say.
 fn listed(site: &Site) -> Vec<Value> {
-    let text = std::fs::read(targets_file(site)).expect("the file");
+    let Ok(text) = std::fs::read(targets_file(site)) else { return Vec::new() };
     let file: Value = serde_json::from_slice(&text).expect("JSON");
-    file["targets"].as_array().expect("a list").clone()
+    let mut targets = file["targets"].as_array().expect("a list").clone();
+    let journal = std::fs::read_to_string(site.data().join("targets.journal")).unwrap_or_default();
+    let mut lines = journal.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    if lines.next().is_none_or(|head| head["generation"] != file["generation"]) {
+        return targets;
+    }
+    for change in lines.flat_map(|line| line.as_array().expect("changes").clone()) {
+        targets.retain(|target| ["front", "pool", "image"].iter().any(|part| target[part] != change[part]));
+        targets.extend(change["entries"].as_array().into_iter().flatten().cloned());
+    }
+    targets
 }
 
 fn list(path: &Path, targets: Value) {
@@ -220,10 +230,16 @@ fn an_export_is_remembered_when_it_is_served_and_forgotten_when_it_is_not() {
     for image in ["x", "y"] {
         site.run(&["create", image, "--size", "64M"]).ok();
     }
+    // The list cannot be written: what it is written to first is a directory.
+    let beside = site.data().join("targets.new");
+    std::fs::create_dir(&beside).expect("made");
+    assert!(!site.run(&["attach", "y", "--nbd"]).0.status.success());
+    assert_eq!((listed(&site).len(), site.json(&["targets"])), (0, json!([])));
+    std::fs::remove_dir(&beside).expect("removed");
     site.run(&["attach", "y", "--nbd"]).ok();
     let before = listed(&site);
-    // The file cannot be written: what it is written to first is a directory.
-    let beside = site.data().join("targets.new");
+    // Neither can its journal.
+    let beside = site.data().join("targets.journal");
     std::fs::create_dir(&beside).expect("made");
     for front in ["--nbd", "--nvme", "--iscsi"] {
         assert!(!site.run(&["attach", "x", front]).0.status.success(), "{front}");

@@ -241,6 +241,11 @@ impl Engine {
             return Ok(());
         }
         self.exports.let_go();
+        if self.options.daemon.is_some()
+            && let Err(failure) = self.exports.settle().await
+        {
+            tracing::warn!(error = %failure.message, "the exports stay in their journal");
+        }
         // A log that cannot be closed in order is recovered when it is opened again.
         if let Err(failure) = self.close_logs().await {
             tracing::warn!(error = %failure.message, "a write log was not closed in order");

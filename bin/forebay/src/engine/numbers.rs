@@ -5,6 +5,7 @@
 //! is no end of those that were given up since.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +63,7 @@ impl Numbers {
     pub fn choose(
         &self,
         front: Front,
-        taken: &BTreeMap<u32, String>,
+        taken: &BTreeMap<u32, impl fmt::Display>,
         wanted: Option<u32>,
         image: &str,
     ) -> Result<Option<u32>> {
@@ -123,7 +124,11 @@ mod tests {
         let mut numbers = Numbers::default();
         (0..RETIRED_MAX as u32 + 10).for_each(|unit| numbers.retire(retired(unit, "x")));
         assert_eq!(numbers.retired().count(), RETIRED_MAX);
-        assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::new(), None, "y"), Ok(Some(0)), "the oldest is free again");
+        assert_eq!(
+            numbers.choose(Front::Iscsi, &BTreeMap::<u32, String>::new(), None, "y"),
+            Ok(Some(0)),
+            "the oldest is free again"
+        );
     }
 
     #[test]
@@ -134,13 +139,14 @@ mod tests {
             (Front::Iscsi, vec![16_384, 65_536, u32::MAX], "0 to 16383"),
         ] {
             for unit in beyond {
-                let failure = numbers.choose(front, &BTreeMap::new(), Some(unit), "x").expect_err("out of range");
+                let failure =
+                    numbers.choose(front, &BTreeMap::<u32, String>::new(), Some(unit), "x").expect_err("out of range");
                 assert_eq!(failure.kind, FailureKind::Invalid);
                 assert!(failure.message.contains(limit), "{failure:?}");
             }
         }
-        assert_eq!(numbers.choose(Front::Nvme, &BTreeMap::new(), Some(8192), "x"), Ok(Some(8192)));
-        assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::new(), Some(16_383), "x"), Ok(Some(16_383)));
+        assert_eq!(numbers.choose(Front::Nvme, &BTreeMap::<u32, String>::new(), Some(8192), "x"), Ok(Some(8192)));
+        assert_eq!(numbers.choose(Front::Iscsi, &BTreeMap::<u32, String>::new(), Some(16_383), "x"), Ok(Some(16_383)));
     }
 
     #[test]
@@ -164,8 +170,11 @@ mod tests {
     #[test]
     fn fronts_without_numbers_take_none() {
         let numbers = Numbers::default();
-        assert_eq!(numbers.choose(Front::Nbd, &BTreeMap::new(), None, "x"), Ok(None));
-        assert!(numbers.choose(Front::Nbd, &BTreeMap::new(), Some(1), "x").is_err());
-        assert!(numbers.choose(Front::Nvme, &BTreeMap::new(), Some(0), "x").is_err(), "namespaces begin with 1");
+        assert_eq!(numbers.choose(Front::Nbd, &BTreeMap::<u32, String>::new(), None, "x"), Ok(None));
+        assert!(numbers.choose(Front::Nbd, &BTreeMap::<u32, String>::new(), Some(1), "x").is_err());
+        assert!(
+            numbers.choose(Front::Nvme, &BTreeMap::<u32, String>::new(), Some(0), "x").is_err(),
+            "namespaces begin with 1"
+        );
     }
 }

@@ -26,10 +26,20 @@ pub fn keep_reserve(data: &Path) {
 /// # Errors
 /// Those of the file system; whatever they are, the old file is there.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let reserve = path.with_file_name(RESERVE_NAME);
-    match write_and_rename(path, content) {
-        Err(error) if error.kind() == io::ErrorKind::StorageFull && fs::remove_file(&reserve).is_ok() => {
-            let done = write_and_rename(path, content);
+    with_reserve(path, || write_and_rename(path, content))
+}
+
+/// Does what writes to a file, and once more with the space that is kept beside it where the file system is full.
+///
+/// # Errors
+/// Those of `write`.
+pub fn with_reserve<T>(path: &Path, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match write() {
+        Err(error)
+            if error.kind() == io::ErrorKind::StorageFull
+                && fs::remove_file(path.with_file_name(RESERVE_NAME)).is_ok() =>
+        {
+            let done = write();
             if let Some(data) = path.parent() {
                 keep_reserve(data);
             }

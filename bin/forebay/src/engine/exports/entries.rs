@@ -1,7 +1,6 @@
 //! Entries of the file that remembers exports, read one by one: one that makes no sense takes no other with it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
 use serde::Deserialize;
@@ -11,7 +10,7 @@ use super::{Export, ExportKey, ExportState};
 use crate::api::{self, Front};
 use crate::engine::identity::parse_uuid;
 use crate::engine::numbers::Retired;
-use crate::engine::targets;
+use crate::engine::targets::Content;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, image_spec};
 
@@ -76,9 +75,9 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
     }
 }
 
-/// Reads the file in a data directory.
-pub(super) fn read_all(data: &Path) -> Result<Listed> {
-    let (entries, retired) = targets::load(data)?;
+/// Reads what the files list.
+pub(super) fn read_all(content: Content) -> Listed {
+    let Content { targets: entries, retired } = content;
     let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
     let mut unserved = Vec::new();
     for entry in entries {
@@ -109,7 +108,7 @@ pub(super) fn read_all(data: &Path) -> Result<Listed> {
         }
     }
     refuse_shared_numbers(&mut exports);
-    Ok(Listed { exports, unserved, retired })
+    Listed { exports, unserved, retired }
 }
 
 /// Marks exports over one front that have the same number: hosts of one would write to the other's image.

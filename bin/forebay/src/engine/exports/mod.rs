@@ -2,26 +2,29 @@
 
 mod entries;
 mod restore;
+mod saves;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
-use forebay_reactor::sync::{KeyedLock, Semaphore};
+use forebay_reactor::sync::KeyedLock;
 use serde_json::Value;
 
+use super::Engine;
 use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::{Numbers, Retired};
 use super::offload::offload;
+use super::targets::{Change, Content, ExportName, TargetsFiles};
 use super::volumes::Volume;
-use super::{Engine, targets};
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 use entries::{Listed, Unserved, check_initiators, check_nvme};
+use saves::{Saves, lock};
 
 /// Front and image: the name of an export.
 type ExportKey = (Front, ImageSpec);
@@ -77,6 +80,12 @@ impl Export {
         Some(Retired { front: self.request.front, unit, image: self.identity.clone() })
     }
 
+    /// Returns whether the files do not list it: it is being detached, or its image does not survive a restart, unlike the
+    /// number that hosts may remember.
+    fn is_passing(&self) -> bool {
+        self.leaving || self.request.pool == RAM_POOL
+    }
+
     /// Returns its entry in the file.
     fn entry(&self) -> Result<Value> {
         match &self.entry {
@@ -104,24 +113,22 @@ pub struct Exports {
     unserved: RefCell<Vec<Unserved>>,
     /// Numbers that are kept for images that are not exported any more.
     numbers: RefCell<Numbers>,
-    data: PathBuf,
     /// Locks under which the exports of an image change; an image that hangs holds up only those who want that image.
     turns: KeyedLock<ImageSpec>,
-    /// Permit to write the file: it is written in the order of the changes.
-    saving: Semaphore,
+    saves: Saves,
 }
 
 impl Exports {
     /// Reads what the data directory remembers; nothing is open yet.
     pub fn load(data: &Path) -> Result<Self> {
-        let Listed { exports, unserved, retired } = entries::read_all(data)?;
+        let (files, content) = TargetsFiles::open(data)?;
+        let Listed { exports, unserved, retired } = entries::read_all(content);
         Ok(Self {
             exports: RefCell::new(exports),
             unserved: RefCell::new(unserved),
             numbers: RefCell::new(Numbers::new(retired)),
-            data: data.into(),
             turns: KeyedLock::new(),
-            saving: Semaphore::new(1),
+            saves: Saves::new(files),
         })
     }
 
@@ -155,8 +162,8 @@ impl Exports {
     fn choose_unit(&self, key: &ExportKey, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
         let exports = self.exports.borrow();
         let others = exports.iter().filter(|(other, _)| other.0 == key.0 && *other != key);
-        let taken: BTreeMap<u32, String> =
-            others.filter_map(|((_, spec), export)| Some((export.request.unit?, spec.to_string()))).collect();
+        let taken: BTreeMap<u32, &ImageSpec> =
+            others.filter_map(|((_, spec), export)| Some((export.request.unit?, spec))).collect();
         self.numbers.borrow().choose(key.0, &taken, wanted, identity)
     }
 
@@ -197,32 +204,74 @@ impl Exports {
         self.exports.borrow().values().any(|export| matches!(export.state, ExportState::Opening(_)))
     }
 
-    /// Makes the file say what there is.  The ram pool's images do not survive, so neither do their exports; hosts
-    /// may remember their numbers all the same.
-    async fn save(&self) -> Result<()> {
-        let _turn = self.saving.acquire(1).await;
-        let (list, retired) = {
-            let exports = self.exports.borrow();
-            let (passing, lasting): (Vec<&Export>, Vec<&Export>) =
-                exports.values().partition(|export| export.leaving || export.request.pool == RAM_POOL);
-            let mut list = lasting.into_iter().map(Export::entry).collect::<Result<Vec<Value>>>()?;
-            let leaving = |key: &Option<ExportKey>| {
-                key.as_ref().and_then(|key| exports.get(key)).is_some_and(|export| export.leaving)
-            };
-            let unserved = self.unserved.borrow();
-            list.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
-            let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
-            retired.extend(passing.into_iter().filter_map(Export::retired));
-            (list, retired)
+    /// Makes the files say what there is of an export.  Changes that others wait to have written go with it.
+    async fn save(&self, key: &ExportKey) -> Result<()> {
+        let number = self.saves.enqueue(self.change_of(key)?);
+        let _turn = self.saves.turn.acquire(1).await;
+        if let Some(outcome) = self.saves.outcome(number) {
+            return outcome;
+        }
+        let changes = self.saves.take_all();
+        let files = self.saves.files.clone();
+        let wants_replacing = lock(&files).wants_replacing();
+        let outcome = match wants_replacing {
+            // With nothing waited for since the changes were taken: it has these, and no others.
+            true => match self.content() {
+                Ok(content) => offload(move || lock(&files).replace(content)).await,
+                Err(failure) => Err(failure),
+            },
+            false => offload(move || lock(&files).append(&changes)).await,
         };
-        let data = self.data.clone();
-        offload(move || targets::store(&data, list, retired)).await
+        self.saves.settle(number, &outcome);
+        outcome
+    }
+
+    /// Writes everything into the list, so that no journal is left for others to read.
+    pub async fn settle(&self) -> Result<()> {
+        let _turn = self.saves.turn.acquire(1).await;
+        let files = self.saves.files.clone();
+        if !lock(&files).has_journal() {
+            return Ok(());
+        }
+        let content = self.content()?;
+        offload(move || lock(&files).replace(content)).await
+    }
+
+    /// Returns all that the files say of an export.
+    fn change_of(&self, key: &ExportKey) -> Result<Change> {
+        let (front, spec) = key;
+        let name = ExportName { front: *front, pool: spec.pool.clone(), image: spec.image.clone() };
+        let exports = self.exports.borrow();
+        let Some(export) = exports.get(key) else { return Ok(Change { name, entries: Vec::new(), retired: None }) };
+        if export.is_passing() {
+            return Ok(Change { name, entries: Vec::new(), retired: export.retired() });
+        }
+        let mut entries = vec![export.entry()?];
+        let unserved = self.unserved.borrow();
+        entries
+            .extend(unserved.iter().filter(|other| other.key.as_ref() == Some(key)).map(|other| other.entry.clone()));
+        Ok(Change { name, entries, retired: None })
+    }
+
+    /// Returns all that the files say.
+    fn content(&self) -> Result<Content> {
+        let exports = self.exports.borrow();
+        let (passing, lasting): (Vec<&Export>, Vec<&Export>) = exports.values().partition(|export| export.is_passing());
+        let mut targets = lasting.into_iter().map(Export::entry).collect::<Result<Vec<Value>>>()?;
+        let leaving = |key: &Option<ExportKey>| {
+            key.as_ref().and_then(|key| exports.get(key)).is_some_and(|export| export.leaving)
+        };
+        let unserved = self.unserved.borrow();
+        targets.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
+        let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
+        retired.extend(passing.into_iter().filter_map(Export::retired));
+        Ok(Content { targets, retired })
     }
 
     /// Takes an export off the file.  Until [`forget`](Self::forget) its number stays taken.
     async fn unlist(&self, key: &ExportKey) -> Result<()> {
         self.with(key, |export| export.leaving = true);
-        let saved = self.save().await;
+        let saved = self.save(key).await;
         if saved.is_err() {
             self.with(key, |export| export.leaving = false);
         }
@@ -265,7 +314,8 @@ fn opening(spec: &ImageSpec) -> Failure {
 impl Engine {
     /// Returns whether the image is exported over any front.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
-        self.exports.exports.borrow().keys().any(|(_, exported)| exported == spec)
+        let exports = self.exports.exports.borrow();
+        Front::ALL.into_iter().any(|front| exports.contains_key(&(front, spec.clone())))
     }
 
     /// Lists what is exported.
@@ -372,7 +422,7 @@ impl Engine {
             // The file lists it as it is.
             return Ok(());
         }
-        if let Err(failure) = self.exports.save().await {
+        if let Err(failure) = self.exports.save(key).await {
             self.unpublish(key.0, spec);
             self.exports.put_back(key, before);
             self.disconnect(key.0, spec).await;

@@ -217,7 +217,7 @@ mod tests {
     ) -> (Permit, JoinHandle<Result<()>>) {
         let attach = serde_json::from_value(attach).expect("a request");
         engine.exports.insert(key, Export::listed(attach, None, ExportState::Opening(None)));
-        let saving = engine.exports.saving.acquire(1).await;
+        let saving = engine.exports.saves.turn.acquire(1).await;
         let (detaching, own) = (engine.clone(), key.1.clone());
         let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
         until(|| engine.exports.with(key, |export| export.leaving) == Some(true)).await;
