@@ -11,6 +11,7 @@ mod plot;
 mod race;
 mod rados;
 mod report;
+mod scale;
 mod stalls;
 mod store;
 mod writelog;
@@ -28,6 +29,9 @@ pub struct BenchArguments {
     /// Prints only, and leaves docs/benchmarks as it is
     #[arg(long)]
     dry_run: bool,
+    /// How many volumes `scale` makes (default: 10,000)
+    #[arg(long)]
+    volumes: Option<u64>,
     /// Only the peers (a check of the harness itself)
     #[arg(long)]
     peers_only: bool,
@@ -87,6 +91,8 @@ enum Name {
     Writelog,
     /// How long a host's reads wait while somebody works on other images; prints only
     Stalls,
+    /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
+    Scale,
     /// The embedded store in process, against fio on the raw file
     Store,
     /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
@@ -124,6 +130,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Gateway => gateway::run(&effort, arguments.dry_run),
         Name::Rados => rados::run(&effort, arguments.dry_run),
         Name::Stalls => stalls::run(&effort),
+        Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),
         Name::Ec => race::ec(&effort, arguments.dry_run),

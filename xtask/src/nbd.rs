@@ -84,6 +84,11 @@ impl Client {
         Ok(Self { input, output, size, next: 1, reads: BTreeMap::new() })
     }
 
+    /// Keeps the connection, and nothing else: one descriptor, no buffers.
+    pub fn into_stream(self) -> UnixStream {
+        self.output
+    }
+
     /// The volume's bytes.
     pub fn size(&self) -> u64 {
         self.size

@@ -138,7 +138,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            connections_max: 4096,
+            connections_max: 16_384,
             payload_max: wire::PAYLOAD_MAX_DEFAULT,
             requests_max: 256,
             bytes_max: 32 * 1024 * 1024,

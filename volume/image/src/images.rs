@@ -1,12 +1,12 @@
 //! The images of one backend: creating, listing, renaming, removing, and which are open.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::rc::{Rc, Weak};
 
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
-use forebay_reactor::sync::Semaphore;
+use forebay_reactor::sync::KeyedLock;
 use forebay_reactor::{random, wall_clock};
 
 use crate::directory::{Added, Directory};
@@ -28,6 +28,8 @@ pub const SIZE_MAX: u64 = 1 << 60;
 pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one go.
 const PAGE: usize = 1000;
+/// Fewest entries of open images, held or not, that are worth looking through.
+const SWEEP_MIN: usize = 64;
 /// The feature that says that a header has `op_features`.
 const OPERATIONS: Features = Features(1 << 8);
 /// Ids tried until one is free.
@@ -42,7 +44,10 @@ pub struct Images {
     pub(crate) open: RefCell<BTreeMap<String, Weak<Shared>>>,
     /// Names that are being created, renamed or removed.
     changing: RefCell<BTreeSet<String>>,
-    opening: Semaphore,
+    /// By id: an image is opened by one at a time, so that it is never open twice.
+    opening: KeyedLock<String>,
+    /// Entries of `open` at which those that nobody holds are taken out.
+    sweep_at: Cell<usize>,
 }
 
 thread_local! {
@@ -71,7 +76,8 @@ impl Images {
                 namespace: namespace.into(),
                 open: RefCell::default(),
                 changing: RefCell::default(),
-                opening: Semaphore::new(1),
+                opening: KeyedLock::new(),
+                sweep_at: Cell::new(SWEEP_MIN),
             });
             all.push(Rc::downgrade(&images));
             images
@@ -294,9 +300,9 @@ impl Images {
             None => (name, None),
         };
         self.check_unchanging(name)?;
-        // One after another: between looking for an open one and opening it, nobody else opens and resizes it.
-        let _opening = self.opening.acquire(1).await;
         let id = self.id_of(name).await?;
+        // One after another: between looking for an open one and opening it, nobody else opens and resizes it.
+        let _opening = self.opening.lock(&id).await;
         let read_only = options.read_only || snapshot.is_some();
         let shared = self.open_shared(name, &id, read_only).await;
         let shared = shared.map_err(|error| within(format_args!("image {name}"), error))?;
@@ -307,7 +313,10 @@ impl Images {
         };
         self.check_unchanging(name)?;
         let mut open = self.open.borrow_mut();
-        open.retain(|_, shared| shared.strong_count() > 0);
+        if open.len() >= self.sweep_at.get() {
+            open.retain(|_, shared| shared.strong_count() > 0);
+            self.sweep_at.set(SWEEP_MIN.max(2 * open.len()));
+        }
         open.insert(id, Rc::downgrade(&shared));
         Ok(Image::new(shared, options, view))
     }

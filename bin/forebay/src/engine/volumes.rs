@@ -259,9 +259,14 @@ impl ClosingLog {
     }
 }
 
+/// Fewest entries of volumes, open or not, that are worth looking through.
+const SWEEP_MIN: usize = 64;
+
 /// The open volumes, and who has an image to itself.
 pub struct Volumes {
     open: RefCell<BTreeMap<ImageSpec, Weak<Volume>>>,
+    /// Entries of `open` at which those that nobody holds are taken out.
+    sweep_at: Cell<usize>,
     /// Images that somebody has to itself: being made, removed, or given another name.
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
     /// Each image is opened by one at a time, so that none is opened twice.
@@ -284,7 +289,13 @@ impl Drop for Reserved {
 impl Volumes {
     /// None is open.
     pub fn new() -> Self {
-        Self { open: RefCell::default(), reserved: Rc::default(), opening: KeyedLock::new(), closing: Rc::default() }
+        Self {
+            open: RefCell::default(),
+            sweep_at: Cell::new(SWEEP_MIN),
+            reserved: Rc::default(),
+            opening: KeyedLock::new(),
+            closing: Rc::default(),
+        }
     }
 
     /// An image to oneself; refused while it is open or somebody else has it.
@@ -423,7 +434,10 @@ impl Engine {
         }
         self.keep_logged(&spec, &volume);
         let mut open = self.volumes.open.borrow_mut();
-        open.retain(|_, volume| volume.strong_count() > 0);
+        if open.len() >= self.volumes.sweep_at.get() {
+            open.retain(|_, volume| volume.strong_count() > 0);
+            self.volumes.sweep_at.set(SWEEP_MIN.max(2 * open.len()));
+        }
         open.insert(spec, Rc::downgrade(&volume));
         Ok(volume)
     }

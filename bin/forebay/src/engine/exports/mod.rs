@@ -160,6 +160,9 @@ impl Exports {
     /// Chooses the number of an export within its front.  It is taken by who inserts the export before anything else
     /// happens.
     fn choose_unit(&self, key: &ExportKey, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
+        if key.0.units().is_none() && wanted.is_none() {
+            return Ok(None);
+        }
         let exports = self.exports.borrow();
         let others = exports.iter().filter(|(other, _)| other.0 == key.0 && *other != key);
         let taken: BTreeMap<u32, &ImageSpec> =

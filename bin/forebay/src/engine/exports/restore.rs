@@ -120,12 +120,17 @@ impl Engine {
         let opened = self.open_volume(spec).await;
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
-            let of_image = exports.iter_mut().filter(|((_, of), _)| of == spec);
-            let mut waiting: Vec<_> =
-                of_image.filter(|(_, one)| matches!(one.state, ExportState::Opening(_))).collect();
-            // Who detaches it, and fails to, sees that nobody will serve it.
-            waiting.iter_mut().filter(|(_, one)| one.leaving).for_each(|(_, one)| one.state = ExportState::Idle);
-            waiting.into_iter().filter(|(_, one)| !one.leaving).map(|(key, _)| key.clone()).collect()
+            let of_image = Front::ALL.into_iter().map(|front| (front, spec.clone()));
+            let waiting = of_image.filter(|key| match exports.get_mut(key) {
+                Some(one) if matches!(one.state, ExportState::Opening(_)) && one.leaving => {
+                    // Who detaches it, and fails to, sees that nobody will serve it.
+                    one.state = ExportState::Idle;
+                    false
+                }
+                Some(one) => matches!(one.state, ExportState::Opening(_)),
+                None => false,
+            });
+            waiting.collect()
         };
         for key in &keys {
             let known = self.exports.with(key, |export| {
