@@ -1,5 +1,6 @@
 //! The command line: what can be typed, and the help that says so.
 
+mod complete;
 mod exports;
 mod images;
 mod perf;
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Deserialize;
 
+pub use complete::{Complete, Quoting};
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
 pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, OneImage, Resize};
 pub use perf::{MessengerEnd, MessengerRun, PerfAccel, PerfCommand, PerfMessenger};
@@ -251,11 +253,21 @@ pub enum Command {
     Perf(PerfCommand),
 
     /// Print the completions of a shell
+    ///
+    /// Those of bash, zsh and fish know the names of images, pools and exports while a daemon runs.
     #[command(after_help = "Example:\n  forebay completions bash > /usr/share/bash-completion/completions/forebay")]
     Completions {
         /// The shell
         shell: Shell,
     },
+
+    /// Say what could come next on a command line, for the completions of a shell
+    #[command(
+        name = "__complete",
+        hide = true,
+        after_help = "Example:\n  forebay __complete bash -- forebay info local/"
+    )]
+    Complete(Complete),
 
     /// Print the manual page, or write one page a command
     #[command(after_help = "Examples:\n  forebay man | man -l -\n  forebay man --dir /usr/share/man/man1")]

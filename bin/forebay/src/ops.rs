@@ -117,6 +117,44 @@ impl Operation for ListImages {
     }
 }
 
+/// Names of the pools.
+pub struct ListPools;
+
+impl Operation for ListPools {
+    type Reply = Vec<String>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/names")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        Ok(engine.pool_names())
+    }
+}
+
+/// Names of a pool's images, which takes less than what they are.
+pub struct ListNames {
+    /// The pool.
+    pub pool: String,
+    /// What they begin with.
+    pub prefix: String,
+}
+
+impl Operation for ListNames {
+    type Reply = Vec<String>;
+
+    fn route(&self) -> Route {
+        let (pool, prefix) = (uri_encode(&self.pool, false), uri_encode(&self.prefix, false));
+        Route::new("GET", format!("/v1/names/{pool}?prefix={prefix}"))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        let mut names = engine.image_names(&self.pool).await?;
+        names.retain(|name| name.starts_with(&self.prefix));
+        Ok(names)
+    }
+}
+
 /// A new image.
 pub struct CreateImage(pub api::CreateImage);
 

@@ -2,6 +2,7 @@
 
 mod ana;
 mod bench;
+mod complete;
 mod images;
 mod logs;
 mod pages;
@@ -24,10 +25,15 @@ use crate::output::Output;
 /// Does what the command line says.
 pub fn run(cli: Cli, output: Output) -> Result<()> {
     let global = &cli.global;
-    // A tier that cannot be had would otherwise go unnoticed: the kernels fall back to the best there is.
-    tier::Tier::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", tier::VARIABLE)))?;
-    shape::forced().map_err(|error| Failure::new(FailureKind::Invalid, format!("{}: {error}", shape::VARIABLE)))?;
-    if !matches!(cli.command, Command::Serve(_)) {
+    let invalid = |variable: &str, error| Failure::new(FailureKind::Invalid, format!("{variable}: {error}"));
+    // Whoever presses TAB does not want to read what is wrong.
+    let completes = matches!(cli.command, Command::Complete(_));
+    if !completes {
+        // A tier that cannot be had would otherwise go unnoticed: the kernels fall back to the best there is.
+        tier::Tier::forced().map_err(|error| invalid(tier::VARIABLE, error.to_string()))?;
+        shape::forced().map_err(|error| invalid(shape::VARIABLE, error.to_string()))?;
+    }
+    if !completes && !matches!(cli.command, Command::Serve(_)) {
         crate::logging::start(global.log_level.as_deref(), "warn", global.log_format.unwrap_or_default())?;
     }
     match cli.command {
@@ -52,6 +58,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Log(command) => logs::run(global, output, command),
         Command::Store(command) => store::run(global, output, command),
         Command::Perf(command) => perf::run(output, command),
+        Command::Complete(asked) => complete::complete(global, asked),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { dir } => pages::man(dir.as_deref()),
     }

@@ -12,9 +12,18 @@ use crate::output::put;
 
 /// Prints a shell's completions.
 pub fn completions(shell: Shell) -> Result<()> {
-    let mut out = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
-    put(&out)
+    match shell {
+        // These ask the program what fits.
+        Shell::Bash => put(include_bytes!("../../../../packaging/completions/forebay.bash")),
+        Shell::Zsh => put(include_bytes!("../../../../packaging/completions/forebay.zsh")),
+        Shell::Fish => put(include_bytes!("../../../../packaging/completions/forebay.fish")),
+        // These know commands and options.
+        _ => {
+            let mut out = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut out);
+            put(&out)
+        }
+    }
 }
 
 /// Prints the manual page, or writes one page a command.

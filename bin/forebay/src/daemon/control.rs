@@ -120,6 +120,8 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/images/{pool}", get(list_images))
         .route("/v1/images/{pool}/{image}", get(get_image).patch(update_image).delete(remove_image))
         .route("/v1/images/{pool}/{image}/data", get(streams::export).put(streams::import))
+        .route("/v1/names", get(list_pools))
+        .route("/v1/names/{pool}", get(list_names))
         .route("/v1/usage/{pool}", get(pool_usage))
         .route("/v1/usage/{pool}/{image}", get(image_usage))
         .route("/v1/targets", get(list_targets).post(attach))
@@ -173,6 +175,8 @@ async fn no_such_path(request: Request) -> Failure {
         status,
         create_image,
         list_images,
+        list_pools,
+        list_names,
         get_image,
         update_image,
         remove_image,
@@ -225,6 +229,33 @@ async fn create_image(State(app): State<App>, streamed: Streamed, body: Bytes) -
 ))]
 async fn list_images(State(app): State<App>, streamed: Streamed, Path(pool): Path<String>) -> Response {
     app.run(streamed, ops::ListImages { pool }).await
+}
+
+/// Names of the pools
+#[utoipa::path(get, path = "/v1/names", responses((status = 200, body = Vec<String>)))]
+async fn list_pools(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::ListPools).await
+}
+
+/// Which names are wanted.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamesQuery {
+    /// What they begin with.
+    #[serde(default)]
+    prefix: String,
+}
+
+/// Names of a pool's images
+#[utoipa::path(get, path = "/v1/names/{pool}", params(("pool" = String, Path), ("prefix" = Option<String>, Query)),
+    responses((status = 200, body = Vec<String>), (status = 404, body = ErrorBody)))]
+async fn list_names(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(pool): Path<String>,
+    Query(NamesQuery { prefix }): Query<NamesQuery>,
+) -> Response {
+    app.run(streamed, ops::ListNames { pool, prefix }).await
 }
 
 /// An image's size and layout

@@ -93,6 +93,11 @@ impl Ceph {
         Ok(pool)
     }
 
+    /// Names of the pools that were asked for.
+    pub fn pool_names(&self) -> Vec<String> {
+        self.pools.borrow().keys().cloned().collect()
+    }
+
     /// The pools that were asked for, and how full they are.  A cluster that does not answer holds nobody up.
     pub async fn usage(&self) -> Vec<(String, Usage)> {
         let pools: Vec<_> = self.pools.borrow().iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();

@@ -17,11 +17,24 @@ use crate::units::Size;
 const USAGE_STEPS: u64 = 1000;
 
 impl Engine {
-    /// The images of a pool, by name.
-    pub async fn list_images(&self, pool: &str) -> Result<Vec<ImageSummary>> {
+    /// Names of the pools: those of this daemon, and those of the Ceph cluster that were asked for.
+    pub fn pool_names(&self) -> Vec<String> {
+        let own = self.pools.keys().map(|&name| name.to_owned());
+        own.chain(self.ceph.pool_names()).collect()
+    }
+
+    /// Names of a pool's images, in order.
+    pub async fn image_names(&self, pool: &str) -> Result<Vec<String>> {
         let backend = self.pool(pool).await?;
         let mut names = image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
         names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The images of a pool, by name.
+    pub async fn list_images(&self, pool: &str) -> Result<Vec<ImageSummary>> {
+        let backend = self.pool(pool).await?;
+        let names = self.image_names(pool).await?;
         let mut images = Vec::with_capacity(names.len());
         for name in names {
             // An image that goes while the list is made is not in it.

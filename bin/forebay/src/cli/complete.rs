@@ -1,0 +1,28 @@
+//! What `__complete` takes: the question of a shell's completion script.
+
+use std::ffi::OsString;
+
+use clap::{Args, ValueEnum};
+
+/// Options of `__complete`.
+#[derive(Debug, Args)]
+pub struct Complete {
+    /// The shell that asks
+    #[arg(value_enum)]
+    pub shell: Quoting,
+
+    /// The words of the line up to the cursor, the program's name first and the word to complete last
+    #[arg(last = true)]
+    pub words: Vec<OsString>,
+}
+
+/// How a shell gives the words of a line, and takes what fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Quoting {
+    /// Quoted as typed and split at `:` and `=` too; takes words quoted for insertion.
+    Bash,
+    /// Without quotes; takes words and what they mean.
+    Zsh,
+    /// The same, but the word to complete is as typed.
+    Fish,
+}

@@ -1,0 +1,75 @@
+//! `__complete`: what could come next on a command line, for the scripts in `packaging/completions`.
+//!
+//! The first line of the output says whether file names fit (`none`, `files`, `dirs`), each further one is a word.
+//! Whatever is wrong, nothing is offered and nothing is said: whoever presses TAB has asked for neither.
+
+mod bash;
+mod line;
+mod names;
+
+use std::ffi::OsString;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, Complete, Global, Quoting};
+use crate::failure::Result;
+use crate::output::put;
+use line::{Line, Values};
+
+/// A word that fits, and what it means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Candidate {
+    word: String,
+    help: String,
+}
+
+impl Candidate {
+    fn new(word: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { word: word.into(), help: help.into() }
+    }
+}
+
+/// Prints what could come next.
+pub fn complete(global: &Global, asked: Complete) -> Result<()> {
+    let text = |word: &OsString| word.to_string_lossy().into_owned();
+    let mut words: Vec<String> = asked.words.iter().map(text).collect();
+    let mut typed = None;
+    if asked.shell == Quoting::Bash {
+        let current;
+        (words, current) = bash::join(&words);
+        typed = Some(current);
+    }
+    let mut command = Cli::command();
+    command.build();
+    let line = Line::parse(&command, &words);
+    let (files, found) = find(global, &line);
+    let mut out = format!("{files}\n");
+    for candidate in found.iter().filter(|candidate| candidate.word.starts_with(&line.current)) {
+        match &typed {
+            Some(typed) => match typed.insertion(&candidate.word) {
+                Some(word) => out.extend([&word, "\n"]),
+                None => continue,
+            },
+            None => out.extend([&candidate.word, "\t", &candidate.help, "\n"]),
+        }
+    }
+    put(out.as_bytes())
+}
+
+/// Returns whether files fit, and the words that do.
+fn find(global: &Global, line: &Line<'_>) -> (&'static str, Vec<Candidate>) {
+    let prefixed = |found: Vec<Candidate>| {
+        // What follows `--option=` is one word with it.
+        let before = line.before_value;
+        found.into_iter().map(|each| Candidate { word: format!("{before}{}", each.word), ..each }).collect()
+    };
+    match line.values {
+        Values::Files => ("files", Vec::new()),
+        Values::Directories => ("dirs", Vec::new()),
+        Values::Words(ref words) => ("none", prefixed(words.clone())),
+        Values::Names(kind) => {
+            let value = line.current.strip_prefix(line.before_value).unwrap_or_default();
+            ("none", prefixed(names::find(&line.global(global), kind, value)))
+        }
+    }
+}
