@@ -42,15 +42,24 @@ impl ImageSpec {
         match self.image.chars().find(|&c| is_invisible(c)) {
             Some(bad) => Err(Failure::invalid(format!(
                 "the image's name '{}' contains {}, which nobody sees",
-                self.image
-                    .chars()
-                    .map(|c| if is_invisible(c) { escaped(c) } else { c.to_string() })
-                    .collect::<String>(),
+                visible(&self.image),
                 escaped(bad)
             ))),
             None => Ok(()),
         }
     }
+}
+
+/// Writes out what of a text nobody would see, or see somewhere else than it is.
+pub fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_invisible(c) || c.is_control() {
+            true => out.push_str(&escaped(c)),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 fn escaped(c: char) -> String {

@@ -135,12 +135,29 @@ impl fmt::Display for Span {
     }
 }
 
+/// Returns a time as people say it, in its two largest units.
+pub fn duration(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn bytes(text: &str) -> Result<u64, String> {
         text.parse::<Size>().map(|size| size.0)
+    }
+
+    #[test]
+    fn durations() {
+        let shown = [59, 60, 3_661, 90_000].map(duration);
+        assert_eq!(shown, ["59 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::client::session::{STATUS_TIMEOUT, Session};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{GetStatus, Reload};
 use crate::output::{Output, fields, table};
-use crate::units::{Size, percent};
+use crate::units::{Size, duration, percent};
 
 /// Asks the daemon how it is.
 pub fn status(global: &Global, output: Output) -> Result<()> {
@@ -94,25 +94,4 @@ fn render(status: &Status) -> String {
         text.push_str(&table(&["PEER", "WAY", "NAME", "TRANSPORT", "STATE", "REASON"], &[], peers));
     }
     text
-}
-
-fn duration(seconds: u64) -> String {
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
-        (0, hours, minutes) => format!("{hours} h {minutes} min"),
-        (days, hours, _) => format!("{days} d {hours} h"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations() {
-        let shown = [59, 60, 3_661, 90_000].map(duration);
-        assert_eq!(shown, ["59 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]);
-    }
 }

@@ -18,6 +18,7 @@ mod logs;
 pub mod meters;
 mod numbers;
 mod offload;
+pub mod overview;
 pub mod peers;
 mod reload;
 mod reservations;

@@ -1,6 +1,7 @@
 //! What is exported, kept over restarts in a file.
 
 mod entries;
+mod pages;
 mod restore;
 mod saves;
 
@@ -105,6 +106,15 @@ pub struct UnservedExport {
     pub image: ImageSpec,
     /// Kind of the failure.
     pub kind: FailureKind,
+}
+
+/// Connections that hosts hold, counted once for all exports.
+struct Connections(BTreeMap<Front, BTreeMap<String, usize>>);
+
+impl Connections {
+    fn of(&self, (front, spec): &ExportKey) -> usize {
+        self.0.get(front).and_then(|of_front| of_front.get(&spec.to_string())).copied().unwrap_or(0)
+    }
 }
 
 /// Exports, by front and image.
@@ -323,14 +333,14 @@ impl Engine {
 
     /// Lists what is exported.
     pub fn list_targets(&self) -> Vec<Target> {
-        let connections: BTreeMap<Front, _> =
-            Front::ALL.into_iter().map(|front| (front, self.fronts.connections_by_export(front))).collect();
+        let connections = self.connections();
         let exports = self.exports.exports.borrow();
         let there = exports.iter().filter(|(_, export)| !export.leaving);
-        let connections_of = |front, spec: &ImageSpec| {
-            connections.get(front).and_then(|of_front| of_front.get(&spec.to_string())).copied().unwrap_or(0)
-        };
-        there.map(|((front, spec), export)| self.describe_target(spec, export, connections_of(front, spec))).collect()
+        there.map(|(key, export)| self.describe_target(&key.1, export, connections.of(key))).collect()
+    }
+
+    fn connections(&self) -> Connections {
+        Connections(Front::ALL.into_iter().map(|front| (front, self.fronts.connections_by_export(front))).collect())
     }
 
     /// Lists the exports that hosts do not reach, with the kind of the failure.

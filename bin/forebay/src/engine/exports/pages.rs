@@ -1,0 +1,35 @@
+//! Exports a page at a time: describing thousands at once would hold up the reactor.
+
+use super::{Engine, Export, ExportState};
+use crate::api::{Front, Target};
+use crate::engine::overview::Page;
+use crate::spec::ImageSpec;
+
+impl Export {
+    /// Returns whether hosts get nothing from it but errors, or do not reach it.
+    fn is_unserved(&self) -> bool {
+        match &self.state {
+            ExportState::Serving { volume, .. } => volume.is_fenced(),
+            ExportState::Opening(_) | ExportState::Failed(_) | ExportState::Broken(_) => true,
+            ExportState::Idle => false,
+        }
+    }
+}
+
+impl Engine {
+    /// Returns page `number` of the exports; those that hosts do not reach come first.
+    pub fn targets_page(&self, number: usize) -> Page<Target> {
+        let connections = self.connections();
+        let exports = self.exports.exports.borrow();
+        let mut there: Vec<_> = exports.iter().filter(|(_, export)| !export.leaving).collect();
+        there.sort_by_key(|(_, export)| !export.is_unserved());
+        Page::of(there, number).map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)))
+    }
+
+    /// Returns the fronts over which an image is exported.
+    pub fn fronts_of(&self, spec: &ImageSpec) -> Vec<Front> {
+        let exports = self.exports.exports.borrow();
+        let there = |front: &Front| exports.get(&(*front, spec.clone())).is_some_and(|export| !export.leaving);
+        Front::ALL.into_iter().filter(there).collect()
+    }
+}

@@ -1,0 +1,180 @@
+//! What the status page shows, a page of each list at a time.
+//!
+//! The page is loaded again and again while somebody looks at it, on the reactor that serves volumes.  So nothing here grows
+//! with what images hold: a load reads the pools' lists of names, and the header of each image that is shown.
+
+use std::time::Duration;
+
+use forebay_image as image;
+use forebay_reactor::{now, timeout, yield_now};
+
+use super::Engine;
+use crate::api::{self, Front, Status, Target};
+use crate::failure::Result;
+use crate::spec::{ImageSpec, image_spec};
+
+/// Most rows of a list on one page.
+pub const PAGE_ROWS: usize = 200;
+
+/// Time that pools have to list their images, all together: a cluster that does not answer must not take the page along.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Rows of a longer list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T> {
+    /// Its rows, [`PAGE_ROWS`] at most.
+    pub rows: Vec<T>,
+    /// Its number, from 1.
+    pub number: usize,
+    /// How many pages there are, 1 at least.
+    pub pages: usize,
+    /// How many rows they have together.
+    pub total: usize,
+}
+
+impl<T> Page<T> {
+    /// Cuts a page out of all rows; a number past the end means the last page.
+    pub fn of(all: Vec<T>, number: usize) -> Self {
+        let (total, pages) = (all.len(), all.len().div_ceil(PAGE_ROWS).max(1));
+        let number = number.clamp(1, pages);
+        let rows = all.into_iter().skip((number - 1) * PAGE_ROWS).take(PAGE_ROWS).collect();
+        Self { rows, number, pages, total }
+    }
+
+    /// Changes each row.
+    pub fn map<U>(self, change: impl FnMut(T) -> U) -> Page<U> {
+        let rows = self.rows.into_iter().map(change).collect();
+        Page { rows, number: self.number, pages: self.pages, total: self.total }
+    }
+}
+
+/// Which page of each list is wanted, from 1.
+#[derive(Debug, Clone, Copy)]
+pub struct PageNumbers {
+    /// Of the images.
+    pub images: usize,
+    /// Of the exports.
+    pub exports: usize,
+}
+
+/// An image on the status page.
+#[derive(Debug, Clone)]
+pub struct ImageRow {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes, if its header was read in time.
+    pub size: Option<u64>,
+    /// How it is exported.
+    pub fronts: Vec<Front>,
+    /// The state of its write log, while that is open.
+    pub log: Option<String>,
+}
+
+/// An open write log on the status page.
+#[derive(Debug, Clone)]
+pub struct LogRow {
+    /// What `log ls` shows of it.
+    pub log: api::Log,
+    /// Bytes of the log that cannot be written now.
+    pub used: u64,
+    /// Bytes that its payloads may take.
+    pub capacity: u64,
+}
+
+/// A pool whose images cannot be listed.
+#[derive(Debug, Clone)]
+pub struct UnlistedPool {
+    /// Its name.
+    pub pool: String,
+    /// Why not.
+    pub reason: String,
+}
+
+/// Everything on the status page.
+#[derive(Debug)]
+pub struct Overview {
+    /// The daemon, its pools and peers.
+    pub status: Status,
+    /// Exports; those that hosts do not reach come first.
+    pub exports: Page<Target>,
+    /// Images of all pools, by pool and name.
+    pub images: Page<ImageRow>,
+    /// Pools whose images are not among them.
+    pub unlisted: Vec<UnlistedPool>,
+    /// Open write logs; those that do not take writes come first.
+    pub logs: Page<LogRow>,
+}
+
+impl Engine {
+    /// Returns everything on the status page.
+    pub async fn overview(&self, numbers: PageNumbers) -> Result<Overview> {
+        let status = self.status().await?;
+        let (images, unlisted) = self.images_page(numbers.images).await;
+        Ok(Overview { status, exports: self.targets_page(numbers.exports), images, unlisted, logs: self.logs_page() })
+    }
+
+    async fn images_page(&self, number: usize) -> (Page<ImageRow>, Vec<UnlistedPool>) {
+        let deadline = now() + PATIENCE;
+        let mut all = Vec::new();
+        let mut unlisted = Vec::new();
+        for pool in self.pool_names() {
+            let reason = match timeout(deadline - now(), self.image_names(&pool)).await {
+                Ok(Ok(names)) => {
+                    all.extend(names.into_iter().map(|name| (pool.clone(), name)));
+                    continue;
+                }
+                Ok(Err(failure)) => failure.message,
+                Err(_) => format!("it does not answer within {} s", PATIENCE.as_secs()),
+            };
+            unlisted.push(UnlistedPool { pool, reason });
+        }
+        let mut images = Page::of(all, number).map(|(pool, name)| {
+            let spec = image_spec(&pool, &name).ok();
+            let fronts = spec.as_ref().map(|spec| self.fronts_of(spec)).unwrap_or_default();
+            let log = spec.as_ref().and_then(|spec| self.running_log(spec)).map(|log| log.state);
+            ImageRow { pool, name, size: None, fronts, log }
+        });
+        for row in &mut images.rows {
+            let info = async { image::info(&self.pool(&row.pool).await.ok()?, &row.name).await.ok() };
+            match timeout(deadline - now(), info).await {
+                Ok(info) => row.size = info.map(|info| info.size),
+                Err(_) => break,
+            }
+            // All of it may be in memory.
+            yield_now().await;
+        }
+        (images, unlisted)
+    }
+
+    fn logs_page(&self) -> Page<LogRow> {
+        let mut open = self.open_logs();
+        open.sort_by_key(|(_, log)| log.mode().is_on());
+        let page = Page::of(open, 1);
+        let describe = |(spec, log): (ImageSpec, std::rc::Rc<forebay_writelog::WriteLog>)| {
+            let stats = log.stats();
+            Some(LogRow { log: self.running_log(&spec)?, used: stats.used, capacity: stats.capacity })
+        };
+        let (number, pages, total) = (page.number, page.pages, page.total);
+        Page { rows: page.rows.into_iter().filter_map(describe).collect(), number, pages, total }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_never_beside_the_list() {
+        let of = |count: usize, number| {
+            let page = Page::of((0..count).collect(), number);
+            (page.rows.first().copied(), page.rows.len(), page.number, page.pages, page.total)
+        };
+        assert_eq!(of(0, 1), (None, 0, 1, 1, 0));
+        assert_eq!(of(200, 2), (Some(0), 200, 1, 1, 200));
+        assert_eq!(of(201, 2), (Some(200), 1, 2, 2, 201));
+        assert_eq!(of(10_000, 0), (Some(0), 200, 1, 50, 10_000));
+        assert_eq!(of(10_000, usize::MAX), (Some(9_800), 200, 50, 50, 10_000));
+    }
+}
