@@ -155,7 +155,7 @@ last=''
 while IFS=$'\t' read -r block page heading <&3; do
   [[ $page/$heading == "$last" ]] || fresh
   last=$page/$heading
-  [[ $heading != Forebay ]] || continue # make demo and make test, which are stages of their own
+  [[ $heading != Forebay ]] || continue # what make does: stages of their own, and tests of scripts/install
   given
   case $block in
     *.sh) while IFS= read -r line <&4; do enter "$line"; done 4<"/share/blocks/$block" ;;

@@ -375,6 +375,33 @@ mod tests {
     }
 
     #[test]
+    fn the_example_has_every_setting_and_changes_none() {
+        let example = include_str!("../../../packaging/forebay.toml");
+        let plain = Config::resolve(&global("/d"), &Serve::default()).expect("defaults");
+        assert_eq!(with_file(example, Serve::default()), Ok(plain));
+        // A setting that is commented out has no space behind the mark.
+        let setting = |line: &&str| !line.is_empty() && !line.starts_with("# ") && *line != "#";
+        let all: String =
+            example.lines().filter(setting).map(|line| format!("{}\n", line.trim_start_matches('#'))).collect();
+        let parsed: std::result::Result<ConfigFile, _> = toml::from_str(&all);
+        assert!(parsed.is_ok(), "{:?} in {all}", parsed.err());
+        let page = include_str!("../../../docs/operations.md");
+        let table = page.split("| setting | flag |").nth(1).expect("the table of settings");
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let mut count = 0;
+        for name in rows.flat_map(|row| row.split('|').nth(1).unwrap_or_default().split('`').skip(1).step_by(2)) {
+            let last = name.rsplit('.').next().unwrap_or_default();
+            let there = |line: &str| {
+                let line = line.trim_start_matches(['#', '[']);
+                line.starts_with(&format!("{last} =")) || line.trim_end_matches(']').ends_with(&format!(".{last}"))
+            };
+            assert!(example.lines().any(there), "packaging/forebay.toml lacks {name}");
+            count += 1;
+        }
+        assert!(count > 40, "{count} settings");
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         for (text, says) in [
             ("coers = 2", "coers"),

@@ -7,8 +7,6 @@ mod bash;
 mod line;
 mod names;
 
-use std::ffi::OsString;
-
 use clap::CommandFactory;
 
 use crate::cli::{Cli, Complete, Global, Quoting};
@@ -31,14 +29,15 @@ impl Candidate {
 
 /// Prints what could come next.
 pub fn complete(global: &Global, asked: Complete) -> Result<()> {
-    let text = |word: &OsString| word.to_string_lossy().into_owned();
-    let mut words: Vec<String> = asked.words.iter().map(text).collect();
-    let mut typed = None;
-    if asked.shell == Quoting::Bash {
-        let current;
-        (words, current) = bash::join(&words);
-        typed = Some(current);
-    }
+    // What is no UTF-8 fits nothing that is offered.
+    let words: Vec<String> = asked.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let (words, typed) = match asked.shell {
+        Quoting::Bash => {
+            let (words, typed) = bash::join(&words);
+            (words, Some(typed))
+        }
+        Quoting::Zsh | Quoting::Fish => (words, None),
+    };
     let mut command = Cli::command();
     command.build();
     let line = Line::parse(&command, &words);
