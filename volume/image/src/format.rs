@@ -71,6 +71,11 @@ pub(crate) fn id_key(id: &str) -> Vec<u8> {
     format!("{ID_PREFIX}{id}").into_bytes()
 }
 
+/// The trash's key for the image of an id.
+pub(crate) fn trash_key(id: &str) -> Vec<u8> {
+    id_key(id)
+}
+
 /// What all keys of names begin with.
 pub(crate) fn name_keys() -> &'static [u8] {
     NAME_PREFIX.as_bytes()

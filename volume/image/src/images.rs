@@ -250,9 +250,13 @@ impl Images {
             return Box::pin(images.info(name)).await;
         }
         let (id, header) = self.load(name).await?;
+        Ok(self.describe(name, id, header))
+    }
+
+    pub(crate) fn describe(&self, name: &str, id: String, header: Header) -> ImageInfo {
         // While it shrinks, the open image is ahead of what is stored.
         let size = self.find_open(&id).map_or(header.size, |shared| shared.size());
-        Ok(ImageInfo {
+        ImageInfo {
             name: name.to_owned(),
             id,
             size,
@@ -265,7 +269,7 @@ impl Images {
             accessed: header.accessed,
             modified: header.modified,
             block_name_prefix: header.object_prefix,
-        })
+        }
     }
 
     /// The snapshots of an image, oldest first.
@@ -274,15 +278,7 @@ impl Images {
             return Box::pin(images.snapshots(name)).await;
         }
         let (_, header) = self.load(name).await?;
-        let info = |snapshot: &Snapshot| SnapshotInfo {
-            id: snapshot.id.0,
-            name: snapshot.name.clone(),
-            size: snapshot.size,
-            protected: snapshot.protected,
-            by_user: snapshot.by_user,
-            children: snapshot.children,
-        };
-        Ok(header.snapshots.iter().rev().map(info).collect())
+        Ok(header.snapshots.iter().rev().map(Snapshot::info).collect())
     }
 
     /// Opens an image, or as `IMAGE@SNAPSHOT` a snapshot of it, which can only be read.  Opened again, it is the same
@@ -389,7 +385,7 @@ impl Images {
     }
 
     /// An image's id and metadata.
-    async fn load(&self, name: &str) -> Result<(String, Header)> {
+    pub(crate) async fn load(&self, name: &str) -> Result<(String, Header)> {
         let id = self.id_of(name).await?;
         let header = self.header(&id).await.map_err(|error| within(format_args!("image {name}"), error))?;
         Ok((id, header))

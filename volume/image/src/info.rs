@@ -98,3 +98,58 @@ pub struct SnapshotInfo {
     /// Clones that were made of it and that it knows itself.
     pub children: u32,
 }
+
+/// What an image is, and what it is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageDetails {
+    /// What [`Images::info`](crate::Images::info) tells.
+    pub info: ImageInfo,
+    /// Bits of what the feature `operations` stands for: 1, clones that its header lists; 2, it is such a clone; 4, a
+    /// group; 8, snapshots in the trash.
+    pub op_features: u64,
+    /// The pool of its data, where that is another.
+    pub data_pool: Option<String>,
+    /// Where the bytes are that it does not have itself.
+    pub parent: Option<ParentInfo>,
+    /// Its snapshots, oldest first.
+    pub snapshots: Vec<SnapshotDetails>,
+    /// How it is locked, by whomever.
+    pub lock: Option<LockKind>,
+}
+
+/// A snapshot, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotDetails {
+    /// The snapshot.
+    pub info: SnapshotInfo,
+    /// Where the bytes are that it does not have itself.
+    pub parent: Option<ParentInfo>,
+}
+
+/// The snapshot of another image that a clone was made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParentInfo {
+    /// Its pool; a number if the pool is gone.
+    pub pool: String,
+    /// Its namespace, empty for the one without a name.
+    pub namespace: String,
+    /// Its name; its id if it has none any more.
+    pub image: String,
+    /// Its id.
+    pub id: String,
+    /// The snapshot; a number if it is gone.
+    pub snapshot: String,
+    /// It is in the trash.
+    pub trash: bool,
+    /// Bytes, from the beginning, that may be there.
+    pub overlap: u64,
+}
+
+/// How an image is locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// By one.
+    Exclusive,
+    /// By several, by hand (`rbd lock add --shared`).
+    Shared,
+}

@@ -9,6 +9,7 @@
 //! forms for callers that have only the backend at hand.
 
 mod clone;
+mod details;
 mod directory;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
@@ -37,7 +38,10 @@ use forebay_block::{ObjectBackend, Result};
 pub use format::Features;
 pub use image::{Image, ImageUsage, LockCheck, OpenOptions};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
-pub use info::{CreateOptions, ImageInfo, Progress, RemoveOptions, SnapshotInfo};
+pub use info::{
+    CreateOptions, ImageDetails, ImageInfo, LockKind, ParentInfo, Progress, RemoveOptions, SnapshotDetails,
+    SnapshotInfo,
+};
 pub use metadata::METADATA_VALUE_MAX;
 pub use session::KeptLock;
 

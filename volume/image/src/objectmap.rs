@@ -16,13 +16,13 @@ use forebay_reactor::sync::Semaphore;
 use forebay_reactor::yield_now;
 
 use crate::format::{Features, Header};
+use crate::session::GET_INFO;
 use crate::wire::bitmap::{Bitmap, State, encode_resize, encode_update};
 use crate::wire::lock;
 
 const LOCK: Method = Method::new("lock", "lock");
 const UNLOCK: Method = Method::new("lock", "unlock");
 const BREAK: Method = Method::new("lock", "break_lock");
-const GET_INFO: Method = Method::new("lock", "get_info");
 const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 const UPDATE: Method = Method::new("rbd", "object_map_update");
 const RESIZE: Method = Method::new("rbd", "object_map_resize");

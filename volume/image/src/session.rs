@@ -23,7 +23,7 @@ use crate::wire::notify::{Client, Message, decode_response, encode_incarnation};
 const LOCK: Method = Method::new("lock", "lock");
 const UNLOCK: Method = Method::new("lock", "unlock");
 const BREAK: Method = Method::new("lock", "break_lock");
-const GET_INFO: Method = Method::new("lock", "get_info");
+pub(crate) const GET_INFO: Method = Method::new("lock", "get_info");
 const SET_COOKIE: Method = Method::new("lock", "set_cookie");
 const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 /// How long others may take to answer; librbd's.

@@ -10,8 +10,49 @@ use common::{bytes, pattern, run};
 use forebay_block::{
     BlockDevice, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectRead, Request, SnapId,
 };
-use forebay_image::{CreateOptions, Features, Images};
+use forebay_image::{CreateOptions, Features, Images, LockKind, ParentInfo};
 use forebay_reactor::{spawn, yield_now};
+
+#[test]
+fn where_a_clone_comes_from_and_who_has_it_open() {
+    run(async {
+        let cluster = cluster(11, 1);
+        let a = cluster.client().pool(POOL);
+        create_and_open(&a, "base", 8 * OBJECT).await.close().await;
+        let snap = take_snapshot(&a, "base", "gold", None).await;
+        forebay_image::create(&a, "child", of_size(10 * OBJECT)).await.expect("created");
+        make_clone(&a, "child", "base", snap, 5 * OBJECT).await;
+        take_snapshot(&a, "child", "then", Some(3 * OBJECT)).await;
+        let images = Images::of(&a);
+        let details = images.details("child").await.expect("details");
+        let parent = ParentInfo {
+            pool: "rbd".into(),
+            namespace: String::new(),
+            image: "base".into(),
+            id: images.info("base").await.expect("info").id,
+            snapshot: "gold".into(),
+            trash: false,
+            overlap: 5 * OBJECT,
+        };
+        assert_eq!(details.parent.as_ref(), Some(&parent));
+        assert_eq!((details.snapshots.len(), &details.snapshots[0].info.name[..]), (1, "then"));
+        let then = ParentInfo { overlap: 3 * OBJECT, ..parent };
+        assert_eq!(details.snapshots[0].parent.as_ref(), Some(&then), "a snapshot has an overlap of its own");
+        assert_eq!(images.details("base").await.expect("details").parent, None);
+        assert_eq!((details.lock, details.data_pool), (None, None));
+
+        assert_eq!(images.watchers("child").await.expect("watchers"), []);
+        let child = open(&a, "child").await;
+        write(&child, 0, b"mine").await;
+        let watchers = images.watchers("child").await.expect("watchers");
+        let me = a.shared().expect("shared").identity();
+        assert_eq!(watchers.len(), 1);
+        assert_eq!((watchers[0].client, &watchers[0].address), (me.number, &me.address));
+        assert_eq!(images.details("child").await.expect("details").lock, Some(LockKind::Exclusive));
+        assert_eq!(kind(images.watchers("none").await), Some(ErrorKind::NotFound));
+        assert_eq!(kind(images.details("none").await), Some(ErrorKind::NotFound));
+    });
+}
 
 #[test]
 fn clones_read_through_and_copy_up() {

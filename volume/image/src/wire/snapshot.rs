@@ -3,6 +3,7 @@
 use forebay_block::SnapId;
 
 use super::{Reader, Writer};
+use crate::info::SnapshotInfo;
 
 /// Where a clone's other bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,6 +97,28 @@ impl Snapshot {
     }
 }
 
+impl Snapshot {
+    /// What is told of it.
+    pub(crate) fn info(&self) -> SnapshotInfo {
+        SnapshotInfo {
+            id: self.id.0,
+            name: self.name.clone(),
+            size: self.size,
+            protected: self.protected,
+            by_user: self.by_user,
+            children: self.children,
+        }
+    }
+}
+
+/// The name in what the trash keeps of an image; `None` if it cannot be read.
+pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
+    let mut body = Reader::new(bytes).versioned(u8::MAX)?.body;
+    // Who moved it there.
+    body.u8()?;
+    body.string()
+}
+
 /// The input of `rbd.remove_child`, which forgets a clone of the older kind: the parent's pool keeps a list of them.
 pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
     Writer::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
@@ -155,6 +178,16 @@ mod tests {
         assert_eq!((snapshot.id, snapshot.protected, snapshot.children, snapshot.overlap), (SnapId(5), true, 1, None));
         for at in 0..protected.len() {
             assert_eq!(Snapshot::decode(&protected[..at]), None);
+        }
+    }
+
+    /// What `rbd trash mv rbd/t` 16.2 stored.
+    #[test]
+    fn a_name_in_the_trash_of_rbd() {
+        let bytes = unhex("0201 17000000 00 01000000 74 a898046b 247b3d12 a898046b 247b3d12 00");
+        assert_eq!(decode_trashed_name(&bytes).as_deref(), Some("t"));
+        for at in 0..bytes.len() {
+            assert_eq!(decode_trashed_name(&bytes[..at]), None);
         }
     }
 

@@ -1,0 +1,178 @@
+//! What `rbd info` and `rbd ls -l` tell of an image beside its size and layout: where it comes from, its snapshots, who
+//! has it locked, who watches it.
+
+use forebay_block::{ErrorKind, ObjectName, Result, SnapId, Watcher};
+
+use crate::directory::Directory;
+use crate::format::{Header, trash_key};
+use crate::images::{Images, within};
+use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
+use crate::session::GET_INFO;
+use crate::wire::lock::{decode_info, encode_get_info};
+use crate::wire::snapshot::{Parent, decode_trashed_name};
+
+impl Images {
+    /// What an image is and is made of.  Costs several requests more than [`info`](Self::info) where the pool is shared.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt` for a damaged header; those of the backend.
+    pub async fn details(&self, name: &str) -> Result<ImageDetails> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.details(name)).await;
+        }
+        let (id, header) = self.load(name).await?;
+        let told = async {
+            let parent = match &header.parent {
+                Some((_, spec)) => Some(self.parent_info(spec).await?),
+                None => None,
+            };
+            let mut snapshots = Vec::new();
+            for snapshot in header.snapshots.iter().rev() {
+                // The newer form of a snapshot has no parent of its own; it says how much it may find in the image's.
+                let own = match (&snapshot.parent, &header.parent) {
+                    (Some(spec), _) => Some(self.parent_info(spec).await?),
+                    (None, Some(_)) if snapshot.overlap.is_some() => parent.clone(),
+                    _ => None,
+                };
+                let overlap = snapshot.overlap.unwrap_or(0);
+                let parent = own.map(|parent| ParentInfo { overlap, ..parent });
+                snapshots.push(SnapshotDetails { info: snapshot.info(), parent });
+            }
+            let data_pool = match header.data_pool {
+                Some(pool) => Some(self.pool_name(pool).await?),
+                None => None,
+            };
+            let lock = self.lock_kind(&id).await?;
+            Ok((parent, snapshots, data_pool, lock))
+        };
+        let (parent, snapshots, data_pool, lock) =
+            told.await.map_err(|error| within(format_args!("image {name}"), error))?;
+        let op_features = header.op_features;
+        Ok(ImageDetails { info: self.describe(name, id, header), op_features, data_pool, parent, snapshots, lock })
+    }
+
+    /// Who watches an image's header: the clients that have it open, this one among them.  None where nobody else can use
+    /// the pool.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the backend.
+    pub async fn watchers(&self, name: &str) -> Result<Vec<Watcher>> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.watchers(name)).await;
+        }
+        let id = self.id_of(name).await?;
+        let Some(shared) = self.backend.shared() else { return Ok(Vec::new()) };
+        let watchers = shared.watchers(&self.header_object(&id)).await;
+        watchers.map_err(|error| within(format_args!("image {name}"), error))
+    }
+
+    /// Names what a parent's numbers mean.  What is gone is shown by its number.
+    async fn parent_info(&self, spec: &Parent) -> Result<ParentInfo> {
+        let backend = match self.backend.shared() {
+            Some(shared) if shared.pool_id() != spec.pool => match shared.pool(spec.pool).await {
+                Ok(pool) => Some(pool),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+            _ => Some(self.backend.clone()),
+        };
+        let mut info = ParentInfo {
+            pool: spec.pool.to_string(),
+            namespace: spec.namespace.clone(),
+            image: spec.image.clone(),
+            id: spec.image.clone(),
+            snapshot: spec.snap.0.to_string(),
+            trash: false,
+            overlap: spec.overlap.unwrap_or(0),
+        };
+        let Some(backend) = backend else { return Ok(info) };
+        let images = Images::in_namespace(&backend, &spec.namespace);
+        info.pool = backend.info().pool;
+        match Directory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
+            Some(name) => info.image = name,
+            None => {
+                if let Some(name) = images.trashed_name(&spec.image).await? {
+                    (info.image, info.trash) = (name, true);
+                }
+            }
+        }
+        match images.header(&spec.image).await {
+            Ok(header) => {
+                let snapshot = header.snapshots.into_iter().find(|snapshot| snapshot.id == spec.snap);
+                info.snapshot = snapshot.map_or(info.snapshot, |snapshot| snapshot.name);
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(info)
+    }
+
+    /// The name that an image in the trash had.
+    async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
+        let trash = ObjectName::in_namespace(self.namespace.clone(), "rbd_trash");
+        match self.backend.kv_get(&trash, vec![trash_key(id)]).await {
+            Ok(mut values) => Ok(values.pop().flatten().and_then(|value| decode_trashed_name(&value))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn pool_name(&self, pool: i64) -> Result<String> {
+        let Some(shared) = self.backend.shared() else { return Ok(pool.to_string()) };
+        match shared.pool(pool).await {
+            Ok(pool) => Ok(pool.info().pool),
+            // As `rbd` says it.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(format!("<missing data pool {pool}>")),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn lock_kind(&self, id: &str) -> Result<Option<LockKind>> {
+        let Some(shared) = self.backend.shared() else { return Ok(None) };
+        match shared.exec(&self.header_object(id), SnapId::HEAD, GET_INFO, encode_get_info()).await {
+            // A lock that cannot be read is none that this client understands; whoever wants it is told why.
+            Ok(answer) => {
+                Ok(decode_info(&answer).filter(|lock| !lock.lockers.is_empty()).map(|lock| match lock.exclusive {
+                    true => LockKind::Exclusive,
+                    false => LockKind::Shared,
+                }))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl ImageDetails {
+    /// The names of the operations that the feature `operations` stands for, as `rbd` spells them; of an unknown one, its
+    /// number.
+    pub fn op_feature_names(&self) -> Vec<String> {
+        names(self.op_features, &["clone-parent", "clone-child", "group", "snap-trash"])
+    }
+
+    /// The names of the flags, as `rbd` spells them; of an unknown one, its number.
+    pub fn flag_names(&self) -> Vec<String> {
+        debug_assert_eq!((Header::MAP_INVALID, Header::FAST_DIFF_INVALID), (1, 2), "the order of the names");
+        names(self.info.flags, &["object map invalid", "fast diff invalid"])
+    }
+}
+
+fn names(bits: u64, known: &[&str]) -> Vec<String> {
+    let set = (0..64).filter(|bit| bits >> bit & 1 == 1);
+    set.map(|bit| known.get(bit).map_or_else(|| format!("bit {bit}"), |name| (*name).to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_have_the_names_that_rbd_gives_them() {
+        assert_eq!(
+            names(0b11, &["object map invalid", "fast diff invalid"]),
+            ["object map invalid", "fast diff invalid"]
+        );
+        assert_eq!(names(1 << 63 | 1, &["clone-parent"]), ["clone-parent", "bit 63"]);
+        assert!(names(0, &[]).is_empty());
+    }
+}
