@@ -2,6 +2,8 @@
 //!
 //! Field names are `rbd`'s where `rbd` has the same thing, and stable.  Sizes are bytes.
 
+mod image;
+
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -106,68 +108,6 @@ pub struct Pool {
     pub refuses_writes: Option<String>,
 }
 
-/// An image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ImageInfo {
-    /// Its pool.
-    pub pool: String,
-    /// Its name.
-    pub name: String,
-    /// Its id within the pool.
-    pub id: String,
-    /// Its size.
-    pub size: u64,
-    /// How many objects it has at most.
-    pub objects: u64,
-    /// The power of two of `object_size`.
-    pub order: u8,
-    /// Bytes an object.
-    pub object_size: u64,
-    /// What the names of its data objects begin with.
-    pub block_name_prefix: String,
-    /// The image format; always 2.
-    pub format: u8,
-    /// Its features, as `rbd` names them.
-    pub features: Vec<String>,
-    /// Snapshots.
-    pub snapshot_count: usize,
-    /// When it was created (RFC 3339, UTC), if that is known.
-    pub create_timestamp: Option<String>,
-}
-
-/// An image's name and size.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ImageSummary {
-    /// Its name.
-    pub image: String,
-    /// Its size.
-    pub size: u64,
-    /// The image format; always 2.
-    pub format: u8,
-}
-
-/// What `du` shows.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct DiskUsage {
-    /// Each image.
-    pub images: Vec<ImageUsage>,
-    /// The sizes together.
-    pub total_provisioned_size: u64,
-    /// What is stored of them together.
-    pub total_used_size: u64,
-}
-
-/// What one image takes up.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ImageUsage {
-    /// Its name.
-    pub name: String,
-    /// Its size.
-    pub provisioned_size: u64,
-    /// What is stored of it.
-    pub used_size: u64,
-}
-
 /// How an image is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -247,6 +187,9 @@ pub struct Target {
 }
 
 pub use crate::log_place::{LogMedium, LogPlace};
+pub use image::{
+    DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
+};
 
 /// A write log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -3,6 +3,7 @@
 mod complete;
 mod exports;
 mod images;
+mod names;
 mod perf;
 mod serve;
 mod store;
@@ -15,7 +16,8 @@ use serde::Deserialize;
 
 pub use complete::{Complete, Quoting};
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
-pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, OneImage, Resize};
+pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, Resize};
+pub use names::{DuTarget, MaybeImage, OneImage, Renamed};
 pub use perf::{MessengerEnd, MessengerRun, PerfAccel, PerfCommand, PerfMessenger};
 pub use serve::{Driver, Serve};
 pub use store::{StoreCheck, StoreCommand, StoreInit};
@@ -154,21 +156,27 @@ pub enum Command {
     #[command(after_help = "Example:\n  forebay serve --data /srv/forebay --nbd 127.0.0.1:10809 --cores 2")]
     Serve(Serve),
 
-    /// Say whether the daemon is ready, and what it serves
+    /// Say whether the daemon is ready, and what it serves; or who watches an image
     ///
-    /// Exits with 0 when the daemon is ready and with 4 when none answers.
-    #[command(after_help = "Example:\n  forebay status --format json")]
-    Status,
+    /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it answers as 'rbd status': who
+    /// has the image open, with a daemon or without; it exits with 2 when there is no such image.
+    #[command(after_help = "Examples:\n  forebay status --format json\n  forebay status rbd/disk1")]
+    Status(MaybeImage),
 
     /// Create an image
-    #[command(after_help = "Example:\n  forebay create local/disk1 --size 10G")]
+    #[command(
+        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G"
+    )]
     Create(Create),
 
-    /// List the images of a pool
-    #[command(visible_alias = "list", after_help = "Example:\n  forebay ls -l local")]
+    /// List the images of a pool, in the shapes of 'rbd ls'
+    #[command(
+        visible_alias = "list",
+        after_help = "Examples:\n  forebay ls -l local\n  forebay ls -p rbd --format json"
+    )]
     Ls(Ls),
 
-    /// Show an image's size and layout
+    /// Show an image's size and layout, in the shapes of 'rbd info'
     #[command(after_help = "Example:\n  forebay info local/disk1 --format json --pretty-format")]
     Info(OneImage),
 
@@ -200,8 +208,13 @@ pub enum Command {
     )]
     Export(Export),
 
-    /// Show what images take up
-    #[command(visible_alias = "disk-usage", after_help = "Example:\n  forebay du local/disk1")]
+    /// Show what images take up, in the shapes of 'rbd du'
+    ///
+    /// A name without a slash is a pool, as in 'ls'; if there is no such pool, it is an image of the pool local.
+    #[command(
+        visible_alias = "disk-usage",
+        after_help = "Examples:\n  forebay du rbd\n  forebay du local/disk1 --format json"
+    )]
     Du(Du),
 
     /// Put a load on an image from this process, and measure it

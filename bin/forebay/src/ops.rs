@@ -155,6 +155,39 @@ impl Operation for ListNames {
     }
 }
 
+/// The images of a pool with their snapshots, and more of each.
+pub struct ListImagesLong {
+    /// The pool.
+    pub pool: String,
+}
+
+impl Operation for ListImagesLong {
+    type Reply = Vec<api::ImageListing>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", format!("/v1/listings/{}", uri_encode(&self.pool, false)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.list_images_long(&self.pool).await
+    }
+}
+
+/// Who has an image open.
+pub struct GetImageStatus(pub ImageSpec);
+
+impl Operation for GetImageStatus {
+    type Reply = api::ImageStatus;
+
+    fn route(&self) -> Route {
+        Route::new("GET", image_path(&self.0) + "/status")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.image_status(&self.0).await
+    }
+}
+
 /// A new image.
 pub struct CreateImage(pub api::CreateImage);
 

@@ -86,6 +86,18 @@ impl fmt::Display for Size {
     }
 }
 
+/// A size as `rbd` prints it, seven characters at most: rounded to the nearest, with as many decimals as fit.
+pub fn rbd_size(bytes: u64) -> String {
+    let power = (1..=UNITS.len()).rev().find(|&power| bytes >= 1 << (10 * power));
+    let Some(power) = power else { return format!("{bytes} B") };
+    let (unit, letter) = (1u64 << (10 * power), UNITS[power - 1]);
+    if bytes.is_multiple_of(unit) {
+        return format!("{} {letter}iB", bytes / unit);
+    }
+    let with = |decimals: usize| format!("{:.decimals$} {letter}iB", bytes as f64 / unit as f64);
+    (1..=2).rev().map(with).find(|text| text.len() <= 7).unwrap_or_else(|| with(0))
+}
+
 /// A part of a whole in percent, for people.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -158,6 +170,23 @@ mod tests {
     fn durations() {
         let shown = [59, 60, 3_661, 90_000].map(duration);
         assert_eq!(shown, ["59 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]);
+    }
+
+    #[test]
+    fn sizes_as_rbd_prints_them() {
+        for (bytes, want) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (5_120_000, "4.9 MiB"),
+            (1_310_720, "1.2 MiB"),
+            (12_897_484, "12 MiB"),
+            (1_048_575, "1024 KiB"),
+            (3 << 30, "3 GiB"),
+            (u64::MAX, "16 EiB"),
+        ] {
+            assert_eq!(rbd_size(bytes), want, "{bytes}");
+        }
     }
 
     #[test]

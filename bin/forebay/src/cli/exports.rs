@@ -6,7 +6,6 @@ use clap::{Args, Subcommand};
 use super::OneImage;
 use crate::api::Front;
 use crate::log_place::LogPlace;
-use crate::spec::ImageSpec;
 
 /// Takes the numbers that exports over a front may have.
 fn units(front: Front) -> RangedI64ValueParser<u32> {
@@ -20,8 +19,9 @@ fn units(front: Front) -> RangedI64ValueParser<u32> {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("front").required(true))]
 pub struct Attach {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// Export it over NBD
     #[arg(long, group = "front")]
@@ -71,8 +71,9 @@ pub struct Attach {
 /// Options of `detach`.
 #[derive(Debug, Args)]
 pub struct Detach {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// Only its export over NBD
     #[arg(long, group = "one")]
@@ -145,8 +146,9 @@ pub enum LogCommand {
 /// Options of `log discard`.
 #[derive(Debug, Args)]
 pub struct DiscardLog {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// Lose what it holds that the backend does not
     #[arg(short, long)]

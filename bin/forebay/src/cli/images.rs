@@ -1,51 +1,70 @@
 //! What the commands on images take.
 
-use std::path::PathBuf;
+use clap::{Args, ValueEnum};
 
-use clap::{Args, ValueEnum, ValueHint};
-
-use crate::spec::{ImageSpec, PoolSpec};
+use super::names::{DuTarget, Exported, Imported, OneImage, OnePool, Renamed};
 use crate::units::Size;
+
+/// How large the objects of a new image are.
+#[derive(Debug, Args)]
+pub struct ObjectSize {
+    /// Bytes an object, a power of two from 64K to 32M
+    #[arg(long, value_name = "SIZE", default_value = "4M")]
+    object_size: Size,
+
+    /// The same as a power of two, 22 for 4M; rbd's older way to say it
+    #[arg(long, value_name = "N", conflicts_with = "object_size", value_parser = clap::value_parser!(u8).range(12..=25))]
+    order: Option<u8>,
+}
+
+impl ObjectSize {
+    /// Returns it in bytes; tells on standard error of an option that `rbd` gives up.
+    pub fn bytes(&self) -> u64 {
+        match self.order {
+            Some(order) => {
+                // As `rbd` says it, and as little an error as there.
+                eprintln!("forebay: --order is deprecated, use --object-size");
+                1 << order
+            }
+            None => self.object_size.0,
+        }
+    }
+}
 
 /// Options of `create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// The new image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The new image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// Its size: 10G, 512M, ...; a bare number counts MiB, as in rbd
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Size,
 
-    /// Bytes an object, a power of two from 64K to 32M
-    #[arg(long, value_name = "SIZE", default_value = "4M")]
-    pub object_size: Size,
+    /// Its objects.
+    #[command(flatten)]
+    pub objects: ObjectSize,
 }
 
 /// Options of `ls`.
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// The pool
-    #[arg(default_value = "local")]
-    pub pool: PoolSpec,
+    /// The pool.
+    #[command(flatten)]
+    pub name: OnePool,
 
-    /// With sizes
+    /// With sizes, snapshots, what clones were made of, and who has a lock
     #[arg(short, long)]
     pub long: bool,
-}
-
-/// A command's only image.
-#[derive(Debug, Args)]
-pub struct OneImage {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
 }
 
 /// Options of `resize`.
 #[derive(Debug, Args)]
 pub struct Resize {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// Its new size
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -59,26 +78,21 @@ pub struct Resize {
 /// Options of `mv`.
 #[derive(Debug, Args)]
 pub struct Mv {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
-
-    /// Its new name, POOL/IMAGE in the same pool
-    pub to: ImageSpec,
+    /// The image and its new name.
+    #[command(flatten)]
+    pub names: Renamed,
 }
 
 /// Options of `import`.
 #[derive(Debug, Args)]
 pub struct Import {
-    /// A file or block device, or - for standard input
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub path: PathBuf,
+    /// The file and the new image.
+    #[command(flatten)]
+    pub names: Imported,
 
-    /// The new image, POOL/IMAGE [default: the file's name in the pool local]
-    pub image: Option<ImageSpec>,
-
-    /// Bytes an object, a power of two from 64K to 32M
-    #[arg(long, value_name = "SIZE", default_value = "4M")]
-    pub object_size: Size,
+    /// Its objects.
+    #[command(flatten)]
+    pub objects: ObjectSize,
 
     /// Take the bytes as they are, although they look like a disk in a format of its own (qcow2, VMDK, ...) or compressed
     #[arg(long)]
@@ -88,12 +102,9 @@ pub struct Import {
 /// Options of `export`.
 #[derive(Debug, Args)]
 pub struct Export {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
-
-    /// A new file, a block device, or - for standard output [default: the image's name]
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub path: Option<PathBuf>,
+    /// The image and the file.
+    #[command(flatten)]
+    pub names: Exported,
 
     /// Replace a file that is there
     #[arg(short, long)]
@@ -103,16 +114,21 @@ pub struct Export {
 /// Options of `du`.
 #[derive(Debug, Args)]
 pub struct Du {
-    /// An image, POOL/IMAGE, or all those of a pool, POOL/
-    #[arg(default_value = "local/", value_name = "POOL/[IMAGE]")]
-    pub what: String,
+    /// The image or pool.
+    #[command(flatten)]
+    pub target: DuTarget,
+
+    /// Count what is stored to the byte, not by objects: as is always done, where rbd does it when told so
+    #[arg(long)]
+    pub exact: bool,
 }
 
 /// Options of `bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The image, POOL/IMAGE
-    pub image: ImageSpec,
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
 
     /// What requests do; writes overwrite what is in the image
     #[arg(long, value_enum, value_name = "TYPE")]

@@ -43,18 +43,19 @@ pub fn run(global: &Global, output: Output, options: Bench) -> Result<()> {
         IoType::Readwrite => 100 - options.rw_mix_read,
     };
     let load = Load {
-        spec: options.image.clone(),
+        spec: options.name.image.clone(),
         writes,
         random: options.io_pattern == IoPattern::Rand,
         size: options.io_size,
         depth: options.depth.into(),
         time: Duration::try_from_secs_f64(options.seconds).map_err(|error| invalid(format!("--seconds: {error}")))?,
     };
-    if options.image.pool == RAM_POOL {
+    if options.name.image.pool == RAM_POOL {
         return Err(invalid("the pool 'ram' lives in the daemon".into())
             .hint("attach the image, and measure through a protocol: fio, qemu-img bench"));
     }
-    let here = Session::own(global, options.image.pool == LOCAL_POOL, Duration::from_micros(options.linger_us.into()))?;
+    let here =
+        Session::own(global, options.name.image.pool == LOCAL_POOL, Duration::from_micros(options.linger_us.into()))?;
     let engine = here.engine().clone();
     let loaded = engine.call_blocking(move |engine| engine.bench(load));
     drop(engine);
@@ -67,7 +68,7 @@ pub fn run(global: &Global, output: Output, options: Bench) -> Result<()> {
 fn report(options: &Bench, loaded: &Loaded) -> Report {
     let Loaded { outcome, cpu_nanos } = loaded;
     let micros = |part: f64| outcome.percentile(part) as f64 / 1e3;
-    let ImageSpec { pool, image } = &options.image;
+    let ImageSpec { pool, image } = &options.name.image;
     Report {
         image: format!("{pool}/{image}"),
         io_type: options.io_type.name(),

@@ -1,54 +1,39 @@
 //! `create`, `ls`, `info`, `resize`, `rm`, `mv`, `du`.
 
+use super::shapes::{self, Info};
 use super::with_session;
-use crate::api::{self, DiskUsage, ImageInfo};
-use crate::cli::{Create, Du, Global, Ls, Mv, OneImage, Resize};
+use crate::api;
+use crate::cli::{Create, Du, DuTarget, Global, Ls, Mv, OneImage, Renamed, Resize};
 use crate::client::progress::{Bar, Counts};
-use crate::failure::{Failure, Result};
-use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, RemoveImage, UpdateImage};
-use crate::output::{Output, fields, table};
-use crate::spec::{ImageSpec, PoolSpec};
-use crate::units::Size;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, ListImagesLong, RemoveImage, UpdateImage};
+use crate::output::Output;
+use crate::spec::{ImageSpec, LOCAL_POOL};
 
 /// Makes an image.
 pub fn create(global: &Global, output: Output, options: Create) -> Result<()> {
-    let ImageSpec { pool, image } = options.image;
-    let request = api::CreateImage { pool, image, size: options.size.0, object_size: options.object_size.0 };
+    let ImageSpec { pool, image } = options.name.image;
+    let request = api::CreateImage { pool, image, size: options.size.0, object_size: options.objects.bytes() };
     let info = with_session(global, |session| session.call(CreateImage(request), |_| {}))?;
-    output.print(&info, |_| String::new())
+    output.print(&Info::from(&info), |_| String::new())
 }
 
 /// Lists a pool's images.
 pub fn ls(global: &Global, output: Output, options: Ls) -> Result<()> {
-    let PoolSpec(pool) = options.pool;
-    let images = with_session(global, |session| session.call(ListImages { pool }, |_| {}))?;
-    if !options.long {
-        let names: Vec<String> = images.into_iter().map(|summary| summary.image).collect();
-        return output.print(&names, |names| names.join("\n"));
+    let pool = options.name.pool;
+    if options.long {
+        let images = with_session(global, |session| session.call(ListImagesLong { pool }, |_| {}))?;
+        return output.print(&images, |images| shapes::listing(images));
     }
-    output.print(&images, |images| {
-        let rows = images.iter().map(|image| vec![image.image.clone(), Size(image.size).to_string()]);
-        table(&["NAME", "SIZE"], &[1], rows)
-    })
+    let images = with_session(global, |session| session.call(ListImages { pool }, |_| {}))?;
+    let names: Vec<String> = images.into_iter().map(|summary| summary.image).collect();
+    output.print(&names, |names| names.join("\n"))
 }
 
 /// Shows an image.
 pub fn info(global: &Global, output: Output, options: OneImage) -> Result<()> {
     let info = with_session(global, |session| session.call(GetImage(options.image), |_| {}))?;
-    output.print(&info, describe)
-}
-
-fn describe(info: &ImageInfo) -> String {
-    fields(&[
-        ("image", format!("{}/{}", info.pool, info.name)),
-        ("size", format!("{} in {} objects", Size(info.size), info.objects)),
-        ("object size", format!("{} (order {})", Size(info.object_size), info.order)),
-        ("id", info.id.clone()),
-        ("block name prefix", info.block_name_prefix.clone()),
-        ("format", info.format.to_string()),
-        ("features", info.features.join(", ")),
-        ("created", info.create_timestamp.clone().unwrap_or_else(|| "-".into())),
-    ])
+    output.print(&Info::from(&info), Info::text)
 }
 
 /// Gives an image another size.
@@ -58,11 +43,11 @@ pub fn resize(global: &Global, output: Output, options: Resize) -> Result<()> {
         allow_shrink: options.allow_shrink,
         ..api::UpdateImage::default()
     };
-    let operation = UpdateImage { spec: options.image, update };
+    let operation = UpdateImage { spec: options.name.image, update };
     let bar = Bar::new(global, "Resizing", Counts::Steps);
     let info = with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
     drop(bar);
-    output.print(&info, |_| String::new())
+    output.print(&Info::from(&info), |_| String::new())
 }
 
 /// Removes an image.
@@ -76,56 +61,47 @@ pub fn rm(global: &Global, output: Output, options: OneImage) -> Result<()> {
 
 /// Gives an image another name.
 pub fn mv(global: &Global, output: Output, options: Mv) -> Result<()> {
-    if options.image.pool != options.to.pool {
-        let what = format!("{} and {} are in different pools", options.image, options.to);
+    let Renamed { image, to } = options.names;
+    if image.pool != to.pool {
+        let what = format!("{image} and {to} are in different pools");
         return Err(Failure::invalid(what).hint("export the image from one pool and import it into the other"));
     }
-    let update = api::UpdateImage { name: Some(options.to.image), ..api::UpdateImage::default() };
-    let operation = UpdateImage { spec: options.image, update };
+    let update = api::UpdateImage { name: Some(to.image), ..api::UpdateImage::default() };
+    let operation = UpdateImage { spec: image, update };
     let info = with_session(global, |session| session.call(operation, |_| {}))?;
-    output.print(&info, |_| String::new())
+    output.print(&Info::from(&info), |_| String::new())
 }
 
 /// Shows what images take up.
 pub fn du(global: &Global, output: Output, options: Du) -> Result<()> {
-    let operation = parse_du(&options.what).map_err(Failure::invalid)?;
     let bar = Bar::new(global, "Counting", Counts::Steps);
-    let usage = with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
+    let usage = with_session(global, |session| {
+        let usage = |pool: &str, image: Option<&str>| {
+            session.call(GetUsage { pool: pool.into(), image: image.map(Into::into) }, |now| bar.show(now))
+        };
+        match &options.target {
+            DuTarget::Pool(pool) => usage(pool, None),
+            DuTarget::Image(spec) => usage(&spec.pool, Some(&spec.image)),
+            DuTarget::PoolOrImage(name) => match usage(name, None) {
+                Err(no_pool) if no_pool.kind == FailureKind::NotFound => match usage(LOCAL_POOL, Some(name)) {
+                    Err(failure) if failure.kind == FailureKind::NotFound => Err(neither(name)),
+                    // Without a store there is no image either; that the pool is missing is what was asked about.
+                    Err(failure) if failure.kind == FailureKind::Unreachable => Err(no_pool),
+                    found => found,
+                },
+                Err(failure) if failure.kind == FailureKind::Failed => {
+                    // A cluster that does not answer may have a pool of that name.
+                    Err(failure.hint(format!("an image of the default pool is named {LOCAL_POOL}/{name}")))
+                }
+                found => found,
+            },
+        }
+    })?;
     drop(bar);
-    output.print(&usage, show_usage)
+    output.print(&usage, shapes::usage)
 }
 
-/// `POOL/` is a pool, `POOL/IMAGE` and `IMAGE` are an image.
-fn parse_du(what: &str) -> std::result::Result<GetUsage, String> {
-    if what.ends_with('/') {
-        let PoolSpec(pool) = what.parse()?;
-        return Ok(GetUsage { pool, image: None });
-    }
-    let ImageSpec { pool, image } = what.parse()?;
-    Ok(GetUsage { pool, image: Some(image) })
-}
-
-fn show_usage(usage: &DiskUsage) -> String {
-    let row =
-        |name: &str, provisioned, used| vec![name.to_owned(), Size(provisioned).to_string(), Size(used).to_string()];
-    let mut rows: Vec<_> =
-        usage.images.iter().map(|image| row(&image.name, image.provisioned_size, image.used_size)).collect();
-    if rows.len() != 1 {
-        rows.push(row("<TOTAL>", usage.total_provisioned_size, usage.total_used_size));
-    }
-    table(&["NAME", "PROVISIONED", "USED"], &[1, 2], rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_du_is_asked_about() {
-        let parse = |what| parse_du(what).map(|usage| (usage.pool, usage.image));
-        assert_eq!(parse("ram/"), Ok(("ram".into(), None)));
-        assert_eq!(parse("ram/x"), Ok(("ram".into(), Some("x".into()))));
-        assert_eq!(parse("x"), Ok(("local".into(), Some("x".into()))));
-        assert!(parse("/").is_err());
-    }
+fn neither(name: &str) -> Failure {
+    Failure::new(FailureKind::NotFound, format!("there is no pool '{name}', and no image {LOCAL_POOL}/{name}"))
+        .hint(format!("'forebay ls' lists the images of the pool {LOCAL_POOL}; 'ceph osd pool ls', a cluster's pools"))
 }

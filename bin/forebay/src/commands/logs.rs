@@ -26,8 +26,8 @@ pub fn run(global: &Global, output: Output, command: LogCommand) -> Result<()> {
             output.print(&log, show)
         }
         LogCommand::Discard(options) => {
-            let done = options.image.clone();
-            let operation = DiscardLog { spec: options.image, force: options.force };
+            let done = options.name.image.clone();
+            let operation = DiscardLog { spec: options.name.image, force: options.force };
             with_session(global, |session| session.call(operation, |_| {}))?;
             output.print(&done, |_| String::new())
         }

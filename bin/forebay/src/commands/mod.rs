@@ -9,6 +9,7 @@ mod pages;
 pub mod perf;
 mod perf_messenger;
 mod reservations;
+mod shapes;
 mod status;
 mod store;
 mod targets;
@@ -38,7 +39,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
     }
     match cli.command {
         Command::Serve(options) => daemon::serve(global, &options),
-        Command::Status => status::status(global, output),
+        Command::Status(options) => status::status(global, output, options),
         Command::Create(options) => images::create(global, output, options),
         Command::Ls(options) => images::ls(global, output, options),
         Command::Info(options) => images::info(global, output, options),

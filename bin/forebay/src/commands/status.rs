@@ -1,15 +1,40 @@
 //! `status` and `reload`.
 
+use super::{shapes, with_session};
 use crate::api::Status;
-use crate::cli::Global;
+use crate::cli::{Global, MaybeImage};
 use crate::client::session::{STATUS_TIMEOUT, Session};
 use crate::failure::{Failure, FailureKind, Result};
-use crate::ops::{GetStatus, Reload};
+use crate::ops::{GetImageStatus, GetStatus, Reload};
 use crate::output::{Output, fields, table};
+use crate::spec::ImageSpec;
 use crate::units::{Size, duration, percent};
 
-/// Asks the daemon how it is.
-pub fn status(global: &Global, output: Output) -> Result<()> {
+/// Exit code of `rbd` where there is no such pool or image: ENOENT.
+const RBD_NOT_FOUND: u8 = 2;
+
+/// Asks the daemon how it is; with an image, asks who has that open.
+pub fn status(global: &Global, output: Output, options: MaybeImage) -> Result<()> {
+    match options.image {
+        None => daemon_status(global, output),
+        Some(spec) => image_status(global, output, &spec),
+    }
+}
+
+/// Shows who watches an image, as `rbd status` does.
+fn image_status(global: &Global, output: Output, spec: &ImageSpec) -> Result<()> {
+    let found = with_session(global, |session| session.call(GetImageStatus(spec.clone()), |_| {}));
+    let status = found.map_err(|failure| match failure.kind {
+        // Scripts look for these words, and for this code.
+        FailureKind::NotFound => failure
+            .context(format_args!("error opening image {}: (2) No such file or directory", spec.image))
+            .exits_with(RBD_NOT_FOUND),
+        _ => failure,
+    })?;
+    output.print(&status, shapes::watchers)
+}
+
+fn daemon_status(global: &Global, output: Output) -> Result<()> {
     let status = Session::daemon(global)?.call(&GetStatus, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&status, render)?;
     if !status.ready {

@@ -12,7 +12,7 @@ use crate::spec::ImageSpec;
 
 /// Exports an image and prints its URI.
 pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
-    let ImageSpec { pool, image } = options.image;
+    let ImageSpec { pool, image } = options.name.image;
     let front = match (options.nvme, options.iscsi) {
         (true, _) => Front::Nvme,
         (_, true) => Front::Iscsi,
@@ -28,7 +28,7 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
 
 /// Ends an export.
 pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
-    let ended = options.image.clone();
+    let ended = options.name.image.clone();
     let mut fronts = match (options.nbd, options.nvme, options.iscsi) {
         (true, _, _) => vec![Front::Nbd],
         (_, true, _) => vec![Front::Nvme],
@@ -44,7 +44,8 @@ pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<(
         fronts.push(Front::Nbd);
     }
     for front in fronts {
-        let operation = Detach { spec: options.image.clone(), front, force: options.force, keep_log: options.keep_log };
+        let operation =
+            Detach { spec: options.name.image.clone(), front, force: options.force, keep_log: options.keep_log };
         with_session(global, |session| session.call(operation, |_| {}))?;
     }
     output.print(&ended, |_| String::new())

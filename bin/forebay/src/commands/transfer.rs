@@ -4,8 +4,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
+use super::shapes::Info;
 use super::with_session;
 use crate::api::{Exported, Imported, Progress};
 use crate::cli::{self, Global};
@@ -23,24 +25,34 @@ use crate::transfer::diff::{self, Decoder, Event};
 use crate::transfer::sink::Sink;
 use crate::transfer::source::{Source, nonzero_runs};
 
+/// What `import` prints as JSON.
+#[derive(Serialize)]
+struct ImportedShape<'a> {
+    image: Info<'a>,
+    /// Bytes that were written; the rest is holes.
+    written: u64,
+}
+
 /// Makes an image of a file or stream.
 pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<()> {
-    let spec = match options.image {
+    let (path, pool) = (options.names.path, options.names.pool);
+    let spec = match options.names.image {
         Some(spec) => spec,
-        None => default_image(&options.path)?,
+        None => default_image(pool.as_deref().unwrap_or(LOCAL_POOL), &path)?,
     };
-    let mut source = Source::open(&options.path)?;
+    let mut source = Source::open(&path)?;
     if !options.raw {
-        check_raw(&mut source, &options.path)?;
+        check_raw(&mut source, &path)?;
     }
-    let import = Import { spec, object_size: options.object_size.0, size: source.len() };
+    let import = Import { spec, object_size: options.objects.bytes(), size: source.len() };
     let bar = Bar::new(global, "Importing", Counts::Bytes);
     let imported = with_session(global, |session| match session {
-        Session::Daemon(client) => import_through(client, import, source, &options.path, &bar),
-        Session::Direct(direct) => import_here(direct, import, source, &options.path, &bar),
+        Session::Daemon(client) => import_through(client, import, source, &path, &bar),
+        Session::Direct(direct) => import_here(direct, import, source, &path, &bar),
     })?;
     drop(bar);
-    output.print(&imported, |_| String::new())
+    let shown = ImportedShape { image: Info::from(&imported.image), written: imported.written };
+    output.print(&shown, |_| String::new())
 }
 
 /// Refuses what is a disk in a format of its own, or nothing at all.
@@ -70,13 +82,13 @@ fn check_raw(source: &mut Source, path: &Path) -> Result<()> {
     Err(Failure::invalid(format!("{shown} is {}, not the bytes of a disk", format.name)).hint(hint))
 }
 
-fn default_image(path: &Path) -> Result<ImageSpec> {
+fn default_image(pool: &str, path: &Path) -> Result<ImageSpec> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|_| path.as_os_str() != "-");
     let Some(name) = name else {
         return Err(Failure::invalid("say what the image shall be called")
-            .hint(format!("for example: forebay import {} {LOCAL_POOL}/disk1", path.display())));
+            .hint(format!("for example: forebay import {} {pool}/disk1", path.display())));
     };
-    ImageSpec::new(LOCAL_POOL, name).map_err(Failure::invalid)
+    ImageSpec::new(pool, name).map_err(Failure::invalid)
 }
 
 fn reading(error: std::io::Error, path: &Path) -> Failure {
@@ -165,7 +177,8 @@ fn import_here(direct: &Direct, import: Import, mut source: Source, path: &Path,
 
 /// Writes an image to a file or stream.
 pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<()> {
-    let path = options.path.unwrap_or_else(|| PathBuf::from(&options.image.image));
+    let image = options.names.image;
+    let path = options.names.path.unwrap_or_else(|| PathBuf::from(&image.image));
     let to_stdout = path.as_os_str() == "-";
     if to_stdout && output.is_json() {
         return Err(Failure::invalid("--format json and an export to standard output would mix"));
@@ -173,8 +186,8 @@ pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<(
     let bar = Bar::new(global, "Exporting", Counts::Bytes);
     let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
     let exported = with_session(global, |session| match session {
-        Session::Daemon(client) => export_through(client, &options.image, writer),
-        Session::Direct(direct) => export_here(direct, options.image, writer),
+        Session::Daemon(client) => export_through(client, &image, writer),
+        Session::Direct(direct) => export_here(direct, image, writer),
     })?;
     drop(bar);
     if to_stdout {

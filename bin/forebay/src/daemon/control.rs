@@ -119,6 +119,8 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/images", post(create_image))
         .route("/v1/images/{pool}", get(list_images))
         .route("/v1/images/{pool}/{image}", get(get_image).patch(update_image).delete(remove_image))
+        .route("/v1/images/{pool}/{image}/status", get(image_status))
+        .route("/v1/listings/{pool}", get(list_images_long))
         .route("/v1/images/{pool}/{image}/data", get(streams::export).put(streams::import))
         .route("/v1/names", get(list_pools))
         .route("/v1/names/{pool}", get(list_names))
@@ -177,7 +179,9 @@ async fn no_such_path(request: Request) -> Failure {
         list_images,
         list_pools,
         list_names,
+        list_images_long,
         get_image,
+        image_status,
         update_image,
         remove_image,
         pool_usage,
@@ -286,6 +290,22 @@ async fn update_image(
     responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn remove_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::RemoveImage(spec))).await
+}
+
+/// The images of a pool with their snapshots, locks and parents, in the shape of 'rbd ls -l --format json'
+#[utoipa::path(get, path = "/v1/listings/{pool}", params(("pool" = String, Path)), responses(
+    (status = 200, body = Vec<api::ImageListing>), (status = 404, body = ErrorBody)
+))]
+async fn list_images_long(State(app): State<App>, streamed: Streamed, Path(pool): Path<String>) -> Response {
+    app.run(streamed, ops::ListImagesLong { pool }).await
+}
+
+/// Who has an image open
+#[utoipa::path(get, path = "/v1/images/{pool}/{image}/status",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    responses((status = 200, body = api::ImageStatus), (status = 404, body = ErrorBody)))]
+async fn image_status(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetImageStatus(spec))).await
 }
 
 /// What each image of a pool takes up

@@ -1,16 +1,21 @@
 //! What is done with images as a whole: create, list, look at, resize, rename, remove.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_image as image;
 use forebay_reactor::yield_now;
 
 use super::Engine;
 use super::volumes::Reserved;
-use crate::api::{self, DiskUsage, ImageSummary, ImageUsage, UpdateImage};
+use crate::api::{
+    self, DiskUsage, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
+    UpdateImage,
+};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{ImageSpec, LOCAL_POOL, image_spec};
+use crate::timestamp::Timestamp;
 use crate::units::Size;
 
 /// Steps of progress that each image counts for in `du`.
@@ -46,6 +51,45 @@ impl Engine {
         Ok(images)
     }
 
+    /// The images of a pool by name, each followed by its snapshots.
+    pub async fn list_images_long(&self, pool: &str) -> Result<Vec<ImageListing>> {
+        let backend = self.pool(pool).await?;
+        let images = image::Images::of(&backend);
+        let mut names = images.list().await.map_err(|error| self.pool_failure(error, pool))?;
+        names.sort_unstable();
+        let mut listed = Vec::with_capacity(names.len());
+        for name in names {
+            match images.details(&name).await {
+                Ok(details) => listed.extend(list_one(&name, &details)),
+                // It has gone while the list is made.
+                Err(error) if error.kind() == forebay_block::ErrorKind::NotFound => {}
+                // One that is damaged hides no other; 'info' says the same of it.
+                Err(error) => tracing::warn!(pool, image = name, %error, "an image cannot be listed"),
+            }
+            // All of it may be in memory, and there may be thousands.
+            yield_now().await;
+        }
+        Ok(listed)
+    }
+
+    /// Who has an image open.
+    pub async fn image_status(&self, spec: &ImageSpec) -> Result<ImageStatus> {
+        let backend = self.pool(&spec.pool).await?;
+        let watchers = image::Images::of(&backend).watchers(&spec.image).await;
+        let watchers = watchers.map_err(|error| self.image_failure(error, spec))?.into_iter();
+        let exports = self.list_targets().into_iter();
+        Ok(ImageStatus {
+            watchers: watchers
+                .map(|watcher| ImageWatcher {
+                    address: watcher.address,
+                    client: watcher.client,
+                    cookie: watcher.cookie,
+                })
+                .collect(),
+            exports: exports.filter(|target| target.pool == spec.pool && target.image == spec.image).collect(),
+        })
+    }
+
     /// A new image, empty.
     pub async fn create_image(self: Rc<Self>, request: api::CreateImage) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
@@ -63,8 +107,9 @@ impl Engine {
     /// An image's size and layout.
     pub async fn image_info(&self, spec: &ImageSpec) -> Result<api::ImageInfo> {
         let backend = self.pool(&spec.pool).await?;
-        let info = image::info(&backend, &spec.image).await.map_err(|error| self.image_failure(error, spec))?;
-        Ok(describe(spec, &info))
+        let details = image::Images::of(&backend).details(&spec.image).await;
+        let details = details.map_err(|error| self.image_failure(error, spec))?;
+        Ok(describe(spec, &details))
     }
 
     /// Changes an image's size or name.
@@ -183,7 +228,8 @@ impl Engine {
             let volume = self.open_volume(&spec).await?;
             let usage =
                 volume.image.usage_with_progress(report).await.map_err(|error| self.image_failure(error, &spec))?;
-            images.push(ImageUsage { name, provisioned_size: usage.provisioned, used_size: usage.used });
+            let id = volume.image.id().to_owned();
+            images.push(ImageUsage { name, id, provisioned_size: usage.provisioned, used_size: usage.used });
             yield_now().await;
         }
         let sum = |part: fn(&ImageUsage) -> u64| images.iter().map(part).fold(0, u64::saturating_add);
@@ -219,7 +265,12 @@ impl Engine {
     }
 }
 
-fn describe(spec: &ImageSpec, info: &image::ImageInfo) -> api::ImageInfo {
+fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
+    let info = &details.info;
+    let time = |since: Option<Duration>| {
+        // As in `rbd`, 0 is not known.
+        since.map(|since| Timestamp(since.as_secs())).filter(|&time| time > Timestamp(0))
+    };
     api::ImageInfo {
         pool: spec.pool.clone(),
         name: spec.image.clone(),
@@ -228,44 +279,59 @@ fn describe(spec: &ImageSpec, info: &image::ImageInfo) -> api::ImageInfo {
         objects: info.objects(),
         order: info.order(),
         object_size: info.object_size,
+        data_pool: details.data_pool.clone(),
+        snapshot_count: details.snapshots.iter().filter(|snapshot| snapshot.info.by_user).count(),
         block_name_prefix: info.block_name_prefix.clone(),
         format: 2,
         features: info.features.names(),
-        snapshot_count: info.snapshots,
-        create_timestamp: info.created.map(|since| rfc3339(since.as_secs())),
+        op_features: details.op_feature_names(),
+        flags: details.flag_names(),
+        create_timestamp: time(info.created),
+        access_timestamp: time(info.accessed),
+        modify_timestamp: time(info.modified),
+        parent: details.parent.as_ref().map(parent),
     }
 }
 
-/// A time since 1970 in seconds as people and programs read it.
-fn rfc3339(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's civil_from_days: years begin in March, eras have 400 years.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+fn parent(parent: &image::ParentInfo) -> ImageParent {
+    ImageParent {
+        pool: parent.pool.clone(),
+        pool_namespace: parent.namespace.clone(),
+        image: parent.image.clone(),
+        id: parent.id.clone(),
+        snapshot: parent.snapshot.clone(),
+        trash: parent.trash,
+        overlap: parent.overlap,
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times() {
-        for (seconds, want) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_200, "2024-03-01T00:00:00Z"),
-            (4_102_444_799, "2099-12-31T23:59:59Z"),
-        ] {
-            assert_eq!(rfc3339(seconds), want);
-        }
-    }
+/// An image's entries in a long list: its own, and those of its snapshots.
+fn list_one(name: &str, details: &image::ImageDetails) -> Vec<ImageListing> {
+    let listed = |of: &Option<image::ParentInfo>| of.as_ref().map(|of| ListedParent::from(&parent(of)));
+    let head = ImageListing {
+        image: name.to_owned(),
+        id: details.info.id.clone(),
+        snapshot: None,
+        snapshot_id: None,
+        size: details.info.size,
+        parent: listed(&details.parent),
+        format: 2,
+        protected: None,
+        lock_type: details.lock.map(|lock| match lock {
+            image::LockKind::Exclusive => "exclusive".into(),
+            image::LockKind::Shared => "shared".into(),
+        }),
+    };
+    let snapshots = details.snapshots.iter().filter(|snapshot| snapshot.info.by_user);
+    let snapshots = snapshots.map(|snapshot| ImageListing {
+        snapshot: Some(snapshot.info.name.clone()),
+        snapshot_id: Some(snapshot.info.id),
+        size: snapshot.info.size,
+        parent: listed(&snapshot.parent),
+        protected: Some(snapshot.info.protected.to_string()),
+        lock_type: None,
+        ..head.clone()
+    });
+    let snapshots: Vec<_> = snapshots.collect();
+    [vec![head], snapshots].concat()
 }

@@ -1,0 +1,495 @@
+//! How commands name images: `POOL/IMAGE`, or as `rbd` also takes it, `--pool POOL --image NAME`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
+
+use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec};
+
+/// What every command on images takes beside the positional `POOL/IMAGE`.
+#[derive(Debug, Clone, Default, Args)]
+struct NameOptions {
+    /// The image's pool, where its spec does not say it
+    #[arg(short, long, value_name = "POOL")]
+    pool: Option<String>,
+
+    /// The image, instead of the positional one
+    #[arg(long = "image", value_name = "NAME")]
+    image: Option<String>,
+}
+
+impl NameOptions {
+    /// Returns the image that is named, if one is.
+    ///
+    /// # Errors
+    /// When it is named twice, in two pools, or by what can be no name.
+    fn image(&self, positional: Option<&str>) -> Result<Option<ImageSpec>, String> {
+        match (positional, &self.image) {
+            (Some(one), Some(other)) => {
+                Err(format!("'{one}' and '--image {other}' both name the image; leave one of them out"))
+            }
+            (Some(text), None) => in_pool(self.pool.as_deref(), text).map(Some),
+            (None, Some(text)) => in_pool(self.pool.as_deref(), text).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Returns the image that must be named.
+    fn required(&self, positional: Option<&str>) -> Result<ImageSpec, String> {
+        self.image(positional)?.ok_or_else(|| match &self.pool {
+            Some(pool) => format!("'--pool {pool}' names no image; add '--image NAME', or write {pool}/NAME instead"),
+            None => {
+                format!("no image is named; write POOL/IMAGE, for example {LOCAL_POOL}/disk1, or --pool and --image")
+            }
+        })
+    }
+
+    /// Returns the pool of an image that is not named.
+    fn pool(&self) -> Result<Option<String>, String> {
+        self.pool.as_ref().map(|pool| pool.parse::<PoolSpec>().map(|PoolSpec(pool)| pool)).transpose()
+    }
+}
+
+/// Reads an image spec; one without a pool is in `pool`, or else in the default one.
+///
+/// # Errors
+/// When it names another pool than `pool`.
+fn in_pool(pool: Option<&str>, text: &str) -> Result<ImageSpec, String> {
+    let Some(pool) = pool else { return text.parse() };
+    let PoolSpec(pool) = pool.parse()?;
+    if !text.contains('/') {
+        return format!("{pool}/{text}").parse();
+    }
+    let spec: ImageSpec = text.parse()?;
+    if spec.pool != pool {
+        return Err(format!("'{text}' and '--pool {pool}' name different pools; leave one of them out"));
+    }
+    Ok(spec)
+}
+
+/// The pool that a positional argument and `--pool` name, which must agree.
+fn one_pool(positional: Option<&str>, option: Option<&str>) -> Result<Option<String>, String> {
+    let parse = |text: &str| text.parse::<PoolSpec>().map(|PoolSpec(pool)| pool);
+    match (positional.map(parse).transpose()?, option.map(parse).transpose()?) {
+        (Some(one), Some(other)) if one != other => {
+            Err(format!("'{one}' and '--pool {other}' name different pools; leave one of them out"))
+        }
+        (one, other) => Ok(one.or(other)),
+    }
+}
+
+/// Makes a type that clap reads by way of another, whose arguments mean something only together.
+macro_rules! read_by_way_of {
+    ($raw:ty => $made:ty) => {
+        impl FromArgMatches for $made {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+                let raw = <$raw>::from_arg_matches(matches)?;
+                <$made>::try_from(raw).map_err(|text| clap::Error::raw(ErrorKind::ValueValidation, text))
+            }
+
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+                *self = Self::from_arg_matches(matches)?;
+                Ok(())
+            }
+        }
+
+        impl Args for $made {
+            fn augment_args(command: Command) -> Command {
+                <$raw>::augment_args(command)
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                <$raw>::augment_args_for_update(command)
+            }
+        }
+    };
+}
+
+/// A command's only image.
+#[derive(Debug, Clone)]
+pub struct OneImage {
+    /// The image.
+    pub image: ImageSpec,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedImage {
+    /// The image, POOL/IMAGE
+    #[arg(value_name = "IMAGE")]
+    spec: Option<String>,
+    #[command(flatten)]
+    options: NameOptions,
+}
+
+impl TryFrom<TypedImage> for OneImage {
+    type Error = String;
+
+    fn try_from(typed: TypedImage) -> Result<Self, String> {
+        Ok(Self { image: typed.options.required(typed.spec.as_deref())? })
+    }
+}
+
+read_by_way_of!(TypedImage => OneImage);
+
+/// An image, or none.
+#[derive(Debug, Clone)]
+pub struct MaybeImage {
+    /// The image.
+    pub image: Option<ImageSpec>,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedMaybe {
+    /// An image, POOL/IMAGE, whose watchers are wanted instead
+    #[arg(value_name = "IMAGE")]
+    spec: Option<String>,
+    #[command(flatten)]
+    options: NameOptions,
+}
+
+impl TryFrom<TypedMaybe> for MaybeImage {
+    type Error = String;
+
+    fn try_from(TypedMaybe { spec, options }: TypedMaybe) -> Result<Self, String> {
+        let image = match options.pool.is_some() {
+            true => Some(options.required(spec.as_deref())?),
+            false => options.image(spec.as_deref())?,
+        };
+        Ok(Self { image })
+    }
+}
+
+read_by_way_of!(TypedMaybe => MaybeImage);
+
+/// A pool.
+#[derive(Debug, Clone)]
+pub struct OnePool {
+    /// Its name.
+    pub pool: String,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedPool {
+    /// The pool [default: local]
+    #[arg(value_name = "POOL")]
+    name: Option<String>,
+
+    /// The same
+    #[arg(short, long, value_name = "POOL")]
+    pool: Option<String>,
+}
+
+impl TryFrom<TypedPool> for OnePool {
+    type Error = String;
+
+    fn try_from(typed: TypedPool) -> Result<Self, String> {
+        let pool = one_pool(typed.name.as_deref(), typed.pool.as_deref())?;
+        Ok(Self { pool: pool.unwrap_or_else(|| LOCAL_POOL.into()) })
+    }
+}
+
+read_by_way_of!(TypedPool => OnePool);
+
+/// What `du` is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DuTarget {
+    /// All images of a pool.
+    Pool(String),
+    /// One image.
+    Image(ImageSpec),
+    /// A bare name: a pool, or if there is none of that name, the image of the default pool.
+    PoolOrImage(String),
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedDuTarget {
+    /// An image, POOL/IMAGE, or all those of a POOL; a name that no pool has is an image of the pool local
+    /// [default: local]
+    #[arg(value_name = "POOL[/IMAGE]")]
+    spec: Option<String>,
+    #[command(flatten)]
+    options: NameOptions,
+}
+
+impl TryFrom<TypedDuTarget> for DuTarget {
+    type Error = String;
+
+    fn try_from(TypedDuTarget { spec, options }: TypedDuTarget) -> Result<Self, String> {
+        let Some(text) = spec.as_deref().filter(|_| options.image.is_none()) else {
+            return Ok(match options.image(spec.as_deref())? {
+                Some(image) => DuTarget::Image(image),
+                None => DuTarget::Pool(options.pool()?.unwrap_or_else(|| LOCAL_POOL.into())),
+            });
+        };
+        if text.ends_with('/') {
+            let pool = one_pool(Some(text), options.pool.as_deref())?;
+            return Ok(DuTarget::Pool(pool.unwrap_or_else(|| LOCAL_POOL.into())));
+        }
+        if text.contains('/') || options.pool.is_some() {
+            return options.required(Some(text)).map(DuTarget::Image);
+        }
+        let PoolSpec(name) = text.parse()?;
+        Ok(DuTarget::PoolOrImage(name))
+    }
+}
+
+read_by_way_of!(TypedDuTarget => DuTarget);
+
+/// An image and its new name.
+#[derive(Debug, Clone)]
+pub struct Renamed {
+    /// The image.
+    pub image: ImageSpec,
+    /// Its new name.
+    pub to: ImageSpec,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedRenamed {
+    /// The image, POOL/IMAGE
+    #[arg(value_name = "IMAGE")]
+    first: Option<String>,
+
+    /// Its new name, POOL/IMAGE in the same pool
+    #[arg(value_name = "TO")]
+    second: Option<String>,
+    #[command(flatten)]
+    options: NameOptions,
+
+    /// Its new name, instead of the positional one
+    #[arg(long, value_name = "NAME")]
+    dest: Option<String>,
+}
+
+impl TryFrom<TypedRenamed> for Renamed {
+    type Error = String;
+
+    fn try_from(TypedRenamed { first, second, options, dest }: TypedRenamed) -> Result<Self, String> {
+        // With --image, the only positional argument is the new name.
+        let (image, to) = match (options.image.is_some(), second) {
+            (true, None) => (None, first),
+            (_, second) => (first, second),
+        };
+        let image = options.required(image.as_deref())?;
+        let to = match (to, dest) {
+            (Some(one), Some(other)) => {
+                return Err(format!("'{one}' and '--dest {other}' both name the new name; leave one of them out"));
+            }
+            (to, dest) => to.or(dest).ok_or("the new name is missing: write it after the image, or as --dest NAME")?,
+        };
+        Ok(Self { image, to: in_pool(options.pool.as_deref().filter(|_| !to.contains('/')), &to)? })
+    }
+}
+
+read_by_way_of!(TypedRenamed => Renamed);
+
+/// A file, and the image that is made of it.
+#[derive(Debug, Clone)]
+pub struct Imported {
+    /// A file or block device, or `-` for standard input.
+    pub path: PathBuf,
+    /// The new image; named after the file if left out.
+    pub image: Option<ImageSpec>,
+    /// Its pool if it is named after the file.
+    pub pool: Option<String>,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedImported {
+    /// A file or block device, or - for standard input
+    #[arg(value_hint = ValueHint::FilePath)]
+    path: PathBuf,
+
+    /// The new image, POOL/IMAGE [default: the file's name in the pool local]
+    #[arg(value_name = "IMAGE")]
+    spec: Option<String>,
+    #[command(flatten)]
+    options: NameOptions,
+}
+
+impl TryFrom<TypedImported> for Imported {
+    type Error = String;
+
+    fn try_from(TypedImported { path, spec, options }: TypedImported) -> Result<Self, String> {
+        Ok(Self { path, image: options.image(spec.as_deref())?, pool: options.pool()? })
+    }
+}
+
+read_by_way_of!(TypedImported => Imported);
+
+/// An image, and the file that it is written to.
+#[derive(Debug, Clone)]
+pub struct Exported {
+    /// The image.
+    pub image: ImageSpec,
+    /// A new file, a block device, or `-` for standard output; named after the image if left out.
+    pub path: Option<PathBuf>,
+}
+
+/// As it is typed.
+#[derive(Debug, Args)]
+struct TypedExported {
+    /// The image, POOL/IMAGE
+    #[arg(value_name = "IMAGE")]
+    first: Option<OsString>,
+
+    /// A new file, a block device, or - for standard output [default: the image's name]
+    #[arg(value_name = "PATH", value_hint = ValueHint::FilePath)]
+    second: Option<PathBuf>,
+    #[command(flatten)]
+    options: NameOptions,
+}
+
+impl TryFrom<TypedExported> for Exported {
+    type Error = String;
+
+    fn try_from(TypedExported { first, second, options }: TypedExported) -> Result<Self, String> {
+        // With --image, the only positional argument is the file.
+        if options.image.is_some() && second.is_none() {
+            return Ok(Self { image: options.required(None)?, path: first.map(PathBuf::from) });
+        }
+        let not_text = |name: OsString| format!("'{}' is no text, as an image's name must be", name.display());
+        let first = first.map(|name| name.into_string().map_err(not_text)).transpose()?;
+        Ok(Self { image: options.required(first.as_deref())?, path: second })
+    }
+}
+
+read_by_way_of!(TypedExported => Exported);
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// Reads arguments as a command does; what is wrong with them otherwise.
+    fn read<T: Args>(arguments: &[&str]) -> Result<T, String> {
+        #[derive(Parser)]
+        struct Program<T: Args> {
+            #[command(flatten)]
+            arguments: T,
+        }
+        let read = Program::<T>::try_parse_from([&["x"], arguments].concat());
+        read.map(|program| program.arguments).map_err(|error| {
+            assert_eq!(error.exit_code(), 2);
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn one_image_in_every_way() {
+        for (arguments, want) in [
+            (&["a"][..], "local/a"),
+            (&["rbd/a"], "rbd/a"),
+            (&["-p", "rbd", "a"], "rbd/a"),
+            (&["--pool", "rbd", "rbd/a"], "rbd/a"),
+            (&["--image", "a"], "local/a"),
+            (&["--image", "rbd/a"], "rbd/a"),
+            (&["-p", "rbd", "--image", "a"], "rbd/a"),
+            (&["-p", "rados:rbd", "--image", "a"], "rbd/a"),
+            (&["-p", "rados:local", "--image", "a"], "rados:local/a"),
+        ] {
+            let read: OneImage = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+            assert_eq!(read.image.to_string(), want, "{arguments:?}");
+        }
+        for (arguments, says) in [
+            (&[][..], "no image is named"),
+            (&["-p", "rbd"], "names no image"),
+            (&["a", "--image", "b"], "both name the image"),
+            (&["a", "--image", "a"], "both name the image"),
+            (&["-p", "other", "rbd/a"], "different pools"),
+            (&["-p", "a/b", "x"], "no name may"),
+            (&["-p", "", "x"], "empty"),
+            (&["-p", "rbd", "--image", "a@s"], "snapshot"),
+        ] {
+            let said = read::<OneImage>(arguments).expect_err("wrong");
+            assert!(said.contains(says), "{arguments:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn status_of_the_daemon_or_of_an_image() {
+        let image = |arguments| read::<MaybeImage>(arguments).map(|read| read.image.map(|image| image.to_string()));
+        assert_eq!(image(&[]), Ok(None));
+        assert_eq!(image(&["a"]), Ok(Some("local/a".into())));
+        assert_eq!(image(&["-p", "rbd", "--image", "a"]), Ok(Some("rbd/a".into())));
+        assert!(image(&["-p", "rbd"]).is_err());
+    }
+
+    #[test]
+    fn a_pool_in_every_way() {
+        let pool = |arguments| read::<OnePool>(arguments).map(|read| read.pool);
+        for (arguments, want) in [
+            (&[][..], "local"),
+            (&["rbd"], "rbd"),
+            (&["rbd/"], "rbd"),
+            (&["-p", "rbd"], "rbd"),
+            (&["-p", "x", "x"], "x"),
+        ] {
+            assert_eq!(pool(arguments).as_deref(), Ok(want), "{arguments:?}");
+        }
+        assert!(pool(&["-p", "x", "y"]).expect_err("two").contains("different pools"));
+    }
+
+    #[test]
+    fn what_du_is_asked_about() {
+        let image = |text: &str| DuTarget::Image(text.parse().expect("a spec"));
+        for (arguments, want) in [
+            (&[][..], DuTarget::Pool("local".into())),
+            (&["ram/"], DuTarget::Pool("ram".into())),
+            (&["-p", "ram"], DuTarget::Pool("ram".into())),
+            (&["ram/x"], image("ram/x")),
+            (&["x"], DuTarget::PoolOrImage("x".into())),
+            (&["-p", "ram", "x"], image("ram/x")),
+            (&["--image", "x"], image("local/x")),
+            (&["-p", "ram", "--image", "x"], image("ram/x")),
+        ] {
+            assert_eq!(read::<DuTarget>(arguments).as_ref(), Ok(&want), "{arguments:?}");
+        }
+        for arguments in [&["/"][..], &["x", "--image", "y"], &["-p", "a", "b/"], &["-p", "a", "b/c"], &["x@y"]] {
+            assert!(read::<DuTarget>(arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn two_things_of_which_one_is_an_image() {
+        let renamed = |arguments| read::<Renamed>(arguments).map(|read| (read.image.to_string(), read.to.to_string()));
+        let want = Ok(("rbd/a".to_owned(), "rbd/b".to_owned()));
+        for arguments in [
+            &["rbd/a", "rbd/b"][..],
+            &["-p", "rbd", "a", "b"],
+            &["-p", "rbd", "--image", "a", "b"],
+            &["-p", "rbd", "--image", "a", "--dest", "b"],
+            &["rbd/a", "--dest", "rbd/b"],
+        ] {
+            assert_eq!(renamed(arguments), want, "{arguments:?}");
+        }
+        for arguments in [&["a"][..], &["--image", "a"], &["a", "b", "--image", "c"], &["a", "b", "--dest", "c"]] {
+            assert!(renamed(arguments).is_err(), "{arguments:?}");
+        }
+
+        let exported = |arguments| read::<Exported>(arguments).map(|read| (read.image.to_string(), read.path));
+        let want = Ok(("rbd/a".to_owned(), Some(PathBuf::from("file"))));
+        for arguments in [&["rbd/a", "file"][..], &["-p", "rbd", "a", "file"], &["-p", "rbd", "--image", "a", "file"]] {
+            assert_eq!(exported(arguments), want, "{arguments:?}");
+        }
+        assert_eq!(exported(&["--image", "a"]), Ok(("local/a".to_owned(), None)));
+        assert!(exported(&["a", "file", "--image", "b"]).is_err());
+
+        let imported =
+            |arguments| read::<Imported>(arguments).map(|read| (read.image.map(|i| i.to_string()), read.pool));
+        assert_eq!(imported(&["file"]), Ok((None, None)));
+        assert_eq!(imported(&["file", "-p", "rbd"]), Ok((None, Some("rbd".into()))));
+        assert_eq!(imported(&["file", "-p", "rbd", "a"]), Ok((Some("rbd/a".into()), Some("rbd".into()))));
+        assert_eq!(imported(&["file", "--image", "a"]), Ok((Some("local/a".into()), None)));
+        assert!(imported(&["file", "a", "--image", "b"]).is_err());
+    }
+}

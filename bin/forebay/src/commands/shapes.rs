@@ -1,0 +1,314 @@
+//! The shapes of `rbd`: what it prints of images, key for key and column for column.
+
+use serde::Serialize;
+
+use crate::api::{DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus};
+use crate::timestamp::Timestamp;
+use crate::units::rbd_size;
+
+/// An image as `rbd info --format json` prints it; keys that `rbd` has not come last.
+#[derive(Debug, Serialize)]
+pub struct Info<'a> {
+    name: &'a str,
+    id: &'a str,
+    size: u64,
+    objects: u64,
+    order: u8,
+    object_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_pool: Option<&'a str>,
+    snapshot_count: usize,
+    block_name_prefix: &'a str,
+    format: u8,
+    features: &'a [String],
+    op_features: &'a [String],
+    flags: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    create_timestamp: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    access_timestamp: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modify_timestamp: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<&'a ImageParent>,
+    pool: &'a str,
+}
+
+impl<'a> From<&'a ImageInfo> for Info<'a> {
+    fn from(info: &'a ImageInfo) -> Self {
+        let local = |time: Option<Timestamp>| time.map(Timestamp::local_text);
+        Self {
+            name: &info.name,
+            id: &info.id,
+            size: info.size,
+            objects: info.objects,
+            order: info.order,
+            object_size: info.object_size,
+            data_pool: info.data_pool.as_deref(),
+            snapshot_count: info.snapshot_count,
+            block_name_prefix: &info.block_name_prefix,
+            format: info.format,
+            features: &info.features,
+            op_features: &info.op_features,
+            flags: &info.flags,
+            create_timestamp: local(info.create_timestamp),
+            access_timestamp: local(info.access_timestamp),
+            modify_timestamp: local(info.modify_timestamp),
+            parent: info.parent.as_ref(),
+            pool: &info.pool,
+        }
+    }
+}
+
+impl Info<'_> {
+    /// Writes it as `rbd info` does.
+    pub fn text(&self) -> String {
+        let mut rows = vec![
+            format!("size {} in {} objects", rbd_size(self.size), self.objects),
+            format!("order {} ({} objects)", self.order, rbd_size(self.object_size)),
+            format!("snapshot_count: {}", self.snapshot_count),
+            format!("id: {}", self.id),
+        ];
+        rows.extend(self.data_pool.map(|pool| format!("data_pool: {pool}")));
+        rows.push(format!("block_name_prefix: {}", self.block_name_prefix));
+        rows.push(format!("format: {}", self.format));
+        rows.push(format!("features: {}", self.features.join(", ")));
+        rows.push(format!("op_features: {}", self.op_features.join(", ")));
+        rows.push(format!("flags: {}", self.flags.join(", ")));
+        let times = [
+            ("create_timestamp", &self.create_timestamp),
+            ("access_timestamp", &self.access_timestamp),
+            ("modify_timestamp", &self.modify_timestamp),
+        ];
+        rows.extend(times.iter().filter_map(|(name, time)| Some(format!("{name}: {}", time.as_ref()?))));
+        if let Some(parent) = self.parent {
+            let trash = if parent.trash { format!(" (trash {})", parent.id) } else { String::new() };
+            rows.push(format!("parent: {}{trash}", crate::api::ListedParent::from(parent).spec()));
+            rows.push(format!("overlap: {}", rbd_size(parent.overlap)));
+        }
+        let rows: String = rows.iter().map(|row| format!("\t{row}\n")).collect();
+        format!("rbd image '{}':\n{rows}", self.name)
+    }
+}
+
+/// Writes a list as `rbd ls -l` does.
+pub fn listing(images: &[ImageListing]) -> String {
+    let rows = images.iter().map(|listed| {
+        let name = match &listed.snapshot {
+            Some(snapshot) => format!("{}@{snapshot}", listed.image),
+            None => listed.image.clone(),
+        };
+        let lock = match listed.lock_type.as_deref() {
+            Some("exclusive") => "excl",
+            Some(_) => "shr",
+            None => "",
+        };
+        [
+            name,
+            rbd_size(listed.size),
+            listed.parent.as_ref().map(|parent| parent.spec()).unwrap_or_default(),
+            listed.format.to_string(),
+            if listed.protected.as_deref() == Some("true") { "yes".into() } else { String::new() },
+            lock.into(),
+        ]
+    });
+    table(["NAME", "SIZE", "PARENT", "FMT", "PROT", "LOCK"], [1, 3], rows)
+}
+
+/// Writes what images take up as `rbd du` does.
+pub fn usage(usage: &DiskUsage) -> String {
+    let row = |name: &str, provisioned, used| [name.to_owned(), rbd_size(provisioned), rbd_size(used)];
+    let mut rows: Vec<_> =
+        usage.images.iter().map(|image| row(&image.name, image.provisioned_size, image.used_size)).collect();
+    if rows.len() > 1 {
+        rows.push(row("<TOTAL>", usage.total_provisioned_size, usage.total_used_size));
+    }
+    table(["NAME", "PROVISIONED", "USED"], [1, 2], rows)
+}
+
+/// Writes who watches an image as `rbd status` does.
+pub fn watchers(status: &ImageStatus) -> String {
+    if status.watchers.is_empty() {
+        return "Watchers: none\n".into();
+    }
+    let line = |watcher: &crate::api::ImageWatcher| {
+        format!("\twatcher={} client.{} cookie={}\n", watcher.address, watcher.client, watcher.cookie)
+    };
+    format!("Watchers:\n{}", status.watchers.iter().map(line).collect::<String>())
+}
+
+/// Lays out a table as Ceph's programs do: titles to the left, the last column padded as well, nothing where there are no
+/// rows.
+fn table<const N: usize>(titles: [&str; N], right: [usize; 2], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let rows: Vec<_> = rows.into_iter().collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([titles[column].len()]).max().unwrap_or(0)
+    };
+    let widths: [usize; N] = std::array::from_fn(width);
+    let mut text =
+        titles.iter().zip(widths).map(|(title, width)| format!("{title:<width$}")).collect::<Vec<_>>().join("  ");
+    for row in &rows {
+        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| match right.contains(&column) {
+            true => format!("{cell:>width$}"),
+            false => format!("{cell:<width$}"),
+        });
+        text.push('\n');
+        text.push_str(&cells.collect::<Vec<_>>().join("  "));
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{ImageUsage, ImageWatcher, ListedParent};
+
+    fn listed(image: &str, size: u64) -> ImageListing {
+        ImageListing {
+            image: image.into(),
+            id: "1015d79e38d3".into(),
+            snapshot: None,
+            snapshot_id: None,
+            size,
+            parent: None,
+            format: 2,
+            protected: None,
+            lock_type: None,
+        }
+    }
+
+    /// What `rbd ls -l` 16.2 printed.
+    #[test]
+    fn a_list_byte_for_byte() {
+        let snapshot = |name: &str, id, protected: &str| ImageListing {
+            snapshot: Some(name.into()),
+            snapshot_id: Some(id),
+            protected: Some(protected.into()),
+            ..listed("a", 100 << 20)
+        };
+        let parent = ListedParent {
+            pool: "rbd".into(),
+            pool_namespace: String::new(),
+            image: "a".into(),
+            snapshot: "s1".into(),
+        };
+        let images = [
+            listed("a", 100 << 20),
+            snapshot("s1", 4, "true"),
+            snapshot("s2", 5, "false"),
+            ImageListing { lock_type: Some("exclusive".into()), ..listed("b", 10 << 20) },
+            ImageListing { parent: Some(parent.clone()), ..listed("c", 100 << 20) },
+            listed("o", 5_120_000),
+        ];
+        let want = [
+            "NAME  SIZE     PARENT    FMT  PROT  LOCK",
+            "a     100 MiB              2            ",
+            "a@s1  100 MiB              2  yes       ",
+            "a@s2  100 MiB              2            ",
+            "b      10 MiB              2        excl",
+            "c     100 MiB  rbd/a@s1    2            ",
+            "o     4.9 MiB              2            ",
+            "",
+        ];
+        assert_eq!(listing(&images), want.join("\n"));
+        assert_eq!(listing(&[]), "");
+        assert_eq!(ListedParent { pool_namespace: "ns".into(), ..parent }.spec(), "rbd/ns/a@s1");
+        let json = serde_json::to_string(&images[1]).expect("JSON");
+        let want = r#"{"image":"a","id":"1015d79e38d3","snapshot":"s1","snapshot_id":4,"size":104857600,"format":2,"protected":"true"}"#;
+        assert_eq!(json, want);
+    }
+
+    /// What `rbd du` 16.2 printed.
+    #[test]
+    fn usage_byte_for_byte() {
+        let image = |name: &str, provisioned_size, used_size| ImageUsage {
+            name: name.into(),
+            id: "1".into(),
+            provisioned_size,
+            used_size,
+        };
+        let one =
+            DiskUsage { images: vec![image("o", 5_120_000, 0)], total_provisioned_size: 5_120_000, total_used_size: 0 };
+        assert_eq!(usage(&one), "NAME  PROVISIONED  USED\no         4.9 MiB   0 B\n");
+        let two = DiskUsage {
+            images: vec![image("a", 100 << 20, 4 << 20), image("b", 10 << 20, 0)],
+            total_provisioned_size: 110 << 20,
+            total_used_size: 4 << 20,
+        };
+        let want = [
+            "NAME     PROVISIONED  USED ",
+            "a            100 MiB  4 MiB",
+            "b             10 MiB    0 B",
+            "<TOTAL>      110 MiB  4 MiB",
+            "",
+        ];
+        assert_eq!(usage(&two), want.join("\n"));
+    }
+
+    /// What `rbd status` 16.2 printed.
+    #[test]
+    fn watchers_byte_for_byte() {
+        let watcher =
+            ImageWatcher { address: "127.0.0.1:0/2719492090".into(), client: 4328, cookie: 93_876_820_201_264 };
+        let status = |watchers| ImageStatus { watchers, exports: Vec::new() };
+        let want = "Watchers:\n\twatcher=127.0.0.1:0/2719492090 client.4328 cookie=93876820201264\n";
+        assert_eq!(watchers(&status(vec![watcher])), want);
+        assert_eq!(watchers(&status(Vec::new())), "Watchers: none\n");
+    }
+
+    /// What `rbd info` 16.2 printed of a clone, but for the times, which depend on where one is.
+    #[test]
+    fn an_image_line_for_line() {
+        let info = ImageInfo {
+            pool: "rbd".into(),
+            name: "c".into(),
+            id: "101f31f0f504".into(),
+            size: 100 << 20,
+            objects: 25,
+            order: 22,
+            object_size: 4 << 20,
+            data_pool: None,
+            snapshot_count: 0,
+            block_name_prefix: "rbd_data.101f31f0f504".into(),
+            format: 2,
+            features: vec!["layering".into(), "exclusive-lock".into()],
+            op_features: vec!["clone-child".into()],
+            flags: vec![],
+            create_timestamp: None,
+            access_timestamp: None,
+            modify_timestamp: Some(Timestamp(0)),
+            parent: Some(ImageParent {
+                pool: "rbd".into(),
+                pool_namespace: String::new(),
+                image: "a".into(),
+                id: "1015d79e38d3".into(),
+                snapshot: "s1".into(),
+                trash: false,
+                overlap: 100 << 20,
+            }),
+        };
+        let time = format!("\tmodify_timestamp: {}", Timestamp(0).local_text());
+        let want = [
+            "rbd image 'c':",
+            "\tsize 100 MiB in 25 objects",
+            "\torder 22 (4 MiB objects)",
+            "\tsnapshot_count: 0",
+            "\tid: 101f31f0f504",
+            "\tblock_name_prefix: rbd_data.101f31f0f504",
+            "\tformat: 2",
+            "\tfeatures: layering, exclusive-lock",
+            "\top_features: clone-child",
+            "\tflags: ",
+            &time,
+            "\tparent: rbd/a@s1",
+            "\toverlap: 100 MiB",
+            "",
+        ];
+        assert_eq!(Info::from(&info).text(), want.join("\n"));
+    }
+}
