@@ -259,6 +259,8 @@ pub struct GetUsage {
     pub pool: String,
     /// Only this image.
     pub image: Option<String>,
+    /// Count bytes, of images alone, also where `rbd` counts objects.
+    pub exact: bool,
 }
 
 impl Operation for GetUsage {
@@ -270,11 +272,14 @@ impl Operation for GetUsage {
             target.push('/');
             target.push_str(&uri_encode(image, false));
         }
+        if self.exact {
+            target.push_str("?exact=true");
+        }
         Route::new("GET", target)
     }
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::DiskUsage> {
-        engine.disk_usage(&self.pool, self.image.as_deref(), progress).await
+        engine.disk_usage(&self.pool, self.image.as_deref(), self.exact, progress).await
     }
 }
 

@@ -28,6 +28,7 @@ mod requests;
 mod reserved;
 mod resize;
 mod session;
+mod usage;
 mod window;
 mod wire;
 
@@ -44,6 +45,7 @@ pub use info::{
 };
 pub use metadata::METADATA_VALUE_MAX;
 pub use session::KeptLock;
+pub use usage::SnapshotUsage;
 
 /// Objects of 4 MiB, as everywhere in RBD.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;

@@ -55,6 +55,43 @@ fn where_a_clone_comes_from_and_who_has_it_open() {
 }
 
 #[test]
+fn what_each_snapshot_takes_up() {
+    run(async {
+        let cluster = cluster(12, 1);
+        let a = cluster.client().pool(POOL);
+        for (name, features) in [("mapped", Features::RBD_DEFAULT), ("plain", Features::LAYERING)] {
+            let options = CreateOptions { features: Some(features), ..of_size(5 * OBJECT + 1000) };
+            forebay_image::create(&a, name, options).await.expect("created");
+            let written = async |objects: &[u64]| {
+                let image = open(&a, name).await;
+                for &object in objects {
+                    write(&image, object * OBJECT, b"some").await;
+                }
+                image.close().await;
+            };
+            written(&[0, 1, 5]).await;
+            take_snapshot(&a, name, "first", None).await;
+            written(&[1, 2]).await;
+            take_snapshot(&a, name, "second", None).await;
+            take_snapshot(&a, name, "third", None).await;
+            written(&[2]).await;
+            let image = open(&a, name).await;
+            image.submit(Request::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
+            let mut told = Vec::new();
+            let usage = image.usage_by_snapshot(|now| told.push((now.done, now.total))).await.expect("usage");
+            let named = usage.iter().map(|part| {
+                assert_eq!(part.usage.provisioned, 5 * OBJECT + 1000);
+                (part.snapshot.as_ref().map_or("", |snapshot| &snapshot.name[..]), part.usage.used)
+            });
+            let want = [("first", 2 * OBJECT + 1000), ("second", 2 * OBJECT), ("third", 0), ("", OBJECT)];
+            assert_eq!(named.collect::<Vec<_>>(), want, "{name}");
+            assert!(told.is_sorted() && told.last().is_some_and(|last| last.0 == last.1), "{name}: {told:?}");
+            image.close().await;
+        }
+    });
+}
+
+#[test]
 fn clones_read_through_and_copy_up() {
     run(async {
         let cluster = cluster(10, 1);

@@ -27,7 +27,7 @@ pub struct ImageInfo {
     /// The pool of its data, where that is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_pool: Option<String>,
-    /// Snapshots that users made.
+    /// Snapshots, those of groups among them.
     pub snapshot_count: usize,
     /// What the names of its data objects begin with.
     pub block_name_prefix: String,
@@ -167,21 +167,27 @@ pub struct ImageWatcher {
 /// What `du` shows.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct DiskUsage {
-    /// Each image.
+    /// Each image, after its snapshots.
     pub images: Vec<ImageUsage>,
     /// The sizes of the images together.
     pub total_provisioned_size: u64,
-    /// What is stored of them together.
+    /// What is stored of them and of their snapshots together.
     pub total_used_size: u64,
 }
 
-/// What one image takes up.
+/// What one image takes up, or one of its snapshots.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageUsage {
-    /// Its name.
+    /// The image's name.
     pub name: String,
     /// Its id within the pool.
     pub id: String,
+    /// The snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Its number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<u64>,
     /// Its size.
     pub provisioned_size: u64,
     /// What is stored of it.

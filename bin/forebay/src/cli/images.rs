@@ -118,7 +118,7 @@ pub struct Du {
     #[command(flatten)]
     pub target: DuTarget,
 
-    /// Count what is stored to the byte, not by objects: as is always done, where rbd does it when told so
+    /// Count bytes, of images without their snapshots; otherwise whole objects are counted in a Ceph pool, as rbd does
     #[arg(long)]
     pub exact: bool,
 }

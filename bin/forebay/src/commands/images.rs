@@ -77,7 +77,8 @@ pub fn du(global: &Global, output: Output, options: Du) -> Result<()> {
     let bar = Bar::new(global, "Counting", Counts::Steps);
     let usage = with_session(global, |session| {
         let usage = |pool: &str, image: Option<&str>| {
-            session.call(GetUsage { pool: pool.into(), image: image.map(Into::into) }, |now| bar.show(now))
+            let (pool, image, exact) = (pool.into(), image.map(Into::into), options.exact);
+            session.call(GetUsage { pool, image, exact }, |now| bar.show(now))
         };
         match &options.target {
             DuTarget::Pool(pool) => usage(pool, None),

@@ -94,17 +94,13 @@ impl Info<'_> {
 /// Writes a list as `rbd ls -l` does.
 pub fn listing(images: &[ImageListing]) -> String {
     let rows = images.iter().map(|listed| {
-        let name = match &listed.snapshot {
-            Some(snapshot) => format!("{}@{snapshot}", listed.image),
-            None => listed.image.clone(),
-        };
         let lock = match listed.lock_type.as_deref() {
             Some("exclusive") => "excl",
             Some(_) => "shr",
             None => "",
         };
         [
-            name,
+            snapshot_name(&listed.image, &listed.snapshot),
             rbd_size(listed.size),
             listed.parent.as_ref().map(|parent| parent.spec()).unwrap_or_default(),
             listed.format.to_string(),
@@ -115,13 +111,22 @@ pub fn listing(images: &[ImageListing]) -> String {
     table(["NAME", "SIZE", "PARENT", "FMT", "PROT", "LOCK"], [1, 3], rows)
 }
 
+fn snapshot_name(image: &str, snapshot: &Option<String>) -> String {
+    match snapshot {
+        Some(snapshot) => format!("{image}@{snapshot}"),
+        None => image.to_owned(),
+    }
+}
+
 /// Writes what images take up as `rbd du` does.
 pub fn usage(usage: &DiskUsage) -> String {
-    let row = |name: &str, provisioned, used| [name.to_owned(), rbd_size(provisioned), rbd_size(used)];
-    let mut rows: Vec<_> =
-        usage.images.iter().map(|image| row(&image.name, image.provisioned_size, image.used_size)).collect();
+    let row = |name: String, provisioned, used| [name, rbd_size(provisioned), rbd_size(used)];
+    let images = usage.images.iter();
+    let mut rows: Vec<_> = images
+        .map(|image| row(snapshot_name(&image.name, &image.snapshot), image.provisioned_size, image.used_size))
+        .collect();
     if rows.len() > 1 {
-        rows.push(row("<TOTAL>", usage.total_provisioned_size, usage.total_used_size));
+        rows.push(row("<TOTAL>".into(), usage.total_provisioned_size, usage.total_used_size));
     }
     table(["NAME", "PROVISIONED", "USED"], [1, 2], rows)
 }
@@ -229,19 +234,23 @@ mod tests {
         let image = |name: &str, provisioned_size, used_size| ImageUsage {
             name: name.into(),
             id: "1".into(),
+            snapshot: None,
+            snapshot_id: None,
             provisioned_size,
             used_size,
         };
         let one =
             DiskUsage { images: vec![image("o", 5_120_000, 0)], total_provisioned_size: 5_120_000, total_used_size: 0 };
         assert_eq!(usage(&one), "NAME  PROVISIONED  USED\no         4.9 MiB   0 B\n");
+        let snapshot = ImageUsage { snapshot: Some("s1".into()), snapshot_id: Some(4), ..image("a", 100 << 20, 0) };
         let two = DiskUsage {
-            images: vec![image("a", 100 << 20, 4 << 20), image("b", 10 << 20, 0)],
+            images: vec![snapshot, image("a", 100 << 20, 4 << 20), image("b", 10 << 20, 0)],
             total_provisioned_size: 110 << 20,
             total_used_size: 4 << 20,
         };
         let want = [
             "NAME     PROVISIONED  USED ",
+            "a@s1         100 MiB    0 B",
             "a            100 MiB  4 MiB",
             "b             10 MiB    0 B",
             "<TOTAL>      110 MiB  4 MiB",

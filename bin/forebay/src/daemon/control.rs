@@ -308,19 +308,39 @@ async fn image_status(State(app): State<App>, streamed: Streamed, Path(names): P
     on_image(names, |spec| app.run(streamed, ops::GetImageStatus(spec))).await
 }
 
-/// What each image of a pool takes up
-#[utoipa::path(get, path = "/v1/usage/{pool}", params(("pool" = String, Path)), responses(
-    (status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)
-))]
-async fn pool_usage(State(app): State<App>, streamed: Streamed, Path(pool): Path<String>) -> Response {
-    app.run(streamed, ops::GetUsage { pool, image: None }).await
+/// How usage is counted.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsageQuery {
+    /// By bytes, of images alone.
+    #[serde(default)]
+    exact: bool,
+}
+
+/// What each image of a pool takes up, in the shape of 'rbd du --format json'
+#[utoipa::path(get, path = "/v1/usage/{pool}",
+    params(("pool" = String, Path), ("exact" = Option<bool>, Query)),
+    responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
+async fn pool_usage(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(pool): Path<String>,
+    Query(UsageQuery { exact }): Query<UsageQuery>,
+) -> Response {
+    app.run(streamed, ops::GetUsage { pool, image: None, exact }).await
 }
 
 /// What an image takes up
-#[utoipa::path(get, path = "/v1/usage/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+#[utoipa::path(get, path = "/v1/usage/{pool}/{image}",
+    params(("pool" = String, Path), ("image" = String, Path), ("exact" = Option<bool>, Query)),
     responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
-async fn image_usage(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
-    on_image(names, |spec| app.run(streamed, ops::GetUsage { pool: spec.pool, image: Some(spec.image) })).await
+async fn image_usage(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+    Query(UsageQuery { exact }): Query<UsageQuery>,
+) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::GetUsage { pool: spec.pool, image: Some(spec.image), exact })).await
 }
 
 /// What is exported

@@ -205,13 +205,16 @@ impl Engine {
         self.volumes.reserve(spec)
     }
 
-    /// What an image, or each image of a pool, takes up.
+    /// What an image, or each image of a pool, takes up.  Of a pool that others use too it counts as `rbd du`, in whole
+    /// objects and with snapshots, unless `exact`; of others, bytes.
     pub async fn disk_usage(
         self: &Rc<Self>,
         pool: &str,
         image: Option<&str>,
+        exact: bool,
         progress: ProgressSink,
     ) -> Result<DiskUsage> {
+        let by_objects = !exact && self.pool(pool).await?.shared().is_some();
         let names = match image {
             Some(image) => vec![image.to_owned()],
             None => self.list_images(pool).await?.into_iter().map(|summary| summary.image).collect(),
@@ -226,15 +229,30 @@ impl Engine {
             };
             let spec = image_spec(pool, &name)?;
             let volume = self.open_volume(&spec).await?;
-            let usage =
-                volume.image.usage_with_progress(report).await.map_err(|error| self.image_failure(error, &spec))?;
-            let id = volume.image.id().to_owned();
-            images.push(ImageUsage { name, id, provisioned_size: usage.provisioned, used_size: usage.used });
+            let (id, image) = (volume.image.id().to_owned(), &volume.image);
+            let parts = match by_objects {
+                true => image.usage_by_snapshot(report).await,
+                false => {
+                    let usage = image.usage_with_progress(report).await;
+                    usage.map(|usage| vec![image::SnapshotUsage { snapshot: None, usage }])
+                }
+            };
+            let parts = parts.map_err(|error| self.image_failure(error, &spec))?;
+            images.extend(parts.into_iter().map(|part| ImageUsage {
+                name: name.clone(),
+                id: id.clone(),
+                snapshot_id: part.snapshot.as_ref().map(|snapshot| snapshot.id),
+                snapshot: part.snapshot.map(|snapshot| snapshot.name),
+                provisioned_size: part.usage.provisioned,
+                used_size: part.usage.used,
+            }));
             yield_now().await;
         }
         let sum = |part: fn(&ImageUsage) -> u64| images.iter().map(part).fold(0, u64::saturating_add);
+        // A snapshot's size is its image's; that is provided once.
+        let provisioned = |image: &ImageUsage| if image.snapshot.is_none() { image.provisioned_size } else { 0 };
         Ok(DiskUsage {
-            total_provisioned_size: sum(|image| image.provisioned_size),
+            total_provisioned_size: sum(provisioned),
             total_used_size: sum(|image| image.used_size),
             images,
         })
@@ -280,7 +298,7 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         order: info.order(),
         object_size: info.object_size,
         data_pool: details.data_pool.clone(),
-        snapshot_count: details.snapshots.iter().filter(|snapshot| snapshot.info.by_user).count(),
+        snapshot_count: info.snapshots,
         block_name_prefix: info.block_name_prefix.clone(),
         format: 2,
         features: info.features.names(),
