@@ -313,6 +313,76 @@ ask "$FOREBAY" rm rbd/adult
 rbd info rbd/adult >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
 ok "through the daemon: snapshots, turns and resizes by rbd under NBD, a clone, import, export, resize, mv, rm"
 
+# The shapes of rbd: what both print of the same images.  Keys that only we have are named.
+shape() { # "MORE KEYS" ARGUMENTS...
+  local more=$1
+  shift
+  limit 60 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
+  limit 60 "$FOREBAY" "$@" --format json >"$WORK/ours" 2>"$WORK/out" || fail "forebay $*"
+  jq -S --arg more "$more" 'if type == "object" then delpaths($more | split(" ") | map([.])) else . end' "$WORK/ours" >"$WORK/ours.sorted"
+  jq -S . "$WORK/theirs" | diff - "$WORK/ours.sorted" >"$WORK/out" || fail "the JSON of $*"
+  [[ -z $more ]] || jq -e --arg more "$more" '($more | split(" ")) - keys == []' "$WORK/ours" >"$WORK/out" || fail "more keys of $*: $more"
+  limit 60 rbd "$@" >"$WORK/theirs" 2>/dev/null
+  limit 60 "$FOREBAY" "$@" >"$WORK/ours" 2>/dev/null
+  diff "$WORK/theirs" "$WORK/ours" >"$WORK/out" || fail "the columns of $*"
+}
+shapes() {
+  local image
+  shape "" ls rbd
+  shape "" ls -l rbd
+  shape "" du -p rbd
+  for image in plain cloned mapless; do
+    shape pool info rbd/$image
+    shape pool info -p rbd --image $image
+    shape exports status rbd/$image
+    shape "total_provisioned_size total_used_size" du rbd/$image
+  done
+}
+written() { ask rbd bench --io-type write --io-pattern rand --io-size 4096 --io-total 65536 --io-threads 2 "$1"; }
+ask "$FOREBAY" create -p rbd --image plain --order 20 --size 24M
+grep -q 'order is deprecated' "$WORK/out" || fail "--order is accepted, and said to be deprecated"
+ask rbd create --size 12500K --object-size 1M --image-feature layering rbd/mapless
+for image in plain mapless; do
+  for i in 1 2; do
+    written rbd/$image
+    ask rbd snap create --no-progress rbd/$image@s$i
+  done
+  written rbd/$image
+done
+ask rbd snap protect rbd/plain@s1
+ask rbd clone --rbd-default-clone-format 2 rbd/plain@s1 rbd/cloned
+ask rbd snap create --no-progress rbd/cloned@own
+ask rbd lock add rbd/mapless by-hand
+ask rbd lock add --shared tag rbd/cloned by-hand
+shapes
+# To the byte, of an image that has no snapshots.
+ask "$FOREBAY" import --no-progress --order 20 "$WORK/model" rbd/bytes
+usage() { "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
+used=$(usage rbd du rbd/bytes --exact)
+[[ $used -gt 0 && $(usage "$FOREBAY" du rbd/bytes --exact) == "$used" ]] || fail "du --exact"
+# Somebody reads, and is seen to watch.
+fio --name=s --ioengine=rbd --pool=rbd --rbdname=plain --rw=randread --bs=4k --size=4M --time_based --runtime=60 >/dev/null 2>&1 &
+FIO=$!
+is_watched() { [[ $(rbd status rbd/plain) == *client.* ]]; }
+await 30 "fio watches" is_watched
+shape exports status rbd/plain
+pkill -9 -P $FIO 2>/dev/null; kill -9 $FIO; wait $FIO 2>/dev/null
+# Our own daemon is a client like others.
+uri=$(attach rbd/cloned)
+is_ours() { [[ $(rbd status rbd/cloned) == *client.* ]]; }
+await 30 "the daemon watches" is_ours
+shape exports status rbd/cloned
+[[ $("$FOREBAY" status rbd/cloned --format json | jq -r '.exports[0].uri') == "$uri" ]] || fail "the exports of an image"
+ask "$FOREBAY" detach rbd/cloned
+for image in rbd/none none/none; do
+  limit 60 "$FOREBAY" status $image >"$WORK/out" 2>&1
+  [[ $? == 2 ]] || fail "the exit code of an image that is not there"
+  grep -q 'error opening image none: (2) No such file or directory' "$WORK/out" || fail "words about an image that is not there"
+done
+# The same without a daemon.
+FOREBAY_DATA=$WORK/nothing shapes
+ok "ls, info, du and status print what rbd prints, key for key and column for column"
+
 # Write logs in front of the cluster's images, when nobody serves these.
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }
 for image in saved lost; do
