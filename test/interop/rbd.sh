@@ -352,6 +352,11 @@ done
 ask rbd snap protect rbd/plain@s1
 ask rbd clone --rbd-default-clone-format 2 rbd/plain@s1 rbd/cloned
 ask rbd snap create --no-progress rbd/cloned@own
+ask rbd group create rbd/group
+ask rbd group image add rbd/group rbd/mapless
+ask rbd group snap create rbd/group@all
+written rbd/mapless
+ask rbd snap limit set rbd/mapless --limit 9
 ask rbd lock add rbd/mapless by-hand
 ask rbd lock add --shared tag rbd/cloned by-hand
 shapes

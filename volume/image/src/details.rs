@@ -1,15 +1,22 @@
 //! What `rbd info` and `rbd ls -l` tell of an image beside its size and layout: where it comes from, its snapshots, who
 //! has it locked, who watches it.
 
-use forebay_block::{ErrorKind, ObjectName, Result, SnapId, Watcher};
+use std::rc::Rc;
+
+use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result, SnapId, Watcher};
 
 use crate::directory::Directory;
-use crate::format::{Header, trash_key};
+use crate::format::{Header, decode_string, id_key};
 use crate::images::{Images, within};
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
 use crate::session::GET_INFO;
 use crate::wire::lock::{decode_info, encode_get_info};
-use crate::wire::snapshot::{Parent, decode_trashed_name};
+use crate::wire::snapshot::{Parent, decode_group, decode_trashed_name};
+
+/// The header's key for the group that an image is in.
+const GROUP_KEY: &[u8] = b"rbd_group_ref";
+/// The header's key for the most snapshots that an image may have.
+const LIMIT_KEY: &[u8] = b"snap_limit";
 
 impl Images {
     /// What an image is and is made of.  Costs several requests more than [`info`](Self::info) where the pool is shared.
@@ -43,12 +50,51 @@ impl Images {
                 None => None,
             };
             let lock = self.lock_kind(&id).await?;
-            Ok((parent, snapshots, data_pool, lock))
+            let (group, snapshot_limit) = self.group_and_limit(&id).await?;
+            Ok((parent, snapshots, data_pool, lock, group, snapshot_limit))
         };
-        let (parent, snapshots, data_pool, lock) =
+        let (parent, snapshots, data_pool, lock, group, snapshot_limit) =
             told.await.map_err(|error| within(format_args!("image {name}"), error))?;
         let op_features = header.op_features;
-        Ok(ImageDetails { info: self.describe(name, id, header), op_features, data_pool, parent, snapshots, lock })
+        let info = self.describe(name, id, header);
+        Ok(ImageDetails { info, op_features, data_pool, group, snapshot_limit, parent, snapshots, lock })
+    }
+
+    /// The group that an image is in, `POOL/NAME`, and how many snapshots it may have.
+    async fn group_and_limit(&self, id: &str) -> Result<(Option<String>, Option<u64>)> {
+        let keys = vec![GROUP_KEY.to_vec(), LIMIT_KEY.to_vec()];
+        let mut values = self.backend.kv_get(&self.header_object(id), keys).await?.into_iter();
+        let (group, limit) = (values.next().flatten(), values.next().flatten());
+        let limit = limit.and_then(|value| value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)));
+        let group = match group.as_deref().and_then(decode_group) {
+            Some((pool, group)) => self.group_name(pool, &group).await?,
+            None => None,
+        };
+        Ok((group, limit.filter(|&limit| limit < u64::MAX)))
+    }
+
+    async fn group_name(&self, pool: i64, id: &str) -> Result<Option<String>> {
+        let Some(backend) = self.pool_of(pool).await? else { return Ok(None) };
+        let groups = ObjectName::in_namespace(self.namespace.clone(), "rbd_group_directory");
+        let name = match backend.kv_get(&groups, vec![id_key(id)]).await {
+            Ok(mut values) => values.pop().flatten().and_then(|value| decode_string(&value)),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let slash = if self.namespace.is_empty() { "" } else { "/" };
+        Ok(name.map(|name| format!("{}/{}{slash}{name}", backend.info().pool, self.namespace)))
+    }
+
+    /// A pool by its number; `None` if it is gone.
+    async fn pool_of(&self, pool: i64) -> Result<Option<Rc<dyn ObjectBackend>>> {
+        match self.backend.shared() {
+            Some(shared) if shared.pool_id() != pool => match shared.pool(pool).await {
+                Ok(pool) => Ok(Some(pool)),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            },
+            _ => Ok(Some(self.backend.clone())),
+        }
     }
 
     /// Who watches an image's header: the clients that have it open, this one among them.  None where nobody else can use
@@ -68,14 +114,6 @@ impl Images {
 
     /// Names what a parent's numbers mean.  What is gone is shown by its number.
     async fn parent_info(&self, spec: &Parent) -> Result<ParentInfo> {
-        let backend = match self.backend.shared() {
-            Some(shared) if shared.pool_id() != spec.pool => match shared.pool(spec.pool).await {
-                Ok(pool) => Some(pool),
-                Err(error) if error.kind() == ErrorKind::NotFound => None,
-                Err(error) => return Err(error),
-            },
-            _ => Some(self.backend.clone()),
-        };
         let mut info = ParentInfo {
             pool: spec.pool.to_string(),
             namespace: spec.namespace.clone(),
@@ -85,7 +123,7 @@ impl Images {
             trash: false,
             overlap: spec.overlap.unwrap_or(0),
         };
-        let Some(backend) = backend else { return Ok(info) };
+        let Some(backend) = self.pool_of(spec.pool).await? else { return Ok(info) };
         let images = Images::in_namespace(&backend, &spec.namespace);
         info.pool = backend.info().pool;
         match Directory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
@@ -110,7 +148,7 @@ impl Images {
     /// The name that an image in the trash had.
     async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
         let trash = ObjectName::in_namespace(self.namespace.clone(), "rbd_trash");
-        match self.backend.kv_get(&trash, vec![trash_key(id)]).await {
+        match self.backend.kv_get(&trash, vec![id_key(id)]).await {
             Ok(mut values) => Ok(values.pop().flatten().and_then(|value| decode_trashed_name(&value))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -118,13 +156,9 @@ impl Images {
     }
 
     async fn pool_name(&self, pool: i64) -> Result<String> {
-        let Some(shared) = self.backend.shared() else { return Ok(pool.to_string()) };
-        match shared.pool(pool).await {
-            Ok(pool) => Ok(pool.info().pool),
-            // As `rbd` says it.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(format!("<missing data pool {pool}>")),
-            Err(error) => Err(error),
-        }
+        // What is gone is said as `rbd` says it.
+        let found = self.pool_of(pool).await?;
+        Ok(found.map_or_else(|| format!("<missing data pool {pool}>"), |backend| backend.info().pool))
     }
 
     async fn lock_kind(&self, id: &str) -> Result<Option<LockKind>> {

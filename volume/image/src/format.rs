@@ -66,14 +66,9 @@ pub(crate) fn name_key(name: &str) -> Vec<u8> {
     format!("{NAME_PREFIX}{name}").into_bytes()
 }
 
-/// The directory's key for an id.
+/// The key for an id, in the directory of images and in those of groups and of the trash.
 pub(crate) fn id_key(id: &str) -> Vec<u8> {
     format!("{ID_PREFIX}{id}").into_bytes()
-}
-
-/// The trash's key for the image of an id.
-pub(crate) fn trash_key(id: &str) -> Vec<u8> {
-    id_key(id)
 }
 
 /// What all keys of names begin with.

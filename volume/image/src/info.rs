@@ -109,6 +109,10 @@ pub struct ImageDetails {
     pub op_features: u64,
     /// The pool of its data, where that is another.
     pub data_pool: Option<String>,
+    /// The group that it is in, `POOL/NAME`.
+    pub group: Option<String>,
+    /// The most snapshots that it may have.
+    pub snapshot_limit: Option<u64>,
     /// Where the bytes are that it does not have itself.
     pub parent: Option<ParentInfo>,
     /// Its snapshots, oldest first.

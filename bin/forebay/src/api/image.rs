@@ -39,6 +39,9 @@ pub struct ImageInfo {
     pub op_features: Vec<String>,
     /// What is wrong with its object map.
     pub flags: Vec<String>,
+    /// The group that it is in, `POOL/NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// When it was created, if that is known.
     #[schema(value_type = Option<String>)]
     pub create_timestamp: Option<Timestamp>,
@@ -48,6 +51,9 @@ pub struct ImageInfo {
     /// When it was last written, as far as its clients note that.
     #[schema(value_type = Option<String>)]
     pub modify_timestamp: Option<Timestamp>,
+    /// The most snapshots that it may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_limit: Option<u64>,
     /// The snapshot that it was cloned from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ImageParent>,

@@ -24,11 +24,15 @@ pub struct Info<'a> {
     op_features: &'a [String],
     flags: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     create_timestamp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     access_timestamp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     modify_timestamp: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a ImageParent>,
     pool: &'a str,
@@ -51,9 +55,11 @@ impl<'a> From<&'a ImageInfo> for Info<'a> {
             features: &info.features,
             op_features: &info.op_features,
             flags: &info.flags,
+            group: info.group.as_deref(),
             create_timestamp: local(info.create_timestamp),
             access_timestamp: local(info.access_timestamp),
             modify_timestamp: local(info.modify_timestamp),
+            snapshot_limit: info.snapshot_limit,
             parent: info.parent.as_ref(),
             pool: &info.pool,
         }
@@ -75,12 +81,14 @@ impl Info<'_> {
         rows.push(format!("features: {}", self.features.join(", ")));
         rows.push(format!("op_features: {}", self.op_features.join(", ")));
         rows.push(format!("flags: {}", self.flags.join(", ")));
+        rows.extend(self.group.map(|group| format!("group: {group}")));
         let times = [
             ("create_timestamp", &self.create_timestamp),
             ("access_timestamp", &self.access_timestamp),
             ("modify_timestamp", &self.modify_timestamp),
         ];
         rows.extend(times.iter().filter_map(|(name, time)| Some(format!("{name}: {}", time.as_ref()?))));
+        rows.extend(self.snapshot_limit.map(|limit| format!("snapshot_limit: {limit}")));
         if let Some(parent) = self.parent {
             let trash = if parent.trash { format!(" (trash {})", parent.id) } else { String::new() };
             rows.push(format!("parent: {}{trash}", crate::api::ListedParent::from(parent).spec()));
@@ -288,9 +296,11 @@ mod tests {
             features: vec!["layering".into(), "exclusive-lock".into()],
             op_features: vec!["clone-child".into()],
             flags: vec![],
+            group: Some("rbd/g".into()),
             create_timestamp: None,
             access_timestamp: None,
             modify_timestamp: Some(Timestamp(0)),
+            snapshot_limit: Some(9),
             parent: Some(ImageParent {
                 pool: "rbd".into(),
                 pool_namespace: String::new(),
@@ -313,7 +323,9 @@ mod tests {
             "\tfeatures: layering, exclusive-lock",
             "\top_features: clone-child",
             "\tflags: ",
+            "\tgroup: rbd/g",
             &time,
+            "\tsnapshot_limit: 9",
             "\tparent: rbd/a@s1",
             "\toverlap: 100 MiB",
             "",

@@ -304,9 +304,11 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         features: info.features.names(),
         op_features: details.op_feature_names(),
         flags: details.flag_names(),
+        group: details.group.clone(),
         create_timestamp: time(info.created),
         access_timestamp: time(info.accessed),
         modify_timestamp: time(info.modified),
+        snapshot_limit: details.snapshot_limit,
         parent: details.parent.as_ref().map(parent),
     }
 }

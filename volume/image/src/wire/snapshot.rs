@@ -119,6 +119,12 @@ pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
     body.string()
 }
 
+/// The pool and the id of the group that an image's header names; `None` if it cannot be read.
+pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
+    let mut body = Reader::new(bytes).versioned(1)?.body;
+    Some((body.i64()?, body.string()?))
+}
+
 /// The input of `rbd.remove_child`, which forgets a clone of the older kind: the parent's pool keeps a list of them.
 pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
     Writer::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
@@ -188,6 +194,16 @@ mod tests {
         assert_eq!(decode_trashed_name(&bytes).as_deref(), Some("t"));
         for at in 0..bytes.len() {
             assert_eq!(decode_trashed_name(&bytes[..at]), None);
+        }
+    }
+
+    /// What `rbd group image add` 16.2 stored.
+    #[test]
+    fn a_group_of_rbd() {
+        let bytes = unhex("0101 18000000 0100000000000000 0c000000 313139353662386234353637");
+        assert_eq!(decode_group(&bytes), Some((1, "11956b8b4567".into())));
+        for at in 0..bytes.len() {
+            assert_eq!(decode_group(&bytes[..at]), None);
         }
     }
 
