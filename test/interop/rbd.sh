@@ -381,7 +381,7 @@ shape exports status rbd/cloned
 ask "$FOREBAY" detach rbd/cloned
 for image in rbd/none none/none; do
   limit 60 "$FOREBAY" status $image >"$WORK/out" 2>&1
-  [[ $? == 2 ]] || fail "the exit code of an image that is not there"
+  [[ $? == 3 ]] || fail "the exit code of an image that is not there"
   grep -q 'error opening image none: (2) No such file or directory' "$WORK/out" || fail "words about an image that is not there"
 done
 # The same without a daemon.

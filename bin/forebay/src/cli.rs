@@ -159,7 +159,7 @@ pub enum Command {
     /// Say whether the daemon is ready, and what it serves; or who watches an image
     ///
     /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it answers as 'rbd status': who
-    /// has the image open, with a daemon or without; it exits with 2 when there is no such image.
+    /// has the image open, with a daemon or without.
     #[command(after_help = "Examples:\n  forebay status --format json\n  forebay status rbd/disk1")]
     Status(MaybeImage),
 

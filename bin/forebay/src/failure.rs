@@ -125,15 +125,12 @@ pub struct Failure {
     /// What to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The exit code, where it is not that of the kind.
-    #[serde(skip)]
-    exit_code: Option<u8>,
 }
 
 impl Failure {
     /// A failure of some kind.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, exit_code: None }
+        Self { kind, message: message.into(), hint: None }
     }
 
     /// Without a kind of its own.
@@ -150,17 +147,6 @@ impl Failure {
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
-    }
-
-    /// With another exit code than that of its kind, for a command that answers as another program does.
-    pub fn exits_with(mut self, code: u8) -> Self {
-        self.exit_code = Some(code);
-        self
-    }
-
-    /// The process's exit code.
-    pub fn exit_code(&self) -> u8 {
-        self.exit_code.unwrap_or_else(|| self.kind.exit_code())
     }
 
     /// With the words that say what was being done put in front.

@@ -33,14 +33,14 @@ fn main() -> ExitCode {
     let done = commands::run(cli, output);
     if !logging::flush() {
         // Nobody takes what is said, and saying more would wait for ever.
-        let code = done.as_ref().err().map_or(0, |failure| failure.exit_code());
+        let code = done.as_ref().err().map_or(0, |failure| failure.kind.exit_code());
         std::process::exit(code.into());
     }
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output.complain(&failure);
-            ExitCode::from(failure.exit_code())
+            ExitCode::from(failure.kind.exit_code())
         }
     }
 }

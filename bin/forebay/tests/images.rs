@@ -154,3 +154,13 @@ fn reservations_of_an_image_nobody_reserved() {
         site.run(&["reservations", "clear", "nope"]).fails(3);
     }
 }
+
+/// Reads of what was never written are answered without waiting for anything: nothing else had its turn, not even the
+/// clock.
+#[test]
+fn a_load_of_reads_on_an_empty_image_ends() {
+    let site = Site::with_store();
+    site.run(&["create", "x", "--size", "64M"]).ok();
+    let report = site.json(&["bench", "x", "--io-type", "read", "--seconds", "1"]);
+    assert!(report["seconds"].as_f64().is_some_and(|seconds| seconds >= 1.0), "{report}");
+}

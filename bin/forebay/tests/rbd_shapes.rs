@@ -114,11 +114,10 @@ fn who_watches_an_image() {
         assert_eq!(site.run(&["status", "local/disk"]).ok(), "Watchers: none\n", "{mode}");
         assert_eq!(site.json(&["status", "disk"]), json!({"watchers": [], "exports": []}), "{mode}");
         for args in [&["status", "nope"][..], &["status", "rbd/nope"]] {
-            // As rbd, which ends with ENOENT.
-            let said = site.run(args).fails(2);
+            let said = site.run(args).fails(3);
             assert!(said.contains("error opening image nope: (2) No such file or directory"), "{mode}: {said}");
         }
-        let said = site.run(&["status", "nope", "--format", "json"]).fails(2);
+        let said = site.run(&["status", "nope", "--format", "json"]).fails(3);
         let error: Value = serde_json::from_str(&said).expect("JSON");
         assert_eq!(error["error"]["kind"], "not_found", "{mode}");
         if mode == "daemon" {

@@ -16,7 +16,7 @@ struct NameOptions {
     pool: Option<String>,
 
     /// The image, instead of the positional one
-    #[arg(long = "image", value_name = "NAME")]
+    #[arg(long = "image", value_name = "IMAGE")]
     image: Option<String>,
 }
 
@@ -264,7 +264,7 @@ struct TypedRenamed {
     options: NameOptions,
 
     /// Its new name, instead of the positional one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "TO")]
     dest: Option<String>,
 }
 

@@ -10,9 +10,6 @@ use crate::output::{Output, fields, table};
 use crate::spec::ImageSpec;
 use crate::units::{Size, duration, percent};
 
-/// Exit code of `rbd` where there is no such pool or image: ENOENT.
-const RBD_NOT_FOUND: u8 = 2;
-
 /// Asks the daemon how it is; with an image, asks who has that open.
 pub fn status(global: &Global, output: Output, options: MaybeImage) -> Result<()> {
     match options.image {
@@ -25,10 +22,10 @@ pub fn status(global: &Global, output: Output, options: MaybeImage) -> Result<()
 fn image_status(global: &Global, output: Output, spec: &ImageSpec) -> Result<()> {
     let found = with_session(global, |session| session.call(GetImageStatus(spec.clone()), |_| {}));
     let status = found.map_err(|failure| match failure.kind {
-        // Scripts look for these words, and for this code.
-        FailureKind::NotFound => failure
-            .context(format_args!("error opening image {}: (2) No such file or directory", spec.image))
-            .exits_with(RBD_NOT_FOUND),
+        // Scripts look for these words.
+        FailureKind::NotFound => {
+            failure.context(format_args!("error opening image {}: (2) No such file or directory", spec.image))
+        }
         _ => failure,
     })?;
     output.print(&status, shapes::watchers)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, BufList, Extent, Request};
 use forebay_messenger::perf::Outcome;
-use forebay_reactor::{Buf, now, random, sleep, spawn};
+use forebay_reactor::{Buf, now, random, sleep, spawn, stand_back};
 
 use super::Engine;
 use super::peers::cpu_nanos;
@@ -116,6 +116,8 @@ async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
             shared.stop.set(true);
             return Err(error);
         }
+        // Reads of what was never written are answered at once: the clock and the others have their turn all the same.
+        stand_back().await;
         // The next one is asked for at once.
         let ended = now();
         let took = ended.since(std::mem::replace(&mut begun, ended));

@@ -1,6 +1,5 @@
 //! The words of a command line so far, read by the tree of commands that `clap` has.
 
-use std::any::TypeId;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Command, ValueHint};
@@ -8,7 +7,6 @@ use clap::{Arg, ArgAction, Command, ValueHint};
 use super::Candidate;
 use super::names::Kind;
 use crate::cli::Global;
-use crate::spec::{ImageSpec, PoolSpec};
 
 /// What the word to complete can be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,21 +186,18 @@ impl<'a> Place<'a> {
 
 /// What the value of an argument can be.
 fn values_of(place: &Place<'_>, argument: &Arg) -> Values {
-    let kind = argument.get_value_parser().type_id();
-    let id = argument.get_id().as_str();
-    if kind == TypeId::of::<ImageSpec>() {
-        return Values::Names(match (place.path.as_slice(), id) {
-            // These make an image: of its name only the pool can be known.
-            (["create"], "image") | (["import"], "image") | (["mv"], "to") => Kind::NewImage,
-            (["detach"], _) => Kind::Export,
-            _ => Kind::Image,
-        });
-    }
-    if kind == TypeId::of::<PoolSpec>() {
-        return Values::Names(Kind::Pool);
-    }
-    if place.path == ["du"] && argument.is_positional() {
-        return Values::Names(Kind::Image);
+    // As the help shows it.
+    let shown = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
+    let kind = match (place.path.as_slice(), shown) {
+        // These make an image: of its name only the pool can be known.
+        (["create" | "import"], "IMAGE") | (_, "TO") => Some(Kind::NewImage),
+        (["detach"], "IMAGE") => Some(Kind::Export),
+        (_, "IMAGE" | "POOL[/IMAGE]") => Some(Kind::Image),
+        (_, "POOL") => Some(Kind::Pool),
+        _ => None,
+    };
+    if let Some(kind) = kind {
+        return Values::Names(kind);
     }
     let possible = argument.get_possible_values();
     if !possible.is_empty() {
@@ -268,6 +263,9 @@ mod tests {
         assert_eq!(names(&["rename", "local/a", ""]), Kind::NewImage);
         assert_eq!(names(&["ls", ""]), Kind::Pool);
         assert_eq!(names(&["du", ""]), Kind::Image);
+        assert_eq!(names(&["info", "--image", ""]), Kind::Image);
+        assert_eq!(names(&["info", "-p", ""]), Kind::Pool);
+        assert_eq!(names(&["mv", "local/a", "--dest", ""]), Kind::NewImage);
         for words in [&["import", ""][..], &["export", "local/a", ""], &["serve", "--config", ""], &["info", "-c", ""]]
         {
             assert_eq!(parse(words).0, Values::Files, "{words:?}");
