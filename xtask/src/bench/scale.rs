@@ -33,8 +33,8 @@ const START_MAX: Duration = Duration::from_secs(5);
 const IDLE_MAX: f64 = 1.0;
 /// What the last attach may take of what the first did.
 const LAST_MAX: f64 = 1.5;
-/// Largest scrape in bytes for each 1,000 volumes, and the longest for all.
-const SCRAPE_MAX: (u64, Duration) = (1 << 20, Duration::from_millis(50));
+/// Largest scrape in bytes, and the longest, for each 1,000 volumes.
+const SCRAPE_MAX: (u64, Duration) = (1_000_000, Duration::from_millis(50));
 
 /// Measures, prints, and writes the page.
 pub fn run(effort: &Effort, volumes: Option<u64>, dry_run: bool) -> Result<()> {
@@ -191,7 +191,7 @@ fn resident(process: u32) -> Result<u64> {
 /// Has tgtd serve a file of 10 GiB by each of many targets.
 fn measure_peer(scratch: &Path, targets: u64) -> Result<Peer> {
     let port = shell::free_port()?;
-    let control = (30_000 + u64::from(std::process::id()) % 20_000).to_string();
+    let control = (std::process::id() % 30_000 + 1).to_string();
     let log = scratch.join("tgtd.log");
     let mut command = shell::command("tgtd");
     // One thread a unit: the fewest that it takes.
@@ -227,7 +227,8 @@ impl Ours {
         let per = |after: u64, before: u64, count: u64| after.saturating_sub(before) as f64 / count as f64 / 1024.0;
         let export = per(self.memory_exports, self.memory_empty, self.volumes);
         let of_peer = per(peer.memory_targets, peer.memory_empty, peer.targets);
-        let scrape_goal = SCRAPE_MAX.0 * self.volumes.div_ceil(1000);
+        let thousands = self.volumes.div_ceil(1000);
+        let (scrape_len, scrape_ms) = (SCRAPE_MAX.0 * thousands, SCRAPE_MAX.1.as_millis() as u64 * thousands);
         vec![
             format!("SCALE name=volumes value={}", self.volumes),
             format!(
@@ -274,14 +275,14 @@ impl Ours {
             format!(
                 "SCALE name=scrape value={:.1} unit=ms goal={}{}",
                 self.scrape * 1e3,
-                SCRAPE_MAX.1.as_millis(),
-                miss(self.scrape > SCRAPE_MAX.1.as_secs_f64())
+                scrape_ms,
+                miss(self.scrape * 1e3 > scrape_ms as f64)
             ),
             format!(
                 "SCALE name=scrape-size value={:.2} unit=MB goal={:.2}{}",
                 self.scrape_len as f64 / 1e6,
-                scrape_goal as f64 / 1e6,
-                miss(self.scrape_len > scrape_goal)
+                scrape_len as f64 / 1e6,
+                miss(self.scrape_len > scrape_len)
             ),
             format!(
                 "RATIO name=scale/memory-per-volume-and-export ours={export:.1} peer={of_peer:.1} ratio={:.2} unit=KiB against=tgtd({} targets)",
