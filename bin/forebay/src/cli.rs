@@ -3,6 +3,7 @@
 mod complete;
 mod exports;
 mod images;
+pub mod many;
 mod names;
 mod perf;
 mod serve;
@@ -163,9 +164,9 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay status --format json\n  forebay status rbd/disk1")]
     Status(MaybeImage),
 
-    /// Create an image
+    /// Create images
     #[command(
-        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G"
+        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
     )]
     Create(Create),
 
@@ -226,13 +227,15 @@ pub enum Command {
     )]
     Bench(Bench),
 
-    /// Export an image to hosts, and print the URI that a client uses
+    /// Export images to hosts, and print the URIs that clients use
     ///
     /// The export is there again after the daemon is restarted.
-    #[command(after_help = "Example:\n  qemu-img info $(forebay attach local/disk1 --nbd)")]
+    #[command(
+        after_help = "Examples:\n  qemu-img info $(forebay attach local/disk1 --nbd)\n  forebay attach local/disk1 local/disk2 --nvme"
+    )]
     Attach(Attach),
 
-    /// End the export of an image
+    /// End the exports of images
     #[command(after_help = "Example:\n  forebay detach local/disk1")]
     Detach(Detach),
 

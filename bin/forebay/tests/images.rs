@@ -164,3 +164,38 @@ fn a_load_of_reads_on_an_empty_image_ends() {
     let report = site.json(&["bench", "x", "--io-type", "read", "--seconds", "1"]);
     assert!(report["seconds"].as_f64().is_some_and(|seconds| seconds >= 1.0), "{report}");
 }
+
+#[test]
+fn several_images_in_one_call() {
+    let site = Site::serving(&["--nvme", "127.0.0.1:0"]);
+    let made = site.json(&["create", "a", "local/b", "--size", "64M"]);
+    let names: Vec<_> = made.as_array().expect("a list").iter().map(|image| image["name"].clone()).collect();
+    assert_eq!(names, ["a", "b"]);
+    std::fs::write(site.path("names"), "c\n\n# not this\n local/d \n").expect("a file");
+    site.run(&["create", "--images-from", "names", "--size", "64M"]).ok();
+    assert_eq!(site.json(&["ls"]), serde_json::json!(["a", "b", "c", "d"]));
+    let uris = site.run(&["attach", "a", "b", "--nvme"]).ok();
+    assert_eq!(uris.lines().filter(|uri| uri.starts_with("nvme+tcp://")).count(), 2, "{uris}");
+    assert!(site.json(&["attach", "a", "--nbd"])["uri"].is_string(), "one is no list");
+    site.run(&["attach", "--images-from", "names", "--nbd"]).ok();
+    // The first failure ends it, and says where.
+    let said = site.run(&["create", "e", "a", "f", "--size", "64M"]).fails(6);
+    assert!(said.contains("local/a, after 1 of 3 images"), "{said}");
+    assert_eq!(site.json(&["ls"]), serde_json::json!(["a", "b", "c", "d", "e"]));
+    site.run(&["detach", "a", "b", "--images-from", "names"]).ok();
+    assert_eq!(site.json(&["targets"]), serde_json::json!([]));
+    // What makes no sense for several, and files that name none.
+    std::fs::write(site.path("bad"), "a\na/b/c\n").expect("a file");
+    std::fs::write(site.path("empty"), "# nothing\n").expect("a file");
+    for (args, words) in [
+        (&["attach", "a", "b", "--nvme", "--nsid", "3"][..], "for one image"),
+        (&["create", "--images-from", "bad", "--size", "1G"], "bad, line 2"),
+        (&["create", "--images-from", "empty", "--size", "1G"], "names no image"),
+        (&["create", "a", "b", "--image", "c", "--size", "1G"], "both name the image"),
+        (&["attach", "--nbd"], "no image is named"),
+    ] {
+        let said = site.run(args).fails(2);
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    assert!(site.run(&["create", "--images-from", "absent", "--size", "1G"]).fails(3).contains("absent"));
+}

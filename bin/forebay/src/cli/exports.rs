@@ -4,6 +4,7 @@ use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
 
 use super::OneImage;
+use super::many::ManyImages;
 use crate::api::Front;
 use crate::log_place::LogPlace;
 
@@ -19,9 +20,9 @@ fn units(front: Front) -> RangedI64ValueParser<u32> {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("front").required(true))]
 pub struct Attach {
-    /// The image.
+    /// The images.
     #[command(flatten)]
-    pub name: OneImage,
+    pub name: ManyImages,
 
     /// Export it over NBD
     #[arg(long, group = "front")]
@@ -71,9 +72,9 @@ pub struct Attach {
 /// Options of `detach`.
 #[derive(Debug, Args)]
 pub struct Detach {
-    /// The image.
+    /// The images.
     #[command(flatten)]
-    pub name: OneImage,
+    pub name: ManyImages,
 
     /// Only its export over NBD
     #[arg(long, group = "one")]

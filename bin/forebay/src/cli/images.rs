@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::many::ManyImages;
 use super::names::{DuTarget, Exported, Imported, OneImage, OnePool, Renamed};
 use crate::units::Size;
 
@@ -34,9 +35,9 @@ impl ObjectSize {
 /// Options of `create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// The new image.
+    /// The new images.
     #[command(flatten)]
-    pub name: OneImage,
+    pub name: ManyImages,
 
     /// Its size: 10G, 512M, ...; a bare number counts MiB, as in rbd
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]

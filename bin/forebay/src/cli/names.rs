@@ -3,14 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
 use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec};
 
 /// What every command on images takes beside the positional `POOL/IMAGE`.
 #[derive(Debug, Clone, Default, Args)]
-struct NameOptions {
+pub(super) struct NameOptions {
     /// The image's pool, where its spec does not say it
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
@@ -25,7 +24,7 @@ impl NameOptions {
     ///
     /// # Errors
     /// When it is named twice, in two pools, or by what can be no name.
-    fn image(&self, positional: Option<&str>) -> Result<Option<ImageSpec>, String> {
+    pub(super) fn image(&self, positional: Option<&str>) -> Result<Option<ImageSpec>, String> {
         match (positional, &self.image) {
             (Some(one), Some(other)) => {
                 Err(format!("'{one}' and '--image {other}' both name the image; leave one of them out"))
@@ -37,7 +36,7 @@ impl NameOptions {
     }
 
     /// Returns the image that must be named.
-    fn required(&self, positional: Option<&str>) -> Result<ImageSpec, String> {
+    pub(super) fn required(&self, positional: Option<&str>) -> Result<ImageSpec, String> {
         self.image(positional)?.ok_or_else(|| match &self.pool {
             Some(pool) => format!("'--pool {pool}' names no image; add '--image NAME', or write {pool}/NAME instead"),
             None => {
@@ -47,7 +46,7 @@ impl NameOptions {
     }
 
     /// Returns the pool of an image that is not named.
-    fn pool(&self) -> Result<Option<String>, String> {
+    pub(super) fn pool(&self) -> Result<Option<String>, String> {
         self.pool.as_ref().map(|pool| pool.parse::<PoolSpec>().map(|PoolSpec(pool)| pool)).transpose()
     }
 }
@@ -56,7 +55,7 @@ impl NameOptions {
 ///
 /// # Errors
 /// When it names another pool than `pool`.
-fn in_pool(pool: Option<&str>, text: &str) -> Result<ImageSpec, String> {
+pub(super) fn in_pool(pool: Option<&str>, text: &str) -> Result<ImageSpec, String> {
     let Some(pool) = pool else { return text.parse() };
     let PoolSpec(pool) = pool.parse()?;
     if !text.contains('/') {
@@ -84,12 +83,12 @@ fn one_pool(positional: Option<&str>, option: Option<&str>) -> Result<Option<Str
 macro_rules! read_by_way_of {
     ($raw:ty => $made:ty) => {
         impl FromArgMatches for $made {
-            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+            fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
                 let raw = <$raw>::from_arg_matches(matches)?;
-                <$made>::try_from(raw).map_err(|text| clap::Error::raw(ErrorKind::ValueValidation, text))
+                <$made>::try_from(raw).map_err(|text| clap::Error::raw(clap::error::ErrorKind::ValueValidation, text))
             }
 
-            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
                 *self = Self::from_arg_matches(matches)?;
                 Ok(())
             }
@@ -106,6 +105,7 @@ macro_rules! read_by_way_of {
         }
     };
 }
+pub(super) use read_by_way_of;
 
 /// A command's only image.
 #[derive(Debug, Clone)]

@@ -3,6 +3,7 @@
 use super::shapes::{self, Info};
 use super::with_session;
 use crate::api;
+use crate::cli::many::each;
 use crate::cli::{Create, Du, DuTarget, Global, Ls, Mv, OneImage, Renamed, Resize};
 use crate::client::progress::{Bar, Counts};
 use crate::failure::{Failure, FailureKind, Result};
@@ -12,10 +13,18 @@ use crate::spec::{ImageSpec, LOCAL_POOL};
 
 /// Makes an image.
 pub fn create(global: &Global, output: Output, options: Create) -> Result<()> {
-    let ImageSpec { pool, image } = options.name.image;
-    let request = api::CreateImage { pool, image, size: options.size.0, object_size: options.objects.bytes() };
-    let info = with_session(global, |session| session.call(CreateImage(request), |_| {}))?;
-    output.print(&Info::from(&info), |_| String::new())
+    let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
+    let (size, object_size) = (options.size.0, options.objects.bytes());
+    let made = with_session(global, |session| {
+        each(images, |ImageSpec { pool, image }| {
+            session.call(CreateImage(api::CreateImage { pool, image, size, object_size }), |_| {})
+        })
+    })?;
+    let made: Vec<Info> = made.iter().map(Info::from).collect();
+    match made.as_slice() {
+        [info] if is_one => output.print(info, |_| String::new()),
+        all => output.print(&all, |_| String::new()),
+    }
 }
 
 /// Lists a pool's images.

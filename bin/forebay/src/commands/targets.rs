@@ -4,15 +4,16 @@ use super::with_session;
 use crate::api::{self, Front, Target};
 use crate::cli;
 use crate::cli::Global;
+use crate::cli::many::each;
 use crate::client::session::Session;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::ops::{Attach, Detach, ListTargets};
 use crate::output::{Output, table};
 use crate::spec::ImageSpec;
 
 /// Exports an image and prints its URI.
 pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
-    let ImageSpec { pool, image } = options.name.image;
+    let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
     let front = match (options.nvme, options.iscsi) {
         (true, _) => Front::Nvme,
         (_, true) => Front::Iscsi,
@@ -21,34 +22,52 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
     let (unit, hosts) = (options.nsid.or(options.lun), options.initiator);
     let (read_only, log) = (options.read_only, options.log);
     let (ana_group, uuid) = (options.ana_group, options.uuid);
-    let request = api::Attach { pool, image, front, read_only, unit, hosts, ana_group, uuid, log };
-    let target = Session::daemon(global)?.call(&Attach(request), None, |_| {})?;
-    output.print(&target, |target| target.uri.clone().unwrap_or_default())
+    if images.len() > 1 && (unit.is_some() || uuid.is_some()) {
+        let what = format!("--nsid, --lun and --uuid are for one image; {} are named", images.len());
+        return Err(Failure::invalid(what).hint("leave them out, and each gets the lowest number that none had"));
+    }
+    let daemon = Session::daemon(global)?;
+    let targets = each(images, |ImageSpec { pool, image }| {
+        let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
+        let request = api::Attach { pool, image, front, read_only, unit, hosts, ana_group, uuid, log };
+        daemon.call(&Attach(request), None, |_| {})
+    })?;
+    let uri = |target: &Target| target.uri.clone().unwrap_or_default();
+    match targets.as_slice() {
+        [target] if is_one => output.print(target, uri),
+        all => output.print(&all, |all| all.iter().map(uri).collect::<Vec<_>>().join("\n")),
+    }
 }
 
-/// Ends an export.
+/// Ends exports.
 pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
-    let ended = options.name.image.clone();
-    let mut fronts = match (options.nbd, options.nvme, options.iscsi) {
-        (true, _, _) => vec![Front::Nbd],
-        (_, true, _) => vec![Front::Nvme],
-        (_, _, true) => vec![Front::Iscsi],
-        _ => with_session(global, |session| session.call(ListTargets, |_| {}))?
-            .iter()
-            .filter(|target| target.pool == ended.pool && target.image == ended.image)
-            .map(|target| target.front)
-            .collect(),
+    let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
+    let asked = match (options.nbd, options.nvme, options.iscsi) {
+        (true, _, _) => Some(Front::Nbd),
+        (_, true, _) => Some(Front::Nvme),
+        (_, _, true) => Some(Front::Iscsi),
+        _ => None,
     };
-    if fronts.is_empty() {
-        // That there is none is for the engine to say.
-        fronts.push(Front::Nbd);
+    let (force, keep_log) = (options.force, options.keep_log);
+    let ended = with_session(global, |session| {
+        let listed = if asked.is_none() { session.call(ListTargets, |_| {})? } else { Vec::new() };
+        each(images, |spec| {
+            let of_image = listed.iter().filter(|target| target.pool == spec.pool && target.image == spec.image);
+            let mut fronts: Vec<Front> = asked.into_iter().chain(of_image.map(|target| target.front)).collect();
+            if fronts.is_empty() {
+                // That there is none is for the engine to say.
+                fronts.push(Front::Nbd);
+            }
+            for front in fronts {
+                session.call(Detach { spec: spec.clone(), front, force, keep_log }, |_| {})?;
+            }
+            Ok(spec)
+        })
+    })?;
+    match ended.as_slice() {
+        [spec] if is_one => output.print(spec, |_| String::new()),
+        all => output.print(&all, |_| String::new()),
     }
-    for front in fronts {
-        let operation =
-            Detach { spec: options.name.image.clone(), front, force: options.force, keep_log: options.keep_log };
-        with_session(global, |session| session.call(operation, |_| {}))?;
-    }
-    output.print(&ended, |_| String::new())
 }
 
 /// Lists what is exported.
