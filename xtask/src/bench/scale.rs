@@ -309,7 +309,8 @@ impl Ours {
              another through the control socket; then the daemon is killed and started again.  *tgt*: Debian's tgtd, {} \
              targets with a file of 10 GiB each and one thread a unit (`--nr_iothreads 1`); its times are those of three \
              runs of tgtadm.  *First* and *last* are medians of {COMPARED} operations.  Ceph's NVMe-oF gateway is not \
-             here: by its own issue tracker it ran out of memory at 207 namespaces in 16 GiB.\n",
+             here: by its own issue tracker it ran out of memory at 207 namespaces in 16 GiB.  Memory of closed connections stays with \
+             the C library's allocator, which gives it to the next ones.\n",
             self.volumes, peer.targets
         )?;
         writeln!(page, "```\n{}\n```", lines.join("\n"))?;
