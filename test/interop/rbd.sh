@@ -386,6 +386,10 @@ for image in rbd/none none/none; do
 done
 # The same without a daemon.
 FOREBAY_DATA=$WORK/nothing shapes
+# A key that is not the cluster's.
+printf '[client.admin]\n\tkey = %s\n' "$(ceph-authtool --gen-print-key)" >"$WORK/wrong.keyring"
+FOREBAY_DATA=$WORK/nothing limit 60 "$FOREBAY" ls rbd --keyring "$WORK/wrong.keyring" >"$WORK/out" 2>&1
+[[ $? == 10 ]] && grep -q 'refuses client.admin' "$WORK/out" && grep -q 'ceph auth get' "$WORK/out" || fail "words about a wrong key"
 ok "ls, info, du and status print what rbd prints, key for key and column for column"
 
 # Write logs in front of the cluster's images, when nobody serves these.

@@ -300,7 +300,7 @@ Exit codes:
   1   failed
   2   wrong usage, or a request that makes no sense
   3   no such pool, image, target or file
-  4   no daemon answers
+  4   no daemon answers, or no monitor of a cluster
   5   it exists already
   6   in use, or locked by another process
   7   no space left

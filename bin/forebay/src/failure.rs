@@ -90,7 +90,7 @@ impl FailureKind {
             FailureKind::Failed => "failed",
             FailureKind::Invalid => "wrong usage, or a request that makes no sense",
             FailureKind::NotFound => "no such pool, image, target or file",
-            FailureKind::Unreachable => "no daemon answers",
+            FailureKind::Unreachable => "no daemon answers, or no monitor of a cluster",
             FailureKind::Exists => "it exists already",
             FailureKind::Busy => "in use, or locked by another process",
             FailureKind::NoSpace => "no space left",

@@ -53,7 +53,7 @@ fn each_says_what_is_wrong_and_what_to_do() {
         (&["import", &export, "q"], 2, &["an export of rbd in format 2", "--export-format 1"]),
         (&["import", "-", "q"], 2, &["standard input", "forebay create"]),
         // Clusters.
-        (&["ls", "rbd"], 3, &["no pool 'rbd'", "ceph.conf", "start the daemon with -c"]),
+        (&["ls", "rbd"], 3, &["no pool 'rbd' here", "ceph.conf", "start the daemon with -c"]),
     ];
     for (args, code, words) in lines {
         let said = site.run(args).fails(*code);
@@ -95,4 +95,27 @@ fn a_level_that_is_none_is_refused() {
         assert!(said.contains("info"), "{level}: {said}");
     }
     assert!(!site.data().join("store.img").exists(), "nothing was made");
+}
+
+#[test]
+fn a_cluster_that_cannot_be_reached_says_what_was_tried() {
+    let site = Site::new();
+    // A monitor that takes connections and says nothing.
+    let monitor = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = monitor.local_addr().expect("an address");
+    let conf = site.path("silent.conf");
+    let text = format!("[global]\nmon_host = [v2:{addr}/0]\nauth_client_required = none\nclient_mount_timeout = 1\n");
+    std::fs::write(&conf, text).expect("written");
+    let (conf, absent) = (conf.display().to_string(), site.path("absent.conf").display().to_string());
+    let silent: &[&str] =
+        &["pool 'rbd'", "connecting to the Ceph cluster", "monitor", "mon_host", "client_mount_timeout"];
+    let lines: &[Line] = &[
+        (&["ls", "rbd", "-c", &conf], 4, silent),
+        (&["du", "rbd", "-c", &conf], 4, &["monitor", "mon_host", "local/rbd"]),
+        (&["ls", "rbd", "-c", &absent], 3, &["no pool 'rbd' here", "absent.conf", "No such file"]),
+    ];
+    for (args, code, words) in lines {
+        let said = site.run(args).fails(*code);
+        assert!(words.iter().all(|word| said.contains(word)), "{args:?} says {said}, not {words:?}");
+    }
 }

@@ -99,9 +99,11 @@ pub fn du(global: &Global, output: Output, options: Du) -> Result<()> {
                     Err(failure) if failure.kind == FailureKind::Unreachable => Err(no_pool),
                     found => found,
                 },
-                Err(failure) if failure.kind == FailureKind::Failed => {
+                Err(failure) if matches!(failure.kind, FailureKind::Failed | FailureKind::Unreachable) => {
                     // A cluster that does not answer may have a pool of that name.
-                    Err(failure.hint(format!("an image of the default pool is named {LOCAL_POOL}/{name}")))
+                    let named = format!("an image of the default pool is named {LOCAL_POOL}/{name}");
+                    let hint = failure.hint.as_ref().map_or_else(|| named.clone(), |hint| format!("{hint}; {named}"));
+                    Err(failure.hint(hint))
                 }
                 found => found,
             },

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{ObjectBackend, Usage};
+use forebay_block::{ErrorKind, ObjectBackend, Usage};
 use forebay_image::Images;
 use forebay_rados::config::ConfigError;
 use forebay_rados::{Cluster, Config, Flags, RadosPool, Surroundings};
@@ -71,11 +71,11 @@ impl Ceph {
 
     /// A pool of the cluster.
     pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
-        let absent = |failure: Failure| match failure.kind {
-            FailureKind::NotFound => failure.context(format!("there is no pool '{name}'")),
-            _ => failure,
+        let unfound = |failure: Failure| match failure.kind {
+            FailureKind::NotFound => failure.context(format!("no pool '{name}' here, and no Ceph cluster to look in")),
+            _ => failure.context(format!("pool '{name}'")),
         };
-        let cluster = self.cluster().await.map_err(absent)?;
+        let cluster = self.cluster().await.map_err(unfound)?;
         let known = self.pools.borrow().get(name).cloned();
         // A pool that was deleted, and perhaps made again, has another number.
         if let Some(pool) = known.filter(|pool| cluster.map().pool_named(name) == Some(pool.id())) {
@@ -128,7 +128,7 @@ impl Ceph {
         let flags = self.flags.clone();
         let config = offload(move || Config::resolve(&flags, &Edge).map_err(explain)).await?;
         let cluster = Cluster::connect(config).await;
-        let cluster = cluster.map_err(|error| Failure::from(error).context("connecting to the Ceph cluster"))?;
+        let cluster = cluster.map_err(explain_unconnected)?;
         let status = cluster.status();
         tracing::info!(
             fsid = status.fsid,
@@ -199,6 +199,23 @@ impl Ceph {
 /// The client that a connection to a cluster makes us.
 fn client_of(cluster: &Cluster) -> CephClient {
     CephClient { fsid: cluster.status().fsid, address: cluster.identity().address }
+}
+
+/// Says what a cluster means to a user that cannot be connected to.
+fn explain_unconnected(error: forebay_block::Error) -> Failure {
+    let kind = error.kind();
+    let failure = Failure::from(error).context("connecting to the Ceph cluster");
+    match kind {
+        ErrorKind::TimedOut => Failure { kind: FailureKind::Unreachable, ..failure }.hint(
+            "are its monitors up, and does the network let them be reached? 'mon_host' of the configuration names them, and \
+             'client_mount_timeout' how long they are waited for",
+        ),
+        ErrorKind::Denied => failure.hint(
+            "the key is not the one that the cluster has, which 'ceph auth get client.ID' shows; choose another with \
+             --keyring FILE and --id ID",
+        ),
+        _ => failure,
+    }
 }
 
 /// What a configuration's error means to a user.
