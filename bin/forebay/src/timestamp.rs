@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tz::TimeZone;
@@ -83,13 +84,16 @@ impl Timestamp {
     }
 }
 
-/// The time zone of this process; `None`: UTC, as C's library has it where nothing is said or what is said is wrong.
-fn local_zone() -> Option<TimeZone> {
-    match std::env::var("TZ") {
+/// Returns the time zone of this process, read once; `None`: UTC, as C's library has it where nothing is said or what is said
+/// is wrong.
+fn local_zone() -> Option<&'static TimeZone> {
+    static ZONE: OnceLock<Option<TimeZone>> = OnceLock::new();
+    let read = || match std::env::var("TZ") {
         Ok(name) if name.is_empty() => None,
         Ok(name) => TimeZone::from_posix_tz(&name).ok(),
         Err(_) => TimeZone::local().ok(),
-    }
+    };
+    ZONE.get_or_init(read).as_ref()
 }
 
 impl fmt::Display for Timestamp {

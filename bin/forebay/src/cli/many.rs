@@ -21,7 +21,7 @@ pub struct ManyImages {
     pool: Option<String>,
 }
 
-/// As they are typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedImages {
     /// The image, POOL/IMAGE; there may be several

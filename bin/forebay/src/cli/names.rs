@@ -114,7 +114,7 @@ pub struct OneImage {
     pub image: ImageSpec,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedImage {
     /// The image, POOL/IMAGE
@@ -141,10 +141,10 @@ pub struct MaybeImage {
     pub image: Option<ImageSpec>,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedMaybe {
-    /// An image, POOL/IMAGE, whose watchers are wanted instead
+    /// Show the watchers of this image, POOL/IMAGE, instead of the daemon
     #[arg(value_name = "IMAGE")]
     spec: Option<String>,
     #[command(flatten)]
@@ -172,14 +172,14 @@ pub struct OnePool {
     pub pool: String,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedPool {
     /// The pool [default: local]
     #[arg(value_name = "POOL")]
     name: Option<String>,
 
-    /// The same
+    /// The pool, instead of the positional one, as rbd takes it
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
 }
@@ -206,7 +206,7 @@ pub enum DuTarget {
     PoolOrImage(String),
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedDuTarget {
     /// An image, POOL/IMAGE, or all those of a POOL; a name that no pool has is an image of the pool local
@@ -250,7 +250,7 @@ pub struct Renamed {
     pub to: ImageSpec,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedRenamed {
     /// The image, POOL/IMAGE
@@ -301,7 +301,7 @@ pub struct Imported {
     pub pool: Option<String>,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedImported {
     /// A file or block device, or - for standard input
@@ -334,7 +334,7 @@ pub struct Exported {
     pub path: Option<PathBuf>,
 }
 
-/// As it is typed.
+/// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedExported {
     /// The image, POOL/IMAGE

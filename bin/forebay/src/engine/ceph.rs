@@ -115,16 +115,17 @@ impl Ceph {
     async fn cluster(&self) -> Result<Rc<Cluster>> {
         let _turn = self.connecting.acquire(1).await;
         let known = self.cluster.borrow().clone();
-        match known {
+        let former = match known {
             Some(cluster) if !cluster.is_fenced() => return Ok(cluster),
-            Some(_) => {
+            Some(cluster) => {
                 // Nothing of that client is taken any more.  Who opens a volume now gets a new one; the volumes that
                 // the old one has open go on answering that they are fenced off.
                 tracing::warn!("the cluster has this client on its blocklist; a new one is made");
                 self.pools.borrow_mut().clear();
+                Some(client_of(&cluster))
             }
-            None => {}
-        }
+            None => None,
+        };
         let flags = self.flags.clone();
         let config = offload(move || Config::resolve(&flags, &Edge).map_err(explain)).await?;
         let cluster = Cluster::connect(config).await;
@@ -136,39 +137,37 @@ impl Ceph {
             osds = status.osds_up,
             "connected to a Ceph cluster"
         );
-        self.fence_left_clients(&cluster).await;
+        self.fence_left_clients(&cluster, former).await;
         *self.cluster.borrow_mut() = Some(cluster.clone());
         Ok(cluster)
     }
 
     /// Fences the clients that daemons of this data directory were and that did not end in order, so that nobody waits
-    /// for their watches to run out; then lists the new one.  What fails costs the waiting only.
-    async fn fence_left_clients(&self, cluster: &Cluster) {
-        let Some(clients) = &self.clients else { return };
+    /// for their watches to time out; then lists the new one.  `former` is the client that this process was before it was
+    /// fenced.  What fails costs the waiting only.
+    async fn fence_left_clients(&self, cluster: &Cluster, former: Option<CephClient>) {
+        let Some(clients) = self.clients.clone() else { return };
         let own = client_of(cluster);
-        let left = clients.left(&own.fsid).unwrap_or_else(|failure| {
-            tracing::warn!(error = failure.message, "the clients of earlier daemons are not known");
+        let (reader, about) = (clients.clone(), own.clone());
+        let left = offload(move || reader.left(&about)).await.unwrap_or_else(|failure| {
+            tracing::warn!(error = failure.message, "cannot read ceph-clients.json; no earlier client is fenced");
             Vec::new()
         });
-        let mut fenced = Vec::new();
-        for client in left {
+        for client in left.into_iter().filter(|client| Some(client) != former.as_ref()) {
             match cluster.blocklist(&client.address, None).await {
-                Ok(()) => {
-                    tracing::info!(address = client.address, "the client of a daemon that was killed is fenced");
-                    fenced.push(client);
-                }
+                Ok(()) => tracing::info!(address = client.address, "the client of a daemon that was killed is fenced"),
                 Err(error) => {
                     tracing::warn!(
                         address = client.address, %error,
-                        "the client of a daemon that was killed cannot be fenced; its locks last until its watches run out"
+                        "cannot fence the client of a daemon that was killed; its locks are held until its watches time out"
                     );
                 }
             }
         }
-        if let Err(failure) = clients.begin(own, &fenced) {
+        if let Err(failure) = offload(move || clients.begin(own)).await {
             tracing::warn!(
                 error = failure.message,
-                "this client is not listed; if the daemon is killed, its locks last"
+                "cannot record this client in ceph-clients.json; after a kill its locks are held until the watch timeout"
             );
         }
     }
@@ -184,11 +183,12 @@ impl Ceph {
                 settled = false;
             }
         }
-        if let Some(cluster) = self.cluster.borrow_mut().take() {
+        let cluster = self.cluster.borrow_mut().take();
+        if let Some(cluster) = cluster {
             let own = client_of(&cluster);
             cluster.close();
-            if let Some(clients) = self.clients.as_ref().filter(|_| settled)
-                && let Err(failure) = clients.end(&own)
+            if let Some(clients) = self.clients.clone().filter(|_| settled)
+                && let Err(failure) = offload(move || clients.end(&own)).await
             {
                 tracing::warn!(error = failure.message, "this client stays listed, and is fenced at the next start");
             }

@@ -4,9 +4,14 @@
 //! (`osd_client_watch_timeout`, 30 s).  The next daemon of the data directory knows that the process is gone, since it has
 //! the embedded store's lock; so it fences the client at once instead of waiting for the timeout.  What a client is known
 //! by is kept in the file `ceph-clients.json`, from before its first request until it has ended in order.
+//!
+//! A copy of the directory has another store, and its lock says nothing of the daemon that runs on the original.  So the file
+//! counts only in the directory in which it was written, on the same machine since it booted, and for clients with the same
+//! IP address; anywhere else the watch timeout is waited for.
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -26,42 +31,43 @@ pub struct CephClient {
 /// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Listed {
-    /// The machine that the clients ran on: a copy of the data directory elsewhere fences nobody.
-    machine: String,
+    /// Place in which the file was written.
+    place: String,
     clients: Vec<CephClient>,
 }
 
 /// The file that lists the clients of a data directory's daemons.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct CephClients {
     path: PathBuf,
-    machine: String,
+    place: String,
 }
 
 impl CephClients {
     /// The file of a data directory, whose store's lock the process has.
     pub fn of(data: &Path) -> Self {
-        Self { path: data.join("ceph-clients.json"), machine: machine() }
+        Self { path: data.join("ceph-clients.json"), place: place_of(data) }
     }
 
-    /// Returns the clients of a cluster that did not end in order.
+    /// Returns the clients that did not end in order, of the cluster and the IP address of `own`.
     ///
     /// # Errors
     /// A file that cannot be read, or is not one of ours.
-    pub fn left(&self, fsid: &str) -> Result<Vec<CephClient>> {
-        let listed = self.read()?;
-        Ok(listed.clients.into_iter().filter(|client| client.fsid == fsid).collect())
+    pub fn left(&self, own: &CephClient) -> Result<Vec<CephClient>> {
+        let is_alike = |client: &CephClient| client.fsid == own.fsid && client.ip() == own.ip() && client != own;
+        Ok(self.read()?.clients.into_iter().filter(is_alike).collect())
     }
 
-    /// Lists a client before its first request, in place of those that are fenced.
+    /// Lists a client before its first request, in place of all that were left of its cluster: they are fenced, or their
+    /// watches run out by themselves.
     ///
     /// # Errors
     /// A file that cannot be written; it is unchanged then.
-    pub fn begin(&self, own: CephClient, fenced: &[CephClient]) -> Result<()> {
+    pub fn begin(&self, own: CephClient) -> Result<()> {
         // What cannot be read is not kept: it says nothing of anybody.
         let mut clients = self.read().unwrap_or_default().clients;
-        clients.retain(|client| !fenced.contains(client) && *client != own);
-        clients.push(own);
+        clients.retain(|client| client.fsid != own.fsid);
+        clients.extend(own.ip().is_some().then_some(own));
         self.write(clients)
     }
 
@@ -83,21 +89,33 @@ impl CephClients {
         };
         let listed: Listed = serde_json::from_slice(&text)
             .map_err(|error| Failure::new(FailureKind::Corrupt, format!("reading {}: {error}", self.path.display())))?;
-        Ok(if listed.machine == self.machine { listed } else { Listed::default() })
+        Ok(if listed.place == self.place { listed } else { Listed::default() })
     }
 
     fn write(&self, clients: Vec<CephClient>) -> Result<()> {
-        let listed = Listed { machine: self.machine.clone(), clients };
+        let listed = Listed { place: self.place.clone(), clients };
         let text = serde_json::to_vec(&listed).map_err(|error| Failure::failed(error.to_string()))?;
         replace_file(&self.path, &text)
             .map_err(|error| Failure::io(error, format_args!("writing {}", self.path.display())))
     }
 }
 
-/// What tells this machine from others: its id, or its host name where it has none.
-fn machine() -> String {
-    let read = |path| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-    read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default()
+impl CephClient {
+    /// Returns the IP address, if the monitors have told one: what is before the port and the nonce.
+    fn ip(&self) -> Option<&str> {
+        let socket = self.address.split_once('/')?.0;
+        socket.rsplit_once(':').map(|(ip, _)| ip).filter(|ip| !ip.is_empty())
+    }
+}
+
+/// Names a directory and where it is: the machine, since it booted, and the directory's file system and inode, which no copy
+/// has.
+fn place_of(data: &Path) -> String {
+    let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let boot = read("/proc/sys/kernel/random/boot_id");
+    let (machine, host) = (read("/etc/machine-id"), read("/proc/sys/kernel/hostname"));
+    let (device, inode) = fs::metadata(data).map_or((0, 0), |meta| (meta.dev(), meta.ino()));
+    format!("{boot} {machine} {host} {device}:{inode}")
 }
 
 #[cfg(test)]
@@ -109,27 +127,45 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_listed_until_they_end_or_are_fenced() {
+    fn clients_are_listed_until_they_end_or_another_takes_their_place() {
         let dir = tempfile::tempdir().expect("a directory");
         let clients = CephClients::of(dir.path());
-        assert_eq!(clients.left("a").expect("no file"), []);
-        clients.begin(client("a", 1), &[]).expect("written");
-        clients.begin(client("b", 2), &[]).expect("written");
-        assert_eq!(CephClients::of(dir.path()).left("a").expect("read"), [client("a", 1)]);
-        // The next daemon fences what it finds of its own cluster.
-        clients.begin(client("a", 3), &[client("a", 1)]).expect("written");
-        assert_eq!(clients.left("a").expect("read"), [client("a", 3)]);
-        assert_eq!(clients.left("b").expect("read"), [client("b", 2)], "another cluster's is kept");
+        assert_eq!(clients.left(&client("a", 9)).expect("no file"), []);
+        clients.begin(client("a", 1)).expect("written");
+        clients.begin(client("b", 2)).expect("written");
+        // The next daemon finds what was left of its own cluster, and takes its place.
+        assert_eq!(CephClients::of(dir.path()).left(&client("a", 3)).expect("read"), [client("a", 1)]);
+        clients.begin(client("a", 3)).expect("written");
+        assert_eq!(clients.left(&client("a", 4)).expect("read"), [client("a", 3)]);
+        assert_eq!(clients.left(&client("a", 3)).expect("read"), [], "nobody fences itself");
+        assert_eq!(clients.left(&client("b", 4)).expect("read"), [client("b", 2)], "another cluster's is kept");
         clients.end(&client("a", 3)).expect("written");
-        assert_eq!(clients.left("a").expect("read"), []);
+        assert_eq!(clients.left(&client("a", 4)).expect("read"), []);
     }
 
     #[test]
-    fn a_copy_on_another_machine_fences_nobody() {
+    fn a_copy_fences_nobody() {
+        let (dir, copy) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let clients = CephClients::of(dir.path());
+        clients.begin(client("a", 1)).expect("written");
+        fs::copy(&clients.path, copy.path().join("ceph-clients.json")).expect("copied");
+        assert_eq!(CephClients::of(copy.path()).left(&client("a", 2)).expect("read"), [], "in another directory");
+        let later = CephClients { place: clients.place.replacen(|c| c != ' ', "0", 36), ..clients.clone() };
+        assert_eq!(later.left(&client("a", 2)).expect("read"), [], "after another boot");
+        let elsewhere = CephClient { address: "192.0.2.8:0/2".into(), ..client("a", 2) };
+        assert_eq!(clients.left(&elsewhere).expect("read"), [], "from another address");
+        assert_eq!(clients.left(&client("a", 2)).expect("read"), [client("a", 1)]);
+    }
+
+    #[test]
+    fn a_client_without_an_address_is_not_listed() {
         let dir = tempfile::tempdir().expect("a directory");
-        CephClients::of(dir.path()).begin(client("a", 1), &[]).expect("written");
-        let elsewhere = CephClients { machine: "another".into(), ..CephClients::of(dir.path()) };
-        assert_eq!(elsewhere.left("a").expect("read"), []);
+        let clients = CephClients::of(dir.path());
+        let nameless = |nonce: u32| CephClient { address: format!(":/{nonce}"), ..client("a", 1) };
+        clients.begin(nameless(1)).expect("written");
+        assert_eq!(clients.left(&nameless(2)).expect("read"), []);
+        let six = CephClient { address: "[2001:db8::7]:0/1".into(), ..client("a", 1) };
+        assert_eq!(six.ip(), Some("[2001:db8::7]"));
     }
 
     #[test]
@@ -137,8 +173,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let clients = CephClients::of(dir.path());
         fs::write(&clients.path, b"{").expect("written");
-        assert_eq!(clients.left("a").expect_err("damaged").kind, FailureKind::Corrupt);
-        clients.begin(client("a", 1), &[]).expect("written");
-        assert_eq!(clients.left("a").expect("read"), [client("a", 1)]);
+        assert_eq!(clients.left(&client("a", 2)).expect_err("damaged").kind, FailureKind::Corrupt);
+        clients.begin(client("a", 1)).expect("written");
+        assert_eq!(clients.left(&client("a", 2)).expect("read"), [client("a", 1)]);
     }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_block::ErrorKind;
 use forebay_image as image;
 use forebay_reactor::yield_now;
 
@@ -42,9 +43,10 @@ impl Engine {
         let names = self.image_names(pool).await?;
         let mut images = Vec::with_capacity(names.len());
         for name in names {
-            // An image that goes while the list is made is not in it.
-            let Ok(info) = image::info(&backend, &name).await else { continue };
-            images.push(ImageSummary { image: name, size: info.size, format: 2 });
+            match image::info(&backend, &name).await {
+                Ok(info) => images.push(ImageSummary { image: name, size: info.size, format: 2 }),
+                Err(error) => self.leave_out(error, pool, &name)?,
+            }
             // All of it may be in memory, and there may be thousands.
             yield_now().await;
         }
@@ -61,10 +63,7 @@ impl Engine {
         for name in names {
             match images.details(&name).await {
                 Ok(details) => listed.extend(list_one(&name, &details)),
-                // It has gone while the list is made.
-                Err(error) if error.kind() == forebay_block::ErrorKind::NotFound => {}
-                // One that is damaged hides no other; 'info' says the same of it.
-                Err(error) => tracing::warn!(pool, image = name, %error, "an image cannot be listed"),
+                Err(error) => self.leave_out(error, pool, &name)?,
             }
             // All of it may be in memory, and there may be thousands.
             yield_now().await;
@@ -72,12 +71,26 @@ impl Engine {
         Ok(listed)
     }
 
-    /// Who has an image open.
+    /// Leaves an image out of a list: one that has gone while it was made, and one that is damaged, which hides no other.
+    ///
+    /// # Errors
+    /// Any other reason, which may be one for all images.
+    fn leave_out(&self, error: forebay_block::Error, pool: &str, name: &str) -> Result<()> {
+        match error.kind() {
+            ErrorKind::NotFound => Ok(()),
+            ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Invalid => {
+                tracing::warn!(pool, image = name, %error, "an image cannot be listed");
+                Ok(())
+            }
+            _ => Err(self.pool_failure(error, pool)),
+        }
+    }
+
+    /// Returns the watchers and the exports of an image.
     pub async fn image_status(&self, spec: &ImageSpec) -> Result<ImageStatus> {
         let backend = self.pool(&spec.pool).await?;
         let watchers = image::Images::of(&backend).watchers(&spec.image).await;
         let watchers = watchers.map_err(|error| self.image_failure(error, spec))?.into_iter();
-        let exports = self.list_targets().into_iter();
         Ok(ImageStatus {
             watchers: watchers
                 .map(|watcher| ImageWatcher {
@@ -86,7 +99,7 @@ impl Engine {
                     cookie: watcher.cookie,
                 })
                 .collect(),
-            exports: exports.filter(|target| target.pool == spec.pool && target.image == spec.image).collect(),
+            exports: self.targets_of(spec),
         })
     }
 

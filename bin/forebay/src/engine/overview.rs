@@ -51,7 +51,7 @@ impl<T> Page<T> {
 /// Which page of each list is wanted, from 1.
 #[derive(Debug, Clone, Copy)]
 pub struct PageNumbers {
-    /// Of the images.
+    /// Page of the images.
     pub images: usize,
     /// Of the exports.
     pub exports: usize,
@@ -136,6 +136,8 @@ impl Engine {
             let log = spec.as_ref().and_then(|spec| self.running_log(spec)).map(|log| log.state);
             ImageRow { pool, name, size: None, fronts, log }
         });
+        // What pools took of their time is not the images' fault.
+        let deadline = now() + PATIENCE;
         for row in &mut images.rows {
             let info = async { image::info(&self.pool(&row.pool).await.ok()?, &row.name).await.ok() };
             match timeout(deadline - now(), info).await {

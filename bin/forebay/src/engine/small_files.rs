@@ -24,7 +24,7 @@ pub fn keep_reserve(data: &Path) {
 /// Replaces a file in one step.  On a full file system the space kept beside it is used.
 ///
 /// # Errors
-/// Those of the file system; whatever they are, the old file is there.
+/// Those of the file system.  The old file is there then, or, where the directory could not be made durable, the new one.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     with_reserve(path, || write_and_rename(path, content))
 }
@@ -53,6 +53,8 @@ pub fn with_reserve<T>(path: &Path, mut write: impl FnMut() -> io::Result<T>) ->
 fn write_and_rename(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
     let beside = path.with_extension("new");
+    // What can fail is done before the new file is in place.
+    let opened = File::open(dir)?;
     let written = File::create(&beside).and_then(|mut file| {
         file.write_all(content)?;
         file.sync_all()
@@ -61,7 +63,7 @@ fn write_and_rename(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
         return Err(error);
     }
-    File::open(dir)?.sync_all()
+    opened.sync_all()
 }
 
 #[cfg(test)]

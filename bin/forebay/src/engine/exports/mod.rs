@@ -175,6 +175,8 @@ impl Exports {
         }
         let exports = self.exports.borrow();
         let others = exports.iter().filter(|(other, _)| other.0 == key.0 && *other != key);
+        // Of one that is asked for only whether somebody has it is of interest.
+        let others = others.filter(|(_, export)| wanted.is_none() || export.request.unit == wanted);
         let taken: BTreeMap<u32, &ImageSpec> =
             others.filter_map(|((_, spec), export)| Some((export.request.unit?, spec))).collect();
         self.numbers.borrow().choose(key.0, &taken, wanted, identity)
@@ -230,7 +232,17 @@ impl Exports {
         let outcome = match wants_replacing {
             // With nothing waited for since the changes were taken: it has these, and no others.
             true => match self.content() {
-                Ok(content) => offload(move || lock(&files).replace(content)).await,
+                Ok(content) => {
+                    offload(move || {
+                        let mut files = lock(&files);
+                        // On a full file system there may be room for a line where there is none for the list.
+                        files.replace(content).or_else(|failure| match files.takes_changes() {
+                            true => files.append(&changes),
+                            false => Err(failure),
+                        })
+                    })
+                    .await
+                }
                 Err(failure) => Err(failure),
             },
             false => offload(move || lock(&files).append(&changes)).await,
@@ -243,7 +255,7 @@ impl Exports {
     pub async fn settle(&self) -> Result<()> {
         let _turn = self.saves.turn.acquire(1).await;
         let files = self.saves.files.clone();
-        if !lock(&files).has_journal() {
+        if lock(&files).is_settled() {
             return Ok(());
         }
         let content = self.content()?;
@@ -372,6 +384,8 @@ impl Engine {
     /// Exports an image; the same export again is no error.
     pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
+        // As it is written down, whatever it was called: `rados:rbd` is the pool `rbd`.
+        (request.pool, request.image) = (spec.pool.clone(), spec.image.clone());
         check_nvme(&request)?;
         check_initiators(&request.hosts)?;
         if let Some(unit) = request.unit {

@@ -26,6 +26,16 @@ impl Engine {
         Page::of(there, number).map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)))
     }
 
+    /// Returns the exports of an image.
+    pub fn targets_of(&self, spec: &ImageSpec) -> Vec<Target> {
+        let exports = self.exports.exports.borrow();
+        let of_front = |front| {
+            let export = exports.get(&(front, spec.clone())).filter(|export| !export.leaving)?;
+            Some(self.describe_target(spec, export, self.fronts.connections_of(front, spec)))
+        };
+        Front::ALL.into_iter().filter_map(of_front).collect()
+    }
+
     /// Returns the fronts over which an image is exported.
     pub fn fronts_of(&self, spec: &ImageSpec) -> Vec<Front> {
         let exports = self.exports.exports.borrow();

@@ -70,7 +70,7 @@ impl Journal {
                     Err(error) if at + 1 == lines.len() => {
                         // A write that was cut off may end in what was there before.
                         tracing::warn!(path = %journal.path.display(), line = at + 1, %error,
-                            "the last change of the exports is not whole; it was not answered");
+                            "the last journal entry is truncated; it was never acknowledged");
                         break;
                     }
                     Err(error) => return Err(journal.damaged(at + 1, &error)),
@@ -84,7 +84,7 @@ impl Journal {
     fn damaged(&self, line: usize, error: &serde_json::Error) -> Failure {
         let what = format!("{} is damaged in line {line}: {error}", self.path.display());
         Failure::new(FailureKind::Corrupt, what)
-            .hint("mend the line; or remove the file, which undoes what was attached and detached since targets.json was written")
+            .hint("repair the line, or remove the file to discard all changes since targets.json was written")
     }
 
     /// Returns its length in bytes.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +20,7 @@ use super::numbers::Retired;
 use super::small_files::replace_file;
 use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::image_spec;
 use journal::Journal;
 
 /// Version of the list that this build writes; it reads the one before as well.
@@ -42,7 +44,7 @@ struct TargetsList {
     retired: Vec<Retired>,
 }
 
-/// What an export is listed under.
+/// Key of an export in the files.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ExportName {
     /// The front.
@@ -51,6 +53,16 @@ pub struct ExportName {
     pub pool: String,
     /// The image.
     pub image: String,
+}
+
+impl ExportName {
+    /// Returns the name of an entry's export, however the entry writes the pool (`rados:rbd` is `rbd`); `None` where it names
+    /// no image.
+    fn of_entry(entry: &Value) -> Option<Self> {
+        let name = Self::deserialize(entry).ok()?;
+        let spec = image_spec(&name.pool, &name.image).ok()?;
+        Some(Self { front: name.front, pool: spec.pool, image: spec.image })
+    }
 }
 
 /// Change of one export: all that the files say of it from then on.
@@ -67,7 +79,7 @@ pub struct Change {
     pub retired: Option<Retired>,
 }
 
-/// What the files list.
+/// Content of the list and its journal.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Content {
     /// Exports, each an [`Attach`](crate::api::Attach).
@@ -85,6 +97,8 @@ pub struct TargetsFiles {
     list_len: u64,
     /// Journal of the list; none where the list has to be written before anything is appended.
     journal: Option<Journal>,
+    /// A write to the journal failed and could not be undone: the file may hold what was refused.
+    unclear: bool,
 }
 
 impl TargetsFiles {
@@ -94,7 +108,7 @@ impl TargetsFiles {
     /// Files that cannot be read, are damaged, or come from a newer build.
     pub fn open(data: &Path) -> Result<(Self, Content)> {
         let path = list_path(data);
-        let none = Self { data: data.into(), generation: 0, list_len: 0, journal: None };
+        let none = Self { data: data.into(), generation: 0, list_len: 0, journal: None, unclear: false };
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((none, Content::default())),
@@ -118,9 +132,14 @@ impl TargetsFiles {
         self.journal.as_ref().is_none_or(|journal| journal.len() > self.list_len.max(JOURNAL_MIN))
     }
 
-    /// Returns whether the list alone does not say everything.
-    pub fn has_journal(&self) -> bool {
-        self.journal.as_ref().is_some_and(|journal| journal.len() > 0)
+    /// Returns whether the list alone says everything.
+    pub fn is_settled(&self) -> bool {
+        !self.unclear && self.journal.as_ref().is_none_or(|journal| journal.len() == 0)
+    }
+
+    /// Returns whether there is a journal to append to.
+    pub fn takes_changes(&self) -> bool {
+        self.journal.is_some()
     }
 
     /// Appends changes, all of them or none, and makes them durable.
@@ -134,6 +153,7 @@ impl TargetsFiles {
         if journal.is_broken() {
             // What it holds at its end is not known: the next change writes the list.
             self.journal = None;
+            self.unclear = true;
         }
         done
     }
@@ -141,10 +161,12 @@ impl TargetsFiles {
     /// Writes the list anew, in one step: after a crash it is wholly the old one with its journal, or wholly the new one.
     ///
     /// # Errors
-    /// Those of the file system; nothing has changed then.
+    /// Those of the file system.  Until the next write succeeds, a crash leaves the old list or the new one.
     pub fn replace(&mut self, content: Content) -> Result<()> {
         let path = list_path(&self.data);
-        let generation = self.generation + 1;
+        // The clock makes it differ from those of a list that somebody has removed, whose journal may be there still.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let generation = now.max(self.generation + 1);
         let Content { targets, retired } = content;
         let list = TargetsList { version: FILE_VERSION, generation, targets, retired };
         let text = serde_json::to_vec_pretty(&list)
@@ -153,6 +175,7 @@ impl TargetsFiles {
         self.generation = generation;
         self.list_len = text.len() as u64;
         self.journal = Some(Journal::begin(&self.data));
+        self.unclear = false;
         Ok(())
     }
 }
@@ -189,7 +212,7 @@ fn apply(content: &mut Content, changes: Vec<Change>) {
     let mut targets: Vec<Option<Value>> = std::mem::take(&mut content.targets).into_iter().map(Some).collect();
     let mut places: BTreeMap<ExportName, Vec<usize>> = BTreeMap::new();
     for (at, entry) in targets.iter().enumerate() {
-        if let Some(name) = entry.as_ref().and_then(|entry| ExportName::deserialize(entry).ok()) {
+        if let Some(name) = entry.as_ref().and_then(ExportName::of_entry) {
             places.entry(name).or_default().push(at);
         }
     }
@@ -253,10 +276,41 @@ mod tests {
         // Appended to further, and then written as one list.
         files.append(&[detached("c", 2)]).expect("appended");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
-        assert!(files.has_journal());
+        assert!(!files.is_settled());
         assert_eq!(content.retired, [retired("a", 1), retired("c", 2)]);
         files.replace(Content::default()).expect("written");
-        assert!(!files.has_journal());
+        assert!(files.is_settled());
+        assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, Content::default());
+    }
+
+    #[test]
+    fn a_change_counts_however_the_list_writes_the_pool() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listed = json!({ "version": 2, "generation": 1, "targets": [
+            { "pool": "rados:rbd", "image": "a", "front": "nbd" },
+            { "pool": "rbd", "image": "b", "front": "nbd" },
+        ] });
+        fs::write(list_path(dir.path()), listed.to_string()).expect("written");
+        let (mut files, _) = TargetsFiles::open(dir.path()).expect("read");
+        let name = ExportName { front: Front::Nbd, pool: "rbd".into(), image: "a".into() };
+        files.append(&[Change { name, entries: Vec::new(), retired: None }]).expect("appended");
+        let targets = TargetsFiles::open(dir.path()).expect("read").1.targets;
+        assert_eq!(targets, [json!({ "pool": "rbd", "image": "b", "front": "nbd" })]);
+    }
+
+    /// Somebody removes the list, as the message about a damaged one says; its journal stays.
+    #[test]
+    fn a_journal_of_a_list_that_was_removed_does_not_count() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut files, _) = TargetsFiles::open(dir.path()).expect("no files");
+        files.replace(Content::default()).expect("written");
+        files.append(&[attached("a", 1)]).expect("appended");
+        let journal = fs::read(journal::path(dir.path())).expect("the journal");
+        fs::remove_file(list_path(dir.path())).expect("removed");
+        let (mut files, content) = TargetsFiles::open(dir.path()).expect("no list");
+        assert_eq!(content, Content::default());
+        files.replace(Content::default()).expect("written");
+        fs::write(journal::path(dir.path()), journal).expect("written");
         assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, Content::default());
     }
 
