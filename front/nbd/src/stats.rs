@@ -333,6 +333,12 @@ impl Stats {
         self.lock().live.values().map(describe).collect()
     }
 
+    /// Counts the connections that are in transmission now, to one export or to all.
+    pub fn connection_count(&self, export: Option<&str>) -> usize {
+        let state = self.lock();
+        state.live.values().filter(|live| export.is_none_or(|name| live.export == name)).count()
+    }
+
     /// The exports that have had a connection, by name.
     pub fn exports(&self) -> Vec<ExportStats> {
         let state = self.lock();

@@ -92,12 +92,12 @@ impl HostFront for NbdFront {
     }
 
     fn connections(&self) -> usize {
-        self.stats.connections().len()
+        self.stats.connection_count(None)
     }
 
     fn connections_of(&self, spec: &ImageSpec) -> usize {
         let name = spec.to_string();
-        self.stats.connections().iter().filter(|connection| connection.export == name).count()
+        self.stats.connection_count(Some(&name))
     }
 
     fn connections_by_export(&self) -> BTreeMap<String, usize> {
