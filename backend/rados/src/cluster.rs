@@ -182,7 +182,7 @@ impl Cluster {
     /// our map says so.  From then on no OSD that we write to takes anything of it; its watches end.
     ///
     /// # Errors
-    /// What the monitors answer: `Denied` where our key does not allow it.
+    /// Errors of the monitors: `Denied` where our key does not allow it.
     pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),

@@ -173,7 +173,7 @@ impl Operation for ListImagesLong {
     }
 }
 
-/// Who has an image open.
+/// Watchers and exports of an image.
 pub struct GetImageStatus(pub ImageSpec);
 
 impl Operation for GetImageStatus {

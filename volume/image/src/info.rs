@@ -99,7 +99,7 @@ pub struct SnapshotInfo {
     pub children: u32,
 }
 
-/// What an image is, and what it is made of.
+/// Description of an image, with its parent, snapshots and locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageDetails {
     /// What [`Images::info`](crate::Images::info) tells.
@@ -149,7 +149,7 @@ pub struct ParentInfo {
     pub overlap: u64,
 }
 
-/// How an image is locked.
+/// Lock of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
     /// By one.

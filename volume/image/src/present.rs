@@ -99,7 +99,7 @@ pub(crate) async fn walk<T: 'static>(
     Ok(())
 }
 
-/// Which objects may be there.
+/// Objects that may be there.
 pub(crate) enum Present {
     All,
     /// In order.

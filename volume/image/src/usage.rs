@@ -15,7 +15,7 @@ use crate::objectmap::{SCAN, load};
 use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::{Bitmap, State};
 
-/// What an image or a snapshot of it takes up, in whole objects.
+/// Usage of an image or of a snapshot, in whole objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotUsage {
     /// The snapshot; `None` for the image as it is now.
@@ -78,7 +78,7 @@ fn bytes_within(shared: &Shared, object: u64, size: u64) -> u64 {
     size.saturating_sub(start).min(shared.layout().object_size())
 }
 
-/// What each step has of its own, as the object maps tell; `None` if they do not.
+/// Counts what each step has of its own by the object maps; `None` if they do not.
 async fn used_of_maps(
     shared: &Rc<Shared>,
     header: &Header,
@@ -135,7 +135,7 @@ async fn used_of_maps(
     Ok(Some(all))
 }
 
-/// The same, object by object.
+/// Counts the same object by object.
 async fn used_of_objects(shared: &Rc<Shared>, steps: &[Step], progress: &mut impl FnMut(Progress)) -> Result<Vec<u64>> {
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).max().unwrap_or(0);
     let mut used = vec![0; steps.len()];
@@ -171,7 +171,7 @@ async fn used_of_objects(shared: &Rc<Shared>, steps: &[Step], progress: &mut imp
     Ok(used)
 }
 
-/// Which state of an object a snapshot sees, or the head; `None` if it sees none.
+/// Returns the state of an object that a snapshot sees, or the head; `None` if it sees none.
 fn version_at(set: &SnapSet, snap: SnapId) -> Option<SnapId> {
     if snap == SnapId::HEAD || snap.0 > set.seq {
         // Nothing was written since that snapshot.

@@ -22,7 +22,7 @@ const VOLUMES: u64 = 10_000;
 const PEER_TARGETS: u64 = 1_000;
 /// Operations at the beginning and at the end that are compared.
 const COMPARED: usize = 100;
-/// How long the idle daemon is watched.
+/// Time for which the idle daemon is watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
 /// Most memory, in bytes, with all volumes, exports and connections.
@@ -31,7 +31,7 @@ const MEMORY_MAX: u64 = 512 << 20;
 const START_MAX: Duration = Duration::from_secs(5);
 /// Largest part of a core, in percent, while nobody asks for anything.
 const IDLE_MAX: f64 = 1.0;
-/// What the last attach may take of what the first did.
+/// Largest ratio of the last attach's time to the first one's.
 const LAST_MAX: f64 = 1.5;
 /// Largest scrape in bytes, and the longest, for each 1,000 volumes.
 const SCRAPE_MAX: (u64, Duration) = (1_000_000, Duration::from_millis(50));
@@ -63,7 +63,7 @@ fn allow_descriptors() -> Result<()> {
     shell::run(Command::new("prlimit").args(["--pid", &id, &format!("--nofile={0}:{0}", shown.trim())]))
 }
 
-/// What one run of the daemon showed.  Memory in bytes, times in seconds.
+/// Results of one run of the daemon.  Memory in bytes, times in seconds.
 #[derive(Debug, Default)]
 struct Ours {
     volumes: u64,
@@ -83,7 +83,7 @@ struct Ours {
     scrape_len: u64,
 }
 
-/// What one run of tgt showed.
+/// Results of one run of tgt.
 struct Peer {
     targets: u64,
     memory_empty: u64,

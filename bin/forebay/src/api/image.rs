@@ -18,7 +18,7 @@ pub struct ImageInfo {
     pub id: String,
     /// Its size.
     pub size: u64,
-    /// How many objects it has at most.
+    /// Number of objects that its size has room for.
     pub objects: u64,
     /// The power of two of `object_size`.
     pub order: u8,
@@ -29,15 +29,15 @@ pub struct ImageInfo {
     pub data_pool: Option<String>,
     /// Snapshots, those of groups among them.
     pub snapshot_count: usize,
-    /// What the names of its data objects begin with.
+    /// Prefix of the names of its data objects.
     pub block_name_prefix: String,
     /// The image format; always 2.
     pub format: u8,
     /// Its features, as `rbd` names them.
     pub features: Vec<String>,
-    /// What the feature `operations` stands for.
+    /// Features that the feature `operations` stands for.
     pub op_features: Vec<String>,
-    /// What is wrong with its object map.
+    /// Flags of its object map: what is wrong with it.
     pub flags: Vec<String>,
     /// The group that it is in, `POOL/NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ pub struct ImageListing {
     /// Of a snapshot: it cannot be removed.  A text, `true` or `false`, as in `rbd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protected: Option<String>,
-    /// How it is locked in the cluster: `exclusive` or `shared`.
+    /// Type of its lock in the cluster: `exclusive` or `shared`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_type: Option<String>,
 }
@@ -150,38 +150,38 @@ impl From<&ImageParent> for ListedParent {
     }
 }
 
-/// Who has an image open.
+/// Watchers and exports of an image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageStatus {
     /// The cluster's clients that watch it, this daemon's among them.  None of an image that the daemon alone can use.
     pub watchers: Vec<ImageWatcher>,
-    /// How the daemon exports it.
+    /// Exports of it by the daemon.
     pub exports: Vec<Target>,
 }
 
 /// A client of the cluster that watches an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageWatcher {
-    /// Where it is: `IP:PORT/NONCE`.
+    /// Address: `IP:PORT/NONCE`.
     pub address: String,
     /// Its number.
     pub client: u64,
-    /// Which of its watches.
+    /// Number of the watch among those of the client.
     pub cookie: u64,
 }
 
-/// What `du` shows.
+/// Disk usage of the images of a pool, or of one.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct DiskUsage {
     /// Each image, after its snapshots.
     pub images: Vec<ImageUsage>,
     /// The sizes of the images together.
     pub total_provisioned_size: u64,
-    /// What is stored of them and of their snapshots together.
+    /// Bytes stored of them and of their snapshots together.
     pub total_used_size: u64,
 }
 
-/// What one image takes up, or one of its snapshots.
+/// Disk usage of one image, or of one of its snapshots.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageUsage {
     /// The image's name.

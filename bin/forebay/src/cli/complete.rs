@@ -16,7 +16,7 @@ pub struct Complete {
     pub words: Vec<OsString>,
 }
 
-/// How a shell gives the words of a line, and takes what fits.
+/// Shell whose words are completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Quoting {
     /// Quoted as typed and split at `:` and `=` too; takes words quoted for insertion.

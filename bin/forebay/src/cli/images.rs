@@ -6,7 +6,7 @@ use super::many::ManyImages;
 use super::names::{DuTarget, Exported, Imported, OneImage, OnePool, Renamed};
 use crate::units::Size;
 
-/// How large the objects of a new image are.
+/// Size of the objects of a new image.
 #[derive(Debug, Args)]
 pub struct ObjectSize {
     /// Bytes an object, a power of two from 64K to 32M

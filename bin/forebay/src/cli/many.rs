@@ -1,4 +1,4 @@
-//! How commands name several images: one after another, or in a file.
+//! Arguments that name several images: one after another, or in a file.
 
 use std::fs;
 use std::io::{self, Read};

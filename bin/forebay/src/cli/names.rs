@@ -1,4 +1,4 @@
-//! How commands name images: `POOL/IMAGE`, or as `rbd` also takes it, `--pool POOL --image NAME`.
+//! Arguments that name images: `POOL/IMAGE`, or as `rbd` also takes it, `--pool POOL --image NAME`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
 use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec};
 
-/// What every command on images takes beside the positional `POOL/IMAGE`.
+/// Options of every command on images beside the positional `POOL/IMAGE`.
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct NameOptions {
     /// The image's pool, where its spec does not say it
@@ -195,7 +195,7 @@ impl TryFrom<TypedPool> for OnePool {
 
 read_by_way_of!(TypedPool => OnePool);
 
-/// What `du` is asked about.
+/// Pool or image that `du` counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DuTarget {
     /// All images of a pool.

@@ -25,7 +25,7 @@ use crate::transfer::diff::{self, Decoder, Event};
 use crate::transfer::sink::Sink;
 use crate::transfer::source::{Source, nonzero_runs};
 
-/// What `import` prints as JSON.
+/// Result of `import` as JSON.
 #[derive(Serialize)]
 struct ImportedShape<'a> {
     image: Info<'a>,

@@ -241,7 +241,7 @@ async fn list_pools(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListPools).await
 }
 
-/// Which names are wanted.
+/// Names that are asked for.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamesQuery {
@@ -300,7 +300,7 @@ async fn list_images_long(State(app): State<App>, streamed: Streamed, Path(pool)
     app.run(streamed, ops::ListImagesLong { pool }).await
 }
 
-/// Who has an image open
+/// Watchers and exports of an image
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}/status",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::ImageStatus), (status = 404, body = ErrorBody)))]
@@ -308,7 +308,7 @@ async fn image_status(State(app): State<App>, streamed: Streamed, Path(names): P
     on_image(names, |spec| app.run(streamed, ops::GetImageStatus(spec))).await
 }
 
-/// How usage is counted.
+/// Options of counting usage.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UsageQuery {
@@ -317,7 +317,7 @@ struct UsageQuery {
     exact: bool,
 }
 
-/// What each image of a pool takes up, in the shape of 'rbd du --format json'
+/// Disk usage of each image of a pool, in the shape of 'rbd du --format json'
 #[utoipa::path(get, path = "/v1/usage/{pool}",
     params(("pool" = String, Path), ("exact" = Option<bool>, Query)),
     responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]

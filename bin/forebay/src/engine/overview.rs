@@ -1,4 +1,4 @@
-//! What the status page shows, a page of each list at a time.
+//! Content of the status page, a page of each list at a time.
 //!
 //! The page is loaded again and again while somebody looks at it, on the reactor that serves volumes.  So nothing here grows
 //! with what images hold: a load reads the pools' lists of names, and the header of each image that is shown.
@@ -48,7 +48,7 @@ impl<T> Page<T> {
     }
 }
 
-/// Which page of each list is wanted, from 1.
+/// Page of each list that is asked for, from 1.
 #[derive(Debug, Clone, Copy)]
 pub struct PageNumbers {
     /// Page of the images.

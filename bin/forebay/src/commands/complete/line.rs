@@ -8,7 +8,7 @@ use super::Candidate;
 use super::names::Kind;
 use crate::cli::Global;
 
-/// What the word to complete can be.
+/// Candidates for the word to complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Values {
     /// One of these.
@@ -34,7 +34,7 @@ pub struct Line<'a> {
     control: Option<PathBuf>,
 }
 
-/// Where in the tree the words lead.
+/// Command of the tree that the words lead to.
 struct Place<'a> {
     command: &'a Command,
     /// Names of the commands on the way, without the program's.
@@ -184,7 +184,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What the value of an argument can be.
+/// Returns what the value of an argument can be.
 fn values_of(place: &Place<'_>, argument: &Arg) -> Values {
     // As the help shows it.
     let shown = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());

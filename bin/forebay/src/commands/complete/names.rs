@@ -13,7 +13,7 @@ use crate::spec::{ImageSpec, LOCAL_POOL};
 /// Time that the daemon has for all of it: whoever presses TAB waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What kind of name is wanted.
+/// Kind of name that is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// An image: `POOL/IMAGE`.

@@ -13,7 +13,7 @@ use crate::engine::overview::PageNumbers;
 /// Keeps the page to itself: it needs nothing from elsewhere, and whatever a name holds, nothing of it runs.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// Which pages of its lists somebody wants to see.
+/// Pages of the lists that are asked for.
 #[derive(Debug, Default, Deserialize)]
 pub struct Wanted {
     /// Of the images, from 1.

@@ -262,7 +262,7 @@ impl<T: fmt::Display> fmt::Display for Tagged<'_, T> {
     }
 }
 
-/// How much of something is used, as a bar and in percent.
+/// Renders the used part of something as a bar and in percent.
 struct Fill(u64, u64);
 
 impl fmt::Display for Fill {
