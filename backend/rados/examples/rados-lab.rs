@@ -1,17 +1,17 @@
-//! What the tests in `test/interop` do with a real cluster, and with the maps of Ceph's own tools.
+//! Test client for `test/interop`, which runs it against a real cluster and against maps of Ceph's own tools.
 //!
-//! `rados-lab crush MAP RULE SIZE FIRST LAST [DEVICE=WEIGHT]...` prints placements as `crushtool --show-mappings` does;
-//! `rados-lab groups OSDMAP POOL` as `osdmaptool --test-map-pgs-dump` does; `rados-lab objects OSDMAP POOL` reads names
-//! and prints where they are; `rados-lab status` connects and says what it knows; `rados-lab conformance [CASE]` does what
-//! every object backend must on pools of its own; `rados-lab steps SEED` compares random steps with a backend in memory;
-//! `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that disturbs them;
-//! `rados-lab hammer POOL STOP` writes and reads until there is a file STOP, says what is acknowledged and what fails, and
-//! compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its answers; `rados-lab tier POOL
-//! COMMAND` writes to a pool behind a cache tier that sends writes on, and compares when the command has taken it away;
-//! `rados-lab attrs POOL` sets and reads extended attributes beside those of `rados`; `rados-lab
-//! advice POOL` writes and reads objects with each kind of advice about their use; `rados-lab settings COMMAND TEXT` waits
-//! after a command until the settings show a text; `rados-lab ask COMMAND` asks the monitors after a command that disturbs
-//! them.
+//! `rados-lab crush MAP RULE SIZE FIRST LAST [DEVICE=WEIGHT]...` prints placements like `crushtool --show-mappings`;
+//! `rados-lab groups OSDMAP POOL` like `osdmaptool --test-map-pgs-dump`; `rados-lab objects OSDMAP POOL` reads names
+//! and prints their placement; `rados-lab status` connects and prints its status; `rados-lab conformance [CASE]` runs
+//! the conformance tests of object backends on new pools; `rados-lab steps SEED` compares random steps with a backend
+//! in memory; `rados-lab shared [COMMAND]` has two clients watch, lock and fence, with a command in between that
+//! disturbs them; `rados-lab hammer POOL STOP` writes and reads until a file STOP exists, reports acknowledgements and
+//! errors, and compares in the end; `rados-lab notify COMMAND` disturbs a notification that waits for its
+//! acknowledgements; `rados-lab tier POOL COMMAND` writes to a pool behind a cache tier that forwards writes, and
+//! compares after the command has removed the tier; `rados-lab attrs POOL` sets and reads extended attributes next to
+//! those of `rados`; `rados-lab advice POOL` writes and reads objects with each kind of I/O advice; `rados-lab settings
+//! COMMAND TEXT` runs a command and waits until the settings contain a text; `rados-lab ask COMMAND` sends a request to
+//! the monitors after a command that disturbs them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -124,7 +124,7 @@ async fn status() -> Outcome {
     Ok(())
 }
 
-/// Runs `work` on a pool of its own, which goes at the end.
+/// Runs `work` on a new pool, which is deleted afterwards.
 async fn on_a_pool<F: Future<Output = ()>>(
     cluster: &Rc<Cluster>,
     name: &str,
@@ -156,7 +156,7 @@ async fn steps(seed: u64) -> Outcome {
         let model: Rc<dyn ObjectBackend> = RamBackend::new("model");
         for round in 0..4 {
             let mut steps = steps_from_seed(seed * 4 + round, 40);
-            // Rolling back is alone in its transaction here.
+            // A rollback must be the only operation of its transaction here.
             for submit in
                 steps.iter_mut().filter_map(|step| if let Step::Submit(all) = step { Some(all) } else { None })
             {
@@ -175,7 +175,7 @@ async fn steps(seed: u64) -> Outcome {
     Ok(())
 }
 
-/// Gathers what comes to a watch, and answers.
+/// Collects notifications of a watch, and acknowledges them.
 #[derive(Default)]
 struct Ear {
     pool: RefCell<Option<Rc<dyn SharedObjects>>>,
@@ -202,7 +202,7 @@ impl WatchHandler for Ear {
     }
 }
 
-/// What clients that share a pool do with one another: two clients of this process.
+/// Tests how two clients of this process share a pool.
 async fn shared(hook: Option<&str>) -> Outcome {
     let (one, two) = (connect().await?, connect().await?);
     let name = "shared";
@@ -210,7 +210,7 @@ async fn shared(hook: Option<&str>) -> Outcome {
     let (a, b) = (
         one.pool(name)?,
         loop {
-            // The other client's map comes when it comes.
+            // The OSD map of the other client arrives asynchronously.
             match two.pool(name) {
                 Ok(pool) => break pool,
                 Err(_) => sleep(Duration::from_millis(20)).await,
@@ -245,7 +245,7 @@ async fn shared(hook: Option<&str>) -> Outcome {
     println!("ok watch and notify");
 
     if let Some(hook) = hook {
-        // Something that makes the OSD's session go.
+        // Runs a command that breaks the OSD's session.
         let status = std::process::Command::new("sh").args(["-c", hook]).status()?;
         assert!(status.success());
         loop {
@@ -259,7 +259,7 @@ async fn shared(hook: Option<&str>) -> Outcome {
         println!("ok watches are taken up again");
     }
 
-    // A lock, by its object class: name, type, cookie, tag, description, duration, flags.
+    // Lock by the object class `lock`: name, type, cookie, tag, description, duration, flags.
     let mut input = Writer::new();
     input.versioned(1, 1, |out| {
         out.blob(b"lock").u8(1).blob(b"cookie").blob(b"").blob(b"").u32(0).u32(0).u8(0);
@@ -297,17 +297,17 @@ async fn shared(hook: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// Objects that are written to at once, and writes to each that wait for nobody.
+/// Number of objects written concurrently, and number of writes in flight per object.
 const OBJECTS: usize = 8;
 const WINDOW: usize = 4;
 
-/// One object under writes that are numbered: what it holds is never older than what was acknowledged.
+/// Object under numbered writes: its content must never be older than the last acknowledged write.
 struct Lane {
     pool: Rc<dyn ObjectBackend>,
     object: ObjectName,
     submitted: Cell<u64>,
     acked: Cell<u64>,
-    /// What an error leaves open: a write that failed may have been done, or be done yet.
+    /// Number of the last failed write; a failed write may have been applied, or may still be applied.
     failed: Cell<u64>,
 }
 
@@ -318,7 +318,7 @@ impl Lane {
         let number = self.submitted.get() + 1;
         self.submitted.set(number);
         let data = Buf::copy_of(&number.to_le_bytes().repeat(512));
-        // The object grows a little each time, so that it needs room.
+        // Grows the object a little each time, so that it needs more space.
         let more = ObjectOp::Write { offset: 4096 + 16 * number, data: data.slice(0..16).into() };
         let write = Transaction::new(vec![ObjectOp::Write { offset: 0, data: data.into() }, more]);
         (number, self.pool.submit(&self.object, write))
@@ -337,7 +337,7 @@ impl Lane {
     }
 }
 
-/// What is told, once each time that it changes.
+/// Prints a status line each time it changes.
 #[derive(Default)]
 struct Teller(RefCell<String>);
 
@@ -371,7 +371,7 @@ async fn drive(lane: Rc<Lane>, stop: Rc<Cell<bool>>, teller: Rc<Teller>) {
         match done {
             Ok(()) => teller.tell("well".into()),
             Err(error) => {
-                // The error's place differs from request to request, and is not told.
+                // The error's location differs between requests, and is omitted.
                 let kind = error.kind();
                 let text = error.to_string();
                 let why = text.split_once(&lane.object.to_string()).map_or(text.as_str(), |(_, why)| why);
@@ -407,7 +407,7 @@ async fn hammer(pool: &str, stop_file: &str) -> Outcome {
     if *teller.0.borrow() == "well" {
         for lane in &lanes {
             let number = lane.look().await?;
-            // After a failure the last writes may be undone or done; otherwise it is the last one.
+            // After a failure, the last writes may or may not be applied; otherwise the last one is.
             assert!(number == lane.acked.get() || lane.failed.get() > lane.acked.get(), "{}", lane.object);
         }
         println!("verified");
@@ -417,7 +417,8 @@ async fn hammer(pool: &str, stop_file: &str) -> Outcome {
     Ok(())
 }
 
-/// Writes of which several are under way on each object, through a tier; what is there without the tier is the last one.
+/// Writes through a cache tier with several writes in flight per object, and compares the content after removal of the
+/// tier.
 async fn tier(pool: &str, hook: &str) -> Outcome {
     let cluster = connect().await?;
     let pool: Rc<dyn ObjectBackend> = cluster.pool(pool)?;
@@ -447,7 +448,7 @@ async fn tier(pool: &str, hook: &str) -> Outcome {
     Ok(())
 }
 
-/// Extended attributes, beside those that another client has set on `attributed` and looks for afterwards.
+/// Tests extended attributes, next to those that another client has set on `attributed` and verifies afterwards.
 async fn attrs(pool: &str) -> Outcome {
     let cluster = connect().await?;
     let pool = cluster.pool(pool)?;
@@ -458,7 +459,7 @@ async fn attrs(pool: &str) -> Outcome {
     assert_eq!(pool.attr(&object, head, "theirs").await?, Some(b"of rados".to_vec()));
     assert_eq!(pool.attr(&object, head, "nothing").await?, None);
     pool.change_attrs(&object, None, &[set("ours", b"of forebay"), set("empty", b""), set("passing", b"x")]).await?;
-    // A snapshot sees what was there before the next change.
+    // The snapshot preserves the state before the next change.
     let snap = pool.snap_allocate().await?;
     let snapc = Some(Rc::new(SnapContext { seq: snap.0, snaps: vec![snap] }));
     let compare = |name: &str, value: &[u8]| AttrOp::Compare(name.into(), value.into());
@@ -483,7 +484,7 @@ async fn attrs(pool: &str) -> Outcome {
     Ok(())
 }
 
-/// Hears, and does not answer before it is allowed to.
+/// Receives a notification, and delays its acknowledgement.
 async fn notify(hook: &str) -> Outcome {
     let (one, two) = (connect().await?, connect().await?);
     let (a, b) = (one.pool("rbd")?, two.pool("rbd")?);
@@ -499,12 +500,12 @@ async fn notify(hook: &str) -> Outcome {
     ear.changed.wait_until(|| !ear.heard.borrow().is_empty()).await;
     println!("heard");
     assert!(std::process::Command::new("sh").args(["-c", hook]).status()?.success());
-    // Whoever notifies is told that it failed, or who has missed it; nobody waits for ever.
+    // The notifier gets an error, or a list of watchers that missed it; it never waits indefinitely.
     match asked.await {
         Ok(notified) => println!("ok notified: {} answers, {} missed", notified.answers.len(), notified.missed.len()),
         Err(error) => println!("ok notified: {error}"),
     }
-    // And the next one is heard again.
+    // The next notification is received again.
     let before = ear.heard.borrow().len();
     let (again, changed) = (sb.clone(), &ear.changed);
     loop {
@@ -522,7 +523,7 @@ async fn notify(hook: &str) -> Outcome {
     Ok(())
 }
 
-/// Every kind of advice, and the objects that are written and read with it.
+/// Kinds of I/O advice, and the names of the objects they are used with.
 const ADVISED: [(&str, Advice); 6] = [
     ("random", Advice::RANDOM),
     ("sequential", Advice::SEQUENTIAL),
@@ -532,7 +533,7 @@ const ADVISED: [(&str, Advice); 6] = [
     ("onepass", Advice::ONE_PASS),
 ];
 
-/// Writes, clears and reads objects with advice, of each kind one.
+/// Writes, zeroes and reads one object with each kind of advice.
 async fn advice(pool: &str) -> Outcome {
     let cluster = connect().await?;
     let pool = cluster.pool(pool)?;
@@ -566,7 +567,7 @@ async fn settings(command: &str, text: &str) -> Outcome {
     Ok(())
 }
 
-/// Runs a command that disturbs the monitors, and asks these something: how that fails, and when.
+/// Runs a command that disturbs the monitors, sends them a request, and prints how and when it fails.
 async fn ask(command: &str) -> Outcome {
     let cluster = connect().await?;
     assert!(std::process::Command::new("sh").args(["-c", command]).status()?.success());

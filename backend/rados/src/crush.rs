@@ -1,7 +1,7 @@
-//! CRUSH: where a placement group's copies are, computed from the cluster's map.
+//! CRUSH: computes the placement of a placement group from the cluster map.
 //!
-//! The algorithm is defined by what Ceph's implementation answers, which every client must answer too; it is compared
-//! with Debian's `crushtool` in `test/interop/rados-crush.sh`.  Pure: no I/O, no time, no chance.
+//! The algorithm is defined by the results of Ceph's implementation, which every client must reproduce.
+//! `test/interop/rados-crush.sh` compares it with Debian's `crushtool`.  Pure: no I/O, no time, no randomness.
 
 mod choose;
 mod decode;
@@ -10,39 +10,39 @@ mod log;
 
 use std::collections::BTreeMap;
 
-/// No device: what stands in a place of an erasure-coded placement that could not be filled.
+/// Placeholder for a position of an erasure-coded placement that could not be filled.
 pub const ITEM_NONE: i32 = 0x7fff_ffff;
-/// Weight of a device that is fully in, and of a primary affinity of one: 16.16 fixed point.
+/// Weight of a device that is fully in, and of a primary affinity of 1: 16.16 fixed point.
 pub const WEIGHT_ONE: u32 = 0x1_0000;
-/// The choose-args that are used for pools without their own.
+/// Index of the choose-args for pools without their own.
 const CHOOSE_ARGS_DEFAULT: i64 = -1;
 
-/// How a bucket chooses among its items.
+/// Bucket algorithm, by which a bucket chooses among its items.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Alg {
-    /// All items weigh the same.
+    /// Uniform: all items have the same weight.
     Uniform,
-    /// A list, newest last: weights, and their sums from the first on.
+    /// List, newest item last: weights, and cumulative weights from the first item on.
     List { weights: Vec<u32>, sums: Vec<u32> },
-    /// A binary tree of weights.
+    /// Binary tree of weights.
     Tree { nodes: Vec<u32> },
     /// Straws of scaled length.
     Straw { straws: Vec<u32> },
-    /// Exponentially distributed draws by weight.
+    /// Straw2: exponentially distributed draws by weight.
     Straw2 { weights: Vec<u32> },
 }
 
-/// A bucket: a host, a rack, a root.
+/// Bucket: a host, a rack, a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) id: i32,
-    /// Its type's number; devices have 0.
+    /// Bucket type id; devices have type 0.
     pub(crate) kind: i32,
     pub(crate) alg: Alg,
     pub(crate) items: Vec<i32>,
 }
 
-/// A step of a rule.
+/// Step of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Noop,
@@ -60,19 +60,19 @@ pub(crate) enum Step {
     SetLocalFallbackTries(i32),
     SetVaryR(i32),
     SetStable(i32),
-    /// Of a later release than this knows.
+    /// Step of a later release, unknown to this client.
     Unknown(u32),
 }
 
-/// What replaces weights and ids of a bucket's items, for some pools.
+/// Replacement of weights and ids of a bucket's items, for some pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ChooseArg {
-    /// By position in the result; the last one counts for all further ones.
+    /// Weights by position in the result; the last set applies to all further positions.
     pub(crate) weight_sets: Vec<Vec<u32>>,
     pub(crate) ids: Vec<i32>,
 }
 
-/// Of the algorithm; the cluster's operator sets them.
+/// Tunables of the algorithm, set by the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tunables {
     pub(crate) local_tries: u32,
@@ -84,16 +84,16 @@ pub(crate) struct Tunables {
 }
 
 impl Default for Tunables {
-    /// Those of a map that is too old to say ("legacy").
+    /// Returns the values for maps that predate tunables ("legacy").
     fn default() -> Self {
         Self { local_tries: 2, local_fallback_tries: 5, total_tries: 19, descend_once: false, vary_r: 0, stable: false }
     }
 }
 
-/// A cluster's hierarchy of devices, and the rules by which they are chosen.
+/// Device hierarchy of a cluster, and its placement rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CrushMap {
-    /// By `-1 - id`.
+    /// Buckets, by `-1 - id`.
     buckets: Vec<Option<Bucket>>,
     rules: Vec<Option<Vec<Step>>>,
     devices_max: i32,
@@ -107,19 +107,20 @@ impl CrushMap {
         self.buckets.get(place)?.as_ref()
     }
 
-    /// How many rules there may be; some numbers may be unused.
+    /// Returns the number of rule slots; some may be unused.
     pub fn rules(&self) -> usize {
         self.rules.len()
     }
 
-    /// There is such a rule, and this client knows all of its steps.
+    /// Returns whether the rule exists and this client knows all of its steps.
     pub fn knows_rule(&self, rule: usize) -> bool {
         let known = |steps: &Vec<Step>| steps.iter().all(|step| !matches!(step, Step::Unknown(_)));
         self.rules.get(rule).and_then(Option::as_ref).is_some_and(known)
     }
 
-    /// Chooses up to `max` devices for the input `x` by a rule.  `weights` says for each device how far it is in, of
-    /// [`WEIGHT_ONE`]; `pool` picks the choose-args.  Nothing for a rule that is not there or not known.
+    /// Chooses up to `max` devices for the input `x` by a rule.  `weights` has the reweight of each device in units of
+    /// [`WEIGHT_ONE`]; `pool` selects the choose-args.  Returns an empty list if the rule does not exist or has unknown
+    /// steps.
     pub fn place(&self, rule: usize, x: u32, max: usize, weights: &[u32], pool: i64) -> Vec<i32> {
         if !self.knows_rule(rule) {
             return Vec::new();

@@ -1,26 +1,27 @@
-//! What Ceph's encodings have besides integers and byte strings: text, counted collections, times, versions.
+//! Ceph encodings beyond integers and byte strings: text, counted collections, versioned parts.
 
 use forebay_messenger::wire::{Malformed, Reader, Writer};
 
-/// More ways to read a payload.
+/// Extension methods for decoding payloads.
 pub(crate) trait ReaderExt<'a> {
-    /// Eight bytes, signed.
+    /// Reads a signed 64-bit integer.
     fn i64(&mut self) -> Result<i64, Malformed>;
-    /// One byte: zero or not.
+    /// Reads a boolean byte: zero or nonzero.
     fn flag(&mut self) -> Result<bool, Malformed>;
-    /// Text, which must be UTF-8.
+    /// Reads text, which must be UTF-8.
     fn text(&mut self) -> Result<String, Malformed>;
-    /// A count of things of at least `least` bytes each: no more than can be there.
+    /// Reads an element count. Rejects counts that exceed the remaining bytes at `least` bytes per element.
     fn count(&mut self, least: usize) -> Result<usize, Malformed>;
-    /// A counted collection, each element read by `read` and given to `keep`.
+    /// Reads a counted collection: each element is decoded by `read` and passed to `keep`.
     fn map<T>(
         &mut self,
         read: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
         keep: impl FnMut(T),
     ) -> Result<(), Malformed>;
-    /// A counted collection.
+    /// Reads a counted collection into a vector.
     fn vec<T>(&mut self, read: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>) -> Result<Vec<T>, Malformed>;
-    /// A part with a version of its own that may be any newer one which this can still read; the part's version.
+    /// Reads a part with its own version, which may be newer than `known` if still compatible. Returns the part's
+    /// version and its content.
     fn part(&mut self, known: u8) -> Result<(u8, Reader<'a>), Malformed>;
 }
 
@@ -48,7 +49,7 @@ impl<'a> ReaderExt<'a> for Reader<'a> {
         mut read: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
         mut keep: impl FnMut(T),
     ) -> Result<(), Malformed> {
-        // Whatever it is, it has at least a byte.
+        // Every element has at least one byte.
         for _ in 0..self.count(1)? {
             keep(read(self)?);
         }
@@ -66,11 +67,11 @@ impl<'a> ReaderExt<'a> for Reader<'a> {
     }
 }
 
-/// More ways to write a payload.
+/// Extension methods for encoding payloads.
 pub(crate) trait WriterExt {
     /// Appends text.
     fn text(&mut self, text: &str) -> &mut Self;
-    /// Appends eight bytes, signed.
+    /// Appends a signed 64-bit integer.
     fn i64(&mut self, value: i64) -> &mut Self;
 }
 

@@ -1,8 +1,8 @@
-//! Errors as the cluster's daemons number them, in the terms of `base/block`.
+//! Conversion of error numbers of the cluster's daemons to errors of `base/block`.
 
 use forebay_block::{Error, ErrorKind};
 
-/// Error numbers that mean something to us.
+/// Error numbers with a specific meaning for this client.
 pub(crate) mod errno {
     pub(crate) const EPERM: i32 = 1;
     pub(crate) const ENOENT: i32 = 2;
@@ -19,16 +19,16 @@ pub(crate) mod errno {
     pub(crate) const EOVERFLOW: i32 = 75;
     pub(crate) const EILSEQ: i32 = 84;
     pub(crate) const EOPNOTSUPP: i32 = 95;
-    /// The client is on the blocklist.
+    /// Client is on the blocklist.
     pub(crate) const ESHUTDOWN: i32 = 108;
     pub(crate) const ETIMEDOUT: i32 = 110;
     pub(crate) const EDQUOT: i32 = 122;
     pub(crate) const ECANCELED: i32 = 125;
-    /// A comparison that failed at byte N answers with this and N more.
+    /// Base of compare mismatches: a comparison that failed at byte N returns this plus N.
     pub(crate) const MISMATCH: i32 = 4095;
 }
 
-/// What an error number means; it may be negative, as on the wire.
+/// Returns the kind of an error number, which may be negative, as on the wire.
 pub(crate) fn kind_of(status: i32) -> ErrorKind {
     match status.unsigned_abs() as i32 {
         errno::EPERM | errno::EACCES => ErrorKind::Denied,
@@ -49,7 +49,7 @@ pub(crate) fn kind_of(status: i32) -> ErrorKind {
     }
 }
 
-/// An error of the cluster, with what was being done.
+/// Returns an error of the cluster, with a description of the failed operation.
 pub(crate) fn failure(status: i32, what: impl AsRef<str>) -> Error {
     let kind = kind_of(status);
     if kind == ErrorKind::Io && status.unsigned_abs() as i32 != errno::EIO {

@@ -1,5 +1,5 @@
-//! What fuzzers and property tests call: bytes from monitors and OSDs, through everything that decodes them.  None of it
-//! may panic, take long, or take much memory.
+//! Entry points for fuzzers and property tests: decode bytes from monitors and OSDs with all decoders.  Must neither
+//! panic, nor take long, nor use much memory.
 
 use forebay_block::Extent;
 use forebay_messenger::wire::Reader;
@@ -13,7 +13,7 @@ use crate::osd::hobject::HObject;
 use crate::osd::wire::{Backoff, Reply};
 use crate::pool::answer;
 
-/// Maps: of monitors, of OSDs, changes; what is decoded also answers.
+/// Decodes monitor maps, OSD maps and incremental maps, and uses the results.
 pub fn maps(data: &[u8]) {
     let _ = MonMap::decode(data);
     let whole = OsdMap::decode_unverified(data);
@@ -33,7 +33,7 @@ pub fn maps(data: &[u8]) {
     }
 }
 
-/// CRUSH: what is decoded also places.
+/// Decodes a CRUSH map and computes placements with it.
 pub fn crush(data: &[u8]) {
     let Some((&seed, data)) = data.split_first() else { return };
     let Ok(map) = CrushMap::decode(data) else { return };
@@ -46,7 +46,7 @@ pub fn crush(data: &[u8]) {
     }
 }
 
-/// Messages of monitors and OSDs.
+/// Decodes messages of monitors and OSDs.
 pub fn messages(data: &[u8]) {
     let Some((&version, data)) = data.split_first() else { return };
     let _ = monitor::osd_maps(data);
@@ -82,7 +82,7 @@ pub fn messages(data: &[u8]) {
     }
 }
 
-/// Configuration files, keyrings, lists of monitors.
+/// Parses configuration files, keyrings and lists of monitors.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(conf) = Conf::parse(text, "ceph", "admin", "host") {

@@ -1,8 +1,8 @@
-//! A native RADOS client: it speaks to a Ceph cluster's monitors and OSDs without Ceph's libraries.
+//! Native RADOS client: speaks to the monitors and OSDs of a Ceph cluster without Ceph's libraries.
 //!
-//! [`Config`] is what every Ceph client is told.  [`Cluster`] is a client on one core: a session with the monitors, the
-//! maps, and a session with each OSD.  [`RadosPool`] is one of its pools, an
-//! [`ObjectBackend`](forebay_block::ObjectBackend).  How the parts work together is in `docs/design/rados.md`.
+//! [`Config`] is the configuration common to all Ceph clients.  [`Cluster`] is a client on one core: a session with the
+//! monitors, the maps, and a session with each OSD.  [`RadosPool`] is one of the cluster's pools, an
+//! [`ObjectBackend`](forebay_block::ObjectBackend).  `docs/design/rados.md` describes how the parts work together.
 
 mod cluster;
 pub mod config;

@@ -1,4 +1,4 @@
-//! What the cluster is, as its monitors say: their own addresses, OSDs, pools, and where placement groups are.
+//! Cluster maps, as distributed by the monitors: monitor addresses, OSDs, pools, and placement of placement groups.
 
 mod incremental;
 mod monmap;
@@ -14,36 +14,36 @@ pub use osdmap::{OsdMap, flags};
 pub use place::{Mapping, PgId};
 pub use pool::{Pool, PoolKind, pool_flags};
 
-/// A cluster's identity.
+/// Cluster fsid.
 pub type Fsid = [u8; 16];
-/// Counts a map's versions.
+/// Version number of a map.
 pub type Epoch = u32;
 
-/// Why a map is not taken.
+/// Reason why a map is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// It is not in an encoding that this client reads.
+    /// Encoding that this client cannot read.
     #[error(transparent)]
     Malformed(#[from] forebay_messenger::wire::Malformed),
-    /// It was damaged on its way, or where it was kept.
+    /// Checksum mismatch: damaged in transit or in storage.
     #[error("a map of epoch {epoch} has checksum {found:#010x}, and says {said:#010x}")]
     Checksum {
-        /// The map's.
+        /// Epoch of the map.
         epoch: Epoch,
-        /// Calculated.
+        /// Computed checksum.
         found: u32,
-        /// Stated.
+        /// Stored checksum.
         said: u32,
     },
-    /// It is of another cluster.
+    /// Map of another cluster.
     #[error("a map is of another cluster")]
     Cluster,
-    /// It does not follow on the map that we have.
+    /// Incremental map that does not follow the current map.
     #[error("a change to epoch {got} came on a map of epoch {have}")]
     Order {
-        /// Ours.
+        /// Epoch of the current map.
         have: Epoch,
-        /// The change's.
+        /// Epoch of the incremental map.
         got: Epoch,
     },
 }

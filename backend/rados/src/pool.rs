@@ -1,4 +1,4 @@
-//! A pool as an object backend.
+//! Pool as an object backend.
 
 pub(crate) mod answer;
 mod attrs;
@@ -26,19 +26,19 @@ use crate::osd::{Request, check};
 pub use attrs::AttrOp;
 use guard::Line;
 
-/// Largest object, in bytes, by OSDs' default (`osd max object size`).
+/// Maximum object size in bytes: the default of `osd max object size`.
 const OBJECT_SIZE_MAX: u64 = 128 << 20;
-/// Reads from this length on ask for stored runs only; looking them up costs more than the bytes of shorter ones.
+/// Minimum length of a sparse read, in bytes; for shorter reads, looking up extents costs more than the saved transfer.
 const SPARSE_FROM: u64 = 64 << 10;
-/// What OSDs write without reading first, in bytes.
+/// Write unit in bytes that OSDs write without a preceding read.
 const PREFERRED_IO: u32 = 4096;
 
-/// A pool of a Ceph cluster.
+/// Pool of a Ceph cluster.
 pub struct RadosPool {
     cluster: Rc<Cluster>,
     id: i64,
     name: String,
-    /// Objects whose transactions wait for one that takes several steps.
+    /// Objects whose transactions wait for a multi-step transaction.
     lines: Rc<RefCell<HashMap<ObjectName, Line>>>,
     this: Weak<Self>,
 }
@@ -50,12 +50,12 @@ impl RadosPool {
         Rc::new_cyclic(|this| Self { cluster, id, name: name.into(), lines: Rc::default(), this: this.clone() })
     }
 
-    /// Its cluster.
+    /// Returns the cluster of the pool.
     pub fn cluster(&self) -> &Rc<Cluster> {
         &self.cluster
     }
 
-    /// Its number.
+    /// Returns the pool id.
     pub fn id(&self) -> i64 {
         self.id
     }
@@ -69,7 +69,7 @@ impl RadosPool {
         Request { pool: self.id, object: object.clone(), group: 0, snap, snapc: None, flags, ops }
     }
 
-    /// Sends a request that only reads; the answer, with its errors.
+    /// Sends a read-only request and returns the reply; error statuses become errors.
     fn ask(&self, object: &ObjectName, snap: u64, ops: Vec<OsdOp>) -> impl Future<Output = Answered> + use<> {
         let checked = check_name(object);
         let answered = checked.map(|()| self.cluster.objecter().submit(self.request(object, snap, flag::READ, ops)));
@@ -103,7 +103,7 @@ fn ready<T: 'static>(result: Result<T>) -> LocalFuture<Result<T>> {
     Box::pin(std::future::ready(result))
 }
 
-/// The output of the operation at a place.
+/// Takes the output of the operation at an index.
 fn output(reply: &mut Reply, place: usize) -> BufList {
     reply.ops.get_mut(place).map(|(_, data)| std::mem::take(data)).unwrap_or_default()
 }
@@ -209,7 +209,7 @@ impl ObjectBackend for RadosPool {
             let mut reply = asked.await?;
             let found = answer::pairs(&output(&mut reply, 0)).map_err(|error| answer::strange(&object, error))?;
             let mut found: HashMap<_, _> = found.pairs.into_iter().collect();
-            // The same key may be asked for twice.
+            // The same key may be requested twice.
             let mut values: Vec<Option<Vec<u8>>> = wanted.iter().map(|key| found.get(key).cloned()).collect();
             found.clear();
             values.truncate(wanted.len());
@@ -256,7 +256,7 @@ impl ObjectBackend for RadosPool {
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {
-        // What an OSD has answered is on the disks of all that have it.
+        // An OSD acknowledges a write only when all replicas have persisted it.
         ready(Ok(()))
     }
 
@@ -279,10 +279,10 @@ impl ObjectBackend for RadosPool {
     }
 }
 
-/// An answer that says the transaction was not done.
+/// Converts the status of a reply that rejects a transaction to an error.
 fn refusal(status: i32, object: &ObjectName) -> Error {
     match status {
-        // Versions begin at 1, and OSDs take none for nonsense.
+        // Versions begin at 1, and OSDs reject version 0 as invalid.
         status if status == -errno::EINVAL => Error::new(ErrorKind::Invalid, format!("object {object}")),
         status => failure(status, format!("object {object}")),
     }

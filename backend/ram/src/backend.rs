@@ -14,10 +14,10 @@ use forebay_block::{
 use crate::content::{Content, PAGE};
 use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, Pool, check_overflow};
 
-/// A pool of objects in memory, lost when it is dropped.
+/// Pool of objects in memory, lost when it is dropped.
 ///
-/// Everything is done within the call, in the order of the calls.  Keys, values and names are not counted as used
-/// space; pages of 4 KiB are, one shared by an object and its snapshots once.
+/// Operations are executed within the call, in the order of the calls.  Used space counts pages of 4 KiB, one shared by
+/// an object and its snapshots once; keys, values and names are not counted.
 pub struct RamBackend {
     name: String,
     objects: RefCell<Objects>,
@@ -25,9 +25,9 @@ pub struct RamBackend {
     heads: Cell<u64>,
 }
 
-/// The objects of a pool, each by its name.
+/// Objects of a pool, by name.
 ///
-/// Every read and write looks for one, so they are found by a hash; the order in which they are listed is kept apart.
+/// A hash map serves the lookup of every read and write; the listing order is kept separately.
 #[derive(Default)]
 struct Objects {
     by_name: HashMap<ObjectName, Object, BuildHasherDefault<DefaultHasher>>,
@@ -49,7 +49,7 @@ impl Objects {
         self.by_name.remove(name);
     }
 
-    /// Names that come after `from`, in order.
+    /// Returns the names after `from`, in order, with their objects.
     fn range(&self, from: Bound<&ObjectName>) -> impl Iterator<Item = (&ObjectName, &Object)> {
         let names = self.names.range::<ObjectName, _>((from, Bound::Unbounded));
         names.filter_map(|name| Some((name, self.by_name.get(name)?)))
@@ -68,13 +68,13 @@ impl Objects {
 }
 
 impl RamBackend {
-    /// An empty pool, limited by the machine's memory only; its usage says `u64::MAX` as capacity.
+    /// Creates an empty pool, limited by the machine's memory only; its usage reports `u64::MAX` as capacity.
     pub fn new(pool_name: impl Into<String>) -> Rc<Self> {
         Self::build(pool_name.into(), u64::MAX)
     }
 
-    /// An empty pool for `capacity` bytes, rounded down to 4 KiB; writes past it answer
-    /// [`NoSpace`](ErrorKind::NoSpace), anything that frees space always goes.
+    /// Creates an empty pool of `capacity` bytes, rounded down to 4 KiB; writes past it fail with
+    /// [`NoSpace`](ErrorKind::NoSpace), operations that free space always succeed.
     pub fn with_capacity(pool_name: impl Into<String>, capacity: u64) -> Rc<Self> {
         Self::build(pool_name.into(), capacity / PAGE as u64)
     }
@@ -84,7 +84,7 @@ impl RamBackend {
         Rc::new(Self { name, objects: RefCell::default(), pool: RefCell::new(pool), heads: Cell::new(0) })
     }
 
-    /// Looks at an object's content at `snap`.
+    /// Calls `look` with an object's content and version at `snap`.
     pub(crate) fn look<T>(
         &self,
         object: &ObjectName,
@@ -166,7 +166,7 @@ fn check_name(name: &ObjectName) -> Result<()> {
     Ok(())
 }
 
-/// The last name of a page: the namespace's length in two bytes, the namespace, the name.
+/// Encodes the last name of a page of a listing: the namespace's length in two bytes, the namespace, the name.
 fn encode_cursor(name: &ObjectName) -> Vec<u8> {
     let mut cursor = (name.namespace().len() as u16).to_le_bytes().to_vec();
     cursor.extend_from_slice(name.namespace().as_bytes());

@@ -1,8 +1,8 @@
-//! What every [`ObjectBackend`] must do.
+//! Conformance tests for every [`ObjectBackend`].
 //!
-//! [`CASES`] are named tests of one property each; [`compare`] does random steps on two backends and looks for a
-//! difference.  Neither needs a particular reactor: call them from within whichever the backend runs on.  They panic
-//! where a backend is wrong, which `proptest` and `cargo test` both understand.
+//! [`CASES`] are named tests of one property each; [`compare`] runs random steps on two backends and reports any
+//! difference.  Neither needs a particular reactor: call them from within whichever the backend runs on.  They panic on
+//! a nonconforming backend, as `proptest` and `cargo test` expect.
 //!
 //! ```text
 //! for (name, case) in conformance::CASES {
@@ -28,12 +28,12 @@ use forebay_block::{
 pub use compare::compare;
 pub use steps::{Guard, Step, StepOp, Submit, steps, steps_from_seed};
 
-/// A test of one property.  It uses object names of its own, so that all can run on one backend, one after another.
+/// Test of one property.  It uses object names of its own, so that all can run on one backend, one after another.
 pub type Case = fn(Rc<dyn ObjectBackend>) -> LocalFuture<()>;
 
 macro_rules! cases {
     ($($module:ident::$name:ident),* $(,)?) => {
-        /// All the named tests.
+        /// Named tests, one per property.
         pub const CASES: &[(&str, Case)] = &[$((stringify!($name), |backend| Box::pin($module::$name(backend)))),*];
     };
 }
@@ -65,7 +65,7 @@ cases!(
     snaps::removed_snapshots_go,
 );
 
-/// Short forms of what the cases do all the time.
+/// Test subject: shorthands for one object of the backend.
 pub(crate) struct Subject {
     backend: Rc<dyn ObjectBackend>,
     object: ObjectName,
@@ -109,7 +109,7 @@ impl Subject {
         }
     }
 
-    /// All bytes, at a snapshot.
+    /// Returns all bytes at a snapshot.
     pub(crate) async fn bytes_at(&self, snap: SnapId) -> Vec<u8> {
         content(&*self.backend, &self.object, snap).await.unwrap_or_else(|| panic!("no {} at {snap:?}", self.object))
     }
@@ -119,7 +119,8 @@ impl Subject {
     }
 }
 
-/// All bytes of an object, checked to be consistent between `stat`, `read` and `map`; `None` if it is not there.
+/// Returns all bytes of an object, checked for consistency between `stat`, `read` and `map`; `None` if it does not
+/// exist.
 pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, snap: SnapId) -> Option<Vec<u8>> {
     let size = match backend.stat(object, snap).await {
         Ok(stat) => stat.size,
@@ -131,7 +132,7 @@ pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, sn
         }
         Err(error) => panic!("stat of {object}: {error}"),
     };
-    // One byte more than there is: the answer must stop at the end, and the map must call the rest a hole.
+    // One byte past the end: the read must stop at the end, and the map must report the rest as a hole.
     let extent = Extent::new(0, size + 1);
     let data = backend.read(object, ObjectRead::new(snap, extent)).await.expect("read of an object that is there");
     let mut at = 0;
@@ -156,13 +157,13 @@ pub(crate) async fn content(backend: &dyn ObjectBackend, object: &ObjectName, sn
     Some(bytes)
 }
 
-/// Bytes that depend on `seed`; 0 gives zeroes.
+/// Generates bytes that depend on `seed`; 0 gives zeroes.
 pub(crate) fn pattern(seed: u8, len: usize) -> BufList {
     if seed == 0 {
         return BufList::zeroes(len);
     }
     let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect();
-    // In two parts, so that scatter-gather is used.
+    // Two parts exercise scatter-gather.
     let (a, b) = bytes.split_at(len / 3);
     [a, b].into_iter().map(Buf::copy_of).collect()
 }

@@ -1,4 +1,4 @@
-//! What an object holds: its bytes, sparse in pages of 4 KiB, and its keys.
+//! Object content: its bytes, sparse in pages of 4 KiB, and its keys.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -8,36 +8,37 @@ use std::rc::Rc;
 use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, SparseData};
 use forebay_reactor::Pool;
 
-/// Bytes a page.  A format choice of this backend, whatever the machine's page size.
+/// Page size in bytes.  A format choice of this backend, independent of the machine's page size.
 pub(crate) const PAGE: usize = 4096;
 const PAGE_U64: u64 = PAGE as u64;
 
-/// Counts the pages of one backend.
+/// Page counter of one backend.
 #[derive(Default)]
 pub(crate) struct Space {
     pages: Cell<u64>,
 }
 
 impl Space {
-    /// Pages that exist; one shared by a head and its clones counts once.
+    /// Returns the number of pages; one shared by a head and its clones counts once.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.get()
     }
 }
 
-/// Pages that one chunk holds: as many as a huge page has room for.
+/// Pages per chunk: the number that fits into a huge page of 2 MiB.
 const CHUNK: usize = 512;
-/// Pages that a chunk keeps in a tree at most: a volume that is written here and there takes little more than its pages.
+/// Maximum number of pages that a chunk keeps in a tree: a sparsely written volume takes little more memory than its
+/// pages.
 const CHUNK_FEW: usize = 64;
-/// Pages from which on a chunk lies in a huge page (see [`Pool::huge`]).
+/// Number of pages from which on a chunk lies in a huge page (see [`Pool::huge`]).
 const CHUNK_MOST: usize = CHUNK / 4 * 3;
-/// Pages below which a chunk gives its huge page back: it never takes four times what it holds.
+/// Number of pages below which a chunk releases its huge page: memory use stays below four times the content.
 const CHUNK_SPARSE: usize = CHUNK / 4;
-/// Bytes at the start of a read that the processor is asked to bring near: they are sent or compared soon, and what is
-/// done until then hides the wait.  It brings the rest by itself, once it sees the first lines of a page be used.
+/// Number of bytes at the start of a read to prefetch: they are sent or compared soon, and the work until then hides
+/// the latency.  The hardware prefetcher loads the rest once the first cache lines of a page are used.
 const NEAR: usize = 2048;
 
-/// A page, as often as it is counted: once for a head and all clones that share it.
+/// Page as counted in [`Space`]: once for a head and all clones that share it.
 struct Counted {
     space: Rc<Space>,
 }
@@ -55,10 +56,10 @@ impl Drop for Counted {
     }
 }
 
-/// A page; its clones share the memory, and so does who reads it, until it is written.
+/// Page; clones and readers share its memory until it is written.
 ///
-/// It lies in its chunk as it is: a read looks for the memory's address there and nowhere else, for each look at another
-/// place of a large volume is one at memory that is in no cache.
+/// Stored inline in its chunk: a read finds the memory's address there without another indirection, since every further
+/// access in a large volume is a cache miss.
 #[derive(Clone)]
 struct Page {
     bytes: Buf,
@@ -70,7 +71,7 @@ impl Page {
         Self { bytes, counted: Counted::new(space) }
     }
 
-    /// No clone has it.
+    /// Returns true if no clone shares the page.
     fn is_own(&self) -> bool {
         Rc::strong_count(&self.counted) == 1
     }
@@ -82,7 +83,7 @@ impl Page {
         }
     }
 
-    /// Writes into it, at `start`; memory of its own comes from `memory`.
+    /// Writes `data` at `start`; a private copy is allocated from `memory` if needed.
     fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
         if !self.is_own() {
             self.counted = Counted::new(&self.counted.space);
@@ -100,7 +101,7 @@ impl Page {
     }
 }
 
-/// Memory for a new page with `data` at `start`, and zeroes around it.
+/// Allocates a new page with `data` at `start`, and zeroes around it.
 fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
     const ZEROES: [u8; PAGE] = [0; PAGE];
     let mut bytes = memory.get();
@@ -110,17 +111,17 @@ fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
     bytes.freeze()
 }
 
-/// Pages that lie side by side, with the memory they come from: all of it goes when they do.
+/// Chunk of adjacent pages, with the pool that their memory comes from; the memory is released with them.
 #[derive(Clone)]
 struct Chunk {
     table: PageTable,
     count: usize,
     memory: Pool,
-    /// The memory is one huge page.
+    /// Set if the memory is one huge page.
     huge: bool,
 }
 
-/// Pages of a chunk by their number in it.
+/// Pages of a chunk by their index in it.
 #[derive(Clone)]
 enum PageTable {
     Few(BTreeMap<u16, Page>),
@@ -150,7 +151,7 @@ impl Chunk {
         few.chain(many.into_iter().flatten().filter_map(move |(at, page)| Some((from + at, page.as_ref()?))))
     }
 
-    /// Writes into a page, if it is there; true if so.
+    /// Writes into an existing page; returns false if there is none.
     fn write(&mut self, at: usize, start: usize, data: &[u8]) -> bool {
         let page = match &mut self.table {
             PageTable::Few(pages) => pages.get_mut(&(at as u16)),
@@ -159,7 +160,7 @@ impl Chunk {
         page.map(|page| page.write(start, data, &self.memory)).is_some()
     }
 
-    /// Adds a page where there is none, with `data` at `start` and zeroes around it.
+    /// Adds a missing page, with `data` at `start` and zeroes around it.
     fn add(&mut self, at: usize, start: usize, data: &[u8], space: &Rc<Space>) {
         if self.count == CHUNK_FEW
             && let PageTable::Few(few) = &mut self.table
@@ -203,7 +204,7 @@ impl Chunk {
         }
     }
 
-    /// Moves the pages to other memory, those that nobody shares or reads; the others go there when they are written.
+    /// Moves the pages to other memory, except shared pages and those being read, which move when they are written.
     fn move_to(&mut self, memory: Pool) {
         match &mut self.table {
             PageTable::Few(pages) => pages.values_mut().for_each(|page| page.move_to(&memory)),
@@ -213,7 +214,7 @@ impl Chunk {
     }
 }
 
-/// The pages of an object, by number.
+/// Pages of an object, by index.
 #[derive(Clone, Default)]
 struct Pages(BTreeMap<u64, Chunk>);
 
@@ -222,7 +223,7 @@ impl Pages {
         self.0.get(&(index / CHUNK as u64))?.get(index as usize % CHUNK)
     }
 
-    /// The pages from `first` to `last`, in order.
+    /// Returns the pages from `first` to `last`, both included, in order.
     fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Page)> {
         let chunks = self.0.range(first / CHUNK as u64..=last / CHUNK as u64);
         chunks.flat_map(move |(number, chunk)| {
@@ -242,7 +243,7 @@ impl Pages {
         }
     }
 
-    /// Zeroes a part of a page, if it is there.
+    /// Zeroes a part of a page, if the page exists.
     fn zero(&mut self, index: u64, start: usize, len: usize) {
         const ZEROES: [u8; PAGE] = [0; PAGE];
         if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64)) {
@@ -271,16 +272,16 @@ impl Pages {
     }
 }
 
-/// Bytes and keys of a head or a clone.  A clone of it shares the pages until either is written.
+/// Bytes and keys of a head or a clone.  A clone shares the pages until either is written.
 ///
 /// Bytes past `size` in the last page are always zero.
 #[derive(Clone, Default)]
 pub(crate) struct Content {
     size: u64,
     pages: Pages,
-    /// The object's key-value map.
+    /// Key-value map of the object.
     pub(crate) kv: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// What object classes keep beside it.
+    /// Extended attributes set by object classes.
     #[cfg(feature = "cluster")]
     pub(crate) attributes: BTreeMap<String, Vec<u8>>,
 }
@@ -290,7 +291,7 @@ impl Content {
         self.size
     }
 
-    /// Pages that a write to `extent` would add, those it must copy because a clone shares them included.
+    /// Returns the number of pages that a write to `extent` would add, including copies of pages shared with a clone.
     pub(crate) fn pages_to_add(&self, extent: Extent) -> u64 {
         if extent.len == 0 {
             return 0;
@@ -300,7 +301,7 @@ impl Content {
         last - first + 1 - own as u64
     }
 
-    /// Writes, growing as needed; a write of nothing does not grow.
+    /// Writes, growing the object as needed; an empty write does not grow it.
     pub(crate) fn write(&mut self, offset: u64, data: &BufList, space: &Rc<Space>) {
         let mut at = offset;
         for part in data.parts() {
@@ -318,18 +319,18 @@ impl Content {
         }
     }
 
-    /// Makes a run read as zeroes: whole pages go, what is left of a page is overwritten.
+    /// Zeroes a range: whole pages are freed, partial pages are overwritten.
     pub(crate) fn zero(&mut self, extent: Extent) {
         let from = extent.offset.min(self.size);
         let to = extent.end().min(self.size);
         if from >= to {
             return;
         }
-        // Nothing is kept past the size, so a run that reaches the size frees the last page as well.
+        // No bytes are kept past the size, so a range that reaches the size frees the last page as well.
         let to = if to == self.size { to.next_multiple_of(PAGE_U64) } else { to };
         let (whole_from, whole_to) = (from.div_ceil(PAGE_U64), to / PAGE_U64);
         if whole_from > whole_to {
-            // Within one page.
+            // Range within one page.
             return self.zero_in_page(from, to);
         }
         self.zero_in_page(from, whole_from * PAGE_U64);
@@ -344,7 +345,7 @@ impl Content {
         self.pages.zero(from / PAGE_U64, (from % PAGE_U64) as usize, (to - from) as usize);
     }
 
-    /// Sets the size; what is cut off is gone, what is added reads as zeroes.
+    /// Sets the size; bytes past it are dropped, added bytes read as zeroes.
     pub(crate) fn truncate(&mut self, size: u64) {
         if size < self.size {
             self.zero(Extent::new(size, self.size - size));
@@ -352,14 +353,14 @@ impl Content {
         self.size = size;
     }
 
-    /// Takes the bytes of `data` alone; the keys stay.
+    /// Replaces the bytes by `data`; the keys stay.
     pub(crate) fn replace(&mut self, data: &BufList, space: &Rc<Space>) {
         self.pages = Pages::default();
         self.size = 0;
         self.write(0, data, space);
     }
 
-    /// The stored runs of `extent`, which must not overflow.  The memory is shared, not copied.
+    /// Returns the stored runs of `extent`, which must not overflow.  The memory is shared, not copied.
     pub(crate) fn read(&self, extent: Extent) -> SparseData {
         let mut data = SparseData::default();
         let end = extent.end().min(self.size);
@@ -390,7 +391,7 @@ impl Content {
         data
     }
 
-    /// What is stored where in `extent`, which must not overflow.
+    /// Returns the data and hole runs of `extent`, which must not overflow.
     pub(crate) fn map(&self, extent: Extent) -> ExtentMap {
         let mut map = ExtentMap::new();
         let mut at = extent.offset;
@@ -408,7 +409,7 @@ impl Content {
         map
     }
 
-    /// Where the bytes from `offset` on first differ from `data`, counted from `offset`.
+    /// Returns the first position, relative to `offset`, at which the bytes from `offset` on differ from `data`.
     pub(crate) fn first_difference(&self, offset: u64, data: &BufList) -> Option<u64> {
         static ZEROES: [u8; PAGE] = [0; PAGE];
         let mut at = offset;
@@ -430,7 +431,7 @@ impl Content {
         None
     }
 
-    /// Keys with `prefix` after `after` (exclusive; empty: from the first), in order.
+    /// Returns the keys with `prefix` after `after` (exclusive; empty: from the first), in order.
     pub(crate) fn keys_after<'a>(
         &'a self,
         prefix: &'a [u8],

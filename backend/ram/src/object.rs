@@ -1,4 +1,4 @@
-//! One object: its head, the clones kept for snapshots, and how a transaction changes them.
+//! Object: its head, the clones kept for snapshots, and the execution of transactions.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -9,16 +9,16 @@ use forebay_block::{
 
 use crate::content::{Content, Space};
 
-/// Largest object in bytes.  Pages are sparse, so this is a matter of sanity, not of memory.
+/// Maximum object size in bytes.  Pages are sparse, so this bounds offsets, not memory.
 pub(crate) const OBJECT_SIZE_MAX: u64 = 1 << 40;
 
-/// Object classes: what a [`Call`](ObjectOp::Call) does.
+/// Object classes: execution of a [`Call`](ObjectOp::Call).
 pub(crate) trait Classes {
-    /// Calls a method on an object; whatever it did before it fails is undone.
+    /// Calls a method on an object; the caller undoes its changes if it fails.
     fn call(&self, head: &mut Option<Content>, method: Method, input: &[u8], space: &Rc<Space>) -> Result<()>;
 }
 
-/// A pool of one client has none.
+/// Empty set of object classes, for a pool of one client.
 pub(crate) struct NoClasses;
 
 impl Classes for NoClasses {
@@ -27,36 +27,37 @@ impl Classes for NoClasses {
     }
 }
 
-/// What all objects of a backend share.
+/// Pool state shared by all objects of a backend.
 pub(crate) struct Pool {
     pub(crate) space: Rc<Space>,
-    /// Pages that may exist at most.
+    /// Maximum number of pages.
     pub(crate) pages_max: u64,
-    /// Snapshots given up; a context that still names one keeps nothing for it.
+    /// Removed snapshots; a write context that still names one preserves nothing for it.
     pub(crate) removed: BTreeSet<SnapId>,
-    /// The newest snapshot number taken.
+    /// Highest snapshot ID allocated.
     pub(crate) snap_last: u64,
-    /// Grows with each change of any object, so that a removed and re-created object never repeats a version.
+    /// Highest object version; grows with each change of any object, so that a removed and re-created object never
+    /// repeats a version.
     pub(crate) version_last: u64,
 }
 
-/// A state kept for snapshots.
+/// Clone: a state kept for snapshots.
 struct Kept {
     id: SnapId,
-    /// Newest first.
+    /// Snapshots of the clone, newest first.
     snaps: Vec<SnapId>,
     content: Content,
     version: u64,
 }
 
-/// An object; exists while it has a head or a clone.
+/// Object; exists while it has a head or a clone.
 #[derive(Default)]
 pub(crate) struct Object {
     head: Option<Content>,
     version: u64,
-    /// The newest snapshot that a write to the head has seen.
+    /// Newest snapshot that a write to the head has seen.
     seq: u64,
-    /// Oldest first.
+    /// Clones, oldest first.
     clones: Vec<Kept>,
 }
 
@@ -65,12 +66,12 @@ impl Object {
         self.head.as_ref()
     }
 
-    /// Nothing is left of it.
+    /// Returns true if neither a head nor a clone is left.
     pub(crate) fn is_gone(&self) -> bool {
         self.head.is_none() && self.clones.is_empty()
     }
 
-    /// Its content and version at `snap`; `None` when it did not exist then.
+    /// Returns the content and version at `snap`; `None` if the object did not exist then.
     pub(crate) fn at(&self, snap: SnapId) -> Option<(&Content, u64)> {
         match find(&self.clones, self.seq, snap) {
             Found::Head => self.head.as_ref().map(|head| (head, self.version)),
@@ -88,7 +89,7 @@ impl Object {
         SnapSet { seq: self.seq, head_exists: self.head.is_some(), clones: clones.collect() }
     }
 
-    /// Forgets a snapshot; a clone that stands for no other goes.
+    /// Removes a snapshot; a clone without any other snapshot is dropped.
     pub(crate) fn forget_snap(&mut self, snap: SnapId) {
         self.clones.retain_mut(|kept| {
             kept.snaps.retain(|&other| other != snap);
@@ -96,13 +97,13 @@ impl Object {
         });
     }
 
-    /// Does a transaction wholly or not at all; answers the version after it.
+    /// Executes a transaction atomically; returns the version after it.
     pub(crate) fn submit(&mut self, transaction: &Transaction, pool: &mut Pool, classes: &dyn Classes) -> Result<u64> {
         let ops = &transaction.ops[..];
         let changes = ops.iter().any(|op| !is_guard(op));
         let kept = if changes { self.keep(transaction.snapc.as_deref(), pool) } else { None };
-        // A step that fails changes nothing, so a transaction of which nothing can fail after its first change is done
-        // in place; any other is done on a copy, which shares its pages with the original.
+        // A step that fails changes nothing, so a transaction in which no step can fail after the first change is
+        // executed in place; any other is executed on a copy, which shares its pages with the original.
         let first = ops.iter().position(|op| !is_guard(op)).unwrap_or(ops.len());
         let calls = ops.iter().any(|op| matches!(op, ObjectOp::Call { .. }));
         let only_one = !calls && first + 1 >= ops.len();
@@ -124,8 +125,8 @@ impl Object {
         Ok(self.version)
     }
 
-    /// The clone that a change with this context must leave behind, as RADOS does it: when there is a snapshot newer
-    /// than the last one that a write has seen, the clone stands for all of those.
+    /// Returns the clone that a change with this context must preserve, as RADOS does: if there are snapshots newer
+    /// than the last one that a write has seen, the clone represents all of them.
     fn keep(&self, snapc: Option<&SnapContext>, pool: &Pool) -> Option<Kept> {
         let (head, snapc) = (self.head.as_ref()?, snapc?);
         let is_new = |snap: &&SnapId| snap.0 > self.seq && !pool.removed.contains(snap);
@@ -143,8 +144,8 @@ enum Found<'a> {
     Nothing,
 }
 
-/// Where the state at `snap` is: in the head if no write has seen the snapshot, else in the first clone that is no
-/// older, if that clone stands for it.
+/// Finds the state at `snap`: the head if no write has seen the snapshot, else the first clone that is no older, if
+/// that clone represents it.
 fn find(clones: &[Kept], seq: u64, snap: SnapId) -> Found<'_> {
     if snap == SnapId::HEAD || snap.0 > seq {
         return Found::Head;
@@ -162,7 +163,7 @@ fn is_guard(op: &ObjectOp) -> bool {
     )
 }
 
-/// These are writes for which there is room, whatever pages they share with each other.
+/// Returns true if these are writes for which there is space, whatever pages they share with each other.
 fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
     let mut pages = 0_u64;
     ops.iter().all(|op| match op {
@@ -175,9 +176,10 @@ fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
     })
 }
 
-/// The object as it was before a transaction.
+/// Object before a transaction.
 struct Then<'a> {
-    /// `None`: the steps work on the head in place, and none asks what it was before the first change.
+    /// Head before the transaction; `None` if the steps work on the head in place, and none reads the state before the
+    /// first change.
     head: Option<&'a Option<Content>>,
     clones: &'a [Kept],
     seq: u64,
@@ -201,7 +203,7 @@ fn apply(
             }
             ObjectOp::Compare { offset, data } => {
                 check_range(*offset, data.len() as u64)?;
-                // An object that is not there compares as zeroes, as in RADOS.
+                // A missing object compares as zeroes, as in RADOS.
                 let difference = match head {
                     Some(head) => head.first_difference(*offset, data),
                     None => Content::default().first_difference(*offset, data),
@@ -231,7 +233,7 @@ fn apply(
             }
             ObjectOp::WriteFull { data } => {
                 let extent = check_range(0, data.len() as u64)?;
-                // The pages it replaces are counted as free only if no clone keeps them.
+                // The replaced pages count as free only if no clone keeps them.
                 let freed = head.as_ref().map_or(0, |head| pages_of(extent).saturating_sub(head.pages_to_add(extent)));
                 check_space(pages_of(extent) - freed, pool)?;
                 head.get_or_insert_default().replace(data, &pool.space);
@@ -258,7 +260,7 @@ fn apply(
                 keys.iter().for_each(|key| drop(head.kv.remove(key)));
             }
             ObjectOp::Rollback { snap } => match find(then.clones, then.seq, *snap) {
-                // No write has seen the snapshot, so it shows what the head was before this transaction.
+                // No write has seen the snapshot, so it shows the head before this transaction.
                 Found::Head => {
                     if let Some(before) = then.head {
                         head.clone_from(before);

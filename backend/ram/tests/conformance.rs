@@ -1,4 +1,4 @@
-//! The memory backend against the rules for all backends, and against a model that is plainer still.
+//! Tests of the memory backend against the conformance cases, and against an even simpler model.
 
 mod plain;
 
@@ -12,7 +12,7 @@ use forebay_block::{
 use forebay_ram::{RamBackend, conformance};
 use proptest::prelude::*;
 
-/// Runs a future that never has to wait, as all of the memory backend's.
+/// Runs a future that never waits, as all futures of the memory backend.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -29,7 +29,8 @@ fn every_case_on_a_pool_of_its_own() {
     }
 }
 
-/// Memory is gathered when most of a chunk of 2 MiB is there; what is read, shared with a snapshot and dropped is the same.
+/// Checks that memory moved to a huge page, once most of a chunk of 2 MiB exists, has the same content for reads,
+/// snapshots and drops.
 #[test]
 fn an_object_of_many_chunks_is_what_was_written() {
     const LEN: usize = 5 << 20;
@@ -47,7 +48,7 @@ fn an_object_of_many_chunks_is_what_was_written() {
         let data = at_once(backend.read(&name, ObjectRead::new(snap, extent))).expect("it is there");
         data.fill(extent).to_vec()
     };
-    // In no order, so that chunks fill up side by side.
+    // Permuted order, so that chunks fill up concurrently.
     let pages = LEN / PAGE;
     let number = |at: usize| at * 577 % pages;
     let mut model = vec![0; LEN];
@@ -75,8 +76,8 @@ fn an_object_of_many_chunks_is_what_was_written() {
     assert_eq!(at_once(backend.usage()).expect("it is known").used, LEN as u64);
 }
 
-/// A chunk gets its table with the 65th page, its huge page with the 384th, and gives that back below 128.  Who holds what
-/// was read, and a snapshot, keep what they have through all of it.
+/// Checks a chunk's transitions: to a table with the 65th page, to a huge page with the 384th, and back below 128.
+/// Earlier reads and a snapshot keep their content through all of them.
 #[test]
 fn a_chunk_changes_its_memory_under_readers_and_snapshots() {
     const PAGE: u64 = 4096;
@@ -99,7 +100,8 @@ fn a_chunk_changes_its_memory_under_readers_and_snapshots() {
     let mut snapc = None;
     for number in 0..512_u64 {
         if [64, 383].contains(&number) {
-            // Just before the table, and before the huge page: a reader of one page, a snapshot that shares all of them.
+            // Just before the table, and before the huge page: a reader of one page, a snapshot that shares all of
+            // them.
             held.push((read(SnapId::HEAD, 0), read(SnapId::HEAD, number - 1)));
             let snap = at_once(backend.snap_allocate()).expect("a number");
             snaps.push((snap, number));
@@ -111,7 +113,7 @@ fn a_chunk_changes_its_memory_under_readers_and_snapshots() {
             submit(vec![page(0, 0xE0 + snaps.len() as u8)], snapc.as_ref()).expect("written");
         }
     }
-    // A transaction of several steps that fails leaves all as it was.
+    // A failed transaction of several steps leaves the object unchanged.
     let wrong = ObjectOp::Compare { offset: 0, data: BufList::from(Buf::copy_of(b"not this")) };
     submit(vec![page(1, 0xFF), wrong], snapc.as_ref()).expect_err("it holds something else");
     let first = |count: usize| if count == 0 { 0 } else { 0xE0 + count as u8 };
@@ -203,7 +205,7 @@ fn writes_together_are_done_wholly_or_not_at_all() {
     assert_eq!(first(), 1, "the write before the one without room was undone");
     assert_eq!(submit(vec![write(0, 3, 4096), write(u64::MAX, 3, 4096)]), Err(ErrorKind::OutOfRange));
     assert_eq!(first(), 1);
-    // Two pages are free; each of these needs one, and the last is the first one's.
+    // Two pages are free; each of these writes needs one, and the last shares the first one's.
     assert_eq!(submit(vec![write(4096, 4, 10), write(12288, 4, 10), write(4106, 4, 10)]), Ok(()));
     assert_eq!(at_once(backend.usage()).expect("usage").available, 0);
 }

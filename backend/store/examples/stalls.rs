@@ -1,5 +1,5 @@
-//! How long writers wait while the cleaner works, in the simulator's time: where computing takes none, and a device is as
-//! fast for many bytes as for few, so that what is left is who waits for whom.
+//! Measures write stalls during cleaning, in simulated time. Computing takes no time there, and a device is as fast for
+//! many bytes as for few, so that only waiting between tasks remains.
 //!
 //! ```text
 //! stalls [WRITERS] [FILL_PERCENT]

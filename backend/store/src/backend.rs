@@ -1,4 +1,4 @@
-//! The store as an [`ObjectBackend`].
+//! Implementation of [`ObjectBackend`] for the store.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::object::{HEAD, Object};
 use crate::store::Store;
 use crate::{read, transact};
 
-/// The object, if it is there.
+/// Returns the object, if its head exists.
 async fn existing(core: &Core, name: &ObjectName) -> Result<Rc<Object>> {
     let object = core.find(name).await?.filter(|object| object.state().exists);
     object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))
@@ -27,7 +27,7 @@ async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Resul
         for key in &wanted {
             out.push(core.kv(object.oid, HEAD, key).await?);
         }
-        // A transaction may have come between two lookups; no read sees a part of one.
+        // A transaction may have been applied between two lookups; a read must not see a part of one.
         if object.state().version == version {
             return Ok(out);
         }
@@ -47,7 +47,7 @@ async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u
         }
         let to = keys::after(&all);
         let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
-        // Of what the answer spans, nothing is left out without a word.
+        // A lost value within the returned range must be reported, not omitted.
         let upto = match found.get(max).and(max.checked_sub(1)) {
             Some(last) => [&found[last].0[..], &[0]].concat(),
             None => to,
@@ -85,7 +85,7 @@ async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>
         from = last.clone();
         for (key, value) in page {
             let oid = value.try_into().map(u64::from_le_bytes).unwrap_or(0);
-            // A removed object that lives on in its clones has a name and no head.
+            // A removed object that still has clones has a name but no head.
             if let Some(object) = core.by_oid(oid).await?
                 && object.state().exists
             {

@@ -1,11 +1,11 @@
-//! The data cache: blocks as they lie on the device, in memory that is bounded.
+//! Data cache: blocks of the device, in bounded memory.
 //!
-//! A block on the device never changes while something refers to it, so a cached one is never stale; it is forgotten
-//! when nothing refers to it any more, and its checksum, which every reference carries, is compared besides.
+//! A block on the device is immutable while it is referenced, so a cached block is never stale. It is dropped when its
+//! last reference goes, and its checksum, which every reference carries, is compared as well.
 //!
-//! What is kept is decided as S3-FIFO does (Yang et al., SOSP 2023): new blocks go through a short queue, and only
-//! those that were asked for again while they were there enter the long one.  A long sequential read or write so
-//! pushes out little but itself.  The short queue may have whatever room the long one does not use.
+//! Replacement is S3-FIFO (Yang et al., SOSP 2023): new blocks enter a short queue, and only those requested again
+//! while there move to the long queue.  A long sequential read or write therefore evicts little but its own blocks.
+//! The short queue may use any space that the long one leaves free.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,20 +16,20 @@ use forebay_reactor::Pool;
 
 use crate::format::BLOCK;
 
-/// What the cache has done and has.
+/// Statistics of the data cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Bytes that it may hold.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes that it holds.
+    /// Bytes in use.
     pub bytes: u64,
-    /// Blocks that were asked for and there.
+    /// Requested blocks found in the cache.
     pub hits: u64,
-    /// Blocks that were asked for and not there.
+    /// Lookups that did not find all of the requested blocks.
     pub misses: u64,
 }
 
-/// Blocks of the device in memory, by block number.
+/// Cache of device blocks, by block number.
 pub struct Cache {
     state: RefCell<State>,
     pool: Pool,
@@ -38,14 +38,14 @@ pub struct Cache {
     misses: Cell<u64>,
 }
 
-/// No entry: the end of a queue.
+/// Null index: end of a queue.
 const NONE: u32 = u32::MAX;
-/// How often a block can have been asked for, as far as the cache remembers.
+/// Maximum of an entry's use counter.
 const USES_MAX: u8 = 3;
-/// The short queue's part of the room when the long one wants all of it: one in this many.
+/// Share of the short queue when the long one needs all space: one part in this many.
 const SHORT_PART: usize = 10;
 
-/// Blocks of a read up to which the processor is told to fetch them.
+/// Maximum length of a read, in blocks, for which the data is prefetched into the CPU caches.
 const PREFETCH_BLOCKS: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,16 +57,16 @@ enum Place {
 struct Entry {
     block: u64,
     crc: u32,
-    /// Neighbours in the queue: the one that came before, the one that came after.
+    /// Neighbours in the queue: the older and the newer entry.
     older: u32,
     newer: u32,
     uses: u8,
     place: Place,
-    /// None while the entry is free.
+    /// Block content; `None` while the entry is free.
     data: Option<Buf>,
 }
 
-/// A queue through the entries, in the order in which they came.
+/// FIFO queue: a list linked through the entries.
 #[derive(Clone, Copy)]
 struct Queue {
     oldest: u32,
@@ -80,7 +80,7 @@ impl Default for Queue {
     }
 }
 
-/// Block numbers are spread by a multiplication; nobody outside chooses them.
+/// Multiplicative hash of block numbers, which are not controlled by clients.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -108,7 +108,7 @@ struct State {
     free: Vec<u32>,
     short: Queue,
     long: Queue,
-    /// Blocks that left the short queue unused not long ago: who comes back goes into the long queue.
+    /// Ghost entries: blocks recently evicted from the short queue unused. If they return, they enter the long queue.
     ghosts: HashSet<u64, SpreadHash>,
     ghost_order: VecDeque<u64>,
 }
@@ -154,7 +154,7 @@ impl State {
         self.free.push(at);
     }
 
-    /// Makes room for one block where `capacity` blocks have room.
+    /// Evicts entries until there is space for one more block within `capacity` blocks.
     fn make_room(&mut self, capacity: usize) {
         while self.index.len() >= capacity {
             let from_short = self.short.len > capacity / SHORT_PART || self.long.len == 0;
@@ -212,7 +212,7 @@ impl State {
 }
 
 impl Cache {
-    /// A cache of at most `bytes` bytes of blocks; less than one block is none at all.
+    /// Creates a cache of at most `bytes` bytes of blocks; with less than one block, the cache is disabled.
     pub fn new(bytes: usize) -> Self {
         let capacity = (bytes / BLOCK).min(NONE as usize - 1);
         Self {
@@ -224,12 +224,12 @@ impl Cache {
         }
     }
 
-    /// It holds nothing and never will.
+    /// Returns whether the cache is disabled (capacity 0).
     fn is_off(&self) -> bool {
         self.capacity == 0
     }
 
-    /// What it has done and has.
+    /// Returns the statistics of the cache.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             capacity: (self.capacity * BLOCK) as u64,
@@ -239,7 +239,8 @@ impl Cache {
         }
     }
 
-    /// The blocks from `block` on, with these checksums, as far as they are there; how many are is what was found.
+    /// Appends the cached blocks from `block` on with these checksums to `out`, up to the first missing one. Returns
+    /// their number.
     pub fn take_front(&self, block: u64, crcs: &[u32], out: &mut BufList) -> usize {
         if self.is_off() {
             return 0;
@@ -255,8 +256,8 @@ impl Cache {
             entry.uses = (entry.uses + 1).min(USES_MAX);
             let data = entry.data.as_ref().expect("an entry in the index holds data");
             if crcs.len() <= PREFETCH_BLOCKS {
-                // By the time that it is sent, it has come from memory.  What is long the processor fetches ahead
-                // by itself, and would push out of its caches again before it is sent.
+                // Fetched from memory before the block is sent. For long reads the hardware prefetches by itself, and
+                // prefetched data would be evicted from the CPU caches before it is sent.
                 data.prefetch(BLOCK);
             }
             out.push(data.clone());
@@ -267,7 +268,7 @@ impl Cache {
         found
     }
 
-    /// How many of the blocks from `block` on must be read: all up to the last one that is missing.
+    /// Returns how many of the blocks from `block` on must be read: all up to the last missing one.
     pub fn missing(&self, block: u64, crcs: &[u32]) -> usize {
         let state = self.state.borrow();
         let there = |i: usize| {
@@ -277,7 +278,7 @@ impl Cache {
         (0..crcs.len()).rev().find(|&i| !there(i)).map_or(0, |i| i + 1)
     }
 
-    /// Keeps copies of the blocks from `block` on; their checksums have been verified or made.
+    /// Stores copies of the blocks from `block` on; their checksums have been verified or computed by the caller.
     pub fn put<'a>(&self, block: u64, crcs: &[u32], data: impl Iterator<Item = &'a [u8]>) {
         if self.is_off() {
             return;
@@ -307,7 +308,7 @@ impl Cache {
         }
     }
 
-    /// Nothing refers to the block any more.
+    /// Drops a block that is no longer referenced.
     pub fn forget(&self, block: u64) {
         if self.is_off() {
             return;
@@ -318,7 +319,7 @@ impl Cache {
         }
     }
 
-    /// A block has another place now.
+    /// Renames a block that was moved to another location.
     pub fn moved(&self, from: u64, to: u64) {
         if self.is_off() {
             return;
@@ -384,7 +385,7 @@ mod tests {
                         let blocks: Vec<_> = (block..block + count as u64).map(|block| content(block, version)).collect();
                         let crcs: Vec<u32> = (0..count as u32).map(|i| u32::from(version) << 16 | i).collect();
                         let all = blocks.concat();
-                        // In parts that end anywhere.
+                        // Split at an arbitrary point.
                         let (front, back) = all.split_at(all.len() / 3 + 1);
                         cache.put(block, &crcs, [front, back].into_iter());
                         model.extend((block..).zip(crcs.into_iter().zip(blocks)));

@@ -1,4 +1,4 @@
-//! The cleaner: moves what is live out of mostly dead segments, so that a checkpoint can free them.
+//! Cleaner (garbage collection): moves live data out of mostly dead segments, so that a checkpoint can free them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,13 +15,13 @@ use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object};
 use crate::read::join_all;
 
-/// Segments that are emptied side by side, so that the device is not idle while one is worked on.
+/// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
 const SEGMENTS_AT_ONCE: usize = 4;
 
-/// Rounds in need that leave no more free than the best one did, after which the cleaner gives up.
+/// Number of rounds without progress, with space still needed, after which the cleaner gives up.
 const FUTILE_ROUNDS: u32 = 8;
 
-/// A run of blocks that may be live: object, first block in it, block number on the device, checksums.
+/// Run of blocks that may be live: object, its first block, block number on the device, checksums.
 struct Candidate {
     oid: u64,
     start: u32,
@@ -40,34 +40,34 @@ impl Candidate {
     }
 }
 
-/// What a batch holds, by the kind of care it needs.
+/// Content of a batch, by how the cleaner handles it.
 #[derive(Default)]
 struct Content {
     data: Vec<Candidate>,
-    /// Object, state, page, byte address.
+    /// Map pages: object, state, page index, byte address.
     pages: Vec<(u64, u64, u32, u64)>,
-    /// Level, first key, byte address.
+    /// Tree nodes: level, first key, byte address.
     nodes: Vec<(u8, Vec<u8>, u64)>,
 }
 
 impl Core {
-    /// Free segments below which the cleaner works.
+    /// Returns the number of free segments below which the cleaner works.
     fn cleaning_mark(&self) -> u32 {
         self.gate + (self.segments.borrow().geometry.segment_count / 24).max(2)
     }
 
-    /// Free segments below which writers are slowed down: half of what the cleaner has to work in.
+    /// Returns the number of free segments below which writers are throttled: half of the cleaner's working range.
     pub fn slow_mark(&self) -> u32 {
         (self.gate + self.cleaning_mark()) / 2
     }
 
-    /// The cleaner should work.
+    /// Returns whether the cleaner should run.
     pub fn wants_cleaning(&self) -> bool {
         !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark() + self.room_wanted.get()
     }
 
-    /// A round of cleaning ended with `free` segments free, and there is need of more; true when it is the last of
-    /// several without which nobody would have been worse off.
+    /// Records the end of a cleaning round with `free` free segments, while more are needed. Returns true after
+    /// `FUTILE_ROUNDS` rounds without progress.
     pub fn is_futile(&self, free: u32) -> bool {
         let (written, best, rounds) = self.futile.get();
         if written != self.user_bytes.get() || free > best {
@@ -78,26 +78,26 @@ impl Core {
         rounds + 1 >= FUTILE_ROUNDS
     }
 
-    /// Free segments that the cleaner leaves for the checkpoint after it.
+    /// Returns the number of free segments that the cleaner leaves for the following checkpoint.
     fn floor(&self) -> u32 {
         let size = self.segments.borrow().geometry.segment_size;
         2 + (self.dirty_bytes() as u64).div_ceil(size) as u32
     }
 
-    /// Moves what is live out of the emptiest segments; the checkpoint after it frees them.  Answers the bytes it
-    /// expects to gain.
+    /// Moves live data out of the emptiest segments; the following checkpoint frees them.  Returns the expected gain in
+    /// bytes.
     pub async fn clean_round(self: &Rc<Self>) -> Result<u64> {
         let (victims, live) = {
             let segments = self.segments.borrow();
             let count = segments.geometry.segment_count;
-            // What is moved needs room itself, and so does the checkpoint; both come from what users may not take.
-            // Nothing is gained before that checkpoint, so a round is short: who waits at the gate waits for its end.
+            // Moved data and the checkpoint need space themselves, from the reserve that user writes may not use.
+            // Space is gained only by that checkpoint, so a round is short: writers at the watermark wait for its end.
             let room = segments.free_count().saturating_sub(self.floor()).min(count / 64 + 2);
             let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
         };
-        // What the log has left may still be on its way to the device; only then all of it can be walked.
+        // Segments that the log has left may have writes in flight; only completely written ones can be scanned.
         self.log().wait_written().await?;
         let size = self.segments.borrow().geometry.segment_size;
         let gain = (victims.len() as u64 * size).saturating_sub(live);
@@ -109,7 +109,7 @@ impl Core {
             let mut work = Vec::new();
             for &segment in group {
                 if before.contains(&segment) {
-                    // A checkpoint since then should have freed it: something in it cannot be found.
+                    // A checkpoint since then should have freed the segment: some of its live data cannot be found.
                     let path = self.media.file.path().display();
                     tracing::error!("segment {segment} of {path} cannot be emptied; `forebay store check` tells more");
                     self.segments.borrow_mut().mark_damaged(segment);
@@ -125,7 +125,7 @@ impl Core {
                 if self.log().failure().is_some() {
                     return Err(error);
                 }
-                // Something that cannot be read stands in the way here; the other segments are as good as ever.
+                // Unreadable data prevents cleaning of this segment; other segments are unaffected.
                 tracing::error!(?error, "segment {segment} of {} cannot be emptied", self.media.file.path().display());
                 self.segments.borrow_mut().mark_damaged(segment);
             }
@@ -182,7 +182,7 @@ impl Core {
             self.load_pages(&object, of, false, index * crate::format::PAGE_BLOCKS, 1).await?;
             if is_there(&object) {
                 self.mark_dirty(&object);
-                // Marking may itself have stored it elsewhere, for a checkpoint in progress.
+                // Marking the object may itself have stored the page elsewhere, for a checkpoint in progress.
                 let mut state = object.state_mut();
                 let Some(map) = state.map_of_mut(of) else { continue };
                 let page = &mut map.pages_mut()[index as usize];
@@ -201,12 +201,12 @@ impl Core {
         Ok(())
     }
 
-    /// Parts of a run that some state still refers to: (index of the first block, blocks).
+    /// Returns the parts of a run that some state still references, as (index of the first block, number of blocks).
     fn live_runs(object: &Object, candidate: &Candidate) -> Vec<(usize, usize)> {
         let state = object.state();
         let live = |i: usize| {
             let (block, at) = (candidate.start + i as u32, candidate.first + i as u64);
-            // A header of an earlier use of the segment would speak of other content: the map has the last word.
+            // A header from an earlier use of the segment describes other content: the map is authoritative.
             let there = Slot { block: at, crc: candidate.crcs[i] };
             state.head.get(block) == there || state.clones.iter().any(|clone| clone.map.get(block) == there)
         };
@@ -220,7 +220,7 @@ impl Core {
         runs
     }
 
-    /// Moves what is live of one batch's blocks: looks them up, reads them together, appends them anew.
+    /// Moves the live blocks of one batch: looks them up, reads them together, and appends them again.
     async fn move_data(self: &Rc<Self>, candidates: Vec<Candidate>) -> Result<()> {
         let mut live: Vec<(Rc<Object>, Candidate)> = Vec::new();
         for candidate in candidates {
@@ -233,7 +233,7 @@ impl Core {
         let (Some((_, first)), Some((_, last))) = (live.first(), live.last()) else { return Ok(()) };
         let start = first.first;
         let blocks = last.first + last.crcs.len() as u64 - start;
-        // One long read costs less than many short ones, dead blocks in between included.
+        // One long read costs less than many short ones, even with dead blocks in between.
         let data: BufList = self.media.read_unchecked(start, blocks).await?;
         if self.log().is_congested() {
             self.log().wait_uncongested().await;
@@ -241,7 +241,7 @@ impl Core {
         for (object, run) in live {
             let at = (run.first - start) as usize * BLOCK;
             let data = data.slice(at..at + run.crcs.len() * BLOCK);
-            // Pages may have gone, blocks may have been overwritten while that was read.
+            // Pages may have been evicted, and blocks overwritten, during the read.
             self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
             for (from, count) in Self::live_runs(&object, &run) {
                 self.move_run(&object, &run.part(from, count), data.slice(from * BLOCK..(from + count) * BLOCK));
@@ -257,7 +257,7 @@ impl Core {
         if !damaged {
             return self.relocate(object, run, data);
         }
-        // A damaged block stays where it is: who reads it is told, and nothing hides it.
+        // A damaged block stays in place, so that reads of it keep reporting the error.
         tracing::error!("{} holds a damaged block near byte {} of the device", object.name, run.first * BLOCK64);
         self.media.checksum_errors.set(self.media.checksum_errors.get() + 1);
         let segment = self.segments.borrow().geometry.segment_of(run.first);
@@ -282,7 +282,8 @@ impl Core {
                 start: run.start + at as u32,
                 payload,
                 old: run.first + at as u64,
-                // The checksums that were verified when it was read: a bit that flips on the way is noticed.
+                // Keeps the stored checksums, which were verified after the read, so that later corruption in memory is
+                // detected.
                 crcs: run.crcs[at..at + count].to_vec(),
             };
             self.apply(object, &entry, block, None);
@@ -294,7 +295,7 @@ impl Core {
 fn sort_out(header: &BatchHeader, entries: Vec<Entry>) -> Content {
     let base = header.block + 1;
     let mut content = Content::default();
-    // Runs of one object that follow each other are read together.
+    // Sorted by location, so that adjacent runs are read together.
     let mut data: BTreeMap<u64, Candidate> = BTreeMap::new();
     for entry in entries {
         match entry {

@@ -1,4 +1,4 @@
-//! Committing a transaction: what was worked out is applied and goes into the log as one, without waiting in between.
+//! Transaction commit: applies the planned changes and appends them to the log atomically, without waiting in between.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::object::{HEAD, Object};
 use crate::plan::{Runs, Work};
 
 impl Core {
-    /// A new object, in the log and in memory.
+    /// Creates a new object, in the log and in memory.
     pub fn create(&self, name: &ObjectName) -> Rc<Object> {
         let oid = self.next_oid.get();
         let entry = Entry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
@@ -21,9 +21,9 @@ impl Core {
         self.apply_create(Object::new(oid, name.clone()))
     }
 
-    /// Writes whole blocks from block `start` of an object on.
+    /// Writes whole blocks of an object, starting at block `start`.
     pub fn write_blocks(&self, object: &Rc<Object>, start: u32, data: &BufList, size: u64, version: u64) {
-        // Marking may itself append to the log, so it comes first.
+        // Marking the object dirty may itself append to the log, so it comes first.
         self.mark_dirty(object);
         let log = self.log();
         let oid = object.oid;
@@ -43,16 +43,18 @@ impl Core {
         self.apply(object, &entry, 0, None);
     }
 
-    /// Applies what was worked out, and puts it into the log as one.
+    /// Applies the planned changes, and appends them to the log as one transaction. Returns the object version and the
+    /// batch number.
     pub fn commit(&self, name: &ObjectName, mut work: Work, snapc: Option<&SnapContext>) -> Result<(u64, u64)> {
-        // A snapshot that was given up while this waited is in memory still, and gets no clone that nobody would trim.
+        // A snapshot removed while this transaction waited is still recorded in memory; a clone for it would never be
+        // trimmed.
         work.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
         let added = self.bytes_added(&work);
         if added > self.available() {
             return Err(self.full());
         }
         if let Some(object) = work.object.as_ref().filter(|_| !work.kept_snaps.is_empty()) {
-            // The record with all its clones is one blob, and a blob lies in one segment.
+            // The record with all its clones is one blob, and a blob must fit in one segment.
             let clones = object.state().clones.len() + 1;
             let snaps: usize = object.state().clones.iter().map(|clone| clone.snaps.len()).sum();
             let pages: usize = object.state().clones.iter().map(|clone| clone.map.pages().len()).sum();
@@ -70,7 +72,7 @@ impl Core {
             Some(object) => object,
             None if work.exists => self.create(name),
             None => {
-                // Nothing came of it: it never was, or it was made and removed again.
+                // No effect: the object never existed, or was created and removed again.
                 self.version.set(version);
                 return Ok((version, log.end_transaction()));
             }
@@ -109,7 +111,7 @@ impl Core {
         Ok((version, seq))
     }
 
-    /// Bytes by which what is stored grows, at most.
+    /// Returns an upper bound of the growth of stored data, in bytes.
     fn bytes_added(&self, work: &Work) -> u64 {
         let kv: usize =
             work.kv.iter().map(|(key, value)| value.as_ref().map_or(0, |value| key.len() + value.len())).sum();
@@ -118,7 +120,7 @@ impl Core {
                 let Some(object) = work.object.as_ref().filter(|_| work.base == Some(HEAD)) else { return false };
                 let state = object.state();
                 let slot = state.head.get(**block);
-                // What a snapshot keeps is not given up when it is overwritten.
+                // A block preserved by a snapshot is not freed when it is overwritten.
                 slot.block != 0 && work.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
             };
             data.is_some() && !stored()
@@ -127,7 +129,7 @@ impl Core {
         (kv + kept) as u64 + blocks.count() as u64 * BLOCK64
     }
 
-    /// Keeps the head as a clone if there are snapshots that it has not seen.
+    /// Preserves the head as a clone if there are snapshots that it has not seen.
     fn keep_for_snapshots(&self, object: &Rc<Object>, seq: u64, snaps: Vec<u64>, kv: Vec<(Vec<u8>, Vec<u8>)>) {
         if seq <= object.state().snap_seq {
             return;
@@ -156,7 +158,7 @@ impl Core {
         }
     }
 
-    /// Takes keys and then snapshots away from a clone, as one.
+    /// Removes keys and snapshots from a clone, in one transaction.
     pub fn trim_clone(&self, object: &Rc<Object>, clone: u64, snaps: Vec<u64>, kv: Vec<Vec<u8>>) {
         let log = self.log();
         log.begin_transaction();
@@ -192,7 +194,7 @@ impl Core {
     }
 }
 
-/// CRC32C of each block of buffers that hold whole blocks together.
+/// Returns the CRC32C of each block; the buffers together contain whole blocks.
 pub fn block_crcs(bufs: &[Buf]) -> Vec<u32> {
     let mut out = Vec::with_capacity(bufs.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK);
     if bufs.iter().all(|buf| buf.len().is_multiple_of(BLOCK)) {

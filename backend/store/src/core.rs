@@ -1,4 +1,4 @@
-//! The store's state and the paths that everything shares: finding objects, loading pages, marking what changed.
+//! Store state and shared operations: object lookup, page loading, dirty tracking.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -20,18 +20,18 @@ use crate::object::{HEAD, Map, Object, ObjectCache};
 use crate::segments::Segments;
 use crate::tree::{Change, Key, Tree};
 
-/// The tree's keys: a letter for the kind, then what sorts.
+/// Keys of the metadata tree: one byte for the record type, then the sort fields.
 pub mod keys {
     use forebay_block::ObjectName;
 
-    /// Name to object number.
+    /// Returns the key of a name record, which maps an object name to its number.
     pub fn name(name: &ObjectName) -> Vec<u8> {
         let mut key = name_space(name.namespace());
         key.extend_from_slice(name.name().as_bytes());
         key
     }
 
-    /// Every name of a namespace begins so.
+    /// Returns the common prefix of all name keys of a namespace.
     pub fn name_space(namespace: &str) -> Vec<u8> {
         let mut key = vec![b'n'];
         key.extend_from_slice(&(namespace.len() as u16).to_be_bytes());
@@ -39,12 +39,12 @@ pub mod keys {
         key
     }
 
-    /// Object number to its record.
+    /// Returns the key of an object record (onode), by object number.
     pub fn object(oid: u64) -> Vec<u8> {
         with_number(b'o', oid)
     }
 
-    /// A key of the map of an object's head or clone.
+    /// Returns the key of a key-value pair that belongs to an object's head or to a clone.
     pub fn kv(oid: u64, of: u64, key: &[u8]) -> Vec<u8> {
         let mut out = with_number(b'k', oid);
         out.extend_from_slice(&of.to_be_bytes());
@@ -52,26 +52,27 @@ pub mod keys {
         out
     }
 
-    /// As [`kv`]: that key's value was damaged before it came into the tree.
+    /// Returns the key of a lost-value marker. The value of that [`kv`] key was damaged before it was stored in the
+    /// tree.
     pub fn kv_lost(oid: u64, of: u64, key: &[u8]) -> Vec<u8> {
         let mut out = kv(oid, of, key);
         out[0] = b'x';
         out
     }
 
-    /// Snapshot and object: the object has a clone that stands for the snapshot.
+    /// Returns the key of a snapshot-to-object record: the object has a clone that represents the snapshot.
     pub fn snap_object(snap: u64, oid: u64) -> Vec<u8> {
         let mut out = with_number(b'm', snap);
         out.extend_from_slice(&oid.to_be_bytes());
         out
     }
 
-    /// A snapshot that is going.
+    /// Returns the key of a snapshot whose removal is in progress.
     pub fn snap_going(snap: u64) -> Vec<u8> {
         with_number(b's', snap)
     }
 
-    /// A snapshot that is going or gone.
+    /// Returns the key of a snapshot whose removal is in progress or complete.
     pub fn snap_removed(snap: u64) -> Vec<u8> {
         with_number(b'r', snap)
     }
@@ -83,7 +84,7 @@ pub mod keys {
         key
     }
 
-    /// The first key after all that begin with `prefix`.
+    /// Returns the first key after all keys that begin with `prefix`.
     pub fn after(prefix: &[u8]) -> Vec<u8> {
         let mut end = prefix.to_vec();
         while let Some(last) = end.pop() {
@@ -96,15 +97,15 @@ pub mod keys {
     }
 }
 
-/// Bytes of memory that a changed key takes beside its own and its value's, about.
+/// Approximate memory overhead of a changed key, in bytes, in addition to the key and its value.
 const PAIR_WEIGHT: usize = 96;
-/// Fewest keys read off the tree at a time.
+/// Minimum number of keys read from the tree at a time.
 const KV_PAGE_MIN: usize = 64;
 
-/// What is known beyond the tree: changes since the last checkpoint.
+/// Changes since the last checkpoint, by tree key; `None` marks a deletion.
 pub type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
 
-/// Everything there is of an open store, but for the tasks that serve it.
+/// State of an open store, except the tasks that serve it.
 pub struct Core {
     pub superblock: Superblock,
     pub media: Rc<Media>,
@@ -116,69 +117,70 @@ pub struct Core {
     /// Changes since the checkpoint in progress began (or the last one).
     pub overlay: RefCell<Overlay>,
     pub overlay_bytes: Cell<usize>,
-    /// What the checkpoint in progress is putting into the tree.
+    /// Changes that the checkpoint in progress is writing to the tree.
     pub frozen: RefCell<Overlay>,
     pub frozen_bytes: Cell<usize>,
-    /// Objects that changed in this round, to be stored by the next checkpoint.
+    /// Objects changed in this round. The next checkpoint stores them.
     pub dirty: RefCell<Vec<Rc<Object>>>,
     pub dirty_pages: Cell<usize>,
-    /// Counts checkpoints since the store was opened; objects remember the round they changed in.
+    /// Checkpoint round: number of checkpoints since the store was opened. Objects record the round they changed in.
     pub round: Cell<u64>,
     pub checkpointing: Cell<bool>,
-    /// There may be keys whose values were lost.
+    /// Set if the tree may contain markers of keys whose values were lost.
     pub has_lost_keys: Cell<bool>,
     pub touched_nodes: RefCell<BTreeSet<Key>>,
     pub generation: Cell<u64>,
     pub epoch: Cell<u64>,
     pub next_oid: Cell<u64>,
     pub snap_seq: Cell<u64>,
-    /// The newest object version given out; versions of one name never repeat.
+    /// Newest object version assigned. Versions of one name never repeat.
     pub version: Cell<u64>,
     pub object_count: Cell<u64>,
     pub user_bytes: Cell<u64>,
     pub device_bytes_before: Cell<u64>,
-    /// Holds the segment table of the durable anchor.
+    /// Location of the segment table of the durable anchor.
     pub table_at: Cell<BlobPtr>,
-    /// Where the last checkpoint's replay would begin, in bytes appended to the log.
+    /// Replay start (redo point) of the last checkpoint, in bytes appended to the log.
     pub appended_at_redo: Cell<u64>,
-    /// Transactions that wait for something, by object: later ones on the same object wait for their turn.
+    /// Waiting transactions, by object. Later transactions on the same object queue behind them.
     pub turns: RefCell<HashMap<ObjectName, VecDeque<oneshot::Sender<()>>>>,
-    /// The cleaner found nothing to gain, and nothing has been given up since.
+    /// Set when garbage collection is stalled: the cleaner found nothing to gain, and nothing has been freed since.
     pub stuck: Cell<bool>,
-    /// Bytes appended to the log when that was found.
+    /// Bytes appended to the log when garbage collection stalled.
     pub stuck_at: Cell<u64>,
-    /// Bytes users had written, most segments free after a round of cleaning since, rounds since that reached no more.
+    /// Progress of cleaning: user bytes written, most free segments after a cleaning round since then, and rounds since
+    /// then that did not exceed it.
     pub futile: Cell<(u64, u32, u32)>,
-    /// Segments beyond the gate that somebody waits for.
+    /// Free segments wanted by waiting writers, in addition to the reserve watermark.
     pub room_wanted: Cell<u32>,
     pub capacity: u64,
-    /// Bytes of log after which a checkpoint is due.
+    /// Bytes appended to the log after which a checkpoint is due.
     pub checkpoint_interval: u64,
     /// Bytes of changed metadata in memory at which a checkpoint is due.
     pub dirty_max: usize,
-    /// Segments below which users wait for the cleaner.
+    /// Reserve watermark, in free segments. At or below it, user writes wait for the cleaner.
     pub gate: u32,
-    /// What the cleaner emptied in its last round.
+    /// Segments that the cleaner emptied in its last round.
     pub last_victims: RefCell<BTreeSet<u32>>,
     pub closing: Cell<bool>,
-    /// Why the last checkpoint or round of cleaning failed; none when it succeeded.
+    /// Error of the last checkpoint or cleaning round; `None` if it succeeded.
     pub upkeep_failure: RefCell<Option<Error>>,
-    /// Space, checkpoints, pressure: something changed that somebody may wait for.
+    /// Signals changes in space, checkpoints or throttling that a task may wait for.
     pub changed: Notify,
     pub wake_cleaner: Notify,
-    /// A snapshot was given up, or the store is closing.
+    /// Signals that a snapshot was removed, or that the store is closing.
     pub snaps_changed: Notify,
     pub cleaned_bytes: Cell<u64>,
     pub checkpoints: Cell<u64>,
     pub loads: Cell<u64>,
-    /// Stored pairs that range lookups have gone through, those that were deleted since included.
+    /// Stored pairs that range lookups have scanned, including pairs deleted since the last checkpoint.
     pub pairs_looked_at: Cell<u64>,
     pub read_only: bool,
-    /// The file system beneath, for a store in a file.
+    /// File system that holds the store file; `None` unless the store is in a file.
     pub host: Option<Rc<Host>>,
 }
 
-/// A corrupt structure, with its place.
+/// Returns a `Corrupt` error that describes a damaged structure and its location.
 pub fn corrupt(text: impl AsRef<str>) -> Error {
     Error::new(ErrorKind::Corrupt, text)
 }
@@ -188,7 +190,8 @@ impl Core {
         self.log.borrow().clone().expect("the log is attached when the store is open for writing")
     }
 
-    /// A key of the tree with the changes since; `None` when a node must be read first.
+    /// Looks up a key in memory, including changes since the last checkpoint. Returns `None` if a tree node must be
+    /// read first.
     pub fn lookup_cached(&self, key: &[u8]) -> Option<Option<Vec<u8>>> {
         if let Some(value) = self.overlay.borrow().get(key) {
             return Some(value.clone());
@@ -199,7 +202,7 @@ impl Core {
         self.tree.get_cached(self.root.get(), key)
     }
 
-    /// A key of the tree with the changes since.
+    /// Looks up a key, including changes since the last checkpoint.
     pub async fn lookup(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         loop {
             if let Some(value) = self.lookup_cached(key) {
@@ -208,11 +211,11 @@ impl Core {
             let root = self.root.get();
             let found = match self.tree.get(root, key).await {
                 Ok(found) => found,
-                // A checkpoint may have ended meanwhile: the old root's nodes may be gone.
+                // A checkpoint may have completed meanwhile; the nodes of the old root may be freed.
                 Err(_) if root != self.root.get() => continue,
                 Err(error) => return Err(error),
             };
-            // Nor is the old root's answer the last word then.
+            // A result found under the old root may be stale.
             if root == self.root.get()
                 && !self.overlay.borrow().contains_key(key)
                 && !self.frozen.borrow().contains_key(key)
@@ -222,11 +225,11 @@ impl Core {
         }
     }
 
-    /// Up to `wanted` pairs with keys in `from..to`, in order, with the changes since.
+    /// Returns up to `wanted` pairs with keys in `from..to`, in key order, including changes since the last checkpoint.
     pub async fn lookup_range(&self, from: &[u8], to: &[u8], wanted: usize) -> Result<Vec<(Key, Vec<u8>)>> {
         let (mut from, mut out) = (from.to_vec(), Vec::new());
         while out.len() < wanted && &from[..] < to {
-            // Some more than wanted: what has been deleted since is passed over in few steps.
+            // Reads at least a minimum page, so that pairs deleted since the checkpoint are skipped in few steps.
             let max = (wanted - out.len()).max(KV_PAGE_MIN);
             let root = self.root.get();
             let stored = match self.tree.range(root, &from, to, max).await {
@@ -237,7 +240,7 @@ impl Core {
             if root != self.root.get() {
                 continue;
             }
-            // Past the last stored pair of a full page nothing is known of the tree.
+            // The content of the tree beyond the last stored pair of a full page is unknown.
             let full = stored.len() == max;
             let mut upto: Key = to.to_vec();
             if full {
@@ -248,14 +251,14 @@ impl Core {
             if !full || out.len() >= wanted {
                 break;
             }
-            // Deletions may have eaten part of the page: what is left of it is right, and the rest follows it.
+            // Deletions may have removed part of the page. The remaining pairs are correct; continue behind them.
             from = upto;
         }
         out.truncate(wanted);
         Ok(out)
     }
 
-    /// The first `max` pairs of what is stored in `from..to`, with the changes since.
+    /// Merges the stored pairs in `from..to` with the changes since the last checkpoint, and returns the first `max`.
     fn with_changes(&self, stored: &[(Key, Vec<u8>)], from: &Key, to: &Key, max: usize) -> Vec<(Key, Vec<u8>)> {
         let (overlay, frozen) = (self.overlay.borrow(), self.frozen.borrow());
         let layers = [&overlay, &frozen].map(|layer| layer.range::<Key, _>(from..to)).into();
@@ -267,14 +270,14 @@ impl Core {
         pairs.take(max).map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Changes a key; in the tree with the next checkpoint.
+    /// Sets a key, or deletes it if `value` is `None`. The next checkpoint writes the change to the tree.
     pub fn put(&self, key: Key, value: Option<Vec<u8>>) {
         let bytes = key.len() + value.as_ref().map_or(0, Vec::len) + PAIR_WEIGHT;
         self.overlay_bytes.set(self.overlay_bytes.get() + bytes);
         self.overlay.borrow_mut().insert(key, value);
     }
 
-    /// An object by its name; `None` when there is none (a removed one with clones counts as one).
+    /// Finds an object by name. Returns `None` if there is none; a removed object that has clones still counts as one.
     pub async fn find(&self, name: &ObjectName) -> Result<Option<Rc<Object>>> {
         loop {
             if let Some(object) = self.objects.by_name(name) {
@@ -289,7 +292,7 @@ impl Core {
             let oid = value.try_into().map(u64::from_le_bytes).map_err(|_| corrupt(format!("the number of {name}")))?;
             match self.by_oid(oid).await? {
                 Some(object) if object.name == *name => return Ok(Some(object)),
-                // Removed while it was looked up.
+                // Removed during the lookup.
                 _ if self
                     .lookup_cached(&keys::name(name))
                     .is_none_or(|found| found != Some(oid.to_le_bytes().into())) => {}
@@ -298,7 +301,8 @@ impl Core {
         }
     }
 
-    /// As [`find`](Self::find), without waiting; the outer `None` when something must be read first.
+    /// Finds an object like [`find`](Self::find), without waiting. The outer `None` means that metadata must be read
+    /// first.
     pub fn find_cached(&self, name: &ObjectName) -> Option<Option<Rc<Object>>> {
         if let Some(object) = self.objects.by_name(name) {
             return Some(Some(object));
@@ -309,7 +313,7 @@ impl Core {
         }
     }
 
-    /// An object by its number.
+    /// Finds an object by number.
     pub async fn by_oid(&self, oid: u64) -> Result<Option<Rc<Object>>> {
         if let Some(object) = self.objects.by_oid(oid) {
             return Ok(Some(object));
@@ -324,8 +328,8 @@ impl Core {
         Ok(Some(self.objects.insert(Object::from_onode(oid, onode))))
     }
 
-    /// Pages that must be read before blocks `start..start + count` of the head (`of` = [`HEAD`]) or a clone, and, when
-    /// `all` of the states, can be looked at.
+    /// Returns the pages that must be read before blocks `start..start + count` can be accessed, in the head (`of` =
+    /// [`HEAD`]) or a clone, or in the head and all clones if `all`.
     fn missing_pages(object: &Object, of: u64, all: bool, start: u32, count: u32) -> Vec<(u64, u32, BlobPtr)> {
         let state = object.state();
         let mut out = Vec::new();
@@ -338,7 +342,7 @@ impl Core {
         out
     }
 
-    /// Nothing that is read may point outside the segments.
+    /// Rejects slots that point to blocks outside the segments.
     fn check_slots(&self, object: &Object, slots: &[Slot]) -> Result<()> {
         let geometry = self.segments.borrow().geometry;
         let stray = slots.iter().find(|slot| slot.block != 0 && geometry.segment_of(slot.block).is_none());
@@ -363,14 +367,14 @@ impl Core {
         page.is_some_and(|page| page.ptr == ptr && page.slots.is_none())
     }
 
-    /// True when blocks `start..start + count` can be changed without reading pages first.
+    /// Returns whether blocks `start..start + count` can be changed without reading pages first.
     pub fn is_loaded(object: &Object, start: u32, count: u32) -> bool {
         let state = object.state();
         state.head.missing(start, count).next().is_none()
             && state.clones.iter().all(|clone| clone.map.missing(start, count).next().is_none())
     }
 
-    /// Reads the pages that map blocks `start..start + count` of one state, or of `all` of them.
+    /// Reads the map pages of blocks `start..start + count` of one state (head or clone), or of `all` of them.
     pub async fn load_pages(&self, object: &Object, of: u64, all: bool, start: u32, count: u32) -> Result<()> {
         loop {
             let missing = Self::missing_pages(object, of, all, start, count);
@@ -381,14 +385,14 @@ impl Core {
                 self.loads.set(self.loads.get() + 1);
                 let bytes = match self.media.read_blob(ptr, "a map page").await {
                     Ok(bytes) => bytes,
-                    // It moved while it was read; the next look finds it where it is now.
+                    // The page moved while it was read; the next iteration uses its new location.
                     Err(_) if !Self::is_missing(object, of, index, ptr) => continue,
                     Err(error) => return Err(error),
                 };
                 let slots = page::decode(&bytes).map_err(|error| corrupt(format!("{}: {error}", object.name)))?;
                 self.check_slots(object, &slots)?;
                 let mut state = object.state_mut();
-                // Somebody else may have loaded, changed or dropped it meanwhile.
+                // Another task may have loaded, changed or dropped the page meanwhile.
                 let Some(map) = state.map_of_mut(of) else { continue };
                 let Some(page) = map.pages_mut().get_mut(index as usize) else { continue };
                 if page.ptr == ptr && page.slots.is_none() {
@@ -400,8 +404,8 @@ impl Core {
         }
     }
 
-    /// Must be called before an object is changed: the checkpoint in progress gets it as it is, the next one gets it
-    /// anew.
+    /// Marks an object dirty. Must be called before the object is changed: the checkpoint in progress stores the old
+    /// state, the next one stores the new state.
     pub fn mark_dirty(&self, object: &Rc<Object>) {
         let round = self.round.get();
         let before = object.dirty_round.get();
@@ -415,7 +419,7 @@ impl Core {
         self.dirty.borrow_mut().push(object.clone());
     }
 
-    /// Gives an object's changed pages and record to the checkpoint in progress.
+    /// Passes an object's changed pages and its record to the checkpoint in progress.
     pub fn store_object(&self, object: &Rc<Object>) {
         object.dirty_round.set(0);
         let key = keys::object(object.oid);
@@ -458,8 +462,8 @@ impl Core {
         }
     }
 
-    /// Points a block of an object's head somewhere else (or nowhere) and keeps the live counts.
-    /// The new block has been counted by the caller.
+    /// Remaps a block of an object's head (or unmaps it) and updates the live counts.
+    /// The caller has already counted the new block.
     pub fn remap(&self, object: &Object, block: u32, slot: Slot) {
         let mut state = object.state_mut();
         let page = (block / PAGE_BLOCKS) as usize;
@@ -475,7 +479,8 @@ impl Core {
         }
     }
 
-    /// Returns the bytes that the file system beneath has for what grows the store, of which somebody wants so many.
+    /// Returns the bytes by which the store may grow in its file system, given a request for `wanted` bytes; `u64::MAX`
+    /// if there is no such limit.
     pub fn host_room(&self, wanted: u64) -> u64 {
         let Some(host) = &self.host else { return u64::MAX };
         let log = self.log.borrow();
@@ -487,13 +492,13 @@ impl Core {
         host.room(LogBytes { appended, pending }, in_use, wanted)
     }
 
-    /// Returns whether the file system beneath has space for what grows the store by `bytes`.
+    /// Returns whether the file system has space for growth of the store by `bytes` (at least 1).
     pub fn host_allows(&self, bytes: u64) -> bool {
         let bytes = bytes.max(1);
         self.host_room(bytes) >= bytes
     }
 
-    /// Refuses what would grow the store by `bytes` when the file system beneath has no space for it.
+    /// Returns an error if the file system has no space for growth of the store by `bytes`.
     pub fn check_host(&self, bytes: u64) -> Result<()> {
         match &self.host {
             Some(host) if !self.host_allows(bytes) => Err(host.full()),
@@ -501,13 +506,13 @@ impl Core {
         }
     }
 
-    /// Bytes that can still be stored.
+    /// Returns the bytes that can still be stored.
     pub fn available(&self) -> u64 {
         let used = self.segments.borrow().live_bytes();
         self.capacity.saturating_sub(used)
     }
 
-    /// All the changes of the checkpoint in progress, for the tree.
+    /// Returns all changes of the checkpoint in progress, to be applied to the tree.
     pub fn frozen_changes(&self) -> Vec<(Key, Change)> {
         let frozen = self.frozen.borrow();
         let mut changes: BTreeMap<Key, Change> =

@@ -1,8 +1,8 @@
-//! The file system that a store's file lies on: what space it has left for a file that is sparse, and a reserve that lets
-//! removals be written when it is full.
+//! Host file system of a store in a file: tracks the space left for a sparse file, and keeps a reserve for writing
+//! removals when the file system is full.
 //!
-//! The reserve is space allocated past the end of the file.  It is given up when the log finds no space, taken again when
-//! there is plenty, and what would grow the store is refused in between.
+//! The reserve is space allocated beyond the end of the store.  It is released when the log runs out of space, and
+//! allocated again when space is plentiful. In between, operations that would grow the store are rejected.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,57 +14,58 @@ use forebay_reactor::{File, Instant, now, spawn};
 
 use crate::init::free_behind;
 
-/// Bytes of log after which the space is looked at again while there is plenty.
+/// Bytes appended to the log after which free space is measured again while it is plentiful.
 const LOOK_BYTES: u64 = 4 << 20;
-/// Time after which it is looked at again while there is not.
+/// Delay after which free space is measured again while it is scarce.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
 /// Largest reserve, in bytes.
 pub(crate) const RESERVE_MAX: u64 = 64 << 20;
 /// Smallest reserve, in bytes.
 const RESERVE_MIN: u64 = 8 << 20;
 
-/// Space that a look at the file system has found, in bytes.
+/// Free space measured in the file system, in bytes.
 struct HostSpace {
-    /// Left for this process.
+    /// Available to this process.
     available: u64,
     /// Allocated to the store's file, without the reserve.
     allocated: u64,
 }
 
-/// Bytes of the log since the store was opened.
+/// Log byte counts since the store was opened.
 pub struct LogBytes {
-    /// Appended to it.
+    /// Bytes appended.
     pub appended: u64,
-    /// Of these, waiting to be written.
+    /// Bytes of these that are not yet written.
     pub pending: u64,
 }
 
-/// Space beneath a store in a file.
+/// Host file system of a store in a file.
 pub struct Host {
     file: File,
-    /// End of the store in its file: the reserve lies behind it.
+    /// End of the store in its file; the reserve is allocated behind it.
     end: u64,
     reserve: u64,
-    /// Set if all of the file has blocks of its own, and keeps them: the file system beneath sets no limit.
+    /// Set if the file is fully allocated and keeps its blocks, so that the file system sets no limit.
     whole: Cell<bool>,
-    /// Set once a write to such a file found no space: blocks of its own are of no use on a copy-on-write file system.
+    /// Set once a write to a fully allocated file ran out of space: on a copy-on-write file system, preallocated blocks
+    /// do not help.
     copied_on_write: Cell<bool>,
     /// Set while the reserve is allocated.
     holds_reserve: Cell<bool>,
-    /// Set while it is being allocated or given up.
+    /// Set while the reserve is being allocated or released.
     busy: Cell<bool>,
-    /// Notified when that has ended.
+    /// Signals the end of that operation.
     idle: Notify,
-    /// Number of times that it was given up.
+    /// Number of times the reserve was released.
     given: Cell<u64>,
-    /// Bytes that the log could take when they were last looked for; all of a file that is not sparse.
+    /// Bytes that the log could accept at the last measurement; unlimited if the file is not sparse.
     room: Cell<u64>,
-    /// Bytes appended to the log, and the time, at that look.
+    /// Bytes appended to the log, and the time, at that measurement.
     seen: Cell<(u64, Option<Instant>)>,
 }
 
 impl Host {
-    /// Returns the host of a store's file; `None` on a device, or where space has no end.
+    /// Returns the host of a store's file; `None` on a block device, or if the file system has no known space limit.
     pub fn new(file: &File, end: u64) -> Option<Rc<Self>> {
         if file.info().block_device || !matches!(file.file_system_space(), Ok(Some(_))) {
             return None;
@@ -84,14 +85,14 @@ impl Host {
         }))
     }
 
-    /// Allocates the reserve, which may still be there from before, and looks whether the file is sparse.
+    /// Allocates the reserve, which may still exist from an earlier run, and determines whether the file is sparse.
     pub async fn start(&self) {
         self.allocate_reserve().await;
         self.whole.set(self.measure().is_some_and(|found| found.allocated >= self.end));
     }
 
-    /// Returns whether all of the file had blocks of its own when the store was opened, and no write has found no space
-    /// since: they are not given back then.
+    /// Returns whether the file was fully allocated when the store was opened, and no write has run out of space since.
+    /// In that case blocks are not returned to the file system.
     pub fn is_whole(&self) -> bool {
         self.whole.get()
     }
@@ -99,10 +100,11 @@ impl Host {
     async fn allocate_reserve(&self) {
         match self.file.allocate(self.end, self.reserve).await {
             Ok(()) => self.holds_reserve.set(true),
-            // A file system that cannot do it, or somebody was faster: removals may then find no space.
+            // The file system does not support it, or another process took the space. Removals may then run out of
+            // space.
             Err(error) => {
                 tracing::debug!(%error, "no space is reserved behind the store");
-                // A part of it helps nobody.
+                // A partial reserve is useless.
                 if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
                     tracing::debug!(%error, "giving back what was allocated behind the store");
                 }
@@ -110,7 +112,7 @@ impl Host {
         }
     }
 
-    /// Asks the file system; `None` when it does not answer.
+    /// Measures the space of the file system; `None` if it cannot be determined.
     fn measure(&self) -> Option<HostSpace> {
         let (Ok(Some(space)), Ok(Some(allocated))) = (self.file.file_system_space(), self.file.allocated_size()) else {
             return None;
@@ -119,8 +121,9 @@ impl Host {
         Some(HostSpace { available: space.available, allocated: allocated.saturating_sub(held) })
     }
 
-    /// Returns the bytes that the log may still take for what grows the store; `in_use` tells the bytes of segments in use;
-    /// `wanted`: bytes that somebody asks for, to whom a figure that is too small must be a new one.
+    /// Returns the bytes of log that may still be written for growth of the store. `in_use` returns the bytes of
+    /// segments in use; `wanted` is the number of bytes requested, for which a smaller result must come from a new
+    /// measurement.
     pub fn room(self: &Rc<Self>, log: LogBytes, in_use: impl FnOnce() -> u64, wanted: u64) -> u64 {
         if self.whole.get() {
             return u64::MAX;
@@ -142,19 +145,19 @@ impl Host {
 
     fn look(self: &Rc<Self>, in_use: u64, pending: u64) {
         let copied = self.copied_on_write.get();
-        // Where nobody knows, writing tells.
+        // If space cannot be determined, writes will find out.
         let Some(HostSpace { available, allocated }) =
             self.measure().filter(|found| copied || found.allocated < self.end)
         else {
             self.room.set(u64::MAX);
             return;
         };
-        // What free segments have kept needs no more space.
+        // Space still allocated to free segments is reused without new allocation.
         let spare = if copied { 0 } else { allocated.saturating_sub(in_use) };
-        // What is on its way to the file does, unless it goes to such.
+        // Pending writes still need space, unless they go to such segments.
         let owed = if copied { pending } else { pending.min(in_use.saturating_sub(allocated)) };
         let found = (available + spare).saturating_sub(owed);
-        // More than the reserve itself: batches have headers, and checkpoints go on.
+        // More than the reserve itself: batches have headers, and checkpoints continue.
         let kept = if self.holds_reserve.get() { self.reserve / 2 } else { self.reserve + self.reserve / 2 };
         self.room.set(found.saturating_sub(kept));
         if !self.holds_reserve.get() && !self.busy.get() && available >= 2 * self.reserve {
@@ -172,13 +175,13 @@ impl Host {
         }));
     }
 
-    /// Returns how many times the reserve was given up.
+    /// Returns how many times the reserve was released.
     pub fn times_given(&self) -> u64 {
         self.given.get()
     }
 
-    /// Gives the reserve up for a write that found no space, or sees that this was done since it began, when
-    /// [`times_given`](Self::times_given) was `before`; false when there is none.
+    /// Releases the reserve for a write that ran out of space. Also succeeds if the reserve was released after the
+    /// write began, when [`times_given`](Self::times_given) was `before`. Returns false if there is no reserve.
     pub async fn give_reserve(&self, before: u64) -> bool {
         if self.whole.replace(false) {
             tracing::warn!(
@@ -186,7 +189,7 @@ impl Host {
                 self.file.path().display()
             );
             self.copied_on_write.set(true);
-            // What was found before holds no more.
+            // The last measurement is obsolete.
             self.seen.set(Default::default());
         }
         self.idle.wait_until(|| !self.busy.get()).await;
@@ -211,7 +214,7 @@ impl Host {
         true
     }
 
-    /// Returns the error of a store that cannot grow.
+    /// Returns the error reported when the store cannot grow.
     pub fn full(&self) -> Error {
         let path = self.file.path().display();
         let left = self.file.file_system_space().ok().flatten().map_or(0, |space| space.available);
@@ -229,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of the store's file.
+    /// Size of the store's file in bytes.
     const END: u64 = 16 << 20;
 
     /// Runs a test on a store's file of [`END`] bytes, sparse, in a file system of `capacity` bytes.
@@ -255,7 +258,7 @@ mod tests {
             assert_eq!((host.is_whole(), room()), (true, u64::MAX));
             let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
             filler.allocate(0, CAPACITY - END - RESERVE_MIN).await.expect("space");
-            // As a file system that copies on write has it.
+            // Behaves like a copy-on-write file system.
             assert!(host.give_reserve(0).await, "it has a reserve");
             assert_eq!((host.is_whole(), room()), (false, 0));
             filler.set_size(0).expect("freed");
@@ -275,7 +278,7 @@ mod tests {
             filler.allocate(0, CAPACITY - RESERVE_MIN / 2).await.expect("space");
             host.start().await;
             assert_eq!((host.holds_reserve.get(), taken()), (false, Some(0)));
-            // There is enough for a moment, and then somebody else is faster.
+            // There is enough space for a moment, until another user takes it.
             filler.set_size(0).expect("freed");
             host.room(LogBytes { appended: 0, pending: 0 }, || 0, 1);
             assert!(host.busy.get(), "it is taking its reserve");

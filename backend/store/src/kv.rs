@@ -1,8 +1,8 @@
-//! The key-value maps of objects: values by key, and keys whose values were lost.
+//! Key-value maps of objects, and markers of keys whose values were lost.
 //!
-//! A long value lies in the payload of a batch until a checkpoint puts it into the tree.  If it is damaged there, and the
-//! log says that it was durable, the replay cannot have it, and must not go on as if it had never been set: in place of
-//! the value the tree gets a note that it is lost, and reading it is an error until the key is set or removed.
+//! A long value is stored in the payload of a batch until a checkpoint writes it to the tree.  If it is damaged there
+//! although the log records that it was durable, replay cannot restore it, and must not treat the key as never set. The
+//! tree then gets a marker instead of the value, and reading the key fails until it is set or removed.
 
 use forebay_block::{Error, ErrorKind, Result};
 
@@ -17,7 +17,7 @@ fn lost(oid: u64, key: &[u8]) -> Error {
 }
 
 impl Core {
-    /// The value of a key of an object's head or clone.
+    /// Returns the value of a key of an object's head or clone.
     pub async fn kv(&self, oid: u64, of: u64, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.lookup(&keys::kv(oid, of, key)).await?;
         if value.is_none() && self.has_lost_keys.get() && self.lookup(&keys::kv_lost(oid, of, key)).await?.is_some() {
@@ -26,7 +26,7 @@ impl Core {
         Ok(value)
     }
 
-    /// Refuses if the value of a key from `from` to before `to`, as [`keys::kv`] makes them, is lost.
+    /// Returns an error if the value of a key in `from..to`, as encoded by [`keys::kv`], is lost.
     pub async fn check_none_lost(&self, from: &[u8], to: &[u8]) -> Result<()> {
         if !self.has_lost_keys.get() || from >= to {
             return Ok(());
@@ -41,14 +41,14 @@ impl Core {
         })
     }
 
-    /// All the keys and values of an object's head or clone.
+    /// Returns all keys and values of an object's head or clone.
     pub async fn all_kv(&self, oid: u64, of: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let prefix = keys::kv(oid, of, &[]);
         self.check_none_lost(&prefix, &keys::after(&prefix)).await?;
         self.pairs_of(prefix).await
     }
 
-    /// All the keys of an object's head or clone, those whose values are lost among them.
+    /// Returns all keys of an object's head or clone, including those whose values are lost.
     pub async fn all_keys(&self, oid: u64, of: u64) -> Result<Vec<Vec<u8>>> {
         let mut found = self.pairs_of(keys::kv(oid, of, &[])).await?;
         if self.has_lost_keys.get() {
@@ -57,7 +57,7 @@ impl Core {
         Ok(found.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// All pairs whose keys begin with `prefix`, without it.
+    /// Returns all pairs whose keys begin with `prefix`, with the prefix removed.
     async fn pairs_of(&self, prefix: Vec<u8>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let (mut from, to) = (prefix.clone(), keys::after(&prefix));
         let mut out = Vec::new();
@@ -78,14 +78,14 @@ impl Core {
         }
     }
 
-    /// A key was set, and what to is lost.
+    /// Records that a key was set but its value is lost.
     pub fn put_lost(&self, oid: u64, of: u64, key: &[u8]) {
         self.has_lost_keys.set(true);
         self.put(keys::kv(oid, of, key), None);
         self.put(keys::kv_lost(oid, of, key), Some(Vec::new()));
     }
 
-    /// Looks whether there are keys whose values are lost; if that cannot be told, there may be.
+    /// Detects whether there are keys whose values are lost; if that cannot be determined, assumes so.
     pub async fn look_for_lost_keys(&self) {
         let found = self.lookup_range(b"x", &keys::after(b"x"), 1).await;
         let some = self.has_lost_keys.get() || !matches!(found, Ok(found) if found.is_empty());

@@ -1,4 +1,5 @@
-//! Reads from the device, or from the log's memory what is not there yet; every byte is checked against its CRC32C.
+//! Device reads, served from the log's memory if not yet written. All data from the device is verified against its
+//! CRC32C.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,15 +13,15 @@ use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::log::Log;
 use crate::segments::Segments;
 
-/// Blocks of the largest pooled read buffer.
+/// Size of the largest pooled read buffer, in blocks.
 pub const POOLED_BLOCKS: usize = 64;
 
-/// The device, and what of it is still in memory.
+/// Device, with the data still in memory.
 pub struct Media {
     pub file: File,
     pub segments: Rc<RefCell<Segments>>,
     log: RefCell<Option<Rc<Log>>>,
-    /// Blocks in memory that need not be read again.
+    /// Data cache.
     pub cache: Cache,
     single: Pool,
     multi: Pool,
@@ -28,7 +29,7 @@ pub struct Media {
     pub read_bytes: Cell<u64>,
 }
 
-/// Keeps a segment from being reused while it is read.
+/// Guard that prevents reuse of a segment while it is read.
 struct Pin<'a> {
     segments: &'a RefCell<Segments>,
     segment: u32,
@@ -54,7 +55,7 @@ impl Media {
         }
     }
 
-    /// From now on the log's memory is looked at first.
+    /// Attaches the log, whose pending writes are then searched first.
     pub fn attach_log(&self, log: Rc<Log>) {
         *self.log.borrow_mut() = Some(log);
     }
@@ -71,7 +72,7 @@ impl Media {
         }
     }
 
-    /// Bytes of the device, unchecked; `addr` and `len` in whole blocks.
+    /// Reads bytes of the device without verification; `addr` and `len` are multiples of the block size.
     pub async fn read_raw(&self, addr: u64, len: usize) -> Result<BufMut> {
         // A pooled buffer may be larger than the read.
         let (result, part) = self.file.read_at(self.buffer(len / BLOCK).limited(len), addr).await;
@@ -84,7 +85,7 @@ impl Media {
         Ok(part)
     }
 
-    /// Data blocks from `block` on, one for each of `crcs`; `what` names them for people.
+    /// Reads and verifies data blocks from `block` on, one for each of `crcs`; `what` describes them in error texts.
     pub async fn read_blocks(&self, block: u64, crcs: &[u32], what: impl Fn() -> String) -> Result<BufList> {
         if let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK) {
             return Ok(found);
@@ -92,13 +93,13 @@ impl Media {
         let mut data = BufList::new();
         let front = self.cache.take_front(block, crcs, &mut data);
         if front < crcs.len() {
-            // What lies between blocks that are missing is read along with them.
+            // Cached blocks between missing ones are read along with them.
             let end = front + self.cache.missing(block + front as u64, &crcs[front..]);
             let read = self.read_verified(block + front as u64, &crcs[front..end], &what).await?;
             self.cache.put(block + front as u64, &crcs[front..end], std::iter::once(&read[..]));
             data.push(read.into());
             if self.cache.take_front(block + end as u64, &crcs[end..], &mut data) < crcs.len() - end {
-                // It was pushed out meanwhile.
+                // Evicted meanwhile.
                 let at = data.len() / BLOCK;
                 data.push(self.read_verified(block + at as u64, &crcs[at..], &what).await?.into());
             }
@@ -106,7 +107,7 @@ impl Media {
         Ok(data)
     }
 
-    /// Data blocks off the device.
+    /// Reads data blocks from the device and verifies them.
     async fn read_verified(&self, block: u64, crcs: &[u32], what: &impl Fn() -> String) -> Result<BufMut> {
         let _pin = self.pin(block * BLOCK64);
         let buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
@@ -127,13 +128,13 @@ impl Media {
         Ok(buf)
     }
 
-    /// Data blocks of one segment, their checksums not compared.
+    /// Reads data blocks of one segment without verifying their checksums.
     pub async fn read_unchecked(&self, block: u64, count: u64) -> Result<BufList> {
         let _pin = self.pin(block * BLOCK64);
         Ok(self.read_raw(block * BLOCK64, count as usize * BLOCK).await?.into())
     }
 
-    /// A metadata blob.
+    /// Reads and verifies a metadata blob.
     pub async fn read_blob(&self, ptr: BlobPtr, what: &str) -> Result<Vec<u8>> {
         if let Some(found) = self.pending(ptr.addr, ptr.len as usize) {
             return Ok(found.to_vec());

@@ -1,11 +1,11 @@
-//! Stored pairs and the changes since, as one row of pairs in order.
+//! Merging of stored pairs with later changes, in key order.
 
 use std::iter::Peekable;
 
 use crate::tree::Key;
 
-/// Pairs in order, from `stored` and from layers of changes to it, the newest layer first.  Nothing is looked at beyond
-/// what is asked for.
+/// Returns an iterator over the pairs of `stored` with layers of changes applied, newest layer first, in key order. The
+/// inputs are consumed lazily.
 pub fn merged<'a, S, L>(stored: S, layers: Vec<L>) -> Merged<'a, S, L>
 where
     S: Iterator<Item = (&'a Key, &'a Vec<u8>)>,
@@ -14,7 +14,7 @@ where
     Merged { stored: stored.peekable(), layers: layers.into_iter().map(Iterator::peekable).collect() }
 }
 
-/// See [`merged`].
+/// Iterator returned by [`merged`].
 pub struct Merged<'a, S, L>
 where
     S: Iterator<Item = (&'a Key, &'a Vec<u8>)>,
@@ -38,7 +38,7 @@ where
             if self.stored.peek().is_some_and(|(stored, _)| *stored < key) {
                 return self.stored.next();
             }
-            // The newest layer that says something of this key is right; what lies under it is passed over.
+            // The newest layer with an entry for this key wins; entries below it are skipped.
             self.stored.next_if(|(stored, _)| *stored == key);
             let said: Vec<_> =
                 self.layers.iter_mut().filter_map(|layer| layer.next_if(|(changed, _)| *changed == key)).collect();

@@ -1,4 +1,4 @@
-//! Objects in memory: their maps page by page, their clones, and which of it the next checkpoint must store.
+//! In-memory objects: paged block maps, clones, and dirty state for the next checkpoint.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,22 +10,22 @@ use crate::format::onode::{CloneRecord, Onode};
 use crate::format::page::Slot;
 use crate::format::{BLOCK64, BlobPtr, PAGE_BLOCKS};
 
-/// Stands for the head where a clone's number is expected.
+/// Clone id that denotes the head.
 pub const HEAD: u64 = u64::MAX;
 
-/// One map page: where it is stored, and its slots if they are in memory.
+/// Map page: its stored location, and its slots if they are in memory.
 #[derive(Debug, Default)]
 pub struct Page {
-    /// As stored last; none: never.
+    /// Location of the last stored version; none if it was never stored.
     pub ptr: BlobPtr,
-    /// In memory: as many slots as there are up to the last mapped one.
+    /// Slots in memory, up to the last mapped one; `None` if not loaded.
     pub slots: Option<Vec<Slot>>,
-    /// Differs from what is stored.
+    /// Set if the page differs from its stored version.
     pub dirty: bool,
 }
 
 impl Page {
-    /// Nothing is stored and nothing is in memory: all holes.
+    /// Returns whether the page is neither stored nor in memory, so that all its blocks are holes.
     fn is_blank(&self) -> bool {
         self.ptr.is_none() && self.slots.is_none()
     }
@@ -35,7 +35,7 @@ impl Page {
     }
 }
 
-/// The map of a head or a clone.
+/// Block map of a head or a clone.
 #[derive(Debug, Default)]
 pub struct Map {
     pages: Vec<Page>,
@@ -58,12 +58,12 @@ impl Map {
         &mut self.pages
     }
 
-    /// Blocks that the pages could map.
+    /// Returns the number of blocks that the pages can map.
     pub fn blocks(&self) -> u32 {
         self.pages.len() as u32 * PAGE_BLOCKS
     }
 
-    /// Pages touched by `start..start + count` that are stored but not in memory.
+    /// Returns the pages of blocks `start..start + count` that are stored but not in memory.
     pub fn missing(&self, start: u32, count: u32) -> impl Iterator<Item = (u32, BlobPtr)> + '_ {
         let first = (start / PAGE_BLOCKS) as usize;
         let last = (start + count.max(1) - 1) / PAGE_BLOCKS;
@@ -76,7 +76,7 @@ impl Map {
             .map(move |(i, page)| ((first + i) as u32, page.ptr))
     }
 
-    /// Where a block lies.  Its page must be in memory.
+    /// Returns the location of a block.  Its page must be in memory.
     pub fn get(&self, block: u32) -> Slot {
         let Some(page) = self.pages.get((block / PAGE_BLOCKS) as usize) else { return Slot::default() };
         match &page.slots {
@@ -88,7 +88,7 @@ impl Map {
         }
     }
 
-    /// Sets where a block lies; answers where it lay before.  Its page must be in memory.
+    /// Sets the location of a block and returns the previous one.  Its page must be in memory.
     pub fn set(&mut self, block: u32, slot: Slot) -> Slot {
         let (index, at) = ((block / PAGE_BLOCKS) as usize, (block % PAGE_BLOCKS) as usize);
         if index >= self.pages.len() {
@@ -115,19 +115,19 @@ impl Map {
     }
 }
 
-/// A kept state of an object.
+/// Clone: a preserved earlier state of an object.
 #[derive(Debug)]
 pub struct CloneState {
-    /// Its number.
+    /// Clone id.
     pub id: u64,
-    /// The snapshots it stands for, newest first.
+    /// Snapshots that the clone represents, newest first.
     pub snaps: Vec<u64>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     pub map: Map,
 }
 
-/// An object's state.
+/// Object state: the head and its clones.
 #[derive(Debug)]
 pub struct State {
     pub exists: bool,
@@ -136,12 +136,12 @@ pub struct State {
     pub version: u64,
     pub snap_seq: u64,
     pub head: Map,
-    /// Oldest first.
+    /// Clones, oldest first.
     pub clones: Vec<CloneState>,
 }
 
 impl State {
-    /// The map of the head or of a clone.
+    /// Returns the map of the head or of a clone.
     pub fn map_of(&self, of: u64) -> Option<&Map> {
         if of == HEAD {
             return Some(&self.head);
@@ -149,7 +149,7 @@ impl State {
         self.clones.iter().find(|clone| clone.id == of).map(|clone| &clone.map)
     }
 
-    /// As [`map_of`](Self::map_of), to be changed.
+    /// Returns the map of the head or of a clone for modification, like [`map_of`](Self::map_of).
     pub fn map_of_mut(&mut self, of: u64) -> Option<&mut Map> {
         if of == HEAD {
             return Some(&mut self.head);
@@ -157,35 +157,36 @@ impl State {
         self.clones.iter_mut().find(|clone| clone.id == of).map(|clone| &mut clone.map)
     }
 
-    /// Whether a state other than `of` refers to `slot` at `block`.  All pages there must be in memory.
+    /// Returns whether a state other than `of` also maps `block` to `slot`.  All pages there must be in memory.
     pub fn is_shared(&self, of: u64, block: u32, slot: Slot) -> bool {
         let same = |map: &Map| map.get(block).block == slot.block;
         (of != HEAD && same(&self.head)) || self.clones.iter().any(|clone| clone.id != of && same(&clone.map))
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
         let clones: usize = self.clones.iter().map(|clone| clone.map.weight() + 96).sum();
         self.head.weight() + clones
     }
 }
 
-/// An object that is in memory.
+/// Object in memory.
 pub struct Object {
-    /// Its number; never used again.
+    /// Object number; never reused.
     pub oid: u64,
     pub name: ObjectName,
     state: RefCell<State>,
-    /// The checkpoint round that must store it; 0: it is as stored.
+    /// Checkpoint round that must store the object; 0 if it equals its stored version.
     pub dirty_round: Cell<u64>,
-    /// Its record is in the tree (or in the checkpoint in progress), and must be removed there when it goes.
+    /// Set if its record is in the tree or in the checkpoint in progress, from which removal of the object must delete
+    /// it.
     pub recorded: Cell<bool>,
     weight: Cell<usize>,
     used: Cell<bool>,
 }
 
 impl Object {
-    /// A new object without anything.
+    /// Creates an empty object.
     pub fn new(oid: u64, name: ObjectName) -> Self {
         let state = State {
             exists: false,
@@ -211,7 +212,7 @@ impl Object {
         }
     }
 
-    /// As its record says.
+    /// Creates an object from its stored record.
     pub fn from_onode(oid: u64, onode: Onode) -> Self {
         let name = ObjectName::in_namespace(onode.namespace.into(), onode.name);
         let state = State {
@@ -237,7 +238,7 @@ impl Object {
         object
     }
 
-    /// Its record; every page must have been stored.
+    /// Returns the record of the object. Every page must have been stored.
     pub fn to_onode(&self) -> Onode {
         let state = self.state.borrow();
         Onode {
@@ -270,31 +271,32 @@ impl Object {
         self.state.borrow_mut()
     }
 
-    /// Neither head nor clones: nothing to be stored.
+    /// Returns whether the object has neither head nor clones, so that there is nothing to store.
     pub fn is_gone(&self) -> bool {
         let state = self.state.borrow();
         !state.exists && state.clones.is_empty()
     }
 }
 
-/// Blocks of an object of `size` bytes.
+/// Returns the number of blocks of an object of `size` bytes.
 pub fn blocks_of(size: u64) -> u32 {
     size.div_ceil(BLOCK64) as u32
 }
 
-/// The objects in memory: all that the next checkpoint must store, and others up to a bound.
+/// Object cache: all objects that the next checkpoint must store, and others up to a bound.
 pub struct ObjectCache {
     by_oid: RefCell<HashMap<u64, Rc<Object>>>,
     by_name: RefCell<HashMap<ObjectName, Rc<Object>>>,
     order: RefCell<VecDeque<u64>>,
     weight: Cell<usize>,
-    /// Half of the memory for metadata.  Changed keys have a third of it; what they take beyond that is taken from here.
+    /// Memory limit: half of the metadata memory.  Changed keys have a third of it; any excess of theirs reduces this
+    /// limit.
     limit: usize,
 }
 
-/// Objects looked at for one that can go, at a time.
+/// Maximum number of objects examined per eviction pass.
 const LOOKED_AT_MAX: usize = 64;
-/// Bytes an object takes beside its maps, about.
+/// Approximate memory of an object in bytes, in addition to its maps.
 const OBJECT_WEIGHT: usize = 512;
 
 impl ObjectCache {
@@ -308,7 +310,7 @@ impl ObjectCache {
         }
     }
 
-    /// Bytes of memory in use, about.
+    /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
         self.weight.get()
     }
@@ -327,7 +329,7 @@ impl ObjectCache {
         Some(object.clone())
     }
 
-    /// Adds an object, or answers the one that somebody else has added meanwhile.
+    /// Adds an object. Returns the existing object if another task has added it meanwhile.
     pub fn insert(&self, object: Object) -> Rc<Object> {
         if let Some(there) = self.by_oid(object.oid) {
             return there;
@@ -342,7 +344,8 @@ impl ObjectCache {
         object
     }
 
-    /// Puts an object last in the order of those that may go.  What was forgotten leaves the order only now and then.
+    /// Appends an object to the eviction order.  Entries of removed objects are purged only when the order has grown
+    /// large.
     fn remember(&self, oid: u64) {
         let mut order = self.order.borrow_mut();
         let by_oid = self.by_oid.borrow();
@@ -353,9 +356,9 @@ impl ObjectCache {
         order.push_back(oid);
     }
 
-    /// Counts an object's memory again after its pages have changed.
+    /// Updates an object's memory accounting after its pages have changed.
     pub fn reweigh(&self, object: &Object) {
-        // Whoever was at work on an object that is forgotten by now still ends here.
+        // A task may still end here with an object that has been evicted meanwhile.
         if object.weight.get() == 0 {
             return;
         }
@@ -363,10 +366,10 @@ impl ObjectCache {
         self.weight.set(self.weight.get() + now - object.weight.replace(now));
     }
 
-    /// Forgets an object that does not exist any more.
+    /// Removes an object that no longer exists.
     pub fn remove(&self, object: &Rc<Object>) {
         if self.by_oid.borrow_mut().remove(&object.oid).is_some() {
-            // What is here weighs something; nothing says that it is not here any more.
+            // Cached objects have a nonzero weight; weight 0 marks an object that is not cached.
             self.weight.set(self.weight.get() - object.weight.replace(0));
             let mut by_name = self.by_name.borrow_mut();
             if by_name.get(&object.name).is_some_and(|there| Rc::ptr_eq(there, object)) {
@@ -375,13 +378,13 @@ impl ObjectCache {
         }
     }
 
-    /// Makes room, with `others` bytes of other metadata in memory: drops objects that are as stored and that nobody
-    /// uses, those not used for long first.
+    /// Evicts clean and unreferenced objects, least recently used first, while `others` bytes of other metadata are in
+    /// memory.
     pub fn shrink(&self, others: usize) {
         self.shrink_some(others, LOOKED_AT_MAX);
     }
 
-    /// As [`shrink`](Self::shrink), for who comes by often: gives up after a few that cannot go.
+    /// Evicts like [`shrink`](Self::shrink), for frequent callers: stops after a few objects that cannot be evicted.
     pub fn shrink_a_little(&self, others: usize) {
         const FEW: usize = 4;
         self.shrink_some(others, FEW);
@@ -394,7 +397,7 @@ impl ObjectCache {
         while self.weight.get() > limit && looked_at < order.len().min(looks_max) {
             let Some(oid) = order.pop_front() else { break };
             let Some(object) = self.by_oid.borrow().get(&oid).cloned() else { continue };
-            // Held here, in both maps, and nowhere else.
+            // Referenced by the two maps and this variable only.
             let idle = Rc::strong_count(&object) == 3;
             if !idle || object.dirty_round.get() != 0 || object.used.replace(false) {
                 order.push_back(oid);

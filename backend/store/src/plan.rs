@@ -1,5 +1,5 @@
-//! Planning a transaction: what it will have changed, worked out on the side.  Guards are looked at, what must be read is
-//! read, and nothing is changed yet.
+//! Transaction planning: computes the changes of a transaction without applying them.  Guards are evaluated and
+//! required data is read; nothing is changed yet.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,24 +12,24 @@ use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object, blocks_of};
 
-/// What a transaction will have changed.
+/// Planned changes of a transaction.
 pub struct Work {
     pub object: Option<Rc<Object>>,
     pub exists: bool,
     pub size: u64,
-    /// Where blocks that are not in `blocks` come from: the head, a clone, or (none) nothing is there.
+    /// Source of blocks that are not in `blocks`: the head, a clone, or `None` if they are holes.
     pub base: Option<u64>,
-    /// Changed blocks; none: not stored.
+    /// Changed blocks; `None` for a block that becomes a hole.
     pub blocks: BTreeMap<u32, Option<BufList>>,
     pub kv: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    /// The head's keys as they were before, for the clone that is about to be made.
+    /// Previous keys of the head, for the clone that the transaction creates.
     pub kept_kv: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The snapshots that the clone which is about to be made stands for.
+    /// Snapshots represented by the clone that the transaction creates.
     pub kept_snaps: Vec<u64>,
 }
 
 impl Work {
-    /// Nothing is changed yet.
+    /// Creates an empty plan for an object.
     fn on(object: Option<Rc<Object>>) -> Self {
         Self {
             exists: object.as_ref().is_some_and(|object| object.state().exists),
@@ -43,23 +43,23 @@ impl Work {
         }
     }
 
-    /// It stores something that was not there.
+    /// Returns whether the transaction stores blocks or key values.
     pub fn grows(&self) -> bool {
         self.blocks.values().any(Option::is_some) || self.kv.values().any(Option::is_some)
     }
 
-    /// Bytes that it will append to the log, about.
+    /// Returns the approximate number of bytes that the transaction appends to the log.
     pub fn bytes_appended(&self) -> u64 {
         let blocks = self.blocks.values().flatten().count() as u64 * BLOCK64;
         let kept = self.kept_kv.iter().map(|(key, value)| key.len() + value.len() + 64);
         let kv = self.kv.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len) + 64);
-        // Values fill the ends of segments badly.
+        // Counted twice: large values leave unused space at the ends of segments.
         blocks + 2 * kept.chain(kv).sum::<usize>() as u64
     }
 }
 
 impl Core {
-    /// Works out what the operations will have changed, in their order.
+    /// Computes the changes of the operations, in order.
     pub async fn plan_transaction(&self, name: &ObjectName, ops: Vec<ObjectOp>) -> Result<Work> {
         let mut work = Work::on(self.find(name).await?);
         for op in ops {
@@ -68,14 +68,14 @@ impl Core {
         Ok(work)
     }
 
-    /// Loads what [`commit`](Self::commit) will look at.
+    /// Loads the metadata that [`commit`](Self::commit) needs.
     pub async fn load_for(&self, work: &mut Work, snapc: Option<&SnapContext>) -> Result<()> {
         let Some(object) = work.object.clone() else { return Ok(()) };
         let object = &object;
         let seen = object.state().snap_seq;
         if let Some(snapc) = snapc.filter(|snapc| snapc.seq > seen && object.state().exists) {
             for snap in snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen) {
-                // A writer may not have heard yet that a snapshot is gone.
+                // The writer's snapshot context may still contain a removed snapshot.
                 if self.lookup(&keys::snap_removed(snap)).await?.is_none() {
                     work.kept_snaps.push(snap);
                 }
@@ -123,7 +123,7 @@ impl Core {
                 work.exists = true;
                 Ok(())
             }
-            // Objects of any size are laid down in the same way.
+            // Objects of any size have the same layout, so the hint has no other effect.
             ObjectOp::Expect { .. } => {
                 work.exists = true;
                 Ok(())
@@ -218,9 +218,9 @@ impl Core {
         Ok(())
     }
 
-    /// Makes bytes `from..to` read as zeroes: whole blocks are given up, the edges are written.
+    /// Makes bytes `from..to` read as zeroes: unmaps whole blocks and writes zeroes to partial ones.
     async fn prepare_zero(&self, work: &mut Work, from: u64, to: u64) -> Result<()> {
-        // Past the end everything is zero already: a tail up to the end is given up whole.
+        // Beyond the end everything reads as zero already: a tail up to the end is unmapped as a whole block.
         let to = if to >= work.size { to.next_multiple_of(BLOCK64) } else { to };
         let (first, last) = (from.div_ceil(BLOCK64), to / BLOCK64);
         if first > last {
@@ -255,7 +255,7 @@ impl Core {
         Ok(object.state().map_of(of).is_some_and(|map| map.get(block).block != 0))
     }
 
-    /// A block's content as the transaction has it so far.
+    /// Returns the content of a block as of the transaction's operations so far.
     async fn block_of(&self, work: &Work, block: u32) -> Result<BufMut> {
         let mut out = BufMut::zeroed(BLOCK);
         match work.blocks.get(&block) {
@@ -323,17 +323,17 @@ impl Core {
         Ok(())
     }
 
-    /// The object did not exist at the time that is wanted back.
+    /// Plans the removal of the head, as the object did not exist at the snapshot.
     async fn prepare_absence(&self, name: &ObjectName, work: &mut Work) -> Result<()> {
         if work.exists { Box::pin(self.prepare(name, work, ObjectOp::Remove)).await } else { Ok(()) }
     }
 
     async fn prepare_rollback(&self, name: &ObjectName, work: &mut Work, snap: u64) -> Result<()> {
-        // Of what is not there nothing can come back.
+        // An object that does not exist has no clones to roll back to.
         let Some(object) = work.object.clone() else { return self.prepare_absence(name, work).await };
         let seen = object.state().snap_seq;
         if snap > seen {
-            // No write since the snapshot: it shows what the head was before this transaction.
+            // No write since the snapshot: it shows the head as it was before this transaction.
             let (exists, size) = (object.state().exists, object.state().size);
             work.blocks.clear();
             work.kv.clear();
@@ -353,13 +353,13 @@ impl Core {
     }
 }
 
-/// It only looks.
+/// Returns whether the operation is a guard, which changes nothing.
 pub fn is_guard(op: &ObjectOp) -> bool {
     use ObjectOp::{AssertExists, AssertVersion, Compare, KvCompare};
     matches!(op, AssertExists | AssertVersion(_) | Compare { .. } | KvCompare { .. })
 }
 
-/// Joins ascending numbers into runs.
+/// Iterator that joins ascending numbers into runs.
 pub struct Runs<I: Iterator<Item = u32>> {
     rest: std::iter::Peekable<I>,
 }

@@ -1,4 +1,4 @@
-//! Reads: the map says where the blocks lie, the device (or the log's memory) has them.
+//! Read path: the map has the locations of blocks, the device (or the log's memory) their content.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use crate::core::Core;
 use crate::format::BLOCK64;
 use crate::object::{HEAD, Object, State};
 
-/// Longest run read in one go, in blocks.  Devices take a few hundred scattered pages a request (254 on virtio); what
-/// is longer the kernel cannot submit without waiting, and hands to a thread.
+/// Maximum run read in one request, in blocks.  Devices accept a few hundred scattered pages per request (254 on
+/// virtio); the kernel cannot submit longer requests without blocking, and offloads them to a worker thread.
 const RUN_BLOCKS_MAX: usize = crate::media::POOLED_BLOCKS;
 
 struct Run {
@@ -26,7 +26,7 @@ struct Run {
     crcs: Vec<u32>,
 }
 
-/// The state that a snapshot number stands for: head or clone, and its size.
+/// Resolves a snapshot number to a state (head or clone id) and its size.
 fn resolve(state: &State, snap: SnapId) -> Option<(u64, u64)> {
     if snap == SnapId::HEAD || snap.0 > state.snap_seq {
         return state.exists.then_some((HEAD, state.size));
@@ -38,9 +38,9 @@ fn not_found(name: &ObjectName) -> Error {
     Error::new(ErrorKind::NotFound, format!("object {name}"))
 }
 
-/// Reads stored runs of an object.
+/// Reads the stored runs of an object.
 pub fn read(core: &Rc<Core>, name: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>> {
-    // What is in memory is looked up at once, so that the read sees what was written before it was submitted.
+    // Metadata in memory is looked up immediately, so that the read sees all writes submitted before it.
     let planned = match core.find_cached(name) {
         Some(None) => return Box::pin(std::future::ready(Err(not_found(name)))),
         Some(Some(object)) => match core.plan_cached(&object, read) {
@@ -79,7 +79,7 @@ impl Drop for Pins {
 type Plan = (Extent, (Vec<Run>, Pins));
 
 impl Core {
-    /// Where the bytes of a read lie; none when a page must be read first.
+    /// Returns the locations of the data of a read; `None` if a page must be read first.
     fn plan_cached(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Option<Result<Plan>> {
         let state = object.state();
         let Some((of, size)) = resolve(&state, read.snap) else { return Some(Err(not_found(&object.name))) };
@@ -144,7 +144,7 @@ impl Core {
     async fn read_runs(&self, object: &Object, extent: Extent, plan: (Vec<Run>, Pins)) -> Result<SparseData> {
         let (runs, _pins) = plan;
         let whole = |run: &Run, data: BufList| {
-            // Cut off what the first and last block have beyond what was asked for.
+            // Trim the parts of the first and last block outside the requested extent.
             let offset = u64::from(run.start) * BLOCK64;
             let from = extent.offset.max(offset);
             let to = extent.end().min(offset + data.len() as u64);
@@ -169,7 +169,7 @@ impl Core {
         Ok(SparseData { runs: done })
     }
 
-    /// What is stored where.
+    /// Returns the stored and unallocated extents of an object.
     pub async fn map_extents(self: &Rc<Self>, name: &ObjectName, read: ObjectRead) -> Result<ExtentMap> {
         let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
         let end = read.extent.checked_end().ok_or_else(|| Error::new(ErrorKind::OutOfRange, name.to_string()))?;
@@ -187,7 +187,7 @@ impl Core {
         Ok(out)
     }
 
-    /// Size and version.
+    /// Returns size and version of an object.
     pub async fn stat(&self, name: &ObjectName, snap: SnapId) -> Result<ObjectStat> {
         let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
         let state = object.state();
@@ -195,7 +195,7 @@ impl Core {
         Ok(ObjectStat { size, version: state.version })
     }
 
-    /// Clones.
+    /// Returns the clones of an object.
     pub async fn snap_set(&self, name: &ObjectName) -> Result<SnapSet> {
         let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
         let state = object.state();
@@ -208,7 +208,7 @@ impl Core {
     }
 }
 
-/// Drives futures together; their results in order.
+/// Runs futures concurrently and returns their results in order.
 pub async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut waiting: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut done: Vec<Option<F::Output>> = waiting.iter().map(|_| None).collect();

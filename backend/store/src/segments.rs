@@ -1,19 +1,19 @@
-//! Segments: how much of each is live, which are free, which must not be reused yet.
+//! Segment allocation: live bytes of each segment, free segments, and segments that must not be reused yet.
 //!
-//! A segment that holds nothing live is reused only after a checkpoint that says so is durable, so whatever a
-//! recovery can refer to is still there.  `docs/design/store.md` has the argument.
+//! A segment without live data is reused only after a checkpoint that records this is durable. Everything that recovery
+//! can refer to therefore still exists.  `docs/design/store.md` has the argument.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::format::superblock::{SEGMENTS_START, Superblock};
 use crate::format::{BLOCK, BLOCK64, BlobPtr, Malformed, Put, Reader, malformed};
 
-/// Where things are on the device.
+/// Layout of the segments on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Geometry {
-    /// Bytes a segment.
+    /// Segment size in bytes.
     pub segment_size: u64,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u32,
 }
 
@@ -22,28 +22,28 @@ impl Geometry {
         Self { segment_size: u64::from(superblock.segment_size), segment_count: superblock.segment_count }
     }
 
-    /// Blocks a segment.
+    /// Returns the number of blocks per segment.
     pub fn segment_blocks(&self) -> u64 {
         self.segment_size / BLOCK64
     }
 
-    /// Block number of a segment's first block.
+    /// Returns the block number of a segment's first block.
     pub fn first_block(&self, segment: u32) -> u64 {
         (SEGMENTS_START + u64::from(segment) * self.segment_size) / BLOCK64
     }
 
-    /// The segment in which a byte lies; `None` outside all of them.
+    /// Returns the segment that contains a byte address; `None` outside all segments.
     pub fn segment_of_byte(&self, addr: u64) -> Option<u32> {
         let index = addr.checked_sub(SEGMENTS_START)? / self.segment_size;
         (index < u64::from(self.segment_count)).then_some(index as u32)
     }
 
-    /// The segment in which a block lies.
+    /// Returns the segment that contains a block.
     pub fn segment_of(&self, block: u64) -> Option<u32> {
         self.segment_of_byte(block.checked_mul(BLOCK64)?)
     }
 
-    /// `blocks` blocks from `block` lie in one segment.
+    /// Returns whether `blocks` blocks starting at `block` are in one segment.
     pub fn contains(&self, block: u64, blocks: u64) -> bool {
         match (self.segment_of(block), block.checked_add(blocks.max(1) - 1).and_then(|last| self.segment_of(last))) {
             (Some(first), Some(last)) => first == last,
@@ -51,7 +51,7 @@ impl Geometry {
         }
     }
 
-    /// The blob lies in one segment.
+    /// Returns whether the blob is in one segment.
     pub fn contains_blob(&self, ptr: BlobPtr) -> bool {
         let last = ptr.addr.checked_add(u64::from(ptr.len).max(1) - 1);
         match (self.segment_of_byte(ptr.addr), last.and_then(|last| self.segment_of_byte(last))) {
@@ -61,7 +61,7 @@ impl Geometry {
     }
 }
 
-/// Live bytes a segment: what a checkpoint keeps of the segments.
+/// Live bytes of each segment, as stored by a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LiveTable {
     live: Vec<u32>,
@@ -128,20 +128,20 @@ impl LiveTable {
     }
 }
 
-/// What a segment is used for.
+/// State of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Nothing that anybody could refer to.
+    /// Free: not referenced by anything.
     Free,
-    /// Where the log goes on, or will next.
+    /// Current or next segment of the log.
     Open,
-    /// Written.
+    /// Completely written.
     Used,
-    /// Its batches cannot be read back; the cleaner leaves it alone.
+    /// Damaged: its batches cannot be read back. The cleaner skips it.
     Damaged,
 }
 
-/// All segments of a store.
+/// Segments of a store.
 #[derive(Debug)]
 pub struct Segments {
     pub geometry: Geometry,
@@ -150,18 +150,19 @@ pub struct Segments {
     free: VecDeque<u32>,
     /// Reads in flight, by segment.
     pins: HashMap<u32, u32>,
-    /// What the durable checkpoint does not refer to either, and which is free as soon as nobody reads it.
+    /// Segments that the durable checkpoint does not reference, and that become free when their reads in flight
+    /// complete.
     read_out: BTreeSet<u32>,
     /// Segments that the log has entered since the redo point of the durable anchor, in order.
     replay: VecDeque<u32>,
-    /// Live counts as of the checkpoint in progress.
+    /// Live counts for the checkpoint in progress.
     checkpoint: Option<LiveTable>,
-    /// Freed and not yet given back to the file system.
+    /// Free segments whose space has not yet been returned to the file system.
     to_punch: BTreeSet<u32>,
 }
 
 impl Segments {
-    /// As a checkpoint left them; what is not live is free.
+    /// Creates the segments as recorded by a checkpoint; segments without live bytes are free.
     pub fn new(geometry: Geometry, live: LiveTable) -> Self {
         let state: Vec<_> =
             live.live.iter().map(|&live| if live == 0 { SegmentState::Free } else { SegmentState::Used }).collect();
@@ -172,7 +173,7 @@ impl Segments {
         Self { geometry, live, state, free, pins, read_out, replay, checkpoint: None, to_punch }
     }
 
-    /// Takes a segment out of the free ones, as replay finds that the log went there.
+    /// Removes a segment from the free list, when replay finds that the log used it.
     pub fn claim(&mut self, segment: u32) {
         self.free.retain(|&free| free != segment);
         self.state[segment as usize] = SegmentState::Used;
@@ -181,7 +182,7 @@ impl Segments {
         }
     }
 
-    /// Takes a free segment for the log.
+    /// Allocates a free segment for the log.
     pub fn allocate(&mut self) -> Option<u32> {
         let segment = self.free.pop_front()?;
         self.state[segment as usize] = SegmentState::Open;
@@ -189,17 +190,17 @@ impl Segments {
         Some(segment)
     }
 
-    /// The log has entered a segment that was allocated for it.
+    /// Records that the log has entered an allocated segment.
     pub fn entered(&mut self, segment: u32) {
         self.replay.push_back(segment);
     }
 
-    /// The log has left a segment.
+    /// Records that the log has left a segment.
     pub fn leave(&mut self, segment: u32) {
         self.state[segment as usize] = SegmentState::Used;
     }
 
-    /// A segment's batches cannot be read.
+    /// Marks a used segment as damaged: its batches cannot be read.
     pub fn mark_damaged(&mut self, segment: u32) {
         if self.state[segment as usize] == SegmentState::Used {
             self.state[segment as usize] = SegmentState::Damaged;
@@ -222,31 +223,31 @@ impl Segments {
         self.state[segment as usize]
     }
 
-    /// A data block is referred to.
+    /// Counts a data block as live.
     pub fn add_block(&mut self, block: u64) {
         let segment = self.geometry.segment_of(block).expect("a block within the segments");
         self.live.add(segment, BLOCK as u32);
     }
 
-    /// `count` consecutive data blocks of one segment are referred to.
+    /// Counts `count` consecutive data blocks of one segment as live.
     pub fn add_blocks(&mut self, block: u64, count: u32) {
         let segment = self.geometry.segment_of(block).expect("a block within the segments");
         self.live.add(segment, BLOCK as u32 * count);
     }
 
-    /// A data block is not referred to any more.
+    /// Counts a data block as dead.
     pub fn sub_block(&mut self, block: u64) {
         let segment = self.geometry.segment_of(block).expect("a block within the segments");
         self.live.sub(segment, BLOCK as u32);
     }
 
-    /// A metadata blob is not referred to any more, by something that came after the checkpoint in progress.
+    /// Counts a metadata blob as dead, dropped by a change after the start of the checkpoint in progress.
     pub fn drop_blob(&mut self, ptr: BlobPtr) {
         let geometry = self.geometry;
         self.live.sub_blob(&geometry, ptr);
     }
 
-    /// The checkpoint in progress (or recovery) has written a blob.
+    /// Counts a blob written by the checkpoint in progress (or by recovery) as live.
     pub fn add_checkpoint_blob(&mut self, ptr: BlobPtr) {
         let geometry = self.geometry;
         self.live.add_blob(&geometry, ptr);
@@ -255,7 +256,7 @@ impl Segments {
         }
     }
 
-    /// The checkpoint in progress has replaced a blob.
+    /// Counts a blob replaced by the checkpoint in progress as dead.
     pub fn sub_checkpoint_blob(&mut self, ptr: BlobPtr) {
         let geometry = self.geometry;
         self.live.sub_blob(&geometry, ptr);
@@ -264,23 +265,23 @@ impl Segments {
         }
     }
 
-    /// A checkpoint begins: its counts are those of now, and of its own blobs.
+    /// Begins a checkpoint. Its live counts are the current ones plus the checkpoint's own blobs.
     pub fn begin_checkpoint(&mut self) {
         self.checkpoint = Some(self.live.clone());
     }
 
-    /// The counts of the checkpoint in progress.
+    /// Returns the live counts of the checkpoint in progress.
     pub fn checkpoint_table(&self) -> &LiveTable {
         self.checkpoint.as_ref().expect("a checkpoint in progress")
     }
 
-    /// The checkpoint came to nothing.
+    /// Discards the counts of an aborted checkpoint.
     pub fn abandon_checkpoint(&mut self) {
         self.checkpoint = None;
     }
 
-    /// The checkpoint is durable: what it does not refer to is free, but for the log since its redo point (in
-    /// segment `redo_segment`), `keep`, and what is being read.  Answers how many segments became free.
+    /// Frees the segments that the now durable checkpoint does not reference, except the log since its redo point (in
+    /// segment `redo_segment`), `keep`, and segments being read.  Returns the number of segments freed.
     pub fn commit_checkpoint(&mut self, redo_segment: u32, keep: Option<u32>) -> u32 {
         let table = self.checkpoint.take().expect("a checkpoint in progress");
         while self.replay.front().is_some_and(|&first| first != redo_segment) {
@@ -305,13 +306,13 @@ impl Segments {
     fn set_free(&mut self, segment: u32) {
         self.read_out.remove(&segment);
         self.state[segment as usize] = SegmentState::Free;
-        // First to be used again, while the file system has space for it: writing into a hole takes an allocation, and
-        // with it a detour over a kernel thread.
+        // Reused first, while the file system still has its space allocated: writing to a hole requires an allocation,
+        // and thereby a kernel worker thread.
         self.free.push_front(segment);
         self.to_punch.insert(segment);
     }
 
-    /// Free segments whose space the file system could have back, all but the `keep` that are used next.
+    /// Takes the free segments whose space can be returned to the file system, except the `keep` that are used next.
     pub fn take_punchable(&mut self, keep: usize) -> Vec<u32> {
         let next: BTreeSet<u32> = self.free.iter().take(keep).copied().collect();
         let out: Vec<u32> = self.to_punch.iter().filter(|segment| !next.contains(segment)).copied().collect();
@@ -321,22 +322,22 @@ impl Segments {
         out
     }
 
-    /// Keeps a free segment from being taken while its space is given back.
+    /// Removes a free segment from the free list while its space is returned to the file system.
     pub fn hold(&mut self, segment: u32) {
         self.free.retain(|&free| free != segment);
     }
 
-    /// It can be taken again; last of all, as its space is gone.
+    /// Returns a segment to the end of the free list, as its space is no longer allocated.
     pub fn release(&mut self, segment: u32) {
         self.free.push_back(segment);
     }
 
-    /// A read of that segment is in flight.
+    /// Pins a segment for a read in flight.
     pub fn pin(&mut self, segment: u32) {
         *self.pins.entry(segment).or_default() += 1;
     }
 
-    /// It is done.
+    /// Unpins a segment after a read. The last unpin frees the segment if it waits for that.
     pub fn unpin(&mut self, segment: u32) {
         if let Some(count) = self.pins.get_mut(&segment) {
             *count -= 1;
@@ -349,8 +350,8 @@ impl Segments {
         }
     }
 
-    /// Used segments with the least live bytes, which together hold at most `live_max` live bytes, and are each
-    /// less than full.  Those with none are the next checkpoint's to free.
+    /// Returns the used segments with the least live bytes, at most `live_max` live bytes in total, each less than
+    /// 31/32 full.  Segments without live bytes are excluded; the next checkpoint frees them.
     pub fn victims(&self, live_max: u64) -> Vec<u32> {
         let mut used: Vec<(u32, u32)> = (0..self.geometry.segment_count)
             .filter(|&segment| self.state[segment as usize] == SegmentState::Used)
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!(segments.free_count(), free, "it is still read");
         segments.unpin(log[0]);
         assert_eq!((segments.free_count(), segments.state(log[0])), (free + 1, SegmentState::Free));
-        // Once, however often it is read and checkpointed from then on.
+        // Freed once, regardless of later reads and checkpoints.
         segments.pin(log[0]);
         segments.begin_checkpoint();
         segments.commit_checkpoint(log[1], None);
@@ -414,7 +415,7 @@ mod tests {
         segments.leave(log[1]);
         let free = segments.free_count();
         segments.begin_checkpoint();
-        // Overwritten while the checkpoint is under way, which refers to what was there when it began.
+        // Overwritten during the checkpoint, which references the state at its start.
         segments.sub_block(block);
         segments.drop_blob(node);
         assert_eq!(segments.commit_checkpoint(log[2], None), 0);

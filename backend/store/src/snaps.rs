@@ -1,4 +1,4 @@
-//! Snapshot numbers, and taking away what only a removed snapshot needed.
+//! Snapshot numbers, and trimming of clones that only removed snapshots needed.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::object::HEAD;
 use crate::transact::Place;
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Objects looked at a time.
+/// Objects processed at a time.
 const PAGE: usize = 64;
 
 impl Core {
@@ -24,7 +24,7 @@ impl Core {
         log.end_transaction()
     }
 
-    /// Takes a new snapshot number, durably.
+    /// Allocates a new snapshot number, durably.
     pub async fn snap_allocate(&self) -> Result<SnapId> {
         self.refuse_writes()?;
         let snap = self.snap_seq.get() + 1;
@@ -33,7 +33,7 @@ impl Core {
         Ok(SnapId(snap))
     }
 
-    /// Gives up a snapshot number, durably; its clones go in the background.
+    /// Removes a snapshot number, durably; its clones are trimmed in the background.
     pub async fn snap_remove(&self, snap: SnapId) -> Result<()> {
         self.refuse_writes()?;
         if snap.0 == 0 || snap.0 > self.snap_seq.get() {
@@ -53,8 +53,8 @@ impl Core {
 
     async fn trim_one(self: &Rc<Self>, snap: u64) -> Result<()> {
         let prefix = keys::with_number(b'm', snap);
-        // Goes on behind what is done: the keys there are deleted, and to pass over them again for every page would
-        // take longer with each.  At the end it looks once more from the beginning.
+        // Continues behind the processed keys, because skipping deleted keys again for every page would become slower
+        // and slower.  At the end, checks once more from the beginning.
         let (mut from, mut found) = (prefix.clone(), false);
         loop {
             let page = self.lookup_range(&from, &keys::after(&prefix), PAGE).await?;
@@ -104,7 +104,7 @@ impl Core {
     }
 }
 
-/// Takes away the clones of removed snapshots, until the store closes.
+/// Trims the clones of removed snapshots, until the store closes.
 pub async fn trim(core: Rc<Core>) {
     loop {
         if core.closing.get() {

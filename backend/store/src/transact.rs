@@ -1,8 +1,8 @@
-//! Transactions, and whose turn it is.
+//! Transactions and their order.
 //!
-//! The common one - whole blocks written to an object that is in memory - is done at once, without waiting.  Any
-//! other takes its turn among those on the same object, works out on the side what it will have changed (`plan`), waits
-//! for space, and is then applied in one go (`commit`).
+//! The common case, a write of whole blocks to an object in memory, completes immediately without waiting.  All other
+//! transactions queue behind those on the same object, compute their changes (`plan`), wait for space, and are then
+//! applied atomically (`commit`).
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,10 +18,10 @@ use crate::format::entry::CLONE_SNAPS_MAX;
 use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::plan::is_guard;
 
-/// How long a write is held up at the gate's edge.
+/// Maximum delay of a write near the reserve watermark.
 const DELAY_MAX: Duration = Duration::from_millis(4);
 
-/// Holds an object's turn; the next one gets it when this is dropped.
+/// Guard of an object's transaction queue; dropping it wakes the next transaction.
 pub struct Turn {
     core: Rc<Core>,
     name: ObjectName,
@@ -43,14 +43,14 @@ impl Drop for Turn {
     }
 }
 
-/// A place in the order of an object's transactions, taken at once; wait for it before working.
+/// Queue ticket for an object's transactions, taken on submission; must be awaited before the transaction runs.
 pub struct Place {
     turn: Option<Turn>,
     waiting: Option<oneshot::Receiver<()>>,
 }
 
 impl Place {
-    /// Takes a place.
+    /// Takes a ticket.
     pub fn take(core: &Rc<Core>, name: &ObjectName) -> Self {
         let mut turns = core.turns.borrow_mut();
         let waiting = match turns.get_mut(name) {
@@ -68,7 +68,7 @@ impl Place {
         Self { turn: Some(Turn { core: core.clone(), name: name.clone() }), waiting }
     }
 
-    /// Waits until it is its turn.
+    /// Waits until the transaction is first in the queue.
     pub async fn turn(mut self) -> Turn {
         if let Some(waiting) = self.waiting.take() {
             waiting.await;
@@ -92,7 +92,7 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
     let place = Place::take(core, name);
     let (sender, receiver) = oneshot::channel();
     let (core, name) = (core.clone(), name.clone());
-    // In a task of its own: it goes on even if nobody waits for it any more.
+    // Runs in its own task, so that it completes even if the caller stops waiting.
     spawn(async move {
         let turn = place.turn().await;
         let durable = transaction.durable;
@@ -111,7 +111,7 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
 }
 
 impl Core {
-    /// Why nothing may be written now.
+    /// Returns an error if the store currently rejects writes.
     pub fn refuse_writes(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
@@ -125,8 +125,8 @@ impl Core {
         }
     }
 
-    /// Users may take segments for that many bytes without a thought: far more are free than the cleaner and the next
-    /// checkpoint may need.
+    /// Returns whether a write of that many bytes may proceed without waiting: there are far more free segments than
+    /// the cleaner and the next checkpoint may need.
     fn gate_is_open(&self, bytes: u64) -> bool {
         self.segments.borrow().free_count() > self.slow_mark() + self.segments_for(bytes)
             && !self.log().is_congested()
@@ -134,13 +134,14 @@ impl Core {
             && self.host_allows(bytes)
     }
 
-    /// Whole segments that so many bytes take, with their headers; less than one is what the gate has to spare.
+    /// Returns the number of whole segments that `bytes` bytes occupy, including headers, rounded down; the watermark
+    /// has space to spare for less than one.
     fn segments_for(&self, bytes: u64) -> u32 {
         let blocks = self.segments.borrow().geometry.segment_blocks();
         (bytes / ((blocks - blocks / 64 - 2) * BLOCK64)) as u32
     }
 
-    /// Does a write of whole blocks if nothing has to be waited for.
+    /// Performs a write of whole blocks if it need not wait for anything.
     fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
         if self.turns.borrow().contains_key(name) || !self.gate_is_open(len) {
@@ -149,7 +150,7 @@ impl Core {
         self.write_if_loaded(name, transaction)
     }
 
-    /// Does a write of whole blocks in its turn, as soon as there is room, if nothing else has to be waited for.
+    /// Performs a write of whole blocks in its turn, once there is space, if it need not wait for anything else.
     async fn write_in_turn(
         self: &Rc<Self>,
         name: &ObjectName,
@@ -162,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Does a write of whole blocks, for which there is room, if what it changes is in memory.
+    /// Performs a write of whole blocks, for which there is space, if the affected metadata is in memory.
     fn write_if_loaded(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
         if self.refuse_writes().is_err() || check_name(name).is_err() {
@@ -196,7 +197,7 @@ impl Core {
         Some(Ok((version, seq)))
     }
 
-    /// A transaction in its turn: version and batch.
+    /// Runs a transaction in its turn; returns the object version and the batch number.
     async fn transact(self: &Rc<Self>, name: &ObjectName, transaction: Transaction) -> Result<(u64, u64)> {
         self.refuse_writes()?;
         check_name(name)?;
@@ -212,17 +213,18 @@ impl Core {
         }
         self.load_for(&mut work, snapc).await?;
         self.wait_for_room(work.grows(), work.bytes_appended()).await?;
-        // Nothing waits from here on.
+        // No await from here on.
         self.commit(name, work, snapc)
     }
 
-    /// Waits until there is room for a transaction: for users' data more than for what only gives up space.
+    /// Waits until there is space for a transaction. Writes of user data need more reserve than transactions that only
+    /// free space.
     async fn wait_for_room(&self, grows: bool, bytes: u64) -> Result<()> {
         let need = self.segments_for(bytes);
         let mut slowed = false;
         loop {
             self.refuse_writes()?;
-            // Keys and values are small, and removals have some to write: they may use what is reserved.
+            // Keys and values are small, and removals must write some: they may use the reserve.
             if grows && bytes >= BLOCK64 {
                 self.check_host(bytes)?;
             }
@@ -235,17 +237,17 @@ impl Core {
             let floor = match (grows, self.stuck.get()) {
                 (true, _) => self.gate,
                 (false, false) => self.gate / 2,
-                // The cleaner has used what it may; only giving up space helps now, and takes next to nothing itself.
+                // The cleaner has used its reserve; only freeing space helps now, which itself needs very little.
                 (false, true) => 1,
             };
             if free > floor && !self.is_dirty_beyond_bounds() {
-                // Nearer the gate everybody is slowed down more, so that nobody is stopped for long.
+                // Throttles writes progressively towards the watermark, to avoid long stalls.
                 let pressure = f64::from(self.slow_mark().saturating_sub(free)) / f64::from(self.slow_mark() - floor);
                 if grows && pressure > 0.0 && !self.stuck.get() && !slowed {
                     slowed = true;
                     self.wake_cleaner.notify_all();
                     sleep(DELAY_MAX.mul_f64(pressure * pressure)).await;
-                    // Others have taken their share meanwhile.
+                    // Other writes may have used the space meanwhile.
                     continue;
                 }
                 return Ok(());
@@ -267,11 +269,11 @@ impl Core {
         Error::new(ErrorKind::NoSpace, text)
     }
 
-    /// Wakes who keeps the store in shape, if there is reason.
+    /// Wakes the maintenance task if needed.
     pub fn after_write(&self) {
-        // What is only written is never looked up, and must make room as well.
+        // Objects that are only written are never looked up, and must be evicted as well.
         self.objects.shrink_a_little(self.changes_bytes());
-        // What was overwritten since the cleaner gave up may be worth its while.
+        // Blocks overwritten since garbage collection stalled may make cleaning worthwhile again.
         let patience = 2 * self.segments.borrow().geometry.segment_size;
         if self.stuck.get() && self.log().bytes_appended() - self.stuck_at.get() >= patience {
             self.stuck.set(false);
@@ -283,7 +285,7 @@ impl Core {
     }
 }
 
-/// The bytes of a transaction that only writes whole blocks.
+/// Returns the number of bytes of a transaction that consists of whole-block writes; `None` for any other.
 fn whole_blocks(transaction: &Transaction) -> Option<u64> {
     let mut bytes = 0;
     for op in &transaction.ops {
@@ -298,7 +300,7 @@ fn whole_blocks(transaction: &Transaction) -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }
 
-/// The first block and the data of each of its writes.
+/// Returns the first block and the data of each write.
 fn writes(transaction: &Transaction) -> impl Iterator<Item = (u32, &BufList)> {
     transaction.ops.iter().filter_map(|op| match op {
         ObjectOp::Write { offset, data } => Some(((offset / BLOCK64) as u32, data)),

@@ -1,7 +1,7 @@
-//! The index: a copy-on-write B+tree of byte strings whose nodes lie in the log.
+//! Metadata index: a copy-on-write B+tree of byte strings whose nodes are stored in the log.
 //!
-//! Nodes never change.  A checkpoint hands over all its changes at once and gets a new root; until that checkpoint is
-//! durable, readers stay with the old one.
+//! Nodes are immutable.  A checkpoint applies all its changes at once and gets a new root. Until that checkpoint is
+//! durable, readers use the old root.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -15,31 +15,31 @@ use crate::format::BlobPtr;
 use crate::format::node::{LEVEL_MAX, Node};
 use crate::media::Media;
 
-/// Bytes at which a node is split.
+/// Node size in bytes above which a node is split.
 const NODE_BYTES: usize = 4000;
 
-/// A key.
+/// Key of the tree, compared bytewise.
 pub type Key = Vec<u8>;
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What happens to a key.
+/// Change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Set.
+    /// Set to a value.
     Put(Vec<u8>),
-    /// Removed.
+    /// Removal of the key.
     Delete,
-    /// Nothing, but the nodes on the way to it are written anew (the cleaner wants their old place).
+    /// Unchanged, but the nodes on the path to the key are rewritten (the cleaner needs their old location).
     Touch,
 }
 
-/// Where new nodes go.
+/// Storage for new nodes.
 pub trait NodeSink {
-    /// Stores a node.
+    /// Stores a node and returns its location.
     fn write(&self, node: &Node, bytes: &[u8]) -> BlobPtr;
-    /// A node is not part of the tree any more.
+    /// Releases a node that is no longer part of the tree.
     fn release(&self, ptr: BlobPtr);
-    /// A good moment to let others run.
+    /// Yields to other tasks.
     fn pause(&self) -> BoxFuture<'_, ()>;
 }
 
@@ -50,10 +50,10 @@ struct Cached {
     used: Cell<bool>,
 }
 
-/// The checksum of references to nodes that are given up.
+/// Checksum used in references to nodes that are permanently lost.
 const LOST_CRC: u32 = 0x4C4F_5354;
 
-/// Nodes in memory, up to a bound.
+/// Node cache, bounded in memory.
 pub struct NodeCache {
     nodes: RefCell<HashMap<u64, Cached>>,
     order: RefCell<VecDeque<u64>>,
@@ -66,7 +66,7 @@ impl NodeCache {
         Self { nodes: RefCell::default(), order: RefCell::default(), weight: Cell::new(0), limit }
     }
 
-    /// Bytes of memory in use, about.
+    /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
         self.weight.get()
     }
@@ -88,7 +88,7 @@ impl NodeCache {
         }
         self.weight.set(self.weight.get() + weight);
         let mut order = self.order.borrow_mut();
-        // Second chance: what was used since the hand last passed stays once more.
+        // Second chance (CLOCK): entries used since the last pass are kept for another one.
         while self.weight.get() > self.limit && order.len() > 1 {
             let Some(oldest) = order.pop_front() else { break };
             match nodes.get(&oldest) {
@@ -110,7 +110,7 @@ impl NodeCache {
     }
 }
 
-/// The tree's nodes; the root is the caller's, as there are two during a checkpoint.
+/// Tree nodes. Callers pass the root, as there are two of them during a checkpoint.
 pub struct Tree {
     media: Rc<Media>,
     cache: NodeCache,
@@ -121,12 +121,12 @@ impl Tree {
         Self { media, cache: NodeCache::new(cache_limit) }
     }
 
-    /// Bytes of memory in use, about.
+    /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
         self.cache.weight()
     }
 
-    /// Looks a key up without waiting; `None` when a node is not in memory.
+    /// Looks up a key without waiting. Returns `None` if a node is not in memory.
     pub fn get_cached(&self, root: BlobPtr, key: &[u8]) -> Option<Option<Vec<u8>>> {
         let mut at = root;
         if at.is_none() {
@@ -141,7 +141,7 @@ impl Tree {
         }
     }
 
-    /// Looks a key up.
+    /// Looks up a key.
     pub async fn get(&self, root: BlobPtr, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut at = root;
         let mut level = None;
@@ -160,7 +160,7 @@ impl Tree {
         }
     }
 
-    /// Up to `max` pairs with keys in `from..to`, in order, and where to go on.
+    /// Returns up to `max` pairs with keys in `from..to`, in key order.
     pub async fn range(&self, root: BlobPtr, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
         let mut out = Vec::new();
         if root.is_none() {
@@ -191,8 +191,8 @@ impl Tree {
         Ok(out)
     }
 
-    /// Every node's place and content, or why it cannot be read, parents before children; for checking.  A node that
-    /// several parts of a range lead to, as it cannot be read, comes once.
+    /// Visits every node with its location and its content or read error, parents before children. Used by the
+    /// consistency check.  An unreadable node that is referenced several times is visited once.
     pub async fn walk(&self, root: BlobPtr, mut visit: impl FnMut(BlobPtr, Result<&Node>)) {
         let mut stack = if root.is_none() { vec![] } else { vec![(root, None)] };
         let mut damaged = HashSet::new();
@@ -210,7 +210,7 @@ impl Tree {
         }
     }
 
-    /// The place of the node on the way to `key` at `level`; `None` when there is none.
+    /// Returns the location of the node at `level` on the path to `key`; `None` if there is none.
     pub async fn place_of(&self, root: BlobPtr, key: &[u8], level: u8) -> Result<Option<BlobPtr>> {
         let mut at = root;
         let mut expected = None;
@@ -241,7 +241,7 @@ impl Tree {
         Ok(node)
     }
 
-    /// The tree with `changes` (sorted by key) made: its new root.
+    /// Applies `changes` (sorted by key) to the tree and returns the new root.
     pub async fn apply(&self, root: BlobPtr, changes: &[(Key, Change)], sink: &dyn NodeSink) -> Result<BlobPtr> {
         if changes.is_empty() {
             return Ok(root);
@@ -261,11 +261,11 @@ impl Tree {
             nodes = self.emit_inner(level, nodes, sink);
         }
         let Some((_, mut top)) = nodes.pop() else { return Ok(BlobPtr::default()) };
-        // A root with one child is no use.
+        // A root with a single child is removed.
         loop {
             let node = self.load(top, None).await?;
             match &*node {
-                // Nothing can be put around a damaged root, so it stays below one.
+                // A damaged root could not be bypassed, so it stays below another node.
                 Node::Inner { level, children }
                     if children.len() == 1 && self.load(children[0].1, Some(level - 1)).await.is_ok() =>
                 {
@@ -278,7 +278,7 @@ impl Tree {
         }
     }
 
-    /// What takes the place of the node at `ptr`.
+    /// Rewrites the node at `ptr` with the changes, and returns its replacements.
     fn rewrite<'a>(
         &'a self,
         ptr: BlobPtr,
@@ -305,19 +305,19 @@ impl Tree {
                         }
                         let mut found = self.load(*child, Some(level - 1)).await;
                         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
-                            // A bit may have flipped on the way.  What follows is for good.
+                            // Read again, in case of a transient bit flip. The following step is irreversible.
                             found = self.load(*child, Some(level - 1)).await;
                         }
                         match found {
                             Ok(node) => {
                                 let new = self.rewrite(*child, node, mine, sink).await?;
                                 if new.is_empty() && is_island(children, i, mine) {
-                                    // Its key would lead to the damaged one if it just went.
+                                    // Without an entry of its own, its key would lead to the damaged node.
                                     kept.push((key.clone(), self.emit_on(level - 1, key, Vec::new(), sink)));
                                 }
                                 kept.extend(new);
                             }
-                            // What cannot be read now may be read later: then the checkpoint is tried again.
+                            // Other errors may be transient: the checkpoint is retried.
                             Err(error) if error.kind() == ErrorKind::Corrupt => {
                                 tracing::error!(?error, "what is stored is put around a damaged part of the index");
                                 kept.extend(self.put_around((key, *child), level - 1, mine, sink));
@@ -326,7 +326,7 @@ impl Tree {
                         }
                     }
                     if let Some(first) = kept.first_mut() {
-                        // Smaller keys than any there come here too.
+                        // Keys smaller than all existing ones also belong to the first child.
                         first.0 = children[0].0.clone().min(first.0.clone());
                     }
                     sink.pause().await;
@@ -339,13 +339,12 @@ impl Tree {
         })
     }
 
-    /// What takes the place of a child that is damaged: the changed keys get nodes of their own, and every key between
-    /// them leads to the damaged one as before.  So nothing that is known is lost, and nothing that is lost reads as if
-    /// it had never been.
+    /// Bypasses a damaged child: changed keys get nodes of their own, and all keys between them still lead to the
+    /// damaged node.  No known data is lost, and no lost key reads as absent.
     ///
-    /// From now on several places lead to the damaged node.  Should it ever read well again, a change would take it apart
-    /// at one of them and give it up while the others still lead there; so they lead to it with a checksum that it has
-    /// not.
+    /// The damaged node is now referenced from several places.  If it became readable again, a change through one
+    /// reference would rewrite and release it while the others still refer to it. The new references therefore carry a
+    /// checksum that the node does not have.
     fn put_around(
         &self,
         (first, damaged): (&[u8], BlobPtr),
@@ -358,7 +357,7 @@ impl Tree {
         for (key, change) in changes {
             let pairs = match change {
                 Change::Put(value) => vec![(key[..].into(), value[..].into())],
-                // A leaf without keys says that there is nothing.
+                // An empty leaf states that the key does not exist.
                 Change::Delete => Vec::new(),
                 Change::Touch => continue,
             };
@@ -367,7 +366,7 @@ impl Tree {
                 Some((last, _)) if last[..] == key[..] => {
                     out.pop();
                 }
-                // Smaller keys than any come to the first child; so they go on doing.
+                // Keys smaller than all existing ones belong to the first child, as before.
                 Some((last, _)) if last[..] > key[..] => out[0].0 = Box::default(),
                 _ => {}
             }
@@ -379,7 +378,7 @@ impl Tree {
         out
     }
 
-    /// A leaf, and as many nodes with one child above it as make it a node of that level; `key` is where it begins.
+    /// Writes a leaf, and single-child nodes above it up to the given level; `key` is its first key.
     fn emit_on(&self, level: u8, key: &[u8], pairs: Vec<(Box<[u8]>, Box<[u8]>)>, sink: &dyn NodeSink) -> BlobPtr {
         let mut ptr = self.emit(Node::Leaf(pairs), sink).1;
         for level in 1..=level {
@@ -416,8 +415,8 @@ impl Tree {
     }
 }
 
-/// The child that has become empty by these changes lies amid a damaged one - or, at an end, where its other neighbour is
-/// not known, it may.
+/// Returns whether a child that these changes emptied lies within a damaged range, or at an end may lie in one because
+/// its other neighbour is unknown.
 fn is_island(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Change)]) -> bool {
     match (i.checked_sub(1).map(|before| children[before].1), children.get(i + 1)) {
         (Some(before), Some((_, after))) => before == *after,
@@ -425,7 +424,7 @@ fn is_island(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Chang
     }
 }
 
-/// How many items go into each node: as few nodes as hold them, about equally full.
+/// Splits items into nodes: returns the number of items for each, with as few nodes as possible and about equal fill.
 fn split(sizes: &[usize]) -> Vec<usize> {
     let total: usize = sizes.iter().sum();
     let nodes = total.div_ceil(NODE_BYTES).max(1);
@@ -433,7 +432,7 @@ fn split(sizes: &[usize]) -> Vec<usize> {
     let mut out = Vec::with_capacity(nodes);
     let (mut count, mut bytes) = (0, 0);
     for &size in sizes {
-        // The count of a node is 16 bits wide on disk.
+        // On disk, the item count of a node is 16 bits wide.
         if count > 0 && (bytes + size > share.max(NODE_BYTES / 2) || count == u16::MAX as usize) {
             out.push(count);
             (count, bytes) = (0, 0);
@@ -451,7 +450,7 @@ fn find(pairs: &[(Box<[u8]>, Box<[u8]>)], key: &[u8]) -> Option<Vec<u8>> {
     pairs.binary_search_by(|(at, _)| at[..].cmp(key)).ok().map(|i| pairs[i].1.to_vec())
 }
 
-/// The child in which `key` is, if it is anywhere.
+/// Returns the index of the child that covers `key`.
 fn child_of(children: &[(Box<[u8]>, BlobPtr)], key: &[u8]) -> usize {
     children.partition_point(|(first, _)| &first[..] <= key).saturating_sub(1)
 }

@@ -1,4 +1,4 @@
-//! The store does what every object backend must, and what objects in memory do, on a simulated disk.
+//! Conformance tests of the store as an object backend, and comparison with the in-memory backend, on a simulated disk.
 
 use std::path::Path;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What must hold when the device, the power or the space fails at a bad moment.
+//! Tests of failures of device, power or space at critical moments.
 
 mod common;
 
@@ -190,7 +190,7 @@ fn a_damaged_map_page_does_not_stop_the_cleaner() {
     let world = world(16 * MIB);
     run(&world, async {
         let store = fresh(16 * MIB, 64 << 10).await;
-        // In disorder, so that its pages are long, and the first one shares no block with a node of the tree.
+        // In reverse order, so that its pages are long, and the first one shares no block with a tree node.
         for block in (0..1024).rev() {
             store.submit(&ObjectName::new("victim"), write(block * 4096, 1, 4096)).await.expect("write");
         }
@@ -236,7 +236,7 @@ fn the_cleaner_leaves_a_damaged_block_where_it_is() {
     assert_eq!(world.flip_bits_where(DISK, 1, |offset| offset / 4096 == damaged / 4096).len(), 1);
     run(&world, async {
         let store = open().await;
-        // Half of each segment is dead, and room is needed.
+        // Half of each segment is dead, and space is needed.
         store.submit(&ObjectName::new("other"), Transaction::of(ObjectOp::Remove)).await.expect("removed");
         for i in 0..20_000u64 {
             let write = write(i * 7919 % 1700 * 4096, i as u8, 4096);

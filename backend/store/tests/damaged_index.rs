@@ -1,5 +1,4 @@
-//! A node of the index that is damaged takes with it what it held, and nothing else: neither what is written since, nor
-//! the store.
+//! Tests with a damaged index node: its content is lost, but neither later writes nor the rest of the store.
 
 mod common;
 
@@ -31,7 +30,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key {number:06}").into_bytes()
 }
 
-/// Every stored node: level, first key, byte address.
+/// Returns every stored node: level, first key, byte address.
 fn nodes(world: &World) -> Vec<(u8, Vec<u8>, u64)> {
     let mut found = Vec::new();
     for block in (256..SIZE / 4096).map(|block| block * 4096) {
@@ -45,7 +44,7 @@ fn nodes(world: &World) -> Vec<(u8, Vec<u8>, u64)> {
     found
 }
 
-/// Damages a byte; done twice, it is as it was.
+/// Damages a byte; a second call restores it.
 async fn damage(at: u64) {
     let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
     let start = at / 4096 * 4096;
@@ -55,7 +54,8 @@ async fn damage(at: u64) {
     disk.sync_data().await.expect("sync");
 }
 
-/// An object with many keys, of which nodes of that level near the middle of them are damaged: at which bytes.
+/// Creates an object with many keys, and damages nodes of the given level near the middle of them; returns their byte
+/// addresses.
 fn with_damage(world: &World, level: u8) -> Vec<u64> {
     run(world, async {
         let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
@@ -99,7 +99,7 @@ async fn look(store: &Store, wanted: Vec<u8>) -> Found {
     }
 }
 
-/// `heals`: after the first checkpoint around it the damage is gone.
+/// With `heals`, the damage disappears after the first checkpoint that bypasses it.
 fn checkpoints_go_on(level: u8, heals: bool) {
     let world = world();
     let places = with_damage(&world, level);
@@ -116,7 +116,7 @@ fn checkpoints_go_on(level: u8, heals: bool) {
                 assert!(expected.values().any(|found| *found == Found::Old));
             }
             let set: Vec<_> = (0..KEYS).filter(|i| i % 10 == round * 2).map(key).collect();
-            // Some of what was set in the first round is removed in the others.
+            // Some keys set in the first round are removed in the others.
             let goes = |i: &u32| i % 10 == round * 2 + 1 || (round > 0 && i.is_multiple_of(100));
             let removed: Vec<_> = (0..KEYS).filter(goes).map(key).collect();
             let pairs: Vec<_> = set.iter().map(|key| (key.clone(), b"new".to_vec())).collect();
@@ -153,7 +153,8 @@ fn a_damaged_inner_node_stops_no_checkpoint() {
     checkpoints_go_on(1, false);
 }
 
-/// Several places lead to a node that is given up: were it taken apart at one of them, the others would lead nowhere.
+/// Lost nodes stay lost: such a node is referenced from several places: if a change rewrote and released it through one
+/// of them, the others would dangle.
 #[test]
 fn a_leaf_that_was_given_up_stays_so_when_it_reads_well_again() {
     checkpoints_go_on(0, true);
@@ -164,7 +165,7 @@ fn an_inner_node_that_was_given_up_stays_so_when_it_reads_well_again() {
     checkpoints_go_on(1, true);
 }
 
-/// Long values lie in the log until a checkpoint: one of them is damaged there.
+/// Long values are stored in the log until a checkpoint: one of them is damaged there.
 #[test]
 fn a_damaged_value_in_the_log_is_lost_by_itself() {
     let world = world();

@@ -1,4 +1,4 @@
-//! A store in a file on a file system that others fill.
+//! Tests of a store in a file on a file system that other users fill up.
 
 mod common;
 
@@ -14,7 +14,7 @@ use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 use common::{DISK, machine, run};
 
 const MIB: u64 = 1 << 20;
-/// The store could take this many bytes, which the file system does not have.
+/// Size of the store in bytes, larger than the file system.
 const SIZE: u64 = 96 * MIB;
 const CAPACITY: u64 = 64 * MIB;
 
@@ -45,7 +45,7 @@ async fn is_whole(store: &Store, object: u64) -> bool {
         && read.runs.iter().all(|(_, data)| data.to_vec().iter().all(|&byte| byte == object as u8 | 1))
 }
 
-/// Takes what is left of the file system, as others would.
+/// Allocates the remaining space of the file system, like another user.
 async fn fill() -> File {
     let file = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
     for at in (0..).step_by(1 << 16) {
@@ -56,7 +56,7 @@ async fn fill() -> File {
     file
 }
 
-/// Writes objects from `first` on until one is refused, and says why; and how many there are.
+/// Writes objects from `first` on until one is rejected; returns the error and the number of the rejected object.
 async fn write_until_refused(store: &Store, first: u64) -> (Error, u64) {
     for object in first.. {
         if let Err(error) = write(store, object).await {
@@ -83,7 +83,7 @@ fn a_host_that_fills_refuses_growth_in_time_takes_removals_and_recovers_by_itsel
         store.flush().await.expect("all that was acknowledged has its space");
         let usage = store.usage().await.expect("usage");
         assert!(usage.available < 8 * MIB, "{usage:?}");
-        // What gives space up goes on, again and again; the oldest stay.
+        // Removals succeed repeatedly; the oldest objects stay.
         for object in 4..count {
             store.submit(&name(object), Transaction::of(ObjectOp::Remove)).await.expect("removed");
             store.flush().await.expect("flushed");
@@ -93,7 +93,7 @@ fn a_host_that_fills_refuses_growth_in_time_takes_removals_and_recovers_by_itsel
         }
         filler.set_size(0).expect("the others are gone");
         for object in 4..40 {
-            // What was found lasts for a moment.
+            // The measured free space is cached for a moment.
             while let Err(error) = write(&store, object).await {
                 assert_eq!(error.kind(), ErrorKind::NoSpace);
                 sleep(Duration::from_millis(10)).await;
@@ -143,7 +143,7 @@ fn a_host_that_is_full_when_the_power_fails_opens_again() {
 
 #[test]
 fn a_store_that_cannot_be_allocated_leaves_what_was_there() {
-    // Where the file system says what it has, and where only allocating finds out.
+    // With a file system that reports its free space, and one that does not.
     for known in [true, false] {
         let world = world(known);
         run(&world, async {
@@ -164,7 +164,7 @@ fn a_store_that_cannot_be_allocated_leaves_what_was_there() {
             assert!(is_whole(&store, 1).await);
             store.close().await.expect("close");
             drop(store);
-            // A file that was made for it is gone.
+            // The file created for it is removed again.
             Store::init("/other", InitOptions { force: false, ..too_much }).await.expect_err("it does not fit");
             assert!(File::open("/other", OpenOptions::read()).is_err());
             let fits = InitOptions { force: true, preallocate: true, ..options(48 * MIB) };
@@ -188,7 +188,7 @@ fn what_lies_behind_a_smaller_store_is_no_space_for_it() {
     run(&world, async {
         let file = File::open(DISK, OpenOptions::read_write().create()).expect("a file");
         file.set_size(SIZE).expect("its length");
-        // All that it has lies behind the 48 MiB that are asked for.
+        // All its allocated space is beyond the requested 48 MiB.
         file.allocate(60 * MIB, 30 * MIB).await.expect("space");
         drop(file);
         let options = InitOptions { force: true, preallocate: true, ..options(48 * MIB) };

@@ -1,4 +1,4 @@
-//! Resident metadata stays within its bound, however much of it is stored.
+//! Tests that resident metadata stays within its bound, regardless of how much is stored.
 
 mod common;
 
@@ -12,7 +12,7 @@ use forebay_store::{InitOptions, Store, StoreOptions};
 use common::{DISK, machine, run};
 
 const MIB: u64 = 1 << 20;
-/// Of the store; what the maps of its objects take on disk is many times as much.
+/// Metadata cache of the store in bytes; the object maps on disk are many times larger.
 const CACHE: usize = 512 << 10;
 
 async fn open() -> Rc<Store> {
@@ -24,7 +24,7 @@ fn name(object: u64) -> ObjectName {
     ObjectName::new(format!("rbd_data.1234567890ab.{object:016x}"))
 }
 
-/// Follows what the store holds in memory.
+/// Maximum metadata memory observed.
 struct Most {
     bytes: u64,
 }
@@ -48,7 +48,7 @@ fn metadata_in_memory_does_not_grow_with_what_is_stored() {
         let store = open().await;
         for round in 0..BLOCKS {
             for object in 0..OBJECTS {
-                // Far apart within the object, so that each block has a page of its own.
+                // Far apart within the object, so that each block has its own map page.
                 let offset = round * 128 * 4096;
                 let write = ObjectOp::Write { offset, data: data.clone() };
                 let set = ObjectOp::KvSet { pairs: vec![(format!("key {round}").into_bytes(), vec![1; 200])] };
@@ -59,7 +59,7 @@ fn metadata_in_memory_does_not_grow_with_what_is_stored() {
         store.flush().await.expect("flush");
         store.close().await.expect("close");
     });
-    // Pages, keys and records: what the tree and the maps take, were they all in memory.
+    // Pages, keys and records: memory that tree and maps would need if completely loaded.
     let stored = OBJECTS * BLOCKS * (16 * 128 + 300);
     assert!(stored > 64 * CACHE as u64, "{stored} bytes of metadata are no test of {CACHE}");
     let mut seed = 1_u64;
@@ -89,7 +89,7 @@ fn metadata_in_memory_does_not_grow_with_what_is_stored() {
         assert!(store.stats().page_loads > 3000, "it was read from the device");
         store.close().await.expect("close");
     });
-    // What is in use at a moment comes on top: 60 MiB by default, of a bound of 64.
+    // Metadata in use at a given moment is added: by default 60 MiB, of a bound of 64.
     let bound = CACHE as u64 * 64 / 60;
     assert!(most.bytes <= bound, "{} bytes in memory, of {bound}", most.bytes);
 }

@@ -1,4 +1,4 @@
-//! The store on the machine's own files.
+//! Tests of the store on real files.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -89,7 +89,7 @@ fn an_opener_waits_for_one_who_is_just_leaving() {
         let name = ObjectName::new("a");
         store.submit(&name, write(0, vec![7; 4096])).await.expect("write");
         let leaving = spawn(async move {
-            // Long enough for the other to find the lock taken; how long does not matter to what is asserted.
+            // Long enough for the other task to find the lock held; the assertions do not depend on the exact time.
             sleep(Duration::from_millis(100)).await;
             store.close().await.expect("close");
         });
@@ -151,7 +151,7 @@ fn a_full_store_says_so_and_recovers() {
         };
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(written * 65536 * 100 >= store.stats().capacity * 90, "full at {written} of {:?}", store.stats());
-        // Rounds of cleaning that win what the next one loses come to an end.
+        // Cleaning rounds that gain only what the next one loses must terminate.
         let rounds = store.stats().checkpoints;
         assert!(rounds < written + 200, "{rounds} checkpoints for {written} writes");
         store.flush().await.expect("flush");
@@ -172,7 +172,7 @@ fn a_store_is_not_made_through_a_dangling_link() {
         let dir = Dir::new("dangling");
         let target = dir.0.join("target");
         std::os::unix::fs::symlink(&target, dir.image()).expect("a link");
-        // Neither a good one, nor one that fails and would remove the link by its name.
+        // Neither for a valid request, nor for one that fails and would remove the link by name.
         for size in [16 << 20, 4096] {
             let options = InitOptions { size, segment_size: 64 << 10, ..InitOptions::default() };
             let error = Store::init(dir.image(), options).await.expect_err("a link");

@@ -1,4 +1,4 @@
-//! What keeps a store in shape: closing, letting go of its device, renewing its superblock, taking snapshots away.
+//! Tests of maintenance: closing, releasing the device, superblock repair, snapshot trimming.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_renewed_superblock_keeps_what_this_version_does_not_know() {
     let world = world(64 * MIB);
     run(&world, async { fresh(64 * MIB).await.close().await.expect("close") });
     let mut newer = world.peek(DISK, 0, 4096).expect("the superblock");
-    // A compatible feature, and its own field behind the known ones.
+    // Compatible feature, with its own field behind the known ones.
     newer[24] = 0x40;
     newer[1000] = 7;
     newer[12..16].fill(0);
@@ -191,7 +191,7 @@ fn the_cleaner_works_in_short_rounds() {
         }
         assert!(longest > 0, "it was cleaned");
         let segments = u64::from(before.segments);
-        // A round, and as much of the next one as was done before anybody looked.
+        // One round, and the part of the next one done before the check.
         let round = (segments / 64 + 2) * SEGMENT * 7 / 8;
         assert!(longest <= 2 * round, "{longest} bytes between two checkpoints, and a round has {round}");
         store.close().await.expect("close");

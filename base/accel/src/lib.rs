@@ -1,19 +1,19 @@
-//! Kernels that run at the machine's limit, behind one call each, picked at run time for the processor at hand.
+//! Compute kernels tuned for each processor, behind one call each, selected at run time.
 //!
-//! | room | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | [`crc32c`] | checksums (RFC 3720), which every stored block and every frame carries |
+//! | [`crc32c`] | CRC32C checksums (RFC 3720) of stored blocks and frames |
 //! | [`erasure`] | Reed-Solomon codes, byte-identical with ISA-L and jerasure |
 //! | [`compress`] | codecs, and the engines that run them |
 //! | [`crypto`] | encryption |
-//! | [`mod@tier`] | which instructions may be used; `FOREBAY_ACCEL` |
-//! | [`mod@shape`] | which of several loops is used; calibration; `FOREBAY_ACCEL_SHAPES` |
-//! | [`processor`] | which processor this is |
-//! | [`perf`] | the list of kernels, for `forebay perf accel` |
+//! | [`mod@tier`] | instruction tier in use; `FOREBAY_ACCEL` |
+//! | [`mod@shape`] | loop shape in use; calibration; `FOREBAY_ACCEL_SHAPES` |
+//! | [`processor`] | processor identification |
+//! | [`perf`] | list of kernels, for `forebay perf accel` |
 //!
-//! No other crate of the project holds SIMD code.
+//! SIMD code exists in no other crate of the project.
 
-// Other architectures have the portable tier only, and nothing of what the tiers with vectors share.
+// Other architectures have the portable tier only, and do not use the code shared by the vector tiers.
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(dead_code, unused_imports, unused_macros, unused_variables)

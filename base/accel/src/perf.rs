@@ -1,9 +1,9 @@
-//! Which kernels there are, which variant of each is in use, and a piece of work to time each of them with.
+//! List of kernels, the variant of each in use, and a unit of work to time each of them with.
 //!
-//! This crate holds no clock.  A program that wants figures (`forebay perf accel`) takes the list, calls each variant's
-//! work as often as it likes and does the dividing.  A room joins the list with one line in [`kernels`].
+//! This crate holds no clock.  A benchmark (`forebay perf accel`) takes the list, runs each variant's work as often as
+//! needed and computes the throughput.  A module joins the list with one line in [`kernels`].
 
-/// A kernel and its variants: for most the tiers, for codecs and ciphers the libraries or engines.
+/// Kernel and its variants: for most the tiers, for codecs and ciphers the libraries or engines.
 pub struct Kernel {
     /// Work, with the sizes it is timed at, such as `crc32c 4 KiB`.
     pub name: String,
@@ -31,7 +31,7 @@ impl Variant {
 /// Detail of a list of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// One variant a tier, with the loops in use.
+    /// One variant per tier, with the loop shapes in use.
     Tiers,
     /// Lists a variant for each [loop shape](mod@crate::shape) of every tier, as `tier/shape`, and more sizes.
     Shapes,

@@ -1,13 +1,13 @@
-//! Which processor this is: what the defaults of [`mod@crate::shape`] are taken by.
+//! Processor identification, by which [`mod@crate::shape`] selects its defaults.
 
 use std::sync::OnceLock;
 
 /// Vendor of a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
-    /// Intel.
+    /// Intel processor.
     Intel,
-    /// AMD.
+    /// AMD processor.
     Amd,
     /// Another one, or an architecture that does not name its vendor.
     Other,

@@ -1,22 +1,22 @@
-//! Which instructions a kernel may use: a ladder of tiers, what this processor has, and which rung is in use.
+//! Instruction tiers: the ladder of processor feature sets, those available, and the one in use.
 //!
-//! A tier stands for a whole set of features, all of which must be there, so that a kernel asks one question.  The
-//! environment variable `FOREBAY_ACCEL` holds a process on a lower rung than it could stand on, for tests and for
-//! finding out whether a kernel is to blame; it never makes a process use what the processor lacks.
+//! Each tier stands for a set of features, all of which are required, so that a kernel needs one check.  The
+//! environment variable `FOREBAY_ACCEL` restricts a process to a lower tier than the processor has, for tests and to
+//! isolate a faulty kernel; it never enables features that the processor lacks.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The environment variable that forces a tier.
+/// Environment variable that forces a tier.
 pub const VARIABLE: &str = "FOREBAY_ACCEL";
 
-/// A set of processor features that kernels are written for, from the plainest to the strongest.
+/// Set of processor features that kernels are written for, from the plainest to the strongest.
 ///
-/// The order is that of preference among the tiers of one architecture.
+/// Ordered by preference among the tiers of one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// No special instructions: tables and 64-bit words.
+    /// Portable code without special instructions: tables and 64-bit words.
     Portable,
     /// x86-64 with SSSE3, SSE4.2 (the CRC32 instruction) and PCLMULQDQ: 2010 and later.
     Sse,
@@ -42,7 +42,7 @@ pub enum TierError {
 }
 
 impl Tier {
-    /// All tiers, the plainest first.
+    /// Tiers, the plainest first.
     pub const ALL: [Tier; 6] = [Tier::Portable, Tier::Sse, Tier::Avx2, Tier::Avx512, Tier::Gfni, Tier::Neon];
 
     /// Returns the name in `FOREBAY_ACCEL` and in tables.
@@ -57,7 +57,7 @@ impl Tier {
         }
     }
 
-    /// Says whether this processor has everything the tier stands for.
+    /// Returns true if this processor has all features of the tier.
     pub fn is_available(self) -> bool {
         match self {
             Tier::Portable => true,
@@ -78,8 +78,8 @@ impl Tier {
 
     /// Returns the tier in use: the one `FOREBAY_ACCEL` names, where it can be used, otherwise the best.
     ///
-    /// It is decided once a process, at the first call.  A value that cannot be honoured counts for nothing here;
-    /// programs ask [`Tier::forced`] at their start and complain.
+    /// Decided once per process, at the first call.  An invalid or unavailable value is ignored here; programs call
+    /// [`Tier::forced`] at their start to report it.
     #[inline]
     pub fn current() -> Tier {
         static CURRENT: OnceLock<Tier> = OnceLock::new();

@@ -4,7 +4,7 @@ use forebay_accel::Tier;
 use forebay_accel::crc32c::{self, OnTier};
 use proptest::prelude::*;
 
-/// The definition.
+/// Computes the CRC32C by its definition.
 fn plain(data: &[u8]) -> u32 {
     let mut crc = !0u32;
     for &byte in data {
@@ -29,7 +29,7 @@ fn loops() -> Vec<(String, OnTier)> {
     Tier::available().flat_map(of_tier).collect()
 }
 
-/// Bytes that are the same for the same seed.
+/// Generates pseudorandom bytes, reproducible by seed.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = || {
@@ -45,7 +45,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 fn rfc3720_vectors() {
     let ascending: Vec<u8> = (0..32).collect();
     let descending: Vec<u8> = (0..32).rev().collect();
-    // RFC 3720, B.4, the last one: a SCSI READ (10) command.
+    // Last example of RFC 3720, B.4: a SCSI READ (10) command.
     let mut command = [0u8; 48];
     command[0] = 0x01;
     command[1] = 0xC0;
@@ -193,7 +193,7 @@ fn every_tier_with_vectors_has_several_loops() {
     assert!(OnTier::with_shape(absent, "v4").is_none());
 }
 
-/// Distances past 2^32 bytes, where only arithmetic goes: doubling a message of zeroes doubles the distance.
+/// Checks distances past 2^32 bytes by arithmetic: doubling a message of zeroes doubles the distance.
 #[test]
 fn long_runs_of_zeroes_follow_the_laws() {
     for (tier, on) in tiers() {

@@ -5,7 +5,7 @@ use forebay_accel::crc32c::crc32c;
 use forebay_accel::erasure::{Code, CodeError, Construction, Decoder, Placement};
 use proptest::prelude::*;
 
-/// A code on every tier of this processor, with every loop shape.
+/// Creates a code on every tier of this processor, with every loop shape.
 fn codes(construction: Construction, k: usize, m: usize) -> Vec<(String, Code)> {
     let of_tier = |tier: Tier| {
         Code::shapes().map(move |shape| {
@@ -58,7 +58,7 @@ fn plain_parity(matrix: &[u8], data: &[Vec<u8>]) -> Vec<Vec<u8>> {
     matrix.chunks_exact(data.len()).map(row).collect()
 }
 
-/// Bytes that are the same for the same seed.
+/// Generates pseudorandom bytes, reproducible by seed.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = || {
@@ -70,7 +70,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// Room for chunks, each at its own misalignment, with guards around that must not change.
+/// Memory for chunks, each at its own misalignment, with guards around that must not change.
 struct Shelf {
     memory: Vec<u8>,
     places: Vec<std::ops::Range<usize>>,
@@ -214,7 +214,7 @@ proptest! {
                         prop_assert_eq!(rebuilt, &data[chunk], "{} chunk {}", name, chunk);
                     }
                 }
-                // ISA-L's Vandermonde matrices leave gaps from four rows on; the others have none.
+                // Vandermonde matrices of ISA-L are not always invertible from four parity rows on; the others are.
                 Err(error) => {
                     prop_assert_eq!(error, CodeError::Lost);
                     prop_assert!(construction == Construction::Vandermonde && m >= 4, "{name}");
@@ -287,7 +287,7 @@ proptest! {
         }
     }
 
-    /// A change of a part of a chunk brings parity to where encoding afresh brings it.
+    /// Checks that updating parity after a partial change gives the same result as encoding anew.
     #[test]
     fn updates_agree_with_encoding_afresh(
         (construction, k, m) in shapes(), len in 1usize..3000, seed: u64, chunk in 0usize..32, at in 0usize..3000,
@@ -318,7 +318,7 @@ fn a_loop_shape_that_is_not_there_is_an_error() {
     assert_eq!(error.to_string(), "there is no loop shape `v3` for erasure coding; there are: v4, v2, v1");
 }
 
-/// Every pattern of up to m losses, for every shape with k + m up to 12, on every tier.
+/// Rebuilds every pattern of up to m losses, for every shape with k + m up to 12, on every tier.
 #[test]
 fn every_pattern_of_losses_is_rebuilt() {
     for tier in Tier::available() {

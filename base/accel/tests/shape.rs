@@ -36,7 +36,7 @@ fn work() -> String {
     all
 }
 
-/// What the processes below run: prints what they use, before and after a calibration, and what they make with it.
+/// Child process of the tests below: prints the choices in use, before and after a calibration, and its results.
 #[test]
 fn in_a_process_of_its_own() {
     let print = |moment: &str| {
@@ -55,7 +55,7 @@ fn in_a_process_of_its_own() {
     print("after");
 }
 
-/// What a line of such a process begins with.
+/// Prefixes of the lines that such a process prints.
 const MARKS: [&str; 4] = ["CHOICE ", "IN_USE ", "WORK ", "FORCED "];
 
 /// Runs such a process with these environment variables, and returns the lines that it prints.

@@ -1,29 +1,29 @@
-//! What is known of how bytes will be used, for whoever keeps caches.
+//! Access advice for caches.
 
 use std::ops::BitOr;
 
-/// Advice about bytes that are read or written: `posix_fadvise`'s, as RADOS has it.  It changes no result; a layer that
-/// does not know what to make of it leaves it out.
+/// Access advice for bytes that are read or written, with the meaning of `posix_fadvise` and RADOS operation flags.  It
+/// changes no result; a layer that does not support it ignores it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Advice(u8);
 
 impl Advice {
-    /// Nothing is known.
+    /// No advice.
     pub const NONE: Advice = Advice(0);
-    /// Those around them are not likely to be next.
+    /// Random access: adjacent bytes are not likely to be accessed next.
     pub const RANDOM: Advice = Advice(1);
-    /// Those behind them are next.
+    /// Sequential access: the bytes behind are accessed next.
     pub const SEQUENTIAL: Advice = Advice(1 << 1);
-    /// They are wanted again soon, by anybody.
+    /// Bytes will be accessed again soon, by any client.
     pub const WILL_NEED: Advice = Advice(1 << 2);
-    /// Nobody wants them soon: who has them in a cache may let go of them.
+    /// Bytes will not be accessed soon by any client: caches may evict them.
     pub const DONT_NEED: Advice = Advice(1 << 3);
-    /// This client does not want them again: they need not come into a cache for it.
+    /// Bytes will not be accessed again by this client: they need not enter a cache for it.
     pub const NO_CACHE: Advice = Advice(1 << 4);
-    /// Of a copy of a whole volume: one byte after the other, each one once.
+    /// Copy of a whole volume: sequential, each byte once.
     pub const ONE_PASS: Advice = Advice(Self::SEQUENTIAL.0 | Self::NO_CACHE.0);
 
-    /// All of `other` is in it.
+    /// Returns whether all of `other` is set.
     pub const fn has(self, other: Advice) -> bool {
         self.0 & other.0 == other.0
     }

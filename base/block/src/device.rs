@@ -12,53 +12,53 @@ use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
 use crate::reservation::Reservations;
 
-/// A future that stays on its core.
+/// Boxed future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// A device's shape.
+/// Geometry and limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The unit in which requests must be aligned, in bytes; 1 when any byte range goes.
+    /// Required alignment of requests, in bytes; 1 when any byte range is allowed.
     pub block_size: u32,
-    /// The unit that is written without reading first, in bytes.
+    /// Write unit that needs no read-modify-write, in bytes.
     pub preferred_io: u32,
-    /// The longest read or write in bytes; fronts cut longer ones or refuse them.
+    /// Maximum length of a read or write in bytes; fronts split longer ones or refuse them.
     pub transfer_max: u32,
-    /// Writes are refused.
+    /// True if writes are refused.
     pub read_only: bool,
 }
 
-/// One of several writes.
+/// Extent of a multi-extent write.
 #[derive(Debug, Clone)]
 pub struct Patch {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// What is written.
+    /// Data to write.
     pub data: BufList,
 }
 
-/// A volume as a front sees it.
+/// Volume as a front sees it.
 ///
-/// Requests that overlap while both are in flight have no order between them; each 4 KiB-aligned block of a write
-/// is either wholly the old or wholly the new one at any time, after a crash too.  What `Flush` or FUA has answered
-/// for survives a crash.  Dropping the future of a request neither ends nor undoes it.
+/// Overlapping requests in flight at the same time are not ordered.  Each 4 KiB-aligned block of a write is either
+/// wholly old or wholly new at any time, also after a crash.  Writes covered by an acknowledged `Flush` or FUA survive
+/// a crash.  Dropping the future of a request neither cancels nor undoes it.
 pub trait BlockDevice {
-    /// Its shape now; the size changes when the volume is resized.
+    /// Returns the current geometry; the size changes when the volume is resized.
     fn geometry(&self) -> Geometry;
 
-    /// Does one request.  Never waits for others but where the order is stated ([`Request::Flush`]).
+    /// Executes one request.  Never waits for other requests except where the order is stated ([`Request::Flush`]).
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>>;
 
-    /// The same, with advice.  A device that makes nothing of it does the request.
+    /// Executes one request with access advice.  A device without support for advice ignores it.
     fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
         let _ = advice;
         self.submit(request)
     }
 
-    /// Does several writes that do not overlap, in any order, as [`Request::Write`] would do each; answered when all are
-    /// done.  After an error any of them may have been done or not.  Costs less than one request each where they are
+    /// Executes several writes that do not overlap, in any order, each as a [`Request::Write`]; completes when all are
+    /// done.  After an error each of them may or may not have been done.  Cheaper than one request each where they are
     /// within the same [`unit`](Self::unit).
     fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
         let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
@@ -72,26 +72,26 @@ pub trait BlockDevice {
         })
     }
 
-    /// Bytes of the units, counted from its beginning, in which the device stores what it holds, and changes it in one go
-    /// (a volume's objects); `None` where there is nothing of the kind.
+    /// Returns the size in bytes of the units, counted from offset 0, in which the device stores data and changes it in
+    /// one operation (a volume's objects); `None` where there are no such units.
     fn unit(&self) -> Option<u64> {
         None
     }
 
-    /// What is stored where, for `extent`, without reading it.
+    /// Maps the stored extents of `extent`, without reading them.
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>>;
 
-    /// Tells when the size changes; `None` when it never does.
+    /// Returns the watch for size changes; `None` when the size never changes.
     fn size_watch(&self) -> Option<Rc<SizeWatch>>;
 
-    /// Who may read and write it, where several hosts share it; `None` where nobody can reserve it.  The device does
-    /// not look itself, as it does not know who asks: fronts do, before they submit.
+    /// Returns the reservations of a volume that several hosts share; `None` where it cannot be reserved.  The device
+    /// does not check them, as it does not know the requesting host: fronts do, before they submit.
     fn reservations(&self) -> Option<Reservations> {
         None
     }
 }
 
-/// Tells those who wait that a device's size changed.
+/// Notifies waiters of changes of a device's size.
 #[derive(Default)]
 pub struct SizeWatch {
     changed: Notify,
@@ -99,12 +99,12 @@ pub struct SizeWatch {
 }
 
 impl SizeWatch {
-    /// Nobody waits yet.
+    /// Creates a watch without waiters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The size has changed.
+    /// Announces that the size has changed.
     pub fn announce(&self) {
         self.count.set(self.count.get() + 1);
         self.changed.notify_all();

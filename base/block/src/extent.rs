@@ -1,80 +1,81 @@
 use std::ops::Range;
 
-/// A run of bytes: `offset..offset + len`.
+/// Byte range: `offset..offset + len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Extent {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Extent {
-    /// A run of `len` bytes from `offset`.
+    /// Creates an extent of `len` bytes from `offset`.
     pub const fn new(offset: u64, len: u64) -> Self {
         Self { offset, len }
     }
 
-    /// One past the last byte; `None` when that overflows.
+    /// Returns the end (exclusive); `None` when it overflows.
     pub fn checked_end(self) -> Option<u64> {
         self.offset.checked_add(self.len)
     }
 
-    /// One past the last byte.
+    /// Returns the end (exclusive).
     ///
     /// # Panics
-    /// When that overflows; check what comes from outside first.
+    /// When that overflows; validate untrusted input first.
     pub fn end(self) -> u64 {
         self.checked_end().expect("an extent past 2^64")
     }
 
-    /// As a range.
+    /// Returns the extent as a range.
     pub fn range(self) -> Range<u64> {
         self.offset..self.end()
     }
 
-    /// They share a byte.
+    /// Returns whether the extents share a byte.
     pub fn overlaps(self, other: Extent) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }
 }
 
-/// What is known of a run without reading it.
+/// Allocation state of an extent, known without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExtentState {
-    /// Bytes are stored.
+    /// Stored bytes.
     Data,
-    /// Nothing is stored; reads as zeroes.
+    /// Unallocated; reads as zeroes.
     Hole,
-    /// Stored, or at least reserved, and known to read as zeroes.
+    /// Stored or at least reserved, and known to read as zeroes.
     Zero,
 }
 
-/// A run and its state.
+/// Extent and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mapped {
-    /// Where.
+    /// Byte range.
     pub extent: Extent,
-    /// What.
+    /// State of the range.
     pub state: ExtentState,
 }
 
-/// Runs that cover a range without gap, in order; neighbours differ in state.
+/// Extents that cover a range without gap, in order; neighbours differ in state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExtentMap {
     runs: Vec<Mapped>,
 }
 
 impl ExtentMap {
-    /// Covers nothing yet.
+    /// Creates a map that covers nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends `len` bytes of `state` after what is covered (or from `offset`, if nothing is yet), merging.
+    /// Appends `len` bytes of `state` after the covered range (or from `offset`, if the map is empty), merging equal
+    /// states.
     ///
     /// # Panics
-    /// When `offset` is not where the map ends.
+    /// When `offset` is not the end of a non-empty map.
     pub fn push(&mut self, offset: u64, len: u64, state: ExtentState) {
         if len == 0 {
             return;
@@ -89,12 +90,12 @@ impl ExtentMap {
         self.runs.push(Mapped { extent: Extent::new(offset, len), state });
     }
 
-    /// The runs.
+    /// Returns the extents.
     pub fn runs(&self) -> &[Mapped] {
         &self.runs
     }
 
-    /// Bytes in state `Data`.
+    /// Returns the bytes in state `Data`.
     pub fn data_bytes(&self) -> u64 {
         self.runs.iter().filter(|run| run.state == ExtentState::Data).map(|run| run.extent.len).sum()
     }

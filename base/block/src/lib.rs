@@ -1,8 +1,8 @@
-//! The vocabulary of block storage, and the two traits that hold Forebay's floors together.
+//! Block storage types, and the two traits between Forebay's layers: [`BlockDevice`] and [`ObjectBackend`].
 //!
-//! A front (NBD, iSCSI, ...) sees only [`BlockDevice`].  An image turns block requests into objects and sees only
-//! [`ObjectBackend`].  The write log, the cache and the image all implement `BlockDevice`, so layers stack and any
-//! of them can be left out.
+//! A front (NBD, iSCSI, ...) sees only [`BlockDevice`].  An image maps block requests to objects and sees only
+//! [`ObjectBackend`].  The write log, the cache and the image all implement `BlockDevice`, so layers stack and any of
+//! them can be left out.
 
 mod advice;
 mod device;

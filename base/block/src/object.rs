@@ -1,4 +1,4 @@
-//! Objects, as RADOS has them: the embedded store and the native RADOS client both offer this.
+//! Object interface modelled on RADOS; implemented by the embedded store and the native RADOS client.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
 use crate::shared::{Method, SharedObjects};
 
-/// An object's name within its pool, with its namespace (empty: the default one).  Cheap to clone.
+/// Name of an object within its pool, with its namespace (empty: the default one).  Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectName {
     namespace: Rc<str>,
@@ -20,31 +20,31 @@ pub struct ObjectName {
 }
 
 impl ObjectName {
-    /// Longest name and longest namespace in bytes.
+    /// Maximum length of a name, and of a namespace, in bytes.
     pub const LEN_MAX: usize = 1024;
 
-    /// A name in the default namespace.
+    /// Creates a name in the default namespace.
     pub fn new(name: impl AsRef<str>) -> Self {
         thread_local!(static DEFAULT: Rc<str> = Rc::from(""));
         Self { namespace: DEFAULT.with(Rc::clone), name: name.as_ref().into() }
     }
 
-    /// A name in a namespace.
+    /// Creates a name in a namespace.
     pub fn in_namespace(namespace: Rc<str>, name: impl AsRef<str>) -> Self {
         Self { namespace, name: name.as_ref().into() }
     }
 
-    /// The name without its namespace.
+    /// Returns the name without its namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace; empty for the default one.
+    /// Returns the namespace; empty for the default one.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The namespace, for names of others in it.
+    /// Returns the namespace, for creating further names in it.
     pub fn namespace_shared(&self) -> Rc<str> {
         self.namespace.clone()
     }
@@ -65,210 +65,209 @@ impl fmt::Debug for ObjectName {
     }
 }
 
-/// A self-managed snapshot's number within its pool.  Numbers only grow.
+/// Number of a self-managed snapshot within its pool.  Numbers only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapId(pub u64);
 
 impl SnapId {
-    /// The object as it is now, not a snapshot (RADOS: CEPH_NOSNAP).
+    /// Current object state, not a snapshot (RADOS: CEPH_NOSNAP).
     pub const HEAD: SnapId = SnapId(u64::MAX - 1);
 }
 
-/// What a write must keep: the newest snapshot number, and those that exist, newest first.
+/// Snapshot context of a write: the newest snapshot number, and the existing snapshots, newest first.
 ///
-/// The first write to an object after a snapshot keeps the object's state as a clone for it.
+/// The first write to an object after a snapshot preserves the object's state as a clone for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapContext {
-    /// The newest number ever taken for this image; 0 when there was none.
+    /// Newest number ever taken for this image; 0 when there was none.
     pub seq: u64,
-    /// Those that exist, newest first.
+    /// Existing snapshots, newest first.
     pub snaps: Vec<SnapId>,
 }
 
 impl SnapContext {
-    /// No snapshots.
+    /// Creates a context without snapshots.
     pub const fn empty() -> Self {
         Self { seq: 0, snaps: Vec::new() }
     }
 
-    /// Newest first without repeats, none newer than `seq`.
+    /// Returns whether the snapshots are sorted newest first without duplicates, none newer than `seq`.
     pub fn is_valid(&self) -> bool {
         self.snaps.windows(2).all(|pair| pair[0] > pair[1]) && self.snaps.first().is_none_or(|snap| snap.0 <= self.seq)
     }
 }
 
-/// One step of a [`Transaction`].  Steps are done in order; a guard that does not hold undoes the whole.
+/// Step of a [`Transaction`].  Steps run in order; a guard that fails undoes the whole transaction.
 #[derive(Debug, Clone)]
 pub enum ObjectOp {
     /// Guard: the object exists ([`ErrorKind::NotFound`](crate::ErrorKind) otherwise).
     AssertExists,
-    /// Guard: the object's version is this one ([`ErrorKind::Guard`](crate::ErrorKind) otherwise, and when there is
-    /// no such object).
+    /// Guard: the object has this version ([`ErrorKind::Guard`](crate::ErrorKind) otherwise, and when the object does
+    /// not exist).
     AssertVersion(u64),
-    /// Guard: these bytes are stored at `offset` (past the end reads as zeroes, as does an object that is not there);
+    /// Guard: these bytes are stored at `offset` (past the end reads as zeroes, as does an object that does not exist);
     /// [`ErrorKind::Mismatch`](crate::ErrorKind) otherwise.
     Compare {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What must be there.
+        /// Expected bytes.
         data: BufList,
     },
-    /// Guard: the key has this value (`None`: the key, or the object, is not there);
+    /// Guard: the key has this value (`None`: the key, or the object, does not exist);
     /// [`ErrorKind::Guard`](crate::ErrorKind) otherwise.
     KvCompare {
-        /// Key.
+        /// Key to compare.
         key: Vec<u8>,
-        /// Value.
+        /// Expected value.
         value: Option<Vec<u8>>,
     },
-    /// Creates the object if it is not there; with `exclusive`, being there is an error.  Every step that stores
-    /// something creates it too.
+    /// Creates the object if it does not exist; with `exclusive`, an existing object is an error.  Every step that
+    /// stores data creates it too.
     Create {
-        /// [`ErrorKind::Exists`](crate::ErrorKind) if it is there.
+        /// Fail with [`ErrorKind::Exists`](crate::ErrorKind) if the object exists.
         exclusive: bool,
     },
-    /// Advice for what is stored next, on an object that may be new: how large the object will become and how large
-    /// writes to it will be, in bytes.  Creates the object if it is not there.  A backend may do no more than that.
+    /// Allocation hint for the data stored next, on an object that may be new: expected object size and write size in
+    /// bytes.  Creates the object if it does not exist.  A backend may ignore the sizes.
     Expect {
-        /// Of the object.
+        /// Expected size of the object, in bytes.
         object_size: u64,
-        /// Of a write.
+        /// Expected size of a write, in bytes.
         write_size: u64,
     },
     /// Writes at an offset, growing the object.
     Write {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What is written.
+        /// Data to write.
         data: BufList,
     },
-    /// Replaces all bytes, and the size with them; the keys stay.
+    /// Replaces all bytes and the size; the keys stay.
     WriteFull {
-        /// The new content.
+        /// New content.
         data: BufList,
     },
-    /// The run reads as zeroes after; its space is given back.  Never changes the size; past the end does nothing,
-    /// nor does it create the object.
+    /// Zeroes the range and deallocates its space.  Never changes the size.  Past the end it does nothing, nor does it
+    /// create the object.
     Zero {
-        /// Where.
+        /// Range to zero.
         extent: Extent,
     },
-    /// Sets the size; a grown part reads as zeroes.  On an object that is not there it does nothing.
+    /// Sets the size; a grown part reads as zeroes.  Does nothing on an object that does not exist.
     Truncate {
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
-    /// Removes the object and its keys (its clones stay until their snapshots go);
-    /// [`ErrorKind::NotFound`](crate::ErrorKind) if it is not there.
+    /// Removes the object and its keys (its clones stay until their snapshots are removed);
+    /// [`ErrorKind::NotFound`](crate::ErrorKind) if it does not exist.
     Remove,
     /// Sets keys.
     KvSet {
-        /// Keys and their values.
+        /// Keys and values.
         pairs: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    /// Removes keys; those that are not there do not matter, but the object must be there
-    /// ([`ErrorKind::NotFound`](crate::ErrorKind)).
+    /// Removes keys.  Missing keys are ignored, but the object must exist ([`ErrorKind::NotFound`](crate::ErrorKind)).
     KvRemove {
-        /// Keys.
+        /// Keys to remove.
         keys: Vec<Vec<u8>>,
     },
-    /// Makes the head what it was at the snapshot, keys included; removes it if it was not there then.
+    /// Restores the head to its state at the snapshot, keys included; removes it if it did not exist then.
     Rollback {
-        /// The snapshot.
+        /// Snapshot to restore.
         snap: SnapId,
     },
-    /// Calls a method of an object class that may change the object; what it would answer is lost.  Only where
-    /// [`ObjectBackend::shared`] offers it ([`ErrorKind::Unsupported`](crate::ErrorKind) otherwise).
+    /// Calls an object class method that may change the object; its output is discarded.  Supported only where
+    /// [`ObjectBackend::shared`] returns something ([`ErrorKind::Unsupported`](crate::ErrorKind) otherwise).
     Call {
-        /// Which.
+        /// Method to call.
         method: Method,
-        /// Its input, as the class decodes it.
+        /// Input, encoded as the class expects it.
         input: Vec<u8>,
     },
 }
 
-/// Steps on one object that happen wholly or not at all, after a crash too.
+/// Atomic sequence of steps on one object: all or none take effect, also after a crash.
 #[derive(Debug, Clone, Default)]
 pub struct Transaction {
-    /// What must be kept for snapshots.
+    /// Snapshot context: states that the first write must preserve.
     pub snapc: Option<Rc<SnapContext>>,
-    /// The steps.
+    /// Steps, in order.
     pub ops: Vec<ObjectOp>,
-    /// Durable before it is answered.  Without, it is readable when answered and durable after the next
+    /// Durable before it is acknowledged.  Otherwise it is readable when acknowledged and durable after the next
     /// [`ObjectBackend::flush`] (a backend may be durable at once; RADOS is).
     pub durable: bool,
-    /// What will become of the bytes that it stores.
+    /// Access advice for the bytes that it stores.
     pub advice: Advice,
 }
 
 impl Transaction {
-    /// One step.
+    /// Creates a transaction of one step.
     pub fn of(op: ObjectOp) -> Self {
         Self::new(vec![op])
     }
 
-    /// Several steps.
+    /// Creates a transaction of several steps.
     pub fn new(ops: Vec<ObjectOp>) -> Self {
         Self { snapc: None, ops, durable: false, advice: Advice::NONE }
     }
 
-    /// With advice.
+    /// Sets the access advice.
     pub fn advised(mut self, advice: Advice) -> Self {
         self.advice = advice;
         self
     }
 
-    /// Durable before it is answered.
+    /// Makes the transaction durable before it is acknowledged.
     pub fn durable(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// With a snapshot context.
+    /// Sets the snapshot context.
     pub fn with_snapc(mut self, snapc: Rc<SnapContext>) -> Self {
         self.snapc = Some(snapc);
         self
     }
 }
 
-/// What a read asks for.
+/// Parameters of a read.
 #[derive(Debug, Clone, Copy)]
 pub struct ObjectRead {
-    /// The head, or a snapshot.
+    /// Snapshot to read, or [`SnapId::HEAD`].
     pub snap: SnapId,
-    /// Where; the part past the object's end is left out of the answer.
+    /// Range to read; the part past the object's end is left out of the reply.
     pub extent: Extent,
-    /// What will become of it.
+    /// Access advice for the bytes.
     pub advice: Advice,
 }
 
 impl ObjectRead {
-    /// From the head, or a snapshot.
+    /// Creates a read of a snapshot, or of the head.
     pub const fn new(snap: SnapId, extent: Extent) -> Self {
         Self { snap, extent, advice: Advice::NONE }
     }
 
-    /// From the head.
+    /// Creates a read of the head.
     pub fn head(offset: u64, len: u64) -> Self {
         Self::new(SnapId::HEAD, Extent::new(offset, len))
     }
 
-    /// With advice.
+    /// Sets the access advice.
     pub const fn advised(mut self, advice: Advice) -> Self {
         self.advice = advice;
         self
     }
 }
 
-/// What was read: the stored runs in order; what is between them reads as zeroes.
+/// Result of a read: the stored extents in order; the gaps between them read as zeroes.
 #[derive(Debug, Clone, Default)]
 pub struct SparseData {
-    /// Offset within the object, and bytes.
+    /// Stored extents: offset within the object, and bytes.
     pub runs: Vec<(u64, BufList)>,
 }
 
 impl SparseData {
-    /// Lays the runs into `extent`, the gaps filled with zeroes.
+    /// Returns the bytes of `extent`, with the gaps filled with zeroes.
     pub fn fill(self, extent: Extent) -> BufList {
         let mut out = BufList::new();
         let mut at = extent.offset;
@@ -286,135 +285,136 @@ impl SparseData {
     }
 }
 
-/// An object's size and version.
+/// Size and version of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectStat {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Grows with each change, and goes on growing when the object is removed and created again.
+    /// Version; grows with each change, and continues to grow when the object is removed and created again.
     pub version: u64,
 }
 
-/// One kept state of an object.
+/// Clone of an object: its state preserved for snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapClone {
-    /// Its number: the context's `seq` when it was made, not older than any snapshot it stands for.
+    /// Clone number: the context's `seq` when it was made, not older than any snapshot it represents.
     pub id: SnapId,
-    /// All the snapshots it stands for, newest first.
+    /// Snapshots that it represents, newest first.
     pub snaps: Vec<SnapId>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// The kept states of an object, oldest first.
+/// Clones of an object, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapSet {
-    /// The newest snapshot that a write to the head has seen.
+    /// Newest snapshot that a write to the head has seen.
     pub seq: u64,
-    /// The head exists.
+    /// True if the head exists.
     pub head_exists: bool,
-    /// The clones, oldest first.
+    /// Clones, oldest first.
     pub clones: Vec<SnapClone>,
 }
 
-/// A page of an object's key-value map.
+/// Page of an object's key-value map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvPage {
-    /// In key order.
+    /// Keys and values, in key order.
     pub pairs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// There are more after the last.
+    /// True if there are more keys after the last.
     pub more: bool,
 }
 
-/// A page of object names.
+/// Page of object names.
 #[derive(Debug, Clone, Default)]
 pub struct ListPage {
-    /// In no order that means something; each object once.
+    /// Object names, in unspecified order; each object once.
     pub names: Vec<ObjectName>,
-    /// Where to go on; `None` at the end.
+    /// Cursor of the next page; `None` at the end.
     pub next: Option<Vec<u8>>,
 }
 
-/// What a backend is and can do.
+/// Properties of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendInfo {
-    /// The pool's name as a user types it.
+    /// Pool name as a user types it.
     pub pool: String,
-    /// `store`, `ram` or `rados`.
+    /// Kind of backend: `store`, `ram` or `rados`.
     pub kind: &'static str,
-    /// Largest object in bytes.
+    /// Maximum object size in bytes.
     pub object_size_max: u64,
-    /// The unit that is written without reading first, in bytes.
+    /// Write unit that needs no read-modify-write, in bytes.
     pub preferred_io: u32,
-    /// Everything answered is durable at once; `flush` does nothing.
+    /// True if every acknowledged write is durable; `flush` does nothing then.
     pub durable_at_once: bool,
 }
 
-/// Space, in bytes.
+/// Space usage of a pool, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// What can be stored in all.
+    /// Total capacity.
     pub capacity: u64,
-    /// What is stored.
+    /// Used space.
     pub used: u64,
-    /// What can still be stored.
+    /// Available space.
     pub available: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: u64,
 }
 
-/// A pool of named objects.
+/// Pool of named objects.
 ///
-/// Transactions on one object take effect in the order in which they were submitted; a read sees every transaction
-/// that was answered before it was submitted.  Dropping a future neither ends nor undoes what it stands for.
+/// Transactions on one object take effect in the order in which they were submitted.  A read sees every transaction
+/// that was acknowledged before it was submitted.  Dropping a future neither cancels nor undoes its operation.
 pub trait ObjectBackend {
-    /// What it is.
+    /// Returns the backend's properties.
     fn info(&self) -> BackendInfo;
 
-    /// Reads stored runs; `NotFound` when there is no such object (or it did not exist at that snapshot).
+    /// Reads stored extents; `NotFound` when the object does not exist (or did not exist at that snapshot).
     fn read(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>>;
 
-    /// What is stored where, without reading it.  Covers the extent, past the object's end too (as a hole).
+    /// Maps stored extents without reading them.  The map covers the whole extent, also past the object's end (as a
+    /// hole).
     fn map(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<ExtentMap>>;
 
-    /// Size and version.
+    /// Returns size and version.
     fn stat(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<ObjectStat>>;
 
-    /// Does a transaction; answers the object's version after it.
+    /// Executes a transaction; returns the object's version after it.
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>>;
 
-    /// The values of some keys; `None` for those that are not there.
+    /// Returns the values of some keys; `None` for missing keys.
     fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>>;
 
-    /// Keys that start with `prefix`, in order, after `after` (exclusive; empty: from the first), `max` at most.
+    /// Lists keys that start with `prefix`, in order, after `after` (exclusive; empty: from the first), `max` at most.
     fn kv_list(&self, object: &ObjectName, prefix: &[u8], after: &[u8], max: usize) -> LocalFuture<Result<KvPage>>;
 
-    /// The object's clones.
+    /// Returns the object's clones.
     fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>>;
 
-    /// Takes a new snapshot number for this pool.
+    /// Allocates a new snapshot number for this pool.
     fn snap_allocate(&self) -> LocalFuture<Result<SnapId>>;
 
-    /// Gives up a snapshot number: clones that stand for no other snapshot go, in the background.
+    /// Removes a snapshot number: clones that represent no other snapshot are deleted in the background.
     fn snap_remove(&self, snap: SnapId) -> LocalFuture<Result<()>>;
 
-    /// Object names of a namespace (`None`: of all), `max` at most, going on at `cursor`.
+    /// Lists object names of a namespace (`None`: of all), `max` at most, from `cursor` on.
     fn list(&self, namespace: Option<&str>, cursor: Option<Vec<u8>>, max: usize) -> LocalFuture<Result<ListPage>>;
 
-    /// Names from the first to before the second of `names`, in order, `max` at most, of objects that are there or were at
-    /// a snapshot.  `None` where names are not kept in order.
+    /// Lists names from `names.start` to before `names.end`, in order, `max` at most, of objects that exist or existed
+    /// at a snapshot.  `None` where names are not kept in order.
     fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
         let _ = (names, max);
         None
     }
 
-    /// Everything answered before is durable when this is answered.
+    /// Makes every transaction acknowledged before durable.
     fn flush(&self) -> LocalFuture<Result<()>>;
 
-    /// Space.
+    /// Returns the space usage.
     fn usage(&self) -> LocalFuture<Result<Usage>>;
 
-    /// What it offers beside this because other clients use the pool at the same time; `None` where there are none.
+    /// Returns the interface for pools that other clients use at the same time; `None` where there are none.
     fn shared(&self) -> Option<Rc<dyn SharedObjects>> {
         None
     }

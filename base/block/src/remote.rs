@@ -1,4 +1,4 @@
-//! A block device that lives on another core.
+//! Block device owned by another core.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,49 +15,49 @@ use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
 use crate::reservation::Reservations;
 
-/// Messages taken before the owner's other tasks and its driver have a turn.
+/// Messages handled before the owner's other tasks and its driver run.
 const MESSAGES_PER_TURN: u32 = 64;
 
-/// What travels to the core that owns the device.
+/// Message to the core that owns the device.
 enum Message {
     Submit(Request, Answer<Result<Reply>>),
     Map(Extent, Answer<Result<ExtentMap>>),
-    /// Tell this queue of each change of the size from the given one on, and ask it when a fence is wanted.
+    /// Subscribes to size changes since the given size, and to fence requests.
     Watch(u64, cross::Sender<Told>),
-    /// Ask every core that uses the device to send a [`Message::Passed`]; the answers are what to wait for.
+    /// Asks every core that uses the device to send a [`Message::Passed`]; the reply is the futures to wait for.
     AskCores(Answer<Vec<Answered<()>>>),
-    /// Everything that was sent before has been given to the device.
+    /// Completes when every message sent before has been given to the device.
     Passed(Answer<()>),
 }
 
-/// What travels to a core that uses the device.
+/// Message to a core that uses the device.
 enum Told {
-    /// The size has changed.
+    /// Notifies that the size has changed.
     Size,
-    /// Send it back behind everything that was submitted.
+    /// Requests that the answer be sent back behind every submitted request.
     Fence(Answer<()>),
 }
 
 pub(crate) struct Shared {
     messages: cross::Sender<Message>,
-    /// The device's shape when it was shared, but for its size.
+    /// Geometry when the device was shared; its size may be stale.
     geometry: Geometry,
-    /// Bytes now.
+    /// Current size in bytes.
     size: AtomicU64,
-    /// The size can change.
+    /// True if the size can change.
     resizable: bool,
     reservations: Option<Reservations>,
 }
 
-/// Reaches a block device from any core.  The device is let go of when the last handle, and the last
-/// [`RemoteDevice`] made of one, is dropped.
+/// Handle to a block device that works from any core.  The device is released when the last handle, and the last
+/// [`RemoteDevice`] made from one, is dropped.
 #[derive(Clone)]
 pub struct DeviceHandle {
     shared: Arc<Shared>,
 }
 
 impl DeviceHandle {
-    /// Shares a device of this core with the others.
+    /// Shares a device of this core with other cores.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
@@ -73,7 +73,7 @@ impl DeviceHandle {
         }
         let listeners = Rc::new(RefCell::new(Vec::new()));
         let watching = watch.map(|watch| {
-            // Weak: those who share it hold the queue's sending end, and the queue must end with the last of them.
+            // Weak: users of `shared` own the queue's sending end, and the queue must end with the last of them.
             let (device, shared, listeners) = (device.clone(), Arc::downgrade(&shared), listeners.clone());
             spawn(follow_size(device, watch, shared, listeners))
         });
@@ -81,13 +81,13 @@ impl DeviceHandle {
         Self { shared }
     }
 
-    /// The device, for use on this core.
+    /// Attaches the device to this core.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
     pub fn attach(&self) -> Rc<RemoteDevice> {
         let (sender, mut receiver) = cross::channel();
-        // Refused when the owner is gone; then the size changes no more.
+        // Fails when the owner is gone; then the size changes no more.
         let _ = self.shared.messages.send(Message::Watch(self.shared.size.load(Ordering::Acquire), sender));
         let watch = Rc::new(SizeWatch::new());
         let listening = spawn({
@@ -96,7 +96,7 @@ impl DeviceHandle {
                 while let Some(told) = receiver.recv().await {
                     match told {
                         Told::Size => watch.announce(),
-                        // What this core has submitted is before it in the queue.
+                        // Requests that this core has submitted are before it in the queue.
                         Told::Fence(answer) => drop(messages.send(Message::Passed(answer))),
                     }
                 }
@@ -108,16 +108,17 @@ impl DeviceHandle {
 }
 
 impl Shared {
-    /// Waits until all that any core has decided to submit by now has been given to the device.
+    /// Waits until every request that any core has decided to submit by now has been given to the device.
     ///
-    /// Whoever looks whether a request is allowed, and submits it, does both without a pause; so once each core has had
-    /// a turn, what was allowed before is in the queue.
+    /// A core checks whether a request is allowed and submits it without yielding in between.  So once each core has
+    /// processed the fence message, every request allowed before is in the queue.
     pub(crate) async fn fence(&self) {
         let (answer, cores) = cross::oneshot();
-        // What is refused is dropped with its answer: then nothing is given to the device any more.
+        // A message that fails to send is dropped with its answer: the owner is gone, and nothing is given to the
+        // device any more.
         let _ = self.messages.send(Message::AskCores(answer));
         for core in cores.await.into_iter().flatten() {
-            // A core that uses the device no more sends nothing more.
+            // A core that has released the device sends nothing more.
             core.await;
         }
         let (answer, passed) = cross::oneshot();
@@ -126,7 +127,7 @@ impl Shared {
     }
 }
 
-/// Answers requests on the core that owns the device.
+/// Serves requests on the core that owns the device.
 async fn serve(
     device: Rc<dyn BlockDevice>,
     mut messages: cross::Receiver<Message>,
@@ -144,7 +145,7 @@ async fn serve(
             Message::Map(extent, answer) => answer_with(device.map(extent), answer),
             Message::Watch(seen, listener) => {
                 if device.geometry().size != seen {
-                    // It has changed on the way.  A listener that is gone already is forgotten at the next change.
+                    // The size changed in the meantime.  A listener that is gone is removed at the next change.
                     let _ = listener.send(Told::Size);
                 }
                 listeners.borrow_mut().push(listener);
@@ -167,8 +168,8 @@ async fn serve(
     }
 }
 
-/// Waits for a reply in a task of its own, unless it is there at once.  Nobody may wait for it any more: that
-/// neither ends nor undoes the request.
+/// Sends the reply at once if it is ready, otherwise from a task of its own.  The requester may be gone; that neither
+/// cancels nor undoes the request.
 fn answer_with<T: Send + 'static>(mut future: LocalFuture<Result<T>>, answer: Answer<Result<T>>) {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(reply) => answer.send(reply),
@@ -186,7 +187,7 @@ async fn follow_size(
     loop {
         let change = watch.changed();
         let Some(shared) = shared.upgrade() else { return };
-        // Between looking and waiting nothing else runs on this core, so no change is missed.
+        // No other task runs on this core between this look and the wait, so no change is missed.
         shared.size.store(device.geometry().size, Ordering::Release);
         listeners.borrow_mut().retain(|listener| listener.send(Told::Size).is_ok());
         drop(shared);
@@ -194,24 +195,24 @@ async fn follow_size(
     }
 }
 
-/// A device of another core, on this one.  Requests travel to the owner as they are submitted, and replies back;
-/// buffers are handed over, not copied.  When the owner's core is gone, requests fail with
-/// [`ErrorKind::ShuttingDown`].
+/// Device of another core, used on this one.  Requests are sent to the owner as they are submitted, and replies are
+/// sent back; buffers are moved, not copied.  Requests fail with [`ErrorKind::ShuttingDown`] when the
+/// owner's core is gone.
 pub struct RemoteDevice {
     handle: DeviceHandle,
     watch: Option<Rc<SizeWatch>>,
-    /// Hears what the owner tells.
+    /// Task that receives the owner's messages.
     listening: Option<JoinHandle<()>>,
 }
 
 impl RemoteDevice {
-    /// The handle it was made of.
+    /// Returns the handle that the device was attached from.
     pub fn handle(&self) -> &DeviceHandle {
         &self.handle
     }
 
     fn send<T: Send + 'static>(&self, answered: Answered<Result<T>>, message: Message) -> LocalFuture<Result<T>> {
-        // What is refused is dropped with its answer, which then tells of the end.
+        // A message that fails to send is dropped with its answer, which then reports the end.
         let _ = self.handle.shared.messages.send(message);
         Box::pin(async move {
             let gone = || Err(Error::new(ErrorKind::ShuttingDown, "the volume's core has stopped"));

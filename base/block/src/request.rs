@@ -2,50 +2,50 @@ use forebay_reactor::BufList;
 
 use crate::extent::Extent;
 
-/// One request to a block device.  Offsets and lengths are bytes; any alignment that
+/// Request to a block device.  Offsets and lengths are in bytes, with any alignment that
 /// [`Geometry::block_size`](crate::Geometry) allows.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// Reads the run; answered by [`Reply::Data`] with exactly its length.
+    /// Reads the extent; the reply is [`Reply::Data`] with exactly its length.
     Read(Extent),
     /// Writes `data` at `offset`.
     Write {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What is written.
+        /// Data to write.
         data: BufList,
-        /// Durable before it is answered (force unit access).
+        /// Durable before it is acknowledged (force unit access).
         fua: bool,
     },
-    /// The content is not needed any more; reads as zeroes after.
+    /// Discards the content; the extent reads as zeroes after.
     Discard(Extent),
-    /// Reads as zeroes after.
+    /// Zeroes the extent.
     WriteZeroes {
-        /// Where.
+        /// Range to zero.
         extent: Extent,
-        /// The space must stay reserved (NBD's no-hole); otherwise it may be given back.
+        /// True keeps the space allocated (NBD's no-hole); otherwise it may be deallocated.
         no_unmap: bool,
-        /// Durable before it is answered.
+        /// Durable before it is acknowledged.
         fua: bool,
     },
-    /// Atomically: if the device holds `expect` at `offset`, write `data` there; otherwise
-    /// [`ErrorKind::Mismatch`](crate::ErrorKind).
+    /// Compares and writes atomically: if the device contains `expect` at `offset`, writes `data` there; otherwise
+    /// fails with [`ErrorKind::Mismatch`](crate::ErrorKind).
     CompareAndWrite {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What must be there.
+        /// Expected bytes.
         expect: BufList,
-        /// What is then written; as long as `expect`.
+        /// Data to write; as long as `expect`.
         data: BufList,
-        /// Durable before it is answered.
+        /// Durable before it is acknowledged.
         fua: bool,
     },
-    /// Everything answered before is durable when this is answered.
+    /// Makes every write acknowledged before durable.
     Flush,
 }
 
 impl Request {
-    /// The run it touches; `None` for a flush.
+    /// Returns the extent of the request; `None` for a flush.
     pub fn extent(&self) -> Option<Extent> {
         match self {
             Request::Read(extent) | Request::Discard(extent) | Request::WriteZeroes { extent, .. } => Some(*extent),
@@ -56,23 +56,23 @@ impl Request {
         }
     }
 
-    /// It changes what is stored.
+    /// Returns whether the request changes stored data.
     pub fn is_write(&self) -> bool {
         !matches!(self, Request::Read(_) | Request::Flush)
     }
 }
 
-/// The answer to a [`Request`].
+/// Reply to a [`Request`].
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// What was read.
+    /// Data of a read.
     Data(BufList),
-    /// It is done.
+    /// Completion of any other request.
     Done,
 }
 
 impl Reply {
-    /// What was read; nothing for other requests.
+    /// Returns the data of a read; an empty list for other requests.
     pub fn into_data(self) -> BufList {
         match self {
             Reply::Data(data) => data,

@@ -1,4 +1,4 @@
-//! A device as hosts reach it that have no name.
+//! Device for hosts without an identity.
 
 use std::cell::RefCell;
 use std::future::ready;
@@ -10,15 +10,16 @@ use crate::extent::{Extent, ExtentMap};
 use crate::request::{Reply, Request};
 use crate::reservation::{Access, Reservations, View};
 
-/// A device whose hosts cannot be told apart, so that a reservation of any other keeps them out: what a front serves
-/// whose protocol has no reservations.  Refuses with [`ErrorKind::Denied`].
+/// Reservation filter for anonymous hosts: a front serves the device through it when its protocol has no reservations.
+/// Its hosts cannot be told apart, so a reservation of any other host excludes them: their requests fail with
+/// [`ErrorKind::Denied`].
 pub struct Unnamed {
     device: Rc<dyn BlockDevice>,
     reservations: Option<RefCell<View>>,
 }
 
 impl Unnamed {
-    /// Of any device.
+    /// Wraps any device.
     pub fn new(device: Rc<dyn BlockDevice>) -> Rc<Self> {
         let reservations = device.reservations().map(|reservations| RefCell::new(reservations.view()));
         Rc::new(Self { device, reservations })
@@ -36,7 +37,7 @@ impl BlockDevice for Unnamed {
 
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
         let access = match &request {
-            // It neither shows nor changes anything.
+            // A flush neither reads nor changes data.
             Request::Flush => None,
             Request::Read(_) => Some(Access::Read),
             _ => Some(Access::Write),

@@ -1,4 +1,4 @@
-//! A host that takes a volume from another: nothing of the other lands after that was answered.
+//! Tests of a host that takes a volume from another: no write of the other lands after the action was acknowledged.
 
 use std::cell::Cell;
 use std::future::ready;
@@ -11,7 +11,7 @@ use forebay_block::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Cores, CoresOptions, DriverChoice, Reactor, spawn, yield_now};
 
-/// What is under way, and whether any may still begin.
+/// Counters of requests in flight and requests begun.
 #[derive(Default)]
 struct Counts {
     underway: Cell<usize>,
@@ -94,7 +94,7 @@ fn nothing_lands_after_a_preemption_was_answered() {
                 Rc::new(Slow { counts: counts.clone(), reservations: reservations.clone() });
             let handle = DeviceHandle::new(device.clone());
             let host = old.clone();
-            // A front on another core: looks and submits without a pause, as long as it may.
+            // Front on another core: checks and submits without yielding in between, as long as it is allowed.
             let writer = cores.handle(0).run(move || async move {
                 let device = handle.attach();
                 let mut view = device.reservations().expect("reservations").view();

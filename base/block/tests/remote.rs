@@ -1,4 +1,4 @@
-//! A block device used from other cores.
+//! Tests of a block device used from other cores.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,12 +9,12 @@ use forebay_block::{
 };
 use forebay_reactor::{CoreHandle, Cores, CoresOptions, DriverChoice, Reactor, spawn, yield_now};
 
-/// Bytes in memory; every second request takes a few turns.
+/// Device in memory; every second request takes a few turns.
 struct Memory {
     bytes: Rc<RefCell<Vec<u8>>>,
     requests: Cell<u32>,
     watch: Rc<SizeWatch>,
-    /// Where the last written data lies.
+    /// Address of the last written data.
     address: Cell<usize>,
 }
 
@@ -184,7 +184,7 @@ fn the_size_is_followed() {
             let mut size = device.geometry().size;
             let changed = watch.changed();
             tell.send(size).expect("somebody listens");
-            // The change that is waited for may come before this is first polled.
+            // The awaited change may come before the first poll.
             if device.geometry().size == size {
                 changed.await;
             }

@@ -1,4 +1,4 @@
-//! Completes the handshake with a Ceph monitor and asks it for the monitors' map.
+//! Completes the handshake with a Ceph monitor and requests its monitor map.
 //!
 //! `messenger-mon ADDR ID KEY crc|secure`: prints what it got and ends with 0; with 1 and the reason when refused.
 

@@ -69,7 +69,7 @@ fn byte(at: usize) -> u8 {
     (at.wrapping_mul(31) ^ (at >> 8)) as u8
 }
 
-/// Runs of all lengths in one direction, from pools' memory and other, received in pieces of other lengths.
+/// Streams runs of various lengths in one direction, from pooled and other memory, received in pieces of other lengths.
 async fn streams(ip: IpAddr, look: Duration) -> Outcome {
     let (client, server) = pair(ip, look).await?;
     let lengths = [1, 16, 100, 8176, 8177, 8191, 8192, 8193, 20_000, 65_536, 300_000, 1 << 20, 3, 5_000_000, 7];
@@ -119,7 +119,7 @@ async fn streams(ip: IpAddr, look: Duration) -> Outcome {
     Ok(())
 }
 
-/// The peer's memory is written to without its doing, and no further than it reaches.
+/// Checks one-sided writes into the peer's memory, and that they cannot pass its end.
 async fn windows(ip: IpAddr) -> Outcome {
     let (client, server) = pair(ip, LOOK).await?;
     let window = server.window(1 << 20)?;
@@ -138,7 +138,7 @@ async fn windows(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
-/// A peer that makes places up gets nowhere: each is refused by the device, which ends the connection, and no byte changes.
+/// Checks that forged window descriptors fail: the device rejects each, which ends the connection, and no byte changes.
 async fn forgeries(ip: IpAddr) -> Outcome {
     const LEN: usize = 64 << 10;
     for forgery in ["past the end", "before the beginning", "to another window", "with a guessed key"] {
@@ -166,7 +166,8 @@ async fn forgeries(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
-/// The same between messengers: by the device in crc mode; by messages in secure mode, where nothing travels in the clear.
+/// Checks window writes between messengers: by the device in crc mode; by messages in secure mode, where nothing is
+/// sent in the clear.
 async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     let portal = Portal::default();
     let options = options(ip, secure);
@@ -200,15 +201,15 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     drop(opened.take());
     let late = timeout(PATIENCE, connection.write(place, 0, Buf::copy_of(b"x"))).await;
     assert!(late.map_err(|_| "a late write takes too long")?.is_err(), "a window that is gone takes nothing");
-    // A write that the device refuses ends the stream; the session goes on over the next one.
+    // A write rejected by the device ends the stream; the session continues on the next one.
     connection.request(Message::new(1)).await?;
     client.shutdown();
     server.shutdown();
     Ok(())
 }
 
-/// What a connection was given is worth nothing when it has ended, even to another connection of the same peer, and even if
-/// the owner keeps the window.
+/// Checks that a window descriptor is invalid once its connection has ended, even on another connection of the same
+/// peer, and even if the owner keeps the window.
 async fn stale_keys(ip: IpAddr) -> Outcome {
     struct Opens {
         kept: Rc<RefCell<Option<Window>>>,
@@ -254,7 +255,7 @@ async fn stale_keys(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
-/// Who waits for bytes is told when the peer has gone.
+/// Checks that a pending receive completes when the peer has gone.
 async fn ends(ip: IpAddr) -> Outcome {
     let (client, server) = pair(ip, Duration::ZERO).await?;
     let waiting = spawn(async move { server.recv(BufMut::with_capacity(100), false).await.0 });
@@ -279,7 +280,7 @@ fn options(ip: IpAddr, secure: bool) -> Options {
     }
 }
 
-/// Messages of all lengths there and back, by one connection that is lost in between.
+/// Exchanges messages of all lengths, over one connection that is lost in between.
 async fn messages(ip: IpAddr, secure: bool) -> Outcome {
     let portal = Portal::default();
     let options = options(ip, secure);

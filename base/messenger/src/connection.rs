@@ -1,4 +1,4 @@
-//! A connection as its users see it: messages go in, in order, and what becomes of them is told.
+//! Connection API: ordered message queues, requests, and their outcomes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,46 +21,46 @@ use crate::transport::Address;
 use crate::window;
 use crate::wire::{EntityAddr, Limits};
 
-/// Why a connection has ended, or has no connection at the moment.
+/// Reason why a connection has ended, or has no stream at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// The peer broke a rule, or one of us refuses the other.
+    /// Protocol violation by the peer, or one side rejected the other.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// The transport failed.
+    /// Transport error.
     #[error("{1}")]
     Io(io::ErrorKind, String),
-    /// The peer has closed it.
+    /// Closed by the peer.
     #[error("the peer has closed the connection")]
     PeerClosed,
-    /// The peer has closed it in the middle of a frame.
+    /// Closed by the peer in the middle of a frame.
     #[error("the peer has closed the connection in the middle of a frame")]
     PeerBroke,
-    /// It was closed here.
+    /// Closed by this side.
     #[error("it was closed")]
     Closed,
-    /// The peer takes too long to identify itself.
+    /// Handshake timeout.
     #[error("the handshake was not over in time, while {0}")]
     Handshake(&'static str),
-    /// Nothing comes from the peer, not even when it is asked.
+    /// Keepalive timeout: the peer is silent, even when asked.
     #[error("the peer is silent")]
     Silent,
-    /// A frame was begun and does not end.
+    /// Frame timeout: a frame was begun and not completed in time.
     #[error("a frame was begun and not ended in time")]
     Slow,
-    /// Another connection has taken its place.
+    /// Superseded by another connection of the same peer.
     #[error("another connection of the same peer has taken its place")]
     Replaced,
-    /// The peer has forgotten the session, or has begun a new one.
+    /// Session reset: the peer has dropped the session, or has begun a new one.
     #[error("the peer has forgotten the session")]
     Reset,
-    /// The peer did not come back in time.
+    /// Session expired: the peer did not reconnect in time.
     #[error("the peer did not come back in time")]
     Expired,
-    /// The peer may not connect from where it is.
+    /// Peer address that is not in the list of allowed networks.
     #[error("{0} is not on the list of those who may connect")]
     NotAllowed(String),
-    /// There are too many connections.
+    /// Connection limit reached.
     #[error("there are {0} connections already")]
     TooMany(usize),
 }
@@ -71,34 +71,35 @@ impl From<io::Error> for Reason {
     }
 }
 
-/// Why a message was not taken, or not answered.
+/// Error of sending a message, or of waiting for its reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// The connection has ended.  The message may or may not have been delivered.
+    /// Connection ended.  The message may or may not have been delivered.
     #[error("the connection has ended: {0}")]
     Ended(Reason),
-    /// So much waits to be sent that no more is taken now.
+    /// Send budget exhausted.
     #[error("the connection's queue is full")]
     Full,
-    /// A request with this number has not ended on this connection, or the number is 0.
+    /// Transaction ID that is 0, or that of a pending request on this connection.
     #[error("a request cannot have the number {0}: it is 0, or another one on this connection has it")]
     Tid(u64),
-    /// A segment is longer than what is taken.
+    /// Segment longer than the limit.
     #[error("a segment of {len} bytes is too long: {max} are taken")]
     TooLong {
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
-        /// Bytes at most.
+        /// Limit in bytes.
         max: usize,
     },
 }
 
-/// A message on its way out.
+/// Outgoing message.
 pub(crate) struct Outgoing {
     pub(crate) message: Message,
-    /// Told when the peer has it.
+    /// Completed once the peer's messenger has the message (in a lossy session: once the transport has it), or when it
+    /// fails.
     done: RefCell<Option<oneshot::Sender<Result<(), SendError>>>>,
-    /// Its share of what may wait to be sent.
+    /// Share of the send budget.
     _held: Held,
 }
 
@@ -111,64 +112,64 @@ impl Outgoing {
     }
 }
 
-/// Where a connection stands.
+/// Connection state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It is being made, for the first time or again.
+    /// Connecting, for the first time or again.
     Connecting,
-    /// Messages flow.
+    /// Established; messages flow.
     Open,
-    /// Of a server: the client may come back.
+    /// Server side without a stream; the client may reconnect.
     Standby,
-    /// It has ended.
+    /// Connection has ended.
     Closed,
 }
 
-/// What is behind a connection.
+/// Kind of link behind a connection.
 pub(crate) enum Link {
-    /// A stream of bytes; or none at the moment.
+    /// Byte stream; possibly disconnected at the moment.
     Remote,
-    /// The other end, in the same process.
+    /// Peer endpoint in the same process.
     Local(RefCell<Weak<Conn>>),
 }
 
-/// One end of a connection, over all the streams that it has in its life.
+/// One end of a connection, across all its successive streams.
 pub(crate) struct Conn {
     pub(crate) messenger: Rc<Inner>,
     pub(crate) address: Address,
     pub(crate) name: String,
     pub(crate) entity: Cell<u8>,
     pub(crate) policy: Policy,
-    /// Tells the sessions of one messenger with the same peer apart: the peer knows each by its address.
+    /// Nonce that distinguishes sessions of one messenger with the same peer: the peer knows each by its address.
     pub(crate) nonce: u32,
-    /// Which instance of the peer is meant; zero for whichever is there.
+    /// Nonce of the peer instance to reach; zero for any.
     pub(crate) target_nonce: Cell<u32>,
-    /// Our own address, as the peer has seen it.
+    /// Address of this endpoint, as seen by the peer.
     pub(crate) own_addr: Cell<Option<EntityAddr>>,
     pub(crate) link: Link,
     pub(crate) session: RefCell<Session<Rc<Outgoing>>>,
-    /// The highest number of a connection that this peer has made.
+    /// Highest global sequence number of a connection from this peer.
     pub(crate) peer_global_seq: Cell<u64>,
     pub(crate) state: Cell<State>,
-    /// Counts the streams; what belongs to an earlier one has no say any more.
+    /// Stream counter; events of earlier streams are ignored.
     pub(crate) epoch: Cell<u64>,
-    /// What is received of this peer.
+    /// Receive budget of this peer.
     pub(crate) throttle: Rc<Throttle>,
-    /// What waits to be sent to it, or to be acknowledged.
+    /// Send budget: messages waiting to be sent or acknowledged.
     outbound: Rc<Throttle>,
-    /// Those who wait for room there, in order: a short message does not overtake a long one.
+    /// FIFO of senders waiting for send budget: a short message does not overtake a long one.
     line: Semaphore,
     pub(crate) task: RefCell<Option<Waker>>,
-    /// The task will look at the queue by itself.
+    /// Set while the task will check the queue without being woken.
     pub(crate) attentive: Cell<bool>,
     pub(crate) changed: Notify,
     pub(crate) reason: RefCell<Option<Reason>>,
     requests: RefCell<Requests>,
-    /// What carries the stream, or did last.
+    /// Current transport, or the last one.
     pub(crate) transport: Cell<&'static str>,
-    /// Memory that the peer may write to.
+    /// Memory windows that the peer may write to.
     pub(crate) windows: RefCell<BTreeMap<u64, Rc<window::Inner>>>,
-    /// The stream, while it is one whose device writes for us.
+    /// RDMA stream whose device writes directly into windows, while there is one.
     pub(crate) rdma: RefCell<Option<RdmaStream>>,
 }
 
@@ -219,7 +220,7 @@ impl Conn {
         self.state.get() == State::Closed
     }
 
-    /// A stream takes over: what the one before has not settled is to be sent again.  Returns its number.
+    /// Starts a new stream: messages that the previous one has not settled are sent again.  Returns the new epoch.
     pub(crate) fn take_over(&self) -> u64 {
         self.epoch.set(self.epoch.get() + 1);
         self.session.borrow_mut().lost();
@@ -251,7 +252,7 @@ impl Conn {
         }
     }
 
-    /// Gives the reply to who waits for it.  The message comes back when it may be something else; a reply that nobody
+    /// Delivers a reply to its waiting request.  Returns the message if it may be something else; a reply that nobody
     /// waits for any more is dropped.
     #[inline]
     pub(crate) fn answer(&self, message: Message) -> Option<Message> {
@@ -264,7 +265,7 @@ impl Conn {
         None
     }
 
-    /// Everything that was to be sent, or waits for an answer, has failed.
+    /// Fails all queued messages and pending requests.
     pub(crate) fn fail(&self, reason: &Reason) {
         let queued = self.session.borrow_mut().reset(true);
         for outgoing in queued {
@@ -274,7 +275,7 @@ impl Conn {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends the connection for good.  True when it had not ended before.
+    /// Ends the connection permanently.  Returns true if it had not ended before.
     pub(crate) fn end(self: &Rc<Self>, reason: Reason) -> bool {
         if self.is_closed() {
             return false;
@@ -282,7 +283,7 @@ impl Conn {
         *self.reason.borrow_mut() = Some(reason.clone());
         self.epoch.set(self.epoch.get() + 1);
         self.fail(&reason);
-        // The owner may keep its windows; nobody writes to them any more.
+        // The owner may keep its windows; the peer can no longer write to them.
         let gone = (self.rdma.take(), self.windows.take());
         gone.1.values().for_each(|window| window.revoke());
         drop(gone);
@@ -315,7 +316,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Queues a message; or leaves it where it is, and says `false`, when there is no room.
+    /// Queues a message.  Returns `false` and leaves the message in place if the budget is exhausted.
     pub(crate) fn offer(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> Result<bool, SendError> {
         if self.is_closed() {
             return Err(self.ended());
@@ -333,7 +334,7 @@ impl Conn {
         Ok(true)
     }
 
-    /// Takes a message from the other end in the same process, if there is room.
+    /// Accepts a message from the endpoint in the same process, if the receive budget allows it.
     fn hand_over(self: &Rc<Self>, message: &mut Message, done: &mut Option<Done>) -> bool {
         let Some(held) = self.throttle.take(message.len()) else { return false };
         message.held = Some(held);
@@ -349,7 +350,7 @@ impl Conn {
         true
     }
 
-    /// Queues a message as soon as there is room.
+    /// Queues a message as soon as the budget allows it.
     pub(crate) async fn queue(self: &Rc<Self>, mut message: Message, mut done: Option<Done>) -> Result<(), SendError> {
         let _turn = self.line.acquire(1).await;
         while !self.offer(&mut message, &mut done)? {
@@ -358,7 +359,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Waits until there may be room, or the connection has ended.
+    /// Waits until the budget may suffice, or the connection has changed.
     async fn room(&self, bytes: usize) {
         let other = match &self.link {
             Link::Remote => None,
@@ -380,7 +381,7 @@ impl Conn {
 
 pub(crate) type Done = oneshot::Sender<Result<(), SendError>>;
 
-/// A connection to a peer, over all the streams that it has in its life.  Clones share it.
+/// Connection to a peer, across all its successive streams.  Clones share it.
 #[derive(Clone)]
 pub struct Connection {
     pub(crate) conn: Rc<Conn>,
@@ -391,20 +392,20 @@ impl Connection {
         Self { conn }
     }
 
-    /// Queues a message, in order.  What was queued is sent as soon as it can be, and over again where the policy says
-    /// so.
+    /// Queues a message, in order.  Queued messages are sent as soon as possible, and sent again after a reconnect if
+    /// the policy is lossless.
     ///
     /// # Errors
-    /// `Full` when there is no room for it at the moment; [`send`](Self::send) waits for some.
+    /// `Full` when the send budget is exhausted; [`send`](Self::send) waits instead.
     pub fn post(&self, mut message: Message) -> Result<(), SendError> {
-        // Whoever waits for room was there before.
+        // Senders that wait for budget come first.
         if self.conn.line.available() == 0 {
             return Err(SendError::Full);
         }
         if self.conn.offer(&mut message, &mut None)? { Ok(()) } else { Err(SendError::Full) }
     }
 
-    /// Queues a message as soon as there is room for it.
+    /// Queues a message as soon as the send budget allows it.
     ///
     /// # Errors
     /// `Ended` when the connection ends before that.
@@ -423,40 +424,41 @@ impl Connection {
         settled.await.unwrap_or_else(|| Err(self.conn.ended()))
     }
 
-    /// Sends a request, and waits for its reply.  Dropping the future gives up the reply, not the request.
+    /// Sends a request, and waits for its reply.  Dropping the future discards the reply; the request is not cancelled.
     ///
-    /// Its number (the `tid`) is the connection's own, and other connections use the same ones;
+    /// The transaction ID (`tid`) is assigned by the connection and is not unique across connections;
     /// [`request_as`](Self::request_as) takes the caller's.
     ///
     /// # Errors
-    /// `Ended` when the connection ends before the reply comes; then the peer may or may not have done what was asked.
+    /// `Ended` when the connection ends before the reply arrives; then the peer may or may not have executed the
+    /// request.
     pub fn request(&self, mut message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
         message.role = Role::Request;
         self.ask(message)
     }
 
-    /// Sends what is answered, whatever its role.
+    /// Sends a message that expects a reply, whatever its role.
     pub(crate) fn ask(&self, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
         Request { conn: &self.conn, chosen: None, tid: 0, step: Step::New(message) }
     }
 
-    /// Sends a request under the caller's own number, and waits for its reply, as [`request`](Self::request) does.
+    /// Sends a request under the caller's transaction ID, and waits for its reply, as [`request`](Self::request) does.
     ///
-    /// This is for those whose peers know an operation by its number, whichever connection it comes over, as the daemons
-    /// of a Ceph cluster do: it keeps its number when it is sent again, to the same peer or to another one.
-    /// [`Messenger::next_tid`](crate::Messenger::next_tid) counts such numbers.  Messages from a peer that is not
-    /// Forebay carry no role, so whatever comes under the number is taken for the reply.
+    /// Meant for peers that identify an operation by its ID on any connection, as the daemons of a Ceph cluster do: an
+    /// operation keeps its ID when it is sent again, to the same peer or to another one.
+    /// [`Messenger::next_tid`](crate::Messenger::next_tid) generates such IDs.  Messages from a peer that is not
+    /// Forebay carry no role, so any message with this ID is taken for the reply.
     ///
     /// # Errors
-    /// As `request`; and `Tid` when the number is 0 or that of a request which has not ended on this connection.
+    /// As `request`; and `Tid` when the ID is 0 or that of a pending request on this connection.
     pub fn request_as(&self, tid: u64, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
         Request { conn: &self.conn, chosen: Some(tid), tid: 0, step: Step::New(message) }
     }
 
-    /// Waits until messages flow.
+    /// Waits until the connection is open.
     ///
     /// # Errors
-    /// When it ends before.
+    /// Reason why the connection ended first.
     pub async fn ready(&self) -> Result<(), Reason> {
         let settled = || matches!(self.conn.state.get(), State::Open | State::Closed);
         self.conn.changed.wait_until(settled).await;
@@ -466,64 +468,65 @@ impl Connection {
         }
     }
 
-    /// Waits until it has ended, and says why.
+    /// Waits until the connection has ended, and returns the reason.
     pub async fn ended(&self) -> Reason {
         self.conn.changed.wait_until(|| self.conn.is_closed()).await;
         self.reason().unwrap_or(Reason::Closed)
     }
 
-    /// Ends it; what waits to be sent fails.
+    /// Closes the connection; queued messages and pending requests fail.
     pub fn close(&self) {
         self.conn.end(Reason::Closed);
     }
 
-    /// Where it stands.
+    /// Returns the connection state.
     pub fn state(&self) -> State {
         self.conn.state.get()
     }
 
-    /// Why it has ended; or why the last stream has, while another one is being made.
+    /// Returns the reason why the connection has ended, or why the last stream was lost while reconnecting.
     pub fn reason(&self) -> Option<Reason> {
         self.conn.reason.borrow().clone()
     }
 
-    /// Where the peer is.
+    /// Returns the address of the peer.
     pub fn address(&self) -> &Address {
         &self.conn.address
     }
 
-    /// Our own address, with the place that the peer sees; known to the side that connects, once messages flow.
+    /// Returns the address of this endpoint as seen by the peer; known to the connecting side, once the connection is
+    /// open.
     pub fn own_addr(&self) -> Option<EntityAddr> {
         self.conn.own_addr.get()
     }
 
-    /// What carries the messages now, or did last: `tcp`, `rdma`, `unix`, `shm` or `loopback`; empty before the first time.
-    /// An address that asks for RDMA may be reached over TCP.
+    /// Returns the current or last transport: `tcp`, `rdma`, `unix`, `shm` or `loopback`; empty before the first
+    /// stream.  An address that asks for RDMA may be reached over TCP.
     pub fn transport(&self) -> &'static str {
         self.conn.transport.get()
     }
 
-    /// Who the peer has shown to be; empty without authentication, and on the side that connects.
+    /// Returns the authenticated name of the peer; empty without authentication, and on the connecting side.
     pub fn name(&self) -> &str {
         &self.conn.name
     }
 
-    /// What the peer is, of [`entity`](crate::wire::entity); zero until it has said so.
+    /// Returns the entity type of the peer, of [`entity`](crate::wire::entity); zero until it is known.
     pub fn entity(&self) -> u8 {
         self.conn.entity.get()
     }
 
-    /// What becomes of it when a stream is lost.
+    /// Returns the policy that applies when a stream is lost.
     pub fn policy(&self) -> Policy {
         self.conn.policy
     }
 
-    /// Messages that wait to be sent or to be acknowledged, and their bytes.
+    /// Returns the number of messages waiting to be sent or acknowledged, and their bytes.
     pub fn pending(&self) -> Budget {
         self.conn.outbound.used()
     }
 
-    /// Messages of this peer that were received and not dropped, and their bytes.
+    /// Returns the number of messages of this peer that were received and not dropped, and their bytes.
     pub fn held(&self) -> Budget {
         self.conn.throttle.used()
     }
@@ -541,25 +544,25 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// A request from its beginning to its reply; a future by hand, because each layer of `async` moves the message.
+/// Request future, written by hand because each layer of `async` moves the message.
 struct Request<'a> {
     conn: &'a Rc<Conn>,
-    /// The caller's number.
+    /// Transaction ID chosen by the caller.
     chosen: Option<u64>,
-    /// The number it is listed under; 0 while it is not.
+    /// Transaction ID of the listed request; 0 while it is not listed.
     tid: u64,
     step: Step<'a>,
 }
 
 enum Step<'a> {
     New(Message),
-    /// It waits for room.
+    /// Waiting for send budget.
     Queueing(Pin<Box<dyn Future<Output = Result<(), SendError>> + 'a>>),
     Sent,
 }
 
 impl Request<'_> {
-    /// Lists the request.
+    /// Adds the request to the list of pending ones.
     fn begin(&mut self) -> Result<(), SendError> {
         let mut requests = self.conn.requests.borrow_mut();
         match self.chosen {
@@ -580,7 +583,7 @@ impl Future for Request<'_> {
             this.begin()?;
             let Step::New(message) = &mut this.step else { unreachable!("just seen") };
             message.tid = this.tid;
-            // Whoever waits for room was there before.
+            // Senders that wait for budget come first.
             if this.conn.line.available() > 0 && this.conn.offer(message, &mut None)? {
                 this.conn.requests.borrow_mut().queued(this.tid);
                 this.step = Step::Sent;
@@ -590,7 +593,7 @@ impl Future for Request<'_> {
         }
         if let Step::Queueing(queueing) = &mut this.step {
             std::task::ready!(queueing.as_mut().poll(cx))?;
-            // Nothing can have come in between: whoever receives has not had a turn yet.
+            // No reply can have arrived in between: the receiving task has not run yet.
             this.conn.requests.borrow_mut().queued(this.tid);
             this.step = Step::Sent;
         }
@@ -607,7 +610,7 @@ impl Future for Request<'_> {
 }
 
 impl Drop for Request<'_> {
-    /// Takes it off the list: nobody waits for its reply any more.
+    /// Removes the request from the list: its reply is no longer awaited.
     fn drop(&mut self) {
         if self.tid != 0 {
             let waiting = self.conn.requests.borrow_mut().end(self.tid);

@@ -1,4 +1,4 @@
-//! The part that waits: accepting, connecting, handshakes, and the streams of connections.
+//! Asynchronous part: accepting, connecting, handshakes, and the streams of connections.
 
 mod client;
 mod server;
@@ -13,7 +13,8 @@ use crate::connection::Reason;
 use crate::session::{Link, Progress};
 use crate::transport::Channel;
 
-/// Sends and receives until the handshake has something to tell; `state` says meanwhile what is going on.
+/// Sends and receives until the handshake makes progress that the caller must handle; `state` names the current step
+/// for error texts.
 async fn drive(link: &mut Link, channel: &Channel, state: &mut &'static str) -> Result<Progress, Reason> {
     loop {
         let stepped = link.step(&mut random);

@@ -1,6 +1,6 @@
-//! What fuzzers and property tests call: bytes from outside, through everything that decodes them.
+//! Entry points of fuzzers and property tests: feed untrusted bytes to every decoder.
 //!
-//! None of it may panic, and nothing may depend on how the stream is cut.
+//! No input may cause a panic, and no result may depend on how the stream is cut.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::wire::control::{
 };
 use crate::wire::{Banner, Decoder, Direction, EntityAddr, Frame, Header, Limits, Next, Pools, WireError, entity};
 
-/// A banner: the beginning of one is never refused later than it could be.
+/// Decodes a banner: a bad beginning must be rejected at its first wrong byte.
 pub fn banner(data: &[u8]) {
     let whole = Banner::decode(data);
     for len in 0..data.len().min(300) {
@@ -30,7 +30,7 @@ pub fn banner(data: &[u8]) {
     }
 }
 
-/// What a stream of frames comes to: the frames, and how it ended.
+/// Result of a stream: its frames, and the error that ended it.
 type Stream = (Vec<(u8, Vec<u8>, [Vec<u8>; 3])>, Option<WireError>);
 
 fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
@@ -65,8 +65,8 @@ fn plain(frame: &Frame) -> (u8, Vec<u8>, [Vec<u8>; 3]) {
     (frame.tag as u8, first, segments)
 }
 
-/// Frames in crc or secure mode, in pieces and all at once.  The first byte picks the mode, the second says how many
-/// bytes of cuts follow.
+/// Decodes frames in crc or secure mode, in pieces and all at once.  The first byte selects the mode, the second the
+/// number of bytes with cut lengths that follow.
 pub fn frames(data: &[u8]) {
     let [mode, count, rest @ ..] = data else { return };
     let count = usize::from(count % 16).min(rest.len());
@@ -85,7 +85,7 @@ fn round_trip<C: Control + PartialEq + std::fmt::Debug>(data: &[u8]) {
     }
 }
 
-/// The payloads of all control frames: what can be read can be written and read again.
+/// Decodes the payloads of all control frames: a decoded payload must survive another round trip.
 pub fn ident(data: &[u8]) {
     let [kind, data @ ..] = data else { return };
     match kind % 13 {
@@ -105,8 +105,8 @@ pub fn ident(data: &[u8]) {
     }
 }
 
-/// The place of a window, and a range in it: what can be read comes out as it went in, and what passes the check lies within
-/// the window.
+/// Decodes a window descriptor, and checks a range in it: a decoded descriptor must survive a round trip, and an
+/// accepted range must lie within the window.
 pub fn place(data: &[u8]) {
     let Some((range, place)) = data.split_first_chunk::<16>() else { return };
     let Ok(found) = Place::decode(place) else {
@@ -123,8 +123,8 @@ fn key() -> Key {
     Key::new([3; 32])
 }
 
-/// Handshakes with a peer that sends `data`: as a client and as a server, with each method; and the methods by
-/// themselves.  The first byte picks.
+/// Runs handshakes with a peer that sends `data`: as a client and as a server, with each method; and the methods alone.
+/// The first byte selects.
 pub fn auth(data: &[u8]) {
     let [kind, data @ ..] = data else { return };
     let mut count = 0u64;
@@ -134,7 +134,7 @@ pub fn auth(data: &[u8]) {
     };
     let secret = || cephx::Secret::from_base64("AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==").expect("a key");
     match kind % 6 {
-        // A method's payloads, each with its length before it.
+        // Payloads of one method.
         0 => {
             let mut client = cephx::Client::new("a", secret(), 0xff, cephx::Wallet::new());
             let more = data.get(..9).unwrap_or_default();
@@ -157,7 +157,7 @@ pub fn auth(data: &[u8]) {
                 assert!(server.more(second).is_err(), "a proof cannot be guessed");
             }
         }
-        // Whole streams.
+        // Complete streams.
         3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0, cephx::Wallet::new()))), data)),
         4 => drop(drive(client(Box::new(NoAuth)), data)),
         _ => drop(drive(server(Box::new(NoAuth)), data)),
@@ -187,7 +187,7 @@ fn server(auth: Box<dyn AuthServer>) -> Link {
     Link::server(config, auth, Rc::new(Pools::new()))
 }
 
-/// Feeds everything to one side, which answers as it must; true when it came to a session.
+/// Feeds all bytes to one side, with the answers that it requires; returns true if a session was established.
 fn drive(mut link: Link, mut data: &[u8]) -> bool {
     let mut count = 0u64;
     let mut random = || {
@@ -246,7 +246,7 @@ mod tests {
         }
     }
 
-    /// What the fuzzers begin with must get somewhere, or they would only see banners.
+    /// Checks that the fuzzers' seeds get past the banner.
     #[test]
     fn seeds_reach_what_they_are_for() {
         for entry in

@@ -1,4 +1,4 @@
-//! What is sent and received.
+//! Messages: type, header fields and segments.
 
 use std::fmt;
 
@@ -10,27 +10,27 @@ use crate::wire::header::FLAG_COMPLETE;
 
 /// Priorities; higher goes first.  The numbers are Ceph's.
 pub mod priority {
-    /// What can wait.
+    /// Background work.
     pub const LOW: u16 = 64;
-    /// Most messages.
+    /// Default of most messages.
     pub const DEFAULT: u16 = 127;
-    /// What others wait for.
+    /// Work that other clients wait for.
     pub const HIGH: u16 = 196;
-    /// What holds the cluster together.
+    /// Cluster-critical traffic.
     pub const HIGHEST: u16 = 255;
 }
 
-/// Whether a message asks, answers, or neither.
+/// Role of a message: request, reply or one-way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Nobody waits for an answer.
+    /// One-way message; expects no reply.
     #[default]
     OneWay,
-    /// It is to be answered under the same tid.
+    /// Request; the reply carries its tid.
     Request,
-    /// The answer to the request with this tid.
+    /// Reply to the request with this tid.
     Reply,
-    /// Asks for something to be done with a window of the receiver's messenger; handlers do not see it.
+    /// Operation on a memory window of the receiver's messenger; not passed to handlers.
     Window,
 }
 
@@ -39,7 +39,7 @@ impl Role {
         self as u16
     }
 
-    /// Whatever a later version may send counts as one-way.
+    /// Decodes a role; unknown codes of later versions count as one-way.
     pub(crate) fn from_code(code: u16) -> Self {
         match code {
             1 => Self::Request,
@@ -50,80 +50,80 @@ impl Role {
     }
 }
 
-/// A message: its type, and up to three segments, each a list of buffers that are not copied.
+/// Message with a type and up to three segments, each a list of buffers that are not copied.
 #[derive(Default)]
 pub struct Message {
-    /// What it is, in the space of whoever uses the messenger.
+    /// Message type, in the number space of the messenger's user.
     pub kind: u16,
-    /// Higher goes first; messages of one priority stay in order.
+    /// Priority; higher is dispatched first.  Messages of one priority stay in order.
     pub priority: u16,
-    /// Of the encoding of `front`.
+    /// Version of the encoding of `front`.
     pub version: u16,
-    /// The oldest version that can read `front`.
+    /// Oldest version of the decoder that can read `front`.
     pub compat_version: u16,
-    /// Whether it asks or answers.
+    /// Request, reply or one-way.
     pub role: Role,
     /// Matches a reply with its request; set by [`Connection::request`](crate::Connection::request), or given to
     /// [`Connection::request_as`](crate::Connection::request_as).
     pub tid: u64,
-    /// The message's own structure.
+    /// Front segment: the encoded structure of the message.
     pub front: BufList,
-    /// What is neither of the others; Ceph uses it for attributes.
+    /// Middle segment; Ceph uses it for attributes.
     pub middle: BufList,
-    /// Payload.
+    /// Data segment: the payload.
     pub data: BufList,
-    /// Its share of what its receiver has set aside; given back when the message is dropped.
+    /// Share of the receive budget; released when the message is dropped.
     pub(crate) held: Option<Held>,
 }
 
-/// Messages are moved from queue to queue; past this size each move would be a call.
+/// Size bound: messages are moved from queue to queue, and past this size each move becomes a function call.
 const _: () = assert!(size_of::<Message>() <= 128);
 
 impl Message {
-    /// A one-way message of this type, with nothing in it.
+    /// Creates an empty one-way message of this type.
     #[inline]
     pub fn new(kind: u16) -> Self {
         Self { kind, priority: priority::DEFAULT, version: 1, compat_version: 1, ..Self::default() }
     }
 
-    /// With this front.
+    /// Sets the front segment.
     pub fn front(mut self, front: impl Into<BufList>) -> Self {
         self.front = front.into();
         self
     }
 
-    /// With this payload.
+    /// Sets the data segment.
     pub fn data(mut self, data: impl Into<BufList>) -> Self {
         self.data = data.into();
         self
     }
 
-    /// With this priority.
+    /// Sets the priority.
     pub fn priority(mut self, priority: u16) -> Self {
         self.priority = priority;
         self
     }
 
-    /// A reply to this request, of type `kind`, with nothing in it yet.
+    /// Creates an empty reply to this request, of type `kind`, with its tid and priority.
     #[inline]
     pub fn reply(&self, kind: u16) -> Self {
         Self { role: Role::Reply, tid: self.tid, priority: self.priority, ..Self::new(kind) }
     }
 
-    /// Bytes of all segments.
+    /// Returns the number of bytes in all segments.
     #[inline]
     pub fn len(&self) -> usize {
         self.front.len() + self.middle.len() + self.data.len()
     }
 
-    /// There is not one byte in it.
+    /// Returns true if all segments are empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Gives back its share of what the receiver has set aside, before the message is dropped: for who keeps the
-    /// message, and counts by itself what it keeps.
+    /// Releases the message's share of the receive budget before the message is dropped: for receivers that keep the
+    /// message and account for it themselves.
     pub fn detach(&mut self) {
         self.held = None;
     }

@@ -1,6 +1,6 @@
-//! Measuring a messenger: a server that answers, and clients that keep so many requests under way.
+//! Messenger benchmark: a server that replies, and clients that keep a number of requests in flight.
 //!
-//! `forebay perf messenger` and the benchmarks are built on it.
+//! Base of `forebay perf messenger` and of the benchmarks.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -11,64 +11,64 @@ use forebay_reactor::{Buf, BufList, now, sleep, spawn, timeout, yield_now};
 
 use crate::{Address, Connection, Message, Messenger, Options, Policy, Portal, SendError};
 
-/// A request, which is answered with nothing in it.
+/// Request; answered by an empty reply.
 const KIND_ASK: u16 = 1;
-/// The answer.
+/// Empty reply to a request.
 const KIND_ANSWER: u16 = 2;
-/// Asks how much processor time the server has used.
+/// Request for the processor time that the server has used.
 const KIND_USAGE: u16 = 3;
-/// One-way: nothing is answered.
+/// One-way message; not answered.
 const KIND_PUSH: u16 = 4;
 
-/// What one run does.
+/// Load of one run.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// Bytes of data a request.
+    /// Data size of a request in bytes.
     pub size: usize,
-    /// Requests under way on each connection.
+    /// Requests in flight on each connection.
     pub depth: usize,
-    /// Connections.
+    /// Number of connections.
     pub connections: usize,
-    /// How long it is measured.
+    /// Measured time.
     pub time: Duration,
-    /// Not measured, at first.
+    /// Warm-up time before the measurement.
     pub warm_up: Duration,
-    /// Nobody waits for answers: `depth` is how many are queued before the receiver has its turn.
+    /// One-way mode, without replies: `depth` is the number of messages queued before the receiver runs.
     pub one_way: bool,
-    /// Nothing is kept when a connection is lost: the run fails.
+    /// Lossy mode: no state is kept when a connection is lost, and the run fails.
     pub lossy: bool,
-    /// Each of those under way rests so long between an answer and its next request; zero for not at all.
+    /// Pause of each slot between a reply and its next request; zero for none.
     pub every: Duration,
-    /// The run fails when for so long there is no connection, or no answer: a lossless peer would wait for ever.
+    /// Timeout without a connection or a reply, after which the run fails; a lossless peer would wait indefinitely.
     pub patience: Duration,
 }
 
-/// Why a run failed.
+/// Error that failed a run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RunError {
-    /// A connection ended, or could not be made.
+    /// Connection that ended, or could not be established.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// Nobody answered for as long as the load has patience.
+    /// Timeout: no reply for as long as the load's `patience`.
     #[error("no answer for {} s", .0.as_secs_f64())]
     Silent(Duration),
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// Requests answered (or one-way messages sent).
+    /// Number of requests answered (or one-way messages sent).
     pub messages: u64,
-    /// In this time.
+    /// Measured time in seconds.
     pub seconds: f64,
-    /// Latencies in nanoseconds: how many in each bucket of [`bucket_nanos`].
+    /// Latency histogram: number of requests in each bucket of [`bucket_nanos`].
     pub latencies: Vec<u64>,
-    /// Processor time that the server says it used meanwhile, in nanoseconds.
+    /// Processor time that the server reports for the run, in nanoseconds.
     pub server_cpu_nanos: Option<u64>,
 }
 
 impl Outcome {
-    /// One more request, which took so long.
+    /// Records one more request with its latency in nanoseconds.
     pub fn count(&mut self, nanos: u64) {
         let bucket = bucket(nanos);
         if self.latencies.len() <= bucket {
@@ -78,7 +78,8 @@ impl Outcome {
         self.latencies[bucket] += 1;
     }
 
-    /// The latency in nanoseconds that this part of all requests did not exceed; 0 when there were none.
+    /// Returns the latency in nanoseconds that the fraction `part` of all requests did not exceed; 0 when there were
+    /// none.
     pub fn percentile(&self, part: f64) -> u64 {
         let total: u64 = self.latencies.iter().sum();
         let rank = (total as f64 * part).ceil() as u64;
@@ -93,7 +94,7 @@ impl Outcome {
     }
 }
 
-/// Buckets to a doubling.
+/// Buckets per power of two.
 const STEPS: u32 = 16;
 
 fn bucket(nanos: u64) -> usize {
@@ -103,14 +104,14 @@ fn bucket(nanos: u64) -> usize {
     ((exponent - STEPS.ilog2()) * STEPS + step) as usize
 }
 
-/// The upper end of a bucket of latencies, in nanoseconds.
+/// Returns the upper bound of a latency bucket, in nanoseconds.
 pub fn bucket_nanos(bucket: usize) -> u64 {
     let (exponent, step) = (bucket as u32 / STEPS, bucket as u32 % STEPS);
     u64::from(STEPS + step + 1) << exponent
 }
 
-/// Answers requests; `cpu_nanos` says how much processor time the process has used.  For servers that do other things too:
-/// false when it was none of these requests.
+/// Answers a benchmark request; `cpu_nanos` returns the processor time that the process has used.  For servers that
+/// also do other work: returns false if the message is not a benchmark request.
 pub fn answer(connection: &Connection, message: &Message, cpu_nanos: impl Fn() -> u64) -> bool {
     let mut reply = match message.kind {
         KIND_ASK => message.reply(KIND_ANSWER),
@@ -118,17 +119,17 @@ pub fn answer(connection: &Connection, message: &Message, cpu_nanos: impl Fn() -
         kind => return kind == KIND_PUSH,
     };
     if let Ok(false) = connection.conn.offer(&mut reply, &mut None) {
-        // A client with more requests under way than a queue holds: its reply waits for room.
+        // A client has more requests in flight than the send queue admits: its reply waits.
         let connection = connection.clone();
         drop(spawn(async move { connection.send(reply).await }));
     }
     true
 }
 
-/// A server that answers requests; `cpu_nanos` says how much processor time its process has used.
+/// Starts a server that answers benchmark requests; `cpu_nanos` returns the processor time that its process has used.
 ///
 /// # Errors
-/// What binding brings.
+/// Errors of binding.
 pub fn serve(
     portal: &Portal,
     options: Options,
@@ -151,11 +152,11 @@ async fn usage(connection: &Connection) -> Option<u64> {
 /// Runs a load against a server.
 ///
 /// # Errors
-/// When a connection cannot be made, or ends, or nobody answers for as long as the load has patience.
+/// When a connection cannot be established, or ends, or there is no reply for as long as the load's `patience`.
 pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Load) -> Result<Outcome, RunError> {
     let client = Messenger::new(portal, options, |_: &Connection, _: Message| {});
     let answers = Rc::new(Cell::new(0));
-    // Who rests between requests has no answers meanwhile.
+    // Slots that pause between requests receive no replies meanwhile.
     let patience = load.patience + 2 * load.every;
     let outcome = {
         let mut measuring = std::pin::pin!(measure(&client, address, load, &answers));
@@ -215,7 +216,7 @@ async fn measure(
                     }
                     connection.request(Message::new(KIND_ASK).data(payload.clone())).await?;
                     answers.set(answers.get() + 1);
-                    // The next one is asked at once.
+                    // The next request is sent at once.
                     let end = now();
                     let nanos = end.since(std::mem::replace(&mut begin, end)).as_nanos() as u64;
                     if measuring.get() {
@@ -244,7 +245,7 @@ async fn measure(
     Ok(outcome)
 }
 
-/// Queues one-way messages, and lets whoever receives them have its turn.
+/// Queues one-way messages, and yields to the receiver.
 async fn push(connection: &Connection, payload: &BufList, count: usize) -> Result<(), SendError> {
     for _ in 0..count {
         let message = Message::new(KIND_PUSH).data(payload.clone());
@@ -327,7 +328,7 @@ mod tests {
                 patience: Duration::from_millis(50),
             };
             let went = spawn(async move {
-                // A pause after which the run is under way; if it is not, there is nobody to connect to at all.
+                // The run is in progress after this pause; otherwise there is no server to connect to at all.
                 sleep(Duration::from_millis(20)).await;
                 server.shutdown();
             });

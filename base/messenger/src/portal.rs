@@ -1,4 +1,4 @@
-//! A core's share of the messenger: its memory, its budget, and the queue of messages that its handlers have yet to see.
+//! Per-core messenger state: memory pools, receive budget, and the queue of messages awaiting dispatch.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,10 +14,11 @@ use crate::throttle::{Budget, Throttle};
 use crate::window;
 use crate::wire::Pools;
 
-/// Messages that handlers see before others have their turn.
+/// Maximum number of messages dispatched before other tasks run.
 const DISPATCH_TURN: usize = 512;
 
-/// A core's share of the messenger.  All connections of a portal are served by the reactor that made it.  Clones share it.
+/// Per-core messenger state.  All connections of a portal are served by the reactor of the thread that created it.
+/// Clones share it.
 #[derive(Clone)]
 pub struct Portal {
     pub(crate) shared: Rc<Shared>,
@@ -25,18 +26,18 @@ pub struct Portal {
 
 pub(crate) struct Shared {
     pub(crate) pools: Rc<Pools>,
-    /// Of all messages that were received and not dropped.
+    /// Budget of all messages that were received and not dropped.
     pub(crate) throttle: Rc<Throttle>,
     queue: RefCell<PriorityQueue<(Rc<Conn>, Message)>>,
     dispatching: Cell<bool>,
     scheduled: Cell<bool>,
-    /// Who can be reached without serialising.
+    /// Endpoints of this process that are reached without serialising, by name.
     pub(crate) names: RefCell<BTreeMap<String, Weak<Inner>>>,
 }
 
 impl Portal {
-    /// For the reactor of this thread.  `budget` bounds the messages that were received and not dropped, of all
-    /// connections together.
+    /// Creates the portal of this thread's reactor.  `budget` bounds the messages that were received and not dropped,
+    /// over all connections.
     pub fn new(budget: Budget) -> Self {
         let shared = Shared {
             pools: Rc::new(Pools::new()),
@@ -49,14 +50,14 @@ impl Portal {
         Self { shared: Rc::new(shared) }
     }
 
-    /// Messages that were received and not dropped, and their bytes.
+    /// Returns the number of messages that were received and not dropped, and their bytes.
     pub fn held(&self) -> Budget {
         self.shared.throttle.used()
     }
 }
 
 impl Default for Portal {
-    /// 65,536 messages and 512 MiB.
+    /// Returns a portal with a budget of 65,536 messages and 512 MiB.
     fn default() -> Self {
         Self::new(Budget { messages: 1 << 16, bytes: 512 << 20 })
     }
@@ -68,9 +69,9 @@ impl Shared {
         self.queue.borrow_mut().push(message.priority, (conn, message));
     }
 
-    /// Lets handlers see what is queued, the highest priority first, whichever connection it came from.
+    /// Dispatches queued messages to their handlers, highest priority first across all connections.
     pub(crate) fn dispatch(self: &Rc<Self>) {
-        // A handler may come back here; then who called it goes on.
+        // A handler may re-enter this function; the outer call then continues.
         if self.dispatching.replace(true) {
             return;
         }
@@ -93,7 +94,7 @@ impl Shared {
         }
     }
 
-    /// Sees to it that handlers are called soon, and not from here.
+    /// Schedules a dispatch as a separate task.
     pub(crate) fn schedule(self: &Rc<Self>) {
         if self.scheduled.replace(true) {
             return;

@@ -1,11 +1,11 @@
-//! A queue by priority: the highest first, in order within one.
+//! Priority queue: highest priority first, FIFO within a priority.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// A queue by priority.
+/// Priority queue.
 #[derive(Debug)]
 pub(crate) struct PriorityQueue<M> {
-    /// Most items have the same priority; this is it, until another one comes along.
+    /// Items of the most recent sole priority, `priority`: most items have the same one.
     single: VecDeque<M>,
     priority: u16,
     others: BTreeMap<u16, VecDeque<M>>,
@@ -59,7 +59,7 @@ impl<M> PriorityQueue<M> {
         item
     }
 
-    /// Everything, in order.
+    /// Removes and returns all items, in order.
     pub(crate) fn drain(&mut self) -> Vec<M> {
         std::iter::from_fn(|| self.pop()).collect()
     }

@@ -1,4 +1,4 @@
-//! Requests that wait for their replies, found by the number in the message's header without a search.
+//! Pending requests, indexed by the transaction ID in the message header without a search.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,9 +12,9 @@ use crate::message::Message;
 pub(crate) type Reply = Result<Message, SendError>;
 
 enum State {
-    /// It was not queued yet: what becomes of the connection is told to who queues it.
+    /// Not queued yet: an error of the connection is reported to the task that queues it.
     Fresh,
-    /// Nobody has looked for the reply yet, or this one is to be woken.
+    /// Reply pending; the waker, if any, is woken by it.
     Waiting(Option<Waker>),
     Done(Reply),
 }
@@ -24,20 +24,20 @@ struct Request {
     state: State,
 }
 
-/// Those of one connection.
+/// Pending requests of one connection.
 ///
-/// A request's number has its place in the lower half and a count in the upper one, so that a reply that comes after its
-/// request was given up is not taken for that of the next one in its place.  Numbers that the caller has chosen are looked
-/// up.
+/// A transaction ID has the slot index in its lower half and a generation count in the upper one, so a late reply to an
+/// abandoned request is not taken for that of the next request in the same slot.  IDs chosen by the caller are looked
+/// up in a map.
 #[derive(Default)]
 pub(crate) struct Requests {
     slots: Slab<Request>,
     count: u32,
-    /// Places of the requests whose numbers are the caller's.
+    /// Slots of the requests whose IDs were chosen by the caller.
     chosen: HashMap<u64, usize, BuildHasherDefault<TidHasher>>,
 }
 
-/// Spreads numbers that count up.  The numbers in the map are our own, so no peer can make them meet.
+/// Hash for sequential numbers.  The keys are generated on this side, so no peer can provoke collisions.
 #[derive(Default)]
 struct TidHasher(u64);
 
@@ -56,7 +56,7 @@ impl Hasher for TidHasher {
 }
 
 impl Requests {
-    /// A number for a request that is about to be queued; never 0.
+    /// Allocates the ID of a request that is about to be queued; never 0.
     #[inline]
     pub(crate) fn begin(&mut self) -> u64 {
         let place = self.slots.vacant_key() as u64;
@@ -71,7 +71,7 @@ impl Requests {
         tid
     }
 
-    /// The same with the caller's number; false when it is 0, or that of a request that has not ended.
+    /// Registers a request under the caller's ID.  Returns false if the ID is 0, or that of a pending request.
     pub(crate) fn begin_as(&mut self, tid: u64) -> bool {
         if tid == 0 || self.get(tid).is_some() {
             return false;
@@ -81,7 +81,7 @@ impl Requests {
         true
     }
 
-    /// The place of a request with this number, if there is one.
+    /// Returns the slot that a request with this ID has, if there is one.
     #[inline]
     fn place(&self, tid: u64) -> usize {
         let named = tid as u32 as usize;
@@ -94,7 +94,7 @@ impl Requests {
         self.slots.get_mut(place).filter(|request| request.tid == tid)
     }
 
-    /// The request was queued, and waits from here on.
+    /// Marks a request as queued, so that a reply can be delivered.
     #[inline]
     pub(crate) fn queued(&mut self, tid: u64) {
         if let Some(request) = self.get(tid) {
@@ -102,8 +102,8 @@ impl Requests {
         }
     }
 
-    /// Gives a reply to its request: who is to be woken, or the reply back when nobody waits for it.
-    // Boxing it would cost every message what only strange ones need.
+    /// Delivers a reply to its request.  Returns the waker to wake, or the message as an error if nothing waits for it.
+    // Boxing the error would charge every message for a rare case.
     #[allow(clippy::result_large_err)]
     #[inline]
     pub(crate) fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
@@ -118,7 +118,7 @@ impl Requests {
         }
     }
 
-    /// Takes the reply and ends the request, if it was answered.
+    /// Takes the reply and ends the request, if the reply has arrived.
     #[inline]
     pub(crate) fn take(&mut self, tid: u64) -> Option<Reply> {
         let place = self.place(tid);
@@ -135,7 +135,8 @@ impl Requests {
         }
     }
 
-    /// Waits for the reply; a waker that was there before is for the caller to drop, for it may do anything then.
+    /// Registers a waker for the reply; a previous waker is returned for the caller to drop, since its drop may run
+    /// arbitrary code.
     #[inline]
     pub(crate) fn wait(&mut self, tid: u64, cx: &Context<'_>) -> Option<Waker> {
         let request = self.get(tid).expect("a request is there until it has ended");
@@ -147,7 +148,7 @@ impl Requests {
         }
     }
 
-    /// Ends a request, answered or not; what is left of it is for the caller to drop.
+    /// Ends a request, with or without a reply; the remains are returned for the caller to drop.
     #[inline]
     pub(crate) fn end(&mut self, tid: u64) -> impl Sized + use<> {
         self.get(tid)?;
@@ -158,7 +159,7 @@ impl Requests {
         Some(self.slots.remove(place))
     }
 
-    /// All that wait have failed; returns who is to be woken.
+    /// Fails all waiting requests, and returns the wakers to wake.
     pub(crate) fn fail(&mut self, error: &SendError) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (_, request) in &mut self.slots {
@@ -211,7 +212,7 @@ mod tests {
         requests.queued(ours);
         assert!(!requests.begin_as(0), "0 is no number");
         assert!(!requests.begin_as(ours), "it is in use");
-        // The next one of ours would be this.
+        // Predicts the next ID that `begin` allocates.
         let next = (2 << 32) | 1;
         for tid in [7, 8, next] {
             assert!(requests.begin_as(tid) && !requests.begin_as(tid));

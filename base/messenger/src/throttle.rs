@@ -1,36 +1,36 @@
-//! What a receiver sets aside for messages: so many, and so many bytes, for each peer and in all.
+//! Receive and send budgets: bounds on the number of messages and their bytes, per peer and in total.
 //!
-//! A message takes its share before room is made for its body and gives it back when it is dropped.  Who gets no share is
-//! not read from any more, so the peer's own queue fills, and its senders wait.
+//! A message takes its share before memory is allocated for its body, and releases it when it is dropped.  A peer
+//! without a share is not read from, so that the peer's own queue fills and its senders wait.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::Waker;
 
-/// Messages and bytes.
+/// Number of messages and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Messages.
+    /// Number of messages.
     pub messages: usize,
-    /// Bytes of their segments.
+    /// Number of bytes in their segments.
     pub bytes: usize,
 }
 
 impl Budget {
     #[inline]
     fn has_room(self, used: Self, bytes: usize) -> bool {
-        // One message always fits, however long, or it would never come.
+        // A single message always fits, whatever its length; otherwise it could never be received.
         used.messages == 0 || (used.messages < self.messages && used.bytes.saturating_add(bytes) <= self.bytes)
     }
 }
 
-/// A budget, what is used of it, and who waits for some.
+/// Budget, its current usage, and the tasks waiting for it.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     limit: Budget,
     used: Cell<Budget>,
     waiting: RefCell<Vec<Waker>>,
-    /// The one for all peers, of a peer's.
+    /// Parent throttle of all peers; `None` if there is none.
     whole: Option<Rc<Throttle>>,
 }
 
@@ -49,7 +49,7 @@ impl Throttle {
         self.limit.has_room(self.used.get(), bytes)
     }
 
-    /// Takes a message's share, here and of the whole, if there is room for it in both.
+    /// Takes a message's share, here and of the parent, if both have it available.
     #[inline]
     pub(crate) fn take(self: &Rc<Self>, bytes: usize) -> Option<Held> {
         if !self.would_take(bytes) {
@@ -62,15 +62,15 @@ impl Throttle {
         Some(Held { throttle: self.clone(), bytes })
     }
 
-    /// A message of so many bytes would get its share now.
+    /// Returns true if a message of `bytes` bytes would be admitted now.
     #[inline]
     pub(crate) fn would_take(&self, bytes: usize) -> bool {
         self.has_room(bytes) && self.whole.as_ref().is_none_or(|whole| whole.has_room(bytes))
     }
 
-    /// Wakes `waker` when something is given back.
+    /// Registers `waker` to be woken when budget is released.
     pub(crate) fn wait(&self, waker: &Waker) {
-        // Whichever of the two is short: being woken in vain costs a look.
+        // Registers with both throttles, whichever is short; a spurious wake-up is cheap.
         for throttle in [Some(self), self.whole.as_deref()].into_iter().flatten() {
             let mut waiting = throttle.waiting.borrow_mut();
             if !waiting.iter().any(|other| other.will_wake(waker)) {
@@ -96,7 +96,7 @@ impl Throttle {
     }
 }
 
-/// A message's share; given back when it is dropped.
+/// Share of a budget that one message has; released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     throttle: Rc<Throttle>,
@@ -168,7 +168,7 @@ mod tests {
         one.wait(&waker);
         one.wait(&waker);
         drop(held);
-        // Once for each of the two throttles that it waited for.
+        // Woken once for each of the two throttles that it waited for.
         assert_eq!(count.0.load(Ordering::Relaxed), 2);
         drop(one.take(5));
         assert_eq!(count.0.load(Ordering::Relaxed), 2);

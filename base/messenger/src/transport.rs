@@ -1,4 +1,4 @@
-//! Ways for bytes to travel, behind one small interface; and how an address names them.
+//! Byte transports behind one small interface, and the syntax of their addresses.
 
 mod shm;
 
@@ -15,30 +15,30 @@ use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream, timeout};
 
 use shm::ShmChannel;
 
-/// How long a machine may take to answer over RDMA before TCP is tried.
+/// Timeout of an RDMA connection attempt, before TCP is tried.
 const RDMA_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where a messenger listens or connects.
+/// Address that a messenger listens at or connects to.
 ///
-/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `rdma:HOST:PORT` RDMA, or TCP where that is not to be had, `unix:PATH` a Unix
-/// socket, `shm:PATH` shared memory that is set up over a Unix socket, `loopback:NAME` a messenger of the same process on
-/// the same core.
+/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `rdma:HOST:PORT` RDMA, or TCP where RDMA is unavailable, `unix:PATH` a Unix
+/// socket, `shm:PATH` shared memory that is set up over a Unix socket, `loopback:NAME` a messenger of the same process
+/// on the same core.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// TCP.
+    /// TCP transport.
     Tcp(SocketAddr),
-    /// RDMA, set up by rdma_cm; TCP at the same place where there is none.
+    /// RDMA, set up by rdma_cm; falls back to TCP at the same address where there is none.
     Rdma(SocketAddr),
-    /// A Unix stream socket.
+    /// Unix stream socket.
     Unix(PathBuf),
     /// Shared memory; the path is that of the Unix socket.
     Shm(PathBuf),
-    /// Within the process: messages are handed over, nothing is serialised.
+    /// Endpoint of the same process: messages are passed without being serialised.
     Loopback(String),
 }
 
 impl Address {
-    /// Reaches only this machine.
+    /// Returns true if the address reaches only this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(addr) | Self::Rdma(addr) => addr.ip().is_loopback(),
@@ -46,7 +46,7 @@ impl Address {
         }
     }
 
-    /// The place, if it has an IP address.
+    /// Returns the socket address, if there is one.
     pub fn socket(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(addr) | Self::Rdma(addr) => Some(*addr),
@@ -54,7 +54,7 @@ impl Address {
         }
     }
 
-    /// The Unix socket that it is, or is set up over.
+    /// Returns the Unix socket address that it is, or is set up over.
     pub fn unix(&self) -> Option<Addr> {
         match self {
             Self::Unix(path) | Self::Shm(path) => Some(Addr::Unix(path.clone())),
@@ -102,7 +102,7 @@ impl FromStr for Address {
             return Ok(Self::Loopback(name.to_owned()));
         }
         if let Some(path) = text.strip_prefix("shm:") {
-            // The rules for its socket's path are those of any Unix socket's.
+            // The rules for the path are those of any Unix socket's.
             return match format!("unix:{path}").parse()? {
                 Addr::Unix(path) => Ok(Self::Shm(path)),
                 Addr::Tcp(_) => unreachable!("a path is no TCP address"),
@@ -111,7 +111,7 @@ impl FromStr for Address {
         if let Some(place) = text.strip_prefix("rdma:") {
             return match place.parse()? {
                 Addr::Tcp(addr) => Ok(Self::Rdma(addr)),
-                // Said by who knows what an address with a port looks like.
+                // The parser of socket addresses words the error.
                 Addr::Unix(_) => Err("rdma:".parse::<Addr>().expect_err("it has no port")),
             };
         }
@@ -119,27 +119,28 @@ impl FromStr for Address {
     }
 }
 
-/// How transports are used.
+/// Transport options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manner {
-    /// Who looks at memory for what comes does so for this long after something has come, before it sleeps.
+    /// Busy-poll time of a shared memory or RDMA side after its last work, before it sleeps.
     pub(crate) look: Duration,
-    /// The RDMA device that has this address is used.
+    /// Local address of the RDMA device to use; `None` selects by route.
     pub(crate) rdma_local: Option<IpAddr>,
 }
 
-/// A listening endpoint of a transport that serialises.
+/// Listening endpoint of a transport that serialises.
 pub(crate) enum Acceptor {
     /// TCP or a Unix socket.
     Socket(Listener),
-    /// Those who connect to the socket get shared memory.
+    /// Unix socket whose connections are given shared memory.
     Shm(Listener, Manner),
-    /// RDMA.
+    /// RDMA transport.
     Rdma(RdmaListener),
 }
 
 impl Acceptor {
-    /// Listens: on RDMA also over TCP at the same place, for those who have none; over TCP only where we have none.
+    /// Listens at `address`: for RDMA also over TCP at the same address, for peers without RDMA; only over TCP where
+    /// this machine has none.
     pub(crate) fn bind(address: &Address, manner: Manner) -> io::Result<(Vec<Self>, Address)> {
         let listener = Listener::bind(&address.reactor_addr()?)?;
         let bound = listener.local_addr().clone();
@@ -156,7 +157,7 @@ impl Acceptor {
         }
     }
 
-    /// The next that comes, for whom nothing has been set aside yet, and where it is.
+    /// Returns the next incoming connection, for which no resources have been allocated yet, and its peer address.
     pub(crate) async fn accept(&self) -> io::Result<(Coming, Address)> {
         match self {
             Self::Socket(listener) => {
@@ -176,18 +177,18 @@ impl Acceptor {
     }
 }
 
-/// Somebody who has come and was not admitted yet; turned away when it is dropped.
+/// Incoming connection that was not admitted yet; rejected when it is dropped.
 pub(crate) enum Coming {
     /// TCP or a Unix socket.
     Socket(Stream),
-    /// Gets shared memory.
+    /// Unix socket, to be given shared memory.
     Shm(Stream, Manner),
-    /// Gets queues and buffers.
+    /// RDMA connection request, to be given queues and buffers.
     Rdma(RdmaAsk),
 }
 
 impl Coming {
-    /// Admits it.
+    /// Admits the connection and allocates its resources.
     pub(crate) fn admit(self) -> io::Result<Channel> {
         match self {
             Self::Socket(stream) => Ok(Channel::Socket(stream)),
@@ -197,14 +198,14 @@ impl Coming {
     }
 }
 
-/// A connection of a transport that serialises: an ordered stream of bytes in each direction.  Clones share it.
+/// Connection of a transport that serialises: an ordered byte stream in each direction.  Clones share it.
 #[derive(Clone)]
 pub(crate) enum Channel {
     /// TCP or a Unix socket.
     Socket(Stream),
     /// Shared memory.
     Shm(ShmChannel),
-    /// RDMA.
+    /// RDMA transport.
     Rdma(RdmaStream),
 }
 
@@ -212,7 +213,7 @@ impl Channel {
     pub(crate) async fn connect(address: &Address, manner: Manner) -> io::Result<Self> {
         if let Address::Rdma(place) = address {
             let stream = RdmaStream::connect(*place, manner.rdma_local, manner.look);
-            // A machine without RDMA answers nothing, and the kernel would go on asking for a minute.
+            // A machine without RDMA does not answer, and the kernel would retry for a minute.
             let connected = timeout(RDMA_PATIENCE, stream).await;
             match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 Ok(stream) => return Ok(Self::Rdma(stream)),
@@ -226,7 +227,7 @@ impl Channel {
         }
     }
 
-    /// The transport's name, as addresses have it.
+    /// Returns the transport's name, as in addresses.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Socket(stream) if stream.is_unix() => "unix",
@@ -236,7 +237,7 @@ impl Channel {
         }
     }
 
-    /// The stream, if its device can write into the peer's memory.
+    /// Returns the RDMA stream, if its device can write into the peer's memory.
     pub(crate) fn rdma(&self) -> Option<RdmaStream> {
         match self {
             Self::Rdma(stream) => Some(stream.clone()),
@@ -244,12 +245,13 @@ impl Channel {
         }
     }
 
-    /// Bytes cannot be damaged on the way: checksums would find nothing.
+    /// Returns true if bytes cannot be corrupted in transit, so that checksums are redundant.
     pub(crate) fn is_sound(&self) -> bool {
         matches!(self, Self::Shm(_))
     }
 
-    /// Receives into the buffer's spare room: what there is, or (`all`) until it is full.  0 at the end of the stream.
+    /// Receives into the buffer's spare capacity: the available bytes, or (`all`) until it is full.  Returns 0 at the
+    /// end of the stream.
     pub(crate) async fn recv(self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
         match self {
             Self::Shm(channel) => channel.recv(buf, all).await,
@@ -263,7 +265,7 @@ impl Channel {
         }
     }
 
-    /// Sends everything.
+    /// Sends all bytes.
     pub(crate) async fn send(self, bufs: BufList) -> io::Result<()> {
         match self {
             Self::Shm(channel) => channel.send(bufs).await,
@@ -272,7 +274,7 @@ impl Channel {
         }
     }
 
-    /// Ends both directions.
+    /// Shuts down both directions.
     pub(crate) fn shutdown(&self) {
         match self {
             Self::Shm(channel) => channel.shutdown(),

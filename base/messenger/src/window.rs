@@ -1,7 +1,7 @@
-//! One-sided writes: a peer writes into memory of ours that we have opened to it, without our handlers' doing.
+//! One-sided writes: a peer writes into a memory window opened to it, without involving the owner's handlers.
 //!
-//! Over RDMA in crc mode the device does it, and this process takes no part; everywhere else, and in secure mode, where
-//! nothing may travel in the clear, messages do the same.  Either way a write is complete when the bytes are in the window,
+//! Over RDMA in crc mode the device writes, without this process; everywhere else, and in secure mode, where nothing
+//! may be sent in the clear, messages do the same.  Either way a write is complete when the bytes are in the window,
 //! and [`persist`](crate::Connection::persist) is complete when the window's owner has made them durable.
 
 use std::cell::{Cell, RefCell};
@@ -19,10 +19,10 @@ use crate::message::{Message, Role};
 use crate::wire::codec::{Malformed, Reader, Writer};
 use crate::wire::entity;
 
-/// Bytes of a [`Place`].
+/// Length of an encoded [`Place`] in bytes.
 pub const PLACE_LEN: usize = 28;
 
-/// Types of messages of the role `Window`, and of the replies to them.
+/// Types of messages of the role `Window`, and of their replies.
 const KIND_WRITE: u16 = 1;
 const KIND_PERSIST: u16 = 2;
 const DONE: u16 = 0;
@@ -31,79 +31,79 @@ const PAST_THE_END: u16 = 2;
 const NOT_DURABLE: u16 = 3;
 const FAILED: u16 = 4;
 
-/// A longer write travels in several messages.
+/// Maximum number of bytes written by one message; a longer write takes several.
 const WRITE_MAX: usize = 4 << 20;
-/// Bytes of the window's number, offset and length in front of a request.
+/// Length in bytes of a request's front: window ID, offset and length.
 const ASK_LEN: usize = 24;
 
-/// Why a write into a peer's window, or making it durable, was not done.
+/// Error of a write into a peer's window, or of making it durable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// The connection ended, or what was to be sent was refused.  After `Ended` the bytes may or may not be there.
+    /// Connection ended, or message rejected.  After `Ended` the bytes may or may not be in the window.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// The transport failed halfway; the bytes may or may not be there.
+    /// Transport error halfway; the bytes may or may not be in the window.
     #[error("the write was not completed: {1}")]
     Io(io::ErrorKind, String),
-    /// The peer has no such window, or has closed it.
+    /// Window unknown to the peer, or closed.
     #[error("the peer has no window {0:#x}, or has closed it")]
     NoWindow(u64),
-    /// It would go past the window's end.
+    /// Range past the end of the window.
     #[error("{len} bytes at {offset} are more than the window's {window}")]
     PastTheEnd {
-        /// The first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Bytes of the window.
+        /// Length of the window in bytes.
         window: u64,
     },
-    /// The window's memory is not backed by anything that lasts.
+    /// Window whose memory the owner cannot make durable.
     #[error("the window's memory is not durable, and its owner has nothing that makes it so")]
     NotDurable,
-    /// The owner could not make it durable.
+    /// Owner's error of making it durable.
     #[error("the peer could not make it durable: {0}")]
     Failed(String),
-    /// The peer is not of our kind.
+    /// Peer that is not Forebay and has no windows.
     #[error("the peer knows no windows")]
     Unsupported,
 }
 
-/// Names a window to the peer that may write into it; sent to it in a message of one's own, as [`encode`](Self::encode) has
-/// it.  It is of use on the connection that the window was opened on, and on no other.
+/// Descriptor of a window for the peer that may write into it; the application sends it in a message, in the form of
+/// [`encode`](Self::encode).  Valid only on the connection that the window was opened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The window's number.
+    /// Window ID.
     id: u64,
-    /// Bytes.
+    /// Length in bytes.
     len: u64,
-    /// Where the device finds it: address and key; the key is 0 where none does.
+    /// Address and key for an RDMA device; the key is 0 where there is none.
     addr: u64,
     key: u32,
 }
 
 impl Place {
-    /// Bytes of the window.
+    /// Returns the length of the window in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// There is no room in it.
+    /// Returns true if the window has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes: number, length, address, key, little-endian.
+    /// Encodes window ID, length, address and key, little-endian.
     pub fn encode(&self) -> [u8; PLACE_LEN] {
         let mut writer = Writer::new();
         writer.u64(self.id).u64(self.len).u64(self.addr).u32(self.key);
         writer.finish().try_into().expect("three numbers of 8 bytes and one of 4")
     }
 
-    /// Reads one.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// When it has another length.
+    /// When the length is not [`PLACE_LEN`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes, "the place of a window");
         let place = Self { id: reader.u64()?, len: reader.u64()?, addr: reader.u64()?, key: reader.u32()? };
@@ -119,16 +119,16 @@ impl Place {
 }
 
 enum Memory {
-    /// Only messages write to it.
+    /// Memory written by messages only.
     Own(RefCell<BufMut>),
-    /// A device writes to it too.
+    /// Memory written by a device too.
     Registered(rdma::Window),
 }
 
 type Persisting = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 type Persist = Rc<dyn Fn(Content, u64, u64) -> Persisting>;
 
-/// What is behind a window.
+/// Window state, shared with the connection.
 pub(crate) struct Inner {
     id: u64,
     len: u64,
@@ -137,8 +137,8 @@ pub(crate) struct Inner {
     writes: Cell<u64>,
 }
 
-/// Memory of ours that the peer of one connection may write into.  It is closed when this is dropped: what the peer writes
-/// from then on is refused.  It begins as zeroes.
+/// Memory window that the peer of one connection may write into; zeroed at first.  Dropping it closes the window: later
+/// writes of the peer are rejected.
 pub struct Window {
     inner: Rc<Inner>,
     conn: Weak<Conn>,
@@ -156,7 +156,7 @@ impl Window {
         Ok(Self { inner, conn: Rc::downgrade(conn) })
     }
 
-    /// What the peer needs to know to write into it.
+    /// Returns the descriptor that the peer needs to write into the window.
     pub fn place(&self) -> Place {
         let (addr, key) = match &self.inner.memory {
             Memory::Own(_) => (0, 0),
@@ -165,8 +165,8 @@ impl Window {
         Place { id: self.inner.id, len: self.inner.len, addr, key }
     }
 
-    /// How bytes of it are made durable: called with the content, and the offset and the length that the peer wants so.
-    /// Without this the peer is told that they cannot be.
+    /// Sets the function that makes bytes durable: called with the content, and the offset and length that the peer
+    /// requests.  Without one, such requests fail with `NotDurable`.
     pub fn on_persist<F>(&self, persist: impl Fn(Content, u64, u64) -> F + 'static)
     where
         F: Future<Output = io::Result<()>> + 'static,
@@ -175,16 +175,16 @@ impl Window {
         *self.inner.persist.borrow_mut() = Some(Rc::new(persist));
     }
 
-    /// Copies out `out.len()` bytes from `offset` on.  The peer may be writing them: who needs them whole is told by the
-    /// peer, in a message or by its asking that they persist.
+    /// Copies `out.len()` bytes from `offset` on into `out`.  The peer may be writing them at the same time: it must
+    /// signal that they are complete, by a message or by a persist request.
     ///
     /// # Panics
-    /// When they are not all in the window.
+    /// When the range is not inside the window.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         self.inner.read(offset, out);
     }
 
-    /// Writes that came as messages; a device's are not counted.
+    /// Returns the number of writes received as messages; writes by a device are not counted.
     pub fn writes_by_message(&self) -> u64 {
         self.inner.writes.get()
     }
@@ -205,14 +205,14 @@ impl fmt::Debug for Window {
     }
 }
 
-/// What is in a window, for who makes it durable.
+/// Content of a window, for the function that makes it durable.
 pub struct Content(Rc<Inner>);
 
 impl Content {
-    /// Copies out `out.len()` bytes from `offset` on, as [`Window::read`] does.
+    /// Copies `out.len()` bytes from `offset` on into `out`, as [`Window::read`] does.
     ///
     /// # Panics
-    /// When they are not all in the window.
+    /// When the range is not inside the window.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         self.0.read(offset, out);
     }
@@ -225,7 +225,7 @@ impl fmt::Debug for Content {
 }
 
 impl Inner {
-    /// No device writes to it any more, whoever keeps it.
+    /// Revokes device access, whoever still holds the window.
     pub(crate) fn revoke(&self) {
         match &self.memory {
             Memory::Own(_) => {}
@@ -253,7 +253,7 @@ impl Inner {
     }
 }
 
-/// Does what a message of the role `Window` asks.  It is called where handlers are.
+/// Executes a message of the role `Window`.  Called where handlers are.
 pub(crate) fn asked(conn: &Rc<Conn>, message: Message) {
     let (code, persisting) = match look(conn, &message) {
         Ok(persisting) => (DONE, persisting),
@@ -269,7 +269,7 @@ pub(crate) fn asked(conn: &Rc<Conn>, message: Message) {
     }));
 }
 
-/// Writes what is to be written, or says how what is to persist does.
+/// Executes a write, or returns the future of a persist request.
 fn look(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
     let front = message.front.clone().into_contiguous();
     let mut reader = Reader::new(&front, "a request to a window");
@@ -294,41 +294,42 @@ fn look(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
 
 fn answer(conn: &Rc<Conn>, mut asked: Message, code: u16, text: String) {
     let mut reply = asked.reply(code).front(Buf::copy_of(text.as_bytes()));
-    // What was written is in the window; only its share of the budget is kept until the answer is queued.
+    // The written bytes are in the window; only their budget share is kept until the reply is queued.
     asked.data = BufList::new();
     if !matches!(conn.offer(&mut reply, &mut None), Ok(false)) {
         return;
     }
     let conn = conn.clone();
     drop(spawn(async move {
-        // Who asks more than fits into the queue waits for room, and with it the peer's budget.
+        // If the send queue is full, the reply waits for it, and keeps the peer's budget share meanwhile.
         let _ = conn.queue(reply, None).await;
         drop(asked);
     }));
 }
 
 impl Connection {
-    /// Opens `len` bytes of memory to the peer of this connection.  Over RDMA in crc mode they are registered with the
-    /// device.  They stay open while streams come and go, until the window is dropped or the connection ends.
+    /// Opens a window of `len` bytes to the peer of this connection.  Over RDMA in crc mode the memory is registered
+    /// with the device.  The window stays open across reconnects, until it is dropped or the connection ends.
     ///
     /// # Errors
-    /// When no memory can be registered.
+    /// When the memory cannot be registered.
     pub fn window(&self, len: usize) -> io::Result<Window> {
         Window::open(&self.conn, len)
     }
 
-    /// Writes into the peer's window are made by a device, without its processor, at the moment.
+    /// Returns true if writes into the peer's window are currently made by a device, without involving the peer's
+    /// processor.
     pub fn writes_one_sided(&self) -> bool {
         self.conn.rdma.borrow().is_some()
     }
 
     /// Writes into the peer's window; complete when the bytes are there.
     ///
-    /// Writes under way together have no order between them, nor with messages: wait for the one before the other.
+    /// Concurrent writes are not ordered among each other or with messages: await one before starting the other.
     ///
     /// # Errors
-    /// When they do not fit, the window is closed, or the connection ends before it is known that they are there.  Where a
-    /// device writes, losing the stream fails the write; where messages do, it goes on over the next one.
+    /// When the range does not fit, the window is closed, or the connection ends before completion is known.  With a
+    /// device, losing the stream fails the write; with messages, the write continues on the next stream.
     pub async fn write(&self, place: Place, offset: u64, data: impl Into<BufList>) -> Result<(), WriteError> {
         let data = data.into();
         self.check_window(place, offset, data.len() as u64)?;
@@ -339,10 +340,10 @@ impl Connection {
         }
     }
 
-    /// Waits until bytes of the peer's window are durable that were there before.
+    /// Waits until the bytes of a range that were written before are durable in the peer's window.
     ///
     /// # Errors
-    /// `NotDurable` where they cannot be; as [`write`](Self::write).
+    /// `NotDurable` where the owner cannot do so; otherwise as [`write`](Self::write).
     pub async fn persist(&self, place: Place, offset: u64, len: u64) -> Result<(), WriteError> {
         self.check_window(place, offset, len)?;
         self.ask_window(KIND_PERSIST, place, (offset, len), BufList::new()).await

@@ -1,5 +1,5 @@
-//! Peers that break the rules, on the simulated network: each is ended with a reason, what it can make the server keep is
-//! bounded, and a client beside it does not notice.
+//! Hostile peers on the simulated network: each is disconnected with a reason, the server memory it can occupy is
+//! bounded, and a concurrent client is unaffected.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,14 +17,14 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Buf, BufList, BufMut, Listener, Stream, now, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
 
-/// Answers everything, and writes down how peers ended.
+/// Server journal: replies to every message, and records the reasons why peers were disconnected.
 #[derive(Default)]
 struct Journal {
     ended: RefCell<Vec<Reason>>,
-    /// Streams that were opened, ever.
+    /// Total number of streams opened.
     open: Cell<u32>,
     opened: Notify,
-    /// Keeps what comes, as long as this is not `None`.
+    /// Messages kept by the server; `None` disables keeping.
     kept: RefCell<Option<Vec<Message>>>,
 }
 
@@ -37,7 +37,7 @@ impl Handler for Server {
         {
             return kept.push(message);
         }
-        // A flood's answers may find no room; a well-behaved client's do.
+        // Replies to a flood may exceed the send budget; those to a well-behaved client do not.
         let _ = connection.post(message.reply(2).data(message.data.clone()));
     }
 
@@ -86,7 +86,7 @@ impl Stage {
         Stream::connect(&self.addr()).await.expect("connected")
     }
 
-    /// Waits until a peer has ended, and says how.
+    /// Waits until a peer has been disconnected, and returns the reason.
     async fn ended(&self) -> Reason {
         timeout(Duration::from_secs(600), async {
             while self.journal.ended.borrow().is_empty() {
@@ -101,7 +101,7 @@ impl Stage {
 
 fn quiet(_: &Connection, _: Message) {}
 
-/// Runs `attack` against a server, beside a client that goes on asking and must always be answered.
+/// Runs `attack` against a server, beside a client that keeps sending requests, all of which must be answered.
 fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl FnOnce(Rc<Stage>) -> F) {
     let world = World::new(seed, Faults::none());
     let reactor = world.reactor();
@@ -143,7 +143,7 @@ fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl F
     assert_eq!(ran, Ok(()), "seed {seed}\n{}", world.trace(40));
 }
 
-/// What a peer would say up to its ident, without authentication and in crc mode.
+/// Encodes a peer's handshake up to its ident, without authentication and in crc mode.
 fn greeting(rest: &[(Tag, Vec<u8>)]) -> Vec<u8> {
     let addr = EntityAddr::msgr2(None, 7);
     let request = AuthRequest { method: method::NONE, modes: vec![mode::CRC], payload: vec![] };
@@ -175,7 +175,7 @@ fn message(header: Header, len: usize) -> Vec<u8> {
 }
 
 async fn send(stream: &Stream, bytes: &[u8]) {
-    // The server may have ended it already.
+    // The server may have closed the connection already.
     let _ = stream.send(Buf::copy_of(bytes)).await;
 }
 
@@ -264,7 +264,7 @@ fn connection_number_1025_is_refused() {
             send(&stream, &lossy(nonce)).await;
             peers.push(stream);
         }
-        // Handshakes take their time; it is those that are over which count.
+        // Handshakes take time; only completed ones count.
         timeout(Duration::from_secs(60), stage.journal.opened.wait_until(|| stage.journal.open.get() >= MAX))
             .await
             .expect("as many as are allowed are heard");
@@ -272,7 +272,7 @@ fn connection_number_1025_is_refused() {
         send(&extra, &lossy(MAX)).await;
         drain(&extra).await;
         assert_eq!(stage.ended().await, Reason::TooMany(MAX as usize));
-        // Where one has gone the next is taken.
+        // Once a connection has ended, the next one is accepted.
         peers.pop().expect("a peer").shutdown();
         stage.ended().await;
         let next = stage.raw().await;
@@ -301,7 +301,7 @@ fn oversized_lengths_are_refused_before_room_is_made() {
             assert!(matches!(reason, Reason::Violation(Violation::Wire(WireError::TooLong { .. }))), "{reason}");
         });
     }
-    // The same once messages flow.
+    // Repeats the check on an open connection.
     attacked(9, Options::default(), |stage| async move {
         let stream = stage.raw().await;
         send(&stream, &greeting(&[ident(1)])).await;
@@ -415,7 +415,7 @@ fn a_flood_is_held_at_its_budget() {
             let kept = stage.journal.kept.borrow().as_ref().map_or(0, Vec::len);
             assert!(kept >= 5 && held.messages <= 21 && held.bytes <= (1 << 20) + 200_000, "{held:?}");
             assert!(len < 4096 || !sending.is_finished(), "the sender is held back");
-            // Who is read again sends on.
+            // A peer that is read from again resumes sending.
             stage.journal.kept.borrow_mut().as_mut().expect("kept").clear();
             sleep(Duration::from_secs(1)).await;
             assert!(stage.journal.kept.borrow().as_ref().is_some_and(|kept| !kept.is_empty()));
@@ -430,7 +430,7 @@ fn a_flood_is_held_at_its_budget() {
 #[test]
 fn nobody_resumes_what_is_not_theirs() {
     attacked(11, Options::default(), |stage| async move {
-        // A guess at somebody's cookies is answered with a reset, not with the session.
+        // Guessed cookies are answered with a reset, not with the session.
         let stream = stage.raw().await;
         let addr = EntityAddr::msgr2(None, 7);
         let guess = Reconnect { addrs: vec![addr], client_cookie: 1, server_cookie: 1, ..Reconnect::default() };
@@ -494,7 +494,7 @@ fn without_a_key_only_this_machine_is_served() {
     assert_eq!(ran, Ok(()));
 }
 
-/// Passes bytes on between a client and the server, and does something to those of the client at a place.
+/// Relays bytes between a client and the server, and applies `change` to those of the client.
 async fn man_in_the_middle(listener: Listener, to: Addr, change: impl Fn(usize, Vec<u8>) -> Vec<u8> + 'static) {
     let mut number = 0;
     let change = Rc::new(change);
@@ -520,7 +520,7 @@ async fn man_in_the_middle(listener: Listener, to: Addr, change: impl Fn(usize, 
                     return server.shutdown();
                 }
                 let len = buf.len();
-                // Only the first stream is meddled with, so that the session can go on.
+                // Only the first stream is tampered with, so that the session can resume.
                 let bytes = if first { change(passed, buf.to_vec()) } else { buf.to_vec() };
                 passed += len;
                 if server.send(Buf::copy_of(&bytes)).await.is_err() {
@@ -531,8 +531,8 @@ async fn man_in_the_middle(listener: Listener, to: Addr, change: impl Fn(usize, 
     }
 }
 
-/// In secure mode, whatever is replayed, left out or changed on the way ends the stream; a lossless session goes on with
-/// the next one, and everything arrives once.
+/// Checks that in secure mode any replayed, dropped or changed bytes end the stream; a lossless session resumes on the
+/// next one, and every message arrives exactly once.
 #[test]
 fn meddling_on_the_way_is_noticed_and_survived() {
     type Change = fn(usize, Vec<u8>) -> Vec<u8>;

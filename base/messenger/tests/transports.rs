@@ -1,4 +1,4 @@
-//! The same exchange over every transport, on both drivers of the system.
+//! Tests of the same exchange over every transport, on both system drivers.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use forebay_messenger::{
 };
 use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
 
-/// Replies with what came.
+/// Replies with the received segments.
 fn echo(connection: &Connection, message: Message) {
     let mut reply = message.reply(message.kind + 1).front(message.front.clone()).data(message.data.clone());
     reply.middle = message.middle.clone();
@@ -37,7 +37,7 @@ fn addresses() -> Vec<Address> {
 fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
     for driver in [DriverChoice::Uring, DriverChoice::Poll] {
         let Ok(reactor) = Reactor::system(driver) else {
-            // Where io_uring is forbidden the other one is all there is.
+            // Where io_uring is forbidden, only the other driver is available.
             assert_eq!(driver, DriverChoice::Uring);
             continue;
         };
@@ -52,7 +52,7 @@ fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
                     let one = test(address.clone(), options.clone());
                     timeout(Duration::from_secs(600), one).await.unwrap_or_else(|_| panic!("{address} in time"));
                     if let Address::Unix(path) | Address::Shm(path) = address {
-                        // It is there only where it was bound.
+                        // The socket file exists only where it was bound.
                         let _ = std::fs::remove_file(path);
                     }
                 }
@@ -122,7 +122,7 @@ fn one_messenger_is_reached_at_all_its_places() {
 fn a_clients_own_numbers_go_to_all_its_peers() {
     everywhere(|address, options| async move {
         let portal = Portal::default();
-        // Says what number the request had.
+        // Replies with the transaction ID of the request.
         let tell = |connection: &Connection, message: Message| {
             let tid = Buf::copy_of(&message.tid.to_le_bytes());
             connection.post(message.reply(2).front(tid)).expect("there is room");
@@ -163,7 +163,8 @@ fn a_clients_own_numbers_go_to_all_its_peers() {
     });
 }
 
-/// Opens a window of 100,000 bytes for whoever asks, and keeps it in `windows`; what is to persist is copied to `durable`.
+/// Opens a window of 100,000 bytes for each request, and keeps it in `windows`; ranges to persist are recorded in
+/// `durable`.
 fn opener(
     windows: Rc<RefCell<Vec<Window>>>,
     durable: Rc<RefCell<Vec<(u64, u64)>>>,
@@ -223,7 +224,7 @@ fn a_peer_writes_into_a_window_and_no_further() {
         assert_eq!(windows.borrow()[1].writes_by_message(), 50);
         windows.borrow()[0].read(0, &mut found);
         assert!(found.iter().all(|&byte| byte == 0), "the other one is as it was");
-        // Nothing to write is nothing to do, and the end is the end.
+        // An empty write at the end succeeds; a write past the end fails.
         connection.write(plain, 100_000, BufList::new()).await.expect("nothing fits everywhere");
         let past = connection.write(plain, 99_999, bytes(2, 0)).await;
         assert_eq!(past, Err(WriteError::PastTheEnd { offset: 99_999, len: 2, window: 100_000 }));
@@ -231,13 +232,13 @@ fn a_peer_writes_into_a_window_and_no_further() {
         assert_eq!(*durable.borrow(), [(10, 20)]);
         assert_eq!(connection.persist(plain, 0, 1).await, Err(WriteError::NotDurable));
         assert_eq!(connection.persist(lasting, 99_999, 1).await, Err(WriteError::Failed("the medium is gone".into())));
-        // A number belongs to its connection, and to nobody any more when its window is dropped.
+        // A window ID is valid only on its connection, and no longer once the window is dropped.
         let other = client.connect(&address, Policy::LosslessPeer);
         assert!(matches!(other.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
         windows.borrow_mut().clear();
         assert!(matches!(connection.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
         assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
-        // Messages go on as before.
+        // Messages continue as before.
         connection.request(Message::new(1)).await.expect("answered");
         server.shutdown();
         client.shutdown();
@@ -321,7 +322,8 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
             }
             forebay_reactor::yield_now().await;
         };
-        // The server has forgotten the session; whoever asked before it was known is told, and then it goes on.
+        // The server has dropped the session; requests pending at that time fail with `Reset`, and then the session
+        // continues.
         loop {
             match lossless.request(Message::new(1)).await {
                 Ok(_) => break,
@@ -363,7 +365,7 @@ fn nobody_at_an_address() {
             let connection = client.connect(&address.parse().expect("an address"), Policy::LossyClient);
             assert!(matches!(connection.ready().await, Err(Reason::Io(..))), "{address}");
         }
-        // A lossless one goes on trying, until it is closed or told to give up.
+        // A lossless connection keeps retrying, until it is closed or `give_up` has passed.
         let patient = client.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
         while patient.reason().is_none() {
             forebay_reactor::yield_now().await;

@@ -1,8 +1,9 @@
-//! What the reactor itself costs, without anything on top: `reactor-bench MODE [DEPTH] [SECONDS] [uring|epoll]`.
+//! Benchmark of the bare reactor: `reactor-bench MODE [DEPTH] [SECONDS] [uring|epoll]`.
 //!
-//! Modes: `read` and `write` (4 KiB at random places of a 256 MiB file, O_DIRECT), `echo` (28 bytes in, 4 KiB out,
-//! DEPTH requests in flight on one connection), `plain` (the same on a thread that blocks), `cross` (calls to another core), `task` (spawn and join), `yield`.
-//! Prints operations a second and the processor time of the reactor's thread an operation.
+//! Modes: `read` and `write` (4 KiB at random offsets of a 256 MiB file, O_DIRECT), `echo` (28 bytes in, 4 KiB out,
+//! DEPTH requests in flight on one connection), `plain` (the same on a blocking thread), `cross` (calls to another
+//! core), `task` (spawn and join), `yield`.  Prints operations per second and the CPU time of the reactor's thread per
+//! operation.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,7 +64,7 @@ async fn file_ops(depth: usize, end: Instant, write: bool) -> u64 {
     ops.await
 }
 
-/// A peer on a plain thread, so that only the server's side is measured.
+/// Peer on a plain thread, so that only the server's side is measured.
 fn echo_client(addr: Addr, depth: usize) {
     use std::io::{Read, Write};
     let Addr::Unix(path) = addr else { unreachable!("a Unix socket") };
@@ -106,7 +107,7 @@ async fn echo(depth: usize, end: Instant) -> u64 {
     ops
 }
 
-/// The same on a thread that blocks, for comparison: what the kernel alone costs.
+/// Echo on a blocking thread, for comparison: the cost of the kernel alone.
 fn plain(depth: usize, end: Instant) -> u64 {
     use std::io::{Read, Write};
     let path = std::env::temp_dir().join(format!("reactor-bench-{}", std::process::id()));

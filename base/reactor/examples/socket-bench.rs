@@ -1,10 +1,10 @@
-//! What ways to send and to receive on a socket cost, straight on io_uring: zero-copy sends against copying ones, multishot
-//! receives out of a ring of buffers against single ones.
+//! Benchmark of socket send and receive variants directly on io_uring: zero-copy sends against copying ones, multishot
+//! receives from a buffer ring against single ones.
 //!
-//! `socket-bench serve ADDR SIZE recv|multishot` answers each SIZE bytes with 16, for one connection;
-//! `socket-bench run ADDR SIZE DEPTH SECONDS send|zc|zc-fixed` keeps DEPTH requests under way, all that may be sent in one
-//! send (`zc-fixed`: out of a registered buffer).  Both wait without polling, and print processor time a message; a
-//! zero-copy client also says what part of its sends the kernel has copied all the same.
+//! `socket-bench serve ADDR SIZE recv|multishot` replies to each SIZE bytes with 16, for one connection; `socket-bench
+//! run ADDR SIZE DEPTH SECONDS send|zc|zc-fixed` keeps DEPTH requests in flight, with all that may be sent in one send
+//! (`zc-fixed`: from a registered buffer).  Both wait without polling, and print CPU time per message; a zero-copy
+//! client also prints the share of its sends that the kernel has copied after all.
 
 use std::io::{self, Error};
 use std::net::{TcpListener, TcpStream};
@@ -19,11 +19,11 @@ const ANSWER: usize = 16;
 const RECEIVE: usize = 256 << 10;
 /// Buffers of the ring for multishot receives.
 const RING: usize = 16;
-/// `IORING_SEND_ZC_REPORT_USAGE`: the notification says whether the kernel has copied.
+/// Flag `IORING_SEND_ZC_REPORT_USAGE`: the notification reports whether the kernel has copied.
 const REPORT_USAGE: u16 = 8;
-/// `IORING_NOTIF_USAGE_ZC_COPIED`.
+/// Flag `IORING_NOTIF_USAGE_ZC_COPIED`.
 const COPIED: u32 = 1 << 31;
-/// What an operation is, in its user data.
+/// Kind of an operation, in its user data.
 const SEND: u64 = 1;
 const RECV: u64 = 2;
 
@@ -49,11 +49,11 @@ fn ring() -> io::Result<IoUring> {
 }
 
 fn push(ring: &mut IoUring, entry: squeue::Entry) {
-    // SAFETY: what entries point to lives until `main` ends, or until they have been answered.
+    // SAFETY: memory that entries point to lives until `main` ends, or until they have completed.
     unsafe { ring.submission().push(&entry) }.expect("the queue has room: it is emptied in each turn");
 }
 
-/// Waits for one answer at least, and takes what is there.
+/// Waits for at least one completion, and takes all that are there.
 fn answers(ring: &mut IoUring) -> io::Result<Vec<(u64, i32, u32)>> {
     ring.submit_and_wait(1)?;
     Ok(ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())).collect())
@@ -63,7 +63,7 @@ fn moved(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| Error::from_raw_os_error(-result))
 }
 
-/// The buffers out of which a multishot receive takes.
+/// Buffers from which a multishot receive takes.
 struct BufRing {
     entries: *mut BufRingEntry,
     tail: u16,
@@ -73,7 +73,7 @@ struct BufRing {
 impl BufRing {
     fn new(ring: &IoUring) -> io::Result<Self> {
         let layout = std::alloc::Layout::from_size_align(RING * size_of::<BufRingEntry>(), 4096).expect("a layout");
-        // SAFETY: the size is not zero; it lives as long as the process, which the kernel is told below.
+        // SAFETY: the size is not zero; the memory lives as long as the process.
         let entries: *mut BufRingEntry = unsafe { std::alloc::alloc_zeroed(layout) }.cast();
         // SAFETY: as above.
         unsafe { ring.submitter().register_buf_ring_with_flags(entries as u64, RING as u16, 0, 0) }?;
@@ -82,9 +82,9 @@ impl BufRing {
         Ok(buffers)
     }
 
-    /// Gives a buffer to the kernel.
+    /// Returns a buffer to the kernel.
     fn give(&mut self, id: u16) {
-        // SAFETY: one of the entries, which the kernel does not read before the tail below says so.
+        // SAFETY: one of the entries, which the kernel does not read before the tail below is stored.
         let entry = unsafe { &mut *self.entries.add(usize::from(self.tail) % RING) };
         entry.set_addr(self.memory[usize::from(id) * RECEIVE..].as_ptr() as u64);
         entry.set_len(RECEIVE as u32);
@@ -125,16 +125,16 @@ fn serve(addr: &str, size: usize, how: &str) -> io::Result<()> {
         }
         for (what, result, flags) in answers(&mut ring)? {
             if what == SEND {
-                // Who has gone is noticed by the receive.
+                // The receive detects a peer that is gone.
                 sending = false;
                 continue;
             }
             receiving = cqueue::more(flags);
-            // Out of buffers: it is begun again, and they have been given back.
+            // Out of buffers: the receive is restarted, and the buffers have been returned.
             if result == -libc::ENOBUFS {
                 continue;
             }
-            // A client that has answers left unread when it goes resets the connection.
+            // A client that leaves replies unread when it exits resets the connection.
             let got = if result == -libc::ECONNRESET { 0 } else { moved(result)? };
             if got == 0 {
                 let micros = (cpu() - begin).as_secs_f64() * 1e6 / messages.max(1) as f64;
@@ -190,7 +190,7 @@ fn run(addr: &str, (size, depth): (usize, usize), seconds: f64, how: &str) -> io
             receiving = true;
         }
         for (what, result, flags) in answers(&mut ring)? {
-            // What is sent never changes, so nobody waits for the kernel to let go of it.
+            // Sent data never changes, so there is no need to wait for the kernel to release it.
             if cqueue::notif(flags) {
                 copied += u64::from(result as u32 & COPIED != 0);
             } else if what == SEND {

@@ -1,8 +1,8 @@
 //! Aligned, reference-counted buffers.
 //!
-//! A [`BufMut`] is owned by one holder and can be filled; frozen, it becomes a [`Buf`] that is cheap to clone and
-//! slice and can cross cores.  A [`BufList`] is scatter-gather: many `Buf`s read as one run of bytes.
-//! All memory is zeroed when it is first allocated, so no byte that is read was never written.
+//! A [`BufMut`] has one owner and can be filled.  Frozen, it becomes a [`Buf`] that is cheap to clone and slice and can
+//! cross cores.  A [`BufList`] is a scatter-gather list: many `Buf`s read as one byte sequence.  All memory is zeroed
+//! when it is first allocated, so no uninitialised byte is ever read.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -10,38 +10,38 @@ use std::ptr::NonNull;
 
 use crate::memory::{BlockRef, Region};
 
-/// Alignment of every buffer, in bytes: the largest logical sector size a device here asks for O_DIRECT.
-/// Buffers that are shorter than that are aligned to their length, rounded up to a power of two.
+/// Alignment of every buffer, in bytes: the largest logical sector size that O_DIRECT requires on supported devices.
+/// Shorter buffers are aligned to their length, rounded up to a power of two.
 pub const BUF_ALIGN: usize = 4096;
 
-/// A buffer with one owner: `len` bytes filled, room up to `capacity`.
+/// Buffer with one owner: `len` bytes filled, space for up to `capacity`.
 pub struct BufMut {
     block: BlockRef,
-    /// Its first byte, within the block.
+    /// First byte, within the block.
     at: NonNull<u8>,
     len: usize,
     cap: usize,
 }
 
-// SAFETY: it refers to memory that its block keeps and nobody else writes, wherever it is.
+// SAFETY: it refers to memory that its block keeps alive and nobody else writes, on any thread.
 unsafe impl Send for BufMut {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for BufMut {}
 
 impl BufMut {
-    /// An empty buffer from the heap with room for `capacity` bytes, aligned to [`BUF_ALIGN`].
+    /// Returns an empty heap buffer with space for `capacity` bytes, aligned to [`BUF_ALIGN`].
     pub fn with_capacity(capacity: usize) -> Self {
         Self { cap: capacity, ..Self::from_block(BlockRef::heap(capacity)) }
     }
 
-    /// A buffer of `len` zero bytes.
+    /// Returns a buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         let mut buf = Self::with_capacity(len);
         buf.len = len;
         buf
     }
 
-    /// A copy of `data`.
+    /// Returns a copy of `data`.
     pub fn copy_of(data: &[u8]) -> Self {
         let mut buf = Self::with_capacity(data.len());
         buf.extend_from_slice(data);
@@ -53,44 +53,53 @@ impl BufMut {
         Self { block, at, len: 0, cap }
     }
 
-    /// The pool's region that the buffer lies in.
+    /// Returns the pool region that contains the buffer, if any.
     pub(crate) fn region(&self) -> Option<&Region> {
         self.block.region()
     }
 
-    /// Bytes this buffer can hold.
+    /// Returns the capacity in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.cap
     }
 
-    /// Bytes that can still be appended.
+    /// Returns the number of bytes that can still be appended.
     #[inline]
     pub fn spare(&self) -> usize {
         self.cap - self.len
     }
 
-    /// Sets the filled length; growing exposes whatever the memory held (zeroes when fresh).
+    /// Sets the filled length; growing exposes the memory's previous content (zeroes when fresh).
+    ///
+    /// # Panics
+    /// When `len` exceeds the capacity.
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.cap, "length {len} past the buffer's capacity {}", self.cap);
         self.len = len;
     }
 
-    /// Gives up the room past `capacity` bytes, so that a read or receive fills no more than that.
+    /// Shrinks the capacity to `capacity` bytes, so that a read or receive fills no more than that.
+    ///
+    /// # Panics
+    /// When `capacity` is below the filled length or above the current capacity.
     pub fn limited(mut self, capacity: usize) -> Self {
         assert!(self.len <= capacity && capacity <= self.cap, "limit {capacity} of a buffer with {}", self.cap);
         self.cap = capacity;
         self
     }
 
-    /// Forgets the content.
+    /// Sets the filled length to zero.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Appends `data`, which must fit.
+    /// Appends `data`.
+    ///
+    /// # Panics
+    /// When `data` does not fit.
     #[inline]
     pub fn extend_from_slice(&mut self, data: &[u8]) {
         let end = self.len.checked_add(data.len()).filter(|&end| end <= self.cap).expect("append past the capacity");
@@ -99,20 +108,23 @@ impl BufMut {
         self[len..].copy_from_slice(data);
     }
 
-    /// The unfilled rest of the buffer.
+    /// Returns the unfilled rest of the buffer.
     #[inline]
     pub fn spare_mut(&mut self) -> &mut [u8] {
         // SAFETY: this BufMut alone refers to the `cap` bytes from `at`, all of it initialised memory.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(self.len), self.cap - self.len) }
     }
 
-    /// Address of the first byte, for the drivers.
+    /// Returns the address of the first byte, for the drivers.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// Cuts off the first `len` filled bytes as a shared buffer; this one keeps the rest.
+    /// Splits off the first `len` filled bytes as a shared buffer; this one keeps the rest.
+    ///
+    /// # Panics
+    /// When fewer than `len` bytes are filled.
     #[inline]
     pub fn split_to(&mut self, len: usize) -> Buf {
         assert!(len <= self.len, "split at {len} of a buffer with {} bytes", self.len);
@@ -121,18 +133,21 @@ impl BufMut {
         head
     }
 
-    /// Forgets the first `len` filled bytes; their room is given up too.
+    /// Drops the first `len` filled bytes and their space.
+    ///
+    /// # Panics
+    /// When fewer than `len` bytes are filled.
     #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
-        // SAFETY: the filled part is that long, so the place is within the block or at its end.
+        // SAFETY: the filled part is that long, so the address is within the block or at its end.
         self.at = unsafe { self.at.add(len) };
         self.len -= len;
         self.cap -= len;
     }
 
-    /// Takes back all room of the allocation that was given up or cut off, if no other buffer refers to it any more
-    /// and this one is empty; true if so.
+    /// Restores the allocation's full capacity after parts were split off or dropped.  Works only if this buffer is
+    /// empty and no other buffer refers to the allocation; returns whether it did.
     pub fn reclaim(&mut self) -> bool {
         let alone = self.len == 0 && self.block.is_unique();
         if alone {
@@ -142,7 +157,7 @@ impl BufMut {
         alone
     }
 
-    /// Ends writing: the filled part becomes shareable.
+    /// Ends writing: the filled part becomes a shareable [`Buf`].
     #[inline]
     pub fn freeze(self) -> Buf {
         Buf { block: self.block, at: self.at, len: self.len }
@@ -176,28 +191,31 @@ impl fmt::Debug for BufMut {
 #[derive(Clone)]
 pub struct Buf {
     block: BlockRef,
-    /// Its first byte, within the block.
+    /// First byte, within the block.
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it refers to memory that its block keeps and nobody writes, wherever it is.
+// SAFETY: it refers to memory that its block keeps alive and nobody writes, on any thread.
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    /// A copy of `data`.
+    /// Returns a copy of `data`.
     pub fn copy_of(data: &[u8]) -> Self {
         BufMut::copy_of(data).freeze()
     }
 
-    /// `len` zero bytes.
+    /// Returns a buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         BufMut::zeroed(len).freeze()
     }
 
-    /// A part of it.
+    /// Returns a part of the buffer that shares its memory.
+    ///
+    /// # Panics
+    /// When `range` is not within the buffer.
     #[inline]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
@@ -205,7 +223,10 @@ impl Buf {
         Self { block: self.block.clone(), at: unsafe { self.at.add(range.start) }, len: range.end - range.start }
     }
 
-    /// Cuts off the first `len` bytes; this one keeps the rest.
+    /// Splits off the first `len` bytes; this one keeps the rest.
+    ///
+    /// # Panics
+    /// When the buffer has fewer than `len` bytes.
     #[inline]
     pub fn split_to(&mut self, len: usize) -> Self {
         let head = self.slice(0..len);
@@ -213,21 +234,25 @@ impl Buf {
         head
     }
 
-    /// Forgets the first `len` bytes.
+    /// Drops the first `len` bytes.
+    ///
+    /// # Panics
+    /// When the buffer has fewer than `len` bytes.
     #[inline]
     pub fn advance(&mut self, len: usize) {
         assert!(len <= self.len, "advance by {len} of a buffer with {} bytes", self.len);
-        // SAFETY: the buffer is that long, so the place is within the block or at its end.
+        // SAFETY: the buffer is that long, so the address is within the block or at its end.
         self.at = unsafe { self.at.add(len) };
         self.len -= len;
     }
 
-    /// True when address and length are multiples of `align` bytes, as O_DIRECT wants.
+    /// Returns whether address and length are multiples of `align` bytes, as O_DIRECT requires.
     pub fn is_aligned(&self, align: usize) -> bool {
         (self.as_ptr() as usize).is_multiple_of(align) && self.len.is_multiple_of(align)
     }
 
-    /// Asks the processor to have the first `len` bytes at hand soon: for what will be sent or compared, but not yet.
+    /// Prefetches the first `len` bytes into the processor's caches, for data that is sent or compared soon, but not
+    /// yet.
     pub fn prefetch(&self, len: usize) {
         #[cfg(target_arch = "x86_64")]
         for line in self[..len.min(self.len)].chunks(64) {
@@ -238,7 +263,7 @@ impl Buf {
         let _ = len;
     }
 
-    /// The bytes, to be changed, if no other buffer refers to the same memory.
+    /// Returns the bytes for writing; `None` when another buffer refers to the same memory.
     pub fn get_mut(&mut self) -> Option<&mut [u8]> {
         if !self.block.is_unique() {
             return None;
@@ -248,18 +273,18 @@ impl Buf {
         Some(unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) })
     }
 
-    /// Bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
+    /// Returns the bytes of memory that this buffer keeps alive, its neighbours in the same allocation included.
     #[inline]
     pub fn retained(&self) -> usize {
         self.block.cap()
     }
 
-    /// The pool's region that the buffer lies in.
+    /// Returns the pool region that contains the buffer, if any.
     pub(crate) fn region(&self) -> Option<&Region> {
         self.block.region()
     }
 
-    /// `next` begins in memory where this one ends.
+    /// Returns whether `next` begins in memory where this buffer ends.
     #[inline]
     fn goes_on(&self, next: &Self) -> bool {
         // SAFETY: the end of the buffer is within the block or at its end.
@@ -271,8 +296,8 @@ impl Deref for Buf {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the part was given up by its BufMut when it was frozen or split off, so nobody writes to it, and
-        // the count keeps the memory.
+        // SAFETY: the BufMut gave this part up when it was frozen or split off, so nobody writes to it, and the
+        // reference count keeps the memory alive.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -290,17 +315,17 @@ impl From<BufMut> for Buf {
     }
 }
 
-/// Scatter-gather: buffers read as one run of bytes.
+/// Scatter-gather list: buffers read as one byte sequence.
 ///
-/// Most lists have one part or none.  Those cost no allocation, and a list is no longer than its one part: lists are moved
-/// about in messages and requests far more often than they are read.
+/// Most lists have one part or none.  Those need no allocation, and a list is no larger than its one part, because
+/// lists are moved in messages and requests far more often than they are read.
 #[derive(Clone)]
 pub struct BufList(Parts);
 
 #[derive(Clone)]
 enum Parts {
     One(Buf),
-    /// None, or several.
+    /// Empty (`None`), or several parts.
     Others(Option<Box<Several>>),
 }
 
@@ -309,7 +334,7 @@ const _: () = assert!(size_of::<BufList>() == size_of::<Buf>());
 #[derive(Clone)]
 struct Several {
     parts: Vec<Buf>,
-    /// Bytes in all.
+    /// Total bytes.
     len: usize,
 }
 
@@ -320,13 +345,13 @@ impl Default for BufList {
 }
 
 impl BufList {
-    /// Nothing.
+    /// Returns an empty list.
     #[inline]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Nothing yet, with room for so many parts.
+    /// Returns an empty list with capacity for `parts` parts.
     pub fn with_room(parts: usize) -> Self {
         if parts <= 1 {
             return Self::default();
@@ -334,7 +359,7 @@ impl BufList {
         Self(Parts::Others(Some(Box::new(Several { parts: Vec::with_capacity(parts), len: 0 }))))
     }
 
-    /// `len` zero bytes; long runs share one zeroed buffer.
+    /// Returns a list of `len` zero bytes; long lists share one zeroed buffer.
     pub fn zeroes(len: usize) -> Self {
         const UNIT: usize = 128 * 1024;
         let unit = Buf::zeroed(len.min(UNIT));
@@ -345,7 +370,8 @@ impl BufList {
         list
     }
 
-    /// Appends a buffer; empty ones are left out, and one that goes on in memory where the last one ends joins it.
+    /// Appends a buffer.  Empty ones are skipped, and one that is contiguous in memory with the last part is merged
+    /// into it.
     #[inline]
     pub fn push(&mut self, buf: Buf) {
         if buf.is_empty() {
@@ -370,7 +396,7 @@ impl BufList {
         }
     }
 
-    /// Appends another list; where it goes on in memory where this one ends, the two parts become one.
+    /// Appends another list; parts that are contiguous in memory at the boundary are merged.
     pub fn append(&mut self, other: BufList) {
         match other.0 {
             Parts::One(only) => self.push(only),
@@ -380,7 +406,7 @@ impl BufList {
         }
     }
 
-    /// Bytes in all.
+    /// Returns the total bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -389,13 +415,13 @@ impl BufList {
         }
     }
 
-    /// True when there is not one byte.
+    /// Returns whether the list has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The buffers in order.
+    /// Returns the buffers in order.
     #[inline]
     pub fn parts(&self) -> &[Buf] {
         match &self.0 {
@@ -404,7 +430,10 @@ impl BufList {
         }
     }
 
-    /// The bytes from `range`, sharing the memory.
+    /// Returns the bytes in `range`, sharing the memory.
+    ///
+    /// # Panics
+    /// When `range` is not within the list.
     #[inline]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "slice {range:?} of {} bytes", self.len());
@@ -424,7 +453,10 @@ impl BufList {
         list
     }
 
-    /// Copies everything into `out`, which must be as long.
+    /// Copies all bytes into `out`.
+    ///
+    /// # Panics
+    /// When `out` has another length than the list.
     pub fn copy_to(&self, out: &mut [u8]) {
         assert_eq!(out.len(), self.len(), "copy of {} bytes into {}", self.len(), out.len());
         let mut at = 0;
@@ -434,14 +466,14 @@ impl BufList {
         }
     }
 
-    /// All bytes in one vector.
+    /// Copies all bytes into one vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
         self.copy_to(&mut out);
         out
     }
 
-    /// One contiguous buffer: the only part as it is, several copied together.
+    /// Returns one contiguous buffer: the only part without copying, several parts copied together.
     pub fn into_contiguous(self) -> Buf {
         if let Parts::One(only) = self.0 {
             return only;

@@ -1,4 +1,4 @@
-//! Many reactors, a thread each, and how one has something done by another.
+//! Reactors on threads of their own, and calls between them.
 
 use std::any::Any;
 use std::fmt;
@@ -28,7 +28,7 @@ impl fmt::Display for CoreGone {
 
 impl std::error::Error for CoreGone {}
 
-/// Reaches a reactor from any thread.
+/// Handle to a reactor that works from any thread.
 #[derive(Clone)]
 pub struct CoreHandle {
     remote: Arc<Remote>,
@@ -57,8 +57,8 @@ impl CoreHandle {
         self.remote.closed.load(Ordering::Acquire)
     }
 
-    /// Runs `start` on the core, and there the future that it returns, as a task of its own.  It begins at once; the
-    /// result can be waited for on any core, or the future that is returned here be dropped: the task goes on.
+    /// Runs `start` on the core, and the future that it returns as a task there.  It begins at once.  The result can be
+    /// awaited on any core; dropping the returned future does not cancel the task.
     pub fn run<F, R>(&self, start: F) -> Running<R::Output>
     where
         F: FnOnce() -> R + Send + 'static,
@@ -81,7 +81,7 @@ impl fmt::Debug for CoreHandle {
     }
 }
 
-/// Task on another core, to be waited for.  Dropping this does not end it.
+/// Task on another core; awaiting it returns the result.  Dropping this does not cancel the task.
 pub struct Running<T> {
     answered: Answered<T>,
 }
@@ -98,16 +98,16 @@ impl<T: Send> Future for Running<T> {
 pub struct CoresOptions {
     /// Reactors, a thread each; at least one.
     pub count: usize,
-    /// Driver of each.
+    /// Driver of each reactor.
     pub driver: DriverChoice,
-    /// Name of the threads, to which a dash and a number are added.  The system keeps 15 bytes of it.
+    /// Name prefix of the threads; a dash and a number are appended.  The kernel keeps 15 bytes of it.
     pub name: String,
-    /// Keep each thread on a processor of its own; left out when there are not enough processors.
+    /// Pin each thread to a processor of its own; ignored when there are fewer processors than reactors.
     pub pin: bool,
-    /// Time that a reactor polls after its last work before it sleeps; see [`Reactor::set_linger`].
+    /// Busy-poll time after the last work before a reactor sleeps; see [`Reactor::set_linger`].
     pub linger: Duration,
-    /// Called on the thread of a core that has panicked: for a process that shall not go on without one of its cores.  Its
-    /// tasks and its driver are dropped after that, for which operations are waited for that may never end.
+    /// Called on the thread of a core that has panicked, for a process that must not continue without one of its cores.
+    /// The core's tasks and driver are dropped only after the call: that waits for operations that may never complete.
     pub on_panic: Option<fn(&CorePanic)>,
 }
 
@@ -153,7 +153,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Starts the threads; comes back when all reactors run.
+    /// Starts the threads; returns when all reactors run.
     pub fn start(options: &CoresOptions) -> io::Result<Self> {
         assert!(options.count > 0, "no cores to start");
         let cpus = if options.pin { os::allowed_cpus() } else { Vec::new() };
@@ -170,7 +170,7 @@ impl Cores {
                 let reactor = match Reactor::system(driver) {
                     Ok(reactor) => reactor,
                     Err(error) => {
-                        // Nobody listens when starting was given up already.
+                        // The receiver is gone when starting was aborted already.
                         let _ = ready.send(Err(error));
                         return Ok(());
                     }
@@ -180,7 +180,7 @@ impl Cores {
                     return Ok(());
                 }
                 let body = AssertUnwindSafe(|| reactor.block_on(stopped).unwrap_or(()));
-                // The reactor is still there when whoever is told of a panic ends the process.
+                // The reactor still exists when `on_panic` ends the process.
                 catch_unwind(body).map_err(|payload| {
                     let panic = CorePanic { core: index, message: panic_message(&*payload) };
                     if let Some(on_panic) = on_panic {
@@ -202,27 +202,28 @@ impl Cores {
         Ok(cores)
     }
 
-    /// Returns how many there are.
+    /// Returns the number of cores.
     pub fn len(&self) -> usize {
         self.cores.len()
     }
 
-    /// Returns false: there is at least one.
+    /// Returns false: there is at least one core.
     pub fn is_empty(&self) -> bool {
         self.cores.is_empty()
     }
 
-    /// Returns the handle of one core.
+    /// Returns the handle of core number `core`.
     pub fn handle(&self, core: usize) -> &CoreHandle {
         &self.cores[core].handle
     }
 
-    /// Returns the handles of all, in order.
+    /// Returns the handles of all cores, in order.
     pub fn handles(&self) -> Vec<CoreHandle> {
         self.cores.iter().map(|core| core.handle.clone()).collect()
     }
 
-    /// Ends all tasks where they stand, and the threads.  Whoever must be closed in order is closed before.
+    /// Drops all tasks at their current await points and ends the threads.  Anything that needs an orderly shutdown
+    /// must be closed before.  Returns the first core's panic, if any.
     pub fn stop(mut self) -> Result<(), CorePanic> {
         self.end()
     }
@@ -237,7 +238,7 @@ impl Cores {
         for (index, core) in self.cores.iter_mut().enumerate() {
             let ended = core.thread.take().map(thread::JoinHandle::join);
             if let Some(ended) = ended {
-                // What panics while the reactor is dropped is only heard of here.
+                // A panic while the reactor is dropped is only reported here.
                 let ended = ended.unwrap_or_else(|payload| {
                     let message = panic_message(&*payload);
                     Err(CorePanic { core: index, message })
@@ -251,7 +252,7 @@ impl Cores {
 
 impl Drop for Cores {
     fn drop(&mut self) {
-        // The panic hook has told of a panic.
+        // The panic hook has already reported a panic.
         let _ = self.end();
     }
 }
@@ -271,7 +272,7 @@ mod tests {
     use crate::executor::yield_now;
     use crate::fs::File;
 
-    /// Set for the process that [`a_core_that_panics_is_told_of_while_its_disk_hangs`] starts.
+    /// Environment variable of the child process that [`a_core_that_panics_is_told_of_while_its_disk_hangs`] starts.
     const HANGING: &str = "FOREBAY_TEST_HANGING_DISK";
     const CODE: i32 = 77;
 
@@ -307,7 +308,7 @@ mod tests {
             eprintln!("{panic}");
             std::process::exit(CODE);
         };
-        // File operations of this driver are all given to threads.
+        // This driver runs all file operations on threads.
         let options = CoresOptions { driver: DriverChoice::Poll, on_panic: Some(end), ..CoresOptions::default() };
         let cores = Cores::start(&options).expect("a core");
         let running = cores.handle(0).run(move || async move {

@@ -1,4 +1,4 @@
-//! Between cores: a queue and a single answer, without locks.
+//! Lock-free queue and one-shot channel between cores.
 //!
 //! A value is pushed onto a lock-free queue and the receiving task is woken.  Waking a task on another core costs a
 //! system call only when that core sleeps.
@@ -20,13 +20,13 @@ struct Queue<T> {
     receiver_gone: AtomicBool,
 }
 
-/// The sending half of [`channel`], for any core; the queue ends when the last one is dropped.
+/// Sending half of [`channel`], for any core; the queue ends when the last one is dropped.
 pub struct Sender<T>(Arc<Queue<T>>);
 
-/// The receiving half of [`channel`]; used by one task at a time, on any core.
+/// Receiving half of [`channel`]; used by one task at a time, on any core.
 pub struct Receiver<T>(Arc<Queue<T>>);
 
-/// An unbounded queue between cores.  Items of one sender arrive in the order in which they were sent.
+/// Creates an unbounded queue between cores.  Items of one sender arrive in the order in which they were sent.
 pub fn channel<T: Send>() -> (Sender<T>, Receiver<T>) {
     let queue = Queue {
         items: SegQueue::new(),
@@ -39,14 +39,14 @@ pub fn channel<T: Send>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T: Send> Sender<T> {
-    /// Appends an item.  When nobody receives any more, it comes back; one that is sent just while the receiver goes
+    /// Appends an item.  Returns the item when the receiver is gone; an item sent while the receiver is being dropped
     /// may be dropped with the queue instead.
     pub fn send(&self, item: T) -> Result<(), T> {
         if self.0.receiver_gone.load(Ordering::Acquire) {
             return Err(item);
         }
         self.0.items.push(item);
-        // The receiver may have gone between the two, and have emptied the queue before the item was in it.
+        // The receiver may have been dropped between the two steps, and have emptied the queue before the push.
         if self.0.receiver_gone.load(Ordering::SeqCst) {
             while self.0.items.pop().is_some() {}
             return Ok(());
@@ -72,15 +72,15 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T: Send> Receiver<T> {
-    /// The next item; `None` when all senders are gone and the queue is empty.
+    /// Waits for the next item; `None` when all senders are gone and the queue is empty.
     pub async fn recv(&mut self) -> Option<T> {
         poll_fn(|cx| {
             if let Some(item) = self.0.items.pop() {
                 return Poll::Ready(Some(item));
             }
             self.0.waker.register(cx.waker());
-            // Look again: what came before the waker was in place has woken nobody.  The senders first, because the
-            // last one may leave an item behind.
+            // Check again: a push before the waker was registered has woken no task.  Check the senders first, because
+            // the last one may leave an item behind.
             let last = self.0.senders.load(Ordering::Acquire) == 0;
             match self.0.items.pop() {
                 Some(item) => Poll::Ready(Some(item)),
@@ -91,7 +91,7 @@ impl<T: Send> Receiver<T> {
         .await
     }
 
-    /// The next item if there is one now.
+    /// Returns the next item if there is one now.
     pub fn try_recv(&mut self) -> Option<T> {
         self.0.items.pop()
     }
@@ -115,32 +115,32 @@ struct Slot<T> {
     waker: AtomicWaker,
 }
 
-// SAFETY: the value is written by the only sender while the state is EMPTY and read by the only receiver after it
-// has seen FULL, which the sender sets after writing (release, acquire); so nobody shares it, it only moves.
+// SAFETY: the value is written by the only sender while the state is EMPTY and read by the only receiver after it has
+// seen FULL, which the sender sets after writing (release, acquire); so it is moved between threads, never shared.
 unsafe impl<T: Send> Sync for Slot<T> {}
 
-/// The sending half of [`oneshot`].
+/// Sending half of [`oneshot`].
 pub struct Answer<T>(Arc<Slot<T>>);
 
-/// The receiving half of [`oneshot`]: a future of the value, or of `None` when the other half is dropped without it.
+/// Receiving half of [`oneshot`]: a future of the value, or of `None` when the sender is dropped without sending.
 pub struct Answered<T>(Arc<Slot<T>>);
 
-/// One value from one core to another.
+/// Creates a channel for one value from one core to another.
 pub fn oneshot<T: Send>() -> (Answer<T>, Answered<T>) {
     let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
     (Answer(slot.clone()), Answered(slot))
 }
 
 impl<T: Send> Answer<T> {
-    /// Hands over the value.
+    /// Sends the value.
     pub fn send(self, value: T) {
-        // SAFETY: this is the only sender, it sends once, and the receiver does not look while the state is EMPTY.
+        // SAFETY: this is the only sender, it sends once, and the receiver does not read while the state is EMPTY.
         unsafe { *self.0.value.get() = Some(value) };
         self.0.state.store(FULL, Ordering::Release);
         // Dropping `self` wakes the receiver.
     }
 
-    /// True when nobody waits for the value any more.
+    /// Returns whether the receiver is gone.
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
@@ -157,8 +157,8 @@ impl<T: Send> Answered<T> {
     fn take(&mut self) -> Poll<Option<T>> {
         match self.0.state.load(Ordering::Acquire) {
             EMPTY => Poll::Pending,
-            // SAFETY: the sender has set FULL after writing and touches the value no more; this is the only receiver,
-            // and `&mut self` keeps it to one caller.
+            // SAFETY: the sender has set FULL after writing and does not touch the value any more; this is the only
+            // receiver, and `&mut self` keeps it to one caller.
             FULL => Poll::Ready(unsafe { (*self.0.value.get()).take() }),
             _ => Poll::Ready(None),
         }

@@ -1,9 +1,9 @@
-//! The seam between the reactor and the world: every disk, socket and clock is reached through [`Driver`].
+//! Interface between the reactor and the outside: every disk, socket and clock is reached through [`Driver`].
 //!
-//! Three drivers exist: `uring` (io_uring), `poll` (epoll and a few file threads, where io_uring is forbidden), and
-//! the simulator's in `test/sim`.  An operation is given to the driver *with its buffers*; the driver owns them until
-//! it hands the operation back as a [`Completion`].  That is what makes dropping a future safe: the buffers stay with
-//! the driver until the kernel is done with them.
+//! Three drivers exist: `uring` (io_uring), `poll` (epoll and a few file threads, where io_uring is forbidden), and the
+//! simulator's in `test/sim`.  An operation is submitted *with its buffers*; the driver owns them until it returns the
+//! operation as a [`Completion`].  This makes dropping a future safe: the buffers stay with the driver until the kernel
+//! has finished with them.
 
 use std::fmt;
 use std::io;
@@ -26,47 +26,47 @@ pub(crate) mod poll;
 pub(crate) mod threads;
 pub(crate) mod uring;
 
-/// An open file or socket, by the driver's own number (a file descriptor, or the simulator's index).
+/// Open file or socket, by the driver's own number (a file descriptor, or the simulator's index).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(pub u64);
 
-/// Names an operation in flight.  Keys are small and dense: one is used again as soon as its completion was taken.
+/// Key of an operation in flight.  Keys are small and dense: a key is reused as soon as its completion was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpKey(pub u64);
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
     /// Open for writing too.
     pub write: bool,
-    /// Create it if it is not there (never truncates).
+    /// Create the file if it does not exist (never truncates).
     pub create: bool,
-    /// Fail if it is there already; with `create`.
+    /// Fail if the file exists already; with `create`.
     pub create_new: bool,
-    /// Bypass the page cache (O_DIRECT): offsets, lengths and memory must be aligned to the sector size.
-    /// Where the file system refuses O_DIRECT (tmpfs on old kernels), the driver opens without.
+    /// Bypass the page cache (O_DIRECT): offsets, lengths and memory must be aligned to the sector size.  Where the
+    /// file system refuses O_DIRECT (tmpfs on old kernels), the driver opens without it.
     pub direct: bool,
-    /// Take the exclusive lock (flock); held by another process, opening fails with `WouldBlock`.
+    /// Take the exclusive lock (flock); if another process holds it, opening fails with `WouldBlock`.
     pub lock: bool,
 }
 
 impl OpenOptions {
-    /// For reading.
+    /// Returns options for reading.
     pub const fn read() -> Self {
         Self { write: false, create: false, create_new: false, direct: false, lock: false }
     }
 
-    /// For reading and writing.
+    /// Returns options for reading and writing.
     pub const fn read_write() -> Self {
         Self { write: true, ..Self::read() }
     }
 
-    /// Creates the file if it is not there.
+    /// Creates the file if it does not exist.
     pub const fn create(self) -> Self {
         Self { create: true, ..self }
     }
 
-    /// Creates the file, which must not be there.
+    /// Creates the file, which must not exist.
     pub const fn create_new(self) -> Self {
         Self { create: true, create_new: true, ..self }
     }
@@ -82,248 +82,247 @@ impl OpenOptions {
     }
 }
 
-/// What an opened file is.
+/// Properties of an opened file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Bytes (a block device's capacity, a file's length).
+    /// Size in bytes (a block device's capacity, a file's length).
     pub size: u64,
-    /// A block device, not a file.
+    /// True for a block device, false for a file.
     pub block_device: bool,
-    /// The unit of direct I/O in bytes: the device's logical sector size; for a file, what its file system asks for.
-    /// Never the machine's page size.
+    /// Unit of direct I/O in bytes: the device's logical sector size; for a file, the unit that its file system
+    /// requires.  Never the machine's page size.
     pub sector: u32,
-    /// Direct I/O is really on.
+    /// True if direct I/O is in effect.
     pub direct: bool,
 }
 
 /// Space of a file system, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSystemSpace {
-    /// All of it.
+    /// Total space.
     pub total: u64,
-    /// What this process may still take.
+    /// Space available to this process.
     pub available: u64,
 }
 
-/// One operation, with the buffers it works on.
+/// I/O operation, with its buffers.
 #[derive(Debug)]
 pub enum Op {
-    /// Reads into the buffer's spare room from `offset`; the result is the bytes read, by which the buffer grew.
+    /// Reads into the buffer's spare space from `offset`; the result is the bytes read, by which the buffer grew.
     /// Short only at the end of the file.
     Read {
-        /// The file.
+        /// File to read.
         file: Handle,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Filled from its length on.
+        /// Buffer, filled from its current length on.
         buf: BufMut,
     },
     /// Writes all of `bufs` at `offset`; the result is the bytes written (all of them, or an error).
     Write {
-        /// The file.
+        /// File to write.
         file: Handle,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What is written.
+        /// Data to write.
         bufs: BufList,
-        /// Durable when it completes (RWF_DSYNC, FUA on a device).
+        /// Durable on completion (RWF_DSYNC, FUA on a device).
         durable: bool,
     },
     /// Makes every completed write durable (fdatasync).
     Sync {
-        /// The file.
+        /// File to sync.
         file: Handle,
     },
-    /// Gives the range back to the file system or device; it reads as zeroes (files) or undefined (devices) after.
+    /// Deallocates the range; it reads as zeroes (files) or undefined (devices) after.
     Punch {
-        /// The file.
+        /// File or block device.
         file: Handle,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Allocates the range of a file, beyond its end too, without changing what it reads as or its length; for a block
-    /// device it is `EOPNOTSUPP` or a success that means nothing.
+    /// Allocates the range of a file, also past its end, without changing content or size.  For a block device it is
+    /// `EOPNOTSUPP` or a success without effect.
     Allocate {
-        /// The file.
+        /// File to allocate in.
         file: Handle,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Accepts a connection; the result is the new socket's handle, the peer's address comes in [`Completion::peer`].
+    /// Accepts a connection; the result is the new socket's handle, the peer's address is in [`Completion::peer`].
     Accept {
-        /// The listening socket.
+        /// Listening socket.
         listener: Handle,
     },
     /// Connects; the result is the new socket's handle.
     Connect {
-        /// Where to.
+        /// Address to connect to.
         addr: Addr,
     },
-    /// Receives into the buffer's spare room; the result is the bytes received, 0 at the end of the stream.
+    /// Receives into the buffer's spare space; the result is the bytes received, 0 at the end of the stream.
     Recv {
-        /// The socket.
+        /// Socket to receive from.
         sock: Handle,
-        /// Filled from its length on.
+        /// Buffer, filled from its current length on.
         buf: BufMut,
-        /// Wait until the spare room is full (or the stream ends).
+        /// Wait until the spare space is full (or the stream ends).
         all: bool,
     },
-    /// Waits until there is something to read from a descriptor that is no socket of ours.
+    /// Waits until a foreign descriptor (not a socket of this crate) is readable.
     Ready {
-        /// What was taken in by [`Driver::adopt_listener`].
+        /// Handle from [`Driver::adopt_listener`].
         handle: Handle,
     },
     /// Sends all of `bufs`; the result is the bytes sent (all of them, or an error).
     Send {
-        /// The socket.
+        /// Socket to send on.
         sock: Handle,
-        /// What is sent.
+        /// Data to send.
         bufs: BufList,
     },
 }
 
-/// An operation that has ended, handed back with its buffers.
+/// Completed operation, returned with its buffers.
 #[derive(Debug)]
 pub struct Completion {
-    /// Which.
+    /// Key of the operation.
     pub key: OpKey,
-    /// Bytes, or a handle, or 0; or why it failed.
+    /// Bytes, a handle, or 0; or the error.
     pub result: io::Result<u64>,
-    /// The operation as it was submitted, its buffers filled.
+    /// Operation as it was submitted, its buffers filled.
     pub op: Op,
-    /// For `Accept`: who connected.
+    /// Address of the peer, for `Accept`.
     pub peer: Option<Addr>,
 }
 
-/// How long [`Driver::poll`] may wait when nothing has completed yet.
+/// Maximum wait of [`Driver::poll`] when nothing has completed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// Do not wait.
     No,
-    /// Until this time at the latest.
+    /// Wait until this time at the latest.
     Until(Instant),
-    /// Until something happens.
+    /// Wait until a completion or a wake-up.
     Forever,
 }
 
-/// Wakes a driver that waits, from any thread.
+/// Waker of a waiting driver, usable from any thread.
 pub trait Unpark: Send + Sync {
     /// Makes the current or the next [`Driver::poll`] return.
     fn unpark(&self);
 }
 
-/// Calls on files that are answered at once.  They may block for a moment; used when starting and stopping, and for what is
-/// looked at now and then.
+/// Synchronous file operations.  They may block the thread briefly; used at start and stop, and for infrequent queries.
 pub trait FileDriver {
     /// Opens a file or block device.
     fn open(&mut self, path: &Path, options: OpenOptions) -> io::Result<(Handle, FileInfo)>;
 
-    /// Returns the size of an open file now, in bytes.
+    /// Returns the current size of an open file, in bytes.
     fn file_size(&mut self, file: Handle) -> io::Result<u64>;
 
-    /// Sets a file's length; a longer file gains a hole.
+    /// Sets a file's size in bytes; a longer file gains a hole.
     fn set_file_size(&mut self, file: Handle, size: u64) -> io::Result<()>;
 
-    /// Returns the bytes of its file system that an open file takes; `None` where nobody knows, and for a device.
+    /// Returns the bytes allocated to an open file in its file system; `None` where that is unknown, and for a device.
     fn allocated_size(&mut self, file: Handle) -> io::Result<Option<u64>>;
 
-    /// Returns the first byte from `from` on that may hold data; `None` when only a hole follows.
+    /// Returns the offset of the first byte at or after `from` that may hold data; `None` when only a hole follows.
     fn next_data(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
 
-    /// Returns the first byte from `from` on that lies in a hole or is the end of the file; `None` where nobody knows, and
-    /// behind the end.
+    /// Returns the offset of the first byte at or after `from` that lies in a hole or is the end of the file; `None`
+    /// where that is unknown, and past the end.
     fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
 
-    /// Returns the space of the file system that `path` lies on; `None` where there is no limit.
+    /// Returns the space of the file system that holds `path`; `None` where there is no limit.
     fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>>;
 
-    /// Returns the space of the file system that an open file lies on; `None` where there is no limit.
+    /// Returns the space of the file system that holds an open file; `None` where there is no limit.
     fn space_beneath(&mut self, file: Handle) -> io::Result<Option<FileSystemSpace>>;
 
-    /// Says how the system itself uses a file, which opening it would not tell: as a loop device or a swap area.
+    /// Returns how the system itself uses a file, which opening it would not show: as a loop device or a swap area.
     fn file_user(&mut self, path: &Path) -> Option<String>;
 
     /// Removes a file.
     fn remove_file(&mut self, path: &Path) -> io::Result<()>;
 
-    /// Makes the names in a directory durable (fsync of the directory), after creating or removing a file in it.
+    /// Makes a directory's entries durable (fsync of the directory), after creating or removing a file in it.
     fn sync_dir(&mut self, path: &Path) -> io::Result<()>;
 }
 
-/// Reaches disks, sockets and time for one reactor.  Single-threaded but for [`Unpark`].
+/// Access to disks, sockets and time for one reactor.  Single-threaded, except for [`Unpark`].
 pub trait Driver: FileDriver {
-    /// Its name, for people: `io_uring`, `epoll`, `simulation`.
+    /// Returns the display name: `io_uring`, `epoll`, `simulation`.
     fn name(&self) -> &'static str;
 
-    /// Starts an operation.  Never blocks and never fails: a failure is a completion.
-    /// The driver may hold it back until the next [`poll`](Self::poll), to submit many with one system call.
+    /// Starts an operation.  Never blocks and never fails: an error is reported by the completion.  The driver may
+    /// queue it until the next [`poll`](Self::poll), to submit many with one system call.
     fn submit(&mut self, key: OpKey, op: Op);
 
-    /// Asks for an operation to end early.  It completes all the same, with its result or `ECANCELED`.
+    /// Requests cancellation of an operation.  It still completes, with its result or `ECANCELED`.
     fn cancel(&mut self, key: OpKey);
 
-    /// Submits what was held back, and appends what has completed to `done`; waits as told when there is nothing.
+    /// Submits queued operations and appends completions to `done`; waits as `wait` says when there are none.
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>);
 
-    /// Monotonic time.
+    /// Returns the monotonic time.
     fn now(&self) -> Instant;
 
-    /// Time since 1970-01-01T00:00:00Z.
+    /// Returns the time since 1970-01-01T00:00:00Z.
     fn wall_clock(&self) -> Duration;
 
-    /// A random number, from the system or from the seed.
+    /// Returns a random number, from the system or from the seed.
     fn random(&mut self) -> u64;
 
-    /// The waker for other threads.
+    /// Returns the waker for other threads.
     fn unparker(&self) -> Arc<dyn Unpark>;
 
-    /// Opens a listening socket; returns the address as bound (port 0 filled in).
+    /// Opens a listening socket; returns its handle and the bound address (port 0 filled in).
     fn listen(&mut self, addr: &Addr) -> io::Result<(Handle, Addr)>;
 
-    /// A listening socket again, for another core's driver of the same kind.  Both accept from one queue.
+    /// Duplicates a listening socket for another core's driver of the same kind.  Both accept from one queue.
     fn share_listener(&mut self, _listener: Handle) -> io::Result<OwnedFd> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
     }
 
-    /// Takes in what [`share_listener`](Self::share_listener) of another core has given.
+    /// Adopts a socket that another core's [`share_listener`](Self::share_listener) has returned.
     fn adopt_listener(&mut self, _listener: OwnedFd) -> io::Result<Handle> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
     }
 
-    /// Gives the process at the other end of a Unix socket a descriptor, with one byte of data.
+    /// Passes a descriptor to the process at the other end of a Unix socket, with one byte of data.
     fn send_fd(&mut self, _sock: Handle, _fd: BorrowedFd<'_>) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
     }
 
-    /// Takes a descriptor that came with one byte of data; `WouldBlock` while there is none.
+    /// Receives a descriptor that came with one byte of data; `WouldBlock` while there is none.
     fn recv_fd(&mut self, _sock: Handle) -> io::Result<OwnedFd> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
     }
 
-    /// Ends both directions of a connection; operations in flight on it complete.
+    /// Shuts down both directions of a connection; operations in flight on it complete.
     fn shutdown(&mut self, sock: Handle);
 
     /// Closes a file or socket.  Operations in flight on it still complete.
     fn close(&mut self, handle: Handle);
 }
 
-/// Which driver to use.
+/// Choice of driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DriverChoice {
-    /// io_uring, and where it is forbidden epoll, saying so once.
+    /// io_uring, or epoll where io_uring is forbidden, with one warning.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring, or an error.
     Uring,
     /// epoll and file threads.
     Poll,
 }
 
-/// Makes a driver of the operating system for this thread.
+/// Creates an operating system driver for this thread.
 pub fn system_driver(choice: DriverChoice) -> io::Result<Box<dyn Driver>> {
     match choice {
         DriverChoice::Uring => Ok(Box::new(uring::UringDriver::new()?)),

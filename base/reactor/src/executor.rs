@@ -1,7 +1,7 @@
-//! The executor: one thread, tasks that need not be `Send`, timers, and the operations in flight.
+//! Executor: one thread, tasks that need not be `Send`, timers, and operations in flight.
 //!
-//! The loop runs what is ready, looks at the driver, and only when nothing is ready lets the driver wait, until the
-//! next timer at the latest.
+//! Each loop iteration runs ready tasks and polls the driver.  The driver blocks only when no task is ready, and no
+//! longer than until the next timer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -24,16 +24,16 @@ use crate::driver::{Completion, Driver, Op, Unpark, Wait};
 use crate::ops::{OpFuture, Ops};
 use crate::time::Instant;
 
-/// Tasks run between two looks at the driver, so that completions are not kept waiting by a busy queue.
+/// Maximum tasks run between two polls of the driver, so that a busy queue does not delay completions.
 const TASKS_PER_TURN_MAX: usize = 256;
 
-/// How long a turn has lasted when work that nobody waits for leaves the rest of it to others.
+/// Duration of a loop iteration from which background work yields the rest of it.
 const TURN_LONG: Duration = Duration::from_micros(100);
-/// Turns that it leaves to others at most, on a core that has only long ones.
+/// Maximum consecutive yields of background work, on a core that has only long iterations.
 const STAND_BACK_MAX: u32 = 16;
 
-/// A reactor lingers while the pauses between its work are on average at most so many times as long as it may linger:
-/// when it sleeps, a pause has the time of waking up in it, which lingering would save.
+/// Limit of the average idle gap, in multiples of the busy-poll time, up to which a reactor busy-polls.  When the
+/// reactor sleeps, a gap includes the wake-up latency that busy-polling would save.
 const GAP_LINGERS_MAX: u32 = 2;
 
 thread_local! {
@@ -53,21 +53,21 @@ fn try_with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> Option<R> {
     Some(f(&inner))
 }
 
-/// What comes from other threads.
+/// Message from another thread.
 pub(crate) enum Work {
-    /// A task that was woken.
+    /// Woken task to be queued.
     Resume(Runnable),
-    /// Something to be begun on this core.
+    /// Function to be run on this core.
     Begin(Box<dyn FnOnce() + Send>),
 }
 
-/// What other threads can reach of a reactor.
+/// Part of a reactor that other threads can reach.
 pub(crate) struct Remote {
     queue: SegQueue<Work>,
-    /// The reactor is gone, with all its tasks.
+    /// Set once the reactor is gone, with all its tasks.
     pub(crate) closed: AtomicBool,
-    /// False only while the reactor sleeps or is about to; who sets it wakes the driver, so that many wake-ups cost
-    /// one system call, and none at all while the reactor is busy.
+    /// False only while the reactor sleeps or is about to.  The thread that sets it wakes the driver, so that many
+    /// wake-ups cost one system call, and none while the reactor is busy.
     notified: AtomicBool,
     unpark: Arc<dyn Unpark>,
 }
@@ -79,7 +79,7 @@ impl Remote {
         }
     }
 
-    /// True on the thread that runs this reactor, while it runs.
+    /// Returns whether this thread runs the reactor now.
     pub(crate) fn is_current(self: &Arc<Self>) -> bool {
         let same = |current: &RefCell<Option<Rc<Inner>>>| {
             current.borrow().as_ref().is_some_and(|inner| Arc::ptr_eq(&inner.remote, self))
@@ -89,7 +89,7 @@ impl Remote {
 
     fn schedule(self: &Arc<Self>, runnable: Runnable) {
         let mut runnable = Some(runnable);
-        // A task that is woken on its own thread, as most are, costs one look at that thread's state.
+        // Waking a task on its own thread, the common case, costs one look at that thread's state.
         let _gone = CURRENT.try_with(|current| {
             let current = current.borrow();
             if let Some(inner) = current.as_ref().filter(|inner| Arc::ptr_eq(&inner.remote, self)) {
@@ -102,10 +102,10 @@ impl Remote {
         }
     }
 
-    /// Hands something to the reactor; it is dropped when the reactor is gone.
+    /// Queues `work` for the reactor; drops it when the reactor is gone.
     pub(crate) fn push(&self, work: Work) {
         self.queue.push(work);
-        // Closed before it is emptied for the last time, so one of the two sees what was pushed.
+        // The reactor sets `closed` before it empties the queue for the last time, so one of the two sees the item.
         if self.closed.load(Ordering::SeqCst) {
             self.discard();
         } else {
@@ -113,7 +113,7 @@ impl Remote {
         }
     }
 
-    /// Drops what nobody will do any more.  No task is alive when this is called, so nothing in the queue belongs to
+    /// Drops the queued work of a closed reactor.  No task is alive when this is called, so no queued item belongs to
     /// the reactor's thread.
     fn discard(&self) {
         while let Some(work) = self.queue.pop() {
@@ -122,23 +122,23 @@ impl Remote {
     }
 }
 
-/// The state of one reactor.
+/// Reactor state, local to its thread.
 pub(crate) struct Inner {
     driver: RefCell<Box<dyn Driver>>,
     ready: RefCell<VecDeque<Runnable>>,
-    /// Those who let the others and the driver go first, this turn.
+    /// Wakers of tasks that yielded in this loop iteration.
     yielded: RefCell<Vec<Waker>>,
-    /// When this turn began.
+    /// Start time of this loop iteration.
     turn_began: Cell<Instant>,
     pub(crate) remote: Arc<Remote>,
-    /// A waker of every task alive, to end them all when the reactor goes.
+    /// Waker of every live task, used to drop them all when the reactor is dropped.
     tasks: RefCell<Slab<Waker>>,
     pub(crate) ops: Ops,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
-    /// How long the driver is asked again and again before it may wait.
+    /// Busy-poll time before the driver may block.
     linger: Cell<Duration>,
-    /// How long there was nothing to do, each time, on average of the last few times.
+    /// Idle time between work: moving average (weight 1/8).
     gap: Cell<Duration>,
 }
 
@@ -155,7 +155,7 @@ impl Inner {
         self.driver.borrow_mut().random()
     }
 
-    /// A number for a timer; timers of the same deadline fire in the order of their numbers.
+    /// Allocates a timer number; timers with the same deadline fire in the order of their numbers.
     pub(crate) fn new_timer(&self) -> u64 {
         let id = self.next_timer.get();
         self.next_timer.set(id + 1);
@@ -203,9 +203,9 @@ impl Inner {
         self.ready.borrow_mut().pop_front()
     }
 
-    /// Takes over what other threads have woken.
+    /// Moves work queued by other threads to this reactor; `begin` false drops functions instead of running them.
     fn take_remote(&self, begin: bool) {
-        // Only what is there now: others may add without end.
+        // Bounded by the current length: other threads may keep adding.
         for _ in 0..self.remote.queue.len() {
             match self.remote.queue.pop() {
                 Some(Work::Resume(runnable)) => self.ready.borrow_mut().push_back(runnable),
@@ -244,11 +244,11 @@ impl Inner {
         }
     }
 
-    /// Asks the driver again and again, for as long as this reactor lingers after its last work; true when there is
-    /// something to do.
+    /// Busy-polls the driver for up to the configured time; returns true when there is work.
     ///
-    /// Being woken from a wait costs a client at depth 1 more than the request itself, and other cores a system call
-    /// a message; who lingers pays for it with CPU time.  So it does only while work has been coming about that fast.
+    /// Wake-up latency costs a client at queue depth 1 more than the request itself, and costs other cores a system
+    /// call per message; busy-polling avoids both for CPU time.  It is therefore done only while the average idle gap
+    /// is at most [`GAP_LINGERS_MAX`] times the busy-poll time.
     fn linger(&self, main: &MainWaker, begun: Instant, done: &mut Vec<Completion>) -> bool {
         let linger = self.linger.get();
         if linger.is_zero() || self.gap.get() > linger * GAP_LINGERS_MAX {
@@ -268,17 +268,17 @@ impl Inner {
         false
     }
 
-    /// Notes how long there was nothing to do.
+    /// Updates the average idle gap with the one that began at `begun`.
     fn note_gap(&self, begun: Instant) {
         let linger = self.linger.get();
         if !linger.is_zero() {
-            // Clamped, so that one long pause is forgotten after a few short ones.
+            // Clamped, so that a few short gaps outweigh one long pause.
             let gap = self.now().since(begun).min(linger * (4 * GAP_LINGERS_MAX));
             self.gap.set((self.gap.get() * 7 + gap) / 8);
         }
     }
 
-    /// Lets the driver work; waits when nothing is ready.
+    /// Polls the driver; blocks when no task is ready.
     fn turn_driver(&self, main: &MainWaker, done: &mut Vec<Completion>) {
         let busy = |main: &MainWaker| {
             !self.ready.borrow().is_empty() || main.woken.load(Ordering::SeqCst) || !self.yielded.borrow().is_empty()
@@ -289,8 +289,8 @@ impl Inner {
         }
         let begun = self.now();
         if !self.linger(main, begun, done) {
-            // From here on a wake-up from another thread goes through the driver.  One that came before has been
-            // queued or noted without waking it, so look again, after the flag.
+            // Wake-ups from other threads go through the driver once the flag is cleared.  An earlier one was queued or
+            // noted without waking it, so check again after clearing the flag.
             self.remote.notified.store(false, Ordering::SeqCst);
             let wait = if !self.remote.queue.is_empty() || main.woken.load(Ordering::SeqCst) {
                 Wait::No
@@ -313,7 +313,7 @@ impl Inner {
     }
 }
 
-/// Takes a task off the list of the living when its future is dropped.
+/// Guard that removes a task from the list of live tasks when its future is dropped.
 struct Registered {
     inner: Rc<Inner>,
     key: usize,
@@ -326,7 +326,7 @@ impl Drop for Registered {
     }
 }
 
-/// Wakes the future of `block_on`.
+/// Waker of the future of `block_on`.
 struct MainWaker {
     woken: AtomicBool,
     remote: Arc<Remote>,
@@ -345,13 +345,13 @@ impl Wake for MainWaker {
     }
 }
 
-/// A reactor: an executor on a driver.  Lives on one thread.
+/// Executor on a driver, bound to one thread.
 pub struct Reactor {
     inner: Rc<Inner>,
 }
 
 impl Reactor {
-    /// A reactor on the given driver, for this thread.
+    /// Creates a reactor on the given driver, for this thread.
     pub fn new(driver: Box<dyn Driver>) -> Self {
         let remote = Remote {
             queue: SegQueue::new(),
@@ -375,32 +375,31 @@ impl Reactor {
         Self { inner: Rc::new(inner) }
     }
 
-    /// A reactor on the operating system, by [`DriverChoice`](crate::DriverChoice).
+    /// Creates a reactor on the operating system, with the driver that [`DriverChoice`](crate::DriverChoice) selects.
     pub fn system(choice: crate::driver::DriverChoice) -> io::Result<Self> {
         Ok(Self::new(crate::driver::system_driver(choice)?))
     }
 
-    /// Reaches this reactor from any thread.
+    /// Returns a handle to this reactor that works from any thread.
     pub fn handle(&self) -> CoreHandle {
         CoreHandle::new(self.inner.remote.clone())
     }
 
-    /// From now on asks the driver for so long after the last work before it sleeps; zero, as it is at first, sleeps
-    /// at once.
+    /// Sets the busy-poll time: how long the driver is polled after the last work before the reactor sleeps.  Zero, the
+    /// default, sleeps at once.
     pub fn set_linger(&self, linger: Duration) {
         self.inner.linger.set(linger);
     }
 
-    /// The driver's name.
+    /// Returns the driver's name.
     pub fn driver_name(&self) -> &'static str {
         self.inner.driver.borrow().name()
     }
 
-    /// Runs until `future` ends.  Tasks that it spawned stay, and go on in the next call.
+    /// Runs the reactor until `future` ends.  Tasks that it spawned stay, and continue in the next call.
     ///
     /// # Panics
-    /// When `future` or a task panics: a broken invariant ends the reactor, and is not survived by the tasks beside
-    /// it.
+    /// When `future` or a task panics: a broken invariant ends the reactor, and its other tasks with it.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _entered = Entered::new(&self.inner);
         let main = Arc::new(MainWaker { woken: AtomicBool::new(true), remote: self.inner.remote.clone() });
@@ -422,11 +421,11 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Ends every task where it stands, as a crash would: futures are dropped, and not polled any more.
+    /// Drops every task at its current await point, as a crash would: futures are not polled any more.
     fn drop(&mut self) {
         let _entered = Entered::new(&self.inner);
-        // Waking a task queues it; dropping the queued runnable drops its future.  Dropping one may wake or spawn
-        // others, and another thread may just be about to queue one, so go on until none is alive.
+        // Waking a task queues it, and dropping the queued runnable drops its future.  Dropping a future may wake or
+        // spawn others, and another thread may be about to queue one, so repeat until no task is alive.
         loop {
             let wakers: Vec<Waker> = self.inner.tasks.borrow().iter().map(|(_, waker)| waker.clone()).collect();
             if wakers.is_empty() {
@@ -451,7 +450,7 @@ impl Drop for Reactor {
     }
 }
 
-/// Makes a reactor current while it runs, and the one before it again after.
+/// Guard that makes a reactor current on this thread, and restores the previous one when dropped.
 struct Entered {
     before: Option<Rc<Inner>>,
 }
@@ -470,25 +469,25 @@ impl Drop for Entered {
     }
 }
 
-/// A task's result to wait for.  Dropping it lets the task go on by itself.
+/// Handle to a task's result.  Dropping it detaches the task.
 pub struct JoinHandle<T> {
     task: Option<async_task::FallibleTask<T>>,
 }
 
 impl<T> JoinHandle<T> {
-    /// Ends the task at its next point of waiting, and waits until its future is dropped.
-    /// The result is what it returned, if it had ended before.
+    /// Cancels the task at its next await point and waits until its future is dropped.  Returns the task's result if it
+    /// had ended before.
     pub async fn cancel(mut self) -> Option<T> {
         self.task.take().expect("a handle has its task until it is dropped").cancel().await
     }
 
-    /// Ends the task at its next point of waiting, without waiting for that.
+    /// Cancels the task at its next await point, without waiting for that.
     pub fn abort(mut self) {
-        // Unlike a handle, an async task ends when it is dropped.
+        // Dropping an async task cancels it, unlike dropping a handle.
         drop(self.task.take());
     }
 
-    /// True when it has ended.
+    /// Returns whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.task.as_ref().is_none_or(async_task::FallibleTask::is_finished)
     }
@@ -510,7 +509,7 @@ impl<T> Drop for JoinHandle<T> {
     }
 }
 
-/// Starts a task on this reactor.
+/// Spawns a task on this reactor.
 ///
 /// # Panics
 /// When no reactor runs on this thread.
@@ -522,10 +521,10 @@ where
     with_current(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
 }
 
-/// Starts a task if a reactor runs on this thread; otherwise the future is dropped.  For what is still to be done when
-/// something is dropped, which may be after the reactor.
+/// Spawns a task if a reactor runs on this thread; otherwise drops the future.  Meant for cleanup in `Drop`, which may
+/// run after the reactor has ended.
 ///
-/// A reactor that ends drops tasks which were started like this, too: their futures must not start another one then.
+/// A reactor that ends drops these tasks too: their futures must not spawn another one then.
 pub fn try_spawn<F>(future: F) -> Option<JoinHandle<F::Output>>
 where
     F: Future + 'static,
@@ -534,7 +533,7 @@ where
     try_with_current(|inner| inner.clone()).map(|inner| JoinHandle { task: Some(inner.spawn(future).fallible()) })
 }
 
-/// The name of this reactor's driver.
+/// Returns the name of this reactor's driver.
 ///
 /// # Panics
 /// When no reactor runs on this thread.
@@ -542,8 +541,8 @@ pub fn driver_name() -> &'static str {
     with_current(|inner| inner.driver.borrow().name())
 }
 
-/// Lets others go first while turns are long, but not for ever: for each piece of work that nobody waits for, so that many
-/// of them at once do not keep a host's request waiting.
+/// Yields background work while the current loop iteration exceeds `TURN_LONG`, at most `STAND_BACK_MAX` times.  Call
+/// it before each piece of background work, so that many of them at once do not delay a host's request.
 pub async fn stand_back() {
     for _ in 0..STAND_BACK_MAX {
         if with_current(|inner| inner.now().since(inner.turn_began.get()) < TURN_LONG) {
@@ -553,7 +552,7 @@ pub async fn stand_back() {
     }
 }
 
-/// Lets the other ready tasks and the driver have a turn.
+/// Yields to the other ready tasks and the driver, once.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {

@@ -10,12 +10,12 @@ use crate::driver::{FileInfo, FileSystemSpace, Handle, Op, OpenOptions};
 use crate::executor::{Inner, with_current};
 use crate::time::{now, sleep};
 
-/// How long an opener waits for a lock.
+/// Longest time that an opener waits for a file lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-/// And after how long it looks again.
+/// Retry interval while waiting for a file lock.
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// An open file or block device.  Cloning shares it; it is closed with the last clone.
+/// Open file or block device.  Clones share it; it is closed with the last clone.
 #[derive(Clone)]
 pub struct File {
     shared: Rc<Shared>,
@@ -36,7 +36,7 @@ impl Drop for Shared {
 }
 
 impl File {
-    /// Opens `path`.  May block for a moment; meant for starting up.
+    /// Opens `path`.  May block the thread briefly; meant for start-up.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> io::Result<Self> {
         let path = path.as_ref();
         let inner = with_current(Rc::clone);
@@ -44,11 +44,12 @@ impl File {
         Ok(Self { shared: Rc::new(Shared { inner, handle, info, path: path.to_owned() }) })
     }
 
-    /// The same; waits a while for the lock, where that is wanted.  A process that was killed is gone before the kernel has
-    /// closed its files: operations that its ring had under way hold them, and the lock with them, until they have ended.
+    /// Opens `path`, retrying for up to 3 s while the file is locked by another process, if `options` ask for the lock.
+    /// A killed process is gone before the kernel has closed its files: in-flight operations of its ring hold them, and
+    /// the lock with them, until they have completed.
     ///
     /// # Errors
-    /// `WouldBlock` when another process goes on having the lock.
+    /// `WouldBlock` when another process still holds the lock after that time; otherwise as [`open`](Self::open).
     pub async fn open_when_free(path: impl AsRef<Path>, options: OpenOptions) -> io::Result<Self> {
         let deadline = now() + LOCK_PATIENCE;
         loop {
@@ -59,49 +60,49 @@ impl File {
         }
     }
 
-    /// What it was when it was opened.
+    /// Returns the file's properties as of opening.
     pub fn info(&self) -> FileInfo {
         self.shared.info
     }
 
-    /// Its path as it was opened.
+    /// Returns the path that was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// Bytes now.
+    /// Returns the current size in bytes.
     pub fn size(&self) -> io::Result<u64> {
         self.shared.inner.with_driver(|driver| driver.file_size(self.shared.handle))
     }
 
-    /// Sets the length.
+    /// Sets the size in bytes.
     pub fn set_size(&self, size: u64) -> io::Result<()> {
         self.shared.inner.with_driver(|driver| driver.set_file_size(self.shared.handle, size))
     }
 
-    /// Bytes of its file system that it takes now; `None` for a device.
+    /// Returns the bytes currently allocated in the file system; `None` for a device.
     pub fn allocated_size(&self) -> io::Result<Option<u64>> {
         self.shared.inner.with_driver(|driver| driver.allocated_size(self.shared.handle))
     }
 
-    /// Returns the space of the file system that it lies on; `None` where there is no limit.
+    /// Returns the space of the file system that holds the file; `None` where there is no limit.
     pub fn file_system_space(&self) -> io::Result<Option<FileSystemSpace>> {
         self.shared.inner.with_driver(|driver| driver.space_beneath(self.shared.handle))
     }
 
-    /// The first byte from `from` on that may hold data; `None` when only a hole follows.
+    /// Returns the offset of the first byte at or after `from` that may hold data; `None` when only a hole follows.
     pub fn next_data(&self, from: u64) -> io::Result<Option<u64>> {
         self.shared.inner.with_driver(|driver| driver.next_data(self.shared.handle, from))
     }
 
-    /// Returns the first byte from `from` on that lies in a hole or is the end of the file; `None` where nobody knows, and
-    /// behind the end.
+    /// Returns the offset of the first byte at or after `from` that lies in a hole or is the end of the file; `None`
+    /// where that is unknown, and past the end.
     pub fn next_hole(&self, from: u64) -> io::Result<Option<u64>> {
         self.shared.inner.with_driver(|driver| driver.next_hole(self.shared.handle, from))
     }
 
-    /// Fills the buffer's spare room from `offset`; short only at the end of the file.
-    /// The buffer comes back in either case.
+    /// Reads into the buffer's spare space from `offset`; short only at the end of the file.  Returns the buffer in
+    /// either case.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
         let op = Op::Read { file: self.shared.handle, offset, buf };
         let done = self.shared.inner.start_op(op).await;
@@ -109,7 +110,10 @@ impl File {
         (done.result.map(|len| len as usize), buf)
     }
 
-    /// Reads exactly `len` bytes from `offset`; fewer is `UnexpectedEof`.
+    /// Reads exactly `len` bytes from `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when there are fewer.
     pub async fn read_exact_at(&self, offset: u64, len: usize) -> io::Result<BufMut> {
         let (result, buf) = self.read_at(BufMut::with_capacity(len), offset).await;
         let got = result?;
@@ -125,7 +129,7 @@ impl File {
         self.write(bufs.into(), offset, false).await
     }
 
-    /// Writes all of `bufs` at `offset`, durably.
+    /// Writes all of `bufs` at `offset`; durable on completion.
     pub async fn write_durable_at(&self, bufs: impl Into<BufList>, offset: u64) -> io::Result<()> {
         self.write(bufs.into(), offset, true).await
     }
@@ -135,12 +139,12 @@ impl File {
         self.shared.inner.start_op(op).await.result.map(drop)
     }
 
-    /// Makes every write that has completed durable.
+    /// Makes every completed write durable.
     pub async fn sync_data(&self) -> io::Result<()> {
         self.shared.inner.start_op(Op::Sync { file: self.shared.handle }).await.result.map(drop)
     }
 
-    /// Allocates a range, beyond the file's end too, without changing what it reads as or its length.
+    /// Allocates a range, also past the end of the file, without changing content or size.
     ///
     /// # Errors
     /// `StorageFull`; `Unsupported` where the file system cannot do it.
@@ -148,18 +152,18 @@ impl File {
         self.shared.inner.start_op(Op::Allocate { file: self.shared.handle, offset, len }).await.result.map(drop)
     }
 
-    /// Gives a range back to the file system or device.
+    /// Deallocates a range, returning its space to the file system or device.
     pub async fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.shared.inner.start_op(Op::Punch { file: self.shared.handle, offset, len }).await.result.map(drop)
     }
 }
 
-/// Space of the file system that `path` lies on; `None` where there is no limit.
+/// Returns the space of the file system that holds `path`; `None` where there is no limit.
 pub fn file_system_space(path: impl AsRef<Path>) -> io::Result<Option<FileSystemSpace>> {
     with_current(|inner| inner.with_driver(|driver| driver.file_system_space(path.as_ref())))
 }
 
-/// Says how the system itself uses a file, which opening it would not tell: as a loop device or a swap area.
+/// Returns how the system itself uses a file, which opening it would not show: as a loop device or a swap area.
 pub fn file_user(path: impl AsRef<Path>) -> Option<String> {
     with_current(|inner| inner.with_driver(|driver| driver.file_user(path.as_ref())))
 }
@@ -169,7 +173,7 @@ pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
     with_current(|inner| inner.with_driver(|driver| driver.remove_file(path.as_ref())))
 }
 
-/// Makes the names in a directory durable.
+/// Makes a directory's entries durable.
 pub fn sync_dir(path: impl AsRef<Path>) -> io::Result<()> {
     with_current(|inner| inner.with_driver(|driver| driver.sync_dir(path.as_ref())))
 }

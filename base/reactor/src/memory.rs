@@ -1,8 +1,8 @@
-//! The memory under buffers: reference-counted blocks, from the heap or from a pool's regions.
+//! Memory of buffers: reference-counted blocks, from the heap or from a pool's regions.
 //!
-//! Reference counts are stored apart from the bytes.  Those of a region lie side by side, 16 bytes each: a pool of a
-//! million blocks that are used in no order costs one look at memory that is in no cache for its count and one for its
-//! bytes, and the counts of 64 MiB of pages fit into a second-level cache.
+//! Reference counts are stored apart from the bytes.  Those of a region are contiguous, 16 bytes each: random use of a
+//! pool of a million blocks costs one cache miss for the count and one for the bytes, and the counts of 64 MiB of pages
+//! fit into a second-level cache.
 
 pub(crate) mod huge;
 
@@ -14,19 +14,19 @@ use std::sync::{Arc, Weak};
 use crate::buf::BUF_ALIGN;
 use crate::pool;
 
-/// Reference count of a piece of memory, and where that piece is.
+/// Reference count of a piece of memory, and its location.
 pub(crate) struct Block {
     refs: AtomicU32,
     /// Index within the region.
     index: u32,
-    /// The region that it lies in; null when it comes from the heap, and then it begins a [`HeapBlock`].
+    /// Region that contains it; null for a heap block, and then it is the first field of a [`HeapBlock`].
     region: *const Region,
 }
 
 const _: () = assert!(size_of::<Block>() == 16, "the counts of a region lie close together");
 
-// SAFETY: a Block is only a count and a place; who may read or write which part of the memory is decided by Buf and
-// BufMut, which hold disjoint writable parts (BufMut) or only readable ones (Buf).
+// SAFETY: a Block is only a count and a location; Buf and BufMut decide who may read or write which part of the memory:
+// they refer to disjoint writable parts (BufMut) or only readable ones (Buf).
 unsafe impl Send for Block {}
 // SAFETY: as above; shared access through Buf only reads.
 unsafe impl Sync for Block {}
@@ -34,7 +34,7 @@ unsafe impl Sync for Block {}
 /// Block whose memory comes from the heap.
 #[repr(C)]
 struct HeapBlock {
-    /// First, so that a pointer to it is one to the whole.
+    /// First, so that a pointer to it is a pointer to the whole.
     block: Block,
     ptr: NonNull<u8>,
     cap: usize,
@@ -44,13 +44,13 @@ struct HeapBlock {
 /// Length in bytes from which a heap block is allocated at the heap's own alignment.
 const LONG: usize = 64 << 10;
 
-/// Alignment of a heap block: that of direct I/O for whatever could be a whole number of sectors, so no more than
-/// the block is long.
+/// Returns the alignment of a heap block: that of direct I/O for any length that could be a whole number of sectors, so
+/// no more than the block's length rounded up to a power of two.
 fn alignment(cap: usize) -> usize {
     if cap < 512 { 16 } else { cap.next_power_of_two().min(BUF_ALIGN) }
 }
 
-/// Allocation from the heap; it may begin before the aligned address that is used.
+/// Heap allocation; it may begin before the aligned address that is used.
 struct HeapMemory {
     base: NonNull<u8>,
     layout: Layout,
@@ -60,7 +60,7 @@ impl HeapMemory {
     /// Allocates `size` zero bytes (one at least) at a multiple of `align`; returns their address too.
     fn new(size: usize, align: usize) -> (NonNull<u8>, Self) {
         // Long zeroed memory comes fresh from the system, without being cleared again, only at the heap's own
-        // alignment; so take some more of it and begin at the first aligned place.
+        // alignment; so allocate `align` bytes more and begin at the first aligned address.
         let layout = if size < LONG { Some((size, align)) } else { size.checked_add(align).map(|size| (size, 16)) };
         let layout = layout.and_then(|(size, align)| Layout::from_size_align(size, align).ok());
         let layout = layout.expect("the size of a buffer overflows the address space");
@@ -73,14 +73,14 @@ impl HeapMemory {
     }
 
     /// # Safety
-    /// Nobody uses it any more, nor will.
+    /// The memory is not used any more.
     unsafe fn free(&self) {
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 
-/// A counted reference to a block.
+/// Counted reference to a block.
 pub(crate) struct BlockRef(NonNull<Block>);
 
 // SAFETY: like an Arc<Block>, and Block is Send and Sync.
@@ -104,10 +104,10 @@ impl BlockRef {
         unsafe { self.0.as_ref() }
     }
 
-    /// Returns the region that it lies in, if it is a pool's.
+    /// Returns the region that contains it, if it is a pool's.
     #[inline]
     pub(crate) fn region(&self) -> Option<&Region> {
-        // SAFETY: a block that is out keeps its pool, and that its regions.
+        // SAFETY: a lent block keeps its pool alive, and the pool its regions.
         unsafe { self.block().region.as_ref() }
     }
 
@@ -133,33 +133,33 @@ impl BlockRef {
         self.region().map_or_else(|| self.heap_block().cap, |region| region.cap)
     }
 
-    /// Tests whether no other reference exists.
+    /// Returns whether no other reference exists.
     #[inline]
     pub(crate) fn is_unique(&self) -> bool {
         self.block().refs.load(Ordering::Acquire) == 1
     }
 
-    /// Both refer to the same block.
+    /// Returns whether both refer to the same block.
     #[inline]
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0 == other.0
     }
 
-    /// The last reference is gone.
+    /// Releases the block after the last reference is gone.
     #[cold]
     #[inline(never)]
     fn last(&mut self) {
-        // What others did with the block is over before it is used again or freed.
+        // Accesses through other references complete before the block is reused or freed.
         fence(Ordering::Acquire);
         let region = self.block().region;
         if region.is_null() {
-            // SAFETY: made by `BlockRef::heap` out of a box, and nobody else refers to it.
+            // SAFETY: made by `BlockRef::heap` out of a box, and no other reference exists.
             let block = unsafe { Box::from_raw(self.0.cast::<HeapBlock>().as_ptr()) };
             // SAFETY: that was the last reference.
             unsafe { block.memory.free() };
             return;
         }
-        // SAFETY: `lend` counted the pool once for this block, so the pool and its region are there.
+        // SAFETY: `lend` counted the pool once for this block, so the pool and its region exist.
         let home = unsafe { Arc::from_raw((*region).home) };
         home.give_back(FreeBlock(self.0));
     }
@@ -169,7 +169,7 @@ impl Clone for BlockRef {
     #[inline]
     fn clone(&self) -> Self {
         let before = self.block().refs.fetch_add(1, Ordering::Relaxed);
-        // As in Arc: so many can only be leaked, and wrapping around would free the block under its users.
+        // As in Arc: so high a count means leaked references, and wrapping around would free the block under its users.
         if before > u32::MAX / 2 {
             std::process::abort();
         }
@@ -186,7 +186,7 @@ impl Drop for BlockRef {
     }
 }
 
-/// A block of a region that no buffer refers to.  It does not keep its region: its pool holds both.
+/// Block of a region that no buffer refers to.  It does not keep its region alive: its pool owns both.
 pub(crate) struct FreeBlock(NonNull<Block>);
 
 // SAFETY: it has one owner, and Block is Send.
@@ -198,7 +198,7 @@ impl FreeBlock {
     /// # Safety
     /// The block is one of `home`'s regions.
     pub(crate) unsafe fn lend(self, home: &Arc<pool::Shared>) -> BlockRef {
-        // `last` takes that count back.
+        // `last` releases that count.
         let _ = Arc::into_raw(home.clone());
         let block = BlockRef(self.0);
         block.block().refs.store(1, Ordering::Relaxed);
@@ -206,35 +206,35 @@ impl FreeBlock {
     }
 }
 
-/// Memory of a pool, for several buffers; what is registered with a ring is a region.
+/// Memory of a pool, for several buffers; the unit that is registered with a ring.
 pub(crate) struct Region {
     memory: Memory,
     ptr: NonNull<u8>,
-    /// Bytes a block.
+    /// Bytes of a block.
     cap: usize,
     blocks: Box<[Block]>,
     myself: Weak<Self>,
-    /// The pool that holds the region, and so outlives it in every block that is out.
+    /// Pool that owns the region; every lent block keeps it alive.
     home: *const pool::Shared,
-    /// Where a ring knows it, as that ring has noted it: see `driver::fixed`.
+    /// Registration noted by the ring that used the region last: see `driver::fixed`.
     pub(crate) note: AtomicU64,
 }
 
-// SAFETY: a Region only owns memory; who may use which part is decided by the blocks that lie in it.
+// SAFETY: a Region only owns memory; the blocks in it decide who may use which part.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Source of a region's memory, which is given back there.
+/// Source of a region's memory, to which it is returned.
 enum Memory {
     Heap(HeapMemory),
-    /// One huge page.
+    /// Memory of one huge page.
     Huge,
 }
 
 impl Region {
-    /// Allocates memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps the
-    /// region for as long as it lives itself.  The memory is touched as it is used.
+    /// Allocates memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps
+    /// the region alive.  Pages are populated on first use.
     pub(crate) fn new(cap: usize, count: usize, home: *const pool::Shared) -> Arc<Self> {
         let size = cap.checked_mul(count).expect("a pool's region overflows the address space");
         let huge = if size == huge::PAGE { huge::take() } else { None };
@@ -253,7 +253,7 @@ impl Region {
         })
     }
 
-    /// Returns all blocks, all of them free.
+    /// Returns all blocks as free blocks.
     ///
     /// # Safety
     /// Called once.
@@ -266,18 +266,18 @@ impl Region {
         self.cap * self.blocks.len()
     }
 
-    /// Returns a reference that keeps the region alive after its pool.
+    /// Returns a reference that keeps the region alive after its pool is gone.
     pub(crate) fn keep(&self) -> Arc<Self> {
         self.myself.upgrade().expect("a region that is looked at is there")
     }
 
-    /// Returns the region in the form of a system call's argument.
+    /// Returns the region as a system call argument.
     pub(crate) fn iovec(&self) -> libc::iovec {
         libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size() }
     }
 
-    /// Tests whether the region should be registered with a device or a ring.  A huge page should not: it holds stored
-    /// data and takes no part in I/O, and pinning it would populate all of it.
+    /// Returns whether the region should be registered with a device or a ring.  A huge page should not: it holds
+    /// stored data and takes no part in I/O, and pinning it would populate all of it.
     pub(crate) fn may_be_registered(&self) -> bool {
         matches!(self.memory, Memory::Heap(_))
     }
@@ -286,9 +286,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         match &self.memory {
-            // SAFETY: no block is out.
+            // SAFETY: no block is lent.
             Memory::Heap(memory) => unsafe { memory.free() },
-            // SAFETY: taken in `new`, and no block is out.
+            // SAFETY: taken in `new`, and no block is lent.
             Memory::Huge => unsafe { huge::give_back(self.ptr) },
         }
     }

@@ -13,17 +13,17 @@ use crate::buf::{BufList, BufMut};
 use crate::driver::{Handle, Op};
 use crate::executor::{Inner, with_current};
 
-/// Where a socket listens or connects: `host:port`, `[v6]:port` or `unix:PATH`.
+/// Address to listen on or connect to: `host:port`, `[v6]:port` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Addr {
-    /// TCP.
+    /// TCP address.
     Tcp(SocketAddr),
-    /// A Unix stream socket; an unnamed peer has an empty path.
+    /// Path of a Unix stream socket; empty for an unnamed peer.
     Unix(PathBuf),
 }
 
 impl Addr {
-    /// Reaches only this machine.
+    /// Returns whether the address is reachable only from this machine: loopback or a Unix socket.
     pub fn is_local(&self) -> bool {
         match self {
             Addr::Tcp(addr) => addr.ip().is_loopback(),
@@ -41,7 +41,7 @@ impl fmt::Display for Addr {
     }
 }
 
-/// Why a text is no address.
+/// Error of a text that is not a valid address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddrError(String);
 
@@ -57,7 +57,7 @@ impl FromStr for Addr {
     type Err = AddrError;
     fn from_str(text: &str) -> Result<Self, AddrError> {
         if let Some(path) = text.strip_prefix("unix:") {
-            // The kernel's limit for a socket's path, its final zero byte included.
+            // Kernel limit for a socket's path, including its final zero byte.
             const SUN_PATH_MAX: usize = 108;
             if path.is_empty() || path.len() >= SUN_PATH_MAX {
                 return Err(AddrError(format!("'{text}': a socket's path has 1 to {} bytes", SUN_PATH_MAX - 1)));
@@ -83,41 +83,41 @@ impl Drop for Socket {
     }
 }
 
-/// A descriptor of somebody else's (a library's), of which is only asked whether there is something to read.
+/// Descriptor owned by a library, polled for readability only.
 pub(crate) struct Watched {
     socket: Socket,
 }
 
 impl Watched {
-    /// Watches what `fd` refers to, under a descriptor of its own.
+    /// Watches the file that `fd` refers to, through a duplicate descriptor.
     pub(crate) fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
         let handle = inner.with_driver(|driver| driver.adopt_listener(fd.try_clone_to_owned()?))?;
         Ok(Self { socket: Socket { inner, handle } })
     }
 
-    /// Waits until there is something to read.
+    /// Waits until the descriptor is readable.
     pub(crate) async fn ready(&self) -> io::Result<()> {
         self.socket.inner.start_op(Op::Ready { handle: self.socket.handle }).await.result.map(drop)
     }
 }
 
-/// A listening socket.
+/// Listening socket.
 pub struct Listener {
     socket: Rc<Socket>,
     addr: Addr,
 }
 
 impl Listener {
-    /// Listens on `addr`.  A Unix socket's path that is left from a dead process is replaced; a live one is not.
+    /// Listens on `addr`.  A Unix socket path left by a dead process is replaced; one with a live listener is not.
     pub fn bind(addr: &Addr) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
         let (handle, addr) = inner.with_driver(|driver| driver.listen(addr))?;
         Ok(Self { socket: Rc::new(Socket { inner, handle }), addr })
     }
 
-    /// Waits until [`bind`](Self::bind) can have a Unix socket's path whose listener is just going, for up to 0.3 s: the
-    /// ring of a process that was killed holds its sockets a moment longer than the process lives.  Who listens on is not
+    /// Waits until [`bind`](Self::bind) can take a Unix socket path whose listener is closing, for up to 0.3 s: the
+    /// ring of a killed process keeps its sockets open slightly longer than the process lives.  A live listener is not
     /// disturbed.
     pub async fn settle(addr: &Addr) {
         const LOOKS: u32 = 30;
@@ -128,25 +128,26 @@ impl Listener {
         for _ in 0..LOOKS {
             match Self::bind(addr) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => crate::sleep(REST).await,
-                // What this leaves behind is dead, and replaced; other errors are for who binds.
+                // A socket left behind by this attempt is dead, and will be replaced; other errors are reported by
+                // `bind`.
                 _ => return,
             }
         }
     }
 
-    /// The address as bound.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> &Addr {
         &self.addr
     }
 
-    /// The same socket for another core.
+    /// Duplicates the listening socket for another core.
     pub fn share(&self) -> io::Result<SharedListener> {
         let socket = self.socket.inner.with_driver(|driver| driver.share_listener(self.socket.handle))?;
         Ok(SharedListener { socket, addr: self.addr.clone() })
     }
 
-    /// The next connection and its peer's address.  An error need not be the listener's end: without a free descriptor
-    /// (`EMFILE`) the next attempt fails at once too, so wait a moment before it.
+    /// Accepts the next connection; returns it and its peer's address.  An error need not end the listener: without a
+    /// free descriptor (`EMFILE`) the next attempt fails at once too, so wait a moment before it.
     pub async fn accept(&self) -> io::Result<(Stream, Addr)> {
         let done = self.socket.inner.start_op(Op::Accept { listener: self.socket.handle }).await;
         let stream =
@@ -155,7 +156,7 @@ impl Listener {
     }
 }
 
-/// A listening socket on its way to other cores, which accept from the same queue: whichever is idle takes the next
+/// Listening socket in transit to another core.  All cores accept from the same queue: whichever is idle takes the next
 /// connection, and keeps it.
 #[derive(Debug)]
 pub struct SharedListener {
@@ -164,7 +165,7 @@ pub struct SharedListener {
 }
 
 impl SharedListener {
-    /// The listening socket on this core, whose driver must be of the same kind.
+    /// Attaches the listening socket to this core, whose driver must be of the same kind.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
@@ -175,7 +176,7 @@ impl SharedListener {
     }
 }
 
-/// A connection.  Cloning shares it, so that one task can receive while another sends; closed with the last clone.
+/// Connection.  Clones share it, so that one task can receive while another sends; it is closed with the last clone.
 #[derive(Clone)]
 pub struct Stream {
     socket: Rc<Socket>,
@@ -194,19 +195,22 @@ impl Stream {
         Self { socket: Rc::new(Socket { inner, handle }), unix }
     }
 
-    /// It is a Unix socket, not TCP.
+    /// Returns whether it is a Unix socket, not TCP.
     pub fn is_unix(&self) -> bool {
         self.unix
     }
 
-    /// Receives what there is into the buffer's spare room, at least one byte; 0 at the end of the stream.
+    /// Receives available bytes into the buffer's spare space, at least one; returns 0 at the end of the stream.
     ///
-    /// Dropping the future may lose bytes that have arrived, so do that only when the connection is given up.
+    /// Dropping the future may lose bytes that have arrived, so drop it only when the connection is abandoned.
     pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         self.recv_op(buf, false).await
     }
 
-    /// Receives until the buffer's spare room is full; the stream ending before is `UnexpectedEof`.
+    /// Receives until the buffer's spare space is full.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the stream ends before.
     pub async fn recv_exact(&self, buf: BufMut) -> (io::Result<()>, BufMut) {
         let want = buf.spare();
         let (result, buf) = self.recv_op(buf, true).await;
@@ -229,9 +233,9 @@ impl Stream {
         (done.result.map(|len| len as usize), buf)
     }
 
-    /// Sends everything.  One send at a time a connection: two at once would interleave.
+    /// Sends all of `bufs`.  Only one send at a time per connection: two at once would interleave.
     ///
-    /// Dropping the future may leave the peer with a part, so do that only when the connection is given up.
+    /// Dropping the future may leave the peer with a part, so drop it only when the connection is abandoned.
     pub async fn send(&self, bufs: impl Into<BufList>) -> io::Result<()> {
         let bufs = bufs.into();
         if bufs.is_empty() {
@@ -240,21 +244,21 @@ impl Stream {
         self.socket.inner.start_op(Op::Send { sock: self.socket.handle, bufs }).await.result.map(drop)
     }
 
-    /// Gives the process at the other end of a Unix socket a descriptor, with one byte of data.
+    /// Passes a descriptor to the process at the other end of a Unix socket, with one byte of data.
     ///
     /// # Errors
-    /// Of the system; `Unsupported` in simulation.
+    /// Errors of the system; `Unsupported` in simulation.
     pub fn send_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.socket.inner.with_driver(|driver| driver.send_fd(self.socket.handle, fd))
     }
 
-    /// Takes a descriptor that the other end of a Unix socket gives with one byte of data.  No other receive may be under
-    /// way.
+    /// Receives a descriptor that the other end of a Unix socket passes with one byte of data.  No other receive may be
+    /// in flight.
     ///
     /// # Errors
     /// `InvalidData` when data came without a descriptor, `UnexpectedEof` at the end of the stream.
     pub async fn recv_fd(&self) -> io::Result<OwnedFd> {
-        // It comes once in a connection's life, so that looking now and then is good enough.
+        // A descriptor is passed once in a connection's life, so polling is good enough.
         const LOOK: Duration = Duration::from_micros(200);
         loop {
             match self.socket.inner.with_driver(|driver| driver.recv_fd(self.socket.handle)) {
@@ -264,7 +268,7 @@ impl Stream {
         }
     }
 
-    /// Ends both directions: the peer sees the end of the stream, waiting receives and sends return.
+    /// Shuts down both directions: the peer sees the end of the stream, pending receives and sends return.
     pub fn shutdown(&self) {
         self.socket.inner.with_driver(|driver| driver.shutdown(self.socket.handle));
     }

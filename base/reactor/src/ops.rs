@@ -1,4 +1,4 @@
-//! Operations in flight: the futures that wait for them, and what becomes of those that nobody waits for any more.
+//! Operations in flight: their futures, and the handling of abandoned ones.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -15,11 +15,11 @@ use crate::executor::Inner;
 enum OpState {
     Waiting(Option<Waker>),
     Done(Completion),
-    /// Its future is gone; the completion is dropped when it comes, and only then its buffers.
+    /// Future dropped; the completion is discarded when it arrives, and its buffers only then.
     Orphaned,
 }
 
-/// The operations in flight of one reactor.  No borrow is held while a waker runs or is dropped: it may come back.
+/// Operations in flight of one reactor.  No borrow is held while a waker runs or is dropped: it may call back.
 #[derive(Default)]
 pub(crate) struct Ops {
     states: RefCell<Slab<OpState>>,
@@ -32,7 +32,7 @@ impl Ops {
         OpFuture { inner: inner.clone(), key: Some(key) }
     }
 
-    /// Takes a completion from the driver.
+    /// Handles a completion from the driver.
     pub(crate) fn complete(inner: &Inner, completion: Completion) {
         let key = completion.key.0 as usize;
         let mut states = inner.ops.states.borrow_mut();
@@ -54,15 +54,15 @@ impl Ops {
     }
 }
 
-/// Drops a completion that nobody waits for; a socket that came with it is closed, not leaked.
+/// Discards the completion of an abandoned operation; a socket that came with it is closed, not leaked.
 fn discard(driver: &mut dyn Driver, completion: Completion) {
     if let (Op::Accept { .. } | Op::Connect { .. }, Ok(handle)) = (&completion.op, &completion.result) {
         driver.close(Handle(*handle));
     }
 }
 
-/// An operation in flight.  Dropped early, the operation is asked to end, and its buffers stay with the driver until
-/// it has.
+/// Future of an operation in flight.  Dropping it early requests cancellation, and the buffers stay with the driver
+/// until the operation has completed.
 pub(crate) struct OpFuture {
     inner: Rc<Inner>,
     key: Option<usize>,

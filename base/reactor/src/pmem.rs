@@ -1,7 +1,8 @@
-//! Memory that keeps what is stored in it: a file on a DAX file system, mapped.
+//! Persistent memory: a mapped file on a DAX file system.
 //!
-//! A store lasts once it has left the processor's caches, which a [`fence`](PersistentMemory::fence) after it waits for.
-//! The real thing is [`Pmem`]; the simulator has another, which forgets what no fence has covered.
+//! A store is durable once it has left the processor's caches, which a [`fence`](PersistentMemory::fence) after it
+//! waits for.  [`Pmem`] is the implementation for a real device; the simulator's loses the stores that no fence has
+//! covered.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,44 +15,45 @@ mod flush;
 
 pub use flush::Flush;
 
-/// Memory that keeps what is stored in it.  Places and lengths are bytes.
+/// Persistent memory.  Offsets and lengths are in bytes.
 pub trait PersistentMemory {
-    /// How much there is.
+    /// Returns the size in bytes.
     fn len(&self) -> u64;
 
-    /// There is none.
+    /// Returns whether the size is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies out what was stored.
+    /// Copies stored bytes to `out`.
     ///
     /// # Panics
-    /// Past the end; so do the others.
+    /// Past the end; so do the stores.
     fn load(&self, at: u64, out: &mut [u8]);
 
-    /// Copies `bytes` in.  Until the next fence is over any part of it may last or not, in any order.
+    /// Stores `bytes`.  Until the next fence has completed, any part of them may be durable or not, in any order.
     fn store(&self, at: u64, bytes: &[u8]);
 
-    /// Stores eight bytes (little-endian) at a multiple of eight: they last together or not at all.
+    /// Stores eight bytes (little-endian) at a multiple of eight, atomically: all or none are durable.
     fn store_word(&self, at: u64, word: u64);
 
-    /// Everything stored before lasts when this returns.
+    /// Makes all earlier stores durable before it returns.
     fn fence(&self);
 }
 
-/// How a file of persistent memory is opened.
+/// Options for opening a file of persistent memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PmemOptions {
-    /// Make the file if it is not there.
+    /// Create the file if it does not exist.
     pub create: bool,
-    /// Make it at least so long, in bytes.
+    /// Minimum size in bytes; a shorter file is extended.
     pub size: u64,
-    /// Take memory that the file system does not promise to keep (without `MAP_SYNC`): for measuring only.
+    /// Accept memory for which the file system does not guarantee durability (without `MAP_SYNC`): for measurements
+    /// only.
     pub force: bool,
 }
 
-/// A mapped file.  Locked against other processes while it is open.
+/// Mapped file.  Locked against other processes while it is open.
 pub struct Pmem {
     base: NonNull<u8>,
     len: usize,
@@ -65,8 +67,8 @@ impl Pmem {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// Those of opening and mapping; `WouldBlock` when another process has it; `Unsupported` when the file system
-    /// does not keep what is stored without being told (no DAX), or the processor cannot write back its caches.
+    /// Errors of opening and mapping; `WouldBlock` when another process has locked the file; `Unsupported` when the
+    /// file system does not make stores durable by itself (no DAX), or the processor cannot write back its caches.
     pub fn open(path: &Path, options: PmemOptions) -> io::Result<Self> {
         let mut how = OpenOptions::new();
         how.read(true).write(true).create(options.create).custom_flags(libc::O_CLOEXEC);
@@ -93,17 +95,17 @@ impl Pmem {
         Ok(Self { base, len, flush, synchronous, path: path.to_owned(), file })
     }
 
-    /// The file system keeps what is stored (`MAP_SYNC`); otherwise it was forced.
+    /// Returns whether the file system guarantees durability (`MAP_SYNC`); otherwise it was forced.
     pub fn is_synchronous(&self) -> bool {
         self.synchronous
     }
 
-    /// How stores leave the caches.
+    /// Returns the method by which stores leave the caches.
     pub fn flush_kind(&self) -> Flush {
         self.flush
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -115,14 +117,14 @@ impl Pmem {
     }
 }
 
-/// Makes the file longer, with blocks of its own: a mapping of a hole would change the file system when it is stored to.
+/// Extends the file with allocated blocks: storing to the mapping of a hole would change file system metadata.
 fn fill(file: &File, from: u64, to: u64) -> io::Result<()> {
     // SAFETY: no pointers; the descriptor is open.
     let result = unsafe { libc::posix_fallocate(file.as_raw_fd(), from as i64, (to - from) as i64) };
     if result != 0 {
         return Err(io::Error::from_raw_os_error(result));
     }
-    // Blocks that were never written are so again after a crash, unless they are written once.
+    // Unwritten blocks would be unwritten again after a crash, unless they are written once.
     let zeroes = vec![0; 1 << 20];
     let mut at = from;
     while at < to {
@@ -167,7 +169,7 @@ impl PersistentMemory for Pmem {
 
     fn store(&self, at: u64, bytes: &[u8]) {
         let at = self.check(at, bytes.len());
-        // SAFETY: within the mapping; nobody holds a reference into it.
+        // SAFETY: within the mapping; no reference into it exists.
         unsafe { self.flush.store(self.base.as_ptr().add(at), bytes) };
     }
 
@@ -185,9 +187,9 @@ impl PersistentMemory for Pmem {
 
 impl Drop for Pmem {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open` with this length, and nobody refers to it any more.
+        // SAFETY: mapped by `open` with this length, and no reference to it exists any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        // The lock goes with the file.
+        // The lock is released with the file.
         let _ = &self.file;
     }
 }

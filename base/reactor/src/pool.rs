@@ -1,4 +1,4 @@
-//! Pools of aligned buffers of one size, registered with the ring where the driver can.
+//! Pools of aligned buffers of one size, registered with the ring where the driver supports it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,29 +9,29 @@ use crossbeam_queue::ArrayQueue;
 use crate::buf::{BUF_ALIGN, BufMut};
 use crate::memory::{BlockRef, FreeBlock, Region, huge};
 
-/// Bytes that a pool allocates, and a ring registers, at first (or one buffer, if that is more), ...
+/// Bytes of the first region that a pool allocates, and a ring registers (or one buffer, if that is more).
 const REGION_BYTES_MIN: usize = 64 << 10;
-/// ... and, as the pool doubles, at most at a time.
+/// Maximum bytes of a region; regions grow up to it as the pool doubles.
 const REGION_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) struct Shared {
     free: ArrayQueue<FreeBlock>,
     size: usize,
     keep: usize,
-    /// Bytes of the first region, and of any at most.
+    /// Bytes of the first region, and maximum bytes of a region.
     steps: (usize, usize),
     /// Buffers in regions, in use or free.
     made: AtomicUsize,
     outstanding: AtomicUsize,
-    /// Kept for as long as the pool or a block of it is in use.
+    /// Regions, kept alive as long as the pool or a block of it is in use.
     regions: Mutex<Vec<Arc<Region>>>,
 }
 
 impl Shared {
-    /// Takes a block back whose last buffer was dropped, on whichever core that happened.
+    /// Returns a block whose last buffer was dropped, on any core, to the pool.
     pub(crate) fn give_back(&self, block: FreeBlock) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
-        // No more blocks are made than the queue has room for.
+        // No more blocks are made than the queue has space for.
         let full = self.free.push(block).is_err();
         debug_assert!(!full, "more blocks came back than were made");
     }
@@ -43,12 +43,12 @@ impl Shared {
         if count == 0 {
             return None;
         }
-        // When two cores want to at once, one of them does; the other takes from the heap this time.
+        // When two cores grow the pool at once, one of them does; the other allocates from the heap this time.
         self.made.compare_exchange(made, made + count, Ordering::Relaxed, Ordering::Relaxed).ok()?;
         let region = Region::new(self.size, count, Arc::as_ptr(self));
-        // SAFETY: the region was made just now.
+        // SAFETY: the region was created just now.
         let mut blocks = unsafe { region.blocks() };
-        // First of all the region is kept: its blocks do not do that.
+        // Store the region first: its blocks do not keep it alive.
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
         let first = blocks.next();
         for block in blocks {
@@ -59,27 +59,27 @@ impl Shared {
     }
 }
 
-/// A pool of buffers of `buf_size` bytes; keeps up to `keep` of them for reuse.
+/// Pool of buffers of `buf_size` bytes; keeps up to `keep` of them for reuse.
 ///
-/// The pool never refuses: past `keep` it allocates and frees.  Who must be bounded counts its own buffers.
+/// The pool never refuses: past `keep` it allocates and frees.  A user that needs a bound counts its own buffers.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// A pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).  Memory is allocated as it is used.
+    /// Creates a pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).  Memory is allocated on use.
     pub fn new(buf_size: usize, keep: usize) -> Self {
         Self::with_steps(buf_size, keep, (REGION_BYTES_MIN, REGION_BYTES_MAX))
     }
 
-    /// A pool of 2 MiB that lies in one huge page, as far as the system has one to give: a processor then finds any part
-    /// of it with less searching.  Buffers past that come from the heap.
+    /// Creates a pool of 2 MiB in one huge page, where the system has one available: fewer TLB misses.  Buffers past 2
+    /// MiB come from the heap.
     ///
-    /// Meant for memory that will be used whole: all of it is taken at once.
+    /// Meant for memory that is used completely: all of it is allocated at once.
     pub fn huge(buf_size: usize) -> Self {
         let pool = Self::with_steps(buf_size, huge::PAGE / buf_size, (huge::PAGE, huge::PAGE));
-        // Its first buffer makes the region.
+        // The first buffer allocates the region.
         drop(pool.get());
         pool
     }
@@ -99,12 +99,12 @@ impl Pool {
         Self { shared: Arc::new(shared) }
     }
 
-    /// An empty buffer.  Its memory may hold old content past its length.
+    /// Returns an empty buffer.  Its memory may hold old content past its length.
     pub fn get(&self) -> BufMut {
         let block = match self.shared.free.pop().or_else(|| self.shared.grow()) {
             Some(block) => {
                 self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
-                // SAFETY: what is in the queue, or was made for it, lies in this pool's regions.
+                // SAFETY: a block from the queue, or from `grow`, lies in this pool's regions.
                 unsafe { block.lend(&self.shared) }
             }
             None => BlockRef::heap(self.shared.size),
@@ -112,12 +112,12 @@ impl Pool {
         BufMut::from_block(block)
     }
 
-    /// Bytes a buffer.
+    /// Returns the size of a buffer in bytes.
     pub fn buf_size(&self) -> usize {
         self.shared.size
     }
 
-    /// Kept buffers in use now; those past `keep` are not counted.
+    /// Returns the number of kept buffers in use now; those past `keep` are not counted.
     pub fn outstanding(&self) -> usize {
         self.shared.outstanding.load(Ordering::Relaxed)
     }

@@ -1,13 +1,13 @@
 //! Connections over RDMA: an ordered stream of bytes in each direction, with the interface of a socket.
 //!
-//! Short runs of bytes are sent eagerly, copied into registered buffers that the peer has posted.  Long ones stay where
-//! they are: the peer is told their place and reads them by RDMA, straight to where they are wanted, and then says that
-//! they can go.  Memory of [`Pool`](crate::Pool)s is registered once and used as it is; other memory is copied into it.
-//! Connections are made by rdma_cm.  The libraries are opened at run time: without them, everything here is
+//! Short data is sent eagerly, copied into registered buffers that the peer has posted.  Long data stays in place: the
+//! peer is told its address, reads it by RDMA directly to its destination, and then releases it.  Memory of
+//! [`Pool`](crate::Pool)s is registered once and used without copying; other memory is copied into registered memory.
+//! Connections are made by rdma_cm.  The libraries are loaded at run time: without them, everything here is
 //! `Unsupported`.
 //!
-//! Each send begins with a head of 16 bytes, little-endian: a kind, the number of eager buffers that can be used again,
-//! and the number of long runs that were read.
+//! Each send begins with a header of 16 bytes, little-endian: a kind, the number of eager buffers released, and the
+//! number of long runs read.
 
 mod cm;
 mod device;
@@ -26,24 +26,24 @@ use cm::Id;
 use endpoint::Endpoint;
 use ffi::Lib;
 
-/// Bytes of an eager buffer, its head included.
+/// Bytes of an eager buffer, its header included.
 const EAGER_LEN: usize = 8 << 10;
-/// Bytes of a head.
+/// Bytes of a header.
 const HEAD_LEN: usize = 16;
-/// Runs of bytes from here on are read by the peer instead of being sent.
+/// Length in bytes from which data is read by the peer instead of being sent.
 const LONG_MIN: usize = EAGER_LEN;
-/// Looks at the completions in a row before the reactor's other work has its turn.
+/// Polls of the completion queue in a row before the reactor's other work runs.
 const LOOKS: u32 = 32;
 
-/// Whether there may be RDMA here: the libraries are installed.
+/// Checks that the RDMA libraries are installed.
 ///
 /// # Errors
-/// `Unsupported`, with what is missing.
+/// `Unsupported`, with the missing library.
 pub fn available() -> io::Result<()> {
     Lib::get().map(drop)
 }
 
-/// A listening endpoint.
+/// Listening RDMA endpoint.
 pub struct RdmaListener {
     id: Id,
     addr: SocketAddr,
@@ -51,25 +51,25 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens on an address of a device, or on all.
+    /// Listens on an address of a device, or on all.  `look` is the busy-poll time of its connections.
     ///
     /// # Errors
-    /// `Unsupported` without the libraries, `NotFound` or the like without a device; of the system.
+    /// `Unsupported` without the libraries, `NotFound` or the like without a device; errors of the system.
     pub fn bind(addr: SocketAddr, look: Duration) -> io::Result<Self> {
         let id = Id::new(Lib::get()?)?;
         let addr = id.listen(addr)?;
         Ok(Self { id, addr, look })
     }
 
-    /// The address as bound.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The next that asks for a connection.
+    /// Waits for the next connection request.
     ///
     /// # Errors
-    /// Of the system; accepting can go on.
+    /// Errors of the system; accepting can continue.
     pub async fn asked(&self) -> io::Result<RdmaAsk> {
         loop {
             let event = self.id.channel.next().await?;
@@ -82,7 +82,7 @@ impl RdmaListener {
         }
     }
 
-    /// The next connection and its peer's address, whoever it is.
+    /// Accepts the next connection, from any peer; returns it and its peer's address.
     ///
     /// # Errors
     /// As [`asked`](Self::asked) and [`RdmaAsk::accept`].
@@ -93,7 +93,7 @@ impl RdmaListener {
     }
 }
 
-/// Somebody who asks for a connection, for which nothing has been set aside yet.  Refused when it is dropped.
+/// Connection request, without any resources allocated yet.  Rejected when it is dropped.
 pub struct RdmaAsk {
     id: Option<Id>,
     peer: SocketAddr,
@@ -101,16 +101,16 @@ pub struct RdmaAsk {
 }
 
 impl RdmaAsk {
-    /// Who asks.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The connection.
+    /// Accepts the connection.
     ///
     /// # Errors
-    /// `OutOfMemory` when this core has all the connections that its buffers are enough for; of the system.  Who asked is
-    /// refused then.
+    /// `OutOfMemory` when this core has as many connections as its buffers suffice for; errors of the system.  The
+    /// request is rejected then.
     pub fn accept(mut self) -> io::Result<RdmaStream> {
         let id = self.id.take().expect("it is here until it is accepted");
         let endpoint = Endpoint::new(id, self.look).map_err(|(error, id)| {
@@ -130,18 +130,19 @@ impl Drop for RdmaAsk {
     }
 }
 
-/// A connection.  Clones share it, so that one task can receive while another sends; closed with the last clone.
+/// RDMA connection.  Clones share it, so that one task can receive while another sends; it is closed with the last
+/// clone.
 #[derive(Clone)]
 pub struct RdmaStream {
     endpoint: Rc<Endpoint>,
 }
 
 impl RdmaStream {
-    /// Connects to `addr`, from the device that has the address `local` where it is given.  Who had something to do
-    /// looks for more for `look` before it sleeps.
+    /// Connects to `addr`, from the device that has the address `local` where it is given.  After the last activity the
+    /// connection busy-polls for `look` before it sleeps.
     ///
     /// # Errors
-    /// `Unsupported` without the libraries; when there is no way there, or nobody listens.
+    /// `Unsupported` without the libraries; errors when there is no route, or no listener.
     pub async fn connect(addr: SocketAddr, local: Option<IpAddr>, look: Duration) -> io::Result<Self> {
         let id = Id::new(Lib::get()?)?;
         id.resolve(addr, local.map(|local| SocketAddr::new(local, 0))).await?;
@@ -150,7 +151,7 @@ impl RdmaStream {
         Ok(Self { endpoint })
     }
 
-    /// Waits until `ready` says so, or the connection is over; at first by looking, then by sleeping.
+    /// Waits until `ready` returns true or the connection is over; busy-polls first, then sleeps.
     async fn wait(&self, ready: impl Fn(&Endpoint) -> bool) -> io::Result<()> {
         let begin = now();
         let endpoint = &*self.endpoint;
@@ -175,15 +176,15 @@ impl RdmaStream {
         }
     }
 
-    /// Receives what there is, or (`all`) until the buffer is full.  0 at the end of the stream.
+    /// Receives available bytes, or (`all`) until the buffer is full.  Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// When the connection broke; `UnexpectedEof` when it ended before the buffer was full.
+    /// When the connection has failed; `UnexpectedEof` when it ended before the buffer was full.
     pub async fn recv(&self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
         let before = buf.len();
         let mut place = Some(buf);
         let result = self.fill(&mut place, all, before).await;
-        // Where the connection broke while the device was writing to it, the buffer stays with the connection.
+        // If the connection failed while the device was writing to the buffer, the buffer stays with the connection.
         let buf = place.unwrap_or_else(|| BufMut::with_capacity(0));
         (result, buf)
     }
@@ -191,12 +192,12 @@ impl RdmaStream {
     async fn fill(&self, place: &mut Option<BufMut>, all: bool, before: usize) -> io::Result<usize> {
         loop {
             let buf = place.as_mut().expect("the buffer is here between reads");
-            // What came before the connection broke is still taken.
+            // Bytes received before a failure are still returned.
             let progressed = self.endpoint.progress();
             self.endpoint.take_eager(buf);
             let got = buf.len() - before;
             let long = self.endpoint.next_is_long();
-            // Bytes that were sent before a long run say where that is to go: they are looked at first.
+            // Bytes sent before long data may determine its destination: return them first.
             if buf.spare() == 0 || (got > 0 && (!all || (!long && self.endpoint.is_over()))) {
                 return match buf.spare() {
                     0 => Ok(got),
@@ -210,7 +211,7 @@ impl RdmaStream {
                 continue;
             }
             if self.endpoint.is_over() {
-                // Whether the peer has ended it, or it broke, is not the same.
+                // Distinguishes a failure from an end by the peer.
                 self.endpoint.intact()?;
                 return if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
             }
@@ -219,7 +220,7 @@ impl RdmaStream {
         }
     }
 
-    /// Reads of a long run what fits.
+    /// Reads as much of the next long data as fits.
     async fn read(&self, place: &mut Option<BufMut>) -> io::Result<()> {
         self.wait(Endpoint::has_room).await?;
         let buf = place.take().expect("the buffer is here between reads");
@@ -229,10 +230,10 @@ impl RdmaStream {
         Ok(())
     }
 
-    /// Sends everything.  One send at a time a connection.
+    /// Sends all of `bufs`.  Only one send at a time per connection.
     ///
     /// # Errors
-    /// When the connection broke or has ended.
+    /// When the connection has failed or ended.
     pub async fn send(&self, bufs: BufList) -> io::Result<()> {
         let endpoint = &*self.endpoint;
         let mut filling: Option<BufMut> = None;
@@ -264,18 +265,18 @@ impl RdmaStream {
         self.endpoint.send_eager(buf)
     }
 
-    /// Memory that the peer may write to by itself once it is told of its [`place`](Window::place).
+    /// Registers memory that the peer may write to by itself once it has been sent its [`place`](Window::place).
     ///
     /// # Errors
-    /// When no memory can be registered.
+    /// When the memory cannot be registered.
     pub fn window(&self, len: usize) -> io::Result<Window> {
         self.endpoint.window(len)
     }
 
-    /// Writes into the peer's window, without its doing anything; complete when the bytes are there.
+    /// Writes into the peer's window, without involving the peer; completes when the bytes are there.
     ///
     /// # Errors
-    /// `InvalidInput` when they do not fit; when the connection breaks, and then they may or may not be there.
+    /// `InvalidInput` when they do not fit; an error when the connection fails, and then they may or may not be there.
     pub async fn write(&self, place: Place, offset: u32, data: Buf) -> io::Result<()> {
         if u64::from(offset) + data.len() as u64 > u64::from(place.len) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "more than the window holds"));
@@ -294,7 +295,7 @@ impl RdmaStream {
             at += len;
         }
         match last {
-            // Writes of a connection end in their order.
+            // Writes of a connection complete in order.
             Some(number) => {
                 self.wait(|endpoint| endpoint.has_written(number)).await?;
                 if self.endpoint.has_written(number) { Ok(()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
@@ -303,20 +304,20 @@ impl RdmaStream {
         }
     }
 
-    /// Ends both directions; what was sent before still arrives if the peer goes on taking it.
+    /// Shuts down both directions; bytes sent before still arrive if the peer continues to receive.
     pub fn shutdown(&self) {
         Endpoint::shutdown(&self.endpoint);
     }
 }
 
-/// Where a peer may write.
+/// Remote memory window that a peer may write to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Address in the peer's memory.
     pub addr: u64,
-    /// The key that opens it.
+    /// Remote key.
     pub key: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
@@ -327,14 +328,14 @@ mod tests {
     use super::*;
     use crate::{DriverChoice, Reactor};
 
-    /// Where there is no device, and even where there is no library, it says so and nothing else happens; where there is
-    /// one, `test/interop/messenger-rdma.sh` sees to the rest.
+    /// Without a device, and even without the libraries, an error is returned and nothing else happens; with a device,
+    /// `test/interop/messenger-rdma.sh` tests the rest.
     #[test]
     fn without_a_device_there_is_an_error() {
         for choice in [DriverChoice::Uring, DriverChoice::Poll] {
             let Ok(reactor) = Reactor::system(choice) else { continue };
             reactor.block_on(async {
-                // TEST-NET-1: no device has it, and nobody routes there.
+                // TEST-NET-1: no device has it, and there is no route to it.
                 let addr: SocketAddr = "192.0.2.1:7".parse().expect("an address");
                 assert!(RdmaStream::connect(addr, Some(addr.ip()), Duration::ZERO).await.is_err());
                 assert!(RdmaListener::bind(addr, Duration::ZERO).is_err());

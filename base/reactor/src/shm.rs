@@ -1,8 +1,8 @@
-//! Memory shared with another process: two rings of bytes, one in each direction.
+//! Memory shared with another process: two byte rings, one in each direction.
 //!
-//! One side creates the memory, sealed so that neither can make it shorter under the other, and gives its descriptor to
-//! the other over a Unix socket.  Each ring has one producer and one consumer.  The peer is not trusted: what it writes
-//! into the heads is checked, and bytes are copied out before anybody looks at them.
+//! One side creates the memory, sealed so that neither side can shrink it, and passes its descriptor to the other over
+//! a Unix socket.  Each ring has one producer and one consumer.  The peer is not trusted: its ring positions are
+//! checked, and bytes are copied out before they are parsed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Marks the memory, and its version.
+/// Magic number and version.
 const MAGIC: u64 = u64::from_le_bytes(*b"FBshm\0\0\x01");
 /// Bytes before the first ring.
 const HEAD: usize = 4096;
@@ -18,19 +18,19 @@ const HEAD: usize = 4096;
 pub const RING_LEN: usize = 1 << 20;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// What each ring's two sides tell each other; every part on a cache line of its own.
+/// Control block of a ring; every field on a cache line of its own.
 #[repr(C, align(64))]
 struct Control {
-    /// Bytes ever written.
+    /// Total bytes written.
     written: AtomicU64,
     _pad0: [u64; 7],
-    /// Bytes ever read.
+    /// Total bytes read.
     read: AtomicU64,
     _pad1: [u64; 7],
-    /// The consumer sleeps and wants to be woken.
+    /// Nonzero while the consumer sleeps and must be woken.
     consumer_sleeps: AtomicU32,
     _pad2: [u32; 15],
-    /// The producer sleeps and wants to be woken.
+    /// Nonzero while the producer sleeps and must be woken.
     producer_sleeps: AtomicU32,
     _pad3: [u32; 15],
 }
@@ -48,7 +48,7 @@ struct Mapping {
     base: NonNull<u8>,
 }
 
-// SAFETY: a Mapping is only a piece of memory; who touches which part of it is decided by Producer and Consumer.
+// SAFETY: a Mapping is only a piece of memory; Producer and Consumer decide who accesses which part of it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the parts that both use are atomic.
 unsafe impl Sync for Mapping {}
@@ -69,8 +69,8 @@ impl Mapping {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is longer than a Header, page-aligned, and all of a Header is valid for any bytes; both
-        // processes touch it by atomic operations only.
+        // SAFETY: the mapping is longer than a Header, page-aligned, and a Header is valid for any bytes; both
+        // processes access it by atomic operations only.
         unsafe { self.base.cast().as_ref() }
     }
 
@@ -95,14 +95,14 @@ fn corrupt() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the peer has written nonsense into shared memory")
 }
 
-/// Creates memory for two rings: our ends, and the descriptor for the peer.
+/// Creates memory for two rings; returns this side's ends, and the descriptor for the peer.
 ///
 /// # Errors
 /// When the system has no memory or descriptors left.
 pub fn create() -> io::Result<(Producer, Consumer, OwnedFd)> {
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"forebay".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: just opened, and nobody else has it.
+    // SAFETY: just opened, with no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(check(fd)?) };
     // SAFETY: no pointers.
     check(unsafe { libc::ftruncate(fd.as_raw_fd(), Mapping::LEN as libc::off_t) })?;
@@ -114,10 +114,10 @@ pub fn create() -> io::Result<(Producer, Consumer, OwnedFd)> {
     Ok((producer, consumer, fd))
 }
 
-/// Takes in what the peer has created: our ends.
+/// Maps the memory that the peer has created; returns this side's ends.
 ///
 /// # Errors
-/// `InvalidData` when it is not such memory, or could be made shorter while we use it.
+/// `InvalidData` when it is not such memory, or could be shrunk while in use.
 pub fn adopt(fd: &OwnedFd) -> io::Result<(Producer, Consumer)> {
     // SAFETY: no pointers.
     let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
@@ -143,19 +143,19 @@ fn ends(mapping: &Arc<Mapping>, out: usize) -> (Producer, Consumer) {
     (producer, Consumer { mapping: mapping.clone(), ring: 1 - out, read: 0 })
 }
 
-/// Copies bytes into or out of a ring that begin at `at` (counted since the beginning), in one or two pieces.
+/// Splits the ring range of `len` bytes at position `at` (total bytes) into one or two pieces: start and length.
 fn pieces(at: u64, len: usize) -> [(usize, usize); 2] {
     let start = (at as usize) & (RING_LEN - 1);
     let first = len.min(RING_LEN - start);
     [(start, first), (0, len - first)]
 }
 
-/// The end that writes.
+/// Writing end of a ring.
 pub struct Producer {
     mapping: Arc<Mapping>,
     ring: usize,
     written: u64,
-    /// Up to where the consumer had read when we last looked: its head is on a cache line that it keeps writing to.
+    /// Read position of the consumer when last loaded; cached, because the consumer keeps writing to that cache line.
     read: u64,
 }
 
@@ -164,16 +164,17 @@ impl Producer {
         &self.mapping.header().rings[self.ring]
     }
 
-    /// Bytes that can be written now.
+    /// Returns the bytes that can be written now.
     ///
     /// # Errors
-    /// `InvalidData` when the peer claims to have read what was never written.
+    /// `InvalidData` when the peer's read position is invalid.
     pub fn room(&self) -> io::Result<usize> {
         let used = self.written.wrapping_sub(self.control().read.load(Ordering::Acquire));
         if used > RING_LEN as u64 { Err(corrupt()) } else { Ok(RING_LEN - used as usize) }
     }
 
-    /// Writes as much of `bytes` as there is room for, unseen until [`publish`](Self::publish).
+    /// Writes as much of `bytes` as fits, invisible to the consumer until [`publish`](Self::publish); returns the bytes
+    /// written.
     ///
     /// # Errors
     /// As [`room`](Self::room).
@@ -186,8 +187,8 @@ impl Producer {
         let len = bytes.len().min(room);
         let mut from = bytes.as_ptr();
         for (start, len) in pieces(self.written, len) {
-            // SAFETY: the piece lies within the ring, and within the part of it that the consumer has given back (it
-            // reads only up to what was published); `bytes` are private memory of at least that length.
+            // SAFETY: the piece lies within the ring, and within the part that the consumer has released (it reads only
+            // published bytes); `bytes` are private memory of at least that length.
             unsafe {
                 std::ptr::copy_nonoverlapping(from, self.mapping.ring(self.ring).add(start), len);
                 from = from.add(len);
@@ -197,16 +198,17 @@ impl Producer {
         Ok(len)
     }
 
-    /// Lets the consumer see what was written; true when it sleeps and must be woken.
+    /// Publishes the written bytes; returns true when the consumer sleeps and must be woken.
     pub fn publish(&mut self) -> bool {
         let control = self.control();
         control.written.store(self.written, Ordering::Release);
-        // Either this sees that the consumer sleeps, or the consumer, which looks again after saying so, sees the bytes.
+        // Either this load sees that the consumer sleeps, or the consumer, which checks again after setting the flag,
+        // sees the bytes.
         fence(Ordering::SeqCst);
         control.consumer_sleeps.load(Ordering::Relaxed) != 0 && control.consumer_sleeps.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Says that we sleep until there is room; false when there is some now.
+    /// Sets the producer's sleep flag; returns false when there is space now.
     ///
     /// # Errors
     /// As [`room`](Self::room).
@@ -217,7 +219,7 @@ impl Producer {
     }
 }
 
-/// The end that reads.
+/// Reading end of a ring.
 pub struct Consumer {
     mapping: Arc<Mapping>,
     ring: usize,
@@ -229,30 +231,31 @@ impl Consumer {
         &self.mapping.header().rings[self.ring]
     }
 
-    /// Bytes that can be read now.
+    /// Returns the bytes that can be read now.
     ///
     /// # Errors
-    /// `InvalidData` when the peer claims to have written more than fits.
+    /// `InvalidData` when the peer's write position is invalid.
     pub fn available(&self) -> io::Result<usize> {
         let unread = self.control().written.load(Ordering::Acquire).wrapping_sub(self.read);
         if unread > RING_LEN as u64 { Err(corrupt()) } else { Ok(unread as usize) }
     }
 
-    /// Copies bytes out, as many as there are and fit; and whether the producer sleeps and must be woken.
+    /// Copies out as many bytes as are available and fit; returns their number, and whether the producer sleeps and
+    /// must be woken.
     ///
     /// # Errors
     /// As [`available`](Self::available).
     pub fn read(&mut self, out: &mut [u8]) -> io::Result<(usize, bool)> {
         let len = out.len().min(self.available()?);
         if len == 0 {
-            // Who only looks leaves the producer's cache lines alone; it is not waiting for room that we did not make.
+            // Without progress, leave the producer's cache lines alone: no space was freed that it waits for.
             return Ok((0, false));
         }
         let mut to = out.as_mut_ptr();
         for (start, len) in pieces(self.read, len) {
-            // SAFETY: the piece lies within the ring, and a producer that keeps to the rules does not write to it before
-            // it is given back below.  One that does not makes these bytes arbitrary, which all bytes from outside are;
-            // `out` is private memory of at least that length.
+            // SAFETY: the piece lies within the ring, and a correct producer does not write to it before it is released
+            // below.  An incorrect one makes these bytes arbitrary, as all untrusted input is; `out` is private memory
+            // of at least that length.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.mapping.ring(self.ring).add(start), to, len);
                 to = to.add(len);
@@ -267,7 +270,7 @@ impl Consumer {
         Ok((len, sleeps))
     }
 
-    /// Says that we sleep until there is something; false when there is now.
+    /// Sets the consumer's sleep flag; returns false when there are bytes now.
     ///
     /// # Errors
     /// As [`available`](Self::available).

@@ -1,4 +1,4 @@
-//! Time as the reactor tells it: real, or the simulator's.
+//! Clock and timers of a reactor: real, or the simulator's.
 
 use std::fmt;
 use std::future::Future;
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use crate::executor::{Inner, with_current};
 
-/// A point in monotonic time, in nanoseconds since some start.
+/// Point in monotonic time, in nanoseconds since the driver's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// From nanoseconds since the driver's start.
+    /// Creates an instant from nanoseconds since the driver's start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the driver's start.
+    /// Returns nanoseconds since the driver's start.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time from `earlier` to here; zero if `earlier` is later.
+    /// Returns the time from `earlier` to this instant; zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// Time from here to now.
+    /// Returns the time from this instant to now.
     pub fn elapsed(self) -> Duration {
         now().since(self)
     }
@@ -50,27 +50,27 @@ impl Sub for Instant {
     }
 }
 
-/// The time now, by this reactor's clock.
+/// Returns the current time of this reactor's monotonic clock.
 pub fn now() -> Instant {
     with_current(|reactor| reactor.now())
 }
 
-/// Time since 1970-01-01T00:00:00Z, by this reactor's clock.
+/// Returns the time since 1970-01-01T00:00:00Z, by this reactor's clock.
 pub fn wall_clock() -> Duration {
     with_current(|reactor| reactor.wall_clock())
 }
 
-/// A random number, from the system or from the simulation's seed.
+/// Returns a random number, from the system or from the simulation's seed.
 pub fn random() -> u64 {
     with_current(|reactor| reactor.random())
 }
 
-/// Ends after `duration`.
+/// Waits for `duration`.
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(now() + duration)
 }
 
-/// Ends at `deadline`.
+/// Waits until `deadline`.
 ///
 /// # Panics
 /// When no reactor runs on this thread.
@@ -78,7 +78,7 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
     Sleep { deadline, reactor: with_current(Rc::clone), timer: None }
 }
 
-/// The future of [`sleep`].
+/// Future of [`sleep`] and [`sleep_until`].
 pub struct Sleep {
     deadline: Instant,
     reactor: Rc<Inner>,
@@ -106,7 +106,7 @@ impl Drop for Sleep {
     }
 }
 
-/// Why [`timeout`] gave up.
+/// Error of [`timeout`]: the time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedOut;
 
@@ -118,7 +118,10 @@ impl fmt::Display for TimedOut {
 
 impl std::error::Error for TimedOut {}
 
-/// Runs `future`, for `duration` at most.
+/// Runs `future` for at most `duration`.
+///
+/// # Errors
+/// [`TimedOut`] when it has not ended by then.
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, TimedOut> {
     let mut future = std::pin::pin!(future);
     let mut timer = std::pin::pin!(sleep(duration));

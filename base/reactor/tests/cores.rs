@@ -1,4 +1,4 @@
-//! Many reactors: work sent across, queues between them, stopping, panics.
+//! Tests of several reactors: calls between cores, queues between them, stopping, panics.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn work_runs_where_it_is_sent() {
             let name = cores
                 .handle(index)
                 .run(move || async move {
-                    // Not `Send`, and that is no matter.
+                    // Need not be `Send`.
                     let local = Rc::new(index);
                     sleep(Duration::from_micros(10)).await;
                     (*local, std::thread::current().name().map(str::to_owned))
@@ -46,7 +46,7 @@ fn cores_call_one_another() {
         let handles = cores.handles();
         let home = CoreHandle::current();
         assert!(home.is_current() && !handles[0].is_current());
-        // Round and round, with a buffer that is not copied on the way.
+        // Ping-pong with a buffer that is not copied.
         let buf = BufMut::zeroed(4096).freeze();
         let address = buf.as_ptr() as usize;
         let first = handles[0].clone();
@@ -96,7 +96,7 @@ fn queues_keep_the_order_of_each_sender() {
             drop(cores.handle(index).run(move || async move {
                 for number in 0..COUNT {
                     sender.send((index, number)).expect("somebody receives");
-                    // Lets the receiver fall asleep now and then.
+                    // Lets the receiver go to sleep occasionally.
                     if number % 1000 == 0 {
                         sleep(Duration::from_micros(200)).await;
                     }
@@ -170,7 +170,7 @@ fn stopping_ends_what_runs_and_refuses_what_comes() {
                 assert_eq!(running.await, Err(CoreGone));
             }
             for late in late {
-                // Done before the stop, or refused; never left hanging.
+                // Completed before the stop, or refused; never left hanging.
                 let _ = late.await;
             }
             assert!(handles[0].is_gone());

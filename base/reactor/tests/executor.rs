@@ -1,4 +1,4 @@
-//! The executor: who runs when, who is woken, what dropping does.
+//! Tests of the executor: scheduling, wake-ups, dropping.
 
 mod common;
 
@@ -86,7 +86,7 @@ async fn a_timeout_keeps_the_result() {
     assert_eq!(timeout(Duration::ZERO, async { 8 }).await, Ok(8), "what is ready is taken");
 }
 
-/// A flag that another thread sets, in each of the ways in which a sleeping reactor can be woken.
+/// Flag that another thread sets, in each way in which a sleeping reactor can be woken.
 async fn woken_by_other_threads() {
     struct Flag {
         set: AtomicBool,
@@ -154,7 +154,7 @@ async fn cancelling_drops_the_future_first() {
     until(|| task.is_finished()).await;
     assert_eq!(task.cancel().await, Some(5));
 
-    // A handle that is dropped does not end its task.
+    // Dropping a handle does not cancel its task.
     dropped.set(false);
     let tell = Tell(dropped.clone());
     drop(spawn(async move {
@@ -164,7 +164,7 @@ async fn cancelling_drops_the_future_first() {
     until(|| dropped.get()).await;
 }
 
-/// Works for longer than a turn is short.
+/// Works for longer than `TURN_LONG`.
 fn work() {
     let begun = now();
     while now().since(begun) < Duration::from_micros(200) {
@@ -212,7 +212,7 @@ async fn a_busy_task_does_not_starve_sockets() {
         let stop = stop.clone();
         async move {
             while !stop.get() {
-                // Wakes itself at once, without the courtesy of yielding.
+                // Wakes itself at once, without yielding.
                 let mut first = true;
                 poll_fn(|cx| {
                     if std::mem::take(&mut first) {
@@ -274,18 +274,18 @@ async fn notifications_reach_all_who_wait() {
     };
     let tasks: Vec<_> = (0..1000).map(|at| wait(1 + at % 3)).collect();
     let given_up: Vec<_> = (0..100).map(|_| wait(1)).collect();
-    // All of them wait before anybody is notified.
+    // Wait until each task waits before the notification.
     for _ in 0..10 {
         yield_now().await;
     }
     given_up.into_iter().for_each(forebay_reactor::JoinHandle::abort);
-    // A wait counts from when it was asked for, not from its first poll.
+    // A wait starts when it is created, not at its first poll.
     let early = notify.wait();
     notify.notify_all();
     early.await;
     for expect in [1000, 1666, 1999] {
         until(|| heard.get() == expect).await;
-        // One turn more for the last of them to wait again.
+        // One more iteration, for the last waiter to wait again.
         yield_now().await;
         notify.notify_all();
     }
@@ -299,7 +299,7 @@ async fn random_numbers_differ() {
     assert_eq!(numbers.len(), 100);
 }
 
-/// Dropping a reactor with everything in flight at once: files, sockets, timers, tasks that wait for one another.
+/// Drops a reactor with everything in flight at once: files, sockets, timers, tasks that wait for each other.
 #[test]
 fn dropping_a_reactor_ends_everything() {
     for choice in [DriverChoice::Uring, DriverChoice::Poll] {
@@ -372,14 +372,14 @@ fn dropping_a_reactor_ends_everything() {
         assert!(Rc::strong_count(&alive) > 1);
         drop(reactor);
         assert_eq!(Rc::strong_count(&alive), 1, "a task outlived its reactor");
-        // What was taken out of the reactor can still be dropped.
+        // Objects moved out of the reactor can still be dropped.
         assert!(survivor.size().is_ok());
         drop(survivor);
     }
 }
 
-/// After a crash in the same process, files and ports must be free for those who come after.  A file may take a moment: the
-/// kernel reports the end of an operation before it lets go of the file that it was on.
+/// Checks that files and ports are free again after a crash in the same process.  A file may take a moment: the kernel
+/// reports the completion of an operation before it releases the operation's file.
 #[test]
 fn dropping_a_reactor_frees_locks_and_ports() {
     for choice in [DriverChoice::Uring, DriverChoice::Poll] {
@@ -405,7 +405,7 @@ fn dropping_a_reactor_frees_locks_and_ports() {
     }
 }
 
-/// A thread that wakes a task just when its reactor goes.
+/// Races a wake-up by another thread with dropping the reactor.
 #[test]
 fn wakers_may_outlive_their_reactor() {
     for _ in 0..200 {
@@ -481,7 +481,7 @@ fn reactors_nest() {
     assert_eq!(sum, 3);
 }
 
-/// What an idle reactor costs: processor time of its thread over a second, and turns of its loop.
+/// Measures the cost of an idle reactor: CPU time of its thread over a second, and iterations of its loop.
 #[test]
 fn idle_costs_nothing() {
     const CHEAP: Duration = Duration::from_millis(10);
@@ -507,12 +507,12 @@ fn idle_costs_nothing() {
             let client = spawn(async move { Stream::connect(&addr).await.expect("connects") });
             let (server, _) = listener.accept().await.expect("accepts");
             let client = client.await;
-            // Waiting for connections, for bytes and for a far timer, as an idle daemon does.
+            // Waits for connections, for bytes and for a distant timer, as an idle daemon does.
             spawn(async move { listener.accept().await.map(drop) });
             spawn(async move { server.recv(BufMut::with_capacity(100)).await.0 });
             spawn(sleep(Duration::from_secs(3600)));
             yield_now().await;
-            // Some machines charge a thread for what others took from it: of several seconds the cheapest counts.
+            // Some machines charge a thread for CPU time stolen from it: take the cheapest of several seconds.
             let mut cheapest = Duration::MAX;
             for _ in 0..10 {
                 let mut polls = 0;
@@ -537,7 +537,7 @@ fn idle_costs_nothing() {
     }
 }
 
-/// Whoever lingers sleeps all the same when nothing comes: messages, timers and completions reach it in both states.
+/// Checks that a busy-polling reactor still sleeps when idle: messages, timers and completions reach it in both states.
 #[test]
 fn a_lingering_reactor_misses_nothing() {
     let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");

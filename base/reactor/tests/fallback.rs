@@ -1,7 +1,8 @@
-//! Where io_uring is forbidden, epoll takes over and says so once; where little memory may be locked, that does.
+//! Tests of the fallback to epoll, with one warning, where io_uring is forbidden, and of operation with little lockable
+//! memory.
 //!
-//! Each case is this program again with a seccomp filter, as a container's runtime would set one; a filter cannot be
-//! taken off, so it needs a process of its own.
+//! Each case runs this program again with a seccomp filter, as a container's runtime would set one.  A filter cannot be
+//! removed, so it needs a process of its own.
 
 mod common;
 
@@ -14,7 +15,7 @@ use forebay_reactor::{BufMut, DriverChoice, File, Listener, OpenOptions, Pool, R
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-/// What is forbidden, and how it is refused.
+/// Forbidden system calls, with the error that they return.
 const CASES: [(&str, libc::c_long, i32); 3] = [
     ("setup-eperm", libc::SYS_io_uring_setup, libc::EPERM),
     ("setup-enosys", libc::SYS_io_uring_setup, libc::ENOSYS),
@@ -57,7 +58,7 @@ impl Subscriber for Counter {
 fn forbid(call: libc::c_long, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
-        // The number of the system call lies first in what a filter sees.
+        // Offset 0 of a filter's input is the system call number.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
@@ -101,21 +102,21 @@ fn case(name: &str) {
     assert_eq!(WARNINGS.load(Ordering::SeqCst), 1, "said once");
 }
 
-/// With hardly any memory that may be locked, a ring is small and most of a pool is not registered with it; everything
-/// works all the same, and there is room for another ring.
+/// Checks that with hardly any lockable memory a ring is small and most of a pool is not registered with it, but
+/// everything works, and another ring can be created.
 fn little_locked_memory() {
     let little = libc::rlimit { rlim_cur: 384 << 10, rlim_max: 384 << 10 };
     // SAFETY: a valid limit to read from; the second call has no pointers.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &little), 0);
-        // The limit does not bind root; to become nobody fails for all others, whom it binds already.
+        // The limit does not bind root, so become nobody; this fails for other users, whom the limit binds already.
         libc::setuid(65_534);
     }
     Reactor::system(DriverChoice::Uring).expect("io_uring").block_on(async {
         let dir = TempDir::new();
         let file = File::open(dir.join("f"), OpenOptions::read_write().create().direct()).expect("opens");
         let pool = Pool::new(4096, 1024);
-        // Held, so that the pool grows past what may be registered.
+        // Kept, so that the pool grows past the registration limit.
         let mut held = Vec::new();
         for at in 0..256 {
             let mut buf = pool.get();

@@ -1,4 +1,4 @@
-//! Files on both drivers.
+//! Tests of files on both drivers.
 
 mod common;
 
@@ -84,14 +84,14 @@ async fn thousands_of_parts() {
     let dir = TempDir::new();
     let file = File::open(dir.join("f"), OpenOptions::read_write().create()).expect("opens");
     let data = pattern(3 * 5000, 4);
-    // Copies, because neighbours in one allocation would be joined again.
+    // Copies, because adjacent buffers of one allocation would be merged.
     let list: BufList = (0..5000).map(|at| Buf::copy_of(&data[3 * at..3 * at + 3])).collect();
     assert_eq!(list.parts().len(), 5000);
     file.write_at(list, 7).await.expect("writes");
     assert!(file.read_exact_at(7, data.len()).await.expect("reads")[..] == data[..]);
 }
 
-/// More than the submission queue and the completion queue hold.
+/// More operations than the submission queue and the completion queue can contain.
 async fn many_at_once() {
     const COUNT: usize = 6000;
     let dir = TempDir::new();
@@ -194,8 +194,8 @@ async fn opening_says_what_is_wrong() {
     assert!(reader.write_at(pattern(512, 0), 0).await.is_err());
 }
 
-/// The buffers of dropped reads go back to their pool only when the kernel is done, so one that is taken from the
-/// pool in between keeps what is written to it.
+/// Checks that buffers of dropped reads return to their pool only when the kernel has finished, so that one taken from
+/// the pool in between keeps the data written to it.
 async fn a_read_dropped_halfway_leaves_memory_alone() {
     const LEN: usize = 256 * 1024;
     let dir = TempDir::new();
@@ -230,7 +230,7 @@ async fn a_file_closed_under_its_operations() {
         let task = forebay_reactor::spawn(async move { file.write_at(pattern(1 << 20, round), 0).await });
         forebay_reactor::yield_now().await;
         drop(task.cancel().await);
-        // This one may get the same file descriptor; the write must not land in it.
+        // May get the same file descriptor; the write must not reach this file.
         let other = File::open(dir.join("other"), DIRECT).expect("opens");
         let reader = File::open(dir.join("f"), DIRECT.lock()).expect("opens");
         reader.sync_data().await.expect("syncs");
@@ -238,7 +238,7 @@ async fn a_file_closed_under_its_operations() {
     }
 }
 
-/// Pools come and go, and some stay: all of their memory can be written from and read into, registered or not.
+/// Checks that all memory of pools, registered or not, can be written from and read into, while pools come and go.
 async fn more_pools_than_a_ring_registers() {
     let dir = TempDir::new();
     let file = File::open(dir.join("f"), DIRECT).expect("opens");

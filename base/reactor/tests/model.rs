@@ -1,4 +1,4 @@
-//! The executor, buffers and files against plain models, on random programs.
+//! Model tests of the executor, buffers and files with random programs.
 
 mod common;
 
@@ -13,21 +13,21 @@ use forebay_reactor::{
 };
 use proptest::prelude::*;
 
-/// What a task of a random program does next.
+/// Step of a task of a random program.
 #[derive(Debug, Clone)]
 enum Step {
     Yield,
     Sleep(u8),
     /// Wakes itself from another thread and waits for that.
     Remote,
-    /// Takes a permit, yields, gives it back.
+    /// Takes a permit, yields, releases it.
     Permit,
-    /// Wakes all who wait for the bell.
+    /// Wakes all waiters of the bell.
     Ring,
-    /// Waits for the bell, for a moment at most.
+    /// Waits for the bell, with a short timeout.
     Hear,
     Send,
-    /// Takes what was sent, if anything.
+    /// Takes a sent item, if there is one.
     Receive,
     Spawn(Vec<Step>),
     Join,
@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// What the program shares, and what is counted.
+/// Shared state and counters of the program.
 struct World {
     born: Cell<usize>,
     died: Cell<usize>,
@@ -90,7 +90,7 @@ impl World {
     }
 }
 
-/// Lives as long as its task's future.
+/// Guard that lives as long as its task's future.
 struct Life(Rc<World>);
 
 impl Life {
@@ -103,12 +103,12 @@ impl Life {
 impl Drop for Life {
     fn drop(&mut self) {
         self.0.died.set(self.0.died.get() + 1);
-        // A destructor that wakes others.
+        // Destructor that wakes other tasks.
         self.0.bell.notify_all();
     }
 }
 
-/// Ends when another thread says so.
+/// Future that another thread completes.
 async fn remote() {
     let (answer, answered) = forebay_reactor::cross::oneshot();
     let thread = std::thread::spawn(move || answer.send(()));
@@ -125,7 +125,7 @@ fn start(world: &Rc<World>, program: Vec<Step>) -> JoinHandle<usize> {
     })
 }
 
-/// Returns how many tasks it and its joined children were.
+/// Returns the number of tasks: this one and its joined children.
 async fn run(world: &Rc<World>, program: Vec<Step>) -> usize {
     let mut children: Vec<JoinHandle<usize>> = Vec::new();
     let mut count = 1;
@@ -197,7 +197,7 @@ proptest! {
             let world = World::new();
             let count = reactor.block_on(async {
                 let count = start(&world, program.clone()).await;
-                // Those that were detached or aborted end by themselves.
+                // Detached and aborted tasks end by themselves.
                 while world.died.get() < world.born.get() {
                     yield_now().await;
                 }
@@ -212,7 +212,7 @@ proptest! {
         }
     }
 
-    /// Crashed after any number of turns, nothing is left and nothing is polled any more.
+    /// Crash after any number of iterations: nothing is left and nothing is polled any more.
     #[test]
     fn programs_crash(program in steps(), turns in 0..40usize) {
         for reactor in drivers() {
@@ -232,7 +232,7 @@ proptest! {
         }
     }
 
-    /// Lists of buffers, cut and joined, against a vector of bytes.
+    /// Buffer lists, split and joined, against a vector of bytes.
     #[test]
     fn lists_are_runs_of_bytes(
         parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..12),
@@ -241,7 +241,7 @@ proptest! {
         let mut model: Vec<u8> = parts.concat();
         let mut list = BufList::new();
         for (at, part) in parts.iter().enumerate() {
-            // Half of the parts are cut out of something longer, so that neighbours in memory occur.
+            // Half of the parts are slices of a longer buffer, so that parts contiguous in memory occur.
             let mut buf = BufMut::with_capacity(part.len() + 7);
             buf.extend_from_slice(part);
             buf.extend_from_slice(b"trailer");
@@ -263,7 +263,7 @@ proptest! {
             let middle = list.slice(from..to);
             prop_assert_eq!(middle.to_vec(), &model[from..to]);
             prop_assert_eq!(&middle.clone().into_contiguous()[..], &model[from..to]);
-            // Put together again in another order.
+            // Joined again in another order.
             list = middle;
             list.append(tail);
             list.append(head);
@@ -274,7 +274,7 @@ proptest! {
     }
 }
 
-/// One operation on a file.
+/// Operation on a file.
 #[derive(Debug, Clone)]
 enum FileStep {
     Write {
@@ -292,7 +292,7 @@ enum FileStep {
     },
     Resize(u16),
     Sync,
-    /// Begins a read and drops it.
+    /// Starts a read and drops it.
     Forget {
         at: u16,
         len: u16,
@@ -376,7 +376,7 @@ async fn check_file(steps: &[FileStep], unit: usize, options: OpenOptions) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Any sequence of operations leaves the bytes that a vector would hold, through the page cache and past it.
+    /// Any sequence of operations leaves the bytes that a vector would contain, through the page cache and past it.
     #[test]
     fn files_are_runs_of_bytes(steps in file_steps()) {
         let plain = OpenOptions::read_write().create();

@@ -1,4 +1,4 @@
-//! Sockets on both drivers.
+//! Tests of sockets on both drivers.
 
 mod common;
 
@@ -104,7 +104,7 @@ async fn a_receive_is_cancelled_and_the_stream_lives() {
         let waiting = timeout(Duration::from_millis(1), server.recv(BufMut::with_capacity(10)));
         assert!(waiting.await.is_err(), "nothing was sent");
     }
-    // Cancelled receives end before the next one begins to take bytes.
+    // Cancelled receives must end before the next one takes bytes.
     let (result, _) = {
         client.send(Buf::copy_of(b"late")).await.expect("sends");
         server.recv_exact(BufMut::with_capacity(4)).await
@@ -132,7 +132,7 @@ async fn connections_that_nobody_takes_are_closed() {
     });
     yield_now().await;
     let client = Stream::connect(&addr).await.expect("connects");
-    // Whether the accept had ended or not when it was cancelled, a connection that it took is closed.
+    // Whether or not the accept had completed when it was cancelled, a connection that it accepted is closed.
     let taken = accepting.cancel().await.is_some();
     if !taken {
         let accepted = timeout(Duration::from_millis(20), listener.accept()).await;
@@ -165,13 +165,13 @@ async fn stale_socket_files_are_replaced() {
     drop(live);
     assert!(dir.join("s").exists());
     Listener::bind(&addr).expect("replaces what a dead listener left");
-    // What is no socket is not touched.
+    // A path that is not a socket is left alone.
     std::fs::write(dir.join("file"), b"precious").expect("writes");
     assert!(Listener::bind(&Addr::Unix(dir.join("file"))).is_err());
     assert_eq!(std::fs::read(dir.join("file")).expect("reads"), b"precious");
 }
 
-/// Who waits for a listener that is going leaves the reactor to the others, or this one would never go.
+/// Checks that waiting for a closing listener yields the reactor: otherwise the listener would never close.
 async fn listeners_that_go_are_waited_for() {
     let dir = TempDir::new();
     let addr = Addr::Unix(dir.join("s"));
@@ -207,7 +207,7 @@ async fn a_listener_closed_under_its_accept() {
         let accepting = spawn(async move { listener.accept().await.map(drop) });
         yield_now().await;
         assert!(accepting.cancel().await.is_none());
-        // The port is free again as soon as the operation has ended; until then connecting may still work.
+        // The port is free as soon as the operation has ended; until then connecting may still succeed.
         while Stream::connect(&addr).await.is_ok() {
             yield_now().await;
         }
@@ -276,7 +276,7 @@ async fn descriptors_are_passed_over_unix_sockets() {
     let (fd, none, ended) = client.await;
     assert_eq!((none, ended), (std::io::ErrorKind::InvalidData, std::io::ErrorKind::UnexpectedEof));
     drop(writer);
-    // What was passed is the same pipe: it ends only when this one is closed, too.
+    // The passed descriptor is the same pipe: it ends only when this one is closed too.
     let mut passed = std::fs::File::from(fd);
     std::io::Write::write_all(&mut passed, b"through").expect("writes");
     drop(passed);

@@ -6,54 +6,54 @@ use forebay_reactor::{BufList, BufMut, Stream};
 
 use crate::Want;
 
-/// What a look at the received bytes came to.
+/// Result of parsing the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intake {
-    /// More has to be received.
+    /// More bytes must be received.
     Hungry,
-    /// The connection's limits are reached; looked at again when something was sent.
+    /// Limits of the connection are reached; parsing is retried when something was sent.
     Full,
-    /// The turn has been long enough; the others have theirs, and then it goes on.
+    /// Request budget of the turn is spent; other tasks run, and then parsing continues.
     Tired,
-    /// Something else has to happen first, which wakes the task.
+    /// Blocked until another event, which wakes the task.
     Busy,
 }
 
-/// A connection, as [`exchange`] drives it.
+/// Handler of a connection, driven by [`exchange`].
 pub trait Traffic {
-    /// How it comes to its end.
+    /// Result of the connection.
     type End;
 
-    /// Requests taken in one turn; then the connection lets the others have theirs.
+    /// Maximum requests started in one turn; then other connections run.
     const TURN: u32;
 
-    /// A turn begins: what is to wake the task is told so, and what has ended meanwhile is answered.
+    /// Begins a turn: registers the task for wake-ups, and replies to requests completed meanwhile.
     fn begin_turn(&mut self, cx: &mut Context<'_>);
 
-    /// The buffer to receive into.
+    /// Returns the buffer to receive into.
     fn want(&mut self) -> Want;
 
-    /// It comes back, with what was received; nothing, when the stream has ended.
+    /// Takes back the buffer with the received bytes; none when the stream has ended.
     fn received(&mut self, result: io::Result<usize>, buf: BufMut);
 
-    /// Begins the requests that have arrived, as far as the limits and the turn allow.
+    /// Starts requests that have arrived, within the limits and the turn's budget.
     fn take_in(&mut self, budget: &mut u32) -> Intake;
 
-    /// What is to be sent next.
+    /// Returns the next batch to send.
     fn next_batch(&mut self) -> Option<BufList>;
 
-    /// It was sent, or sending has failed.
+    /// Handles the result of sending a batch.
     fn sent(&mut self, result: io::Result<()>);
 
-    /// Whether what comes is still received.
+    /// Returns whether the connection still receives.
     fn is_open(&self) -> bool;
 
-    /// A turn is over.  Ready when nothing is left to do, or the time for it is over.
+    /// Ends a turn.  Ready when no work is left, or the time for it is over.
     fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<Self::End>;
 }
 
-/// Receives and sends at the same time, in turns, until the connection ends: one receive and one send are under way at
-/// most, and neither waits for the other.
+/// Receives and sends concurrently, in turns, until the connection ends: at most one receive and one send are in
+/// flight, and neither waits for the other.
 pub async fn exchange<T, R, S>(traffic: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
 where
     T: Traffic,
@@ -84,7 +84,7 @@ where
                 let Poll::Ready(result) = S::poll(future, cx) else { break };
                 sending.set(None);
                 traffic.sent(result);
-                // It may have made room, and nothing else would look again.
+                // Sending may have freed space, and nothing else would trigger another parse.
                 again |= intake == Intake::Full;
             }
             if receiving.is_none() && intake == Intake::Hungry && traffic.is_open() {
@@ -100,7 +100,7 @@ where
             }
         }
         if !traffic.is_open() {
-            // What is still to come is not wanted.
+            // Further received bytes are discarded.
             receiving.set(None);
         }
         traffic.end_turn(cx)
@@ -108,7 +108,7 @@ where
     .await
 }
 
-/// Receives what is wanted from a socket.
+/// Receives into the requested buffer from a socket.
 pub async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
     if want.all {
         let len = want.buf.spare();
@@ -118,7 +118,7 @@ pub async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) 
     stream.recv(want.buf).await
 }
 
-/// Sends all of a batch through a socket.
+/// Sends a whole batch through a socket.
 pub async fn send(stream: Stream, batch: BufList) -> io::Result<()> {
     stream.send(batch).await
 }
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers every byte with itself, two at a time; holds at most four that are not sent.
+    /// Echoes every byte, two at a time; keeps at most four that are not sent.
     #[derive(Default)]
     struct Echo {
         arrived: VecDeque<u8>,
@@ -201,11 +201,11 @@ mod tests {
         }
     }
 
-    /// The other side: what it has sent, and what it takes in when it likes.
+    /// Peer: the bytes that it sends, and how much it reads.
     #[derive(Default)]
     struct Peer {
         sends: RefCell<VecDeque<Vec<u8>>>,
-        /// Sends that it lets through.
+        /// Number of sends that it lets through.
         reads: Cell<usize>,
         gone: Cell<bool>,
         got: RefCell<Vec<u8>>,
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn it_receives_while_a_send_waits() {
         let peer = Peer::default();
-        // Nothing is read of what it answers; it takes as much as it may hold, and no more.
+        // The peer reads none of the replies; the echo takes up to its limit, and no more.
         let end = turns(&peer, 10, |turn| {
             if turn < 4 {
                 peer.sends.borrow_mut().push_back(vec![turn as u8]);
@@ -271,7 +271,7 @@ mod tests {
         peer.sends.borrow_mut().extend([(0..9).collect::<Vec<u8>>(), vec![]]);
         let end = turns(&peer, 20, |turn| peer.reads.set(usize::from(turn > 3)));
         assert_eq!(end, Some("closed"));
-        // What had arrived when the stream ended and could be held was answered, in order.
+        // Bytes that had arrived before the stream ended, up to the limit, were echoed in order.
         let got = peer.got.borrow();
         assert!(got.len() >= 8 && got.iter().copied().eq(0..got.len() as u8), "{got:?}");
     }

@@ -1,27 +1,27 @@
 use forebay_reactor::{Buf, BufMut, Pool};
 
-/// Bytes of staging of a connection with little to say.  Holds many requests, and the start of a large write.
+/// Bytes of staging of a connection with little traffic.  Holds many requests, and the start of a large write.
 pub const SMALL: usize = 4 * 1024;
-/// Bytes of staging of a busy connection: many requests and short writes with one receive.
+/// Bytes of staging of a busy connection: many requests and short writes per receive.
 pub const LARGE: usize = 256 * 1024;
-/// Large staging buffers of a core.  When all are in use, connections make do with small ones.
+/// Maximum large staging buffers per core.  When all are in use, connections use small ones.
 const LARGE_MAX: usize = 128;
-/// Large staging buffers in use past which short data is copied out, instead of keeping its whole neighbourhood in
-/// memory for as long as the device holds it.
+/// Number of large staging buffers in use above which short data is copied out, instead of keeping its whole buffer in
+/// memory until the device has completed the request.
 const CROWDED: usize = 64;
-/// Receives with little in them after which staging is small again.
+/// Consecutive receives with few bytes after which staging becomes small again.
 const QUIET_RECEIVES: u32 = 32;
 
-/// A buffer to receive into.
+/// Receive request: a buffer, and how much of it to fill.
 #[derive(Debug)]
 pub struct Want {
-    /// Receive into its spare room.
+    /// Buffer whose spare space is received into.
     pub buf: BufMut,
-    /// All of the room, not only what there is.
+    /// True to fill all of the space, false to receive what is available.
     pub all: bool,
 }
 
-/// Where staging comes from: shared by the connections of a core.
+/// Pools of staging buffers, shared by the connections of a core.
 #[derive(Debug)]
 pub struct StagingPools {
     small: Pool,
@@ -29,62 +29,62 @@ pub struct StagingPools {
 }
 
 impl StagingPools {
-    /// Pools with nothing in them yet, which keep so many free small buffers.
+    /// Creates empty pools that keep up to `keep_small` free small buffers.
     pub fn new(keep_small: usize) -> Self {
         Self { small: Pool::new(SMALL, keep_small), large: Pool::new(LARGE, LARGE_MAX) }
     }
 
-    /// An empty buffer of [`SMALL`] bytes.
+    /// Returns an empty buffer of [`SMALL`] bytes.
     pub fn small(&self) -> BufMut {
         self.small.get()
     }
 
-    /// An empty buffer for `len` bytes that keeps nothing else in memory.
+    /// Returns an empty buffer for `len` bytes, apart from other staged data.
     pub fn apart(&self, len: usize) -> BufMut {
         if len > SMALL { BufMut::with_capacity(len) } else { self.small.get() }
     }
 }
 
-/// What a connection has received and not parsed yet.
+/// Received bytes of a connection that are not parsed yet.
 ///
-/// It is small while there is little to say and large while there is much, so that an idle connection costs a page, and
-/// a busy one few system calls.
+/// Its buffer is small while there is little traffic and large while there is much, so that an idle connection costs a
+/// page, and a busy one few system calls.
 #[derive(Debug)]
 pub struct Staging {
-    /// `None` while it is being received into.
+    /// `None` while a receive into it is in flight.
     buf: Option<BufMut>,
-    /// The class that the next buffer is to be of.
+    /// True if the next buffer is to be a large one.
     large: bool,
-    /// Receives in a row with little in them.
+    /// Consecutive receives with few bytes.
     quiet: u32,
 }
 
 impl Staging {
-    /// Staging that begins with what is in `buf`.
+    /// Creates staging with the content of `buf`.
     pub fn new(buf: BufMut) -> Self {
         Self { buf: Some(buf), large: false, quiet: 0 }
     }
 
-    /// What was received; `None` while a buffer is out.
+    /// Returns the received bytes; `None` while a receive is in flight.
     pub fn staged(&mut self) -> Option<&mut BufMut> {
         self.buf.as_mut()
     }
 
-    /// Nothing is there that was not parsed, or a buffer is out.
+    /// Returns whether no unparsed bytes are here, or a receive is in flight.
     pub fn is_empty(&self) -> bool {
         self.buf.as_ref().is_none_or(|buf| buf.is_empty())
     }
 
-    /// Long data is on its way, to a buffer of its own: what comes behind it is received by itself, so that the next
-    /// long data can go straight to its place, too.
+    /// Announces long data that is received into a buffer of its own.  The bytes after it are received into a small
+    /// buffer, so that the next long data can be received directly to its destination too.
     pub fn expect_long(&mut self) {
         self.large = false;
     }
 
-    /// Cuts off the first `len` bytes.  Where large buffers are scarce they are copied.
+    /// Splits off the first `len` bytes.  Copies them where large buffers are scarce.
     ///
     /// # Panics
-    /// When there are fewer, or the buffer is out.
+    /// When there are fewer, or a receive is in flight.
     pub fn cut(&mut self, len: usize, pools: &StagingPools) -> Buf {
         let buf = self.buf.as_mut().expect("staging that is here");
         if pools.large.outstanding() > CROWDED && buf.capacity() > SMALL {
@@ -96,11 +96,11 @@ impl Staging {
         buf.split_to(len)
     }
 
-    /// The buffer to receive into next, with room for at least `missing` bytes, which have to lie in one piece with what
-    /// is staged.  `other` gives one where neither a small buffer would do nor a large one is left.
+    /// Returns the next receive request, with space for at least `missing` bytes contiguous with the staged ones.
+    /// `other` allocates a buffer where a small one is too short and no large one is left.
     ///
     /// # Panics
-    /// When the buffer is out.
+    /// When a receive is in flight already.
     pub fn want(&mut self, missing: usize, pools: &StagingPools, other: impl FnOnce() -> BufMut) -> Want {
         let mut staged = self.buf.take().expect("one receive at a time");
         if staged.is_empty() {
@@ -121,7 +121,7 @@ impl Staging {
         Want { buf: next, all: false }
     }
 
-    /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
+    /// Takes back the buffer of [`want`](Self::want) with `got` more bytes in it.
     pub fn received(&mut self, buf: BufMut, got: usize) {
         let filled = buf.spare() == 0;
         self.buf = Some(buf);
@@ -137,7 +137,7 @@ impl Staging {
         }
     }
 
-    /// Takes back the buffer that [`want`](Self::want) gave with nothing more in it: the stream has ended.
+    /// Takes back the buffer of [`want`](Self::want) with no more bytes in it: the stream has ended.
     pub fn ended(&mut self, buf: BufMut) {
         self.buf = Some(buf);
     }

@@ -1,11 +1,11 @@
-//! Which keys a ClientHello offers (RFC 8446, sections 4.1.2 and 4.2.11).
+//! Pre-shared key identities of a ClientHello (RFC 8446, sections 4.1.2 and 4.2.11).
 
-/// The extension `pre_shared_key`.
+/// Number of the extension `pre_shared_key`.
 const PRE_SHARED_KEY: usize = 41;
-/// Identities of a ClientHello that are looked at; who offers more has the wrong ones first.
+/// Maximum identities of a ClientHello that are examined; a client that offers more has put the wrong ones first.
 const IDENTITIES_MAX: usize = 16;
 
-/// Cuts off the first bytes.
+/// Splits off the first `len` bytes.
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (first, others) = rest.split_at_checked(len)?;
     *rest = others;
@@ -21,8 +21,8 @@ fn vector<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     take(rest, len)
 }
 
-/// The identities that a ClientHello without its header of four bytes offers, in its order, the first 16 of them;
-/// `None` when it is damaged, and nothing when it offers none.
+/// Parses the identities that a ClientHello (without its four-byte header) offers, in its order, at most 16; `None`
+/// when it is damaged, and an empty list when it offers none.
 pub fn offered(hello: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = hello;
     // Version and random.
@@ -45,7 +45,7 @@ pub fn offered(hello: &[u8]) -> Option<Vec<&[u8]>> {
         let mut found = Vec::new();
         while !list.is_empty() && found.len() < IDENTITIES_MAX {
             found.push(vector(&mut list, 2)?);
-            // The age of a ticket, of which there are none.
+            // Obfuscated ticket age; tickets are not used.
             take(&mut list, 4)?;
         }
         return Some(found);
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn damage_is_noticed_wherever_it_is() {
         let whole = hello(&keys(&[b"one", b"two"]));
-        // Without any extension it is whole as well, and what follows the identities is not looked at.
+        // Without any extension it is complete as well, and bytes after the identities are not parsed.
         let bare = hello(&[]).len() - 2;
         for len in (0..whole.len()).filter(|&len| len != bare) {
             assert_eq!(offered(&whole[..len]), None, "{len} bytes");

@@ -1,4 +1,4 @@
-//! What can go wrong for a user: the kind, which decides the exit code and the HTTP status; what failed; what to do.
+//! Failures reported to users: the kind, which selects the exit code and the HTTP status; a message; and a hint.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use utoipa::ToSchema;
 /// Shorthand for this program's results.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// Why something failed, as far as scripts care.
+/// Kind of a failure, stable for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// Anything that has no kind of its own.
+    /// Any failure without a more specific kind.
     Failed,
-    /// What was asked for makes no sense.
+    /// Invalid request.
     Invalid,
     /// No such pool, image, target or file.
     NotFound,
-    /// No daemon answers.
+    /// No daemon responds.
     Unreachable,
-    /// It is there already.
+    /// Object exists already.
     Exists,
     /// In use, or locked by another process.
     Busy,
@@ -29,9 +29,9 @@ pub enum FailureKind {
     NoSpace,
     /// Stored bytes are damaged.
     Corrupt,
-    /// This build or this pool does not offer it.
+    /// Not supported by this build or this pool.
     Unsupported,
-    /// Not permitted.
+    /// Permission denied.
     Denied,
 }
 
@@ -67,7 +67,7 @@ impl FailureKind {
         }
     }
 
-    /// The process's exit code.
+    /// Returns the exit code of the process.
     pub fn exit_code(self) -> u8 {
         match self {
             FailureKind::Failed => 1,
@@ -83,7 +83,7 @@ impl FailureKind {
         }
     }
 
-    /// What the exit code means, for the help and the manual.
+    /// Describes the exit code, for the help and the manual.
     #[cfg(test)]
     pub fn describe(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ impl FailureKind {
         }
     }
 
-    /// The status of an HTTP answer.
+    /// Returns the status of an HTTP response.
     pub fn http_status(self) -> u16 {
         match self {
             FailureKind::Failed | FailureKind::Corrupt => 500,
@@ -115,47 +115,47 @@ impl FailureKind {
     }
 }
 
-/// What failed, and what to do about it.
+/// Failure with a message and an optional hint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
-    /// Why, for scripts.
+    /// Kind, for scripts.
     pub kind: FailureKind,
-    /// What and where, for people.
+    /// Message for users: the error and the object it concerns.
     pub message: String,
-    /// What to do.
+    /// Hint on how to correct it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure of some kind.
+    /// Creates a failure of the given kind.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), hint: None }
     }
 
-    /// Without a kind of its own.
+    /// Creates a failure without a specific kind.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Failed, message)
     }
 
-    /// A request that makes no sense.
+    /// Creates the failure of an invalid request.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Invalid, message)
     }
 
-    /// With advice.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With the words that say what was being done put in front.
+    /// Prefixes the message with the operation that failed.
     pub fn context(mut self, context: impl fmt::Display) -> Self {
         self.message = format!("{context}: {}", self.message);
         self
     }
 
-    /// Of an I/O error.
+    /// Creates a failure from an I/O error.
     pub fn io(error: std::io::Error, context: impl fmt::Display) -> Self {
         use std::io::ErrorKind as Os;
         let kind = match error.kind() {

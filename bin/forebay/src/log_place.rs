@@ -1,4 +1,4 @@
-//! Where a write log is, as people write it: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
+//! Location of a write log and its text form: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use utoipa::ToSchema;
 use crate::config::absolute;
 use crate::units::{Size, Span};
 
-/// Smallest log in bytes.
+/// Minimum size of a log in bytes.
 const SIZE_MIN: u64 = 16 << 20;
 
-/// What a log is on.
+/// Medium of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogMedium {
-    /// A file or device, written with direct I/O.
+    /// File or device, written with direct I/O.
     Ssd,
-    /// A file on a DAX file system, mapped.
+    /// File on a DAX file system, memory-mapped.
     Pmem,
 }
 
 impl LogMedium {
-    /// As people write it.
+    /// Returns the name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             LogMedium::Ssd => "ssd",
@@ -33,27 +33,27 @@ impl LogMedium {
     }
 }
 
-/// Where a log is.
+/// Location and options of a write log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogPlace {
-    /// On what.
+    /// Medium of the log.
     pub medium: LogMedium,
-    /// The file or device, which several logs may share.
+    /// File or device, which several logs may share.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// Bytes of this log.
+    /// Size of this log in bytes.
     pub size: u64,
-    /// Answer writes before they last; a flush waits for them.
+    /// Acknowledge writes before they are durable; a flush waits for them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_flush: bool,
     /// Take memory that does not promise to keep what is stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
-    /// Bytes of the image that the backend may lack at most; what the daemon is configured for if left out.
+    /// Maximum of dirty bytes; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<u64>,
-    /// Milliseconds for which it may lack a write; what the daemon is configured for if left out.
+    /// Maximum age of a dirty write in milliseconds; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_ms: Option<u64>,
 }

@@ -1,8 +1,8 @@
-//! What is logged, to standard error.
+//! Logging to standard error.
 //!
-//! A thread of its own writes the lines.  Whoever logs hands it a line and goes on: a full disk, a closed pipe or a reader
-//! that has stopped neither delays a reactor nor ends it.  Lines that cannot be queued or written are dropped and counted,
-//! and the log says how many as soon as it can be written again.
+//! A separate thread writes the lines.  Logging only queues a line: a full disk, a closed pipe or a reader that has
+//! stopped neither delays a reactor nor ends it.  Lines that cannot be queued or written are dropped and counted, and
+//! the log reports their number as soon as it can be written again.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -21,14 +21,14 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::cli::LogFormat;
 use crate::failure::{Failure, Result};
 
-/// Lines that wait to be written, at most.
+/// Maximum number of queued lines.
 const QUEUE_LINES: usize = 4096;
 /// With lines dropped and nothing new to be logged, writing is tried again after this long.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The end of the process waits this long for what is queued.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
-/// What the writing thread gets.
+/// Message to the writing thread.
 enum LogItem {
     Line(Box<[u8]>),
     /// Everything before it has been written, or dropped: tell so.
@@ -172,7 +172,7 @@ struct LogWriter<'a, W> {
     dropped: &'a AtomicU64,
     /// Dropped lines that the log has spoken of.
     told: u64,
-    /// Why the last write failed.
+    /// Error of the last failed write.
     reason: Option<io::Error>,
     /// The last line has been written in part.
     torn: bool,

@@ -1,4 +1,4 @@
-//! How results are printed: JSON with stable field names, or tables and lines for people.
+//! Output of results: JSON with stable field names, or tables and lines of text.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::cli::{Format, Global};
 use crate::failure::{Failure, Result};
 
-/// Where results go, and in which form.
+/// Output format of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     format: Format,
@@ -17,12 +17,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// As the command line says.
+    /// Creates it from the command-line options.
     pub fn new(global: &Global) -> Self {
         Self { format: global.format, pretty: global.pretty_format }
     }
 
-    /// JSON is wanted.
+    /// Returns whether JSON is requested.
     pub fn is_json(&self) -> bool {
         self.format == Format::Json
     }
@@ -44,7 +44,7 @@ impl Output {
         made.map_err(|error| Failure::failed(format!("writing JSON: {error}")))
     }
 
-    /// Says on standard error what went wrong, as JSON if that is wanted.
+    /// Writes a failure to standard error, as JSON if requested.
     pub fn complain(&self, failure: &Failure) {
         let text = match self.format {
             Format::Plain => format!("forebay: {failure}\n"),
@@ -69,7 +69,7 @@ pub fn put(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// A table for people: a header, columns aligned by `right` (numbers) or left, nothing else.
+/// Formats a table: a header, columns in `right` (numbers) right-aligned, the others left-aligned.
 pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -87,7 +87,7 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
     text.lines().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
 }
 
-/// Lines of `name: value`, the values in one column.
+/// Formats lines of `name: value`, with the values aligned in one column.
 pub fn fields(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
     rows.iter().map(|(name, value)| format!("{:<width$} {value}\n", format!("{name}:"))).collect()

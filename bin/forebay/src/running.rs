@@ -14,14 +14,14 @@ const SYSTEM_RUN_DIR: &str = "/run/forebay";
 /// Names the runtime directory in place of the default.
 pub const RUN_DIR_VARIABLE: &str = "FOREBAY_RUN_DIR";
 
-/// What a daemon says of itself, in `DIR/daemon.json` and in its user's runtime directory.
+/// Registration of a running daemon, in `DIR/daemon.json` and in its user's runtime directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningDaemon {
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its control socket.
+    /// Control socket.
     pub control: PathBuf,
-    /// Its data directory; empty in files of versions that did not write it.
+    /// Data directory; empty in files of versions that did not write it.
     #[serde(default)]
     pub data: PathBuf,
 }
@@ -41,7 +41,7 @@ impl RunningDaemon {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Tests whether something answers at its control socket; a socket of another user counts.
+    /// Tests whether a process accepts connections at its control socket; a socket of another user counts.
     fn answers(&self) -> bool {
         match UnixStream::connect(&self.control) {
             Ok(_) => true,
@@ -95,7 +95,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // What is left behind is removed by the next command that looks.
+        // A leftover file is removed by the next command that reads the directory.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,4 +1,4 @@
-//! SCSI as far as it needs no device: commands, sense data, and what a unit says of itself (SPC-4, SBC-3).
+//! Device-independent part of SCSI: commands, sense data, and the data that describes a unit (SPC-4, SBC-3).
 
 pub mod cdb;
 pub mod copy;
@@ -11,23 +11,23 @@ pub mod sense;
 
 /// SCSI status (SAM-5, section 5.3).
 pub mod status {
-    /// Done.
+    /// Command completed successfully.
     pub const GOOD: u8 = 0x00;
-    /// There is sense data.
+    /// Command failed; sense data is available.
     pub const CHECK_CONDITION: u8 = 0x02;
-    /// Not now.
+    /// Unit temporarily unable to accept the command.
     pub const BUSY: u8 = 0x08;
-    /// Somebody else has a reservation.
+    /// Conflict with a reservation of another initiator.
     pub const RESERVATION_CONFLICT: u8 = 0x18;
-    /// More commands than the unit takes.
+    /// Task set full: no resources for another command.
     pub const TASK_SET_FULL: u8 = 0x28;
-    /// Another initiator ended it.
+    /// Command aborted by another I_T nexus.
     pub const TASK_ABORTED: u8 = 0x40;
 }
 
-/// Bytes a logical block.
+/// Logical block size in bytes.
 pub const BLOCK: u32 = 512;
-/// The power of two of logical blocks in a block that is written without reading first: 4 KiB.
+/// Logical blocks per physical block exponent: 2^3 blocks, 4 KiB, are written without read-modify-write.
 pub const PHYSICAL_EXPONENT: u8 = 3;
 
 /// Appends to `out` until it is `len` bytes long.
@@ -37,17 +37,17 @@ pub(crate) fn pad(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-/// The big-endian number of two bytes at `at`; 0 past the end.
+/// Reads a big-endian `u16` at `at`; 0 past the end.
 pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).map_or(0, |part| u16::from_be_bytes(part.try_into().expect("two bytes")))
 }
 
-/// The same of four.
+/// Reads a big-endian `u32` at `at`; 0 past the end.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |part| u32::from_be_bytes(part.try_into().expect("four bytes")))
 }
 
-/// The same of eight.
+/// Reads a big-endian `u64` at `at`; 0 past the end.
 pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |part| u64::from_be_bytes(part.try_into().expect("eight bytes")))
 }

@@ -1,4 +1,4 @@
-//! The protocol without any I/O: logging in, cutting the stream into PDUs, gathering what is sent.
+//! iSCSI protocol without I/O: login, PDU parsing, and batching of output.
 
 pub mod chap;
 pub mod login;

@@ -1,4 +1,4 @@
-//! What the fuzzers and property tests call: bytes in, and a panic when the state machines do not keep their word.
+//! Entry points of the fuzzers and property tests: bytes in, and a panic if a state machine breaks an invariant.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Cuts<'_> {
     fn next(&mut self) -> usize {
         let Some(&length) = self.lengths.get(self.at % self.lengths.len().max(1)) else { return usize::MAX };
         self.at += 1;
-        // Short pieces mostly, long ones at times.
+        // Mostly short pieces, sometimes long ones.
         if length < 128 { usize::from(length) + 1 } else { usize::from(length) * 64 }
     }
 }
@@ -40,7 +40,7 @@ fn split(data: &[u8]) -> (u8, &[u8], &[u8]) {
     (style, lengths, rest)
 }
 
-/// A PDU, in a form that can be compared.
+/// Encodes a PDU in a comparable form.
 fn describe(pdu: &Pdu) -> Vec<u8> {
     let bytes = |data: &BufList| data.to_vec();
     match pdu {
@@ -53,7 +53,7 @@ fn describe(pdu: &Pdu) -> Vec<u8> {
     }
 }
 
-/// What a stream comes to, received in pieces of some lengths.
+/// Receives a stream in pieces of the given lengths, and returns the PDUs and the error, if any.
 fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option<Fatal>) {
     let mut receiver = Receiver::new(Rc::new(Pools::new()));
     let agreed = Agreed { header_digest: style & 1 != 0, data_digest: style & 2 != 0, host_alignment: 4 };
@@ -85,11 +85,11 @@ fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option
                 }
                 Err(fatal) => {
                     let told = fatal.encode();
-                    // A ClientHello is answered with an alert, all else with a PDU.
+                    // A ClientHello is answered with an alert, any other error with a PDU.
                     let hello = told == forebay_tls::alert::record(forebay_tls::alert::UNEXPECTED_MESSAGE);
                     assert!(hello || (told.len() <= pdu::TERM_MAX && told[0] == pdu::kind::C2H_TERM));
                     assert_eq!(hello, seen.is_empty() && style & 4 != 0 && input.starts_with(&[22, 3]));
-                    // What it quotes depends on how much had arrived; the reason does not.
+                    // The quoted header depends on how much had arrived; the reason does not.
                     return (seen, Some(Fatal { header: Vec::new(), ..fatal }));
                 }
             }
@@ -109,7 +109,8 @@ fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option
     }
 }
 
-/// A stream of PDUs: must be understood in the same way however it is cut, or be refused for the same reason.
+/// Checks a stream of PDUs: it must be parsed in the same way however it is cut, or be refused for the same
+/// reason.
 pub fn pdus(data: &[u8]) {
     let (style, lengths, input) = split(data);
     let whole = receive(input, style, Cuts { lengths: &[], at: 0 });
@@ -165,8 +166,8 @@ impl View for Outside {
     }
 }
 
-/// Commands, each of 64 bytes, with what follows as their data: none may break anything, and what is answered is
-/// within its bounds.
+/// Checks commands of 64 bytes each, with the bytes that follow as their data: no panic, and answers within their
+/// bounds.
 pub fn capsules(data: &[u8]) {
     let Some((&kind, rest)) = data.split_first() else { return };
     let kind = if kind & 1 == 0 { Kind::Io } else { Kind::Discovery };
@@ -183,7 +184,7 @@ pub fn capsules(data: &[u8]) {
     for (number, entry) in rest.chunks_exact(64).enumerate() {
         let mut sqe = Sqe::of(entry);
         if number % 8 != 7 {
-            // Most get past the look at how they name their data.
+            // Most commands pass the check of PSDT.
             sqe.0[1] = 1 << 6;
         }
         let after = &rest[((number + 1) * 64).min(rest.len())..];
@@ -232,8 +233,8 @@ pub fn capsules(data: &[u8]) {
     drop(replies.take());
 }
 
-/// Messages of a host that does not know the secret, each behind its length: none may let it in or break anything, and
-/// what it is told fits into the room that it gives.
+/// Checks messages of a host that does not know the secret, each behind its length: none may authenticate it or
+/// cause a panic, and answers fit into the space that it gives.
 pub fn auth(data: &[u8]) {
     let secret =
         "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+P4zODhA=:";
@@ -264,7 +265,7 @@ pub fn auth(data: &[u8]) {
     }
 }
 
-/// What TLS has us read: the text of a key, an identity, and a ClientHello in which identities are.
+/// Checks the parsers of TLS input: the text of a key, an identity, and a ClientHello that contains identities.
 pub fn keys(data: &[u8]) {
     let _ = TlsKey::parse(&String::from_utf8_lossy(data));
     for identity in forebay_tls::offered(data).unwrap_or_default().into_iter().chain([data]) {
@@ -285,9 +286,9 @@ mod tests {
 
     #[test]
     fn a_client_hello_is_refused_however_it_is_cut() {
-        // Of a connection that has agreed on nothing yet, in pieces of a byte.
+        // Connection before ICReq, in pieces of a byte.
         pdus(&[4, 1, 0, 22, 3, 1, 0, 200, 1, 0, 0, 196]);
-        // And where something else should come.
+        // Connection after ICReq.
         pdus(&[0, 1, 0, 22, 3, 1, 0, 200, 1, 0, 0, 196]);
     }
 

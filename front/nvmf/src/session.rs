@@ -1,8 +1,9 @@
-//! The protocol as pure state machines: bytes in, commands and bytes out, no I/O and no time.
+//! Protocol as pure state machines: bytes in, commands and bytes out, without I/O and without clocks.
 //!
-//! [`Receiver`] cuts a connection's stream into [`Pdu`]s and checks them; [`Replies`] gathers what goes back;
-//! [`Transfers`] knows which data was asked for; [`io`] says what an I/O command asks of a device, and [`admin`] what
-//! the admin queue answers, out of a [`Controller`]'s state.  `docs/design/nvmf.md` has the states and transitions.
+//! [`Receiver`] splits a connection's stream into [`Pdu`]s and validates them.  [`Replies`] gathers outgoing
+//! PDUs.  [`Transfers`] tracks the data that was requested.  [`io`] translates I/O commands into device actions.
+//! [`admin`] executes admin commands on a [`Controller`]'s state.  `docs/design/nvmf.md` has the states and
+//! transitions.
 
 pub mod admin;
 pub mod auth;
@@ -25,46 +26,46 @@ use forebay_tls::alert;
 
 use crate::wire::pdu::{self, Fes};
 
-/// Bytes of data that a command capsule may carry.
+/// Maximum bytes of in-capsule data of a command.
 pub const IN_CAPSULE: usize = 16 * 1024;
-/// Bytes of data that one H2CData may carry.
+/// Maximum bytes of data of one H2CData PDU (MAXH2CDATA).
 pub const H2C_DATA_MAX: usize = 1024 * 1024;
-/// Bytes of data that one command may move (MDTS).
+/// Maximum bytes of data of one command (MDTS).
 pub const TRANSFER_MAX: usize = 1024 * 1024;
-/// Entries of a submission queue, at most.
+/// Maximum entries of an I/O submission queue.
 pub const QUEUE_ENTRIES_MAX: usize = 1024;
-/// Entries of an admin queue, at most.
+/// Maximum entries of an admin queue.
 pub const ADMIN_ENTRIES_MAX: usize = 128;
 
-/// Why a connection is ended: the host broke a rule of the transport, and is told so with a C2HTermReq (tcp 3.5).
+/// Transport error of the host that ends the connection; reported to it with a C2HTermReq (tcp 3.5).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} ({fes:?})")]
 pub struct Fatal {
-    /// What kind of error.
+    /// Fatal error status.
     pub fes: Fes,
-    /// More about it: an offset, or the digest that came.
+    /// Additional information: the offset of a field, or the digest that was received.
     pub information: u32,
-    /// The start of the PDU.
+    /// Start of the offending PDU.
     pub header: Vec<u8>,
-    /// In words.
+    /// Description for logs.
     pub text: &'static str,
-    /// The host speaks TLS where there is none, and is answered in it.
+    /// TLS ClientHello on a port without TLS; answered with a TLS alert.
     pub tls: bool,
 }
 
 impl Fatal {
-    /// An error in the PDU that begins with `header`.
+    /// Creates an error in the PDU that begins with `header`.  Keeps as much of `header` as a TermReq holds.
     pub fn new(fes: Fes, information: u32, header: &[u8], text: &'static str) -> Self {
         let len = header.len().min(pdu::TERM_MAX - pdu::DATA_HEADER);
         Self { fes, information, header: header[..len].to_vec(), text, tls: false }
     }
 
-    /// A ClientHello, which is no PDU.
+    /// Creates the error for a ClientHello, which is not a PDU.
     fn hello(header: &[u8]) -> Self {
         Self { tls: true, ..Self::new(Fes::InvalidField, 0, header, "TLS on a port without it") }
     }
 
-    /// The PDU that tells the host, or the alert.
+    /// Encodes the C2HTermReq PDU, or the TLS alert.
     pub fn encode(&self) -> Vec<u8> {
         if self.tls {
             return alert::record(alert::UNEXPECTED_MESSAGE).to_vec();

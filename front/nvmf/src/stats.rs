@@ -1,40 +1,40 @@
-//! What hosts have done, readable from any thread.
+//! Counters of host activity, readable from any thread.
 //!
-//! A connection counts into [`Counters`] of its own, which only its core writes; nobody waits for anybody.  The list
-//! of connections is behind a lock that is taken when one comes, when one goes, and by who reads.
+//! A connection counts into its own [`Counters`], which only its core writes, without locks.  The list of
+//! connections is behind a lock, taken when a connection begins or ends and by readers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Hosts whose counts are kept after they have gone; those that come later are counted together.
+/// Maximum number of hosts whose counters are kept after they disconnect.  Later hosts are counted together.
 const HOSTS_MAX: usize = 1024;
-/// The name under which the hosts past the first thousand are counted.
+/// Name under which hosts beyond that maximum are counted.
 pub const OTHER_HOSTS: &str = "other";
 
-/// Kinds of commands that are counted apart.
+/// Command types with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CommandKind {
-    /// Read.
+    /// Read command.
     Read,
-    /// Write; fused with a compare, too.
+    /// Write, including a fused Compare and Write.
     Write,
-    /// Flush.
+    /// Flush command.
     Flush,
     /// Dataset Management.
     Deallocate,
     /// Write Zeroes.
     WriteZeroes,
-    /// Compare.
+    /// Compare command.
     Compare,
-    /// Reservations.
+    /// Reservation commands.
     Reservation,
-    /// The admin queue's, and whatever else.
+    /// Admin commands, and all others.
     Other,
 }
 
 impl CommandKind {
-    /// All of them, in the order of [`Snapshot::commands`].
+    /// Command types, in the order of [`Snapshot::commands`].
     pub const ALL: [CommandKind; 8] = [
         CommandKind::Read,
         CommandKind::Write,
@@ -46,7 +46,7 @@ impl CommandKind {
         CommandKind::Other,
     ];
 
-    /// A label for metrics.
+    /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
             CommandKind::Read => "read",
@@ -63,12 +63,12 @@ impl CommandKind {
 
 const KINDS: usize = CommandKind::ALL.len();
 
-/// A number that one core adds to and anybody reads.
+/// Counter with one writing core and any number of readers.
 #[derive(Debug, Default)]
 struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds, without the cost of an atomic addition: there is only one writer.
+    /// Adds without an atomic read-modify-write: there is only one writer.
     fn add(&self, count: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
@@ -78,7 +78,7 @@ impl Counter {
     }
 }
 
-/// What one connection has done.  Written by its core only.
+/// Counters of one connection.  Written by its core only.
 #[derive(Debug, Default)]
 pub struct Counters {
     commands: [Counter; KINDS],
@@ -88,7 +88,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A command was answered; `bytes` were read or written by it.
+    /// Counts a completed command, which read or wrote `bytes`.
     pub(crate) fn answered(&self, kind: CommandKind, bytes: u64, failed: bool) {
         self.commands[kind as usize].add(1);
         match kind {
@@ -99,7 +99,7 @@ impl Counters {
         }
     }
 
-    /// What has been counted so far.
+    /// Returns the current counts.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             commands: std::array::from_fn(|kind| self.commands[kind].get()),
@@ -113,9 +113,9 @@ impl Counters {
 /// Counts at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Commands answered, by kind.
+    /// Completed commands, by type.
     pub commands: [u64; KINDS],
-    /// Of these, those that failed.
+    /// Failed commands among them.
     pub errors: u64,
     /// Bytes read.
     pub bytes_read: u64,
@@ -124,7 +124,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Adds another's counts.
+    /// Adds the counts of another snapshot.
     pub fn add(&mut self, other: &Snapshot) {
         self.commands.iter_mut().zip(other.commands).for_each(|(sum, more)| *sum += more);
         self.errors += other.errors;
@@ -133,43 +133,43 @@ impl Snapshot {
     }
 }
 
-/// Counts of a target besides commands.
+/// Counts of a target other than commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections turned away because there were too many.
+    /// Connections rejected by a connection limit or during shutdown.
     pub turned_away: u64,
-    /// Connections ended for breaking the protocol.
+    /// Connections ended for a protocol error, a timeout or repeatedly refused Connects.
     pub ended_for_cause: u64,
-    /// Connects refused: host, subsystem or parameters.
+    /// Connects refused for the host, the subsystem or the parameters.
     pub refused: u64,
-    /// Controllers whose host fell silent.
+    /// Controllers ended by an expired keep-alive timeout.
     pub keep_alive_expired: u64,
-    /// Data that did not have the digest that it came with.
+    /// PDUs with a data digest mismatch.
     pub digest_errors: u64,
-    /// Hosts that failed to authenticate.
+    /// Failed authentications.
     pub auth_failures: u64,
-    /// Connections that did not come to agree on TLS.
+    /// Failed TLS handshakes.
     pub tls_failures: u64,
 }
 
-/// A connection that there is now.
+/// Connection with a queue.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// The host's address.
+    /// Address of the host.
     pub peer: String,
-    /// The host's name.
+    /// NQN of the host.
     pub host: String,
-    /// Its controller.
+    /// Controller id.
     pub cntlid: u16,
-    /// Its queue; 0 for the admin queue.
+    /// Queue id; 0 for the admin queue.
     pub queue: u16,
-    /// It is with discovery only.
+    /// Connection to a discovery controller.
     pub discovery: bool,
-    /// The suite of its TLS.
+    /// TLS cipher suite; `None` without TLS.
     pub tls: Option<&'static str>,
-    /// What it has done.
+    /// Counts of the connection.
     pub done: Snapshot,
 }
 
@@ -188,16 +188,16 @@ struct Inner {
     counts: Counts,
     connections: BTreeMap<u64, Entry>,
     next: u64,
-    /// Of connections that have gone, by host.
+    /// Counts of ended connections, by host.
     gone: BTreeMap<String, Snapshot>,
 }
 
-/// What a target counts; all cores share one.
+/// Counters of a target, shared by all cores.
 #[derive(Clone, Default)]
 pub struct Stats(Arc<Mutex<Inner>>);
 
 impl Stats {
-    /// Nothing was counted yet.
+    /// Creates counters at zero.
     pub fn new() -> Self {
         Self::default()
     }
@@ -210,12 +210,12 @@ impl Stats {
         change(&mut self.lock().counts);
     }
 
-    /// Counts besides commands.
+    /// Returns the counts other than commands.
     pub fn counts(&self) -> Counts {
         self.lock().counts
     }
 
-    /// The connections that have a queue.
+    /// Returns the connections that have a queue.
     pub fn connections(&self) -> Vec<Connection> {
         let connection = |entry: &Entry| Connection {
             peer: entry.peer.clone(),
@@ -229,7 +229,7 @@ impl Stats {
         self.lock().connections.values().map(connection).collect()
     }
 
-    /// Connections with TLS, by suite.
+    /// Returns the number of TLS connections, by cipher suite.
     pub fn suites(&self) -> BTreeMap<&'static str, usize> {
         let mut suites = BTreeMap::new();
         let inner = self.lock();
@@ -241,7 +241,7 @@ impl Stats {
         suites
     }
 
-    /// What each host has done since the start.
+    /// Returns the counts of each host since the start.
     pub fn hosts(&self) -> BTreeMap<String, Snapshot> {
         let inner = self.lock();
         let mut hosts = inner.gone.clone();
@@ -251,7 +251,7 @@ impl Stats {
         hosts
     }
 
-    /// What all hosts have done since the start.
+    /// Returns the counts of all hosts together since the start.
     pub fn total(&self) -> Snapshot {
         let inner = self.lock();
         let mut total = Snapshot::default();
@@ -278,7 +278,7 @@ impl Stats {
     }
 }
 
-/// A connection's place in the list; given up when dropped, its counts then go to its host.
+/// Entry of a connection in the list.  Dropping it removes the entry and adds its counts to those of the host.
 pub(crate) struct Entered {
     stats: Stats,
     id: u64,

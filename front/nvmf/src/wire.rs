@@ -1,7 +1,7 @@
-//! The bytes of NVMe over TCP: PDUs, submission and completion entries, status codes, data structures.
+//! Wire format of NVMe over TCP: PDUs, submission and completion queue entries, status codes, data structures.
 //!
-//! Section numbers are those of the NVM Express Base specification 2.0 ("base"), the NVM command set 1.0 ("nvm") and
-//! the TCP transport 1.0 ("tcp").  Everything is little-endian.
+//! Section numbers are those of the NVM Express Base specification 2.0 ("base"), the NVM command set 1.0 ("nvm")
+//! and the TCP transport 1.0 ("tcp").  All fields are little-endian.
 
 pub mod auth;
 pub mod command;
@@ -15,67 +15,67 @@ pub mod status;
 pub use command::{Cqe, Sqe};
 pub use status::Status;
 
-/// The unit of `CAP.MPSMIN`, and so of MDTS, in bytes.
+/// Unit of `CAP.MPSMIN`, and so of MDTS, in bytes.
 pub const PAGE: usize = 4096;
 
-/// The 16-bit number at `at`.
+/// Reads the 16-bit number at `at`.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
 }
 
-/// The 32-bit number at `at`.
+/// Reads the 32-bit number at `at`.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// The 64-bit number at `at`.
+/// Reads the 64-bit number at `at`.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A data structure that is filled in place, field by field.
+/// Data structure that is filled in place, field by field.
 #[derive(Debug)]
 pub struct Page(Vec<u8>);
 
 impl Page {
-    /// `len` zero bytes.
+    /// Creates a structure of `len` zero bytes.
     pub fn new(len: usize) -> Self {
         Self(vec![0; len])
     }
 
-    /// One byte.
+    /// Writes one byte.
     pub fn u8(&mut self, at: usize, value: u8) -> &mut Self {
         self.0[at] = value;
         self
     }
 
-    /// A 16-bit number.
+    /// Writes a 16-bit number.
     pub fn u16(&mut self, at: usize, value: u16) -> &mut Self {
         self.bytes(at, &value.to_le_bytes())
     }
 
-    /// A 32-bit number.
+    /// Writes a 32-bit number.
     pub fn u32(&mut self, at: usize, value: u32) -> &mut Self {
         self.bytes(at, &value.to_le_bytes())
     }
 
-    /// A 64-bit number.
+    /// Writes a 64-bit number.
     pub fn u64(&mut self, at: usize, value: u64) -> &mut Self {
         self.bytes(at, &value.to_le_bytes())
     }
 
-    /// A 128-bit number.
+    /// Writes a 128-bit number.
     pub fn u128(&mut self, at: usize, value: u128) -> &mut Self {
         self.bytes(at, &value.to_le_bytes())
     }
 
-    /// Bytes as they are.
+    /// Writes bytes.
     pub fn bytes(&mut self, at: usize, value: &[u8]) -> &mut Self {
         self.0[at..at + value.len()].copy_from_slice(value);
         self
     }
 
-    /// ASCII text, cut or filled up with spaces to `len` bytes (base 1.4.2).
+    /// Writes ASCII text, truncated or padded with spaces to `len` bytes (base 1.4.2).
     pub fn ascii(&mut self, at: usize, len: usize, text: &str) -> &mut Self {
         let field = &mut self.0[at..at + len];
         field.fill(b' ');
@@ -84,7 +84,7 @@ impl Page {
         self
     }
 
-    /// A UTF-8 string, ended and filled up with zeroes; it must be shorter than `len` bytes.
+    /// Writes a UTF-8 string, truncated to `len - 1` bytes.  The rest of the field keeps its zero bytes.
     pub fn string(&mut self, at: usize, len: usize, text: &str) -> &mut Self {
         let text = &text.as_bytes()[..text.len().min(len - 1)];
         self.bytes(at, text)
@@ -96,13 +96,13 @@ impl Page {
         self
     }
 
-    /// The structure.
+    /// Returns the bytes of the structure.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// A string that is ended by a zero byte or by the end of its field; `None` when it is not UTF-8.
+/// Returns a string terminated by a zero byte or by the end of its field; `None` if it is not UTF-8.
 pub fn string_of(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     std::str::from_utf8(&field[..end]).ok()

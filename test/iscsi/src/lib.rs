@@ -1,7 +1,7 @@
-//! A small iSCSI initiator, for what others do not do on request.
+//! Small iSCSI initiator for tests, with features that common initiators do not offer.
 //!
-//! [`codec`] makes and reads PDUs, [`client`] is a session on the reactor.  [`plain`] is one on a socket of the
-//! operating system: for `iscsi-load`, which measures a target, and `iscsi-say`, which sends what it is told.
+//! [`codec`] encodes and decodes PDUs, [`client`] is a session on the reactor.  [`plain`] is a session on an operating
+//! system socket: for `iscsi-load`, which benchmarks a target, and `iscsi-say`, which sends given commands.
 
 #![warn(missing_docs)]
 

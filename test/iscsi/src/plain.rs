@@ -1,4 +1,4 @@
-//! A session as plain as can be, on a socket of the operating system.
+//! Minimal iSCSI session on an operating system socket.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,46 +13,46 @@ use crate::cdb::Cdb;
 use crate::codec::{self, Digests};
 use crate::target::Uri;
 
-/// Most that is sent along with a command.
+/// Maximum immediate data in bytes.
 const IMMEDIATE_MAX: usize = 64 << 10;
 
-/// What a command came to.
+/// Outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Done {
-    /// Its status.
+    /// SCSI status.
     pub status: u8,
-    /// Its sense data.
+    /// Sense data.
     pub sense: Vec<u8>,
-    /// What it read.
+    /// Data read.
     pub data: Vec<u8>,
 }
 
 impl Done {
-    /// Sense key, and additional sense code with its qualifier.
+    /// Returns sense key, and additional sense code with its qualifier.
     pub fn sense(&self) -> Option<(u8, u16)> {
         let sense = &self.sense;
         (sense.len() >= 14).then(|| (sense[2] & 0xf, u16::from_be_bytes([sense[12], sense[13]])))
     }
 }
 
-/// A session.
+/// Initiator session.
 pub struct Session {
-    /// The connection.
+    /// TCP connection.
     pub stream: TcpStream,
     input: Vec<u8>,
     from: usize,
     to: usize,
-    /// The unit, as it stands in PDUs.
+    /// LUN field as encoded in PDUs.
     pub lun: [u8; 8],
     cmd_sn: u32,
-    /// The status that is expected next.
+    /// ExpStatSN: next expected status.
     pub exp_stat_sn: u32,
     immediate: usize,
     segment: usize,
 }
 
 impl Session {
-    /// Logs in.  `number` tells an initiator's sessions apart; up to `room` bytes are received at a time.
+    /// Logs in.  `number` makes the initiator's sessions distinct; `room` is the receive buffer size in bytes.
     pub fn open(uri: &Uri, initiator: &str, number: u16, room: usize) -> Result<Self> {
         let stream = TcpStream::connect(&uri.address).context("connecting")?;
         stream.set_nodelay(true)?;
@@ -99,7 +99,7 @@ impl Session {
         Ok(this)
     }
 
-    /// Looks at the next PDU in place: its header, where its data is, and how long that is.
+    /// Decodes the next received PDU in place: its header, and offset and length of its data.
     pub fn peek(&mut self) -> Option<(Bhs, usize, usize)> {
         let (bhs, _) = Bhs::read_from_prefix(&self.input[self.from..self.to]).ok()?;
         let (len, at) = (bhs.data_len(), self.from + BHS_LEN + bhs.ahs_len());
@@ -111,7 +111,7 @@ impl Session {
         Some((bhs, at, len))
     }
 
-    /// The same, received first if it is not there.
+    /// Returns the next PDU as [`peek`](Self::peek) does, receiving until it is complete.
     pub fn wait(&mut self) -> Result<(Bhs, usize, usize)> {
         loop {
             if let Some(found) = self.peek() {
@@ -121,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Receives what there is.
+    /// Receives available bytes.
     pub fn fill(&mut self) -> Result<()> {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -135,7 +135,7 @@ impl Session {
         Ok(())
     }
 
-    /// A command as bytes.
+    /// Encodes a command.
     pub fn command(&mut self, out: &mut Vec<u8>, itt: u32, cdb: Cdb, expected: usize, data: &[u8]) {
         let mut header = codec::command(self.lun, itt, self.cmd_sn, cdb, expected, !data.is_empty());
         header.exp_stat_sn = self.exp_stat_sn.into();
@@ -144,7 +144,7 @@ impl Session {
         out.extend_from_slice(&codec::pdu(&header, now, Digests::default()));
     }
 
-    /// The data that the target asks for, as bytes.
+    /// Encodes the Data-Out PDUs that an R2T solicits.
     pub fn answer(&self, out: &mut Vec<u8>, asked: &R2t, data: &[u8]) {
         let (offset, len) = (asked.offset.get() as usize, asked.len.get() as usize);
         let pieces = data[offset..offset + len].chunks(self.segment);
@@ -157,7 +157,7 @@ impl Session {
         }
     }
 
-    /// Does one command: `data` goes to the target, up to `read` bytes come back.
+    /// Runs one command: sends `data` to the target, and reads up to `read` bytes.
     pub fn run(&mut self, cdb: Cdb, data: &[u8], read: usize) -> Result<Done> {
         let mut out = Vec::new();
         self.command(&mut out, 1, cdb, data.len().max(read), data);
@@ -187,14 +187,14 @@ impl Session {
                     self.answer(&mut out, header.view(), data);
                     self.stream.write_all(&out)?;
                 }
-                // It only wants to know whether somebody is there.
+                // NOP-In pings are ignored.
                 response::NOP_IN => {}
                 opcode => bail!("a PDU with opcode {opcode:#04x}"),
             }
         }
     }
 
-    /// The same, again and again while a unit attention is in the way.
+    /// Runs one command as [`run`](Self::run) does, and retries while unit attentions are reported.
     pub fn settle(&mut self, cdb: Cdb, data: &[u8], read: usize) -> Result<Done> {
         loop {
             let done = self.run(cdb, data, read)?;
@@ -204,7 +204,7 @@ impl Session {
         }
     }
 
-    /// Bytes of the unit.
+    /// Returns the size of the unit in bytes.
     pub fn size(&mut self) -> Result<u64> {
         let mut capacity = [0; 16];
         (capacity[0], capacity[1], capacity[13]) = (0x9e, 0x10, 32);

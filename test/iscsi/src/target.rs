@@ -1,15 +1,15 @@
-//! What names a unit: `iscsi://host:port/NAME/LUN`, as libiscsi has it.
+//! Unit URI: `iscsi://host:port/NAME/LUN`, as in libiscsi.
 
 use anyhow::{Context, Result};
 
-/// A unit and where it is.
+/// Unit with its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uri {
     /// Host and port.
     pub address: String,
-    /// The target.
+    /// Target name.
     pub target: String,
-    /// The unit.
+    /// LUN of the unit.
     pub lun: u16,
 }
 

@@ -1,15 +1,15 @@
-//! Numbers that look like chance, from a seed (splitmix64).
+//! Seeded pseudo-random numbers (splitmix64).
 
-/// A source of numbers.
+/// Random number generator.
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same seed gives the same numbers.
+    /// Creates a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns any 64-bit number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
@@ -18,17 +18,17 @@ impl Dice {
         word ^ (word >> 31)
     }
 
-    /// One below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.roll() % end as u64) as usize
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times` calls, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of them.
+    /// Returns a random element of `from`.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_seed_says_all() {
-        // Of the published algorithm, for the seed 1234567.
+        // Reference values of the published algorithm, for the seed 1234567.
         let mut dice = Dice::new(1_234_567);
         assert_eq!([dice.roll(), dice.roll()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }

@@ -1,7 +1,7 @@
-//! A load from one thread on one connection, and how fast it was.
+//! Load generator for one thread on one connection, with its measurements.
 //!
-//! Everything that has arrived is taken up at once, and all commands that take its place are sent at once, as a kernel
-//! with batching would.  What is read is left where it arrived: the figures are the target's, not a copy's.
+//! Everything that has arrived is processed at once, and all commands that replace completed ones are sent at once, as
+//! a kernel with batching would do.  Data read is left where it arrived: the figures are the target's, not a copy's.
 
 use std::io::{Error, ErrorKind, Write};
 use std::net::TcpStream;
@@ -12,12 +12,12 @@ use clap::{Args, ValueEnum};
 
 use crate::dice::Dice;
 
-/// Latencies that are kept; those of later commands are not counted.
+/// Maximum number of recorded latencies; those of later commands are not counted.
 const LATENCIES_MAX: usize = 4 << 20;
-/// Both protocols count in blocks of so many bytes.
+/// Block size in bytes that both protocols use.
 const BLOCK: usize = 512;
 
-/// What is done.
+/// Access pattern of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pattern {
     /// Reads at random places.
@@ -31,7 +31,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// It writes.
+    /// Returns true if the pattern writes.
     pub fn writes(self) -> bool {
         matches!(self, Pattern::Randwrite | Pattern::Write)
     }
@@ -44,7 +44,7 @@ impl Pattern {
 /// A load, as it is asked for.
 #[derive(Args, Clone, Debug)]
 pub struct Load {
-    /// What is done
+    /// Access pattern
     #[arg(long, value_enum, default_value_t = Pattern::Randread)]
     pub pattern: Pattern,
     /// Bytes a command, a multiple of 512
@@ -64,50 +64,50 @@ pub struct Load {
     pub poll: bool,
 }
 
-/// A command to be sent.
+/// Command to send.
 #[derive(Debug)]
 pub struct Command<'a> {
-    /// Its number among those under way.
+    /// Tag, unique among the commands in flight.
     pub tag: u16,
-    /// The first block of 512 bytes.
+    /// First block, in units of 512 bytes.
     pub block: u64,
-    /// So many of them.
+    /// Number of blocks.
     pub count: u32,
-    /// What is written; empty to read.
+    /// Data to write; empty for a read.
     pub data: &'a [u8],
 }
 
-/// The connection of an initiator, as a load uses it.
+/// Initiator connection, as a load uses it.
 pub trait Session {
-    /// The socket.
+    /// Returns the socket.
     fn stream(&mut self) -> &mut TcpStream;
 
-    /// Receives what there is.
+    /// Receives available bytes.
     ///
     /// # Errors
     /// Of the socket, as they are.
     fn fill(&mut self) -> Result<()>;
 
-    /// Makes of what is to be sent what the socket gets.
+    /// Converts plaintext output to what the socket gets.
     ///
     /// # Errors
-    /// When that cannot be done.
+    /// When that is not possible.
     fn seal(&mut self, _: &mut Vec<u8>) -> Result<()> {
         Ok(())
     }
 
-    /// Appends a command to what will be sent.
+    /// Appends a command to the output.
     fn command(&mut self, out: &mut Vec<u8>, command: &Command<'_>);
 
-    /// Takes up what was received, until a command is done: its number.  What the target asks for of `data` is appended to
-    /// what will be sent.
+    /// Processes received bytes until a command completes, and returns its tag.  Solicited parts of `data` are appended
+    /// to the output.
     ///
     /// # Errors
     /// When a command failed.
     fn done(&mut self, out: &mut Vec<u8>, data: &[u8]) -> Result<Option<u16>>;
 }
 
-/// Loads a volume of `size` bytes; what is said of it is JSON.
+/// Runs a load on a volume of `size` bytes; returns the results as JSON.
 ///
 /// # Errors
 /// When a command fails, or the connection.
@@ -183,12 +183,12 @@ fn figures(took: Duration, done: u64, load: &Load, mut latencies: Vec<u32>) -> S
     )
 }
 
-/// A socket that does not wait has nothing now.
+/// Returns true if a nonblocking socket is not ready.
 pub fn is_would_block(error: &Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
-/// Sends everything, whether the socket waits or not.
+/// Sends all bytes, whether the socket blocks or not.
 ///
 /// # Errors
 /// Of the socket.
@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// A protocol of bytes: a command is its number, and so is its answer.
+    /// Trivial test protocol: a command is its tag, and so is its response.
     struct Echo {
         stream: TcpStream,
         got: Vec<u8>,

@@ -1,4 +1,4 @@
-//! A volume that is a vector of bytes, and worlds to test a target in.
+//! In-memory volume, and simulated worlds to test a target in.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, ready};
@@ -22,17 +22,17 @@ impl Keep for Nowhere {
     }
 }
 
-/// A volume that is a vector of bytes.
+/// Volume in a byte vector.
 pub struct Model {
-    /// What it holds.
+    /// Contents of the volume.
     pub bytes: RefCell<Vec<u8>>,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: Cell<usize>,
-    /// Flushes that were done.
+    /// Completed flushes.
     pub flushes: Cell<u32>,
-    /// Writes that were to be durable at once.
+    /// Writes with FUA.
     pub durable_writes: Cell<u32>,
-    /// Requests take their time.
+    /// Requests are delayed.
     delays: bool,
     held: Cell<bool>,
     released: Notify,
@@ -41,7 +41,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// One of `size` bytes, all zero; with `delays` each request takes up to 50 us.
+    /// Creates a volume of `size` zero bytes; with `delays` each request takes up to 50 us.
     pub fn new(size: usize, delays: bool) -> Rc<Self> {
         Rc::new(Self {
             bytes: RefCell::new(vec![0; size]),
@@ -56,34 +56,34 @@ impl Model {
         })
     }
 
-    /// From now on requests wait.
+    /// Blocks requests from now on.
     pub fn hold(&self) {
         self.held.set(true);
     }
 
-    /// They go on.
+    /// Unblocks requests.
     pub fn release(&self) {
         self.held.set(false);
         self.released.notify_all();
     }
 
-    /// It has another size, and says so.
+    /// Changes the size in bytes, and announces it.
     pub fn resize(&self, size: usize) {
         self.bytes.borrow_mut().resize(size, 0);
         self.watch.announce();
     }
 
-    /// What says that it has another size.
+    /// Returns the watch that announces size changes.
     pub fn watch(&self) -> Rc<SizeWatch> {
         self.watch.clone()
     }
 
-    /// The first byte of a block of 512.
+    /// Returns the first byte of a 512-byte block.
     pub fn at(&self, lba: u64) -> u8 {
         self.bytes.borrow()[lba as usize * 512]
     }
 
-    /// It as a device.
+    /// Returns the volume as a device.
     pub fn device(self: &Rc<Self>) -> Rc<dyn BlockDevice> {
         Rc::new(Shared(self.clone()))
     }
@@ -116,7 +116,7 @@ impl Model {
     }
 }
 
-/// The model as a device; requests go on when nobody waits for them any more, as the trait wants it.
+/// Model as a device; requests complete even if their future is dropped, as the trait requires.
 struct Shared(Rc<Model>);
 
 impl BlockDevice for Shared {
@@ -157,7 +157,7 @@ impl BlockDevice for Shared {
     }
 }
 
-/// Runs a test in worlds of their own: in every second one every message arrives in crumbs.
+/// Runs a test in separate simulated worlds. In every second one, messages arrive in small fragments.
 ///
 /// # Panics
 /// When the test does, with the seed and the end of the trace.
@@ -170,13 +170,13 @@ pub fn worlds<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64) -> F) {
         }
         let world = World::new(seed, faults);
         let reactor = world.reactor();
-        // It is called in the world, where it can spawn.
+        // The test is called within the world, where it can spawn.
         let run = world.run(&reactor, async { test(seed).await });
         run.unwrap_or_else(|stop| panic!("seed {seed}: {stop}\n{}", world.trace(60)));
     }
 }
 
-/// Waits for a condition.
+/// Waits until a condition holds.
 pub async fn until(mut holds: impl FnMut() -> bool) {
     while !holds() {
         sleep(Duration::from_millis(1)).await;

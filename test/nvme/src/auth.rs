@@ -1,4 +1,4 @@
-//! The host's side of DH-HMAC-CHAP, after the figures of the base specification 2.0, section 8.13.
+//! DH-HMAC-CHAP on the host's side, after the figures of the base specification 2.0, section 8.13.
 
 use std::io;
 
@@ -9,41 +9,41 @@ use forebay_reactor::random;
 use crate::client::{Client, Done};
 use crate::codec;
 
-/// Who a host is, and what it knows.
+/// Host identity and its authentication settings.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// Its name.
+    /// Host NQN.
     pub host: String,
-    /// The subsystem's name.
+    /// Subsystem NQN.
     pub subsystem: String,
-    /// The secret as responses are made with it.
+    /// Transformed key of the host, used for responses.
     pub key: Vec<u8>,
-    /// The controller's, when it has to show that it knows it.
+    /// Key of the controller, if bidirectional authentication is requested.
     pub controller_key: Option<Vec<u8>>,
-    /// Hashes that it offers.
+    /// Hash identifiers to offer.
     pub hashes: Vec<u8>,
-    /// Groups that it offers.
+    /// Diffie-Hellman group identifiers to offer.
     pub groups: Vec<u8>,
 }
 
-/// How it came out.
+/// Outcome of authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Both are content.
+    /// Authentication succeeded.
     Authenticated,
-    /// The controller has refused, with this explanation.
+    /// Controller refused, with this reason code explanation.
     Refused(u8),
-    /// The controller has not shown that it knows its secret.
+    /// Controller failed to prove that it knows its secret.
     Impostor,
 }
 
-/// HMAC with hash number 1 to 3.
+/// Computes an HMAC with hash identifier 1 to 3.
 pub fn mac(hash: u8, key: &[u8], text: &[u8]) -> Vec<u8> {
     let algorithm = [hmac::HMAC_SHA256, hmac::HMAC_SHA384, hmac::HMAC_SHA512][usize::from(hash) - 1];
     hmac::sign(&hmac::Key::new(algorithm, key), text).as_ref().to_vec()
 }
 
-/// The key of a secret that is to be transformed with a hash.
+/// Transforms a secret into a key, with the given hash.
 pub fn transformed(hash: u8, secret: &[u8], nqn: &str) -> Vec<u8> {
     mac(hash, secret, format!("{nqn}NVMe-over-Fabrics").as_bytes())
 }
@@ -57,7 +57,7 @@ fn le16(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
 
-/// Authentication Send or Receive.
+/// Builds an Authentication Send or Receive command.
 pub fn command(send: bool, len: usize) -> codec::Sqe {
     let mut sqe = codec::sqe(0x7F, 0);
     sqe[4] = if send { 5 } else { 6 };
@@ -66,7 +66,7 @@ pub fn command(send: bool, len: usize) -> codec::Sqe {
     sqe
 }
 
-/// AUTH_Negotiate.
+/// Builds AUTH_Negotiate.
 pub fn negotiate(transaction: u16, hashes: &[u8], groups: &[u8]) -> Vec<u8> {
     let mut message = vec![0; 72];
     message[4..6].copy_from_slice(&transaction.to_le_bytes());
@@ -78,12 +78,12 @@ pub fn negotiate(transaction: u16, hashes: &[u8], groups: &[u8]) -> Vec<u8> {
 }
 
 impl Client {
-    /// Sends a message of authentication.
+    /// Sends an authentication message.
     pub async fn auth_send(&mut self, message: &[u8]) -> io::Result<Done> {
         self.run(command(true, message.len()), message, 0).await
     }
 
-    /// Asks for a message of the controller.
+    /// Receives an authentication message from the controller.
     pub async fn auth_receive(&mut self) -> io::Result<Done> {
         self.run(command(false, 2048), &[], 2048).await
     }

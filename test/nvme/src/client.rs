@@ -1,4 +1,4 @@
-//! A host on the reactor.
+//! NVMe/TCP host on the reactor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -9,52 +9,52 @@ use forebay_tls::Psk;
 use crate::codec::{self, Completion, Digests, Pdu, Sqe};
 use crate::wire::Wire;
 
-/// What a command came to.
+/// Outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Done {
-    /// Its completion; one without a response capsule has a status of 0.
+    /// Completion queue entry; without a response capsule its status is 0.
     pub completion: Completion,
-    /// What it read.
+    /// Data read.
     pub data: Vec<u8>,
 }
 
 impl Done {
-    /// What it read, when it went well.
+    /// Returns the data read by a successful command.
     ///
     /// # Panics
-    /// When it failed.
+    /// When the command failed.
     pub fn ok(self) -> Vec<u8> {
         assert_eq!(self.completion.status, 0, "the command failed: {:x?}", self.completion);
         self.data
     }
 }
 
-/// A connection that has exchanged ICReq and ICResp: one queue.
+/// Connection that has exchanged ICReq and ICResp: one queue.
 pub struct Client {
-    /// What carries its bytes.
+    /// Transport, with or without TLS.
     pub wire: Wire,
     digests: Digests,
     input: Vec<u8>,
     next_cid: u16,
-    /// What is to be sent when it is asked for, by command.
+    /// Data to send when the controller solicits it, by command.
     outgoing: BTreeMap<u16, Vec<u8>>,
     reading: BTreeMap<u16, Vec<u8>>,
     done: VecDeque<Done>,
-    /// A C2HTermReq came: status and information.
+    /// Status and information of a received C2HTermReq.
     pub terminated: Option<(u16, u32)>,
-    /// Bytes of data sent in the capsule at most.
+    /// Maximum in-capsule data in bytes.
     pub in_capsule: usize,
-    /// Bytes of data a H2CData.
+    /// Maximum data of one H2CData in bytes.
     pub piece: usize,
 }
 
 impl Client {
-    /// Connects and agrees on digests.
+    /// Connects and negotiates digests.
     pub async fn connect(addr: &Addr, digests: Digests) -> io::Result<Self> {
         Self::connect_over(Wire::plain(Stream::connect(addr).await?), digests).await
     }
 
-    /// The same through TLS, with one of these keys.
+    /// Connects through TLS with one of these keys, and negotiates digests.
     pub async fn connect_tls(addr: &Addr, digests: Digests, psks: &[Psk]) -> io::Result<Self> {
         Self::connect_over(Wire::secure(Stream::connect(addr).await?, psks).await?, digests).await
     }
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    /// A connection on which nothing was said.
+    /// Creates a connection on which nothing was exchanged.
     pub fn raw(stream: Stream) -> Self {
         Self::over(Wire::plain(stream))
     }
@@ -135,7 +135,7 @@ impl Client {
         self.run(sqe, &data, 0).await
     }
 
-    /// Sets CC.EN with the entry sizes that there are.
+    /// Sets CC.EN, with the only supported queue entry sizes.
     pub async fn enable(&mut self) -> io::Result<()> {
         self.run(codec::property(0x14, false, Some(1 | 6 << 16 | 4 << 20)), &[], 0).await?.ok();
         let status = self.run(codec::property(0x1C, false, None), &[], 0).await?;
@@ -143,13 +143,13 @@ impl Client {
         Ok(())
     }
 
-    /// Does one command: `data` goes to the target, `read` bytes come back.
+    /// Runs one command: sends `data` to the controller, and reads up to `read` bytes.
     pub async fn run(&mut self, sqe: Sqe, data: &[u8], read: usize) -> io::Result<Done> {
         let cid = self.start(sqe, data, read).await?;
         self.finish(cid).await
     }
 
-    /// Begins a command; returns its number.
+    /// Sends a command; returns its command identifier.
     pub async fn start(&mut self, sqe: Sqe, data: &[u8], read: usize) -> io::Result<u16> {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
@@ -170,7 +170,7 @@ impl Client {
         Ok(cid)
     }
 
-    /// Waits until a command is done.
+    /// Waits until the given command completes.
     pub async fn finish(&mut self, cid: u16) -> io::Result<Done> {
         loop {
             if let Some(at) = self.done.iter().position(|done| done.completion.cid == cid) {
@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Waits until any command is done.
+    /// Waits until any command completes.
     pub async fn any(&mut self) -> io::Result<Done> {
         loop {
             if let Some(done) = self.done.pop_front() {
@@ -190,7 +190,7 @@ impl Client {
         }
     }
 
-    /// Takes the next PDU.
+    /// Receives and handles the next PDU.
     async fn step(&mut self) -> io::Result<()> {
         let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the target has closed the connection");
         match self.pdu().await?.ok_or_else(ended)? {
@@ -234,7 +234,7 @@ impl Client {
         }
     }
 
-    /// The next PDU; `None` at the end of the stream.
+    /// Receives the next PDU; `None` at the end of the stream.
     pub async fn pdu(&mut self) -> io::Result<Option<Pdu>> {
         loop {
             if let Some((pdu, len)) = codec::decode(&self.input, self.digests) {
@@ -249,7 +249,7 @@ impl Client {
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub async fn send(&self, bytes: &[u8]) -> io::Result<()> {
         self.wire.send(bytes).await
     }

@@ -1,83 +1,83 @@
-//! The transport's bytes, after the figures of the TCP transport specification 1.0 and the base specification 2.0.
+//! NVMe/TCP PDU encoding, after the figures of the TCP transport specification 1.0 and the base specification 2.0.
 
-/// A submission queue entry.
+/// Submission queue entry.
 pub type Sqe = [u8; 64];
 
-/// Which digests a connection has.
+/// Digest settings of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
-    /// Headers have one.
+    /// Header digest.
     pub header: bool,
-    /// Data has one.
+    /// Data digest.
     pub data: bool,
 }
 
-/// CRC32C, bit by bit over a table; slow and plain.
+/// Computes CRC32C bit by bit; slow and simple.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0x82F6_3B78 } else { 0 })
     })
 }
 
-/// A PDU of the controller.
+/// PDU sent by the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pdu {
-    /// ICResp.
+    /// ICResp PDU.
     IcResp {
-        /// The digests granted.
+        /// Digests granted.
         digests: Digests,
-        /// Most bytes of data of a H2CData.
+        /// Maximum data of one H2CData in bytes.
         data_max: u32,
     },
-    /// A response capsule.
+    /// Response capsule.
     Response(Completion),
-    /// C2HData.
+    /// C2HData PDU.
     Data {
-        /// The command.
+        /// Command identifier.
         cid: u16,
-        /// Where the data belongs.
+        /// Offset of the data in the command's buffer, in bytes.
         offset: u32,
-        /// The bytes.
+        /// Data bytes.
         data: Vec<u8>,
-        /// The last.
+        /// Last data PDU of the command.
         last: bool,
-        /// There is no response.
+        /// Success flag: no response capsule follows.
         success: bool,
     },
-    /// R2T.
+    /// R2T PDU.
     Ready {
-        /// The command.
+        /// Command identifier.
         cid: u16,
-        /// The transfer.
+        /// Transfer tag.
         tag: u16,
-        /// From here.
+        /// Offset of the requested data in bytes.
         offset: u32,
-        /// So many bytes.
+        /// Length of the requested data in bytes.
         len: u32,
     },
-    /// C2HTermReq.
+    /// C2HTermReq PDU.
     Term {
         /// Fatal error status.
         status: u16,
-        /// More about it.
+        /// Fatal error information.
         information: u32,
-        /// The PDU that was wrong.
+        /// Header of the PDU in error.
         header: Vec<u8>,
     },
 }
 
-/// A completion queue entry.
+/// Completion queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Completion {
     /// Dwords 0 and 1.
     pub result: u64,
-    /// Submission queue head.
+    /// Submission queue head pointer.
     pub sq_head: u16,
-    /// The command.
+    /// Command identifier.
     pub cid: u16,
-    /// Status code and type, 0 when it went well.
+    /// Status code and type; 0 for success.
     pub status: u16,
-    /// Do not retry.
+    /// Do Not Retry bit.
     pub final_: bool,
 }
 
@@ -89,7 +89,7 @@ fn le32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// ICReq.
+/// Builds an ICReq.
 pub fn ic_req(digests: Digests, alignment: u8) -> Vec<u8> {
     let mut pdu = vec![0; 128];
     (pdu[2], pdu[4]) = (128, 128);
@@ -126,14 +126,14 @@ fn finish(mut header: Vec<u8>, data: &[u8], digests: Digests) -> Vec<u8> {
     pdu
 }
 
-/// A command capsule.
+/// Builds a command capsule.
 pub fn command(sqe: &Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     let mut header = vec![4, 0, 0, 0, 0, 0, 0, 0];
     header.extend_from_slice(sqe);
     finish(header, data, digests)
 }
 
-/// H2CData.
+/// Builds an H2CData.
 pub fn data(cid: u16, tag: u16, offset: u32, bytes: &[u8], last: bool, digests: Digests) -> Vec<u8> {
     let mut header = vec![6, if last { 4 } else { 0 }, 0, 0, 0, 0, 0, 0];
     header.extend_from_slice(&cid.to_le_bytes());
@@ -144,10 +144,10 @@ pub fn data(cid: u16, tag: u16, offset: u32, bytes: &[u8], last: bool, digests: 
     finish(header, bytes, digests)
 }
 
-/// The PDU at the start of `bytes` and its length; `None` when more is needed.
+/// Decodes the PDU at the start of `bytes`, and returns its length; `None` when more is needed.
 ///
 /// # Panics
-/// When it is none: a target must not send such.
+/// When it is not a valid PDU: a target must not send one.
 pub fn decode(bytes: &[u8], digests: Digests) -> Option<(Pdu, usize)> {
     if bytes.len() < 8 {
         return None;
@@ -206,7 +206,7 @@ pub fn decode(bytes: &[u8], digests: Digests) -> Option<(Pdu, usize)> {
     Some((parsed, len))
 }
 
-/// An entry with opcode and namespace; whoever sends it gives it a command identifier.
+/// Builds an entry with opcode and namespace; the sender assigns its command identifier.
 pub fn sqe(opcode: u8, nsid: u32) -> Sqe {
     let mut sqe = [0; 64];
     sqe[0] = opcode;
@@ -221,21 +221,21 @@ pub fn with(mut sqe: Sqe, index: usize, value: u32) -> Sqe {
     sqe
 }
 
-/// Describes data of `len` bytes, in the capsule or not.
+/// Sets the SGL descriptor for data of `len` bytes, in the capsule or not.
 pub fn with_data(mut sqe: Sqe, len: usize, in_capsule: bool) -> Sqe {
     sqe[32..36].copy_from_slice(&(len as u32).to_le_bytes());
     sqe[39] = if in_capsule { 0x01 } else { 0x5A };
     sqe
 }
 
-/// A command on logical blocks.
+/// Builds a command on a range of logical blocks.
 pub fn blocks(opcode: u8, nsid: u32, first: u64, count: u32) -> Sqe {
     let mut sqe = with(sqe(opcode, nsid), 12, count - 1);
     sqe[40..48].copy_from_slice(&first.to_le_bytes());
     sqe
 }
 
-/// Connect, and its data.
+/// Builds Connect, and its data.
 pub fn connect(queue: u16, entries: u16, subsystem: &str, host: &str, cntlid: u16, flow: bool) -> (Sqe, Vec<u8>) {
     let mut sqe = sqe(0x7F, 0);
     sqe[4] = 1;
@@ -250,12 +250,12 @@ pub fn connect(queue: u16, entries: u16, subsystem: &str, host: &str, cntlid: u1
     (sqe, data)
 }
 
-/// A host identifier that follows from a name.
+/// Derives a host identifier from a name.
 pub fn host_id(host: &str) -> [u8; 16] {
     std::array::from_fn(|at| host.bytes().rev().cycle().nth(at).unwrap_or(1) ^ at as u8)
 }
 
-/// Property Get or Set.
+/// Builds Property Get or Set.
 pub fn property(offset: u32, wide: bool, set: Option<u64>) -> Sqe {
     let mut sqe = sqe(0x7F, 0);
     sqe[4] = if set.is_some() { 0 } else { 4 };

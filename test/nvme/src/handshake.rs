@@ -1,12 +1,11 @@
-//! A handshake of TLS over a socket that waits.
+//! TLS handshake over a blocking socket.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 use forebay_tls::Session;
 
-/// Sends this side's part of a handshake and takes in the other's until both agree; false when they do not.  With `harm`
-/// what is sent is harmed.
+/// Runs a handshake until both sides have finished; false when it fails.  `harm` may corrupt the sent bytes.
 ///
 /// # Errors
 /// Of the socket.

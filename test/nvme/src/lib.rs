@@ -1,8 +1,8 @@
-//! A small NVMe/TCP initiator, for what a kernel does not do on request.
+//! Small NVMe/TCP initiator for tests, with features that a kernel does not offer.
 //!
-//! [`codec`] writes and reads the transport's bytes after the specifications' figures, apart from the front's own wire
-//! code on purpose.  [`auth`] is the host's side of DH-HMAC-CHAP.  [`client`] is a host on the reactor, which runs in the simulator as well.  The program `nvme-load`
-//! measures a target.
+//! [`codec`] encodes and decodes the transport's PDUs after the specifications' figures, deliberately separate from the
+//! front's own wire code.  [`auth`] is the host's side of DH-HMAC-CHAP.  [`client`] is a host on the reactor, which
+//! also runs in the simulator.  The program `nvme-load` benchmarks a target.
 
 pub mod auth;
 pub mod client;

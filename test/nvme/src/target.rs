@@ -1,15 +1,15 @@
-//! What names a namespace: `nvme+tcp://host:port/NQN#NSID`.
+//! Namespace URI: `nvme+tcp://host:port/NQN#NSID`.
 
 use anyhow::{Context, Result};
 
-/// A namespace and where it is.
+/// Namespace with its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uri {
     /// Host and port.
     pub address: String,
-    /// The subsystem.
+    /// Subsystem NQN.
     pub subsystem: String,
-    /// The namespace.
+    /// Namespace identifier.
     pub nsid: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What carries a host's bytes: a stream as it is, or through TLS.
+//! Transport of a host: a plain stream, or TLS.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,11 +6,11 @@ use std::io;
 use forebay_reactor::{Buf, BufMut, Stream};
 use forebay_tls::{Psk, Read, Session, Suite, sealed_len};
 
-/// A connection, and the session within it.
+/// Connection with its TLS session, if any.
 pub struct Wire {
     stream: Stream,
     session: Option<RefCell<Session>>,
-    /// Received and not opened yet.
+    /// Bytes received and not decrypted yet.
     input: RefCell<Vec<u8>>,
 }
 
@@ -19,15 +19,15 @@ fn broken(why: impl std::fmt::Display) -> io::Error {
 }
 
 impl Wire {
-    /// Without TLS.
+    /// Creates a transport without TLS.
     pub fn plain(stream: Stream) -> Self {
         Self { stream, session: None, input: RefCell::default() }
     }
 
-    /// Has TLS agreed on with one of these keys.
+    /// Runs a TLS handshake with one of these keys.
     ///
     /// # Errors
-    /// Why not; `UnexpectedEof` when the other end has closed without a word.
+    /// When the handshake fails; `UnexpectedEof` when the other end closes the connection without an alert.
     pub async fn secure(stream: Stream, psks: &[Psk]) -> io::Result<Self> {
         let mut session = Session::connect(psks).map_err(broken)?;
         let (mut input, mut output) = (Vec::new(), Vec::new());
@@ -51,12 +51,12 @@ impl Wire {
         }
     }
 
-    /// The suite that was agreed on.
+    /// Returns the negotiated cipher suite.
     pub fn suite(&self) -> Option<Suite> {
         self.session.as_ref()?.borrow().suite()
     }
 
-    /// Has the keys changed with what is sent next.
+    /// Updates the TLS traffic keys with the next send.
     ///
     /// # Panics
     /// Without TLS.
@@ -64,7 +64,7 @@ impl Wire {
         self.session.as_ref().expect("TLS").borrow_mut().update_keys().expect("new keys");
     }
 
-    /// Receives something; nothing at the end.
+    /// Receives some bytes; empty at the end of the stream.
     pub async fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             if let Some(session) = &self.session {
@@ -101,12 +101,12 @@ impl Wire {
         self.stream.send(Buf::copy_of(&out[..len])).await
     }
 
-    /// Sends bytes as they are, past the session.
+    /// Sends raw bytes, bypassing TLS.
     pub async fn send_raw(&self, bytes: &[u8]) -> io::Result<()> {
         self.stream.send(Buf::copy_of(bytes)).await
     }
 
-    /// Says that nothing follows.
+    /// Announces the end of the sent data.
     pub async fn close(&self) -> io::Result<()> {
         let Some(session) = &self.session else { return Ok(()) };
         let closing = session.borrow_mut().close();

@@ -84,7 +84,7 @@ impl Isal {
         tables
     }
 
-    /// `ec_encode_data`.
+    /// Calls `ec_encode_data`.
     ///
     /// # Safety
     /// The pointers are good for `len` bytes, and the tables fit their number.

@@ -1,4 +1,4 @@
-//! What `test/interop/rbd.sh` does with Forebay's images on a real cluster, beside Ceph's own clients.
+//! Steps of `test/interop/rbd.sh` with Forebay's images on a real cluster, beside Ceph's own clients.
 //!
 //! An image is `POOL/IMAGE`, `POOL/NAMESPACE/IMAGE`, or either with `@SNAPSHOT`.
 

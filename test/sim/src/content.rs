@@ -1,9 +1,9 @@
-//! What one disk or file holds: what is durable, what is only cached, and what a crash makes of the difference.
+//! Contents of one disk or file: durable data, cached data, and the effect of a crash on the difference.
 //!
 //! A write that completes is visible to reads (`current`) and *pending* until a sync that was submitted after its
-//! completion has completed, or it was a durable write itself.  A power failure gives each pending write, and each
-//! one in flight, a fate of its own: kept, lost, or torn sector by sector.  Nothing that a later durable write or a
-//! sync has settled can come back: a durable write cuts its run out of every pending write before it.
+//! completion has completed, or it was a durable write itself.  A power failure decides for each pending write, and
+//! each one in flight, separately: kept, lost, or torn sector by sector.  Data that a later durable write or a sync has
+//! superseded cannot return: a durable write cuts its range out of every pending write before it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::faults::CrashPolicy;
 use crate::pages::{PAGE, PageMap, Piece};
 use crate::rng::Rng;
 
-/// What an operation does to the content.
+/// Effect of an operation on the contents.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
     Write(Vec<Piece>),
@@ -30,7 +30,7 @@ impl Effect {
         Effect::Zero(one(range))
     }
 
-    /// What is left of it when the power fails in the middle, at a granularity of `sector` bytes.
+    /// Returns the remainder of the effect after a power failure in its middle, at a granularity of `sector` bytes.
     fn torn(&self, sector: u64, rng: &mut Rng) -> Effect {
         match self {
             Effect::Write(pieces) => {
@@ -210,7 +210,7 @@ impl CrashOdds {
         Self { keep_ppm, tear_ppm }
     }
 
-    /// What a crash leaves of an effect.
+    /// Draws the remainder of an effect after a crash: all, a torn part, or nothing.
     fn fate(self, effect: &Effect, sector: u64, rng: &mut Rng) -> Option<Effect> {
         let drawn = rng.below(1_000_000) as u32;
         if drawn < self.keep_ppm {
@@ -298,7 +298,7 @@ impl Content {
         effect.apply(&mut self.durable, &mut self.durable_size);
     }
 
-    /// Where a sync that is submitted now will reach.
+    /// Returns the position up to which a sync submitted now makes writes durable.
     pub(crate) fn sync_mark(&self) -> u64 {
         self.next_seq
     }

@@ -11,7 +11,7 @@ use crate::rng::Rng;
 use crate::trace::{Trace, What};
 use crate::world::Stop;
 
-/// Something that will happen.
+/// Scheduled event.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A disk operation ends.
@@ -48,7 +48,7 @@ impl Ord for Timed {
     }
 }
 
-/// What disks and network share.
+/// State shared by disks and network.
 #[derive(Debug)]
 pub(crate) struct Core {
     /// Nanoseconds since the world began.
@@ -66,7 +66,7 @@ pub(crate) struct Core {
     pub(crate) points: u64,
     /// Stop at this point.
     pub(crate) crash_at: Option<u64>,
-    /// Why the world stands still.
+    /// Reason for which the world has stopped.
     pub(crate) stop: Option<Stop>,
 }
 
@@ -104,7 +104,7 @@ impl Core {
         Handle(self.next_handle)
     }
 
-    /// When the next event happens.
+    /// Returns the time of the next event.
     pub(crate) fn next_at(&self) -> Option<u64> {
         self.events.peek().map(|timed| timed.at)
     }
@@ -128,7 +128,7 @@ impl Core {
         self.done.clear();
     }
 
-    /// The world stands still from here on.
+    /// Stops the world.
     pub(crate) fn stop(&mut self, why: Stop) {
         if self.stop.is_none() {
             self.stop = Some(why);

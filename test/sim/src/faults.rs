@@ -1,4 +1,4 @@
-//! What may go wrong, and how often.  Rates are in parts per million of the operations they apply to.
+//! Fault injection: kinds of faults and their rates.  Rates are in parts per million of the operations they apply to.
 
 use std::ops::Range;
 
@@ -10,15 +10,15 @@ pub const MILLI: u64 = 1_000_000;
 /// Faults of the whole world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faults {
-    /// Of disks that have none of their own.
+    /// Faults of disks that have none of their own.
     pub disk: DiskFaults,
-    /// Of connections.
+    /// Faults of connections.
     pub net: NetFaults,
-    /// What a crash does to writes that were not synced.
+    /// Effect of a crash on writes that were not synced.
     pub crash: CrashPolicy,
     /// Bytes that all files together may have stored or allocated (devices do not count); `None`: without end.
     pub files_capacity: Option<u64>,
-    /// The file system says how much of that is left to whoever asks; else only a write or an allocation finds out.
+    /// Remaining space is reported by the file system; otherwise only a write or an allocation detects its end.
     pub files_space_known: bool,
     /// Events that one run may have before it counts as running in circles.
     pub events_max: u64,
@@ -31,7 +31,8 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Nothing goes wrong, but nothing is instant and operations overtake each other; crashes do all they can.
+    /// Returns settings without faults. Operations still take time and are reordered, and crashes use the seeded
+    /// policy.
     pub fn none() -> Self {
         Self {
             disk: DiskFaults::none(),
@@ -47,15 +48,15 @@ impl Faults {
 /// Faults of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskFaults {
-    /// How long a read takes, in nanoseconds.
+    /// Read latency in nanoseconds.
     pub read_latency: Range<u64>,
-    /// How long a write or a punch takes, in nanoseconds.
+    /// Latency of a write or a punch in nanoseconds.
     pub write_latency: Range<u64>,
-    /// How long a sync takes, in nanoseconds.
+    /// Sync latency in nanoseconds.
     pub sync_latency: Range<u64>,
     /// Operations that take `stall` longer.
     pub stall_ppm: u32,
-    /// How much longer, in nanoseconds.
+    /// Additional latency of a stalled operation, in nanoseconds.
     pub stall: Range<u64>,
     /// Reads that fail with EIO.
     pub read_error_ppm: u32,
@@ -63,13 +64,13 @@ pub struct DiskFaults {
     pub write_error_ppm: u32,
     /// Syncs that fail with EIO; what they were to make durable stays at risk.
     pub sync_error_ppm: u32,
-    /// Writes that fail with ENOSPC, though there is room.
+    /// Writes that fail with ENOSPC, though there is space.
     pub no_space_ppm: u32,
     /// Reads that return one flipped bit of what is stored intact.
     pub read_flip_ppm: u32,
     /// Writes of which one stored bit is flipped.
     pub write_flip_ppm: u32,
-    /// Writes that are answered and never done.
+    /// Writes that are acknowledged and never done.
     pub lost_write_ppm: u32,
     /// Writes that land somewhere else on the same disk.
     pub misdirected_write_ppm: u32,
@@ -112,7 +113,7 @@ impl DiskFaults {
 /// Faults of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetFaults {
-    /// How long a segment is under way, in nanoseconds.  Segments of a connection never overtake each other.
+    /// Latency of a segment in nanoseconds.  Segments of a connection are never reordered.
     pub latency: Range<u64>,
     /// Longest segment in bytes; a send is cut into segments of 1 to this many bytes.
     pub segment_max: usize,
@@ -124,11 +125,11 @@ pub struct NetFaults {
     pub refuse_ppm: u32,
     /// Segments at which the connection is reset, for both ends.
     pub reset_ppm: u32,
-    /// Segments at which the connection goes silent, without either end being told.
+    /// Segments at which the connection goes silent, without either end being notified.
     pub cut_ppm: u32,
     /// Segments that come later, by up to this many nanoseconds.
     pub stall_ppm: u32,
-    /// How much later, in nanoseconds.
+    /// Additional latency of a stalled segment, in nanoseconds.
     pub stall: Range<u64>,
 }
 
@@ -149,14 +150,14 @@ impl NetFaults {
     }
 }
 
-/// What a power failure does to each write that no sync covers.
+/// Effect of a power failure on each write that no sync covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrashPolicy {
-    /// Each crash takes one of the others by its seed, or a mixture with odds of its own.
+    /// Policy drawn per crash from the seed: one of the others, or a mixture with its own odds.
     Seeded,
-    /// All of them are lost.
+    /// All such writes are lost.
     LoseAll,
-    /// All of them are kept, those in flight too.
+    /// All such writes are kept, including those in flight.
     KeepAll,
     /// Each one by itself: kept, lost, or torn, sector by sector.
     Mixed {

@@ -90,7 +90,7 @@ struct InFlight {
     sync_mark: u64,
 }
 
-/// All disks and files of the world, and the operations in flight.
+/// Disks and files of the world, and the operations in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     inodes: Vec<Inode>,
@@ -260,7 +260,7 @@ impl Files {
         core.point();
     }
 
-    /// Starts an operation, and decides what becomes of it.
+    /// Starts an operation, and draws its outcome.
     pub(crate) fn submit(&mut self, core: &mut Core, key: OpKey, op: Op) {
         let handle = match &op {
             Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } => *file,
@@ -481,7 +481,7 @@ impl Files {
     }
 }
 
-/// What refuses an operation before chance has a say.
+/// Checks an operation for errors that do not depend on fault injection.
 fn check(op: &Op, file: OpenFile, node: &Inode) -> Outcome {
     let sector = u64::from(node.sector);
     let odd = |offset: u64, len: u64| file.direct && !(offset.is_multiple_of(sector) && len.is_multiple_of(sector));

@@ -1,5 +1,5 @@
-//! A virtual disk, network and clock behind the reactor's driver trait, replayed from a seed; and on top of it what
-//! proves the store and the image: oracles that know what may be read, workloads, and runs with crashes.
+//! Simulator: a virtual disk, network and clock behind the reactor's driver trait, replayed from a seed. On top of it
+//! are the tests of store and image: oracles of permitted reads, workloads, and runs with crashes.
 //!
 //! See `docs/design/simulation.md` for what is simulated, the crash model, and how to replay a seed.
 

@@ -21,7 +21,7 @@ const ECONNRESET: i32 = 104;
 const ECONNREFUSED: i32 = 111;
 const ECANCELED: i32 = 125;
 
-/// Something that happens on the network.
+/// Network event.
 #[derive(Debug)]
 pub(crate) enum NetEvent {
     /// A connect reaches its goal.

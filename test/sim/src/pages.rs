@@ -12,7 +12,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// Shared bytes: a whole page in a [`PageMap`], a page's worth or less in a [`Piece`].
 pub(crate) type Bytes = Rc<[u8]>;
 
-/// What a write puts into one page.
+/// Part of a write that lies in one page.
 #[derive(Debug, Clone)]
 pub(crate) struct Piece {
     /// First byte on the disk.

@@ -59,7 +59,7 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// True half the time.
+    /// Returns true with a probability of one half.
     pub fn coin(&mut self) -> bool {
         self.bits() >> 63 == 1
     }

@@ -31,7 +31,7 @@ pub fn stamp(offset: u64, len: usize, version: u64) -> Buf {
     buf.freeze()
 }
 
-/// What these bytes, which were found at `offset` (a multiple of 512), seem to be, for people.
+/// Describes bytes that were found at `offset` (a multiple of 512), for people.
 pub fn describe(offset: u64, bytes: &[u8]) -> String {
     let mut runs: Vec<(String, u64)> = Vec::new();
     for (index, sector) in bytes.chunks(SECTOR as usize).enumerate() {

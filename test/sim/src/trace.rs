@@ -1,4 +1,4 @@
-//! What happened: the last events of a run, and a hash over all of them.
+//! Trace: the last events of a run, and a hash over all of them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 /// Events that are kept for printing.
 const KEPT_MAX: usize = 4096;
 
-/// What an event was.
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Submit,
@@ -93,7 +93,7 @@ impl Trace {
         self.count
     }
 
-    /// The last `lines` events, a line each.
+    /// Returns the last `lines` events, a line each.
     pub(crate) fn tail(&self, lines: usize) -> String {
         let skip = self.entries.len().saturating_sub(lines);
         let mut out = String::new();

@@ -18,12 +18,12 @@ use crate::net::Net;
 pub(crate) use crate::pages::PAGE;
 use crate::trace::What;
 
-/// Why a run ended before its future did.
+/// Reason for which a run ended before its future completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// The power failed at this persistence point.
     Crash(u64),
-    /// Nothing can happen any more: no operation is in flight, no timer runs, and nobody is done.
+    /// Deadlock: no operation is in flight, no timer runs, and the future is not complete.
     Deadlock,
     /// More events than [`Faults::events_max`].
     Runaway,
@@ -41,7 +41,7 @@ impl fmt::Display for Stop {
 
 impl std::error::Error for Stop {}
 
-/// How a machine stops.
+/// Kind of crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrashKind {
     /// The power fails: what was not synced is at risk.
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Wakes [`World::run`], for it to see that the world stands still.
+    /// Wakes [`World::run`], so that it detects that the world has stopped.
     pub(crate) fn wake_runner(&self) {
         let runner = self.runner.borrow_mut().take();
         if let Some(waker) = runner {
@@ -128,7 +128,7 @@ impl World {
         Self { shared: Rc::new(shared) }
     }
 
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.shared.seed
     }
@@ -144,7 +144,7 @@ impl World {
         self.with(|state| state.files.add(path.as_ref(), size, sector, false));
     }
 
-    /// Has another process rename a file as soon as an open has not found its new name.
+    /// Makes another process rename a file as soon as an open has not found its new name.
     pub fn rename_late(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) {
         self.with(|state| state.files.rename_late(from.as_ref(), to.as_ref()));
     }
@@ -204,7 +204,7 @@ impl World {
         self.with(|state| state.core.crash_at = point);
     }
 
-    /// The power fails now: nothing more is written, nothing more is answered.
+    /// Fails the power now: nothing more is written, and nothing more completes.
     pub fn power_off(&self) {
         self.with(|state| {
             let point = state.core.points;
@@ -244,17 +244,17 @@ impl World {
         self.with(|state| state.incarnation)
     }
 
-    /// Persistence points passed so far.
+    /// Returns the number of persistence points passed so far.
     pub fn points(&self) -> u64 {
         self.with(|state| state.core.points)
     }
 
-    /// Nanoseconds since the world began.
+    /// Returns the nanoseconds since the world began.
     pub fn now(&self) -> u64 {
         self.with(|state| state.core.now)
     }
 
-    /// What goes wrong from now on.
+    /// Sets the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.with(|state| state.core.faults = faults);
     }
@@ -385,7 +385,7 @@ impl World {
         self.with(|state| state.core.trace.count())
     }
 
-    /// The last `lines` events, for people.
+    /// Returns the last `lines` events, for people.
     pub fn trace(&self, lines: usize) -> String {
         self.with(|state| state.core.trace.tail(lines))
     }

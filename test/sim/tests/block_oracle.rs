@@ -18,11 +18,11 @@ use forebay_sim::{CrashKind, Faults, Rng, World};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Broken {
     Not,
-    /// A flush is answered and does nothing.
+    /// Flush completes and does nothing.
     FlushDropped,
-    /// A durable write is answered before it is durable.
+    /// FUA write completes before it is durable.
     FuaIgnored,
-    /// Now and then a write is answered and not done.
+    /// Write completes and is not done, now and then.
     WriteLost,
     /// Now and then a write lands in the next block.
     WriteMisplaced,
@@ -30,7 +30,7 @@ enum Broken {
     BlockTorn,
     /// Half a block of a write that was not flushed survives a crash.
     BlockTornByCrash,
-    /// Now and then a write is answered before it is done.
+    /// Write completes before it is done, now and then.
     WriteLate,
     /// Now and then a read sees what the block was before.
     ReadStale,

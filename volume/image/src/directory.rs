@@ -1,7 +1,7 @@
-//! The pool's list of images, and the objects that lead from a name to an id.
+//! Image directory of a pool, and the objects that map a name to an id.
 //!
-//! The list (`rbd_directory`) is what counts: an `rbd_id.NAME` object of which the list does not say the same is what
-//! a crash left, and is overwritten when it is in the way.
+//! The directory (`rbd_directory`) is authoritative: an `rbd_id.NAME` object that disagrees with it was left by a
+//! crash, and is overwritten when its name is needed.
 
 use std::rc::Rc;
 
@@ -15,17 +15,17 @@ use crate::format::{
     is_valid_id, name_key, name_keys, name_of_key,
 };
 
-/// What became of an attempt to add an entry.
+/// Outcome of adding an entry.
 pub(crate) enum Added {
-    /// It is there now.
+    /// Entry added.
     New,
-    /// The name has an entry already, with this id.
+    /// Name in use, by the image with this id.
     NameTaken(String),
-    /// Another image has that id.
+    /// Id in use by another image.
     IdTaken,
 }
 
-/// The directory of a backend.
+/// Image directory of a backend.
 pub(crate) struct Directory<'a> {
     backend: &'a Rc<dyn ObjectBackend>,
     namespace: &'a Rc<str>,
@@ -40,7 +40,7 @@ impl<'a> Directory<'a> {
         ObjectName::in_namespace(self.namespace.clone(), DIRECTORY)
     }
 
-    /// The id of the image of that name.
+    /// Returns the id of the image of that name. `Corrupt` if the entry is malformed.
     pub(crate) async fn id_of(&self, name: &str) -> Result<Option<String>> {
         let Some(value) = self.get(name_key(name)).await? else { return Ok(None) };
         match decode_string(&value) {
@@ -49,7 +49,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// The name of the image of that id.
+    /// Returns the name of the image of that id. `Corrupt` if the entry is malformed.
     pub(crate) async fn name_of(&self, id: &str) -> Result<Option<String>> {
         let Some(value) = self.get(id_key(id)).await? else { return Ok(None) };
         let malformed = || Error::new(ErrorKind::Corrupt, format!("directory entry of image id {id}"));
@@ -64,7 +64,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Names after `cursor`, in their order, `max` at most; and where to go on.
+    /// Returns at most `max` names after `cursor`, in order, and the cursor of the next page, if there is one.
     pub(crate) async fn names(&self, cursor: Option<Vec<u8>>, max: usize) -> Result<(Vec<String>, Option<Vec<u8>>)> {
         let after = cursor.unwrap_or_default();
         match self.backend.kv_list(&self.object(), name_keys(), &after, max).await {
@@ -78,7 +78,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Adds an image; neither its name nor its id may be there.
+    /// Adds an image, if neither its name nor its id is in use.
     pub(crate) async fn add(&self, name: &str, id: &str) -> Result<Added> {
         let mut ops = vec![
             ObjectOp::Create { exclusive: false },
@@ -87,7 +87,7 @@ impl<'a> Directory<'a> {
             ObjectOp::KvSet { pairs: entries(name, id) },
         ];
         if !self.namespace.is_empty() {
-            // A namespace has a directory from its creation on; one that is being removed takes no more images.
+            // Namespaces have a directory from their creation on; one that is being removed admits no new images.
             self.check_namespace().await?;
             ops[0] = ObjectOp::KvCompare { key: NAMESPACE_STATE.to_vec(), value: Some(NAMESPACE_READY.to_vec()) };
         }
@@ -107,7 +107,7 @@ impl<'a> Directory<'a> {
         Err(Error::new(ErrorKind::NotFound, format!("namespace {}, or it is being removed", self.namespace)))
     }
 
-    /// Removes an image; done already is done.  `Busy` if name and id belong to different images by now.
+    /// Removes an image; succeeds if it was removed already. `Busy` if name and id belong to different images by now.
     pub(crate) async fn remove(&self, name: &str, id: &str) -> Result<()> {
         let mut ops = holds(name, id);
         ops.push(ObjectOp::KvRemove { keys: vec![name_key(name), id_key(id)] });
@@ -123,7 +123,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Gives an image another name; `Exists` if that is taken, `NotFound` if the image is not there by its old one.
+    /// Renames an image; `Exists` if the new name is in use, `NotFound` if the image does not have the old one.
     pub(crate) async fn rename(&self, id: &str, from: &str, to: &str) -> Result<()> {
         let mut ops = holds(from, id);
         ops.push(ObjectOp::KvCompare { key: name_key(to), value: None });
@@ -140,7 +140,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Makes `rbd_id.NAME` lead to `id`.  `Exists` if it leads to another image that has that name.
+    /// Writes `id` to `rbd_id.NAME`. `Exists` if the object names another image that has this name in the directory.
     pub(crate) async fn write_id(&self, name: &str, id: &str) -> Result<()> {
         let object = id_object(self.namespace, name);
         let content: BufList = Buf::copy_of(&encode_string(id)).into();
@@ -154,7 +154,7 @@ impl<'a> Directory<'a> {
             Some(found) if self.name_of(&found).await?.as_deref() == Some(name) => {
                 Err(Error::new(ErrorKind::Exists, format!("image {name}")))
             }
-            // What a crash left, as the directory tells.
+            // Left by a crash: the directory does not confirm it.
             _ => {
                 let replace = Transaction::of(ObjectOp::WriteFull { data: content }).durable();
                 self.backend.submit(&object, replace).await.map(drop)
@@ -162,7 +162,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// What `rbd_id.NAME` says; `None` if it is not there or says nothing that could be an id.
+    /// Returns the id in `rbd_id.NAME`; `None` if the object does not exist or holds no valid id.
     async fn read_id(&self, name: &str) -> Result<Option<String>> {
         let read = ObjectRead::new(SnapId::HEAD, forebay_block::Extent::new(0, 4 + ID_LEN_MAX as u64));
         match self.backend.read(&id_object(self.namespace, name), read).await {
@@ -175,7 +175,7 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Removes `rbd_id.NAME` if it leads to `id`; not being there is no error.
+    /// Removes `rbd_id.NAME` if it names `id`; succeeds if it does not, or does not exist.
     pub(crate) async fn remove_id(&self, name: &str, id: &str) -> Result<()> {
         let content = Buf::copy_of(&encode_string(id)).into();
         let ops = vec![ObjectOp::AssertExists, ObjectOp::Compare { offset: 0, data: content }, ObjectOp::Remove];
@@ -190,7 +190,7 @@ fn entries(name: &str, id: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
     vec![(name_key(name), encode_string(id)), (id_key(id), encode_string(name))]
 }
 
-/// Guards: name and id lead to one another.
+/// Returns guards that hold if name and id map to each other.
 fn holds(name: &str, id: &str) -> Vec<ObjectOp> {
     let guard = |(key, value)| ObjectOp::KvCompare { key, value: Some(value) };
     entries(name, id).into_iter().map(guard).collect()

@@ -1,4 +1,4 @@
-//! What is stored of an image besides its data, byte for byte: `docs/formats/rbd-image.md`.
+//! RBD metadata of an image, byte for byte: `docs/formats/rbd-image.md`.
 
 use std::fmt;
 use std::rc::Rc;
@@ -8,36 +8,36 @@ use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
 
 use crate::wire::snapshot::{Parent, Snapshot};
 
-/// The object that lists a pool's images.
+/// Object that lists the images of a pool.
 pub(crate) const DIRECTORY: &str = "rbd_directory";
 /// Longest image id in bytes; a longer one would not fit the data objects' prefix.
 pub(crate) const ID_LEN_MAX: usize = 14;
-/// The orders (binary logarithms of the object size) that RBD has.
+/// Orders (binary logarithms of the object size) that RBD supports.
 pub(crate) const ORDERS: std::ops::RangeInclusive<u8> = 12..=25;
 
-/// The directory's key, in a namespace, that says whether it takes new images.
+/// Directory key of a namespace's state: whether it admits new images.
 pub(crate) const NAMESPACE_STATE: &[u8] = b"state";
-/// It does.
+/// State of a namespace that admits new images.
 pub(crate) const NAMESPACE_READY: &[u8] = &[0];
 
 const NAME_PREFIX: &str = "name_";
 const ID_PREFIX: &str = "id_";
-/// What a snapshot's key begins with; 16 hexadecimal digits follow.
+/// Prefix of a snapshot's key, before 16 hexadecimal digits.
 pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot_";
 const METADATA_PREFIX: &str = "metadata_";
 const DATA_PREFIX: &str = "rbd_data.";
 
-/// The object that holds the id of the image of that name.
+/// Returns the name of the object that holds the id of the image of that name.
 pub(crate) fn id_object(namespace: &Rc<str>, name: &str) -> ObjectName {
     ObjectName::in_namespace(namespace.clone(), format!("rbd_id.{name}"))
 }
 
-/// The object that holds an image's metadata.
+/// Returns the name of an image's header object, which holds its metadata.
 pub(crate) fn header_object(namespace: &Rc<str>, id: &str) -> ObjectName {
     ObjectName::in_namespace(namespace.clone(), format!("rbd_header.{id}"))
 }
 
-/// The object that holds the object map of the head, or of a snapshot.
+/// Returns the name of the object map of the head, or of a snapshot.
 pub(crate) fn map_object(namespace: &Rc<str>, id: &str, snap: Option<SnapId>) -> ObjectName {
     let name = match snap {
         Some(snap) => format!("rbd_object_map.{id}.{:016x}", snap.0),
@@ -46,59 +46,59 @@ pub(crate) fn map_object(namespace: &Rc<str>, id: &str, snap: Option<SnapId>) ->
     ObjectName::in_namespace(namespace.clone(), name)
 }
 
-/// The object of a pool that lists the clones, of the older kind, of its images.
+/// Returns the name of the object that lists the v1 clones of a pool's images.
 pub(crate) fn children_object(namespace: &Rc<str>) -> ObjectName {
     ObjectName::in_namespace(namespace.clone(), "rbd_children")
 }
 
-/// What the names of an image's data objects begin with.
+/// Returns the name prefix of an image's data objects.
 pub(crate) fn object_prefix(id: &str) -> String {
     format!("{DATA_PREFIX}{id}")
 }
 
-/// The same, where they are in another pool than the image, whose own is `pool`.
+/// Returns the name prefix of the data objects of an image in `pool` whose data is in another pool.
 pub(crate) fn object_prefix_elsewhere(pool: i64, id: &str) -> String {
     format!("{DATA_PREFIX}{pool}.{id}")
 }
 
-/// The directory's key for a name.
+/// Returns the directory key of a name.
 pub(crate) fn name_key(name: &str) -> Vec<u8> {
     format!("{NAME_PREFIX}{name}").into_bytes()
 }
 
-/// The key for an id, in the directory of images and in those of groups and of the trash.
+/// Returns the key of an id, in the directories of images, of groups and of the trash.
 pub(crate) fn id_key(id: &str) -> Vec<u8> {
     format!("{ID_PREFIX}{id}").into_bytes()
 }
 
-/// What all keys of names begin with.
+/// Returns the prefix of all name keys.
 pub(crate) fn name_keys() -> &'static [u8] {
     NAME_PREFIX.as_bytes()
 }
 
-/// The name in a directory key; `None` when it is not text, and so cannot be asked for.
+/// Returns the name in a directory key; `None` if it is not UTF-8, and so cannot be opened by name.
 pub(crate) fn name_of_key(key: &[u8]) -> Option<String> {
     key.strip_prefix(NAME_PREFIX.as_bytes()).and_then(|name| String::from_utf8(name.to_vec()).ok())
 }
 
-/// The header's key for a value of the image's metadata.
+/// Returns the header key of a metadata value of the image.
 pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
     format!("{METADATA_PREFIX}{key}").into_bytes()
 }
 
-/// Letters and digits, not too many.
+/// Returns whether an id is 1 to [`ID_LEN_MAX`] ASCII letters and digits.
 pub(crate) fn is_valid_id(id: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// A string as Ceph encodes it: its length in four bytes, little-endian, then its bytes.
+/// Encodes a string as Ceph does: its length as little-endian `u32`, then its bytes.
 pub(crate) fn encode_string(text: &str) -> Vec<u8> {
     let mut out = (text.len() as u32).to_le_bytes().to_vec();
     out.extend_from_slice(text.as_bytes());
     out
 }
 
-/// A string that fills `bytes`.
+/// Decodes a Ceph string at the start of `bytes`; `None` if it is truncated or not UTF-8.
 pub(crate) fn decode_string(bytes: &[u8]) -> Option<String> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let text = rest.get(..usize::try_from(u32::from_le_bytes(*len)).ok()?)?;
@@ -106,7 +106,7 @@ pub(crate) fn decode_string(bytes: &[u8]) -> Option<String> {
 }
 
 fn encode_time(time: Duration) -> Vec<u8> {
-    // The field is 32 bits wide, and unsigned: good until 2106.
+    // Seconds are an unsigned 32-bit field: good until 2106.
     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     [seconds.to_le_bytes(), time.subsec_nanos().to_le_bytes()].concat()
 }
@@ -126,7 +126,7 @@ fn decode_u64(bytes: &[u8]) -> Option<u64> {
 pub struct Features(pub u64);
 
 impl Features {
-    /// It may be cloned and be a clone.
+    /// Clones of the image are supported, and it may be a clone.
     pub const LAYERING: Features = Features(1);
     /// Bits and their names, lowest first.
     const NAMES: [&str; 12] = [
@@ -143,44 +143,45 @@ impl Features {
         "non-primary",
         "dirty-cache",
     ];
-    /// One client writes at a time.
+    /// A single client writes at a time.
     pub const EXCLUSIVE_LOCK: Features = Features(1 << 2);
-    /// It is known which objects there are.
+    /// An object map records which objects exist.
     pub const OBJECT_MAP: Features = Features(1 << 3);
-    /// It is known which objects changed since the newest snapshot.
+    /// The object map also records which objects changed since the newest snapshot.
     pub const FAST_DIFF: Features = Features(1 << 4);
-    /// What a clone copies from its parent, its snapshots see too.
+    /// Copy-up from the parent also fills the clone's snapshots.
     pub const DEEP_FLATTEN: Features = Features(1 << 5);
-    /// Its data is in another pool than its metadata.
+    /// Data is in another pool than the metadata.
     pub const DATA_POOL: Features = Features(1 << 7);
-    /// RBD's own default: layering, exclusive-lock, object-map, fast-diff, deep-flatten.  Ours where other clients use
-    /// the pool.
+    /// Default features of RBD: layering, exclusive-lock, object-map, fast-diff, deep-flatten. Used for new images in
+    /// a shared pool.
     pub const RBD_DEFAULT: Features = Features(0b11_1101);
-    /// Those with which an image can be written where nobody else uses the pool: layering, deep-flatten, and
-    /// operations, which is a note that something in the header is newer.
+    /// Features supported for writing in an unshared pool: layering, deep-flatten, and operations, which flags newer
+    /// entries in the header.
     const WRITABLE: u64 = 0b1_0010_0001;
-    /// Those with which it can be written where others do: besides, exclusive-lock, object-map, fast-diff, data-pool.
+    /// Features supported for writing in a shared pool: additionally exclusive-lock, object-map, fast-diff,
+    /// data-pool.
     const WRITABLE_SHARED: u64 = Self::WRITABLE | 0b1001_1100;
-    /// Those with which an image can be read, but not always written: exclusive-lock, object-map, fast-diff,
-    /// journaling, non-primary, none of which changes where the bytes of an image are.
+    /// Features supported for reading, but not always for writing: exclusive-lock, object-map, fast-diff, journaling,
+    /// non-primary. None of them changes the location of data.
     const READABLE: u64 = 0b100_0101_1100;
-    /// Notes of `op_features` that change nothing for who reads and writes: a clone's parent and child by snapshot
-    /// number, groups, snapshots in the trash.
+    /// Bits of `op_features` that do not affect reads and writes: clone-parent and clone-child (v2 clones), groups,
+    /// snapshots in the trash.
     pub(crate) const OPERATIONS: u64 = 0b1111;
 
-    /// The names of the bits; of an unknown one, its number.
+    /// Returns the names of the bits; unknown ones as `bit N`.
     pub fn names(self) -> Vec<String> {
         let bits = (0..64).filter(|bit| self.0 >> bit & 1 == 1);
         bits.map(|bit| Self::NAMES.get(bit).map_or_else(|| format!("bit {bit}"), |name| (*name).to_owned())).collect()
     }
 
-    /// Those of these that keep an image from being opened here.
+    /// Returns the subset of these features that prevents opening an image here.
     pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> Features {
         let writable = if shared { Self::WRITABLE_SHARED } else { Self::WRITABLE };
         Features(self.0 & !(writable | if read_only { Self::READABLE } else { 0 }))
     }
 
-    /// All of those are among these.
+    /// Returns whether all of `those` are set.
     pub fn has(self, those: Features) -> bool {
         self.0 & those.0 == those.0
     }
@@ -192,7 +193,7 @@ impl fmt::Display for Features {
     }
 }
 
-/// An image's metadata, the keys of its header object.
+/// Metadata of an image: the keys of its header object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) size: u64,
@@ -205,16 +206,16 @@ pub(crate) struct Header {
     pub(crate) created: Option<Duration>,
     pub(crate) accessed: Option<Duration>,
     pub(crate) modified: Option<Duration>,
-    /// The pool in which the data is, where that is another.
+    /// Pool of the data, if it is another than that of the metadata.
     pub(crate) data_pool: Option<i64>,
-    /// What the key `parent` holds, and what that says.
+    /// Raw value of the key `parent`, and its decoded form.
     pub(crate) parent: Option<(Vec<u8>, Parent)>,
-    /// Newest first.
+    /// Snapshots, newest first.
     pub(crate) snapshots: Vec<Snapshot>,
 }
 
 impl Header {
-    /// The keys that [`decode`](Self::decode) wants, in its order.
+    /// Header keys that [`decode`](Self::decode) takes, in its order.
     pub(crate) const KEYS: [&str; 12] = [
         "size",
         "order",
@@ -230,7 +231,7 @@ impl Header {
         "data_pool_id",
     ];
 
-    /// Of an image that is being created at `now` (since 1970-01-01T00:00:00Z).
+    /// Returns the header of an image created at `now` (since 1970-01-01T00:00:00Z).
     pub(crate) fn new(id: &str, size: u64, order: u8, features: Features, now: Duration) -> Self {
         Self {
             size,
@@ -249,7 +250,7 @@ impl Header {
         }
     }
 
-    /// The keys of a header that is created, in the order in which a key-value map sorts them.
+    /// Returns the key-value pairs of a new header, sorted by key.
     pub(crate) fn encode(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let time = |time: Option<Duration>| encode_time(time.unwrap_or_default());
         let data_pool = self.data_pool.map(|pool| ("data_pool_id", pool.to_le_bytes().to_vec()));
@@ -266,12 +267,13 @@ impl Header {
         keys.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect()
     }
 
-    /// The keys and value that set a size.
+    /// Returns the key and value that set the size.
     pub(crate) fn encode_size(size: u64) -> (Vec<u8>, Vec<u8>) {
         (b"size".to_vec(), size.to_le_bytes().to_vec())
     }
 
-    /// From the values of [`KEYS`](Self::KEYS), and the keys and values of the snapshots.
+    /// Decodes the values of [`KEYS`](Self::KEYS), and the key-value pairs of the snapshots. `Corrupt` if any is
+    /// malformed.
     pub(crate) fn decode(values: &[Option<Vec<u8>>], snapshots: &[(Vec<u8>, Vec<u8>)]) -> Result<Self> {
         let value = |at: usize| values.get(at).and_then(|value| value.as_deref());
         let bad = |at: usize| {
@@ -286,7 +288,7 @@ impl Header {
             _ => return Err(bad(1)),
         };
         let object_prefix = value(3).and_then(decode_string).ok_or_else(|| bad(3))?;
-        // 17 bytes follow it in the name of a data object.
+        // The name of a data object appends 17 bytes to the prefix.
         if object_prefix.is_empty() || object_prefix.len() > ObjectName::LEN_MAX - 17 {
             return Err(bad(3));
         }
@@ -318,24 +320,25 @@ impl Header {
         Ok(header)
     }
 
-    /// What writes must keep.
+    /// Returns the snapshot context for writes.
     pub(crate) fn snap_context(&self) -> SnapContext {
         SnapContext { seq: self.snap_seq, snaps: self.snapshots.iter().map(|snapshot| snapshot.id).collect() }
     }
 
-    /// The flag that says that object maps are not to be believed.
+    /// Flag: the object maps are invalid.
     pub(crate) const MAP_INVALID: u64 = 1;
-    /// The flag that says that of the changes since the newest snapshot.
+    /// Flag: the fast-diff information is invalid.
     pub(crate) const FAST_DIFF_INVALID: u64 = 2;
 
-    /// The parent's value for a head that may find so many bytes there.
+    /// Returns the key `parent`, its old value, and its new value with the head's overlap set to `overlap` bytes;
+    /// `None` without a parent.
     pub(crate) fn encode_overlap(&self, overlap: u64) -> Option<(Vec<u8>, Vec<u8>, Vec<u8>)> {
         let (stored, parent) = self.parent.as_ref()?;
         let changed = Parent { overlap: Some(overlap), ..parent.clone() };
         Some((b"parent".to_vec(), stored.clone(), changed.encode_like(stored)))
     }
 
-    /// Bytes an object.
+    /// Returns the object size in bytes.
     pub(crate) fn object_size(&self) -> u64 {
         1 << self.order
     }
@@ -360,7 +363,7 @@ fn decode_snapshot_key(key: &[u8]) -> Result<SnapId> {
 mod tests {
     use super::*;
 
-    /// As cls_rbd's `create` writes it, for `rbd create --size 10G` with layering only.
+    /// Golden bytes: the header that cls_rbd's `create` writes for `rbd create --size 10G` with layering only.
     #[test]
     fn a_created_header_byte_for_byte() {
         let now = Duration::new(0x6512_3456, 0x1234_5678);
@@ -463,7 +466,8 @@ mod tests {
         assert_eq!(Features(0b1101).unsupported(true, false), Features(0));
         assert_eq!(Features::RBD_DEFAULT.unsupported(false, true), Features(0));
         assert_eq!(Features::DATA_POOL.unsupported(true, false), Features::DATA_POOL);
-        // Striping, migration and a dirty cache change where the bytes are; nobody else may write a journal.
+        // Striping, migration and a dirty cache change the location of data; only journaling clients may write a
+        // journal.
         for bit in [1, 9, 11, 12, 63] {
             assert_eq!(Features(1 << bit).unsupported(true, true), Features(1 << bit));
         }

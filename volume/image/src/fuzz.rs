@@ -1,4 +1,4 @@
-//! What fuzzers call: bytes that came from a cluster, through everything that decodes them.  None of it may panic.
+//! Fuzz targets: bytes from a cluster, through all of their decoders. None of these may panic.
 
 use crate::format::Header;
 use crate::wire::bitmap::Bitmap;
@@ -6,7 +6,7 @@ use crate::wire::lock::{decode_info, watch_of};
 use crate::wire::notify::{Message, decode_response};
 use crate::wire::snapshot::{Parent, Snapshot};
 
-/// An object map: what is read back is what was stored, and what is stored anew is read back.
+/// Fuzzes an object map: decoding and encoding must round-trip.
 pub fn object_map(data: &[u8]) {
     let Some(map) = Bitmap::decode(data) else { return };
     assert!(map.objects().div_ceil(4) <= data.len() as u64);
@@ -21,7 +21,7 @@ pub fn object_map(data: &[u8]) {
     }
 }
 
-/// What clients tell each other, and what an object class says of a lock.
+/// Fuzzes notifications between clients, and lock information of the object class.
 pub fn messages(data: &[u8]) {
     if let Some(message) = Message::decode(data) {
         assert_eq!(Message::decode(&message.encode()), Some(message));
@@ -34,7 +34,8 @@ pub fn messages(data: &[u8]) {
     }
 }
 
-/// A header's values: the first byte says which one the rest is, or all of them are cut from it.
+/// Fuzzes header values: the bytes after the first one as a parent, as a snapshot, and split into values. The first
+/// byte is the number of these that are header keys; the rest are snapshots.
 pub fn header(data: &[u8]) {
     let Some((&which, rest)) = data.split_first() else { return };
     if let Some(parent) = Parent::decode(rest) {

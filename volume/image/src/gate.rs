@@ -1,8 +1,8 @@
-//! Who may change which bytes of an image at this moment.
+//! Range locks for in-flight writes of an image.
 //!
-//! Writes pass at once: what overlaps has no order.  Rarely something needs a range for itself, a compare-and-write
-//! over several objects or the cutting off of the image's end.  It takes the range, which holds back writes that come
-//! later, and waits until all writes that had passed before have ended.
+//! Writes are admitted at once: overlapping ones are not ordered. A compare-and-write over several objects, or a
+//! shrink, locks a range exclusively. The lock blocks later writes to the range, and waits for all writes admitted
+//! before it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -13,10 +13,10 @@ use std::task::{Context, Poll, Waker};
 use forebay_block::{Extent, LocalFuture, Result};
 use forebay_reactor::sync::Notify;
 
-/// Left writes that are kept before those that have ended are looked for.
+/// Detached writes kept before completed ones are reaped.
 const LEFT_MAX: usize = 64;
 
-/// Writes that passed between two takings of a range.
+/// Writes admitted between two range locks.
 struct Generation {
     in_flight: Cell<usize>,
     changed: Rc<Notify>,
@@ -30,25 +30,25 @@ impl Generation {
 
 struct Inner {
     current: RefCell<Rc<Generation>>,
-    /// Earlier ones that may not have ended.
+    /// Earlier generations that may still have writes in flight.
     earlier: RefCell<Vec<Rc<Generation>>>,
     taken: RefCell<Vec<Extent>>,
-    /// A generation has ended, or a range was given back.
+    /// Signaled when a generation has drained or a range is unlocked.
     changed: Rc<Notify>,
-    /// Writes for whose answer nobody waits any more; they go on all the same.
+    /// Detached writes: their futures were dropped by the caller, and they are driven to completion here.
     left: RefCell<Vec<(LocalFuture<Result<u64>>, Pass)>>,
 }
 
-/// The gate of one image.
+/// Range lock table of one image.
 #[derive(Clone)]
 pub(crate) struct Gate(Rc<Inner>);
 
-/// A write that has passed; it has ended when this is dropped.
+/// Guard of an admitted write; the write has ended when it is dropped.
 pub(crate) struct Pass {
     generation: Rc<Generation>,
 }
 
-/// A range held alone; given back when dropped.
+/// Guard of an exclusively locked range; unlocks it when dropped.
 pub(crate) struct Hold {
     gate: Gate,
     extent: Extent,
@@ -70,7 +70,7 @@ impl Gate {
         self.0.taken.borrow().iter().any(|taken| taken.overlaps(extent))
     }
 
-    /// Lets a write pass, unless somebody holds a part of its range.
+    /// Admits a write, unless a part of its range is locked.
     pub(crate) fn try_pass(&self, extent: Extent) -> Option<Pass> {
         if self.is_taken(extent) {
             return None;
@@ -80,7 +80,7 @@ impl Gate {
         Some(Pass { generation })
     }
 
-    /// Waits until a write may pass.
+    /// Waits until a write can be admitted.
     pub(crate) async fn pass(&self, extent: Extent) -> Pass {
         loop {
             let changed = self.0.changed.wait();
@@ -91,7 +91,7 @@ impl Gate {
         }
     }
 
-    /// Takes a range alone, and waits until every write that passed before has ended.
+    /// Locks a range exclusively, and waits until every write admitted before has ended.
     pub(crate) async fn hold(&self, extent: Extent) -> Hold {
         self.0.changed.wait_until(|| !self.is_taken(extent)).await;
         self.0.taken.borrow_mut().push(extent);
@@ -112,7 +112,7 @@ impl Gate {
         }
     }
 
-    /// Lets writes from now on count apart; those before that have not ended.
+    /// Begins a new generation of writes; returns the earlier ones that still have writes in flight.
     fn begin_generation(&self) -> Vec<Rc<Generation>> {
         let mut earlier = self.0.earlier.borrow_mut();
         earlier.push(self.0.current.replace(Generation::new(&self.0.changed)));
@@ -120,13 +120,13 @@ impl Gate {
         earlier.clone()
     }
 
-    /// Takes over a write for whose answer nobody waits any more, so that it counts until it has ended.
+    /// Takes over a write whose caller no longer waits for it, so that it counts as in flight until it has ended.
     pub(crate) fn leave(&self, write: LocalFuture<Result<u64>>, pass: Pass) {
         self.0.left.borrow_mut().push((write, pass));
         if self.0.left.borrow().len() > LEFT_MAX {
             self.drive_left(&mut Context::from_waker(Waker::noop()));
         }
-        // Who waits for the writes before its own must now be the one that this write wakes.
+        // A task that waits for earlier writes must now be the one that this write wakes.
         self.0.changed.notify_all();
     }
 

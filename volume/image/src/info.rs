@@ -1,21 +1,21 @@
-//! How images are made, and what is told of them.
+//! Options of creating images, and descriptions of them.
 
 use std::time::Duration;
 
 use crate::OBJECT_SIZE_DEFAULT;
 use crate::format::Features;
 
-/// How an image is created.
+/// Options of creating an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Bytes, up to [`SIZE_MAX`](crate::SIZE_MAX).
+    /// Size in bytes, up to [`SIZE_MAX`](crate::SIZE_MAX).
     pub size: u64,
-    /// Bytes an object, a power of two from 64 KiB to 32 MiB.
+    /// Object size in bytes, a power of two from 64 KiB to 32 MiB.
     pub object_size: u64,
-    /// `None`: RBD's default where other clients use the pool ([`Features::RBD_DEFAULT`], without an object map for
-    /// an image that is too large for one), layering elsewhere.
+    /// Features. `None`: RBD's default in a shared pool ([`Features::RBD_DEFAULT`], without an object map for an
+    /// image that is too large for one), layering elsewhere.
     pub features: Option<Features>,
-    /// The name of another pool in which the data shall be.
+    /// Name of another pool for the data.
     pub data_pool: Option<String>,
 }
 
@@ -25,135 +25,136 @@ impl Default for CreateOptions {
     }
 }
 
-/// How an image is removed.
+/// Options of removing an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemoveOptions {
-    /// Even if it is open; its open handles then answer [`NotFound`](forebay_block::ErrorKind::NotFound).
+    /// Forced removal, even of an open image; requests to its open handles then fail with
+    /// [`NotFound`](forebay_block::ErrorKind::NotFound).
     pub force: bool,
 }
 
-/// How far something has come, in objects.
+/// Progress of an operation, in objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Done.
+    /// Objects done.
     pub done: u64,
-    /// In all.
+    /// Objects in total.
     pub total: u64,
 }
 
-/// What an image is.
+/// Description of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageInfo {
-    /// Its name.
+    /// Name of the image.
     pub name: String,
-    /// Its id within the pool, which never changes.
+    /// Id within the pool, which never changes.
     pub id: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes an object.
+    /// Object size in bytes.
     pub object_size: u64,
-    /// What the names of its data objects begin with.
+    /// Name prefix of the data objects.
     pub block_name_prefix: String,
-    /// Its features.
+    /// Feature bits.
     pub features: Features,
     /// Flag bits: 1, the object map is invalid; 2, fast-diff is invalid.
     pub flags: u64,
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshots: usize,
-    /// It is a clone of another image.
+    /// Set if the image is a clone.
     pub has_parent: bool,
-    /// When it was created, since 1970-01-01T00:00:00Z, if known.
+    /// Creation time since 1970-01-01T00:00:00Z, if known.
     pub created: Option<Duration>,
-    /// When it was last read, as far as its clients note that.
+    /// Time of the last read, as far as clients record it.
     pub accessed: Option<Duration>,
-    /// When it was last written, as far as its clients note that.
+    /// Time of the last write, as far as clients record it.
     pub modified: Option<Duration>,
 }
 
 impl ImageInfo {
-    /// Objects, whether they exist or not.
+    /// Returns the number of objects, whether they exist or not.
     pub fn objects(&self) -> u64 {
         self.size.div_ceil(self.object_size)
     }
 
-    /// The binary logarithm of the object size.
+    /// Returns the binary logarithm of the object size.
     pub fn order(&self) -> u8 {
         self.object_size.trailing_zeros() as u8
     }
 }
 
-/// A snapshot of an image.
+/// Snapshot of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
-    /// Its number within the pool.
+    /// Id within the pool.
     pub id: u64,
-    /// Its name; open it as `IMAGE@NAME`.
+    /// Name; open the snapshot as `IMAGE@NAME`.
     pub name: String,
-    /// Bytes of the image then.
+    /// Size of the image at the snapshot, in bytes.
     pub size: u64,
-    /// It cannot be removed.
+    /// Set if the snapshot is protected from removal.
     pub protected: bool,
-    /// Made by a user; others belong to groups, to the trash or to mirroring.
+    /// Set if a user created it; others belong to groups, to the trash or to mirroring.
     pub by_user: bool,
-    /// Clones that were made of it and that it knows itself.
+    /// Number of clones recorded in the snapshot itself (v2 clones).
     pub children: u32,
 }
 
 /// Description of an image, with its parent, snapshots and locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageDetails {
-    /// What [`Images::info`](crate::Images::info) tells.
+    /// Basic description, as returned by [`Images::info`](crate::Images::info).
     pub info: ImageInfo,
-    /// Bits of what the feature `operations` stands for: 1, clones that its header lists; 2, it is such a clone; 4, a
-    /// group; 8, snapshots in the trash.
+    /// Bits behind the feature `operations`: 1, clones listed in its header; 2, it is such a clone; 4, a group; 8,
+    /// snapshots in the trash.
     pub op_features: u64,
-    /// The pool of its data, where that is another.
+    /// Pool of the data, if it is another than that of the metadata.
     pub data_pool: Option<String>,
-    /// The group that it is in, `POOL/NAME`.
+    /// Group that the image belongs to, as `POOL/NAME`.
     pub group: Option<String>,
-    /// The most snapshots that it may have.
+    /// Maximum number of snapshots.
     pub snapshot_limit: Option<u64>,
-    /// Where the bytes are that it does not have itself.
+    /// Parent, for data absent from the image itself.
     pub parent: Option<ParentInfo>,
-    /// Its snapshots, oldest first.
+    /// Snapshots, oldest first.
     pub snapshots: Vec<SnapshotDetails>,
-    /// How it is locked, by whomever.
+    /// Kind of lock on the image, whoever holds it.
     pub lock: Option<LockKind>,
 }
 
-/// A snapshot, and where it comes from.
+/// Snapshot and its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotDetails {
-    /// The snapshot.
+    /// Snapshot itself.
     pub info: SnapshotInfo,
-    /// Where the bytes are that it does not have itself.
+    /// Parent, for data absent from the snapshot itself.
     pub parent: Option<ParentInfo>,
 }
 
-/// The snapshot of another image that a clone was made of.
+/// Parent of a clone: a snapshot of another image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentInfo {
-    /// Its pool; a number if the pool is gone.
+    /// Pool name; its number if the pool is gone.
     pub pool: String,
-    /// Its namespace, empty for the one without a name.
+    /// Namespace, empty for the default one.
     pub namespace: String,
-    /// Its name; its id if it has none any more.
+    /// Image name; the id if the image has no name any more.
     pub image: String,
-    /// Its id.
+    /// Image id.
     pub id: String,
-    /// The snapshot; a number if it is gone.
+    /// Snapshot name; its id if the snapshot is gone.
     pub snapshot: String,
-    /// It is in the trash.
+    /// Set if the parent is in the trash.
     pub trash: bool,
-    /// Bytes, from the beginning, that may be there.
+    /// Overlap in bytes, from the start of the image.
     pub overlap: u64,
 }
 
 /// Lock of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
-    /// By one.
+    /// Held by one client.
     Exclusive,
-    /// By several, by hand (`rbd lock add --shared`).
+    /// Held by several clients, manually (`rbd lock add --shared`).
     Shared,
 }

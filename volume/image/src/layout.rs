@@ -1,28 +1,28 @@
-//! Which object holds which bytes of an image.
+//! Mapping of byte ranges of an image to objects.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_block::{Extent, ObjectName};
 
-/// Object names kept ready.  A power of two, so that a run of that many objects in a row fits.
+/// Size of the object name cache. A power of two, so that a run of this many consecutive objects fits.
 const NAMES: usize = 256;
 
-/// A part of a request that lies in one object.
+/// Part of a request within one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Which object.
+    /// Object number.
     pub(crate) object: u64,
-    /// Where in the object.
+    /// Byte range in the object.
     pub(crate) extent: Extent,
-    /// Where in the request, in bytes from its start.
+    /// Offset in the request, in bytes from its start.
     pub(crate) at: u64,
 }
 
-/// An image's cut into objects.
+/// Striping of an image over objects.
 pub(crate) struct Layout {
     order: u8,
-    /// `PREFIX.`, to which 16 hexadecimal digits are added.
+    /// Object name prefix `PREFIX.`, before 16 hexadecimal digits.
     prefix: String,
     namespace: Rc<str>,
     names: RefCell<Vec<Option<(u64, ObjectName)>>>,
@@ -38,12 +38,12 @@ impl Layout {
         1 << self.order
     }
 
-    /// Objects of an image of `size` bytes.
+    /// Returns the number of objects of an image of `size` bytes.
     pub(crate) fn objects(&self, size: u64) -> u64 {
         size.div_ceil(self.object_size())
     }
 
-    /// The piece that is all of `extent`, if it lies in one object.
+    /// Returns the piece that covers all of `extent`, if it is within one object.
     pub(crate) fn single(&self, extent: Extent) -> Option<Piece> {
         let object = extent.offset >> self.order;
         let offset = extent.offset & (self.object_size() - 1);
@@ -54,7 +54,7 @@ impl Layout {
         })
     }
 
-    /// The pieces of `extent`, in order.
+    /// Returns the pieces of `extent`, in order.
     pub(crate) fn pieces(&self, extent: Extent) -> impl Iterator<Item = Piece> + use<> {
         let (order, object_size) = (self.order, self.object_size());
         let mut at = 0;
@@ -72,13 +72,13 @@ impl Layout {
         })
     }
 
-    /// All of an object that an image of `size` bytes has.
+    /// Returns the piece that covers an object up to the end of an image of `size` bytes.
     pub(crate) fn piece_of(&self, object: u64, size: u64) -> Piece {
         let at = object << self.order;
         Piece { object, extent: Extent::new(0, self.object_size().min(size - at)), at }
     }
 
-    /// The name of a data object.
+    /// Returns the name of a data object.
     pub(crate) fn name(&self, object: u64) -> ObjectName {
         let mut names = self.names.borrow_mut();
         if names.is_empty() {
@@ -96,8 +96,7 @@ impl Layout {
         }
     }
 
-    /// The number of the data object of that name, or of the one behind which such a name stands; `None` for any other
-    /// name.
+    /// Returns the number of the data object of that name, also if a suffix follows it; `None` for any other name.
     pub(crate) fn number(&self, name: &ObjectName) -> Option<u64> {
         let digits = name.name().strip_prefix(&self.prefix)?.get(..16)?;
         let lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));

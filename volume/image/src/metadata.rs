@@ -1,4 +1,4 @@
-//! Small values that are kept with an image: what `rbd image-meta` shows.
+//! Metadata values of an image, as listed by `rbd image-meta`.
 
 use forebay_block::{Error, ErrorKind, ObjectOp, Result, Transaction};
 
@@ -9,7 +9,7 @@ use crate::image::Image;
 pub const METADATA_VALUE_MAX: usize = 1 << 20;
 
 impl Image {
-    /// The value under a key, if there is one.
+    /// Returns the value of a key, if it is set.
     pub async fn metadata(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let shared = self.shared();
         shared.check_there()?;
@@ -17,7 +17,9 @@ impl Image {
         Ok(values.pop().flatten())
     }
 
-    /// Sets the value under a key, durably; `None` removes it.
+    /// Sets the value of a key, durably; `None` removes it.
+    ///
+    /// Fails with `ReadOnly` on a read-only handle, and with `Invalid` for more than [`METADATA_VALUE_MAX`] bytes.
     pub async fn set_metadata(&self, key: &str, value: Option<Vec<u8>>) -> Result<()> {
         let shared = self.shared();
         shared.check_there()?;
@@ -34,7 +36,7 @@ impl Image {
             Some(value) => ObjectOp::KvSet { pairs: vec![(key, value)] },
             None => ObjectOp::KvRemove { keys: vec![key] },
         };
-        // A header that is gone must not come back as one that holds this alone.
+        // A removed header must not be recreated with only this key.
         let change = Transaction::new(vec![ObjectOp::AssertExists, change]).durable();
         shared.backend().submit(&shared.header_object(), change).await.map(drop)
     }

@@ -1,7 +1,7 @@
-//! The object map of an open image's head, kept true by who has the exclusive lock.
+//! Object map of an open image's head, maintained by the owner of the exclusive lock.
 //!
-//! An object is marked as there before it is written, as being removed before it is removed, and as not there after.
-//! So the map never says that an object is not there that is.
+//! An object is marked as existing before it is written, as pending before it is removed, and as nonexistent after.
+//! Invariant: the map never marks an existing object as nonexistent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,27 +27,26 @@ const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 const UPDATE: Method = Method::new("rbd", "object_map_update");
 const RESIZE: Method = Method::new("rbd", "object_map_resize");
 const SET_FLAGS: Method = Method::new("rbd", "set_flags");
-/// Objects that are looked at, or changed, before others have a turn.
+/// Objects examined or changed before yielding to other tasks.
 pub(crate) const SCAN: usize = 1 << 16;
-/// Tries to take the map's own lock, which only somebody who lost the image's lock can still have.
+/// Attempts to acquire the map's own lock, which only a former owner of the image's lock can still hold.
 const LOCK_TRIES: usize = 3;
 
-/// The map of the head, as long as we have the image's lock.
+/// Object map of the head, while this client holds the image's lock.
 pub(crate) struct ObjectMap {
     backend: Rc<dyn ObjectBackend>,
     object: ObjectName,
     header: ObjectName,
     bits: RefCell<Bitmap>,
-    /// It is believed and kept.
+    /// Set while the map is valid and maintained.
     valid: Cell<bool>,
     fast_diff: bool,
-    /// Objects whose state is being changed.
+    /// Objects whose state is being changed, each with its lock.
     busy: RefCell<BTreeMap<u64, Semaphore>>,
 }
 
 impl ObjectMap {
-    /// Locks and loads the map of an image of `objects` objects; what is wrong with it makes it invalid, which the
-    /// header is told.
+    /// Locks and loads the object map. A missing, damaged or too small one is invalidated, in the header too.
     pub(crate) async fn open(
         backend: &Rc<dyn ObjectBackend>,
         shared: &Rc<dyn SharedObjects>,
@@ -68,7 +67,7 @@ impl ObjectMap {
             busy: RefCell::default(),
         };
         match loaded {
-            // A larger one was being cut when somebody died, and says more than is needed.
+            // A larger map was left by an interrupted shrink, and covers all objects.
             Ok(bits) if bits.objects() >= objects => *map.bits.borrow_mut() = bits,
             Ok(bits) => map.invalidate(&format!("it covers {} objects of {objects}", bits.objects())).await?,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
@@ -79,38 +78,38 @@ impl ObjectMap {
         Ok(Rc::new(map))
     }
 
-    /// Gives up the map's own lock.
+    /// Releases the map's own lock.
     pub(crate) async fn close(&self) {
         let call = ObjectOp::Call { method: UNLOCK, input: lock::encode_unlock("") };
         if let Err(error) = self.backend.submit(&self.object, Transaction::of(call)).await
             && error.kind() != ErrorKind::NotFound
         {
-            // Who opens it next breaks it.
+            // The next client that opens the map breaks the lock.
             tracing::debug!(object = %self.object, %error, "the lock of an object map stays");
         }
     }
 
-    /// It is believed.
+    /// Returns whether the map is valid.
     pub(crate) fn is_valid(&self) -> bool {
         self.valid.get()
     }
 
-    /// An object may be there.
+    /// Returns whether an object may exist.
     pub(crate) fn may_exist(&self, object: u64) -> bool {
         !self.valid.get() || self.bits.borrow().get(object) != State::Nonexistent
     }
 
-    /// A write to this object needs no change of the map.
+    /// Returns whether a write to this object needs no change of the map.
     pub(crate) fn is_marked(&self, object: u64) -> bool {
         !self.valid.get() || self.bits.borrow().get(object) == State::Exists
     }
 
-    /// Stores that an object is in a state, unless it is already; with `from`, only if it is in that one.
+    /// Stores the state of an object, unless it is stored already; with `from`, only if the object is in that state.
     pub(crate) async fn update(&self, object: u64, to: State, from: Option<State>) -> Result<()> {
         if !self.needs(object, to, from) {
             return Ok(());
         }
-        // One after another: what a later one finds is what is stored.
+        // Serialized per object, so that a later update sees the stored state.
         let turns = self.busy.borrow_mut().entry(object).or_insert_with(|| Semaphore::new(1)).clone();
         let turn = turns.acquire(1).await;
         let result = match self.needs(object, to, from) {
@@ -124,7 +123,8 @@ impl ObjectMap {
         result
     }
 
-    /// The same for a run of objects that nobody else changes meanwhile.
+    /// Stores the state of a range of objects that no other task changes in the meantime, like
+    /// [`update`](Self::update).
     pub(crate) async fn update_range(&self, range: Range<u64>, to: State, from: Option<State>) -> Result<()> {
         let range = range.start..range.end.min(self.bits.borrow().objects());
         for start in range.clone().step_by(SCAN) {
@@ -160,7 +160,7 @@ impl ObjectMap {
         Ok(())
     }
 
-    /// Covers so many objects from now on; those cut off must be gone.
+    /// Resizes the map to `objects` objects; those cut off must have been removed.
     pub(crate) async fn resize(&self, objects: u64) -> Result<()> {
         if !self.valid.get() || objects == self.bits.borrow().objects() {
             return Ok(());
@@ -170,13 +170,13 @@ impl ObjectMap {
         Ok(())
     }
 
-    /// Changes what is stored; if that fails for a reason of the map's own, the map is invalid from now on.
+    /// Submits a change of the stored map; if it fails for a reason of the map itself, invalidates the map.
     async fn change(&self, call: ObjectOp) -> Result<()> {
         let assert = ObjectOp::Call { method: ASSERT_LOCKED, input: lock::encode_assert("", "") };
         match self.backend.submit(&self.object, Transaction::new(vec![assert, call]).durable()).await {
             Ok(_) => Ok(()),
             Err(error) => match error.kind() {
-                // We are out: nothing more may be changed by us, the header neither.
+                // The lock is lost: this client must change nothing more, not even the header.
                 ErrorKind::Fenced | ErrorKind::Busy => {
                     let what = format!("object map {}: its lock is lost", self.object);
                     Err(Error::new(ErrorKind::Fenced, what).with_source(error))
@@ -187,7 +187,7 @@ impl ObjectMap {
         }
     }
 
-    /// It is not believed any more, by anybody, until somebody rebuilds it.
+    /// Invalidates the map, in the header too, until it is rebuilt.
     pub(crate) async fn invalidate(&self, why: &str) -> Result<()> {
         if !self.valid.replace(false) {
             return Ok(());
@@ -199,7 +199,7 @@ impl ObjectMap {
         self.backend.submit(&self.header, Transaction::of(call).durable()).await.map(drop)
     }
 
-    /// The header says something else of it now.
+    /// Applies the flags of a re-read header.
     pub(crate) fn set_flags(&self, flags: u64) {
         if flags & Header::MAP_INVALID != 0 {
             self.valid.set(false);
@@ -207,18 +207,18 @@ impl ObjectMap {
     }
 }
 
-/// A state that an update from `from` is meant for: what is clean is there, too.
+/// Returns whether an update from `from` applies to `state`: `Exists` includes `Clean`.
 fn matches(state: State, from: State) -> bool {
     state == from || from == State::Exists && state == State::Clean
 }
 
-/// Creates the map of a new image.
+/// Creates the object map of a new image.
 pub(crate) async fn create(backend: &Rc<dyn ObjectBackend>, object: &ObjectName, objects: u64) -> Result<()> {
     let call = ObjectOp::Call { method: RESIZE, input: encode_resize(objects, State::Nonexistent) };
     backend.submit(object, Transaction::of(call).durable()).await.map(drop)
 }
 
-/// Marks an object in the map of a snapshot, which nobody locks.
+/// Marks an object in the object map of a snapshot, which takes no lock.
 pub(crate) async fn mark_in_snapshot(
     backend: &Rc<dyn ObjectBackend>,
     map: &ObjectName,
@@ -229,11 +229,11 @@ pub(crate) async fn mark_in_snapshot(
     backend.submit(map, Transaction::of(call).durable()).await.map(drop)
 }
 
-/// What is stored of a map.
+/// Reads and decodes a stored object map. `Corrupt` if it is damaged or too large.
 pub(crate) async fn load(backend: &Rc<dyn ObjectBackend>, object: &ObjectName) -> Result<Bitmap> {
     let size = backend.stat(object, SnapId::HEAD).await?.size;
     let damaged = || Error::new(ErrorKind::Corrupt, format!("object map {object}"));
-    // The largest there can be: two bits an object, and 4 bytes of checksum for each 4 KiB of them.
+    // Maximum size: two bits per object, and a checksum of 4 bytes for each 4 KiB of them.
     if size > crate::wire::bitmap::OBJECTS_MAX / 4 * 5 / 4 {
         return Err(damaged());
     }
@@ -242,7 +242,7 @@ pub(crate) async fn load(backend: &Rc<dyn ObjectBackend>, object: &ObjectName) -
     Bitmap::decode(&bytes).ok_or_else(damaged)
 }
 
-/// Takes the map's own lock.  We have the image's, so whoever has this one does not know yet that it is out.
+/// Acquires the map's own lock. This client holds the image's lock, so any other holder has lost that one.
 async fn take_lock(backend: &Rc<dyn ObjectBackend>, shared: &Rc<dyn SharedObjects>, object: &ObjectName) -> Result<()> {
     for _ in 0..LOCK_TRIES {
         let call = ObjectOp::Call { method: LOCK, input: lock::encode_lock("", "") };

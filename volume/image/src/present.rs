@@ -1,7 +1,7 @@
-//! Which objects of an image may be there, found without asking for each that there could be.
+//! Candidate objects of an image that may exist, found without a lookup of each possible one.
 //!
-//! An object map knows of the head's; a backend that keeps names in order lists them; of any other, every object may
-//! be there.
+//! Uses the object map for the head, or the listing of a backend that keeps names in order. With any other backend,
+//! every object may exist.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,24 +13,24 @@ use crate::image::{Shared, View};
 use crate::objectmap::SCAN;
 use crate::window::{WALK_WINDOW, after_others, windowed};
 
-/// Most objects that one step finds: what a host's request may have to wait for.
+/// Maximum number of objects found in one step, which bounds the delay of a host's request.
 const STEP: usize = 64;
-/// Objects of one step where each has to be asked for, which gives others a turn anyway.
+/// Objects of one step where each needs a lookup, which yields to other tasks anyway.
 const UNKNOWN: u64 = 1024;
 
-/// Objects that are asked for one by one: of more, those that may be there are looked for first.
+/// Maximum number of objects to look up one by one; for more, the candidates are searched first.
 const LOOK_UP_MAX: u64 = 8;
 
-/// The first objects of a range that may be there.
+/// First objects of a range that may exist.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// In order.
+    /// Object numbers, in order.
     pub(crate) objects: Vec<u64>,
-    /// Those before this one that are not among them are not there.
+    /// End of the searched range: objects before it that are not listed do not exist.
     pub(crate) upto: u64,
 }
 
-/// Finds the first of `range` that may be there at a view, a snapshot's among them.
+/// Finds the first objects of `range` that may exist at a view, for the head or a snapshot.
 pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Result<Found> {
     if range.is_empty() {
         return Ok(Found { objects: Vec::new(), upto: range.end });
@@ -44,7 +44,7 @@ pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Resu
     let Some(listed) = shared.data().list_between(names, STEP) else { return Ok(unknown(range)) };
     let names = listed.await?;
     let Some(mut objects) = names.iter().map(|name| shared.layout().number(name)).collect::<Option<Vec<u64>>>() else {
-        // Not a name of ours: nothing can be told from where it stands.
+        // A foreign name: its position in the order tells nothing.
         return Ok(unknown(range));
     };
     objects.dedup();
@@ -55,7 +55,7 @@ pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Resu
     Ok(Found { objects, upto })
 }
 
-/// Objects of which nothing is known.
+/// Returns the first `UNKNOWN` objects of a range, all as candidates.
 fn unknown(range: Range<u64>) -> Found {
     let upto = range.end.min(range.start + UNKNOWN);
     Found { objects: (range.start..upto).collect(), upto }
@@ -70,8 +70,9 @@ fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
     Found { objects: found, upto }
 }
 
-/// Does something with each object of `range` that may be there, [`WALK_WINDOW`] at once; hands on what comes of it, with
-/// how many objects of the range are done, and after each step that alone.  Between objects and steps others go first.
+/// Calls `each` for every object of `range` that may exist, [`WALK_WINDOW`] at once. Calls `done` with each result
+/// and the number of objects of the range processed, and after each step with that number alone. Yields to other
+/// tasks between objects and between steps.
 pub(crate) async fn walk<T: 'static>(
     shared: &Rc<Shared>,
     view: View,
@@ -99,10 +100,10 @@ pub(crate) async fn walk<T: 'static>(
     Ok(())
 }
 
-/// Objects that may be there.
+/// Set of objects that may exist.
 pub(crate) enum Present {
     All,
-    /// In order.
+    /// Object numbers, in order.
     These(Vec<u64>),
 }
 
@@ -115,7 +116,7 @@ impl Present {
         }
     }
 
-    /// Finds out which objects of `extent` may be there, where that is less work than asking for each.
+    /// Finds the objects of `extent` that may exist, where that is cheaper than a lookup of each.
     pub(crate) async fn within(shared: &Shared, view: View, extent: Extent) -> Result<Self> {
         let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
         if range.end - range.start < LOOK_UP_MAX {

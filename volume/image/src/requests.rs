@@ -1,8 +1,8 @@
-//! Block requests, done on objects.
+//! Block requests on objects.
 //!
-//! A request within one object is handed to the backend within the call, as one transaction.  One over several
-//! objects, or one that has to wait for a range, goes on in a task of its own, so that it is done to its end even if
-//! nobody waits for it any more.
+//! A request within one object is submitted to the backend before the call returns, as one transaction. A request
+//! over several objects, or one that waits for a range lock, runs in its own task, so that it completes even if the
+//! caller no longer waits for it.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};
@@ -25,19 +25,19 @@ use crate::present::{Present, walk};
 use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
 
-/// A change of a range.
+/// Modification of a range.
 enum Change {
     Write(BufList),
-    /// Reads as zeroes after; the space is given back.
+    /// Deallocate; the range reads as zeroes afterwards.
     Clear,
 }
 
-/// How a change is to be made.
+/// Write flags.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wishes {
-    /// Durable before it is answered.
+    /// Durable before it is acknowledged (FUA).
     pub(crate) durable: bool,
-    /// What will become of the bytes.
+    /// Access pattern hint for the bytes.
     pub(crate) advice: Advice,
 }
 
@@ -47,7 +47,7 @@ impl Wishes {
     }
 }
 
-/// Does a request; the handle has checked that it may write, which it may only to the head.
+/// Submits a request. The caller has checked that the handle permits writes, which apply only to the head.
 pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
     let Some(extent) = request.extent() else { return flush(shared) };
     if let Err(error) = shared.check_range(view, extent) {
@@ -97,7 +97,7 @@ fn read(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Loca
     Box::pin(async move { read_pieces(&shared, view, extent, advice).await.map(Reply::Data) })
 }
 
-/// Reads any run of an image at a view; what is past its end reads as zeroes.
+/// Reads a range of an image at a view; bytes past its end read as zeroes.
 pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
     let within = extent.len.min(view.size.saturating_sub(extent.offset));
     let mut data = if within == 0 {
@@ -109,12 +109,12 @@ pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent, ad
     Ok(data)
 }
 
-/// The head's object is known not to be there.
+/// Returns whether the head's object is known not to exist.
 fn is_absent(shared: &Shared, view: View, object: u64) -> bool {
     view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
 }
 
-/// Exactly the piece's bytes; an object that is not there holds what the parent has, or zeroes.
+/// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
 fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece, advice: Advice) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
@@ -148,7 +148,7 @@ async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent, advice: Ad
     Ok(whole)
 }
 
-/// How many objects `extent` touches.
+/// Returns the number of objects that `extent` touches.
 fn pieces_of(shared: &Shared, extent: Extent) -> usize {
     if extent.len == 0 {
         return 0;
@@ -159,7 +159,7 @@ fn pieces_of(shared: &Shared, extent: Extent) -> usize {
 
 // ---- Writing ----
 
-/// A write within one object, under way; dropped, it goes on.
+/// In-flight write within one object; if dropped, it continues detached.
 struct OneWrite {
     shared: Rc<Shared>,
     work: Option<(LocalFuture<Result<u64>>, Pass)>,
@@ -183,7 +183,7 @@ impl Drop for OneWrite {
     }
 }
 
-/// Writes or clears a range that is not empty.
+/// Writes or deallocates a non-empty range.
 fn change(shared: &Rc<Shared>, extent: Extent, change: Change, wishes: Wishes) -> LocalFuture<Result<Reply>> {
     let pass = try_enter(shared, extent);
     let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
@@ -205,13 +205,13 @@ fn change(shared: &Rc<Shared>, extent: Extent, change: Change, wishes: Wishes) -
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
 
-/// A write passes at once if nobody holds its range, and nobody else may write.
+/// Admits a write at once, if its range is not locked and the exclusive lock, if required, is held.
 fn try_enter(shared: &Shared, extent: Extent) -> Option<Pass> {
     if shared.may_write() { shared.gate().try_pass(extent) } else { None }
 }
 
-/// Waits until a write may pass that came at `admission`; the image may have become smaller, or gone, meanwhile, or
-/// somebody else's.
+/// Waits until a write that arrived at `admission` is admitted. Checks the reservations and the size again, which may
+/// have changed in the meantime.
 async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent, admission: u64) -> Result<Pass> {
     let pass = shared.enter(extent).await?;
     shared.check_admission(admission)?;
@@ -219,7 +219,8 @@ async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent, admission: u64) -> Re
     Ok(pass)
 }
 
-/// A change of this object is one transaction: nothing of it is in a parent, and the object map need not change.
+/// Returns whether a change of this object is a single transaction: the object has no overlap with a parent, and the
+/// object map needs no change.
 fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
     if shared.overlap_in(shared.head(), object) > 0 {
         return false;
@@ -232,7 +233,7 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wis
         Change::Clear => Present::within(shared, shared.head(), extent).await?,
         Change::Write(_) => Present::All,
     };
-    // What is not there need not be cleared, but what the parent has of it is to be hidden.
+    // Absent objects need not be deallocated, but the parent's data must be masked.
     let overlap = shared.layout().objects(shared.head().overlap);
     let mut skipped = false;
     let mut pieces = shared.layout().pieces(extent).filter(|piece| {
@@ -249,7 +250,8 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wis
     Ok(())
 }
 
-/// Answers a clear that found nothing there.  It may have been removed by a request that is not durable yet.
+/// Completes a deallocation that found no object. A preceding removal may not be durable yet, so `durable` requires a
+/// flush.
 async fn cleared_nothing(shared: &Shared, wishes: Wishes) -> Result<u64> {
     if wishes.durable {
         shared.data().flush().await?;
@@ -257,7 +259,7 @@ async fn cleared_nothing(shared: &Shared, wishes: Wishes) -> Result<u64> {
     Ok(0)
 }
 
-/// Removing what is not there is done, once it is sure that it does not come back.
+/// Treats the removal of an absent object as done, once its absence is durable if required.
 fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, wishes: Wishes) -> LocalFuture<Result<u64>> {
     let shared = shared.clone();
     Box::pin(async move {
@@ -289,16 +291,16 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wish
     if may_be_absent { removed(shared, work, wishes) } else { work }
 }
 
-/// Writes to a plain object.
+/// Writes to an object that needs no copy-up and no object map update.
 fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<u64>> {
-    // Without an object map nobody knows whether this creates the object.
+    // Without an object map it is unknown whether this creates the object.
     if let Some(expect) = shared.expectation().filter(|_| shared.map().is_none()) {
         ops.insert(0, expect);
     }
     shared.data().submit(&shared.object_name(object), wishes.transaction(shared, ops))
 }
 
-/// Writes that do not overlap; those to one object are one transaction.
+/// Submits non-overlapping writes; those to one object are one transaction.
 pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
     let wishes = Wishes { durable: fua, advice: Advice::NONE };
     let mut objects: BTreeMap<u64, Vec<ObjectOp>> = BTreeMap::new();
@@ -326,7 +328,7 @@ pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> 
     }
 }
 
-/// Writes to one object.
+/// Submits the writes to one object as one transaction.
 fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<()>> {
     let at = object * shared.layout().object_size();
     let ends = ops.iter().map(|op| match op {
@@ -334,7 +336,7 @@ fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wi
         _ => (0, 0),
     });
     let (from, to) = ends.fold((u64::MAX, 0), |(from, to), (start, end)| (from.min(start), to.max(end)));
-    // All between them: nobody who holds a part of that may be in the way.
+    // Span of all writes: a range lock on any part of it blocks them.
     let extent = Extent::new(at + from, to.saturating_sub(from));
     let pass = try_enter(shared, extent);
     if is_plain(shared, object, &Change::Write(BufList::new()))
@@ -358,17 +360,18 @@ fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wi
     Box::pin(task)
 }
 
-/// The part of a request's data that belongs to a piece, sharing the memory.
+/// Returns the part of a request's data for a piece, without copying.
 fn part(data: &BufList, piece: Piece) -> BufList {
     data.slice(piece.at as usize..(piece.at + piece.extent.len) as usize)
 }
 
-/// What clears a piece: removing the object when that is all there is of it, cutting it when its end is cleared, and
-/// zeroing in it otherwise.
+/// Returns the operation that deallocates a piece: removing the object if the piece covers it, truncating it if the
+/// piece reaches its end, zeroing otherwise.
 fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
     let Extent { offset, len } = piece.extent;
     let object_size = shared.layout().object_size();
-    // The last object may be shorter.  It is looked up now, not when the request came, since the image may have grown.
+    // The last object may be shorter. Its length is computed now, not when the request came, since the image may have
+    // grown.
     let used = object_size.min(shared.size().saturating_sub(piece.object * object_size));
     if offset == 0 && len >= used {
         return ObjectOp::Remove;
@@ -379,7 +382,7 @@ fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
     ObjectOp::Zero { extent: piece.extent }
 }
 
-/// Writes zeroes that keep their space, a window of them at a time.
+/// Writes zeroes that keep their space allocated, with a bounded number of objects in flight.
 fn write_zeroes(shared: &Rc<Shared>, extent: Extent, wishes: Wishes) -> LocalFuture<Result<Reply>> {
     let pass = try_enter(shared, extent);
     let (shared, admission) = (shared.clone(), shared.admission());
@@ -388,7 +391,7 @@ fn write_zeroes(shared: &Rc<Shared>, extent: Extent, wishes: Wishes) -> LocalFut
             Some(pass) => pass,
             None => wait_to_pass(&shared, extent, admission).await?,
         };
-        // One run of zeroes serves all objects.
+        // One zero buffer serves all objects.
         let zeroes = BufList::zeroes(extent.len.min(shared.layout().object_size()) as usize);
         let mut pieces = shared.layout().pieces(extent);
         let next = || {
@@ -411,7 +414,7 @@ fn compare_and_write(
     wishes: Wishes,
 ) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
-        // The backend's transaction is atomic against everything else that happens to the object.
+        // The backend's transaction is atomic with respect to all other operations on the object.
         if let Some(pass) = try_enter(shared, extent)
             && is_plain(shared, piece.object, &Change::Write(BufList::new()))
         {
@@ -456,25 +459,25 @@ fn compare_and_write_piece(
 
 // ---- With a parent, or an object map ----
 
-/// Changes an object with all that belongs to it: the object map before and after, and what the parent has of it.
+/// Changes an object together with its object map state, before and after, and the copy-up from the parent.
 async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> Result<u64> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
     let clears = matches!(ops[..], [ObjectOp::Remove | ObjectOp::Truncate { .. } | ObjectOp::Zero { .. }]);
     if overlap > 0 && matches!(ops[..], [ObjectOp::Remove]) {
-        // Without the object, what the parent has would show through.
+        // Removing the object would expose the parent's data.
         ops = vec![ObjectOp::Create { exclusive: false }, ObjectOp::Truncate { size: 0 }];
     }
     let removes = matches!(ops[..], [ObjectOp::Remove]);
-    // What replaces the whole object needs nothing of what it held, unless snapshots do.
+    // Overwriting the whole object needs no copy-up, unless snapshots do.
     let replaces = match &ops[..] {
         [ObjectOp::Create { .. }, ObjectOp::Truncate { size: 0 }] => true,
         [ObjectOp::Write { offset: 0, data }] => data.len() as u64 == shared.layout().object_size(),
         _ => false,
     };
     let guarded = overlap > 0 && (keeps || !replaces);
-    // What is there has been told before.
+    // Existing objects have had their allocation hint.
     let writes = ops.iter().all(|op| matches!(op, ObjectOp::Write { .. }));
     let expect = shared.expectation().filter(|_| !guarded && writes);
     let map = shared.map();
@@ -514,7 +517,7 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     Ok(version)
 }
 
-/// Where two lists of equal length first differ.
+/// Returns the offset of the first difference of two lists of equal length.
 fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
     let (mut a_parts, mut b_parts) = (a.parts().iter(), b.parts().iter());
     let (mut a_rest, mut b_rest): (&[u8], &[u8]) = (&[], &[]);
@@ -536,9 +539,9 @@ fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
     }
 }
 
-// ---- What is stored where ----
+// ---- Allocation map ----
 
-/// What is stored where, object by object; what the parent stores counts.
+/// Returns the allocation map of a range, object by object, including data in the parent.
 pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
@@ -590,7 +593,7 @@ fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece, present: bool) -> Lo
     })
 }
 
-/// What the image itself stores of a piece; nothing if it has no such object.
+/// Returns the allocation map of a piece in the image itself; `None` if the object does not exist.
 fn map_own(shared: &Shared, view: View, piece: Piece) -> LocalFuture<Result<Option<ExtentMap>>> {
     if is_absent(shared, view, piece.object) {
         return Box::pin(ready(Ok(None)));
@@ -605,7 +608,7 @@ fn map_own(shared: &Shared, view: View, piece: Piece) -> LocalFuture<Result<Opti
     })
 }
 
-/// Adds up what is stored, object by object; what is in the parent is the parent's.
+/// Sums up the stored bytes, object by object, without those of the parent.
 pub(crate) async fn usage(shared: &Rc<Shared>, view: View, mut progress: impl FnMut(Progress)) -> Result<ImageUsage> {
     shared.check_there()?;
     let provisioned = view.size;

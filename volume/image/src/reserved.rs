@@ -1,4 +1,4 @@
-//! Reservations of an image that other daemons serve as well: where their table is kept, and when it is read again.
+//! Persistent reservations of an image that several daemons serve: storage of their table, and when it is re-read.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -15,27 +15,28 @@ use crate::metadata::METADATA_VALUE_MAX;
 use crate::session::NOTIFY_TIMEOUT;
 use crate::wire::notify::decode_incarnation;
 
-/// How long another client may say nothing and still be waited for.  One that is dead is forgotten by its OSD before
-/// that (`osd_client_watch_timeout`, 30 s).
+/// Maximum time to wait for an unresponsive client. The OSD drops the watch of a dead one before that
+/// (`osd_client_watch_timeout`, 30 s).
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Between attempts to reach the others, or to read the table.
+/// Retry interval for notifying the other clients, and for reading the table.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What an open image knows of reservations.
+/// Reservation state of an open image.
 pub(crate) struct Reserved {
     joint: Joint,
-    /// Its watch is broken: others may have changed the table.
+    /// Set while the watch is broken: other clients may have changed the table.
     unsure: Cell<bool>,
     sure: Notify,
 }
 
 impl Reserved {
-    /// From now on others may change the table unheard.
+    /// Marks the table as possibly stale: changes by other clients can be missed from now on.
     pub(crate) fn lost_touch(&self) {
         self.unsure.set(true);
     }
 
-    /// What others change is heard of again; the table is read anew before anything is let go on.
+    /// Re-reads the table after the watch is re-established, retrying as long as `go_on` holds, and then resumes
+    /// reads.
     pub(crate) async fn found_touch(&self, go_on: impl Fn() -> bool) {
         while let Err(error) = self.joint.renew().await {
             tracing::warn!(%error, "reservations could not be read after a watch broke");
@@ -47,7 +48,7 @@ impl Reserved {
         self.let_go();
     }
 
-    /// Nothing is waited for any more: whatever is asked of the image fails, or it is being closed.
+    /// Resumes waiting reads, also where requests fail or the image is closing.
     pub(crate) fn let_go(&self) {
         self.unsure.set(false);
         self.sure.notify_all();
@@ -57,30 +58,32 @@ impl Reserved {
         self.unsure.get()
     }
 
-    /// Waits until it is known whether a read is still allowed that was allowed by the table as it was.
+    /// Waits until the table is known to be current. Fails with `Busy` if it has changed, since the read may no
+    /// longer be allowed.
     pub(crate) async fn wait_until_sure(&self) -> Result<()> {
         let before = self.joint.adopted();
         self.sure.wait_until(|| !self.unsure.get()).await;
         if self.joint.adopted() == before { Ok(()) } else { Err(outdated()) }
     }
 
-    /// The image's lock is ours, and nothing has passed yet; see [`Joint::claimed`].
+    /// Handles the acquisition of the image's lock, before any write is admitted; see [`Joint::claimed`].
     pub(crate) async fn claimed(&self) -> Result<bool> {
         self.joint.claimed().await
     }
 
-    /// Another daemon has changed the table; see [`Joint::told`].
+    /// Handles a notification that another daemon has changed the table; see [`Joint::told`].
     pub(crate) async fn told(&self) -> Result<u64> {
         self.joint.told().await
     }
 }
 
-/// The error of what was allowed by a table that is no more.  Hosts try again, and are asked for what counts now.
+/// Returns the error of a request allowed by a superseded table. Hosts retry, and are checked against the current
+/// one.
 pub(crate) fn outdated() -> Error {
     Error::new(ErrorKind::Busy, "reservations have changed since this was allowed")
 }
 
-/// Keeps the table with the image, for all who serve it.
+/// Reservation store in the image's metadata, for all daemons that serve it.
 struct WithImage {
     image: Weak<Shared>,
     key: Vec<u8>,
@@ -158,8 +161,8 @@ fn without_lock(image: &Shared) -> Error {
     Error::new(ErrorKind::Unsupported, what)
 }
 
-/// Tells all who have the image open that its reservations may have changed, until each of them has answered or is
-/// forgotten, or one has given an answer that is enough; the answers.
+/// Notifies all clients that have the image open of changed reservations, until each has responded or its watch is
+/// gone, or one response satisfies `enough`; returns the responses.
 async fn ask_others(image: &Rc<Shared>, enough: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>>> {
     let started = now();
     loop {
@@ -188,16 +191,18 @@ async fn ask_others(image: &Rc<Shared>, enough: impl Fn(&[u8]) -> bool) -> Resul
 }
 
 impl Image {
-    /// Other clients may have it open at the same time.
+    /// Returns whether other clients can have the image open at the same time.
     pub fn is_shared(&self) -> bool {
         self.shared().session().is_some()
     }
 
-    /// The reservations of an image that other daemons may serve as well, in a pool shared with others: one table for
-    /// all, kept as metadata under `key`.  It is changed by who has the exclusive lock, and read again whenever the lock
-    /// is taken; what waits for the lock then and was allowed by another table fails with [`ErrorKind::Busy`].
+    /// Returns the reservations of an image in a shared pool, which other daemons may serve too: one table for all,
+    /// stored as metadata under `key`. It is changed by the owner of the exclusive lock, and re-read whenever the
+    /// lock is acquired. Requests that waited for the lock and were allowed by a superseded table fail with
+    /// [`ErrorKind::Busy`].
     ///
-    /// `None` where nothing can be reserved: the image is open for reading only, or has no exclusive lock.
+    /// Returns `None` where reservations are unsupported: the handle is read-only, or the image has no exclusive
+    /// lock.
     pub async fn joint_reservations(&self, key: &str, keep: Rc<dyn Keep>) -> Result<Option<Reservations>> {
         let shared = self.shared();
         if self.is_read_only() {
@@ -211,7 +216,7 @@ impl Image {
         }
         let peers = WithImage { image: Rc::downgrade(shared), key: metadata_key(key) };
         let (reservations, joint) = Reservations::joint(keep, Rc::new(peers));
-        // Before it is read, so that no change is missed.
+        // Registered before the table is read, so that no change is missed.
         let reserved = Reserved { joint: joint.clone(), unsure: Cell::new(false), sure: Notify::new() };
         shared.set_reserved(Rc::new(reserved));
         joint.begin().await?;

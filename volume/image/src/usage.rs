@@ -1,7 +1,8 @@
-//! What `rbd du` counts: the whole objects that an image and each of its snapshots have of their own.
+//! Space usage as counted by `rbd du`: the whole objects that an image and each of its snapshots have of their own.
 //!
-//! An object belongs to a snapshot, or to the head, if it is there and is not as it was at the snapshot before.  Object maps
-//! with fast-diff say so for all objects at once; without them each object is asked for its clones.
+//! An object belongs to a snapshot, or to the head, if it exists and differs from its state at the preceding
+//! snapshot. Object maps with fast-diff record that for all objects at once; without them each object is queried for
+//! its clones.
 
 use std::rc::Rc;
 
@@ -18,29 +19,29 @@ use crate::wire::bitmap::{Bitmap, State};
 /// Usage of an image or of a snapshot, in whole objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotUsage {
-    /// The snapshot; `None` for the image as it is now.
+    /// Snapshot; `None` for the head.
     pub snapshot: Option<SnapshotInfo>,
-    /// Its size, and what it has that the snapshot before it has not.
+    /// Size, and the space not shared with the preceding snapshot.
     pub usage: ImageUsage,
 }
 
-/// A snapshot, or the head.
+/// Snapshot or head.
 struct Step {
     snapshot: Option<SnapshotInfo>,
     snap: SnapId,
     size: u64,
-    /// Of its object map.
+    /// Flags of its object map.
     flags: u64,
-    /// It is shown; snapshots of groups and the like are only passed.
+    /// Set if reported; snapshots of groups and the like are only counted along.
     shown: bool,
 }
 
 impl Image {
-    /// What each snapshot, from the oldest, and at last the image take up in whole objects; of a clone, without what is
-    /// its parent's.  `progress` tells how many objects have been looked at.
+    /// Returns the usage of each snapshot, from the oldest, and finally of the head, in whole objects; for a clone,
+    /// without its parent's data. `progress` reports the number of objects examined.
     ///
     /// # Errors
-    /// `NotFound` if the image has been removed; those of the backend.
+    /// `NotFound` if the image has been removed; errors of the backend.
     pub async fn usage_by_snapshot(&self, mut progress: impl FnMut(Progress)) -> Result<Vec<SnapshotUsage>> {
         let shared = self.shared();
         shared.check_there()?;
@@ -72,13 +73,13 @@ fn steps(header: &Header, size: u64) -> Vec<Step> {
     snapshots.chain([head]).collect()
 }
 
-/// Bytes of an object that are within a size.
+/// Returns the bytes of an object within a size.
 fn bytes_within(shared: &Shared, object: u64, size: u64) -> u64 {
     let start = object.saturating_mul(shared.layout().object_size());
     size.saturating_sub(start).min(shared.layout().object_size())
 }
 
-/// Counts what each step has of its own by the object maps; `None` if they do not.
+/// Counts the bytes of each step from the object maps; `None` if they are missing, invalid or lack fast-diff.
 async fn used_of_maps(
     shared: &Rc<Shared>,
     header: &Header,
@@ -92,7 +93,7 @@ async fn used_of_maps(
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).sum();
     let mut done = 0;
     let mut before: Option<Bitmap> = None;
-    // Objects that changed since the last step that is shown.
+    // Objects changed since the last reported step.
     let mut changed = Bitmap::default();
     let mut all = Vec::with_capacity(steps.len());
     for step in steps {
@@ -135,7 +136,7 @@ async fn used_of_maps(
     Ok(Some(all))
 }
 
-/// Counts the same object by object.
+/// Counts the bytes of each step object by object.
 async fn used_of_objects(shared: &Rc<Shared>, steps: &[Step], progress: &mut impl FnMut(Progress)) -> Result<Vec<u64>> {
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).max().unwrap_or(0);
     let mut used = vec![0; steps.len()];
@@ -174,7 +175,7 @@ async fn used_of_objects(shared: &Rc<Shared>, steps: &[Step], progress: &mut imp
 /// Returns the state of an object that a snapshot sees, or the head; `None` if it sees none.
 fn version_at(set: &SnapSet, snap: SnapId) -> Option<SnapId> {
     if snap == SnapId::HEAD || snap.0 > set.seq {
-        // Nothing was written since that snapshot.
+        // No write since that snapshot.
         return set.head_exists.then_some(SnapId::HEAD);
     }
     let clone = set.clones.iter().find(|clone| clone.id >= snap)?;
@@ -194,7 +195,7 @@ mod tests {
             snaps: snaps.iter().map(|&snap| SnapId(snap)).collect(),
             size: 1,
         };
-        // Written, kept for 4 and 3, written after 4; made anew after 7.
+        // Written, preserved for 4 and 3, written after 4; created again after 7.
         let set = SnapSet { seq: 7, head_exists: true, clones: vec![clone(4, &[4, 3]), clone(6, &[6])] };
         let seen = |snap| version_at(&set, snap).map(|version| version.0);
         assert_eq!([3, 4, 6].map(|snap| seen(SnapId(snap))), [Some(4), Some(4), Some(6)]);

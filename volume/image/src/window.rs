@@ -1,4 +1,4 @@
-//! Many operations at once, but not too many.
+//! Bounded concurrency of operations.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -6,13 +6,13 @@ use std::task::Poll;
 use forebay_block::{LocalFuture, Result};
 use forebay_reactor::stand_back;
 
-/// Operations on objects that one request has under way at most.
+/// Maximum number of object operations in flight for one request.
 pub(crate) const REQUEST_WINDOW: usize = 32;
-/// Operations that a walk over all objects of an image has under way at most.
+/// Maximum number of object operations in flight for a walk over all objects of an image.
 pub(crate) const WALK_WINDOW: usize = 16;
 
-/// Lets hosts' requests go first while the reactor's turn is long, then does some work.  A store that answers from memory
-/// would do all of a walk in one turn otherwise.
+/// Yields to hosts' requests while a loop iteration of the reactor is long, then does the work. Otherwise a store
+/// that completes from memory would do all of a walk in one iteration.
 pub(crate) fn after_others<T: 'static>(work: LocalFuture<T>) -> LocalFuture<T> {
     Box::pin(async move {
         stand_back().await;
@@ -20,10 +20,10 @@ pub(crate) fn after_others<T: 'static>(work: LocalFuture<T>) -> LocalFuture<T> {
     })
 }
 
-/// Starts what `next` gives, `max` at once at most, and hands each result with its number to `done`.
+/// Runs the futures that `next` returns, at most `max` at once, and passes each result with its number to `done`.
 ///
-/// After an error nothing more is started; what was started is waited for, so that nothing of it goes on when the
-/// first error is returned.
+/// After an error no more are started; those in flight are waited for, so that none is left when the first error is
+/// returned.
 pub(crate) async fn windowed<T: 'static>(
     max: usize,
     mut next: impl FnMut() -> Option<LocalFuture<Result<T>>>,
@@ -86,7 +86,7 @@ mod tests {
         const PIECES: u32 = 64;
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
-            // What is done between two turns of a host.
+            // Pieces of work between two turns of the host task.
             let (since_turn, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
             let turns = since_turn.clone();
             let host = spawn(async move {
@@ -110,7 +110,7 @@ mod tests {
             };
             windowed(WALK_WINDOW, next, |_, ()| {}).await.expect("done");
             drop(host);
-            // One at a time at best; those that stood back often enough go together.
+            // One at a time at best; pieces that have yielded often enough run together.
             assert!(most.get() <= WALK_WINDOW as u32, "{} pieces of work without a turn of the host", most.get());
         });
     }

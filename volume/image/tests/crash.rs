@@ -1,4 +1,4 @@
-//! The power fails in the middle of creating, removing, renaming and resizing, at every transaction and flush.
+//! Power failures during creating, removing, renaming and resizing, at every transaction and flush.
 
 mod common;
 
@@ -9,7 +9,7 @@ use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectBackend, Request, Resu
 use forebay_image::{CreateOptions, Image, OpenOptions};
 
 const OBJECT: u64 = 64 << 10;
-/// Objects of the image, the last one not full.
+/// Size of the image; the last object is not full.
 const SIZE: u64 = 4 * OBJECT + 777;
 
 const LEFT: [Left; 5] = [Left::Nothing, Left::Everything, Left::Some(1), Left::Some(77), Left::Some(12345)];
@@ -31,7 +31,7 @@ async fn read_all(image: &Image) -> Vec<u8> {
     image.submit(Request::Read(extent)).await.expect("a read").into_data().to_vec()
 }
 
-/// An image full of a pattern, all of it durable.
+/// Creates an image full of a pattern, durably.
 async fn fill(backend: &Rc<dyn ObjectBackend>, name: &str, seed: u8) {
     forebay_image::create(backend, name, options()).await.expect("created");
     let image = open(backend, name).await;
@@ -44,8 +44,8 @@ async fn check_full(backend: &Rc<dyn ObjectBackend>, name: &str, seed: u8) {
     assert!(read_all(&*open(backend, name).await).await == pattern(seed, SIZE as usize), "{name} is damaged");
 }
 
-/// Creating the image must go now, unless it is there; either way it then is there once, and can be removed without
-/// a trace.
+/// Asserts that the image can be created unless it exists, that it then exists once, and that it can be removed
+/// without a trace.
 async fn check_can_be_made_and_removed(backend: &Rc<dyn ObjectBackend>, name: &str, at: &str) {
     let others = objects(backend).await;
     match forebay_image::create(backend, name, options()).await {
@@ -64,7 +64,7 @@ async fn check_can_be_made_and_removed(backend: &Rc<dyn ObjectBackend>, name: &s
     check_no_trace(backend, name, &others, at).await;
 }
 
-/// Of all objects, only those of the images that are listed are there.
+/// Asserts that only the objects of listed images exist.
 async fn check_no_trace(backend: &Rc<dyn ObjectBackend>, name: &str, before: &[String], at: &str) {
     let mut ids = Vec::new();
     let listed = forebay_image::list(backend).await.expect("listed");
@@ -80,8 +80,8 @@ async fn check_no_trace(backend: &Rc<dyn ObjectBackend>, name: &str, before: &[S
     }
 }
 
-/// Does `work` on a backend that fails from the nth transaction or flush on, for every n, and looks at every way in
-/// which a crash can leave what was not durable.
+/// Runs `work` on a backend that fails from the nth transaction or flush on, for every n, and checks every state that
+/// a crash can leave of non-durable changes.
 async fn at_every_point(
     prepare: impl AsyncFn(&Rc<dyn ObjectBackend>),
     work: impl AsyncFn(&Rc<dyn ObjectBackend>) -> Result<()>,
@@ -158,7 +158,7 @@ fn removing() {
                 let is_listed = listed.iter().any(|name| name == "vm");
                 assert!(!done || !is_listed, "{at}: removed, but listed");
                 if is_listed {
-                    // Removing goes on where it was.
+                    // The removal resumes where it was interrupted.
                     forebay_image::remove(backend, "vm", |_| {}).await.unwrap_or_else(|error| panic!("{at}: {error}"));
                 }
                 check_no_trace(backend, "vm", &listed, at).await;
@@ -199,7 +199,7 @@ fn renaming() {
                     forebay_image::rename(backend, "old", "new").await.expect("renamed now");
                 }
                 check_full(backend, "new", 6).await;
-                // What the crash left of the old name does not stand in its way.
+                // Remains of the old name do not prevent its reuse.
                 check_can_be_made_and_removed(backend, "old", at).await;
                 check_full(backend, "new", 6).await;
             },
@@ -224,7 +224,7 @@ fn shrinking() {
                     if size != new_size {
                         image.resize(new_size, true, |_| {}).await.expect("shrunk now");
                     }
-                    // Nothing of the end comes back.
+                    // No data past the old end reappears.
                     image.resize(SIZE, false, |_| {}).await.expect("grown");
                     let all = read_all(&image).await;
                     assert!(all[..new_size as usize] == *kept, "{at}");
@@ -260,7 +260,7 @@ fn growing() {
     });
 }
 
-/// A single failure, after which the backend works again, is taken back.
+/// A single failure, after which the backend works again, is rolled back.
 #[test]
 fn what_fails_once_leaves_things_as_they_were() {
     run(async {

@@ -1,4 +1,4 @@
-//! An image as a block device: random requests against a plain vector, and what must be atomic.
+//! Image as a block device: random requests compared with a plain vector, and atomicity.
 
 mod common;
 
@@ -15,7 +15,7 @@ use forebay_ram::RamBackend;
 use forebay_reactor::{spawn, yield_now};
 use proptest::prelude::*;
 
-/// Bytes an object: the smallest, so that much crosses from one to the next.
+/// Object size in bytes: the smallest, so that many requests cross a boundary.
 const OBJECT: u64 = 64 << 10;
 
 async fn image(backend: &Rc<dyn ObjectBackend>, size: u64) -> Rc<Image> {
@@ -36,14 +36,14 @@ async fn write(image: &Image, offset: u64, data: &[u8]) {
     image.submit(Request::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
 }
 
-/// A random step, with places as they come; the driver bends them to the image's size.
+/// Random step, with arbitrary offsets; the driver fits them to the image's size.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Requests given in one go; those that overlap an earlier one are left out.
+    /// Requests submitted at once; those that overlap an earlier one are left out.
     Batch(Vec<Ask>),
-    /// Writes given as one; those that overlap an earlier one are left out.
+    /// Writes submitted as one; those that overlap an earlier one are left out.
     WriteMany(Vec<(Extent, u8)>, bool),
-    /// The expectation holds, or differs somewhere.
+    /// Compare-and-write whose expectation holds, or differs somewhere.
     CompareAndWrite {
         extent: Extent,
         seed: u8,
@@ -176,7 +176,7 @@ impl Check {
             used.push(extent);
             running.push((ask.clone(), self.image.submit(ask.request())));
         }
-        // Those waited for last are polled last: that must not matter.
+        // Polled in reverse order of submission: that must not matter.
         for (ask, answer) in running.into_iter().rev() {
             let answer = answer.await;
             let extent = ask.extent();
@@ -208,7 +208,7 @@ impl Check {
         let patch = |(extent, data): &(Extent, Vec<u8>)| Patch { offset: extent.offset, data: bytes(data) };
         let answer = self.image.write_many(used.iter().map(patch).collect(), fua).await;
         if !used.iter().all(|(extent, _)| self.fits(*extent)) {
-            // Refused as a whole, before anything is written.
+            // Refused as a whole, before any write.
             assert_eq!(kind(answer), Some(ErrorKind::OutOfRange), "{used:?}");
             return;
         }
@@ -297,8 +297,8 @@ proptest! {
         check(Stormy::new(seed, 6), size, &steps);
     }
 
-    /// While the end is cut off, requests go on: those before the new end are done, those beyond are done or refused,
-    /// and when the image grows again nothing of them is left.
+    /// During a shrink, requests before the new end succeed, those beyond it succeed or are refused, and when the
+    /// image grows again none of their data is left.
     #[test]
     fn nothing_survives_beyond_a_shrunk_end(
         seed in any::<u64>(),
@@ -355,7 +355,7 @@ proptest! {
     }
 }
 
-/// Many count up one number, which lies over the border of two objects, while others write beside it.
+/// Concurrent increments of one number that crosses the boundary of two objects, with writes next to it.
 #[test]
 fn compare_and_write_is_atomic_over_objects() {
     for seed in 0..20 {
@@ -408,8 +408,8 @@ fn compare_and_write_is_atomic_over_objects() {
     }
 }
 
-/// A compare-and-write over two objects against plain writes of the same bytes: never does a write that came between
-/// the comparison and the writing get lost.
+/// Compare-and-write over two objects against plain writes of the same bytes: a write between the comparison and the
+/// write is never lost.
 #[test]
 fn a_write_never_slips_into_a_compare_and_write() {
     for seed in 0..100 {
@@ -432,7 +432,7 @@ fn a_write_never_slips_into_a_compare_and_write() {
             let swapped = swapped.await;
             let now = read(&image, at, 8).await;
             match swapped {
-                // Swapped first, written after.
+                // Swapped first, then written.
                 Ok(_) if is_half => assert_eq!(now, [2, 2, 2, 2, 1, 1, 1, 1], "seed {seed}"),
                 Ok(_) => assert_eq!(now, [2; 8], "seed {seed}"),
                 Err(error) => {
@@ -465,7 +465,7 @@ fn a_dropped_request_is_done_all_the_same() {
                 let mut answer = image.submit(Request::Write { offset, data: bytes(&data), fua });
                 let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             }
-            // Taking the whole image waits for it; only then is it compared.
+            // Locking the whole image waits for the write; the comparison follows.
             let mut expect = vec![0; 3 * OBJECT as usize];
             expect[offset as usize..][..data.len()].copy_from_slice(&data);
             let swap = Request::CompareAndWrite { offset: 0, expect: bytes(&expect), data: bytes(&expect), fua: false };
@@ -474,8 +474,7 @@ fn a_dropped_request_is_done_all_the_same() {
     }
 }
 
-/// A request over so many objects that it is not begun on all of them at once does not bring back what is cut off
-/// meanwhile.
+/// A request over more objects than are in flight at once does not recreate objects that are cut off in the meantime.
 #[test]
 fn a_long_write_does_not_outlive_the_end() {
     for seed in 0..6 {
@@ -496,11 +495,11 @@ fn a_long_write_does_not_outlive_the_end() {
     }
 }
 
-/// What waits for its turn while the end is cut off is refused when its turn comes.
+/// Requests that wait for the range during a shrink are refused afterwards.
 #[test]
 fn requests_that_waited_look_at_the_size_again() {
     for seed in 0..20 {
-        // In a task, which then is woken before those of the requests, as it began to wait before them.
+        // In a task, which is woken before those of the requests, since it began to wait before them.
         let test = async move {
             let backend: Rc<dyn ObjectBackend> = Stormy::new(seed, 4);
             let image = image(&backend, 2 * OBJECT).await;
@@ -511,7 +510,7 @@ fn requests_that_waited_look_at_the_size_again() {
                 fua: false,
             };
             let first = image.submit(swap(1));
-            // The first has taken the range by then, and keeps it for a few turns.
+            // The first one has locked the range by then, and keeps it for a few turns.
             yield_now().await;
             let waiting = [
                 image.submit(swap(2)),
@@ -579,7 +578,7 @@ fn requests_that_make_no_sense() {
     });
 }
 
-/// A request over many objects has only so many under way.
+/// Requests over many objects have a bounded number of operations in flight.
 #[test]
 fn long_requests_are_bounded() {
     run(async {

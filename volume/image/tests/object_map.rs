@@ -1,4 +1,4 @@
-//! Object maps: an object that is there is on the map, at every moment.
+//! Object map invariant: an existing object is on the map, at every moment.
 
 mod common;
 
@@ -16,7 +16,8 @@ use forebay_image::{CreateOptions, Features};
 use forebay_ram::cluster::Cluster;
 use forebay_reactor::{spawn, yield_now};
 
-/// Every object that there is, the map says may be there: so it must be at every moment, whatever is under way.
+/// Returns the first existing object that the map marks as nonexistent: there must be none at any moment, whatever is
+/// in flight.
 async fn first_lie_of_map(backend: &dyn ObjectBackend, id: &str) -> Option<String> {
     let map = map_of(backend, &format!("rbd_object_map.{id}")).await;
     names(backend).await.iter().find_map(|name| {
@@ -25,7 +26,7 @@ async fn first_lie_of_map(backend: &dyn ObjectBackend, id: &str) -> Option<Strin
     })
 }
 
-/// Does `work`, and looks at the object map of an image after every turn of it.
+/// Runs `work`, and checks the object map of an image after every turn of it.
 async fn with_true_map<T>(cluster: &Cluster, id: &str, work: impl Future<Output = T>) -> T {
     let (bare, mut work) = (cluster.bare(POOL), pin!(work));
     loop {
@@ -63,7 +64,7 @@ fn images_get_rbds_features_and_leave_nothing() {
         assert_eq!(map_of(&*backend, &map).await, [1, 0, 0, 0, 0, 0, 0, 0, 0]);
         image.close().await;
         assert_eq!(cluster.watches(), 0);
-        // A very large one has no map.
+        // Very large images have no map.
         let large = CreateOptions { size: 1 << 50, ..CreateOptions::default() };
         forebay_image::create(&backend, "large", large).await.expect("created");
         let features = forebay_image::info(&backend, "large").await.expect("info").features;
@@ -83,7 +84,7 @@ fn an_object_is_on_the_map_as_long_as_it_is_there() {
         let stored = async || map_of(&*cluster.bare(POOL), &map).await;
         write(&image, 0, &pattern(1, 3 * OBJECT as usize)).await;
         assert_eq!(stored().await, [1, 1, 1, 0]);
-        // A write, a discard and a shrinking, each while what it does to objects has not been done.
+        // A write, a discard and a shrink, each while its object operations are outstanding.
         let stall = cluster.stall(POOL, "rbd_data.");
         let writing = spawn(image.submit(Request::Write { offset: 3 * OBJECT, data: bytes(b"new"), fua: false }));
         until(|| stall.waiting() == 1).await;
@@ -131,7 +132,7 @@ fn who_dies_while_it_removes_an_object_leaves_a_map_that_is_true() {
         cluster.expire_watches();
         let two = open(&b, "vm").await;
         two.take_lock().await.expect("taken from the dead");
-        // It arrives after its client has been fenced, and is refused.
+        // The write arrives after its client was fenced, and is refused.
         drop(stall);
         until(|| cluster.in_flight() == 0).await;
         assert_eq!(first_lie_of_map(&*cluster.bare(POOL), two.id()).await, None);
@@ -158,7 +159,7 @@ fn shrinking_that_copies_up_keeps_the_map_true() {
             with_true_map(&cluster, &id, child.resize(middle, true, |_| {})).await.expect("shrunk");
             assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [0, 1], "cut within an object, which is there now");
             check_map(&*cluster.bare(POOL), &id).await;
-            // Nothing of what was cut off comes back, by its own objects or by the parent.
+            // Data that was cut off does not reappear, from its own objects or from the parent.
             with_true_map(&cluster, &id, child.resize(100, true, |_| {})).await.expect("shrunk");
             assert_eq!(map_of(&*cluster.bare(POOL), &map).await, [1]);
             child.resize(6 * OBJECT, false, |_| {}).await.expect("grown");

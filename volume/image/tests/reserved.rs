@@ -1,4 +1,4 @@
-//! Reservations of an image that several daemons serve: one table for all, and nothing passes that it does not allow.
+//! Reservations of an image that several daemons serve: one table for all, which every request must satisfy.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn host(number: u8) -> HostId {
     HostId::new(&[b'h', number]).expect("a host")
 }
 
-/// Counts the changes that are under way, as the daemon does.
+/// Counter of in-flight changes, as in the daemon.
 #[derive(Default)]
 struct Underway {
     count: Cell<usize>,
@@ -56,7 +56,7 @@ impl Keep for Drain {
     }
 }
 
-/// One daemon's volume.
+/// Volume of one daemon.
 struct Volume {
     image: Rc<Image>,
     reservations: Reservations,
@@ -94,7 +94,7 @@ impl BlockDevice for Volume {
     }
 }
 
-/// A daemon's volume as its fronts see it.
+/// Volume of a daemon as its front ends see it.
 struct Daemon {
     image: Rc<Image>,
     device: Rc<dyn BlockDevice>,
@@ -126,7 +126,7 @@ impl Daemon {
         self.ask(number, Action::Add { key, persist: None }).await.expect("registered");
     }
 
-    /// As a front does it: looks whether it is allowed, and submits without a pause.
+    /// Submits a write like a front end: checks whether it is allowed, and submits without yielding.
     async fn try_write(&self, number: u8, value: u64) -> Option<Result<Reply>> {
         let data = bytes(&value.to_le_bytes());
         self.passing(number, Access::Write, Request::Write { offset: 8, data, fua: false }).await
@@ -211,7 +211,7 @@ fn daemons_that_change_it_at_once_lose_nothing() {
                 let daemon = daemons[usize::from(number) % 3].clone();
                 tasks.push(spawn(async move {
                     daemon.register(number, 100 + u64::from(number)).await;
-                    // Its own is there when it is answered.
+                    // The daemon's own registration is visible on completion.
                     assert_eq!(daemon.table().key_of(&host(number)), Some(100 + u64::from(number)));
                     if number % 2 == 0 {
                         daemon.ask(number, Action::Remove { current: None, persist: None }).await.expect("removed");
@@ -230,8 +230,8 @@ fn daemons_that_change_it_at_once_lose_nothing() {
     }
 }
 
-/// A host writes by one daemon as fast as it may, while another takes the volume from it by the other daemon, and watches
-/// break: when that is answered, nothing of the first lands any more, and it reads nothing any more.
+/// A host writes through one daemon at full rate, while another takes the volume over through the other daemon, and
+/// watches break: once that completes, no write of the first one lands, and its reads fail.
 #[test]
 fn nothing_lands_after_another_daemon_has_answered() {
     let (mut refused, mut outdated) = (0, 0);
@@ -269,7 +269,7 @@ fn nothing_lands_after_another_daemon_has_answered() {
                 cluster.break_watches();
             }
             if seed % 2 == 0 {
-                // The second writes, too, so that the lock goes to and fro.
+                // The second one writes too, so that the lock alternates.
                 two.register(1, 10).await;
                 let _ = two.try_write(1, 1 << 40).await.expect("allowed");
             }
@@ -299,7 +299,7 @@ fn nothing_lands_after_another_daemon_has_answered() {
     assert!(refused > 0 && outdated > 0, "both happen: {refused} refused, {outdated} outdated");
 }
 
-/// A daemon that is dead to the others is fenced before anything changes hands.
+/// Dead daemons are fenced before a reservation changes hands.
 #[test]
 fn a_daemon_that_hears_nothing_writes_nothing() {
     run(async {
@@ -322,7 +322,7 @@ fn a_daemon_that_hears_nothing_writes_nothing() {
     });
 }
 
-/// The cluster has forgotten a daemon's watch, and the daemon does not know it yet: nobody tells it of a change.
+/// The cluster has dropped a daemon's watch, unknown to the daemon: it gets no notification of a change.
 #[test]
 fn who_was_not_told_looks_before_it_writes() {
     run(async {
@@ -354,26 +354,27 @@ fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
         let one = Daemon::open(&a).await;
         one.register(1, 10).await;
         one.ask(1, Action::Reserve { key: 10, kind: Kind::ExclusiveAccess }).await.expect("reserved");
-        // Another joins, the first goes and comes back: somebody knew it all the time.
+        // Another one joins, the first one closes and reopens: at least one daemon knew the reservations all the
+        // time.
         let two = Daemon::open(&b).await;
         assert_eq!(two.table(), one.table());
         one.close().await;
         assert!(two.try_write(2, 1).await.is_none());
         let one = Daemon::open(&a).await;
         assert_eq!(one.table(), two.table());
-        // All go: nobody does, though it is still stored.
+        // Every daemon closes: none knows the reservations, though they are still stored.
         one.close().await;
         two.close().await;
         let one = Daemon::open(&a).await;
         assert!(one.image.metadata(KEY).await.expect("metadata").is_some());
         assert_eq!(one.table(), Table::new());
         one.try_write(2, 1).await.expect("allowed").expect("written");
-        // One that opens now does not take up what is stored either.
+        // A daemon that opens now does not adopt the stored ones either.
         let two = Daemon::open(&b).await;
         assert_eq!(two.table(), Table::new());
         two.register(2, 20).await;
         assert_eq!((one.table().registrants().len(), one.table().key_of(&host(2))), (1, Some(20)));
-        // What is persistent counts whoever goes.
+        // Persistent reservations stay whoever closes.
         two.ask(2, Action::Register { current: Some(20), new: 21, persist: Some(true) }).await.expect("persistent");
         two.ask(2, Action::Reserve { key: 21, kind: Kind::ExclusiveAccess }).await.expect("reserved");
         one.close().await;

@@ -1,4 +1,4 @@
-//! What one client changes of an image that others have open; namespaces and data pools.
+//! Changes of an image by one client while others have it open; namespaces and data pools.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn what_others_change_is_seen_at_once() {
         assert_eq!(one.size(), 6 * OBJECT, "when the resize is answered, others know");
         told.await;
         write(&one, 5 * OBJECT, b"new").await;
-        // A snapshot, as another client makes it: with the lock, by the header, with a notification.
+        // Snapshot as another client takes it: with the lock, in the header, with a notification.
         two.resize(6 * OBJECT, false, |_| {}).await.expect("takes the lock");
         let snap = b.snap_allocate().await.expect("a number").0;
         let header = format!("rbd_header.{}", one.id());

@@ -1,9 +1,9 @@
-//! How fast a log appends: `append MEDIUM PATH SECONDS DEPTH SYNC [GROUPS]`, one core, 4 KiB at random places, a flush after
-//! each SYNC writes (0: none), GROUPS appended at once.  Prints appends a second, microseconds of CPU time for each, and
-//! how many went together.
+//! Benchmark of the append rate: `append MEDIUM PATH SECONDS DEPTH SYNC [GROUPS]`, one core, 4 KiB random writes, a
+//! flush after each SYNC writes (0: none), GROUPS appended at once. Prints appends per second, microseconds of CPU
+//! time for each, and the average group size.
 //!
-//! Only appending is timed: the log is filled to less than where writing back begins, then emptied, and so on.  Memory that
-//! is not persistent is taken: it is as fast.
+//! Times only appends: the log is filled to less than where write-back begins, then emptied, and so on. Accepts
+//! memory that is not persistent: it is equally fast.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -17,10 +17,10 @@ use forebay_writelog::{Limits, MediumKind, Options, Owner, Shelf, ShelfOptions, 
 
 const SIZE: u64 = 1 << 30;
 const LOG_SIZE: u64 = 512 << 20;
-/// Appends between two times that the log is emptied: less than an eighth of it.
+/// Appends between two drains of the log: less than an eighth of it.
 const ROUND: u64 = 12_000;
 
-/// A backend that takes everything and keeps nothing.
+/// Backend that discards all writes.
 struct Nowhere;
 
 impl BlockDevice for Nowhere {
@@ -53,7 +53,7 @@ impl Owner for Nobody {
     }
 }
 
-/// CPU time of this process in seconds, to the nanosecond.
+/// Returns the CPU time of this process in seconds, with nanosecond resolution.
 fn cpu() -> f64 {
     let text = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
@@ -66,7 +66,7 @@ async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64
     let log = shelf.open_log(&id, "bench", 0).await?;
     let limits = Limits { age_max: Duration::from_secs(10_000), ..Limits::default() };
     let log = WriteLog::new(Rc::new(Nowhere), log, Rc::new(Nobody), Options { limits, groups, ..Options::default() });
-    // Nothing that the log would shorten.
+    // Content without a pattern that the log would shorten.
     let bytes: Vec<u8> = (0..4096_u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let data = Buf::copy_of(&bytes);
     let (mut appends, mut time, mut cpu_time) = (0, 0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Becoming the volume's only writer: requests wait until the owner has verified it.
+//! Exclusive ownership of the volume: requests wait until the owner has verified it.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::log::Shared;
 use crate::state::Mode;
 use crate::writeback::{fail, is_final};
 
-/// Waits between attempts.
+/// Minimum and maximum delay between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// Between looks at whether the log is closed while an attempt is under way.
+/// Interval of checks for a closing log during an attempt.
 const CLOSING_LOOK: Duration = Duration::from_millis(100);
 
-/// Tries until this process is the owner, the log has failed, or it is closed.
+/// Retries until this process owns the volume, the log has failed, or it is closed.
 pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
     let (mut attempt, mut backoff) = (first, BACKOFF.0);
     loop {
         let result = loop {
-            // A cluster that cannot be reached must not hold up a log that is closed.
+            // An unreachable cluster must not delay closing the log.
             let answered = timeout(CLOSING_LOOK, &mut attempt).await;
             if shared.state.borrow().closing {
                 return;
@@ -57,15 +57,15 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
     }
 }
 
-/// Whether no later attempt can succeed.
+/// Returns whether no later attempt can succeed.
 fn is_lost(kind: ErrorKind) -> bool {
     is_final(kind) || matches!(kind, ErrorKind::Corrupt | ErrorKind::Denied)
 }
 
-/// Waits while the owner is not known.
+/// Waits until ownership is established.
 ///
 /// # Errors
-/// When the log is closed meanwhile.
+/// [`ErrorKind::ShuttingDown`] if the log is closed in the meantime.
 pub(crate) async fn wait(shared: &Rc<Shared>) -> Result<()> {
     let over = || {
         let state = shared.state.borrow();

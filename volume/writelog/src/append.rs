@@ -1,4 +1,4 @@
-//! Appending: what is queued goes to the medium in groups, and is published in order once it lasts.
+//! Append path: queued pieces go to the medium in groups, which are published in order once they are durable.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             return;
         }
         if !step(&shared) {
-            // Nothing fits until something is retired.
+            // Log full: no piece fits until entries are retired.
             shared.state.borrow_mut().starved = true;
             let room = shared.room.wait();
             shared.write_back.notify_all();
@@ -37,7 +37,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     }
 }
 
-/// Begins one group; false when there is no room for it.
+/// Starts one group; returns false if the medium has no space for it.
 fn step(shared: &Rc<Shared>) -> bool {
     let mut state = shared.state.borrow_mut();
     let first = state.next_seq;
@@ -65,7 +65,7 @@ fn step(shared: &Rc<Shared>) -> bool {
     true
 }
 
-/// Publishes the groups that last, in order.
+/// Publishes completed groups, in order.
 fn publish(shared: &Rc<Shared>) {
     loop {
         let group = {
@@ -124,7 +124,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
         ticket.answer(Ok(Reply::Done));
     }
     shared.settled.notify_all();
-    // Not at every write: otherwise it looks again by itself when the entries are old.
+    // Not signaled on every write: write-back wakes by itself when the entries reach their age.
     if was_empty || early || shared.fill() >= EAGER_FILL || shared.state.borrow().wanted > 0 {
         shared.write_back.notify_all();
     }
@@ -138,8 +138,8 @@ pub(crate) fn turn_off(shared: &Rc<Shared>, error: Error) {
     }
 }
 
-/// Appends nothing any more: what is in the log is written back, and then requests go round it.  Those that were being
-/// appended are made again from their callers' buffers.
+/// Disables the log: no more appends; its contents are written back, and requests then bypass it. Requests whose
+/// append was in flight are resubmitted from their callers' buffers.
 pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
     let mut tickets = Vec::new();
     {
@@ -162,7 +162,7 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
     shared.room.notify_all();
     shared.settled.notify_all();
     if shared.is_early() {
-        // They are answered and in memory, and written back from there.
+        // Early-acknowledged writes are in memory, and are written back from there.
         return;
     }
     for ticket in tickets {
@@ -170,9 +170,9 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
     }
 }
 
-/// Makes a request again, once the log is out of the way.
+/// Resubmits a request to the backend, once the log is bypassed.
 async fn again(shared: Rc<Shared>, request: Request, ticket: Rc<crate::ticket::Ticket>) {
-    // Before any other: what it changes is still its own, and a comparison may have gone before it.
+    // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
     let released = |state: &State| state.released && state.entries.len() == 0;
     let over = || {
         let state = shared.state.borrow();

@@ -1,4 +1,4 @@
-//! The log that belongs to a volume: from the record that is kept with its image to the device that hosts are served.
+//! Attachment of a log to a volume: from the record stored with the image to the device that hosts are served.
 //!
 //! ```text
 //!             attach                     end: written back, recorded
@@ -35,12 +35,12 @@ use crate::options::{Options, Owner};
 use crate::shelf::{Shelf, id_text};
 use crate::state::Mode;
 
-/// Record of a volume's write log, kept with the image: the only arbiter of which log belongs to it.
+/// Record of a volume's write log, stored with the image: the only arbiter of which log belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogRecord<P> {
-    /// Grows whenever a log is given up, so that one that was given up is refused for good.
+    /// Epoch, incremented whenever a log is released, so that a released log is refused permanently.
     pub epoch: u64,
-    /// The log, if there is one.
+    /// Log of the volume, if there is one.
     pub log: Option<RecordedLog<P>>,
 }
 
@@ -53,74 +53,74 @@ impl<P> Default for LogRecord<P> {
 /// Log that a record names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordedLog<P> {
-    /// Its id on the log device.
+    /// Id on the log device.
     pub id: LogId,
-    /// Where it is, and how it is used.
+    /// Location and settings.
     pub place: P,
 }
 
-/// Difference between where a log is and where one is asked for.
+/// Difference between the place of a log and a requested one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaceChange {
-    /// None.
+    /// No difference.
     Same,
-    /// Only limits, which can be changed while the log is in use.
+    /// Only the limits differ, which can be changed online.
     Limits,
-    /// Anything else.
+    /// Any other difference.
     Other,
 }
 
-/// Access to an image, its record and its log devices, for the log in front of it.
+/// Access to an image, its record and its log devices, on behalf of the write log.
 pub trait LogKeeper: 'static {
-    /// Where a log is, and how it is used.
+    /// Location and settings of a log.
     type Place: Clone + fmt::Display + 'static;
-    /// Keeps the image's exclusive lock from being given to others, once it was taken, until it is dropped.
+    /// Guard that keeps the image's exclusive lock, once acquired, from being released on request.
     type Lock: 'static;
 
-    /// Returns the image's identity, which a log keeps.
+    /// Returns the identity of the image, which the log stores.
     fn volume_id(&self) -> String;
 
-    /// Returns the image's name, for people.
+    /// Returns the name of the image, for messages.
     fn volume_name(&self) -> String;
 
     /// Reads the record.
     ///
     /// # Errors
-    /// Those of the image; [`ErrorKind::Corrupt`] when the record cannot be read.
+    /// Errors of the image; [`ErrorKind::Corrupt`] if the record is malformed.
     fn load(&self) -> LocalFuture<Result<LogRecord<Self::Place>>>;
 
-    /// Replaces the record, durably.  After an error it may be either.
+    /// Replaces the record, durably. After an error, either the old or the new one may be stored.
     ///
     /// # Errors
-    /// Those of the image.
+    /// Errors of the image.
     fn store(&self, record: LogRecord<Self::Place>) -> LocalFuture<Result<()>>;
 
-    /// Takes the image's exclusive lock.
+    /// Acquires the image's exclusive lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when another client has it and keeps it.
+    /// [`ErrorKind::Busy`] if another client holds it and keeps it.
     fn lock(&self) -> LocalFuture<Result<Self::Lock>>;
 
-    /// Waits until every change has ended that was submitted to the image before.
+    /// Waits until all changes submitted to the image so far have completed.
     fn drain_changes(&self) -> LocalFuture<()>;
 
     /// Opens the log device at a place; with `create`, with space for one more log.
     ///
     /// # Errors
-    /// Those of [`Shelf::open`].
+    /// Errors of [`Shelf::open`].
     fn shelf(&self, place: &Self::Place, create: bool) -> LocalFuture<Result<Rc<Shelf>>>;
 
-    /// Returns the bytes of a log at a place.
+    /// Returns the size of a log at a place, in bytes.
     fn log_size(&self, place: &Self::Place) -> u64;
 
-    /// Returns how a log at a place is used.
+    /// Returns the options of a log at a place.
     fn options(&self, place: &Self::Place) -> Options;
 
     /// Compares two places.
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;
 }
 
-/// Owner of a log by the record that names it.
+/// Owner of a log through the record that names it.
 struct RecordOwner<K: LogKeeper> {
     keeper: Rc<K>,
     id: LogId,
@@ -154,7 +154,7 @@ impl<K: LogKeeper> Owner for RecordOwner<K> {
         let (keeper, id, epoch, lock) = (self.keeper.clone(), self.id, self.epoch, self.lock.clone());
         Some(Box::pin(async move {
             let locked = keeper.lock().await?;
-            // Another client may have had the lock, and given the log up.
+            // Another client may have held the lock, and released the log.
             Self::verify(&keeper, id, epoch).await?;
             lock.replace(Some(locked));
             Ok(())
@@ -167,7 +167,7 @@ impl<K: LogKeeper> Owner for RecordOwner<K> {
             let _turn = turn.acquire(1).await;
             let record = keeper.load().await?;
             if record.epoch == epoch + 1 && record.log.is_none() {
-                // An earlier attempt has succeeded though it said otherwise.
+                // An earlier attempt succeeded although it reported an error.
                 return keeper.store(record).await;
             }
             Self::verify(&keeper, id, epoch).await?;
@@ -177,32 +177,32 @@ impl<K: LogKeeper> Owner for RecordOwner<K> {
 }
 
 enum Slot<P> {
-    /// The record names no log.
+    /// No log in the record.
     Without,
-    /// The record names this one.
+    /// Open log that the record names.
     With { log: Rc<WriteLog>, recorded: RecordedLog<P>, shelf: Rc<Shelf> },
-    /// The record may name one that is not open here.
+    /// Unusable: the record may name a log that is not open here.
     Unusable(Error),
 }
 
-/// A volume's base device, with the write log in front of it that its record names.
+/// Volume with the write log in front of it that its record names.
 pub struct LogAttachment<K: LogKeeper> {
     keeper: Rc<K>,
     base: Rc<dyn BlockDevice>,
     slot: RefCell<Slot<K::Place>>,
-    /// One change of the log at a time.
+    /// Serializes changes of the log.
     turn: Semaphore,
-    /// The record is being read under the image's lock anyway.
+    /// Set while the record is being read under the image's lock anyway.
     attaching: Cell<bool>,
-    /// One change of the record at a time, those that the log asks for by itself included.
+    /// Serializes changes of the record, including those that the log initiates.
     record_turn: Semaphore,
 }
 
 impl<K: LogKeeper> LogAttachment<K> {
-    /// Opens a volume with the log that its record names, if it names one.
+    /// Opens a volume with the log that its record names, if any.
     ///
     /// # Errors
-    /// When the record cannot be read, or the log that it names cannot be opened.
+    /// If the record cannot be read, or the log that it names cannot be opened.
     pub async fn open(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
         let attachment = Self {
             keeper,
@@ -216,8 +216,8 @@ impl<K: LogKeeper> LogAttachment<K> {
         Ok(attachment)
     }
 
-    /// Returns the device that requests go to: the log, the base where there is none, or one that refuses everything
-    /// where that is not known.
+    /// Returns the device that requests go to: the log; the image if there is no log; or a device that refuses
+    /// everything if that is unknown.
     pub fn device(&self) -> Rc<dyn BlockDevice> {
         match &*self.slot.borrow() {
             Slot::Without => self.base.clone(),
@@ -226,7 +226,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         }
     }
 
-    /// Returns the log.
+    /// Returns the log, if one is open.
     pub fn log(&self) -> Option<Rc<WriteLog>> {
         match &*self.slot.borrow() {
             Slot::With { log, .. } => Some(log.clone()),
@@ -234,7 +234,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         }
     }
 
-    /// Returns what the record says of the log that is open.
+    /// Returns the record's entry of the open log.
     pub fn recorded(&self) -> Option<RecordedLog<K::Place>> {
         match &*self.slot.borrow() {
             Slot::With { recorded, .. } => Some(recorded.clone()),
@@ -242,20 +242,21 @@ impl<K: LogKeeper> LogAttachment<K> {
         }
     }
 
-    /// Makes a handle usable again that does not know what the record says, by reading it.
+    /// Recovers an unusable handle by re-reading the record.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Errors of [`open`](Self::open).
     pub async fn settle(&self) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.settle_in_turn().await
     }
 
-    /// Verifies, whenever the image's lock was taken, that the record names no log that this handle does not have: others
-    /// may have given the image one while they had the lock.
+    /// Verifies, whenever the image's lock was acquired, that the record names no log unknown to this handle: another
+    /// client may have attached one while it held the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when it does; this handle serves nothing then until it has settled.
+    /// [`ErrorKind::Busy`] if the record names such a log; this handle then refuses all requests until
+    /// [`settle`](Self::settle) succeeds.
     pub async fn check_record(&self) -> Result<()> {
         if self.attaching.get() || !matches!(&*self.slot.borrow(), Slot::Without) {
             return Ok(());
@@ -279,7 +280,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         self.reload().await
     }
 
-    /// Opens what the record names.
+    /// Re-reads the record and opens the log that it names.
     async fn reload(&self) -> Result<()> {
         let record = self.keeper.load().await?;
         let slot = match record.log {
@@ -308,11 +309,12 @@ impl<K: LogKeeper> LogAttachment<K> {
         Rc::new(RecordOwner { keeper, id, epoch, lock: Rc::new(RefCell::new(lock)), record_turn })
     }
 
-    /// Puts a log in front of the volume, unless it has that one already; changes its limits if only they differ.
+    /// Attaches a log to the volume, unless it has that one already; changes only the limits if nothing else differs.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] when it has another log; [`ErrorKind::Busy`] when its log is not in use, or another client
-    /// has the image; those of the log device and of the image, after which the volume has no log, or serves nothing.
+    /// [`ErrorKind::Exists`] if the volume has another log; [`ErrorKind::Busy`] if its log is not in use, or another
+    /// client holds the image's lock; errors of the log device and of the image, after which the volume has no log,
+    /// or refuses all requests.
     pub async fn attach(&self, place: &K::Place) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.settle_in_turn().await?;
@@ -323,7 +325,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             self.remove_disabled().await?;
         }
         if self.log().is_none() {
-            // What it acknowledges is nobody else's to write from now on.
+            // From now on, no other client may write the image: the log acknowledges writes ahead of it.
             self.attaching.set(true);
             let lock = self.keeper.lock().await;
             self.attaching.set(false);
@@ -332,7 +334,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             match record.log {
                 None => return self.create(record.epoch, place, lock).await,
                 Some(recorded) => {
-                    // Another client has given the image a log since it was opened here.
+                    // Another client has attached a log since the image was opened here.
                     match self.open_recorded(record.epoch, recorded, Some(lock)).await {
                         Ok(slot) => drop(self.slot.replace(slot)),
                         Err(error) => {
@@ -346,7 +348,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         self.adjust(place).await
     }
 
-    /// Compares the log that there is with the one that is asked for.
+    /// Compares the attached log with the requested one, and applies changed limits.
     async fn adjust(&self, place: &K::Place) -> Result<()> {
         let (Some(log), Some(recorded)) = (self.log(), self.recorded()) else {
             return Err(Error::new(ErrorKind::Busy, "the write log is gone again"));
@@ -365,12 +367,12 @@ impl<K: LogKeeper> LogAttachment<K> {
             }
             PlaceChange::Limits => {
                 log.acquired().await?;
-                // A log in use has not been released, and nobody else's turn is waited for here.
+                // A log in use has not been released, and this does not wait for a release in progress.
                 check_in_use()?;
                 let _turn = self.record_turn.acquire(1).await;
                 let LogRecord { epoch, log: named } = self.keeper.load().await?;
                 if named.is_none_or(|named| named.id != recorded.id) {
-                    // Whatever came between: what the record lets go of is not brought back.
+                    // Never restore a record that has been cleared in the meantime.
                     return Err(Error::new(ErrorKind::Busy, "the write log is being given up"));
                 }
                 let changed = RecordedLog { id: recorded.id, place: place.clone() };
@@ -399,7 +401,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let past = log.changes_past();
         let recorded = RecordedLog { id, place: place.clone() };
         if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
-            // It may be recorded all the same: not when a later epoch is.
+            // The record may have been stored despite the error; storing a later epoch invalidates it.
             if let Err(undo) = keeper.store(LogRecord { epoch: epoch + 1, log: None }).await {
                 let text = format!("the record of its write log could not be written ({error}), nor corrected: {undo}");
                 self.slot.replace(Slot::Unusable(Error::new(undo.kind(), text)));
@@ -410,7 +412,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             return Err(discarded(&shelf, &id, error).await);
         }
         self.slot.replace(Slot::With { log, recorded, shelf });
-        // What is on its way past the log must not arrive after what the log writes back.
+        // Changes in flight past the log must complete before the log writes back to the same ranges.
         let keeper = self.keeper.clone();
         drop(spawn(async move {
             keeper.drain_changes().await;
@@ -419,11 +421,11 @@ impl<K: LogKeeper> LogAttachment<K> {
         Ok(())
     }
 
-    /// Writes everything back and gives the log up, whoever uses the volume: requests go to the base from then on.
-    /// Gives up waiting when nothing was written back for `patience`.
+    /// Drains the log and detaches it, even while the volume is in use: requests go directly to the image from then
+    /// on. Stops waiting if no write-back progress is made for `patience`.
     ///
     /// # Errors
-    /// When the log cannot be written back (it stays in front of the volume, and goes on trying), or has failed.
+    /// If the log cannot be drained (it stays attached, and write-back continues), or has failed.
     pub async fn end(&self, patience: Duration) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.settle_in_turn().await?;
@@ -447,22 +449,22 @@ impl<K: LogKeeper> LogAttachment<K> {
         self.remove_disabled().await
     }
 
-    /// Frees the space of a log that the record does not name any more.
+    /// Frees the space of a log that the record no longer names.
     async fn remove_disabled(&self) -> Result<()> {
         let Slot::With { log, recorded, shelf } = self.slot.replace(Slot::Without) else { return Ok(()) };
-        // Requests that came through it end first.
+        // Requests that came through the log complete first.
         log.gone().await;
         free_disabled(&shelf, &recorded).await;
         Ok(())
     }
 
-    /// Closes the log as it is, for the next time that the volume is opened; one that is disabled is given up.  This handle
-    /// serves nothing from then on.
+    /// Closes the log with its contents, which are used again when the volume is next opened; a disabled log is
+    /// discarded. This handle refuses all requests from then on.
     ///
     /// # Errors
-    /// When not everything that was acknowledged could be made durable.
+    /// If not all acknowledged writes could be made durable.
     pub async fn close(&self) -> Result<()> {
-        // What it has acknowledged lasts, whatever the change of the log waits for that has the turn.
+        // Acknowledged writes become durable even while a concurrent change of the log holds the lock and waits.
         if let Some(log) = self.log() {
             log.stop().await;
         }
@@ -480,27 +482,27 @@ impl<K: LogKeeper> LogAttachment<K> {
         log.gone().await;
         let released = match mode {
             Mode::Off(_) => true,
-            // It may have been on its way to the record.
+            // The release may have reached the record.
             Mode::TurningOff(_) => self.is_released(&recorded.id).await,
             Mode::Acquiring | Mode::On | Mode::Failed(_) => false,
         };
         if released {
-            // The record does not name it any more, and nobody would ever look for it.
+            // The record no longer names the log, and nothing else would ever free it.
             free_disabled(&shelf, &recorded).await;
         }
         result
     }
 
-    /// Returns whether the record is known not to name a log any more.
+    /// Returns whether the record is known to no longer name a log.
     async fn is_released(&self, id: &LogId) -> bool {
         let record = self.keeper.load().await;
         record.is_ok_and(|record| record.log.is_none_or(|log| log.id != *id))
     }
 
-    /// Gives up the log that the record of a volume names, with what it holds.  The volume must not be open.
+    /// Discards the log that the record of a volume names, including unwritten data. The volume must not be open.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when another client has the image; those of the image.
+    /// [`ErrorKind::Busy`] if another client holds the image's lock; errors of the image.
     pub async fn discard(keeper: &K) -> Result<()> {
         let _lock = keeper.lock().await?;
         let record = keeper.load().await?;
@@ -514,7 +516,7 @@ impl<K: LogKeeper> LogAttachment<K> {
     }
 }
 
-/// Frees the space of a log that no record names any more, and that is not open.
+/// Frees the space of a closed log that no record names any more.
 async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLog<P>) {
     let discarded = match shelf.discard(&recorded.id).await {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -530,7 +532,7 @@ async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLo
     }
 }
 
-/// Discards a log that never belonged to anybody; returns why.
+/// Discards a log that no record ever named; returns the error that caused this.
 async fn discarded(shelf: &Rc<Shelf>, id: &LogId, why: Error) -> Error {
     if let Err(error) = shelf.discard(id).await {
         tracing::warn!(log = id_text(id), %error, "an unused write log is left on its device");
@@ -544,7 +546,7 @@ fn stalled(log: &WriteLog, patience: Duration) -> Error {
     Error::new(why.kind(), text)
 }
 
-/// A device that refuses everything.
+/// Device that refuses all requests.
 struct Refusing {
     base: Rc<dyn BlockDevice>,
     error: Error,

@@ -1,4 +1,4 @@
-//! Long sequential writes that go round the log.
+//! Log bypass of long sequential writes.
 
 use std::rc::Rc;
 
@@ -10,9 +10,9 @@ use crate::log::{Answer, Shared, log};
 use crate::state::State;
 use crate::writeback;
 
-/// A long sequential write goes straight to the backend, when that cannot be seen: nothing in the log is of an older
-/// generation or overlaps it, and no recovery would replay anything over it.  Where only the latter is missing, that is
-/// asked for, so that the next one may go.
+/// Returns whether a long sequential write may bypass the log without visible effect: the log holds no older
+/// generation and no overlapping entry, and no recovery would replay anything over it. If only the last condition is
+/// unmet, starts persisting the tail, so that the next such write may bypass.
 pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent) -> bool {
     let mut state = shared.state.borrow_mut();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
@@ -34,7 +34,7 @@ pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent)
 }
 
 impl State {
-    /// Nothing in the log stands in the way of a write that goes round it.
+    /// Returns whether the contents of the log permit a write to bypass it.
     fn may_go_round(&self, extent: Extent) -> bool {
         let current = self.generations.front().is_none_or(|&(oldest, _)| oldest == self.generation);
         let queued = self.queue.front().is_none_or(|piece| piece.generation == self.generation)
@@ -43,7 +43,7 @@ impl State {
     }
 }
 
-/// Writes round the log.
+/// Writes to the backend, bypassing the log.
 pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     {
         let mut state = shared.state.borrow_mut();
@@ -54,7 +54,7 @@ pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, 
         state.stale(extent);
     }
     let mut sent = request.clone();
-    // Whichever way it goes, what is answered lasts.
+    // An acknowledged write is durable either way.
     let lasts = !shared.is_early();
     if let Request::Write { fua, .. } = &mut sent {
         *fua |= lasts;
@@ -65,7 +65,7 @@ pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, 
     state.direct_done += u64::from(!lasts);
     state.stale(extent);
     if result.is_err() && state.mode.is_on() {
-        // The log can wait for the backend to recover.
+        // Fall back to the log, which can wait for the backend to recover.
         drop(state);
         log(&shared, request, extent, answer);
         return;

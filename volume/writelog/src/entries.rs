@@ -1,81 +1,82 @@
-//! The records of what is in the log, oldest first: 24 bytes of memory each.
+//! In-memory table of log entries, oldest first: 24 bytes each.
 
 use std::collections::VecDeque;
 
 use forebay_block::Extent;
 
-/// What an entry does to the volume.
+/// Operation of an entry on the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Writes its payload.
+    /// Write of its payload.
     Write,
-    /// Writes its payload, which is shorter, again and again.
+    /// Write-same: the payload of 512 bytes, repeated.
     Same,
-    /// Writes zeroes; the space may be given back.
+    /// Write-zeroes that may deallocate.
     Zeroes,
-    /// Writes zeroes, and the space must stay.
+    /// Write-zeroes that keeps the space allocated.
     ZeroesKeep,
-    /// The content is not needed any more; reads as zeroes.
+    /// Discard; the range reads as zeroes.
     Discard,
 }
 
 impl Kind {
     const ALL: [Kind; 5] = [Kind::Write, Kind::Same, Kind::Zeroes, Kind::ZeroesKeep, Kind::Discard];
 
-    /// Its number in the format.
+    /// Returns the on-disk code.
     pub fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// From its number in the format.
+    /// Returns the kind of an on-disk code; `None` if it is unknown.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
     }
 
-    /// It has bytes of its own.
+    /// Returns whether entries of this kind have a payload.
     pub fn has_payload(self) -> bool {
         matches!(self, Kind::Write | Kind::Same)
     }
 }
 
-/// Bytes of a write-same's payload.
+/// Length of a write-same payload in bytes.
 pub const SAME_LEN: u32 = 512;
 
-/// The place of an entry that is not on the medium yet.
+/// Place of an entry that is not on the medium yet.
 pub const NOWHERE: u32 = u32::MAX;
 
-/// Segments of the index that one entry may have.
+/// Mask of the count of index segments in the state word; also its maximum.
 const SEGMENTS_MAX: u32 = (1 << 27) - 1;
-/// Later entries of its own generation have overwritten it wholly.
+/// Dead flag in the state word: later entries of the same generation have overwritten all of the entry.
 const DEAD: u32 = 1 << 27;
-/// The kind, in the state.
+/// Mask of the kind in the state word.
 const KIND: u32 = 0b111 << 28;
-/// The lower bit of the slack, in the state; the upper one is in the length.
+/// Low bit of the slack, in the state word; the high bit is in the length.
 const SLACK: u32 = 1 << 31;
-/// More barriers than this are not counted.
+/// Maximum slack; more barriers are not counted.
 pub const SLACK_MAX: u64 = 3;
 
-/// One entry.
+/// Log entry in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     offset: u64,
-    /// At most 1 GiB; then the upper bit of the slack.
+    /// Length in bytes, at most 1 GiB; the top bit holds the high bit of the slack.
     len: u32,
-    /// Where its payload is, in the medium's units.
+    /// Location of the payload, in units of the medium.
     pub place: u32,
-    /// CRC32C of its payload.
+    /// CRC32C of the payload.
     pub crc: u32,
-    /// A bit of the slack, three of the kind, then whether it is dead, and how many segments of the index it has.
+    /// State word: one bit of slack, three bits of kind, the dead flag, and the count of index segments.
     state: u32,
 }
 
 impl Entry {
-    /// A new one, without segments.
+    /// Returns a new entry without segments.
     pub fn new(kind: Kind, extent: Extent, place: u32, crc: u32) -> Self {
         Self { offset: extent.offset, len: extent.len as u32, place, crc, state: u32::from(kind.code()) << 28 }
     }
 
-    /// The same, submitted so many generations before its own.
+    /// Sets the slack: the number of generations by which the submission preceded the entry's own, capped at
+    /// [`SLACK_MAX`].
     pub fn with_slack(mut self, slack: u64) -> Self {
         let slack = slack.min(SLACK_MAX) as u32;
         self.state = self.state & !SLACK | slack << 31;
@@ -83,48 +84,49 @@ impl Entry {
         self
     }
 
-    /// So many generations before its own it was submitted, at least: it is not after anything of these.
+    /// Returns the minimum number of generations by which the submission preceded the entry's own: the entry is not
+    /// ordered after writes of these.
     pub fn slack(&self) -> u64 {
         u64::from(self.state >> 31 | (self.len >> 31) << 1)
     }
 
-    /// What it does.
+    /// Returns the operation.
     pub fn kind(&self) -> Kind {
         Kind::from_code(((self.state & KIND) >> 28) as u8).unwrap_or(Kind::Write)
     }
 
-    /// Where on the volume.
+    /// Returns the range of the volume.
     pub fn extent(&self) -> Extent {
         Extent::new(self.offset, u64::from(self.len & !SLACK))
     }
 
-    /// Bytes of its payload.
+    /// Returns the length of the payload in bytes.
     pub fn payload_len(&self) -> u32 {
         payload_len(self.kind(), self.len & !SLACK)
     }
 
-    /// No read finds it any more.
+    /// Returns whether the entry is superseded: no index segment, and so no read, refers to it.
     pub fn is_hidden(&self) -> bool {
         self.state & SEGMENTS_MAX == 0
     }
 
-    /// Neither reads nor the backend need it.
+    /// Returns whether neither reads nor write-back need the entry.
     pub fn is_dead(&self) -> bool {
         self.state & DEAD != 0
     }
 
-    /// From now on neither reads nor the backend need it.
+    /// Marks the entry as dead: neither reads nor write-back need it.
     pub fn kill(&mut self) {
         self.state |= DEAD;
     }
 
-    /// It has so many segments more.
+    /// Adds `by` to the count of index segments.
     pub fn count(&mut self, by: i32) {
         self.state = self.state.wrapping_add_signed(by);
     }
 }
 
-/// Bytes of payload of an entry of a kind that covers `len` bytes.
+/// Returns the payload length of an entry of this kind that covers `len` bytes.
 pub fn payload_len(kind: Kind, len: u32) -> u32 {
     match kind {
         Kind::Write => len,
@@ -133,47 +135,47 @@ pub fn payload_len(kind: Kind, len: u32) -> u32 {
     }
 }
 
-/// Entries a block of memory.
+/// Entries per block of memory.
 const BLOCK: usize = 256;
 
-/// The entries, by sequence number.  Memory comes and goes in blocks of 6 KiB.
+/// Entry table by sequence number. Memory is allocated and freed in blocks of 6 KiB.
 #[derive(Debug)]
 pub struct Entries {
     blocks: VecDeque<Vec<Entry>>,
-    /// Sequence number of the first place of the first block.
+    /// Sequence number of the first slot of the first block.
     base: u64,
     tail: u64,
     head: u64,
 }
 
 impl Entries {
-    /// None; the next one has the number `head`.
+    /// Returns an empty table whose next entry gets the sequence number `head`.
     pub fn new(head: u64) -> Self {
         Self { blocks: VecDeque::new(), base: head, tail: head, head }
     }
 
-    /// Number of the oldest.
+    /// Returns the sequence number of the oldest entry.
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// One past the number of the newest.
+    /// Returns the sequence number after the newest entry.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// How many.
+    /// Returns the number of entries.
     pub fn len(&self) -> u64 {
         self.head - self.tail
     }
 
-    /// Bytes of memory in use.
+    /// Returns the memory in use, in bytes.
     pub fn memory(&self) -> usize {
         self.blocks.iter().map(|block| block.capacity() * size_of::<Entry>() + 16).sum::<usize>()
             + self.blocks.capacity() * size_of::<Vec<Entry>>()
     }
 
-    /// Appends one; its number.
+    /// Appends an entry; returns its sequence number.
     pub fn push(&mut self, entry: Entry) -> u64 {
         if self.blocks.back().is_none_or(|block| block.len() == BLOCK) {
             self.blocks.push_back(Vec::with_capacity(BLOCK));
@@ -193,24 +195,24 @@ impl Entries {
         Some((at / BLOCK, at % BLOCK))
     }
 
-    /// One by its number.
+    /// Returns the entry with this sequence number.
     pub fn get(&self, seq: u64) -> Option<&Entry> {
         let (block, at) = self.position(seq)?;
         self.blocks.get(block)?.get(at)
     }
 
-    /// One by its number, to be changed.
+    /// Returns the entry with this sequence number, mutably.
     pub fn get_mut(&mut self, seq: u64) -> Option<&mut Entry> {
         let (block, at) = self.position(seq)?;
         self.blocks.get_mut(block)?.get_mut(at)
     }
 
-    /// The whole number of an entry that is in the log, from its low half.
+    /// Returns the full sequence number of an entry in the table, from its low 32 bits.
     pub fn seq_of(&self, id: u32) -> u64 {
         self.tail + u64::from(id.wrapping_sub(self.tail as u32))
     }
 
-    /// Takes out the oldest.
+    /// Removes the oldest entry.
     pub fn pop(&mut self) -> Option<(u64, Entry)> {
         let entry = *self.get(self.tail)?;
         let seq = self.tail;

@@ -1,33 +1,33 @@
-//! Long runs of a short pattern.
+//! Pattern fill: detection and expansion of a repeated short pattern.
 
 use forebay_accel::crc32c;
 use forebay_block::{Buf, BufList, BufMut};
 
 use crate::entries::SAME_LEN;
 
-/// Shortest write that is looked at.
+/// Minimum length of a write that is examined, in bytes.
 const LOOK_MIN: usize = 4096;
-/// Longest run of repeated bytes that is made at once.
+/// Maximum length of a buffer of repeated bytes.
 const UNIT: usize = 64 << 10;
 
-/// What a write consists of.
+/// Content classification of a write.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Nothing but zeroes.
+    /// Zeroes only.
     Zeroes,
-    /// The same [`SAME_LEN`] bytes again and again.
+    /// Repetition of the same [`SAME_LEN`] bytes.
     Same(Vec<u8>),
-    /// Anything.
+    /// Any other content.
     Mixed,
 }
 
-/// Looks whether a write is one short pattern; nearly always the second sector says that it is not.
+/// Classifies a write; nearly always the second sector rules out a pattern.
 pub(crate) fn pattern_of(data: &BufList) -> Pattern {
     let same = SAME_LEN as usize;
     if data.len() < LOOK_MIN || !data.len().is_multiple_of(same) {
         return Pattern::Mixed;
     }
-    // Parts that are not made of whole patterns are too odd to bother.
+    // Parts that are not multiples of the pattern length are rare, and count as mixed.
     let Some(first) = data.parts().first().filter(|first| first.len() >= same) else { return Pattern::Mixed };
     let pattern = &first[..same];
     for part in data.parts() {
@@ -35,14 +35,14 @@ pub(crate) fn pattern_of(data: &BufList) -> Pattern {
             return Pattern::Mixed;
         }
     }
-    // Only what passed so far, which is rare, is worth a second look.
+    // Only the rare writes that passed so far are examined for zeroes.
     if crc32c::crc32c(pattern) == crc32c::zeroes(same as u64) && pattern.iter().all(|&byte| byte == 0) {
         return Pattern::Zeroes;
     }
     Pattern::Same(pattern.to_vec())
 }
 
-/// `len` bytes of the pattern, from byte `skip` of its first repetition on.
+/// Returns `len` bytes of the repeated pattern, starting `skip` bytes into the repetition.
 pub(crate) fn expand(pattern: &[u8], skip: u64, len: usize) -> BufList {
     let phase = (skip % pattern.len() as u64) as usize;
     let unit = len.next_multiple_of(pattern.len()).min(UNIT) + pattern.len();

@@ -1,4 +1,4 @@
-//! Barriers.
+//! Flushes and barriers.
 
 use std::future::ready;
 use std::rc::Rc;
@@ -8,11 +8,11 @@ use forebay_block::{LocalFuture, Reply, Request, Result};
 use crate::log::Shared;
 use crate::state::{Mode, State};
 
-/// What was answered before lasts when this is answered; what is queued from now on is of a new generation.
+/// Flushes: all writes acknowledged before are durable when it completes. Begins a new generation for later writes.
 pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
-    // A log that is turning off lets requests through to the backend, which does not make them last by itself.
+    // While the log is being disabled, requests reach the backend, which does not make them durable by itself.
     let lasts = state.mode.is_on() && !shared.is_early() && state.direct_lasts();
     drop(state);
     if lasts {
@@ -21,7 +21,7 @@ pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
     Box::pin(async move { make_last(&shared).await.map(|()| Reply::Done) })
 }
 
-/// Makes everything last that was answered.
+/// Makes all acknowledged writes durable.
 pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
     if shared.is_early() {
         let head = shared.state.borrow().entries.head();
@@ -34,7 +34,7 @@ pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
         if let Err(error) = synced {
             crate::append::turn_off(shared, error);
         }
-        // On a medium that has failed they last only at the backend.
+        // After a failure of the medium, they become durable only at the backend.
         let over = || {
             let state = shared.state.borrow();
             state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
@@ -47,8 +47,8 @@ pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
     flush_direct(shared).await
 }
 
-/// Makes what was answered last on the medium, without anything of the backend.  Of a full log that is what has its place
-/// already; the rest follows as far as the backend makes room.
+/// Makes all acknowledged writes durable on the medium, without any request to the backend. If the log is full, that
+/// covers the entries placed already; the others follow as write-back frees space.
 pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
     if !shared.is_early() {
         return;
@@ -72,12 +72,12 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
     }
     let turning_off = matches!(shared.state.borrow().mode, Mode::TurningOff(_));
     if turning_off && let Err(error) = shared.medium.sync().await {
-        // Whatever it says, what a failed medium has is not relied on: it goes to the backend.
+        // A failed medium is not relied on, whatever it reports: its contents go to the backend.
         tracing::debug!(%error, "a write log that turns off could not be synced");
     }
 }
 
-/// Makes everything last that is on the medium.
+/// Makes all appended entries durable on the medium.
 pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
     let appended = shared.state.borrow().appended_seq;
     if shared.state.borrow().synced_seq < appended {
@@ -88,7 +88,7 @@ pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
     Ok(())
 }
 
-/// Makes what went round the log last.
+/// Makes bypassed writes durable.
 pub(crate) async fn flush_direct(shared: &Rc<Shared>) -> Result<()> {
     let done = {
         let state = shared.state.borrow();

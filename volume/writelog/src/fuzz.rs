@@ -1,4 +1,4 @@
-//! What fuzz targets call: everything that decodes bytes of a medium.
+//! Fuzz targets: all decoders of a medium's bytes.
 
 use std::ops::{Range, RangeFrom};
 
@@ -7,7 +7,7 @@ use crate::format::{
     Superblock, VERSION, decode_word, reseal,
 };
 
-/// Decodes anything as anything; what decodes must encode to the same again.
+/// Decodes the bytes as each structure; decoded structures must round-trip.
 pub fn decode(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
@@ -28,15 +28,15 @@ pub fn decode(bytes: &[u8]) {
     }
 }
 
-/// Mark of the log that resealed entries and blocks belong to.
+/// Tag of the log that resealed entries and blocks belong to.
 const TAG: u32 = 9;
-/// Where an entry, a directory and an append block are in the fuzzer's bytes.
+/// Location of an entry, a directory and an append block in the fuzzer's bytes.
 const ENTRY: Range<usize> = 1024..1024 + ENTRY_LEN;
 const DIRECTORY: Range<usize> = 1024 + ENTRY_LEN..2048;
 const BLOCK: RangeFrom<usize> = 2048..;
 
-/// Decodes bytes whose magic numbers, marks and checksums are made right first, so that what is behind them is reached: a
-/// superblock in all of the 4096 bytes, in it an entry, a directory and an append block.
+/// Decodes bytes whose magic numbers, tags and checksums are corrected first, so that the code behind these checks is
+/// reached: a superblock in all of the 4096 bytes, and within it an entry, a directory and an append block.
 pub fn decode_sealed(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     bytes.resize(SUPER_LEN, 0);
@@ -46,7 +46,7 @@ pub fn decode_sealed(bytes: &[u8]) {
     sealed_superblock(&bytes);
 }
 
-/// Each of these returns whether the bytes were accepted.
+/// Returns whether the bytes were accepted, like the functions that follow.
 fn sealed_superblock(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();
     bytes[..8].copy_from_slice(MAGIC);

@@ -1,7 +1,8 @@
-//! Which entries nobody needs any more, because later ones of their own generation have overwritten them wholly.
+//! Superseded entries: overwritten entirely by later ones of their own generation, so that neither reads nor
+//! write-back need them.
 //!
-//! An entry that only a later *generation* has overwritten is still needed: the backend must have it before anything of
-//! that generation, or it would for a while hold what no host ever wrote.
+//! An entry overwritten only by a later *generation* is still needed: the backend must get it before anything of that
+//! generation, or it would temporarily hold a state that no host ever wrote.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +10,14 @@ use forebay_block::Extent;
 
 use crate::format::EntryRecord;
 
-/// Runs that are covered: first byte, end.  Neighbours are one.
+/// Interval set: start to end, with adjacent intervals merged.
 #[derive(Debug, Default)]
 pub(crate) struct Covered {
     runs: BTreeMap<u64, u64>,
 }
 
 impl Covered {
-    /// Adds a run; calls `fresh` with the parts of it that were not covered, in order.
+    /// Adds an interval; calls `fresh` with the parts of it that were not in the set, in order.
     pub(crate) fn add(&mut self, extent: Extent, mut fresh: impl FnMut(Extent)) {
         let (last, mut at) = (extent.end(), extent.offset);
         let (mut start, mut end) = (extent.offset, last);
@@ -40,13 +41,13 @@ impl Covered {
         self.runs.insert(start, end);
     }
 
-    /// Forgets everything.
+    /// Removes all intervals.
     pub(crate) fn clear(&mut self) {
         self.runs.clear();
     }
 }
 
-/// For each entry of a log, oldest first: nobody needs it any more.
+/// Returns for each entry of a log, oldest first, whether it is superseded.
 pub(crate) fn hidden_entries(entries: &[EntryRecord]) -> Vec<bool> {
     let mut hidden = vec![false; entries.len()];
     let (mut covered, mut generation) = (Covered::default(), None);

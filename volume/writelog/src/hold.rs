@@ -1,4 +1,5 @@
-//! Draining the log, and holding the backend at a moment: for snapshots, changes of size, and a log that is new.
+//! Draining the log, and holding the backend at a consistency point: for snapshots, resizes, and a newly attached
+//! log.
 
 use std::rc::Rc;
 
@@ -9,8 +10,8 @@ use crate::state::Mode;
 use crate::{append, writeback};
 
 impl WriteLog {
-    /// Takes into account, until the answer is dropped, changes that are in flight past a log which is put in front of its
-    /// volume: nothing newer than what is in the log now is written back meanwhile, and flushes go to the backend too.
+    /// Accounts for changes in flight past a log that is being attached, until the returned guard is dropped. Entries
+    /// newer than the present ones are not written back in the meantime, and flushes go to the backend too.
     pub fn changes_past(&self) -> ChangesPast {
         let mut state = self.shared.state.borrow_mut();
         let head = state.entries.head();
@@ -19,10 +20,10 @@ impl WriteLog {
         ChangesPast { cut: Cut { shared: self.shared.clone(), head } }
     }
 
-    /// Waits until the backend holds, durably, everything that was answered before.
+    /// Waits until the backend holds, durably, all writes acknowledged before.
     ///
     /// # Errors
-    /// When the log has failed.
+    /// If the log has failed or is closed, or the backend fails a flush.
     pub async fn drain(&self) -> Result<()> {
         self.settle().await;
         let head = self.shared.state.borrow().entries.head();
@@ -53,7 +54,7 @@ impl WriteLog {
         shared.inner.submit(Request::Flush).await.map(drop)
     }
 
-    /// Waits until what is queued now is in the log, or was given up with an error.
+    /// Waits until all pieces queued now are in the log, or were dropped with an error.
     async fn settle(&self) {
         let shared = &self.shared;
         shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
@@ -63,18 +64,18 @@ impl WriteLog {
         };
         let over = || {
             let state = shared.state.borrow();
-            // What was dropped from the queue never gets a number.
+            // Pieces dropped from the queue never get a sequence number.
             let target = if state.drops == drops { queued } else { queued.min(state.dropped_at) };
             state.appended_seq >= target || !state.mode.is_on()
         };
         shared.settled.wait_until(over).await;
     }
 
-    /// Brings the backend to a moment and holds it there: it has everything that was answered before this call, and
-    /// nothing that was submitted after it returned.  Until the cut is dropped later writes stay in the log.
+    /// Brings the backend to a consistency point and holds it there: it has all writes acknowledged before this call,
+    /// and none submitted after it returned. Until the guard is dropped, later writes stay in the log.
     ///
     /// # Errors
-    /// When the log has failed.
+    /// If the log has failed or is closed, or the backend fails a flush.
     pub async fn cut(&self) -> Result<Cut> {
         let shared = &self.shared;
         shared.state.borrow_mut().barrier();
@@ -91,11 +92,11 @@ impl WriteLog {
         Ok(cut)
     }
 
-    /// The volume is to shrink to `size` bytes: what reaches past it is refused from now on until the answer is
-    /// dropped, and nothing of it is left in the log when this returns.
+    /// Prepares the volume for a shrink to `size` bytes: requests past it are refused until the returned guard is
+    /// dropped, and the log holds nothing past it when this returns.
     ///
     /// # Errors
-    /// When the log has failed, or the backend fails a flush.
+    /// If the log has failed, or the backend fails a flush.
     pub async fn shrink(&self, size: u64) -> Result<Shrinking> {
         let shared = &self.shared;
         shared.state.borrow_mut().size_limits.push(size);
@@ -107,7 +108,7 @@ impl WriteLog {
         Ok(shrinking)
     }
 
-    /// Waits until no recovery would replay anything that the backend holds.
+    /// Waits until no recovery would replay an entry that the backend holds.
     async fn forget(&self) -> Result<()> {
         let shared = &self.shared;
         if self.mode().is_on()
@@ -115,7 +116,7 @@ impl WriteLog {
         {
             append::turn_off(shared, error);
         }
-        // A medium that fails may replay anything until the record says that it must not.
+        // After a failure of the medium, any entry may be replayed until the record excludes it.
         let over = || {
             let state = shared.state.borrow();
             state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
@@ -128,7 +129,7 @@ impl WriteLog {
     }
 }
 
-/// While it is held, the backend stays at one moment.
+/// Guard of a consistency point of the backend.
 pub struct Cut {
     shared: Rc<Shared>,
     head: u64,
@@ -138,7 +139,7 @@ impl Drop for Cut {
     fn drop(&mut self) {
         {
             let mut state = self.shared.state.borrow_mut();
-            // Others may be held still.
+            // Other guards may still hold the same entry.
             if let Some(at) = state.holds.iter().position(|&head| head == self.head) {
                 state.holds.swap_remove(at);
             }
@@ -147,7 +148,7 @@ impl Drop for Cut {
     }
 }
 
-/// Stands for changes that are in flight past the log.
+/// Guard that accounts for changes in flight past the log.
 pub struct ChangesPast {
     cut: Cut,
 }
@@ -156,12 +157,12 @@ impl Drop for ChangesPast {
     fn drop(&mut self) {
         let mut state = self.cut.shared.state.borrow_mut();
         state.past_active -= 1;
-        // What was answered last need not be durable.
+        // Changes acknowledged most recently may not be durable.
         state.direct_done += 1;
     }
 }
 
-/// While it is held, what reaches past the volume's new end is refused.
+/// Guard of a shrink: requests past the volume's new end are refused while it is held.
 pub struct Shrinking {
     shared: Rc<Shared>,
     size: u64,
@@ -170,7 +171,7 @@ pub struct Shrinking {
 impl Drop for Shrinking {
     fn drop(&mut self) {
         let limits = &mut self.shared.state.borrow_mut().size_limits;
-        // Others may be held still.
+        // Other guards may still hold the same limit.
         if let Some(at) = limits.iter().position(|&size| size == self.size) {
             limits.swap_remove(at);
         }

@@ -1,23 +1,23 @@
-//! Which entry of the log holds the newest bytes of each run of the volume.
+//! Extent index: maps each run of the volume to the log entry with its newest bytes.
 //!
-//! Segments of 16 bytes in sorted chunks whose memory grows in small steps, so that even a log whose every write cuts
-//! another one in two stays within 64 bytes an entry, the entry's own record included.
+//! Segments of 16 bytes in sorted chunks whose memory grows in small steps. Even a log in which every write splits
+//! another one stays within 64 bytes per entry, including the entry's own record.
 
 use forebay_block::Extent;
 
-/// Segments a chunk at most; a fuller one is cut in two.
+/// Maximum number of segments of a chunk; a larger one is split.
 const CHUNK_MAX: usize = 128;
-/// By how many segments a chunk's memory grows.
+/// Growth step of a chunk's memory, in segments.
 const STEP: usize = 8;
 
-/// A run of the volume whose newest bytes an entry holds.
+/// Run of the volume whose newest bytes are in one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// First byte.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// The entry: the low half of its sequence number.
+    /// Low 32 bits of the entry's sequence number.
     pub entry: u32,
 }
 
@@ -27,14 +27,14 @@ impl Segment {
     }
 }
 
-/// Runs that do not overlap, in order.
+/// Sorted set of non-overlapping segments.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// None of them is empty.
+    /// Non-empty chunks of segments.
     chunks: Vec<Vec<Segment>>,
 }
 
-/// Inserts into a chunk, whose memory grows by a few places only.
+/// Inserts into a chunk, whose memory grows by [`STEP`] segments at a time.
 fn insert_into(chunk: &mut Vec<Segment>, at: usize, segment: Segment) {
     if chunk.len() == chunk.capacity() {
         chunk.reserve_exact(STEP);
@@ -43,25 +43,25 @@ fn insert_into(chunk: &mut Vec<Segment>, at: usize, segment: Segment) {
 }
 
 impl Index {
-    /// Nothing is in the log.
+    /// Returns an empty index.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes of memory in use.
+    /// Returns the memory in use, in bytes.
     pub fn memory(&self) -> usize {
         let chunks: usize = self.chunks.iter().map(|chunk| chunk.capacity() * size_of::<Segment>() + 16).sum();
         chunks + self.chunks.capacity() * size_of::<Vec<Segment>>()
     }
 
-    /// Place of the first segment that ends after `at`: chunk, and segment in it.
+    /// Returns the position of the first segment that ends after `at`: chunk, and segment in it.
     fn find(&self, at: u64) -> (usize, usize) {
         let chunk = self.chunks.partition_point(|chunk| chunk.last().is_none_or(|last| last.end() <= at));
         let segment = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|segment| segment.end() <= at));
         (chunk, segment)
     }
 
-    /// The segments that touch `extent`, cut to it, in order.
+    /// Returns the segments that overlap `extent`, clipped to it, in order.
     pub fn overlaps(&self, extent: Extent) -> impl Iterator<Item = Segment> + '_ {
         let (first, at) = self.find(extent.offset);
         let end = extent.end();
@@ -73,19 +73,19 @@ impl Index {
         })
     }
 
-    /// Some entry holds bytes of `extent`.
+    /// Returns whether any entry holds bytes of `extent`.
     pub fn touches(&self, extent: Extent) -> bool {
         self.overlaps(extent).next().is_some()
     }
 
-    /// From now on `entry` holds the newest bytes of `extent` (which is shorter than 4 GiB).  `change` is told by how
-    /// many segments each entry has more or fewer than before.
+    /// Records that `entry` holds the newest bytes of `extent` (shorter than 4 GiB). Calls `change` with the change
+    /// of each entry's segment count.
     pub fn insert(&mut self, extent: Extent, entry: u32, mut change: impl FnMut(u32, i32)) {
         self.carve(extent, |_| true, &mut change);
         let (chunk, at) = self.find(extent.offset);
         change(entry, 1);
         let segment = Segment { start: extent.offset, len: extent.len as u32, entry };
-        // At a border between two chunks the earlier one may take it at its end.
+        // At a boundary between two chunks, the earlier one takes the segment at its end if it has space.
         let (chunk, at) = match (self.chunks.get(chunk), chunk.checked_sub(1)) {
             (_, Some(before)) if at == 0 && self.chunks[before].len() < CHUNK_MAX => {
                 (before, self.chunks[before].len())
@@ -100,17 +100,17 @@ impl Index {
         self.split(chunk);
     }
 
-    /// Nothing of `extent` is held by `entry` any more.
+    /// Removes the segments of `entry` within `extent`.
     pub fn remove(&mut self, extent: Extent, entry: u32, mut change: impl FnMut(u32, i32)) {
         self.carve(extent, |segment| segment.entry == entry, &mut change);
     }
 
-    /// Cuts a chunk that has grown too long.
+    /// Splits a chunk that has grown too long.
     fn split(&mut self, chunk: usize) {
         if self.chunks[chunk].len() <= CHUNK_MAX {
             return;
         }
-        // A log that is written in order leaves full chunks behind.
+        // A log that is written sequentially leaves full chunks behind.
         let last = chunk + 1 == self.chunks.len();
         let at = if last { CHUNK_MAX - STEP } else { CHUNK_MAX / 2 };
         let mut tail = Vec::new();
@@ -123,7 +123,7 @@ impl Index {
         self.chunks.insert(chunk + 1, tail);
     }
 
-    /// Takes `extent` out of every segment that `wanted` accepts.
+    /// Removes `extent` from every segment that `wanted` accepts.
     fn carve(&mut self, extent: Extent, wanted: impl Fn(&Segment) -> bool, change: &mut impl FnMut(u32, i32)) {
         let (from, to) = (extent.offset, extent.end());
         let (mut chunk, mut at) = self.find(from);
@@ -236,7 +236,7 @@ mod memory_tests {
     use super::*;
     use crate::entries::{Entries, Entry, Kind};
 
-    /// Bytes a live entry, of a log that holds these.
+    /// Returns the memory per live entry, in bytes, of a log with these extents.
     fn bytes_an_entry(extents: impl Iterator<Item = Extent>) -> f64 {
         let (mut entries, mut index) = (Entries::new(0), Index::new());
         for extent in extents {
@@ -252,7 +252,7 @@ mod memory_tests {
         let scattered = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         let random = bytes_an_entry((0..COUNT).map(|at| Extent::new(scattered(at) / 4096 * 4096, 4096)));
         let in_order = bytes_an_entry((0..COUNT).map(|at| Extent::new(at * 4096, 4096)));
-        // Each write cuts an older one in two.
+        // Each write splits an older one.
         let long = (0..COUNT / 100).map(|at| Extent::new(at << 20, 1 << 20));
         let cuts = (0..COUNT).map(|at| {
             let (place, of) = (scattered(at) % 256, at % (COUNT / 100));

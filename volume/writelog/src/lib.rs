@@ -1,8 +1,9 @@
-//! A write log in front of a volume: a write is answered as soon as it lasts in the log, and reaches the volume's
-//! backend later, in an order that leaves the backend consistent at any moment.
+//! Write-back log in front of a volume: a write is acknowledged as soon as it is durable in the log, and reaches the
+//! volume's backend later, in an order that keeps the backend crash-consistent at any moment.
 //!
-//! [`WriteLog`] is a [`BlockDevice`](forebay_block::BlockDevice) over another one.  A [`Shelf`] is the file, device or
-//! persistent memory that logs are kept on.  See `docs/design/writelog.md` and `docs/formats/writelog.md`.
+//! [`WriteLog`] is a [`BlockDevice`](forebay_block::BlockDevice) over another one. A [`Shelf`] is the log device: a
+//! file, block device or persistent memory that holds logs. See `docs/design/writelog.md` and
+//! `docs/formats/writelog.md`.
 
 mod acquire;
 mod append;

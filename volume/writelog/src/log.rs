@@ -1,4 +1,4 @@
-//! The log as a block device: how a request finds its way.
+//! Write log as a block device: admission and dispatch of requests.
 
 use std::cell::{Cell, RefCell};
 use std::future::ready;
@@ -23,10 +23,10 @@ use crate::state::{LogStats, Mode, State};
 use crate::ticket::Ticket;
 use crate::{acquire, append, direct, flush, read, writeback};
 
-/// Between looks at a full log.
+/// Polling interval while the log is full.
 const FILL_LOOK: Duration = Duration::from_millis(5);
 
-/// Payload bytes that wait for the medium at most.
+/// Maximum payload bytes queued for the medium.
 pub(crate) const QUEUE_MAX: u64 = 8 << 20;
 
 pub(crate) struct Shared {
@@ -37,23 +37,23 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) limits: Cell<Limits>,
     pub(crate) state: RefCell<State>,
-    /// Something is queued, or the log is to stop.
+    /// Signaled when a piece is queued, or the log is to stop.
     pub(crate) append: Notify,
-    /// There may be something to write back.
+    /// Signaled when there may be entries to write back.
     pub(crate) write_back: Notify,
-    /// There may be room on the medium.
+    /// Signaled when there may be space on the medium.
     pub(crate) room: Rc<Notify>,
-    /// A change has ended, something was published or retired, or the mode has changed.
+    /// Signaled when a change has ended, entries were published or retired, or the mode has changed.
     pub(crate) settled: Notify,
-    /// Writes that are held back come in one after the other.
+    /// Serializes throttled writes, in order of arrival.
     admission: Semaphore,
-    /// Dropped with the log's place: whoever waits for that holds the other ends.
+    /// Dropped together with the log's registration as open: tasks that wait for that hold the other ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     _held: Held,
 }
 
 impl Shared {
-    /// Writes are answered before they last.
+    /// Returns whether writes are acknowledged before they are durable.
     pub(crate) fn is_early(&self) -> bool {
         self.options.persist == Persist::OnFlush && self.kind == MediumKind::Ssd
     }
@@ -77,7 +77,7 @@ impl Shared {
     }
 }
 
-/// A volume behind a write log.
+/// Volume with a write log in front of it.
 pub struct WriteLog {
     pub(crate) shared: Rc<Shared>,
 }
@@ -96,10 +96,11 @@ impl Drop for WriteLog {
 }
 
 impl WriteLog {
-    /// Puts an opened log in front of its volume.  What is in it is readable at once, and written back as time goes.
+    /// Starts an opened log in front of its volume. Its contents are readable at once, and are written back in the
+    /// background.
     ///
     /// # Panics
-    /// When no reactor runs on this thread.
+    /// If no reactor runs on this thread.
     pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn Owner>, options: Options) -> Rc<Self> {
         let OpenLog { medium, found, kind, room, held } = log;
         let mut state = State::new(found.tail_seq, &found.entries);
@@ -131,39 +132,39 @@ impl WriteLog {
         Rc::new(Self { shared })
     }
 
-    /// How it stands.
+    /// Returns the current mode.
     pub fn mode(&self) -> Mode {
         self.shared.state.borrow().mode.clone()
     }
 
-    /// How much the backend may lack.
+    /// Returns the limits of dirty data.
     pub fn limits(&self) -> Limits {
         self.shared.limits.get()
     }
 
-    /// From now on the backend may lack so much.
+    /// Sets the limits of dirty data.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.limits.set(limits);
         self.shared.write_back.notify_all();
         self.shared.settled.notify_all();
     }
 
-    /// What it is on.
+    /// Returns the kind of log device.
     pub fn medium(&self) -> MediumKind {
         self.shared.kind
     }
 
-    /// Why writing back does not get on.
+    /// Returns the last write-back error, if write-back is stalled.
     pub fn backend_error(&self) -> Option<Error> {
         self.shared.state.borrow().backend_error.clone()
     }
 
-    /// What it counts, without how it stands.
+    /// Returns the counters, without gauges.
     pub fn counters(&self) -> LogStats {
         self.shared.state.borrow().stats
     }
 
-    /// What it counts, and how it stands.
+    /// Returns the counters and gauges.
     pub fn stats(&self) -> LogStats {
         let state = self.shared.state.borrow();
         LogStats {
@@ -177,10 +178,10 @@ impl WriteLog {
         }
     }
 
-    /// Waits until this process is known to be the volume's only writer, or an attempt at that has failed.
+    /// Waits until this process is known to be the volume's only writer, or an attempt has failed.
     ///
     /// # Errors
-    /// Why the last attempt failed; it is made again unless the log has failed.
+    /// Error of the last attempt; it is retried unless the log has failed.
     pub async fn acquired(&self) -> Result<()> {
         let shared = &self.shared;
         let over = || {
@@ -196,11 +197,12 @@ impl WriteLog {
         }
     }
 
-    /// Disables the log for good: writes everything back, has the owner record that it must never be replayed, and lets
-    /// requests through to the backend from then on.  Requests wait meanwhile; none fails.  `reason` is for people.
+    /// Disables the log permanently: writes all data back, has the owner record that the log must never be replayed,
+    /// and passes requests to the backend from then on. Requests wait in the meantime; none fails. `reason` is shown
+    /// to operators.
     ///
     /// # Errors
-    /// When the log has failed, or is closed.
+    /// If the log has failed, or is closed.
     pub async fn disable(&self, reason: Error) -> Result<()> {
         let shared = &self.shared;
         shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
@@ -219,18 +221,18 @@ impl WriteLog {
         }
     }
 
-    /// Returns a number that changes whenever entries were written back.
+    /// Returns a number that changes whenever entries were written back: the sequence number of the oldest one.
     pub fn progress(&self) -> u64 {
         self.shared.state.borrow().entries.tail()
     }
 
-    /// Takes no more requests, ever; those that have begun go on.
+    /// Returns whether the log refuses new requests, permanently; requests in flight continue.
     pub fn is_ending(&self) -> bool {
         self.shared.state.borrow().ending
     }
 
-    /// Returns how many bytes were answered, at most, that neither the medium nor the backend is known to keep: they are lost
-    /// if the process ends now.
+    /// Returns the maximum number of acknowledged bytes not known to be durable on the medium or at the backend: they
+    /// are lost if the process ends now.
     pub fn unkept_bytes(&self) -> u64 {
         if !self.shared.is_early() {
             return 0;
@@ -240,8 +242,8 @@ impl WriteLog {
         (first..state.entries.head()).filter_map(|seq| state.entries.get(seq)).map(|entry| entry.extent().len).sum()
     }
 
-    /// Takes no more requests, and makes what was answered last on the medium, without waiting for the backend where the
-    /// medium has room.  To be followed by [`close`](Self::close).
+    /// Refuses new requests, and makes all acknowledged writes durable on the medium, without waiting for the backend
+    /// as long as the medium has space. To be followed by [`close`](Self::close).
     pub async fn stop(&self) {
         let shared = &self.shared;
         shared.state.borrow_mut().ending = true;
@@ -250,26 +252,26 @@ impl WriteLog {
         flush::make_last_on_medium(shared).await;
     }
 
-    /// Waits until nothing of a closed log is under way any more, so that its place can be given to others.
+    /// Waits until a closed log has nothing in flight any more, so that its space can be reused.
     pub async fn gone(self: Rc<Self>) {
         let (last, gone) = oneshot::channel::<()>();
         self.shared.waiting.borrow_mut().push(last);
         drop(self);
-        // Resolves when the last task has dropped what it shares.
+        // Resolves when the last task has dropped the shared state.
         gone.await;
     }
 
-    /// Takes no more requests, and ends.  Those that had begun are acknowledged first; those that were held back fail.
-    /// `flush`: the backend holds everything when this returns.
+    /// Closes the log. Requests in flight are acknowledged first; throttled ones fail. With `flush`, the backend
+    /// holds all data when this returns.
     ///
     /// # Errors
-    /// When not everything could be written back, or the medium failed.  The log is closed all the same.
+    /// If not all data could be written back, or the medium failed. The log is closed nevertheless.
     pub async fn close(&self, flush: bool) -> Result<()> {
         let shared = &self.shared;
-        // A backend that does not answer keeps nothing from the medium.
+        // An unresponsive backend does not delay writes to the medium.
         self.stop().await;
         if !flush && matches!(shared.state.borrow().mode, Mode::Acquiring) {
-            // Nothing was acknowledged, and nothing on the medium may be changed by who is not the owner.
+            // No write was acknowledged, and only the owner may change the medium.
             shared.state.borrow_mut().closing = true;
             shared.append.notify_all();
             shared.write_back.notify_all();
@@ -298,14 +300,14 @@ impl WriteLog {
         if failed || off {
             return drained;
         }
-        // After write-back has written the tail to one copy of the superblock this writes the other: of an empty log
-        // neither leads back.
+        // Write-back has written the tail to one copy of the superblock; this writes the other. For an empty log,
+        // neither copy leads to a replay.
         let noted = writeback::persist_tail(shared, clean).await;
         drained.and(noted)
     }
 }
 
-/// Sends a request where it belongs.
+/// Dispatches a request according to the mode.
 fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
     let (mode, ending) = {
         let state = shared.state.borrow();
@@ -346,7 +348,7 @@ fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
     let answer = Answer { sender, arrived: shared.state.borrow().generation };
     match try_at_once(&shared, request, extent, answer) {
         Ok(()) => {}
-        // It goes on though its future may be dropped.
+        // The task continues if the caller drops its future.
         Err((request, answer)) => drop(spawn(wait_and_begin(shared, request, extent, answer))),
     }
     Box::pin(async move { receiver.await.unwrap_or_else(|| Err(closed())) })
@@ -356,10 +358,10 @@ pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::ShuttingDown, "the write log is closed")
 }
 
-/// Who waits for a change.
+/// Completion of a change.
 pub(crate) struct Answer {
     sender: oneshot::Sender<Result<Reply>>,
-    /// The generation in which it was submitted.
+    /// Generation in which it was submitted.
     arrived: u64,
 }
 
@@ -369,7 +371,7 @@ impl Answer {
     }
 }
 
-/// Begins a change if nothing makes it wait.
+/// Starts a change, unless it has to wait.
 fn try_at_once(
     shared: &Rc<Shared>,
     request: Request,
@@ -384,7 +386,7 @@ fn try_at_once(
     if !state.mode.is_on() || state.starved && fill >= 1.0 {
         return Err((request, answer));
     }
-    // The wait is worked out where it is waited.
+    // The throttle delay is computed where it is spent.
     if fill > FREE_BELOW || !state.enter(extent) {
         return Err((request, answer));
     }
@@ -393,13 +395,14 @@ fn try_at_once(
     Ok(())
 }
 
-/// Waits for what stands in a change's way, then begins it.
+/// Waits until a change is admitted, then starts it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     loop {
         if let Err(error) = hold_back(&shared, extent).await {
             return answer.send(Err(error));
         }
-        // Others may have filled the log while it waited for its run.  Looked at before its own bytes count.
+        // Other writes may have filled the log while this one waited for its range. Checked before its own bytes
+        // count.
         let full = || shared.is_early() && shared.fill() >= 1.0 && shared.state.borrow().mode.is_on();
         let entered = Cell::new(false);
         let over = || {
@@ -425,7 +428,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
     if matches!(mode, Mode::On)
         && let Err(error) = shared.check(extent)
     {
-        // The volume has begun to shrink while it waited.
+        // The volume began to shrink in the meantime.
         shared.state.borrow_mut().leave(extent);
         shared.settled.notify_all();
         return answer.send(Err(error));
@@ -442,10 +445,11 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
     }
 }
 
-/// Waits as long as the fill of the log asks for.
+/// Throttles a write according to the fill of the log.
 ///
 /// # Errors
-/// [`ErrorKind::NoSpace`] when log and backend are full and the write would be acknowledged before it is on either.
+/// [`ErrorKind::NoSpace`] if log and backend are full and the write would be acknowledged before it is durable on
+/// either.
 async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
     if shared.fill() <= FREE_BELOW && shared.admission.available() > 0 {
         return Ok(());
@@ -458,7 +462,7 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
         shared.write_back.notify_all();
         sleep(wait).await;
     }
-    // The limit of dirty bytes is one: only a log that fails, or a backend that is full, ends the wait.
+    // The limit of dirty bytes is strict: only a failed or ending log, or a full backend, ends the wait.
     let within = || {
         let state = shared.state.borrow();
         let full = state.backend_error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NoSpace);
@@ -469,7 +473,7 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
         shared.settled.wait_until(within).await;
     }
     if fill >= 1.0 {
-        // Whatever was measured: more than this must not wait for the medium in memory.
+        // Independent of the measured rate, the queue in memory must not exceed its limit.
         shared.write_back.notify_all();
         while shared.fill() >= 1.0 {
             let full = {
@@ -481,9 +485,9 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
             };
             match full {
                 Some(error) if shared.is_early() => return Err(error),
-                // The appender tells it.
+                // The append path reports the error.
                 Some(_) => break,
-                // Not every change of the fill is notified.
+                // Not every change of the fill level is signaled.
                 None => drop(timeout(FILL_LOOK, shared.settled.wait()).await),
             }
         }
@@ -495,10 +499,10 @@ async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
     Ok(())
 }
 
-/// Begins a change whose run is its own: in the log, or round it.
+/// Starts a change whose range is locked: in the log, or bypassing it.
 fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     if direct::goes_round(shared, &request, extent) {
-        // From here on, not from the task's first turn: a cut must not miss it.
+        // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().direct_active += 1;
         drop(spawn(direct::write(shared.clone(), request, extent, answer)));
         return;
@@ -506,7 +510,7 @@ fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) 
     log(shared, request, extent, answer);
 }
 
-/// Queues a change whose run is its own.
+/// Queues a change whose range is locked.
 pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     let fua = matches!(
         request,
@@ -540,7 +544,7 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer:
     }
 }
 
-/// Compares and writes, while nothing else changes the run.
+/// Compares and writes, with the range locked against other changes.
 async fn compare(
     shared: Rc<Shared>,
     extent: Extent,
@@ -554,7 +558,7 @@ async fn compare(
         error
     };
     if !shared.state.borrow().mode.is_on() {
-        // The log has turned off meanwhile: from the beginning, with whoever does it now.
+        // The log is being disabled: start again in the new mode.
         shared.state.borrow_mut().leave(extent);
         shared.settled.notify_all();
         let request = Request::CompareAndWrite { offset, expect, data, fua };
@@ -579,7 +583,7 @@ fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
     found.iter().zip(&expect).position(|(one, other)| one != other).map(|at| at as u64)
 }
 
-/// Cuts a change into pieces of one entry each, at multiples of the longest payload.
+/// Splits a change into pieces of one entry each, at multiples of the maximum length.
 fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
     let (kind, longest, payload) = match request {
         Request::Write { data, .. } => match pattern_of(data) {
@@ -600,7 +604,8 @@ fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
             Kind::Write if part.len < extent.len => {
                 payload.slice((at - extent.offset) as usize..(end - extent.offset) as usize)
             }
-            // The pattern begins anew with each piece, and pieces begin at whole patterns of the first.
+            // Each piece begins with the start of its payload, so the pattern is rotated unless the piece begins at a
+            // whole pattern.
             Kind::Same if !(at - extent.offset).is_multiple_of(u64::from(SAME_LEN)) => {
                 let skip = ((at - extent.offset) % u64::from(SAME_LEN)) as usize;
                 let mut turned = payload.slice(skip..payload.len());

@@ -1,4 +1,4 @@
-//! What a log is kept on.  The layer above decides what is written and when; a medium decides where, and makes it last.
+//! Log media. The layer above decides what is written and when; a medium decides the location, and makes it durable.
 
 pub(crate) mod later;
 pub mod pmem;
@@ -15,24 +15,24 @@ use crate::entries::{Entry, Kind};
 use crate::format::EntryRecord;
 use crate::ticket::Ticket;
 
-/// A change that is to be appended.
+/// Piece of a change, to be appended as one entry.
 pub(crate) struct Piece {
     pub(crate) kind: Kind,
     pub(crate) extent: Extent,
-    /// Nothing for kinds without payload.
+    /// Payload; empty for kinds without one.
     pub(crate) payload: BufList,
     pub(crate) generation: u64,
     pub(crate) ticket: Rc<Ticket>,
 }
 
 impl Piece {
-    /// So many generations before its own it was submitted.
+    /// Returns the number of generations by which the submission preceded the piece's own.
     pub(crate) fn slack(&self) -> u64 {
         self.generation.saturating_sub(self.ticket.arrived)
     }
 }
 
-/// A piece with its place on the medium.
+/// Piece with its place on the medium.
 pub(crate) struct Placed {
     pub(crate) piece: Piece,
     pub(crate) place: u32,
@@ -55,78 +55,78 @@ impl Placed {
     }
 }
 
-/// Pieces that are being appended together.
+/// Pieces appended together.
 pub(crate) struct Group {
-    /// Number of its first entry.
+    /// Sequence number of the first entry.
     pub(crate) first_seq: u64,
-    /// The medium's own name for it; groups are named in order.
+    /// Number that the medium assigned, ascending.
     pub(crate) number: u64,
     pub(crate) pieces: Vec<Placed>,
-    /// What is left to be done before it lasts; nothing when that is done already.
+    /// Remaining work until the group is durable; `None` if it is durable already.
     pub(crate) work: Option<LocalFuture<Result<()>>>,
 }
 
-/// What was found on a medium.
+/// Contents recovered from a medium.
 pub(crate) struct Recovered {
-    /// Entries with their generations, oldest first; the first has the number `tail_seq`.
+    /// Entries with their generations, oldest first; the first has the sequence number `tail_seq`.
     pub(crate) entries: Vec<EntryRecord>,
     pub(crate) tail_seq: u64,
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     wall_clock().as_millis() as u64
 }
 
-/// A place for one log.
+/// Storage of one log.
 pub(crate) trait Medium {
-    /// Bytes that payloads may take.
+    /// Returns the payload capacity in bytes.
     fn capacity(&self) -> u64;
 
-    /// Bytes that cannot be written now.
+    /// Returns the bytes in use, which cannot be written now.
     fn used(&self) -> u64;
 
-    /// Takes as many pieces from the queue as fit and go together, and begins to append them; nothing when there is
-    /// no room for the first one.  `durable`: they last when the group's work is done; otherwise only when a
-    /// [`sync`](Self::sync) that began after that is.
+    /// Takes as many pieces from the queue as fit in one group, and starts to append them; `None` if there is no
+    /// space for the first one. With `durable`, they are durable when the group's work is done; otherwise only after
+    /// a [`sync`](Self::sync) that began after that.
     fn take(&self, queue: &mut VecDeque<Piece>, first_seq: u64, durable: bool) -> Option<Group>;
 
-    /// A group is appended, and so are all before it.
+    /// Notes that a group is appended, and all groups before it.
     fn finished(&self, group: u64);
 
-    /// The payload of an entry, verified.
+    /// Reads and verifies the payload of an entry.
     fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>>;
 
-    /// The same for several entries, in the order in which they are given; what lies close together may be read together.
+    /// Reads several payloads, in the order given; adjacent ones may be read together.
     fn read_many(&self, entries: &[Entry]) -> Vec<LocalFuture<Result<Buf>>> {
         entries.iter().map(|entry| self.read(entry)).collect()
     }
 
-    /// A later entry of the same generation has overwritten this one wholly; neither reads nor the backend need it.
+    /// Notes that a later entry of the same generation has superseded this one; neither reads nor write-back need it.
     fn hidden(&self, entry: &Entry);
 
-    /// The backend holds everything before `tail_seq` durably; `gone` are the entries with a payload that were not
-    /// [`hidden`](Self::hidden).
+    /// Notes that the backend durably holds everything before `tail_seq`; `gone` lists the retired entries with a
+    /// payload that were not reported to [`hidden`](Self::hidden).
     fn retire(&self, tail_seq: u64, gone: &[Entry]);
 
-    /// Returns a number such that no recovery replays an entry before it, whichever copy of the superblock it can read.
-    /// Every [`persist_tail`](Self::persist_tail) writes one copy: after two it is the tail.
+    /// Returns a sequence number before which no recovery replays an entry, whichever copy of the superblock is
+    /// readable. Every [`persist_tail`](Self::persist_tail) writes one copy: after two calls it is the tail.
     fn persisted_tail(&self) -> u64;
 
-    /// Makes the tail last.  `clean`: the log is closed, and everything is at the backend.  Run to its end: the next one
-    /// must not begin beside it.
+    /// Makes the tail durable. `clean`: the log is closed, and all data is at the backend. Must be run to completion:
+    /// two calls must not overlap.
     fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>>;
 
-    /// Makes everything last that is appended now.
+    /// Makes everything appended so far durable.
     fn sync(&self) -> LocalFuture<Result<()>>;
 }
 
-/// What was found on a medium is not what a log can have left.
+/// Returns the error for contents of a medium that no log can have left.
 pub(crate) fn corrupt(text: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the write log is damaged: {text}"))
 }
 
-/// Entries in the order of their numbers are in that of their generations, too.
+/// Verifies that generations do not decrease in sequence order.
 pub(crate) fn check_generations<'a>(entries: impl IntoIterator<Item = &'a EntryRecord>) -> Result<()> {
     let mut generation = 0;
     for entry in entries {

@@ -1,25 +1,25 @@
-//! What whoever attaches a log decides about it.
+//! Options of a log, chosen on attachment.
 
 use std::time::Duration;
 
 use forebay_block::{LocalFuture, Result};
 
-/// When a write is answered.
+/// Acknowledgement mode of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Persist {
-    /// When it lasts.
+    /// Acknowledgement once the write is durable.
     #[default]
     OnWrite,
-    /// At once; it lasts when the next flush (or its FUA) is answered.
+    /// Acknowledgement at once; the write is durable when the next flush (or its FUA) completes.
     OnFlush,
 }
 
-/// How much the backend may lack of a volume.
+/// Limits of dirty data: writes in the log that the backend does not hold yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the volume at most; `None`: as many as the log holds.
+    /// Maximum dirty bytes; `None`: limited by the log's capacity only.
     pub bytes_max: Option<u64>,
-    /// How long it may lack a write, about, unless the backend cannot keep up.
+    /// Approximate maximum age of dirty data, unless the backend cannot keep up.
     pub age_max: Duration,
 }
 
@@ -29,22 +29,22 @@ impl Default for Limits {
     }
 }
 
-/// How a log behaves.
+/// Options of a log.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// When writes are answered.
+    /// Acknowledgement mode of writes.
     pub persist: Persist,
-    /// How much the backend may lack.
+    /// Limits of dirty data.
     pub limits: Limits,
-    /// Sequential writes from so many bytes on go round the log when nothing stands in their way; `None`: none do.
+    /// Minimum length in bytes of sequential writes that may bypass the log; `None` disables the bypass.
     pub direct_min: Option<u32>,
-    /// Payload bytes that are kept in memory after they were written, to be written back without reading them.
+    /// Payload bytes cached in memory after they were appended, so that write-back need not read them.
     pub recent_bytes: usize,
-    /// Requests to the backend at once in writing back.
+    /// Maximum write-back requests in flight to the backend.
     pub parallel: usize,
-    /// Entries that are written back together at most.
+    /// Maximum number of entries of a write-back batch.
     pub batch_entries: usize,
-    /// Groups that are appended at once.
+    /// Maximum number of groups being appended at once.
     pub groups: usize,
 }
 
@@ -62,20 +62,20 @@ impl Default for Options {
     }
 }
 
-/// Who attached the log, and keeps the record of it with the image.
+/// Owner of an attached log, which maintains its record with the image.
 pub trait Owner {
-    /// Makes this process the volume's only writer, and verifies after that that the record still names this log.
-    /// Until it succeeds the log acknowledges and writes back nothing; it is tried again after errors that may pass.
-    /// `None`: that is known already.
+    /// Makes this process the volume's only writer, and then verifies that the record still names this log. Until it
+    /// succeeds, the log acknowledges and writes back nothing; it is retried after transient errors. `None` if that
+    /// is already established.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](forebay_block::ErrorKind::Fenced) when the record names another log, or none: this one
-    /// then fails for good.
+    /// [`ErrorKind::Fenced`](forebay_block::ErrorKind::Fenced) if the record names another log, or none: this one
+    /// then fails permanently.
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         None
     }
 
-    /// The log has turned itself off and is about to be gone round: what is on its medium must never be replayed
-    /// again.  Tried again until it succeeds.
+    /// Records that the contents of the medium must never be replayed again: the log is being disabled and about to
+    /// be bypassed. Retried until it succeeds.
     fn release(&self) -> LocalFuture<Result<()>>;
 }

@@ -1,27 +1,28 @@
-//! What is written back for a row of entries of one generation: the newest bytes of each run, joined where they touch.
+//! Write-back plan of consecutive entries of one generation: the newest bytes of each range, with adjacent ones
+//! merged.
 //!
-//! The writes of a plan do not overlap, so they may go to the backend in any order and at the same time.
+//! Invariant: the writes of a plan do not overlap, so they may go to the backend in any order and concurrently.
 
 use forebay_block::Extent;
 
 use crate::entries::{Entry, Kind};
 use crate::hidden::Covered;
 
-/// Longest write that parts are joined to, in bytes, and the most that go in one request.
+/// Maximum length of a merged write, and of the writes in one request, in bytes.
 const JOINED_MAX: u64 = 1 << 20;
-/// Writes in one request at most.
+/// Maximum number of writes in one request.
 const TOGETHER_MAX: usize = 64;
 
-/// What a run does at the backend.
+/// Operation of a run at the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
-    /// Writes bytes of entries.
+    /// Write of entries' bytes.
     Write,
-    /// Writes zeroes; the space may be given back.
+    /// Write-zeroes that may deallocate.
     Zeroes,
-    /// Writes zeroes, and the space must stay.
+    /// Write-zeroes that keeps the space allocated.
     ZeroesKeep,
-    /// Discards.
+    /// Discard request.
     Discard,
 }
 
@@ -36,16 +37,17 @@ impl Action {
     }
 }
 
-/// One request to the backend.
+/// Single operation at the backend on a contiguous range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) action: Action,
     pub(crate) extent: Extent,
-    /// Where the bytes come from, in order: the entry's number, and the part of the volume.
+    /// Sources of the bytes, in order: sequence number of the entry, and part of the volume.
     pub(crate) parts: Vec<(u64, Extent)>,
 }
 
-/// Plans the write-back of entries of one generation, given oldest first; nothing past `size` bytes of the volume.
+/// Plans the write-back of entries of one generation, given oldest first; excludes anything past `size` bytes of the
+/// volume.
 pub(crate) fn plan<'a>(entries: impl DoubleEndedIterator<Item = (u64, &'a Entry)>, size: u64) -> Vec<Run> {
     let mut covered = Covered::default();
     let mut parts: Vec<(Extent, u64, Action)> = Vec::new();
@@ -75,7 +77,7 @@ pub(crate) fn plan<'a>(entries: impl DoubleEndedIterator<Item = (u64, &'a Entry)
     runs
 }
 
-/// Puts runs together that go to the backend as one request: writes within one of its units, of `unit` bytes.
+/// Coalesces runs into requests: adjacent writes within the same backend unit of `unit` bytes form one request.
 pub(crate) fn together(runs: Vec<Run>, unit: Option<u64>) -> Vec<Vec<Run>> {
     let unit_of = |run: &Run| {
         let unit = unit.filter(|_| run.action == Action::Write)?;
@@ -159,7 +161,7 @@ mod tests {
             }
             let mut planned = vec![None; size as usize];
             let mut runs = plan(entries.iter().enumerate().map(|(seq, entry)| (seq as u64, entry)), size);
-            // Runs are disjoint, so their order cannot matter; and neighbours of one kind are joined.
+            // Runs are disjoint, so their order cannot matter; adjacent ones of one kind are merged.
             for pair in runs.windows(2) {
                 prop_assert!(pair[0].extent.end() <= pair[1].extent.offset);
                 let touch = pair[0].extent.end() == pair[1].extent.offset && pair[0].action == pair[1].action;

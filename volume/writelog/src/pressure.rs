@@ -1,47 +1,47 @@
-//! How long a write waits because the log is getting full: not at all until it is half full, then ever longer, so that
-//! writes come in as fast as they can go out before there is no room left.  Never a cliff.
+//! Write throttle: no delay until the log is half full, then an increasing one, so that incoming writes match the
+//! write-back rate before the log is full. Without a cliff.
 
 use std::time::Duration;
 
 use forebay_reactor::Instant;
 
-/// Below this fill nobody waits.
+/// Fill below which writes are not throttled.
 pub(crate) const FREE_BELOW: f64 = 0.5;
-/// At this fill writes come in exactly as fast as they go out.
+/// Fill at which incoming writes are throttled to exactly the write-back rate.
 const EVEN_AT: f64 = 0.9;
-/// Who would have to wait for less than this goes at once, and whoever is next waits for both.
+/// Delays below this are carried over to the next write.
 const WAIT_LEAST: Duration = Duration::from_millis(1);
-/// Longest wait of a single write.
+/// Maximum delay of a single write.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-/// A write that begins later than it might, by no more than this, does not put off the next ones.
+/// Maximum lateness of a write that does not postpone the next ones.
 const LATE_MAX: Duration = Duration::from_millis(2);
-/// How much a new measurement counts.
+/// Weight of a new sample in the moving average.
 const NEWEST: f64 = 0.2;
 
-/// Paces writes.
+/// Write throttle.
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
-    /// Seconds that the backend takes for a byte, on average.
+    /// Moving average of the backend's time per byte, in seconds.
     seconds_a_byte: f64,
-    /// When the next write may begin.
+    /// Earliest start of the next write.
     next: Instant,
 }
 
 impl Pressure {
-    /// The backend took so long for so many bytes.
+    /// Adds a sample: the backend took `took` for `bytes` bytes.
     pub(crate) fn measured(&mut self, bytes: u64, took: Duration) {
         let now = took.as_secs_f64() / bytes.max(1) as f64;
         let before = self.seconds_a_byte;
         self.seconds_a_byte = if before == 0.0 { now } else { before + NEWEST * (now - before) };
     }
 
-    /// How many of a backend's bytes go by for each byte of a write, at this fill (0 to 1).
+    /// Returns the number of bytes that the backend completes for each admitted byte, at this fill (0 to 1).
     fn factor(fill: f64) -> f64 {
         let over = ((fill - FREE_BELOW) / (EVEN_AT - FREE_BELOW)).max(0.0);
         over * over
     }
 
-    /// How long a write of so many bytes has to wait; it counts as begun.
+    /// Returns the delay of a write of `bytes` bytes, and accounts for it as started.
     pub(crate) fn wait(&mut self, bytes: u64, fill: f64, now: Instant) -> Duration {
         let factor = Self::factor(fill);
         if factor == 0.0 || self.seconds_a_byte == 0.0 {
@@ -49,11 +49,11 @@ impl Pressure {
             return Duration::ZERO;
         }
         let step = Duration::from_secs_f64((self.seconds_a_byte * factor * bytes as f64).min(WAIT_MAX.as_secs_f64()));
-        // Who was woken late is made up for, or the clock's steps would set the pace.
+        // Late wake-ups are compensated, or the timer granularity would determine the rate.
         let begin = if self.next + LATE_MAX < now { now } else { self.next };
         self.next = begin + step;
         let wait = begin.max(now) - now;
-        // Short waits are put together: one for each write would cost more than the write.
+        // Short delays are accumulated: a sleep for each write would cost more than the write.
         if wait < WAIT_LEAST { Duration::ZERO } else { wait.min(WAIT_MAX) }
     }
 }
@@ -62,7 +62,8 @@ impl Pressure {
 mod tests {
     use super::*;
 
-    /// Writes as fast as they are let in, against a backend of `rate` bytes a second; the fill where it settles.
+    /// Simulates writes at the throttled rate against a backend of `rate` bytes per second; returns the fill at which
+    /// it settles, and the longest delay.
     fn settles_at(rate: f64, burst: u64) -> (f64, Duration) {
         let (capacity, mut used, mut now) = (16e6, 0.0, 0.0_f64);
         let mut pressure = Pressure::default();
@@ -83,7 +84,7 @@ mod tests {
     fn writes_come_in_as_fast_as_they_go_out() {
         let (fill, longest) = settles_at(40e6, 4096);
         assert!((0.85..0.95).contains(&fill), "{fill}");
-        // Never much longer than the backend takes for one write, or than it is worth waiting for.
+        // Not much longer than the backend takes for one write, or than the minimum delay.
         assert!(longest < WAIT_LEAST + Duration::from_micros(200), "{longest:?}");
     }
 

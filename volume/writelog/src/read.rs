@@ -1,4 +1,4 @@
-//! Reads: what the log holds from the log, the rest from the backend.
+//! Read path: data in the log from the log, the rest from the backend.
 
 use std::future::ready;
 use std::rc::Rc;
@@ -11,13 +11,14 @@ use crate::expand::expand;
 use crate::log::Shared;
 use crate::state::{MixedRead, State};
 
-/// Where a part of a read comes from.
+/// Source of a part of a read.
 enum Source {
     Ready(BufList),
     Work(LocalFuture<Result<BufList>>),
 }
 
-/// The bytes of `part` that an entry wrote.  What is not in memory is held on the medium until the work is dropped.
+/// Returns the bytes of `part` that an entry wrote. A payload not in memory is pinned on the medium until the future
+/// is dropped.
 pub(crate) fn content(
     shared: &Shared,
     state: &State,
@@ -42,7 +43,7 @@ fn source(shared: &Shared, state: &State, seq: u64, entry: &Entry, part: Extent)
     Source::Work(content_of(entry, part, shared.medium.read(entry)))
 }
 
-/// The bytes of `part`, of an entry's payload.
+/// Extracts the bytes of `part` from an entry's payload.
 fn shape(entry: &Entry, part: Extent, payload: BufList) -> BufList {
     let extent = entry.extent();
     match entry.kind() {
@@ -51,18 +52,18 @@ fn shape(entry: &Entry, part: Extent, payload: BufList) -> BufList {
     }
 }
 
-/// The bytes of `part` that an entry wrote, once its payload is read.
+/// Returns the bytes of `part` that an entry wrote, from a read of its payload.
 pub(crate) fn content_of(entry: &Entry, part: Extent, read: LocalFuture<Result<Buf>>) -> LocalFuture<Result<BufList>> {
     let entry = *entry;
     Box::pin(async move { Ok(shape(&entry, part, read.await?.into())) })
 }
 
-/// The entry's payload is on the medium only.
+/// Returns whether the entry's payload is on the medium only.
 pub(crate) fn must_be_read(state: &State, seq: u64, entry: &Entry) -> bool {
     entry.kind().has_payload() && state.recent.get(seq).is_none()
 }
 
-/// Ends the watch over a read that asks the backend.
+/// Guard that unregisters a read that includes the backend.
 struct Watched {
     shared: Rc<Shared>,
     id: u64,
@@ -81,10 +82,10 @@ impl Drop for Watched {
     }
 }
 
-/// A read that was overtaken so often keeps writers away.
+/// Number of stale attempts after which a read locks its range against writes.
 const OVERTAKEN_MAX: u32 = 4;
 
-/// Keeps changes from a run while it is read.
+/// Guard of a range locked against changes while it is read.
 struct Kept {
     shared: Rc<Shared>,
     extent: Extent,
@@ -104,7 +105,7 @@ impl Drop for Kept {
     }
 }
 
-/// Reads a run that lies within the volume.
+/// Reads a range within the volume.
 pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
     Box::pin(async move {
         let mut overtaken = 0;
@@ -123,7 +124,7 @@ pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Rep
     })
 }
 
-/// Begins the parts of a read, in order.
+/// Starts the parts of a read, in order.
 fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) {
     let mut state = shared.state.borrow_mut();
     let mut parts = Vec::new();
@@ -151,7 +152,7 @@ fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) 
     }
     state.stats.hit_bytes += hits;
     state.stats.miss_bytes += extent.len - hits;
-    // A block that is written meanwhile may reach the backend in parts, under the eyes of whoever reads it there.
+    // A concurrently written block may reach the backend in parts, visible to a read from there.
     let watched = (!misses.is_empty()).then(|| {
         let id = state.next_read;
         state.next_read += 1;
@@ -166,7 +167,7 @@ fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) 
     (parts, watched)
 }
 
-/// Waits for all parts, which go on at the same time.
+/// Waits for all parts, which run concurrently.
 async fn gather(parts: Vec<Source>) -> Result<BufList> {
     let working = parts.iter().filter(|part| matches!(part, Source::Work(_))).count();
     let mut out = BufList::new();
@@ -195,7 +196,7 @@ async fn gather(parts: Vec<Source>) -> Result<BufList> {
     Ok(out)
 }
 
-/// A map with runs of the log laid over it.
+/// Returns a map with the log's runs overlaid.
 pub(crate) fn overlay(below: &ExtentMap, hits: &[(Extent, ExtentState)]) -> ExtentMap {
     let mut out = ExtentMap::new();
     let mut hits = hits.iter().copied().peekable();

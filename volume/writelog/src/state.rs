@@ -1,4 +1,4 @@
-//! What a log knows while it is open.
+//! State of an open log.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
@@ -15,28 +15,28 @@ use crate::media::{Medium, Piece, Placed};
 use crate::pressure::Pressure;
 use crate::ticket::Ticket;
 
-/// Whether the log is in use.
+/// Mode of a log.
 #[derive(Debug, Clone)]
 pub enum Mode {
-    /// Waiting for the owner: this process is not yet known to be the volume's only writer.  Requests wait.
+    /// Waiting for the owner: this process is not yet known to be the volume's only writer. Requests wait.
     Acquiring,
-    /// Writes go to the log.
+    /// Enabled: writes go to the log.
     On,
-    /// The medium has failed: what is in the log goes to the backend, and writes wait for that.
+    /// Being disabled, with the reason: the contents are written back, and writes wait for that.
     TurningOff(Error),
-    /// Requests go to the backend; why.
+    /// Disabled, with the reason: requests go to the backend.
     Off(Error),
-    /// What is in the log cannot be saved, or must not be; why.
+    /// Failed, with the reason: the contents cannot or must not be written back.
     Failed(Error),
 }
 
 impl Mode {
-    /// Writes go to the log.
+    /// Returns whether writes go to the log.
     pub fn is_on(&self) -> bool {
         matches!(self, Mode::On)
     }
 
-    /// One word for people and metrics.
+    /// Returns a single word for messages and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Mode::Acquiring => "acquiring",
@@ -47,7 +47,7 @@ impl Mode {
         }
     }
 
-    /// Why it is not on.
+    /// Returns the reason of a log that is disabled, being disabled or failed.
     pub fn reason(&self) -> Option<&Error> {
         match self {
             Mode::Acquiring | Mode::On => None,
@@ -56,54 +56,54 @@ impl Mode {
     }
 }
 
-/// What a log counts, and how it stands.
+/// Counters and gauges of a log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Bytes that payloads may take.
+    /// Payload capacity in bytes.
     pub capacity: u64,
-    /// Of these, those that cannot be written now.
+    /// Bytes in use, which cannot be written now.
     pub used: u64,
-    /// Bytes of the volume that the backend may not hold yet, overwritten ones included.
+    /// Dirty bytes of the volume, including superseded entries.
     pub dirty_bytes: u64,
-    /// Entries that the backend may not hold yet.
+    /// Dirty entries.
     pub dirty_entries: u64,
-    /// How long the oldest of them has been there.
+    /// Age of the oldest dirty entry.
     pub dirty_age: Duration,
     /// Entries found when the log was opened.
     pub replayed: u64,
     /// Entries appended.
     pub appended: u64,
-    /// Bytes of the volume they are about.
+    /// Bytes of the volume covered by these.
     pub appended_bytes: u64,
-    /// Groups in which they were appended.
+    /// Groups appended.
     pub groups: u64,
-    /// Writes that went round the log.
+    /// Writes that bypassed the log.
     pub direct: u64,
     /// Bytes of these.
     pub direct_bytes: u64,
-    /// Requests made to the backend in writing back.
+    /// Write-back requests to the backend.
     pub written_back: u64,
     /// Bytes of these.
     pub written_back_bytes: u64,
-    /// Entries that never went to the backend, as later ones had overwritten them.
+    /// Entries that were never written back, because later ones superseded them.
     pub overwritten: u64,
-    /// Times that writing back failed and was tried again.
+    /// Write-back failures that were retried.
     pub backend_errors: u64,
     /// Bytes read from the log.
     pub hit_bytes: u64,
     /// Bytes read from the backend.
     pub miss_bytes: u64,
-    /// Writes that were held back because the log was getting full.
+    /// Writes throttled because the log was getting full.
     pub throttled: u64,
-    /// Time they waited together, in nanoseconds.
+    /// Total time of these delays, in nanoseconds.
     pub throttled_ns: u64,
     /// Barriers that began a new generation.
     pub generations: u64,
-    /// Bytes of memory for records and index.
+    /// Memory of entries and index, in bytes.
     pub index_memory: u64,
 }
 
-/// A group that is being appended.
+/// Group being appended.
 pub(crate) struct Appending {
     pub(crate) number: u64,
     pub(crate) first_seq: u64,
@@ -111,13 +111,13 @@ pub(crate) struct Appending {
     pub(crate) done: Option<Result<(), Error>>,
 }
 
-/// A read that asks the backend: it must be made again when a part of it is written meanwhile.
+/// Read that includes the backend: it is repeated if a part of its range is written in the meantime.
 pub(crate) struct MixedRead {
     pub(crate) extent: Extent,
     pub(crate) stale: bool,
 }
 
-/// Payloads in memory: those that were written last, and those that are not on the medium yet.
+/// Payload cache: most recently written payloads, and those not on the medium yet.
 #[derive(Default)]
 pub(crate) struct Recent {
     map: HashMap<u64, BufList>,
@@ -149,7 +149,7 @@ impl Recent {
         }
     }
 
-    /// Forgets the oldest ones before `before` until no more than `bytes` are kept.
+    /// Evicts the oldest payloads before `before` until at most `bytes` are cached.
     pub(crate) fn shrink(&mut self, bytes: usize, before: u64) {
         while self.bytes > bytes
             && let Some(&front) = self.order.front().filter(|&&front| front < before)
@@ -161,70 +161,70 @@ impl Recent {
 
 pub(crate) struct State {
     pub(crate) mode: Mode,
-    /// No more requests are taken; those that have begun end in order.
+    /// Set once new requests are refused; those in flight complete in order.
     pub(crate) ending: bool,
-    /// The log's tasks end.
+    /// Set once the log's tasks are to end.
     pub(crate) closing: bool,
-    /// Pieces that are to be appended.
+    /// Pieces to be appended.
     pub(crate) queue: VecDeque<Piece>,
     pub(crate) queue_bytes: u64,
     pub(crate) appending: VecDeque<Appending>,
-    /// Changes under way: first byte, end.  None of them overlap.
+    /// Changes in flight, start to end. None of them overlap.
     pub(crate) in_flight: BTreeMap<u64, u64>,
     /// Bytes of these, which will be dirty.
     pub(crate) in_flight_bytes: u64,
     pub(crate) entries: Entries,
     pub(crate) index: Index,
-    /// Generations in the log with the number of their first entry.
+    /// Generations in the log with the sequence number of their first entry.
     pub(crate) generations: VecDeque<(u64, u64)>,
-    /// The generation of what is queued now.
+    /// Generation of newly queued pieces.
     pub(crate) generation: u64,
-    /// Something of it was queued or went round.
+    /// Set once a write of the current generation was queued or bypassed the log.
     pub(crate) generation_used: bool,
-    /// Number of the next entry to be given to the medium.
+    /// Sequence number of the next entry for the medium.
     pub(crate) next_seq: u64,
     /// Entries before this one are on the medium.
     pub(crate) appended_seq: u64,
-    /// `next_seq` when the queue was last dropped: what was queued then never gets a number.
+    /// Value of `next_seq` when the queue was last dropped: pieces queued then never get a sequence number.
     pub(crate) dropped_at: u64,
-    /// Times that the queue was dropped.
+    /// Number of times that the queue was dropped.
     pub(crate) drops: u64,
-    /// Entries before this one last on the medium, where writes are answered before they do.
+    /// Entries before this one are durable on the medium, in the early acknowledgement mode.
     pub(crate) synced_seq: u64,
-    /// The log is turning off, and the record says that it must never be replayed.
+    /// Set once the record of a log being disabled states that it must never be replayed.
     pub(crate) released: bool,
     pub(crate) recent: Recent,
     pub(crate) mixed_reads: Vec<(u64, MixedRead)>,
     pub(crate) next_read: u64,
-    /// Writes that went round the log and were answered before they last; and how many of these a flush of the backend
-    /// has covered.
+    /// Bypassed writes acknowledged before they were durable; `direct_flushed` is the number of these covered by a
+    /// flush of the backend.
     pub(crate) direct_done: u64,
     pub(crate) direct_flushed: u64,
     pub(crate) direct_active: usize,
-    /// The tail is being made durable so that writes may go round the log.
+    /// Set while the tail is being persisted so that writes may bypass the log.
     pub(crate) persisting_tail: bool,
-    /// Holders of [`ChangesPast`](crate::ChangesPast).
+    /// Number of [`ChangesPast`](crate::ChangesPast) guards.
     pub(crate) past_active: usize,
-    /// Where the last write ended: a long one that goes on there is sequential.
+    /// End of the last write: a long write that begins there is sequential.
     pub(crate) last_end: u64,
-    /// Somebody waits until the backend holds everything before this entry.
+    /// Drain target: a caller waits until the backend holds all entries before this one.
     pub(crate) wanted: u64,
-    /// Cuts that are held: nothing from these entries on may be written back.
+    /// Held consistency points: entries from these on must not be written back.
     pub(crate) holds: Vec<u64>,
-    /// The appender has no room.
+    /// Set while the append path waits for space.
     pub(crate) starved: bool,
-    /// Why the last attempt to write back failed.
+    /// Error of the last write-back attempt.
     pub(crate) backend_error: Option<Error>,
     pub(crate) dirty_bytes: u64,
-    /// When entries were published, every so often: number, time.
+    /// Sampled publication times: sequence number, time.
     pub(crate) ages: VecDeque<(u64, Instant)>,
     pub(crate) pressure: Pressure,
-    /// Requests past any of these are refused: the volume is shrinking.
+    /// Size limits of shrinks in progress: requests past any of these are refused.
     pub(crate) size_limits: Vec<u64>,
     pub(crate) stats: LogStats,
 }
 
-/// Times of publication are kept so far apart.
+/// Minimum interval of publication time samples.
 const AGE_STEP: Duration = Duration::from_millis(10);
 
 impl State {
@@ -253,8 +253,7 @@ impl State {
             recent: Recent::default(),
             mixed_reads: Vec::new(),
             next_read: 0,
-            // A process that was killed may have left writes at the backend that can be read and do not last: the first
-            // flush goes there.
+            // Writes of a killed process may be readable at the backend, but not durable: the first flush goes there.
             direct_done: 1,
             direct_flushed: 0,
             direct_active: 0,
@@ -282,8 +281,9 @@ impl State {
         state
     }
 
-    /// Adds an entry; `dead` gets those of its own generation that nobody needs any more.  `None` for one that does
-    /// not last yet: a crash may undo it, and then those that it overwrote are needed.
+    /// Adds an entry and returns its sequence number; adds to `dead` the entries of its own generation that it
+    /// supersedes. `None` for an entry that is not durable yet: a crash may undo it, and then those that it overwrote
+    /// are needed.
     pub(crate) fn push(&mut self, entry: Entry, generation: u64, mut dead: Option<&mut Vec<Entry>>) -> u64 {
         let seq = self.entries.push(entry);
         if self.generations.back().is_none_or(|&(last, _)| last != generation) {
@@ -309,14 +309,14 @@ impl State {
         seq
     }
 
-    /// A run is being changed: reads that put its blocks together from two places look again.
+    /// Marks a range as changed: overlapping reads that combine log and backend are repeated.
     pub(crate) fn stale(&mut self, extent: Extent) {
         for (_, read) in &mut self.mixed_reads {
             read.stale |= read.extent.overlaps(extent);
         }
     }
 
-    /// Takes out the oldest entries before `tail`; those with a payload of their own go to `gone`.
+    /// Removes the entries before `tail`; adds those with a place on the medium that are not dead to `gone`.
     pub(crate) fn retire(&mut self, tail: u64, gone: &mut Vec<Entry>) {
         while self.entries.tail() < tail
             && let Some((seq, entry)) = self.entries.pop()
@@ -345,28 +345,28 @@ impl State {
         }
     }
 
-    /// The generation of an entry.
+    /// Returns the generation of an entry.
     pub(crate) fn generation_of(&self, seq: u64) -> u64 {
         let after = self.generations.partition_point(|&(_, first)| first <= seq);
         after.checked_sub(1).map_or(0, |at| self.generations[at].0)
     }
 
-    /// Nothing from this entry on may be written back: a cut is held.
+    /// Returns the first entry that must not be written back, if a consistency point is held.
     pub(crate) fn hold(&self) -> Option<u64> {
         self.holds.iter().min().copied()
     }
 
-    /// Whatever went round or past the log and was answered lasts.
+    /// Returns whether all acknowledged writes that bypassed the log are durable.
     pub(crate) fn direct_lasts(&self) -> bool {
         self.past_active == 0 && self.direct_done == self.direct_flushed
     }
 
-    /// How long the oldest entry has been there.
+    /// Returns the age of the oldest entry.
     pub(crate) fn age(&self) -> Duration {
         self.ages.front().map_or(Duration::ZERO, |&(_, at)| at.elapsed())
     }
 
-    /// Takes a run for oneself; false while another change overlaps it.
+    /// Tries to lock the range for a change; returns false while another change overlaps it.
     pub(crate) fn enter(&mut self, extent: Extent) -> bool {
         let before = self.in_flight.range(..extent.end()).next_back();
         if before.is_some_and(|(_, &end)| end > extent.offset) {
@@ -377,14 +377,14 @@ impl State {
         true
     }
 
-    /// Gives it back.
+    /// Unlocks the range.
     pub(crate) fn leave(&mut self, extent: Extent) {
         if let Some(end) = self.in_flight.remove(&extent.offset) {
             self.in_flight_bytes -= end - extent.offset;
         }
     }
 
-    /// From now on what is queued belongs to a new generation.
+    /// Begins a new generation for pieces queued from now on, unless the current one is unused.
     pub(crate) fn barrier(&mut self) {
         if self.generation_used {
             self.generation += 1;
@@ -393,7 +393,7 @@ impl State {
         }
     }
 
-    /// Takes everything out of the queue: none of it will be appended.
+    /// Drops the queue and returns its pieces: none of them will be appended.
     pub(crate) fn drop_queue(&mut self) -> VecDeque<Piece> {
         self.queue_bytes = 0;
         self.dropped_at = self.next_seq;
@@ -418,7 +418,8 @@ impl State {
         }
     }
 
-    /// How full the log is, 0 to 1, of what it may take.
+    /// Returns the fill level of the log, 0 to 1: the highest of space, dirty bytes and queue, relative to their
+    /// limits.
     pub(crate) fn fill(&self, medium: &dyn Medium, dirty_max: u64, queue_max: u64) -> f64 {
         let capacity = medium.capacity().max(1) as f64;
         let used = (medium.used() + self.queue_bytes) as f64 / capacity;

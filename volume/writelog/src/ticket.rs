@@ -1,19 +1,19 @@
-//! A request that waits until all its pieces are in the log.
+//! Pending write: a request that completes when all its pieces are in the log.
 
 use std::cell::{Cell, RefCell};
 
 use forebay_block::{Error, Extent, Reply, Request, Result};
 use forebay_reactor::sync::oneshot;
 
-/// One request and who waits for it.
+/// Pending write and its completion.
 pub(crate) struct Ticket {
-    /// Pieces that are not in the log yet.
+    /// Pieces not in the log yet.
     left: Cell<usize>,
-    /// What it changes; nothing overlaps it while it is under way.
+    /// Range that it changes; no other change overlaps it while in flight.
     pub(crate) extent: Extent,
-    /// The generation in which it was submitted; it may have been held back over later barriers.
+    /// Generation in which it was submitted; throttling may have delayed it past later barriers.
     pub(crate) arrived: u64,
-    /// The request as it came, for the case that the log fails under it.
+    /// Original request, to be resubmitted if the log fails.
     pub(crate) request: Request,
     answer: RefCell<Option<oneshot::Sender<Result<Reply>>>>,
 }
@@ -29,13 +29,13 @@ impl Ticket {
         Self { left: Cell::new(pieces), extent, arrived, request, answer: RefCell::new(Some(answer)) }
     }
 
-    /// One piece is in the log; true when that was the last.
+    /// Counts one piece as logged; returns true for the last one.
     pub(crate) fn piece_done(&self) -> bool {
         self.left.set(self.left.get() - 1);
         self.left.get() == 0
     }
 
-    /// Answers who waits; true if nobody had been answered yet.
+    /// Completes the request; returns true if it had not been completed yet.
     pub(crate) fn answer(&self, result: Result<Reply>) -> bool {
         let answer = self.answer.borrow_mut().take();
         let waiting = answer.is_some();
@@ -45,7 +45,7 @@ impl Ticket {
         waiting
     }
 
-    /// Nobody will do it.
+    /// Completes the request with an error.
     pub(crate) fn fail(&self, error: &Error) {
         self.answer(Err(error.clone()));
     }

@@ -1,14 +1,14 @@
-//! Writing back: what the log holds goes to the backend, one barrier generation after the other.
+//! Write-back: log contents go to the backend, one barrier generation after the other.
 //!
-//! A batch is a row of the oldest entries, all of one generation.  Its writes do not overlap and go out in parallel;
-//! when the backend has them durably the tail moves past the batch.  Batches follow each other without waiting for the
-//! one before where no barrier is between their writes: within a generation, and over its end by those that were
-//! submitted before it ([`Entry::slack`](crate::entries::Entry::slack)), as the host that had them all in flight could
-//! not know an order either.  So the backend has as many requests at once as it would have without a log.
+//! A batch is a range of the oldest entries, all of one generation. Its writes do not overlap and are submitted in
+//! parallel; when they are durable at the backend, the tail moves past the batch. Batches overlap in time where no
+//! barrier is between their writes: within a generation, and across its end for writes submitted before it
+//! ([`Entry::slack`](crate::entries::Entry::slack)), since a host that had them all in flight could not assume an
+//! order either. So the backend sees as many concurrent requests as without a log.
 //!
-//! The tail must last before a batch begins after the next one has been retired: a recovery then replays at most one
-//! batch of a generation that the backend already has, over a part of the next, which leaves all of the former and a
-//! part of the latter - what a crash of the host could have left, too.
+//! The tail must be durable before a batch begins after the next one has been retired. A recovery then replays at
+//! most one batch of a generation that the backend already has, over a part of the next one. The result has all of
+//! the former and a part of the latter, which a crash of the host could have left, too.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -30,59 +30,59 @@ use crate::pressure::FREE_BELOW;
 use crate::read::{content, content_of, must_be_read};
 use crate::state::{Mode, State};
 
-/// Payload bytes of one batch at most, about.
+/// Approximate maximum payload of one batch in bytes.
 const BATCH_BYTES: u64 = 4 << 20;
-/// Batches at once at most.
+/// Maximum number of batches in flight.
 const BATCHES: usize = 8;
-/// Batches of so few requests ask for each one to be durable by itself instead of flushing.
+/// Maximum number of requests of a batch that uses FUA instead of a flush.
 const FUA_MAX: usize = 4;
-/// From this fill on writing back does not wait for the entries to grow old.
+/// Fill from which write-back does not wait for entries to reach their age.
 pub(crate) const EAGER_FILL: f64 = 0.125;
-/// Requests to the backend at once where there is time, if as many are allowed.
+/// Number of requests in flight to the backend without urgency, if that many are permitted.
 const AT_ONCE_LEAST: usize = 8;
-/// At this share of the age that they may have, entries are written back as fast as it goes.
+/// Share of the maximum age from which entries are written back at full speed.
 const LATE_AT: f64 = 0.75;
-/// Waits between attempts.
+/// Minimum and maximum delay between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
-/// A request to the backend.
+/// Write-back request to the backend.
 enum Work {
     Plain(Request),
-    /// Writes; their data comes later.
+    /// Writes whose data is still to be read.
     Writes {
         writes: Vec<(u64, LocalFuture<Result<BufList>>)>,
         fua: bool,
     },
 }
 
-/// What is to be done for a row of entries.
+/// Write-back batch.
 struct Batch {
-    /// One past its last entry.
+    /// Sequence number after its last entry.
     end: u64,
-    /// What they change, in order and not overlapping, and how: a request each.
+    /// Requests with their ranges, in order and not overlapping.
     requests: Vec<(Vec<Extent>, Work)>,
-    /// Bytes of the volume that its entries are about, overwritten ones included.
+    /// Bytes of the volume covered by its entries, including superseded ones.
     bytes: u64,
     durable: bool,
 }
 
-/// A batch that is under way.
+/// In-flight batch.
 struct Under {
     end: u64,
     bytes: u64,
     started: Instant,
-    /// What it writes, in order and not overlapping.
+    /// Ranges that it writes, in order and not overlapping.
     extents: Vec<Extent>,
     progress: Rc<Progress>,
 }
 
-/// How far a batch is.
+/// Progress of an in-flight batch.
 struct Progress {
     requests: usize,
-    /// Those that were not answered yet.
+    /// Requests not completed yet.
     left: Cell<usize>,
     written: Notify,
-    /// What became of it: how many of the writes that went round the log are durable with it.
+    /// Outcome of the batch: the number of bypassed writes that its flush made durable.
     outcome: RefCell<Option<std::result::Result<u64, Failure>>>,
 }
 
@@ -92,7 +92,7 @@ impl Under {
         self.extents.get(from).is_some_and(|own| own.overlaps(extent))
     }
 
-    /// How many of its writes are still to be answered, about.
+    /// Returns the approximate number of its writes that are not completed yet.
     fn writes_left(&self) -> u64 {
         let Progress { left, requests, .. } = &*self.progress;
         (self.extents.len() * left.get()).div_ceil(*requests.max(&1)) as u64
@@ -113,7 +113,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     loop {
         if under.is_empty() {
             if !wait_for_work(&shared).await {
-                // Whoever takes the log's place on the medium must not meet a write of its tail.
+                // The tail write must end before the log's space can be reused.
                 if let Some(persist) = persisting.take() {
                     let _ = persist.await;
                 }
@@ -122,8 +122,8 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             if finish_turning_off(&shared).await {
                 return;
             }
-            // What is at the backend must last in the log too: or a recovery that finds less of the log than there was
-            // would replay what is older over it.
+            // Data at the backend must be durable in the log too: otherwise a recovery that finds a shorter log would
+            // replay older entries over it.
             if shared.is_early()
                 && shared.state.borrow().mode.is_on()
                 && let Err(error) = flush::sync(&shared).await
@@ -151,7 +151,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                 retired_at = now();
             }
             Err(failure) => {
-                // All that is under way ends first; then everything from the tail on is made again, in order.
+                // In-flight batches end first; then everything from the tail on is retried, in order.
                 for other in under.drain(..).skip(1) {
                     let ended = || other.progress.outcome.borrow().is_some();
                     shared.write_back.wait_until(ended).await;
@@ -180,7 +180,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         under.pop_front();
         retire(&shared, end);
         persisting = Some(persist_tail(&shared, false));
-        // Whoever waits for room, or for the log to be empty, waits for the tail too.
+        // Waiters for space, or for an empty log, wait for a durable tail too.
         let waited_for = {
             let state = shared.state.borrow();
             state.starved || state.entries.len() == 0 || state.wanted >= end
@@ -195,15 +195,15 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     }
 }
 
-/// Makes the tail last, whether or not the answer is waited for: a second write of it must not begin beside the first,
+/// Makes the tail durable, even if the returned handle is dropped: a second write of it must not overlap the first,
 /// and the log is not [gone](crate::WriteLog::gone) before it has ended.
 pub(crate) fn persist_tail(shared: &Rc<Shared>, clean: bool) -> JoinHandle<Result<()>> {
     let shared = shared.clone();
     spawn(async move { shared.medium.persist_tail(clean).await })
 }
 
-/// Makes the tail last in both copies of the superblock: then no recovery replays anything before it, even if it can read
-/// the older copy only.  Ends early when the log is closed, which writes it too.
+/// Makes the tail durable in both copies of the superblock: then no recovery replays anything before it, even if only
+/// the older copy is readable. Ends early when the log is closed, which writes it too.
 pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
     let tail = shared.state.borrow().entries.tail();
     while shared.medium.persisted_tail() < tail && !shared.state.borrow().closing {
@@ -216,25 +216,27 @@ async fn closed(shared: &Rc<Shared>) {
     shared.write_back.wait_until(|| shared.state.borrow().closing).await;
 }
 
-/// No later attempt will succeed.
+/// Returns whether the error is permanent: no later attempt can succeed.
 pub(crate) fn is_final(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ReadOnly | ErrorKind::Fenced | ErrorKind::ShuttingDown)
 }
 
 impl State {
-    /// There is something that may be written back, and a reason to do it now; otherwise how long to wait for one.
+    /// Returns `Ok` if there are entries to write back and a reason to do it now; otherwise how long to wait, if
+    /// there is a deadline.
     fn due(&self, shared: &Shared, fill: f64) -> std::result::Result<(), Option<Duration>> {
         if matches!(self.mode, Mode::Acquiring) {
             return Err(None);
         }
         let tail = self.entries.tail();
-        // Entries that do not last yet are made to before they are written back.
+        // Entries that are not durable yet are synced before they are written back.
         let limit = match self.mode.is_on() {
             true => self.hold().map_or(self.appended_seq, |hold| hold.min(self.appended_seq)),
             false => self.limit(shared),
         };
         if tail >= limit {
-            // What a cut holds back is waited for, or the log would be given up with it.
+            // The end of a held consistency point is waited for; otherwise the log would be released with entries not
+            // written back.
             let ends = matches!(self.mode, Mode::TurningOff(_)) && tail >= self.there(shared);
             return if ends { Ok(()) } else { Err(None) };
         }
@@ -247,25 +249,26 @@ impl State {
         Err(Some(linger - age))
     }
 
-    /// Nothing from this entry on may be written back now.
+    /// Returns the first entry that must not be written back now.
     fn limit(&self, shared: &Shared) -> u64 {
         let there = self.there(shared);
         self.hold().map_or(there, |hold| hold.min(there))
     }
 
-    /// The same, but for cuts.
+    /// Returns the first entry that is not ready for write-back, without regard to held consistency points.
     fn there(&self, shared: &Shared) -> u64 {
         match self.mode.is_on() {
             true if shared.is_early() => self.synced_seq,
             true => self.appended_seq,
-            // What the medium may have lost goes to the backend only when nothing of the log can be replayed over it.
+            // Entries that the medium may have lost go to the backend only when nothing of the log can be replayed
+            // over them.
             false if shared.is_early() && !self.released => self.synced_seq.max(self.entries.tail()),
             false => self.entries.head(),
         }
     }
 }
 
-/// Waits until there is something to do; false when the log is closed.
+/// Waits until there is work; returns false when the log is closed.
 async fn wait_for_work(shared: &Rc<Shared>) -> bool {
     loop {
         let next = shared.write_back.wait();
@@ -280,20 +283,20 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
         match due {
             Ok(()) => return true,
             Err(None) => next.await,
-            // Not at every write: a log that fills up is looked at when it has, or when its entries are old.
+            // Not woken on every write: checked again when the log has filled up, or when entries reach their age.
             Err(Some(wait)) => drop(timeout(wait, next).await),
         }
     }
 }
 
-/// The oldest entries that no batch is under way for, of one generation, and what is to be done for them; nothing when
-/// they must wait, or had better.
+/// Returns the next batch: the oldest entries of one generation that are in no in-flight batch. `None` if they must
+/// wait, or waiting is cheaper.
 fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
     let fill = if under.is_empty() { 1.0 } else { shared.fill() };
     let state = shared.state.borrow();
     let (first, limit) = (under.back().map_or(state.entries.tail(), |last| last.end), state.limit(shared));
-    // Few at a time would cost a flush each: as many as the backend still has to do.
+    // Small batches would cost a flush each: require as many entries as the backend still has writes to complete.
     let least = under.iter().map(Under::writes_left).sum::<u64>().max(1);
     if first + least > limit {
         return None;
@@ -305,7 +308,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
         }
     }
     let generation = state.generation_of(first);
-    // Of what is not durable at the backend.
+    // Oldest generation that is not durable at the backend.
     let oldest = state.generations.front().map_or(generation, |&(oldest, _)| oldest);
     // A generation ends where the next begins.
     let later = state.generations.partition_point(|&(one, _)| one <= generation);
@@ -328,7 +331,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
     let discards = runs.iter().any(|run| run.action == Action::Discard);
-    // What is not in memory is read together: entries lie in the order in which they came.
+    // Payloads not in memory are read together: entries are stored in order of arrival.
     let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.entries.get(seq)?)));
     let on_medium: Vec<Entry> =
         parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
@@ -343,7 +346,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     Some(Batch { end, requests, bytes, durable })
 }
 
-/// The request for runs that go together; a write's data comes later, from `reads` what is not in memory.
+/// Returns the request for coalesced runs; payloads not in memory are taken from `reads`.
 fn request(
     shared: &Rc<Shared>,
     state: &State,
@@ -359,7 +362,7 @@ fn request(
             Action::ZeroesKeep => return Work::Plain(Request::WriteZeroes { extent, no_unmap: true, fua }),
             Action::Write => {}
         }
-        // Begun here, so that what it reads stays where it is.
+        // Started here, so that the payloads are pinned on the medium.
         let mut one = |&(seq, part): &(u64, Extent)| {
             let entry = state.entries.get(seq)?;
             match must_be_read(state, seq, entry) {
@@ -384,13 +387,13 @@ fn request(
 }
 
 enum Failure {
-    /// The log cannot be read.
+    /// Log cannot be read.
     Log(Error),
-    /// The backend refuses.
+    /// Backend returned an error.
     Backend(Error),
 }
 
-/// Begins a batch beside those that are under way; its end is told to `write_back`.
+/// Starts a batch beside those in flight; signals `write_back` when it ends.
 fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<Under>) -> Under {
     let Batch { end, requests, bytes, durable } = batch;
     let all = requests.len();
@@ -399,7 +402,7 @@ fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<
     let mut tasks = Vec::with_capacity(all);
     let mut extents = Vec::new();
     for (own, work) in requests {
-        // What overlaps keeps its order.
+        // Overlapping requests keep their order.
         let overlaps = |batch: &&Under| own.iter().any(|&extent| batch.writes(extent));
         let before: Vec<_> = under.iter().filter(overlaps).map(|batch| batch.progress.clone()).collect();
         extents.extend(own);
@@ -413,7 +416,7 @@ fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<
             if progress.left.get() == 0 {
                 progress.written.notify_all();
             }
-            // Others may go beside what is left of this batch.
+            // Further batches may start beside the rest of this one.
             shared.write_back.notify_all();
             done
         }));
@@ -427,14 +430,14 @@ fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<
     Under { end, bytes, started: now(), extents, progress }
 }
 
-/// Requests to the backend that are under way: as many as there may be at the moment.
+/// Slots for in-flight requests to the backend, bounded by urgency.
 struct Slots {
-    /// They begin in the order in which they came.
+    /// Serializes the start of requests, in order of arrival.
     turn: Semaphore,
     taken: Cell<usize>,
 }
 
-/// A request that is under way.
+/// Guard of an in-flight request's slot.
 struct Slot(Rc<Slots>);
 
 impl Slots {
@@ -442,7 +445,7 @@ impl Slots {
         Rc::new(Self { turn: Semaphore::new(1), taken: Cell::new(0) })
     }
 
-    /// Waits until one more may begin.  Who gives a slot back, or has reason for haste, notifies `write_back`.
+    /// Waits for a free slot. Releasing a slot, or a rise in urgency, must be signaled on `write_back`.
     async fn take(self: &Rc<Self>, shared: &Shared) -> Slot {
         let _turn = self.turn.acquire(1).await;
         shared.write_back.wait_until(|| self.taken.get() < at_once(shared)).await;
@@ -457,8 +460,9 @@ impl Drop for Slot {
     }
 }
 
-/// How many requests may be under way: few where there is time, so that a batch does not come down on the backend, and on
-/// this core, at once, while hosts write; all when the log fills up, entries grow old, or somebody waits.
+/// Returns the maximum number of in-flight requests: few without urgency, so that a batch does not burst onto the
+/// backend and this core while hosts write; all of them when the log fills up, entries reach their age, or a caller
+/// waits.
 fn at_once(shared: &Shared) -> usize {
     let (parallel, fill) = (shared.options.parallel, shared.fill());
     let state = shared.state.borrow();
@@ -471,7 +475,7 @@ fn at_once(shared: &Shared) -> usize {
     parallel.min(AT_ONCE_LEAST + more as usize)
 }
 
-/// Does one request of a batch.
+/// Submits one request of a batch.
 async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::result::Result<(), Failure> {
     let _slot = slots.take(shared).await;
     if at_once(shared) < shared.options.parallel {
@@ -496,7 +500,7 @@ async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::resul
         return within(one(patch).await.map(drop));
     }
     match shared.inner.write_many(patches.clone(), fua).await {
-        // Some of them may be within the volume still.
+        // Individual writes may still be within the volume.
         Err(error) if error.kind() == ErrorKind::OutOfRange => {
             for patch in patches {
                 within(one(patch).await.map(drop))?;
@@ -507,7 +511,7 @@ async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::resul
     }
 }
 
-/// Does all of them at the same time.
+/// Runs all futures concurrently.
 async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
     let mut work: Vec<_> = work.into_iter().map(|work| (Some(work), None)).collect();
     poll_fn(|cx| {
@@ -525,14 +529,14 @@ async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
     work.into_iter().filter_map(|(_, result)| result).collect()
 }
 
-/// A request to the backend was made.
+/// Counts a request to the backend.
 fn count(shared: &Rc<Shared>, bytes: u64) {
     let stats = &mut shared.state.borrow_mut().stats;
     stats.written_back += 1;
     stats.written_back_bytes += bytes;
 }
 
-/// The volume may have become shorter; what is past its end is gone.
+/// Ignores `OutOfRange`: the volume may have shrunk, and data past its end is dropped.
 fn within(result: Result<()>) -> std::result::Result<(), Failure> {
     match result {
         Err(error) if error.kind() == ErrorKind::OutOfRange => Ok(()),
@@ -540,8 +544,8 @@ fn within(result: Result<()>) -> std::result::Result<(), Failure> {
     }
 }
 
-/// Waits for the writes of a batch and makes them durable; how many of the writes that went round the log are durable
-/// with it.
+/// Waits for the writes of a batch and makes them durable; returns the number of bypassed writes covered by the
+/// flush.
 async fn finish(
     shared: &Rc<Shared>,
     tasks: Vec<JoinHandle<std::result::Result<(), Failure>>>,
@@ -569,7 +573,7 @@ fn retire(shared: &Rc<Shared>, end: u64) {
     shared.medium.retire(end, &gone);
 }
 
-/// Writing back did not work; who waits for room that will not come is told.
+/// Records a write-back error; fails queued writes that wait for space which a full backend cannot free.
 fn note_error(shared: &Rc<Shared>, error: Error) {
     let mut tickets = Vec::new();
     {
@@ -587,7 +591,7 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
     shared.settled.notify_all();
 }
 
-/// What is in the log cannot be written back.
+/// Fails the log: its contents cannot be written back.
 pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
     tracing::error!(%error, "the write log has failed; what it holds is not at the backend");
     let mut tickets = Vec::new();
@@ -606,7 +610,8 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
     shared.room.notify_all();
 }
 
-/// When the log is turning off and empty: lets requests go round it.  True when that is done.
+/// Completes disabling the log once it is drained: requests bypass it from then on. Returns true if write-back is to
+/// end.
 async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     let reason = match &shared.state.borrow().mode {
         Mode::TurningOff(reason) => reason.clone(),
@@ -620,7 +625,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     }
     let mut backoff = BACKOFF.0;
     loop {
-        // Whatever happens to the medium now, nothing on it may be replayed over what comes next.
+        // Recorded first: whatever happens to the medium now, nothing on it may be replayed over later writes.
         let released = match shared.inner.submit(Request::Flush).await {
             Ok(_) => shared.owner.release().await,
             Err(error) => Err(error),
@@ -634,7 +639,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
             Err(error) => {
                 tracing::warn!(%error, "the write log cannot be turned off yet");
                 shared.state.borrow_mut().backend_error = Some(error);
-                // A log that is closed stays what the record names, and is written back when it is opened again.
+                // A closed log stays named by the record, and is written back when it is opened again.
                 let _ = timeout(backoff, closed(shared)).await;
                 if shared.state.borrow().closing {
                     return true;
@@ -651,7 +656,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
         }
     }
     shared.settled.notify_all();
-    // What had its run to itself, a comparison too, ends before others come in.
+    // Changes with a locked range, comparisons included, end before others are admitted.
     shared.settled.wait_until(|| shared.state.borrow().in_flight.is_empty()).await;
     {
         let mut state = shared.state.borrow_mut();

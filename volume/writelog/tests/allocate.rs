@@ -1,4 +1,4 @@
-//! Logs whose space cannot be had, or that nobody waits for any more: nothing of them is left.
+//! Logs that cannot be allocated, or whose creation is abandoned: no remains are left.
 
 mod common;
 
@@ -25,7 +25,7 @@ async fn open() -> Rc<Shelf> {
     Shelf::open(MediumKind::Ssd, Path::new(FILE), options).await.expect("a file for logs")
 }
 
-/// Bytes of the file; `None` when there is none.
+/// Returns the length of the file in bytes; `None` if it does not exist.
 fn length() -> Option<u64> {
     File::open(FILE, OpenOptions::read()).ok().map(|file| file.info().size)
 }
@@ -44,9 +44,9 @@ fn a_file_made_for_a_log_that_does_not_fit_is_removed() {
         let refused = shelf.create("one", "local/a", 64 << 20, 0).await.expect_err("too much");
         assert_eq!(refused.kind(), ErrorKind::NoSpace);
         assert!(shelf.is_removed() && length().is_none(), "{:?} bytes are left", length());
-        // Nobody makes a log in a file that has no name.
+        // No log is created in a file without a name.
         assert_eq!(shelf.create("one", "local/a", 16 << 20, 0).await.expect_err("gone").kind(), ErrorKind::Busy);
-        // All of the space can be used again.
+        // The entire space can be reused.
         let id = open().await.create("one", "local/a", 32 << 20, 0).await.expect("space");
         assert_eq!(open().await.ids(), [id]);
     });
@@ -69,7 +69,7 @@ fn a_file_with_logs_is_cut_to_what_it_was() {
 
 #[test]
 fn a_log_that_nobody_waits_for_is_given_up() {
-    // From before anything is allocated to after everything is.
+    // From before the first allocation to after the last one.
     for wait in (0..40).map(|step| Duration::from_micros(50 << (step / 2))) {
         on_files(80 << 20, async move || {
             let shelf = open().await;
@@ -93,14 +93,14 @@ fn a_file_that_another_process_makes_meanwhile_is_not_removed() {
         let file = File::open(OTHER, OpenOptions::read_write().create()).expect("made");
         file.write_at(Buf::copy_of(&[7; 4096]), 0).await.expect("written");
         drop(file);
-        // When no file is found there, and before one is made.
+        // Between the failed open and the creation of the file.
         world.rename_late(OTHER, FILE);
         let options = ShelfOptions { create: true, ..ShelfOptions::default() };
         let refused =
             Shelf::open(MediumKind::Ssd, Path::new(FILE), options).await.err().expect("no logs are kept there");
         assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
         assert_eq!(length(), Some(4096), "what another process has made is gone");
-        // The same of a file with a log: it is not new, and stays when no second log can be made in it.
+        // Likewise a file with a log: it is not new, and stays when no second log can be created in it.
         forebay_reactor::fs::remove_file(FILE).expect("there");
         let other = Shelf::open(MediumKind::Ssd, Path::new(OTHER), options).await.expect("a file for logs");
         drop(other);

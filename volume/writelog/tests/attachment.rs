@@ -1,4 +1,4 @@
-//! What a host may serve of an image whose record another host has changed, and what a log leaves when it is given up.
+//! Attachment of an image whose record another host has changed, and remains of a released log.
 
 mod common;
 
@@ -16,22 +16,22 @@ use forebay_writelog::{
 };
 
 const PLACE: &str = "/logs:16M";
-/// The same with another limit.
+/// Same place with another limit.
 const LIMITED: &str = "/logs:16M:dirty=1M";
 
-/// An image that several hosts use.
+/// Image that several hosts use.
 struct SharedImage {
     base: Rc<Memory>,
     shelf: Rc<Shelf>,
     record: RefCell<LogRecord<&'static str>>,
-    /// Times that the record was read.
+    /// Number of reads of the record.
     loads: Cell<u64>,
-    /// The host that has the exclusive lock, and how often.
+    /// Host that holds the exclusive lock, and the number of its guards.
     owner: Cell<Option<(u8, usize)>>,
     persist: Cell<Persist>,
-    /// The record is stored while it is open.
+    /// Gate of stores of the record.
     storing: Gate,
-    /// Changes past the log have ended while it is open.
+    /// Gate of the completion of changes past the log.
     changing: Gate,
 }
 
@@ -48,13 +48,13 @@ impl SharedImage {
     }
 }
 
-/// One host's access to it.
+/// Access of one host to the image.
 struct Host {
     image: Rc<SharedImage>,
     host: u8,
 }
 
-/// A host's hold on the exclusive lock.
+/// Exclusive lock guard of a host.
 struct Hold(Rc<SharedImage>);
 
 impl Drop for Hold {
@@ -136,13 +136,13 @@ fn a_lock_that_is_taken_anew_serves_nothing_past_a_log_that_another_host_has_att
         let ours = image.open(1).await;
         ours.check_record().await.expect("there is no log");
         ours.device().submit(write(0, 1, 4096)).await.expect("written");
-        // Another host gets the lock, gives the image a log, and goes away with a write that is only there.
+        // Another host acquires the lock, attaches a log, and closes with a write that is only in the log.
         let theirs = image.open(2).await;
         theirs.attach(&PLACE).await.expect("attached");
         theirs.device().submit(write(0, 2, 4096)).await.expect("written");
         theirs.close().await.expect("closed");
         assert_eq!((image.base.bytes.borrow()[0], image.owner.get()), (1, None));
-        // The lock comes back.
+        // The lock returns to this host.
         let loads = image.loads.get();
         let told = ours.check_record().await.expect_err("the record names a log that is not open here");
         assert_eq!((told.kind(), image.loads.get()), (ErrorKind::Busy, loads + 1), "{told}");
@@ -168,7 +168,7 @@ fn a_log_that_another_host_has_given_up_is_not_written_back_when_the_lock_comes(
             before.device().submit(write(0, 1, 4096)).await.expect("written");
             before.close().await.expect("closed");
         }
-        // This host comes back while another has the lock, which gives the log up and writes to the image itself.
+        // Reopened here while another host holds the lock, which releases the log and writes to the image itself.
         let lock = Host { image: image.clone(), host: 2 }.lock().await.expect("free");
         let ours = image.open(1).await;
         let log = ours.log().expect("the record names it");
@@ -216,7 +216,7 @@ fn a_log_that_is_attached_writes_nothing_back_before_what_is_on_its_way_past_it_
     on_a_shelf(async |_, shelf| {
         let image = SharedImage::new(shelf);
         let ours = image.open(1).await;
-        // A host's write is on its way to the image when the log comes before it.
+        // Write in flight to the image when the log is attached.
         image.base.gate.closed.set(true);
         image.changing.closed.set(true);
         let past = ours.device().submit(write(0, 1, 4096));
@@ -244,7 +244,7 @@ fn new_limits_do_not_bring_back_the_record_of_a_log_that_is_being_given_up() {
         let image = SharedImage::new(shelf);
         let ours = Rc::new(image.open(1).await);
         ours.attach(&PLACE).await.expect("a log");
-        // It turns itself off, and its record is about to be stored without it.
+        // The log is being disabled, and its record is about to be cleared.
         image.storing.closed.set(true);
         let log = ours.log().expect("a log");
         let worn = log.clone();
@@ -265,7 +265,7 @@ fn new_limits_do_not_bring_back_the_record_of_a_log_that_is_being_given_up() {
     });
 }
 
-/// How a log that has been disabled is left.
+/// End of a disabled log.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Close,

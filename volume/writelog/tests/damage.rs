@@ -1,4 +1,4 @@
-//! Bytes that have changed at rest on a log's medium are told, never given out, and never taken for its end.
+//! Bit rot on a log's medium is detected, never returned as data, and never taken for the end of the log.
 
 mod common;
 
@@ -14,7 +14,7 @@ use forebay_sim::World;
 use forebay_writelog::format::{AREA_AT, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
 use forebay_writelog::{LogId, Mode, Options, Shelf, WriteLog};
 
-/// Flips a bit of the newest superblock's copy, or of the older one's.
+/// Flips a bit of the newest superblock copy, or of the older one.
 async fn damage_superblock(world: &World, newest: bool) {
     let found = superblocks(world);
     let victim = &found[usize::from(!newest)];
@@ -32,7 +32,7 @@ async fn damage_superblock(world: &World, newest: bool) {
     panic!("no such copy");
 }
 
-/// A log of 256 KiB, closed in the middle of its work: its ring has gone on past the tail of the older superblock.
+/// Returns a log of 256 KiB, closed with dirty entries: its ring has advanced past the tail of the older superblock.
 async fn worn(shelf: &Rc<Shelf>, inner: &Rc<Memory>) -> LogId {
     let log = fresh_of(SMALL, shelf, inner, Rc::new(Nobody), patience()).await;
     let id = shelf.ids()[0];
@@ -40,12 +40,12 @@ async fn worn(shelf: &Rc<Shelf>, inner: &Rc<Memory>) -> LogId {
         log.submit(write(at * 4096, at as u8, 4096)).await.expect("written");
     }
     log.drain().await.expect("drained");
-    // Many entries, over what was drained; nothing of them gets to the backend.
+    // Many entries, over drained ones; none of them reaches the backend.
     inner.full.set(true);
     for at in 0..238 {
         log.submit(write(at * 512, at as u8 ^ 0x55, 512)).await.expect("written");
     }
-    // As after a power failure: nobody closes it.
+    // Dropped without a close, like after a power failure.
     log.gone().await;
     id
 }
@@ -96,7 +96,7 @@ fn a_damaged_superblock_costs_nothing_while_the_older_one_leads_to_all_blocks() 
             patience(),
         );
         assert_eq!(read(&*log, 0, 1).await, [9]);
-        // Opening has written the damaged copy anew.
+        // The open has rewritten the damaged copy.
         assert_eq!(superblocks(&world).len(), 2);
     });
 }
@@ -108,17 +108,17 @@ fn a_damaged_superblock_leads_no_recovery_back_over_direct_writes() {
         let options = Options { direct_min: Some(64 << 10), ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
         let id = shelf.ids()[0];
-        // Never sequential, so that all of it goes to the log, and from there to the backend at once.
+        // Not sequential, so that all writes go to the log, and from there to the backend at once.
         for at in (7..16).rev() {
             log.submit(write(at << 16, 1, 64 << 10)).await.expect("written");
         }
         log.drain().await.expect("drained");
-        // Sequential from here on; some of it bypasses the log.
+        // Sequential from here on; some writes bypass the log.
         for at in 8..16 {
             log.submit(write(at << 16, 2, 64 << 10)).await.expect("written");
         }
         assert!(log.counters().direct > 4, "only {} writes bypassed the log", log.counters().direct);
-        // As after a power failure: nobody closes it.
+        // Dropped without a close, like after a power failure.
         log.gone().await;
         damage_superblock(&world, true).await;
         let log = open(&shelf, &id, "one", inner).await;
@@ -140,7 +140,7 @@ fn a_log_that_was_closed_empty_replays_nothing_with_either_superblock() {
             }
             log.close(true).await.expect("closed");
             log.gone().await;
-            // Whoever has the image now writes to it without the log.
+            // The image is now written without the log.
             inner.submit(write(0, 2, 4096)).await.expect("written");
             damage_superblock(&world, newest).await;
             let log = open(&shelf, &id, "one", inner).await;
@@ -159,7 +159,7 @@ fn a_damaged_block_in_the_middle_is_not_taken_for_the_end() {
             log.submit(write(at * 4096, at as u8, 4096)).await.expect("written");
         }
         log.gone().await;
-        // The eleventh block's header; its units are nine.
+        // Header of the eleventh block; a block has nine units.
         let at = LOGS_AT + AREA_AT + 10 * 9 * UNIT;
         let mut bytes = world.peek(PATH, at, 512).expect("on the disk");
         bytes[20] ^= 1;

@@ -1,4 +1,4 @@
-//! What must hold when something is slow, full or given up in the middle.
+//! Invariants under slow, full or abandoned operations.
 
 mod common;
 
@@ -15,7 +15,7 @@ use forebay_reactor::{now, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::{Limits, Mode, Options, Owner, Persist, WriteLog};
 
-// ---- Closing and giving up ----
+// ---- Closing and abandoning ----
 
 #[test]
 fn closing_leaves_nothing_behind_that_it_has_acknowledged() {
@@ -24,7 +24,7 @@ fn closing_leaves_nothing_behind_that_it_has_acknowledged() {
             let inner = Memory::new(1 << 20);
             let log = fresh(&shelf, &inner, Rc::new(Nobody), Options { persist, ..patience() }).await;
             log.submit(write(0, 1, 4096)).await.expect("written");
-            // The last flush takes its time.
+            // The last flush is slow.
             inner.flush_gate.closed.set(true);
             let closing = spawn({
                 let log = log.clone();
@@ -45,7 +45,7 @@ fn closing_leaves_nothing_behind_that_it_has_acknowledged() {
     }
 }
 
-/// Keeps the order of its release among the backend's events.
+/// Owner that records its release among the backend's events.
 struct Releasing(Rc<RefCell<Vec<Event>>>);
 
 impl Owner for Releasing {
@@ -62,7 +62,7 @@ fn a_log_is_released_only_when_the_backend_has_flushed_everything() {
             let inner = Memory::new(4 << 20);
             let options = Options { persist: Persist::OnFlush, direct_min: Some(64 << 10), ..patience() };
             let log = fresh(&shelf, &inner, Rc::new(Releasing(inner.events.clone())), options).await;
-            // Goes straight to the backend, acknowledged before it is durable there.
+            // Bypasses the log, acknowledged before it is durable at the backend.
             log.submit(write(0, 1, 64 << 10)).await.expect("written");
             log.submit(write(64 << 10, 2, 64 << 10)).await.expect("written");
             assert!(log.counters().direct > 0, "nothing bypassed the log");
@@ -114,11 +114,11 @@ fn a_log_that_is_disabled_loses_nothing_and_refuses_nobody() {
     });
 }
 
-/// An owner that becomes one when it is told to.
+/// Owner that acquires the volume on command.
 #[derive(Default)]
 struct Contender {
     attempts: Cell<u64>,
-    /// What the next attempts come to, the last for good.
+    /// Outcomes of the next attempts; the last one repeats.
     outcomes: RefCell<Vec<Option<ErrorKind>>>,
 }
 
@@ -189,7 +189,7 @@ fn a_log_that_the_record_does_not_name_any_more_is_never_written_back() {
         sleep(LONG).await;
         assert_eq!((inner.writes.get(), owner.attempts.get()), (0, 1));
         assert!(matches!(log.mode(), Mode::Failed(_)));
-        // Closing it changes nothing: what it holds can still be looked at.
+        // A close changes nothing: the contents can still be inspected.
         log.close(false).await.expect("closed");
         log.gone().await;
         assert_eq!(shelf.inspect(&id).await.expect("there").dirty_entries, 1);
@@ -280,7 +280,7 @@ fn closing_a_full_log_makes_last_what_has_its_place_and_tells_of_the_rest() {
     });
 }
 
-// ---- A backend that is full, or gone ----
+// ---- Full or unreachable backend ----
 
 #[test]
 fn who_waits_for_the_queue_does_not_wait_for_what_an_error_took_out_of_it() {
@@ -289,7 +289,7 @@ fn who_waits_for_the_queue_does_not_wait_for_what_an_error_took_out_of_it() {
             let inner = Memory::new(4 << 20);
             let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), patience()).await;
             inner.full.set(true);
-            // More than the log holds: the last ones wait in the queue for room.
+            // More than the log holds: the last ones wait in the queue for space.
             let writes: Vec<_> =
                 (0..20_u64).map(|at| spawn(log.submit(write(at << 15, at as u8 + 1, 32 << 10)))).collect();
             sleep(MILLISECOND).await;
@@ -334,7 +334,7 @@ fn writes_that_are_acknowledged_early_are_bounded_by_the_log() {
         sleep(LONG).await;
         let bound = SMALL + 8192;
         assert!(acknowledged.get() <= bound, "{} bytes are acknowledged behind {SMALL}", acknowledged.get());
-        // A full backend is told to who writes, not waited for.
+        // A full backend fails the writers instead of blocking them.
         inner.gate.open();
         for write in writes {
             timeout(LONG, write).await.expect("it goes on when the backend does");
@@ -363,7 +363,7 @@ fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
         let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         inner.gate.closed.set(true);
-        // Until it has been compared, nobody else writes there: all of them see an empty log, then wait.
+        // The range is locked until the comparison is done: all of them see an empty log, then wait.
         inner.pause.set(LONG);
         let (expect, data) = ([0, 1].map(|byte| Buf::copy_of(&[byte; 65536]).into())).into();
         let first = log.submit(Request::CompareAndWrite { offset: 0, expect, data, fua: false });

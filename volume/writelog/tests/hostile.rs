@@ -1,4 +1,4 @@
-//! Logs in persistent memory as a stranger, or a memory that forgets, may have left them: refused, with the reason.
+//! Logs in persistent memory with malicious or lost contents: refused, with the reason.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ const PATH: &str = "/dev/pmem";
 const LOG_SIZE: u64 = 16 << 20;
 const BLOCK: u64 = 4096;
 
-/// A log with two entries of one block each, of generations 1 and 2.
+/// Log with two entries of one block each, of generations 1 and 2.
 struct Bench {
     memory: SimPmem,
     shelf: Rc<Shelf>,
@@ -39,7 +39,7 @@ impl Bench {
         bench
     }
 
-    /// As it should be.
+    /// Restores the valid contents.
     fn reset(&self) {
         for copy in SUPER_COPIES {
             self.memory.store(LOGS_AT + copy, &self.superblock.encode());
@@ -59,7 +59,7 @@ impl Bench {
         EntryRecord { kind: Kind::Write, extent, seq, generation: seq + 1, place, crc, time_ms: 0 }
     }
 
-    /// Where the buffers begin.
+    /// Returns the offset of the buffers.
     fn buffers(&self) -> u64 {
         LOGS_AT + (AREA_AT + self.superblock.slots * ENTRY_LEN as u64).next_multiple_of(4096)
     }
@@ -86,7 +86,7 @@ impl Bench {
     }
 
     async fn open(&self) -> Result<(), Error> {
-        // Looking at it is as careful as opening it.
+        // Inspection is as strict as opening.
         let looked = self.shelf.inspect(&self.id).await.map(drop);
         let opened = self.shelf.open_log(&self.id, "one", 2).await.map(drop);
         if let (Err(looked), Ok(())) = (&looked, &opened) {

@@ -1,5 +1,5 @@
-//! Append blocks as a stranger may have left them, their checksums in order: a log ends before the first that is not
-//! what it should be, and is refused if that one is known to have been durable.
+//! Malicious append blocks with valid checksums: a log ends before the first invalid one, and is refused if that one
+//! is known to have been durable.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ const DATA: usize = 4096;
 const UNITS: u64 = 1 + (DATA / UNIT) as u64;
 const RING: u64 = (LOG_SIZE - AREA_AT) / UNIT as u64;
 
-/// An append block, and what is written where it belongs.
+/// Append block, and the bytes written in its place.
 #[derive(Clone)]
 struct Block {
     header: BlockHeader,
@@ -31,11 +31,11 @@ struct Block {
     payload: Vec<u8>,
 }
 
-/// A log with two blocks of an entry each, of generations 1 and 2.
+/// Log with two blocks of one entry each, of generations 1 and 2.
 #[derive(Clone)]
 struct Contents {
     superblock: Superblock,
-    /// The superblock's second copy is unreadable.
+    /// Set if the superblock's second copy is unreadable.
     one_lost: bool,
     blocks: [Block; 2],
 }
@@ -66,7 +66,7 @@ impl Contents {
         Self { superblock, one_lost: false, blocks: [block(0), block(1)] }
     }
 
-    /// The second block, and its entry.
+    /// Returns the second block, and its entry.
     fn last(&mut self) -> (&mut BlockHeader, &mut EntryRecord) {
         let Block { header, entries, .. } = &mut self.blocks[1];
         (header, &mut entries[0])
@@ -107,10 +107,10 @@ impl Bench {
         Self { shelf, file, id, good }
     }
 
-    /// How many entries the log has with this in it, or why it is refused.
+    /// Returns the number of entries of a log with these contents, or the reason of its refusal.
     async fn entries(&self, contents: &Contents) -> Result<u64, String> {
         contents.write(&self.file).await;
-        // Looking at it finds what opening it finds.
+        // Inspection finds the same as opening.
         let looked = self.shelf.inspect(&self.id).await;
         let opened = self.shelf.open_log(&self.id, "one", 0).await;
         match (looked, opened) {
@@ -164,7 +164,7 @@ fn a_log_ends_before_a_block_that_is_not_what_it_should_be() {
             let mut contents = bench.good.clone();
             change(&mut contents);
             assert_eq!(bench.entries(&contents).await, Ok(1), "a block {what}");
-            // What has been durable cannot be torn.
+            // Durable blocks cannot be torn.
             contents.superblock.head_block = 2;
             let error = bench.entries(&contents).await.expect_err(what);
             assert!(error.contains("block 1 should be there and is not"), "a block {what}: {error}");
@@ -188,7 +188,7 @@ fn a_torn_payload_ends_a_log_only_where_it_may_be_torn() {
         let mut contents = bench.good.clone();
         contents.blocks[1].payload[UNIT] ^= 1;
         assert_eq!(bench.entries(&contents).await, Ok(1));
-        // Whoever reads it is told.
+        // The error is reported on reading.
         contents.superblock.head_block = 2;
         assert_eq!(bench.entries(&contents).await, Ok(2));
     });
@@ -212,7 +212,7 @@ fn a_missing_block_that_a_later_one_says_was_durable_is_damage() {
             change(&mut contents);
             let error = bench.entries(&contents).await.expect_err(what);
             assert!(error.contains("should be there and is not"), "{what}: {error}");
-            // One that knew of fewer durable blocks leaves the log its end.
+            // A block that knows of fewer durable blocks permits the log's end.
             contents.last().0.behind = contents.last().0.number as u16;
             let left = u64::from(what == "one is skipped");
             assert_eq!(bench.entries(&contents).await, Ok(left), "{what}");
@@ -226,7 +226,7 @@ fn the_whole_ring_is_searched_when_a_superblock_is_lost() {
         let mut contents = bench.good.clone();
         contents.superblock.serial = 9;
         contents.blocks[0].tag ^= 1;
-        // Nothing of the log is near its tail any more; the only block left is 10 MiB on.
+        // No block of the log is near its tail any more; the only one left is 10 MiB further.
         let far = (10 << 20) / UNIT as u64;
         let (header, entry) = contents.last();
         (header.pos, entry.place) = (far, far as u32 + 1);
@@ -237,7 +237,7 @@ fn the_whole_ring_is_searched_when_a_superblock_is_lost() {
         contents.one_lost = true;
         let error = bench.entries(&contents).await.expect_err("the newest superblock may be lost");
         assert!(error.contains("block 0 should be there and is not"), "{error}");
-        // A log that was just made has one copy only.
+        // New logs have one copy only.
         contents.superblock.serial = 1;
         assert_eq!(bench.entries(&contents).await, Ok(0));
     });
@@ -253,7 +253,7 @@ fn a_block_behind_more_blocks_than_it_can_count_says_nothing_of_them() {
         assert_eq!(BlockHeader::behind_of(number), BEHIND_UNKNOWN);
         (contents.last().0.number, contents.last().0.behind) = (number, BlockHeader::behind_of(number));
         assert_eq!(bench.entries(&contents).await, Ok(0));
-        // One that can say it is believed.
+        // The largest value that is not unknown counts.
         contents.last().0.behind = BEHIND_UNKNOWN - 1;
         let error = bench.entries(&contents).await.expect_err("4,466 blocks were durable");
         assert!(error.contains("up to block 4466"), "{error}");

@@ -1,4 +1,4 @@
-//! Logs as their owners see them: on one shelf, refused, emptied, cut short by a shrinking volume.
+//! Logs from their owners' view: on one log device, refused, drained, truncated by a shrinking volume.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn logs_share_a_shelf_and_belong_to_their_volumes() {
         let info = shelf.inspect(&one).await.expect("there");
         assert_eq!((info.name.as_str(), info.epoch, info.dirty_entries, info.dirty_bytes), ("local/a", 3, 1, 8192));
         assert!(info.dirty_since_ms.is_some() && !info.clean);
-        // Found again, and emptied.
+        // Reopened, and drained.
         let log = open(&shelf, &one, "one", left.clone()).await;
         assert_eq!(read(&*log, 4096, 1).await[0], 7);
         log.close(true).await.expect("closed");
@@ -75,7 +75,7 @@ fn a_write_that_waits_while_a_volume_shrinks_is_refused() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(64 << 10);
         let log = patient(&shelf, &inner).await;
-        // Held back until the first one is at the backend, which is when the volume shrinks.
+        // Throttled until the first one is at the backend, which is when the volume shrinks.
         log.set_limits(Limits { bytes_max: Some(4096), age_max: Duration::from_secs(1000) });
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
@@ -104,7 +104,7 @@ fn no_recovery_replays_what_was_cut_off() {
         let inner = Memory::new(64 << 10);
         let log = patient(&shelf, &inner).await;
         log.submit(write(32 << 10, 2, 4096)).await.expect("written");
-        // The tail takes long to be written, while others end and look about.
+        // Writing the tail is slow, while other tasks end and check.
         let slow = DiskFaults { write_latency: 50_000_000..50_000_001, ..DiskFaults::none() };
         world.set_disk_faults(PATH, Some(slow));
         let over = Rc::new(Cell::new(false));
@@ -159,7 +159,7 @@ fn patterns_zeroes_and_maps_pass_through_the_log() {
         let expected =
             [(0, Hole), (1024, Data), (8192, Hole), (12288, Data), (16384, Zero), (20480, Data), (end, Hole)];
         assert_eq!(states, expected);
-        // Compared with what the log holds, not with what the backend does.
+        // Compared with the contents of the log, not of the backend.
         let expect = Buf::copy_of(&same[..4096]);
         let new = Buf::copy_of(&[5; 4096]);
         let compare = |expect: &Buf| Request::CompareAndWrite {
@@ -204,7 +204,7 @@ fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
         log.submit(write(0, 2, 4096)).await.expect("written");
         faults.set_disk_faults(PATH, Some(DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }));
         let waiting = spawn(log.submit(write(4096, 3, 4096)));
-        // Longer than anything that it does by itself takes.
+        // Longer than any background operation.
         sleep(Duration::from_secs(60)).await;
         assert_eq!((owner.0.get(), inner.bytes.borrow()[0]), (0, 1), "a crash now would lose the second write");
         assert!(matches!(log.mode(), Mode::TurningOff(_)));
@@ -224,7 +224,7 @@ fn a_cut_that_ends_leaves_others_held() {
         let (first, second) = (log.cut().await.expect("a cut"), log.cut().await.expect("another"));
         log.submit(write(0, 2, 4096)).await.expect("written");
         drop(first);
-        // Longer than it takes until everything is written back by itself.
+        // Longer than background write-back of all entries.
         sleep(Duration::from_secs(60)).await;
         assert_eq!(inner.bytes.borrow()[0], 1);
         drop(second);
@@ -240,7 +240,7 @@ fn what_was_written_together_is_read_together_to_be_written_back() {
         let inner = Memory::new(1 << 20);
         let options = Options { recent_bytes: 0, ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
-        // At every second block, and backwards: neighbours in the log only.
+        // Every second block, in descending order: adjacent in the log only.
         for at in (0..32_u64).rev() {
             log.submit(write(at * 8192, at as u8, 4096)).await.expect("written");
         }
@@ -259,7 +259,7 @@ fn writes_within_one_object_go_to_it_together() {
         let inner = Memory::new(1 << 20);
         inner.unit.set(Some(256 << 10));
         let log = fresh(&shelf, &inner, Rc::new(Nobody), patience()).await;
-        // Every second block of two objects, one that lies over two, and one by itself.
+        // Every second block of two objects, one that crosses two, and one by itself.
         for at in (0..120_u64).step_by(2) {
             log.submit(write(at * 4096, at as u8 + 1, 4096)).await.expect("written");
         }
@@ -267,7 +267,7 @@ fn writes_within_one_object_go_to_it_together() {
         log.submit(write(900 << 10, 202, 4096)).await.expect("written");
         log.drain().await.expect("drained");
         assert_eq!(inner.together.get(), 60);
-        // In two requests; the other two by themselves.  So few are durable without a flush.
+        // Two coalesced requests, and two single ones. So few use FUA instead of a flush.
         assert_eq!(log.stats().written_back, 4);
         assert_eq!(inner.writes.get(), 62);
         assert_eq!(inner.durable.get(), 62);
@@ -284,7 +284,7 @@ fn the_limits_of_a_volume_hold_and_can_be_changed() {
         let inner = Memory::new(1 << 20);
         let log = patient(&shelf, &inner).await;
         log.set_limits(Limits { bytes_max: Some(64 << 10), age_max: Duration::from_secs(1000) });
-        // A cut keeps everything in the log.
+        // A held consistency point keeps all entries in the log.
         let cut = log.cut().await.expect("a cut");
         let writes: Vec<_> = (0..32_u64).map(|at| spawn(log.submit(write(at * 4096, 1, 4096)))).collect();
         sleep(Duration::from_secs(60)).await;
@@ -323,7 +323,7 @@ fn a_read_of_what_is_written_all_the_time_ends() {
             }
             count
         });
-        // A part of it is not in the log, and each look at the backend takes longer than until the next write.
+        // Part of the range is not in the log, and each backend read takes longer than the interval of the writes.
         let data = timeout(Duration::from_secs(2), log.submit(Request::Read(Extent::new(0, 64 << 10)))).await;
         assert_eq!(data.expect("in time").expect("read").into_data().len(), 64 << 10);
         done.set(true);
@@ -331,7 +331,7 @@ fn a_read_of_what_is_written_all_the_time_ends() {
     });
 }
 
-/// Counts how often the log was given up.
+/// Owner that counts releases.
 #[derive(Default)]
 struct Counted(Cell<u64>);
 
@@ -371,27 +371,27 @@ fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
     });
 }
 
-/// Writes that a full log holds back, while the backend does not answer; so many of them reach the backend at once.
+/// Returns how many of the writes throttled by a full log, while the backend is stalled, reach the backend at once.
 async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> usize {
     const LIMIT: u64 = 64 << 10;
     let inner = Memory::new(1 << 20);
     inner.gate.closed.set(true);
     let limits = Limits { age_max: Duration::ZERO, bytes_max: Some(LIMIT) };
     let log = fresh(shelf, &inner, Rc::new(Nobody), Options { limits, ..patience() }).await;
-    // At every second block: nothing is joined.
+    // Every second block: no writes are merged.
     let submit = |at: u64| spawn(log.submit(write(at * 8192, 1, 4096)));
     let first: Vec<_> = (0..4).map(submit).collect();
     for write in first {
         write.await.expect("written");
     }
-    // They wait at a cut, which keeps nothing from being held back.
+    // Blocked at a held consistency point, which does not prevent throttling.
     let rest: Vec<_> = match flush_before_the_rest {
         true => {
             log.submit(Request::Flush).await.expect("flushed");
             (4..8).map(submit).collect()
         }
         false => {
-            // Under way while the barrier comes: what is not in the log yet may be in either generation.
+            // In flight during the barrier: pieces not in the log yet may be in either generation.
             log.set_limits(Limits { age_max: Duration::ZERO, bytes_max: Some(1) });
             let rest = (4..8).map(submit).collect();
             log.submit(Request::Flush).await.expect("flushed");
@@ -402,7 +402,7 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
     for write in rest {
         write.await.expect("written");
     }
-    // Longer than anything that it does by itself takes.
+    // Longer than any background operation.
     sleep(Duration::from_secs(1)).await;
     let waiting = inner.gate.waiting.get();
     inner.gate.open();
@@ -416,12 +416,12 @@ fn write_back_is_gentle_until_there_is_haste() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
         let log = patient(&shelf, &inner).await;
-        // At every second block: nothing is joined.
+        // Every second block: no writes are merged.
         for at in 0..64 {
             log.submit(write(at * 8192, 1, 4096)).await.expect("written");
         }
         inner.gate.closed.set(true);
-        // Half as old as they may be they are written back, and have time.
+        // At half the maximum age, entries are written back without urgency.
         sleep(Duration::from_secs(600)).await;
         assert_eq!(inner.gate.waiting.get(), 8);
         let drained = spawn(async move { log.drain().await });
@@ -443,7 +443,7 @@ fn a_barrier_separates_only_what_the_host_has_ordered() {
     });
 }
 
-/// Superblocks as a stranger may have left them: what is changed, and what opening then says.
+/// Malicious superblocks: each change, and the resulting error of the open.
 #[test]
 fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
     type Change = fn(&mut Superblock);
@@ -483,7 +483,7 @@ fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(text), "{error} does not say '{text}'");
         }
-        // One copy that is damaged is what a crash leaves: the other one holds.
+        // A single damaged copy is a possible result of a crash: the other one counts.
         file.write_durable_at(Buf::copy_of(&good), LOGS_AT).await.expect("written");
         shelf.open_log(&id, "one", 2).await.expect("it is as it was");
     });

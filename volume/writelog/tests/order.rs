@@ -1,4 +1,4 @@
-//! The order of writes to a log's medium, and of what goes round it, as a power failure at any moment would show it.
+//! Order of writes to a log's medium, and of bypassed writes, as visible after a power failure at any moment.
 
 mod common;
 
@@ -16,7 +16,7 @@ use forebay_sim::{DiskFaults, World};
 use forebay_writelog::format::{AREA_AT, BlockHeader, LOGS_AT, tag_of};
 use forebay_writelog::{Limits, Options, Shelf, WriteLog};
 
-/// A log that is being shrunk, at the moment when write-back writes the tail, slowly.
+/// Returns a log that is being shrunk, at the moment when write-back writes the tail, slowly.
 async fn shrinking_while_the_tail_is_written(
     world: &World,
     shelf: &Rc<Shelf>,
@@ -38,7 +38,7 @@ async fn shrinking_while_the_tail_is_written(
 fn those_who_write_the_tail_take_turns() {
     on_a_shelf(async |world, shelf| {
         let (log, shrinking) = shrinking_while_the_tail_is_written(&world, &shelf).await;
-        // Write-back is writing the tail; a comparison that fails wakes who shrinks, and who then writes it, too.
+        // Write-back is writing the tail; a failing comparison wakes the shrink, which then writes it, too.
         let bytes = |value| Buf::copy_of(&[value; 4096]).into();
         let other = Request::CompareAndWrite { offset: 0, expect: bytes(9), data: bytes(8), fua: false };
         log.submit(other).await.expect_err("it holds something else");
@@ -54,9 +54,9 @@ fn those_who_write_the_tail_take_turns() {
 #[test]
 fn a_write_of_the_tail_that_nobody_waits_for_any_more_is_not_overtaken() {
     on_a_shelf(async |world, shelf| {
-        // Its caller goes away while the superblock is being written.
+        // The caller is dropped while the superblock is being written.
         let (log, shrinking) = shrinking_while_the_tail_is_written(&world, &shelf).await;
-        // Write-back has written the tail by then, and it is being written once more for who shrinks.
+        // Write-back has written the tail by then, and the shrink is writing it once more.
         sleep(Duration::from_millis(75)).await;
         shrinking.abort();
         log.close(true).await.expect("closed");
@@ -67,8 +67,8 @@ fn a_write_of_the_tail_that_nobody_waits_for_any_more_is_not_overtaken() {
     });
 }
 
-/// Submits bursts of writes, each of a new generation, until the ring has gone round several times; looks at the disk, as a
-/// power failure at each moment would leave it, in between.
+/// Submits bursts of writes, each of a new generation, until the ring has wrapped several times; in between, examines
+/// the disk as a power failure at each moment would leave it.
 async fn look_while_it_wraps(log: &Rc<WriteLog>, mut look: impl FnMut(u64)) {
     let over = Rc::new(Cell::new(false));
     let writer = spawn({
@@ -101,7 +101,7 @@ fn the_ring_never_goes_over_what_the_durable_tail_still_names() {
         let options = Options { limits, batch_entries: 8, groups: 1, ..Options::default() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         let tag = tag_of(&shelf.ids()[0]);
-        // So that a block may get there before a superblock that was written earlier.
+        // Permits a block to reach the disk before a superblock that was written earlier.
         let uneven = DiskFaults { write_latency: 1_000_000..20_000_000, ..DiskFaults::none() };
         world.set_disk_faults(PATH, Some(uneven));
         let ring = (SMALL - AREA_AT) / UNIT;
@@ -111,7 +111,7 @@ fn the_ring_never_goes_over_what_the_durable_tail_still_names() {
             let newest = superblocks(&world).swap_remove(0);
             let at = LOGS_AT + AREA_AT + newest.tail_pos % ring * UNIT;
             let bytes = world.peek(PATH, at, UNIT as usize).expect("on the disk");
-            // An empty log names the place of the next block.
+            // Empty logs record the place of the next block.
             match BlockHeader::peek(&bytes, tag, UNIT as u32) {
                 Some(header) => assert!(header.number <= newest.tail_block, "block {} is there", header.number),
                 None => assert!(newest.tail_block == newest.head_block, "block {} is gone", newest.tail_block),
@@ -133,7 +133,7 @@ fn a_batch_is_retired_only_when_the_tail_before_it_is_durable() {
         let tag = tag_of(&shelf.ids()[0]);
         let mut seen = 0_u64;
         look_while_it_wraps(&log, |tail| {
-            // What a recovery would begin with: the superblock's tail, or that of the newest block.
+            // Start of a recovery: the superblock's tail, or that of the newest block.
             let newest = superblocks(&world).swap_remove(0);
             let blocks = world.peek(PATH, LOGS_AT + AREA_AT, (SMALL - AREA_AT) as usize).expect("on the disk");
             let headers =
@@ -171,7 +171,7 @@ fn a_direct_write_waits_for_the_tail_to_be_durable() {
         early.await.expect("written");
         draining.await.expect("drained");
         log.drain().await.expect("drained");
-        // One copy of the superblock says so: the first write asks for the other.
+        // One copy of the superblock has the tail: the first write requests the other.
         log.submit(write(128 << 10, 4, 64 << 10)).await.expect("written");
         assert_eq!(
             log.counters().direct,
@@ -184,8 +184,7 @@ fn a_direct_write_waits_for_the_tail_to_be_durable() {
     });
 }
 
-/// A log that writes of 64 KiB bypass, with nothing left to be written back, and its backend, which holds back what comes
-/// next.
+/// Returns a drained log that writes of 64 KiB bypass, and its backend, which blocks further requests.
 async fn drained_with_gate_closed(shelf: &Rc<Shelf>) -> (Rc<Memory>, Rc<WriteLog>) {
     let inner = Memory::new(4 << 20);
     let log = fresh(shelf, &inner, Rc::new(Nobody), Options { direct_min: Some(64 << 10), ..patience() }).await;
@@ -201,7 +200,7 @@ fn a_cut_waits_for_direct_writes_that_have_begun() {
         let (inner, log) = drained_with_gate_closed(&shelf).await;
         let direct = log.submit(write(64 << 10, 2, 64 << 10));
         assert_eq!(log.counters().direct_bytes, 0, "its task has not had its turn");
-        // At once, before any task has had its turn.
+        // At once, before any task was polled.
         let mut cutting = Box::pin(log.cut());
         assert!(timeout(Duration::from_secs(1), &mut cutting).await.is_err(), "the cut has missed a direct write");
         inner.gate.open();
@@ -262,7 +261,7 @@ fn what_is_being_read_is_not_overwritten() {
         let reading = spawn(log.submit(Request::Read(forebay_block::Extent::new(0, 8192))));
         sleep(MILLISECOND).await;
         world.set_disk_faults(PATH, None);
-        // Round the ring, and over the place of what is read, if it is given away.
+        // Wraps the ring, over the place of the payload being read, if it is freed.
         let around = spawn({
             let log = log.clone();
             async move {

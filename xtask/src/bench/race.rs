@@ -47,7 +47,7 @@ pub fn ec(effort: &Effort, dry_run: bool) -> Result<()> {
     pages("ec", "Erasure coding beside ISA-L", method, &mut cases, &by_tier, &lines, &values, &pictures)
 }
 
-/// CRC32C.
+/// Races the CRC32C kernels.
 pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
     let mut values = run("crc32c", effort)?;
     let mut cases = cases(&values, &["crc32c"]);
@@ -99,7 +99,7 @@ pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
     )
 }
 
-/// Compression.
+/// Races the compressors.
 pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
     let mut values = run("compress", effort)?;
     // Compression is slow enough to be told in MB/s.
@@ -144,7 +144,7 @@ pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
     pages("compress", "DEFLATE beside zlib, igzip and libdeflate", method, &mut speeds, "", &lines, &plots, &pictures)
 }
 
-/// Encryption.
+/// Races the AES-XTS kernels.
 pub fn xts(effort: &Effort, dry_run: bool) -> Result<()> {
     let values = run("xts", effort)?;
     let mut cases = cases(&values, &["xts"]);

@@ -10,7 +10,7 @@ use crate::shell;
 /// A competitor in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Forebay.
+    /// Series of Forebay.
     Ours,
     /// A peer under the same conditions; goals are set against the better of these.
     Peer,

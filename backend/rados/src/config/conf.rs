@@ -1,15 +1,15 @@
-//! `ceph.conf`: sections of settings, and what stands in for what in them.
+//! Parser for `ceph.conf`: sections, settings and metavariables.
 
 use std::collections::BTreeMap;
 
-/// Metavariables within metavariables at most.
+/// Maximum nesting depth of metavariables.
 const DEPTH_MAX: u32 = 8;
-/// Replacements in one setting at most, over all depths; what is left stays as it is written.
+/// Maximum number of replacements in one setting, over all depths; further ones are left as written.
 const REPLACEMENTS_MAX: u32 = 256;
-/// Bytes of a setting that may stand in for its name, at most.
+/// Maximum length in bytes of a setting that can be substituted by name.
 const LENGTH_MAX: usize = 4096;
 
-/// The settings of a configuration file, as they are for one client.
+/// Settings of a configuration file, as seen by one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
     sections: BTreeMap<String, BTreeMap<String, String>>,
@@ -18,13 +18,13 @@ pub struct Conf {
     host: String,
 }
 
-/// A setting's name: spaces, dashes and underlines are the same.
+/// Normalizes the name of a setting: spaces, dashes and underscores are equivalent.
 fn normal(name: &str) -> String {
     let words: Vec<&str> = name.split([' ', '\t', '-', '_']).filter(|word| !word.is_empty()).collect();
     words.join("_").to_ascii_lowercase()
 }
 
-/// A line without its comment.
+/// Returns a line without its comment.
 fn code(line: &str) -> &str {
     let mut quote = None;
     let mut before = None;
@@ -41,7 +41,7 @@ fn code(line: &str) -> &str {
     line
 }
 
-/// A value without the quotes around it and the backslashes in it.
+/// Returns a value without enclosing quotes and backslash escapes.
 fn value(text: &str) -> Result<String, String> {
     let text = text.trim();
     let inner = match text.chars().next() {
@@ -67,7 +67,7 @@ fn value(text: &str) -> Result<String, String> {
 }
 
 impl Conf {
-    /// Reads a file; `Err` names the line, counted from 1, and what is wrong with it.
+    /// Parses a file. `Err` has the line number, counted from 1, and a description of the error.
     pub fn parse(text: &str, cluster: &str, id: &str, host: &str) -> Result<Self, (usize, String)> {
         let mut sections: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         let mut section = "global".to_owned();
@@ -75,7 +75,7 @@ impl Conf {
         for (number, line) in text.lines().enumerate() {
             let wrong = |text: String| (number + 1, text);
             let line = code(line).trim_end();
-            // A backslash at the end goes on in the next line.
+            // A trailing backslash continues the line.
             if let Some(part) = line.strip_suffix('\\') {
                 carried.push_str(part);
                 continue;
@@ -104,12 +104,12 @@ impl Conf {
         Ok(Self { sections, cluster: cluster.into(), id: id.into(), host: host.into() })
     }
 
-    /// Who we are: `client.ID`.
+    /// Returns the name of this client: `client.ID`.
     pub fn name(&self) -> String {
         format!("client.{}", self.id)
     }
 
-    /// A setting, from the section that is most about us, with what stands for something else replaced.
+    /// Returns a setting from the most specific section for this client, with metavariables expanded.
     pub fn get(&self, name: &str) -> Option<String> {
         self.raw(name).map(|text| self.expand(text))
     }
@@ -120,13 +120,14 @@ impl Conf {
         [own.as_str(), "client", "global"].into_iter().find_map(find).map(String::as_str)
     }
 
-    /// The text with what stands for something else replaced: `$cluster`, `$name`, other settings.
+    /// Expands metavariables in a text: `$cluster`, `$name`, other settings.
     pub fn expand(&self, text: &str) -> String {
         let mut left = REPLACEMENTS_MAX;
         self.replace(text, 0, &mut left)
     }
 
-    /// `left` counts down over all depths: settings that name each other several times would grow without end.
+    /// Expands metavariables. `left` counts down over all depths, because settings that refer to each other repeatedly
+    /// would grow without bound.
     fn replace(&self, text: &str, depth: u32, left: &mut u32) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -159,7 +160,7 @@ impl Conf {
             "id" | "num" => Some(self.id.clone()),
             "name" => Some(self.name()),
             "host" => Some(self.host.clone()),
-            // A setting that stands for itself stays as it is.
+            // A setting that refers to itself is left as it is.
             _ if depth < DEPTH_MAX => {
                 let text = self.raw(&normal(name)).filter(|text| text.len() <= LENGTH_MAX)?;
                 Some(self.replace(text, depth + 1, left))
@@ -168,7 +169,7 @@ impl Conf {
         }
     }
 
-    /// The addresses that sections of monitors say, in the old way.
+    /// Returns the `mon_addr` values of monitor sections (legacy notation).
     pub fn monitor_addrs(&self) -> Vec<String> {
         let monitors = self.sections.iter().filter(|(name, _)| name.starts_with("mon."));
         monitors.filter_map(|(_, settings)| settings.get("mon_addr").cloned()).collect()

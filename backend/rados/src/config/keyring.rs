@@ -1,7 +1,7 @@
-//! Keyrings: a section each entity, with its key.
+//! Keyrings: one section per entity, with its key.
 
-/// The key of an entity, `client.admin` for example, in base64; `None` when it has none here.  `Err` names the line,
-/// counted from 1, and what is wrong with it.
+/// Returns the key of an entity, for example `client.admin`, in base64; `None` if the keyring has none.  `Err` has the
+/// line number, counted from 1, and a description of the error.
 pub fn find_key(text: &str, entity: &str) -> Result<Option<String>, (usize, String)> {
     let mut ours = false;
     let mut found = None;
@@ -18,7 +18,7 @@ pub fn find_key(text: &str, entity: &str) -> Result<Option<String>, (usize, Stri
             continue;
         }
         let Some((name, value)) = line.split_once('=') else {
-            // Not the line itself: it may be a key.
+            // Does not quote the line, which may be a key.
             return Err((number + 1, "this is neither a section nor a setting".into()));
         };
         if ours && name.trim() == "key" {

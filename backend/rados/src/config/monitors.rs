@@ -1,21 +1,21 @@
-//! The notations of `mon host`.
+//! Parser for the notations of `mon host`.
 
-/// The usual port of the protocol's second version ...
+/// Default port of msgr2.
 pub(super) const PORT_V2: u16 = 3300;
-/// ... and of its first.
+/// Default port of msgr1.
 pub(super) const PORT_V1: u16 = 6789;
 
-/// Where a monitor is.
+/// Address of a monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// An address or a name.
+    /// IP address or host name.
     pub host: String,
-    /// Its port.
+    /// Port number.
     pub port: u16,
 }
 
-/// Reads a list of monitors: `HOST`, `HOST:PORT`, `v2:HOST:PORT/NONCE`, and groups `[v2:HOST:PORT,v1:HOST:PORT]`, parted
-/// by commas, semicolons or spaces.  Places that speak only the protocol's first version are left out.
+/// Parses a list of monitors: `HOST`, `HOST:PORT`, `v2:HOST:PORT/NONCE`, and groups `[v2:HOST:PORT,v1:HOST:PORT]`,
+/// separated by commas, semicolons or spaces.  Omits addresses of msgr1.
 pub fn parse_monitors(text: &str) -> Result<Vec<Place>, String> {
     let mut places = Vec::new();
     let mut word = String::new();
@@ -44,7 +44,7 @@ pub fn parse_monitors(text: &str) -> Result<Vec<Place>, String> {
     Ok(places)
 }
 
-/// One monitor: an address, or several in brackets.
+/// Parses one monitor: an address, or several in brackets.
 fn group(text: &str, places: &mut Vec<Place>) -> Result<(), String> {
     if let Some(inner) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'))
         && (inner.starts_with("v1:") || inner.starts_with("v2:"))
@@ -64,7 +64,7 @@ fn address(text: &str) -> Result<Option<Place>, String> {
         Some(("v2:", rest)) => (2, rest),
         _ => (0, text),
     };
-    // The nonce of an address tells nothing about a monitor.
+    // The nonce of a monitor's address is not needed.
     let rest = rest.split('/').next().unwrap_or_default();
     let wrong = || format!("'{text}' is no address; write HOST, HOST:PORT or v2:HOST:PORT");
     let (host, port) = if let Some(inner) = rest.strip_prefix('[') {
@@ -72,7 +72,7 @@ fn address(text: &str) -> Result<Option<Place>, String> {
         (host, behind.strip_prefix(':'))
     } else {
         match rest.rsplit_once(':') {
-            // Several colons without brackets: an IPv6 address alone.
+            // Several colons without brackets: an IPv6 address without a port.
             Some((host, _)) if host.contains(':') => (rest, None),
             Some((host, port)) => (host, Some(port)),
             None => (rest, None),

@@ -1,8 +1,9 @@
-//! Settings that the monitors may keep for us (`ceph config set client ...`), beside what the configuration file says.
+//! Settings that the monitors may store for this client (`ceph config set client ...`), merged with the configuration
+//! file.
 //!
-//! The order is Ceph's: what the file says goes before what the monitors say, and that before the default; monitors
-//! have put their own sections and masks in order before they send.  A value of theirs that we cannot take is told of
-//! and left out, since one administrator's slip must not end all clients.
+//! Precedence is Ceph's: the file overrides the monitors, which override the default. Monitors resolve their own
+//! sections and masks before sending.  An invalid value from the monitors is reported and ignored, because one
+//! administrator's mistake must not stop all clients.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,28 +12,28 @@ use forebay_messenger::wire::control::mode;
 
 use super::{Conf, ConfigError};
 
-/// When nothing is said.
+/// Default time limit of monitor requests.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
-/// As good as never.
+/// Practically infinite duration.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
-/// Settings that are taken from the monitors, too.
+/// Names of settings that are also accepted from the monitors.
 pub(crate) const OSD_TIMEOUT: &str = "rados_osd_op_timeout";
 const MON_TIMEOUT: &str = "rados_mon_op_timeout";
 const MODES: &str = "ms_client_mode";
 const KEPT: [&str; 3] = [OSD_TIMEOUT, MON_TIMEOUT, MODES];
 
-/// What may be changed while a client runs.
+/// Settings that may change while a client runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// A request to an OSD fails after so long; `None`: it waits until it can be done.
+    /// Time limit of OSD requests; `None` for no limit.
     pub osd_timeout: Option<Duration>,
-    /// A request to the monitors fails after so long.
+    /// Time limit of monitor requests.
     pub monitor_timeout: Duration,
-    /// How connections to OSDs are protected, of [`mode`], the most wanted first.  For sessions made after it is known.
+    /// Connection modes for OSDs, as defined in [`mode`], most preferred first.  Changes apply to new sessions.
     pub osd_modes: Vec<u32>,
 }
 
-/// What the configuration file says of such settings.
+/// Values of these settings in the configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Said(BTreeMap<&'static str, String>);
 
@@ -41,10 +42,11 @@ impl Said {
         Self(KEPT.iter().filter_map(|&name| Some((name, conf.get(name)?))).collect())
     }
 
-    /// With what the monitors keep, by name: settings, and what of theirs cannot be taken.
+    /// Merges the file's values with those stored by the monitors, by name. Returns the settings, and errors for
+    /// invalid values from the monitors.
     ///
     /// # Errors
-    /// A value of the file that is none.
+    /// Invalid value in the file.
     pub fn with(&self, kept: &BTreeMap<String, String>) -> Result<(Settings, Vec<ConfigError>), ConfigError> {
         let mut refused = Vec::new();
         let osd_timeout = self.one(OSD_TIMEOUT, kept, &mut refused, |value| seconds(OSD_TIMEOUT, value))?;
@@ -79,14 +81,14 @@ impl Said {
     }
 }
 
-/// A time; nothing means for ever, as in every Ceph client.
+/// Parses a time limit; zero means none (`None`), as in every Ceph client.
 pub(super) fn seconds(name: &'static str, value: &str) -> Result<Option<Duration>, ConfigError> {
     let wrong = || ConfigError::Value { name, value: value.into(), text: "it is a number of seconds".into() };
     let total = timespan(value).filter(|total| (0.0..1e9).contains(total)).ok_or_else(wrong)?;
     Ok((total > 0.0).then(|| Duration::from_secs_f64(total)))
 }
 
-/// Seconds: a number, or numbers with units behind them (`1m 30s`).
+/// Parses seconds: a number, or numbers with units (`1m 30s`).
 fn timespan(text: &str) -> Option<f64> {
     if let Ok(seconds) = text.trim().parse::<f64>() {
         return Some(seconds).filter(|seconds| seconds.is_finite());
@@ -114,7 +116,7 @@ fn timespan(text: &str) -> Option<f64> {
     Some(total)
 }
 
-/// Modes of connections, the most wanted first.
+/// Parses a list of connection modes, most preferred first.
 pub(super) fn modes(name: &'static str, value: &str) -> Result<Vec<u32>, ConfigError> {
     let wrong = || ConfigError::Value { name, value: value.into(), text: "it is a list of 'crc' and 'secure'".into() };
     let one = |word: &str| match word {
@@ -148,7 +150,7 @@ mod tests {
         assert_eq!((settings.osd_modes, refused.len()), (vec![mode::SECURE], 0));
         let (settings, _) = said("[client]\nrados osd op timeout = 2\n").with(&theirs).expect("settings");
         assert_eq!((settings.osd_timeout, settings.monitor_timeout), (Some(Duration::from_secs(2)), FOREVER));
-        // Zero in the file is a word, too: for ever.
+        // Zero in the file counts as a value, too: no limit.
         let (settings, _) = said("rados osd op timeout = 0\n").with(&theirs).expect("settings");
         assert_eq!(settings.osd_timeout, None);
     }

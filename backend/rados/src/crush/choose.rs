@@ -1,4 +1,4 @@
-//! Choosing: buckets draw items, and rules walk down the hierarchy.
+//! CRUSH placement: buckets draw items, and rules descend the hierarchy.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -7,17 +7,17 @@ use super::hash::{hash2, hash3, hash4};
 use super::log::ln;
 use super::{Alg, Bucket, ChooseArg, CrushMap, ITEM_NONE, Step, WEIGHT_ONE};
 
-/// A place that is not decided yet.
+/// Position that is not decided yet.
 const UNDECIDED: i32 = 0x7fff_fffe;
-/// Attempts at most, whatever a map says: what does not end by then has no answer.
+/// Maximum number of attempts, regardless of the map.
 const TRIES_MAX: u32 = 5000;
 
-/// Items looked at for one input at most: hundreds of times more than any map in earnest needs.
+/// Maximum number of items examined per input: hundreds of times what any realistic map needs.
 const LOOKS_MAX: u64 = if cfg!(any(fuzzing, feature = "fuzz")) { 1 << 19 } else { 1 << 28 };
 
-/// What stays the same for one input.
+/// State that is constant for one input.
 struct Input<'a> {
-    /// How many items may still be looked at.
+    /// Remaining number of items that may be examined.
     looks: Cell<u64>,
     map: &'a CrushMap,
     weights: &'a [u32],
@@ -25,7 +25,7 @@ struct Input<'a> {
     x: u32,
 }
 
-/// How hard is tried, from the map and the rule's steps.
+/// Retry limits, from the map and the rule's steps.
 struct Tries {
     total: u32,
     leaf: u32,
@@ -47,7 +47,7 @@ pub(super) fn place(
     let input = Input { looks: Cell::new(LOOKS_MAX), map, weights, args, x };
     let tunables = &map.tunables;
     let mut tries = Tries {
-        // It counts retries, and not attempts.
+        // The tunable counts retries, not attempts.
         total: tunables.total_tries.saturating_add(1).min(TRIES_MAX),
         leaf: 0,
         local: tunables.local_tries.min(TRIES_MAX),
@@ -86,12 +86,12 @@ pub(super) fn place(
             Step::SetStable(_) | Step::Noop | Step::Unknown(_) => {}
         }
     }
-    // What would take for ever has no answer.
+    // Placements that exceed the limit have no result.
     if input.looks.get() == 0 { Vec::new() } else { result }
 }
 
 impl Input<'_> {
-    /// One choose step, from each item that the step before has left.
+    /// Performs one choose step, from each item that the previous step selected.
     fn choose_step(
         &self,
         working: &[i32],
@@ -101,7 +101,7 @@ impl Input<'_> {
     ) -> Vec<i32> {
         let mut all = Vec::with_capacity(max);
         for &from in working {
-            // Zero and less count from the size of the result.
+            // Zero and negative counts are relative to the result size.
             let wanted = if count > 0 { i64::from(count) } else { i64::from(count) + max as i64 };
             if wanted <= 0 {
                 continue;
@@ -139,9 +139,9 @@ impl Input<'_> {
         all
     }
 
-    /// Chooses distinct items of a type, the first ones that are found; later ones move up when one falls out.
+    /// Chooses distinct items of a type, in the order found; later ones move up if one is rejected (`firstn`).
     ///
-    /// `out` holds those found so far, with their devices in `leaves` if those are wanted.
+    /// `out` has the items found so far, and `leaves` their devices, if requested.
     #[allow(clippy::too_many_arguments)]
     fn firstn(
         &self,
@@ -204,7 +204,7 @@ impl Input<'_> {
                             });
                         if ok {
                             if found_kind == 0 && self.is_out(item) {
-                                // What was noted of it as a leaf goes, too.
+                                // Remove its leaf entry as well.
                                 if let Some(leaves) = leaves.as_deref_mut() {
                                     leaves.truncate(out.len());
                                 }
@@ -234,7 +234,8 @@ impl Input<'_> {
         }
     }
 
-    /// Chooses items of a type for places of their own: one that cannot be filled stays empty, and the others stay.
+    /// Chooses items of a type for fixed positions (`indep`): a position that cannot be filled stays empty, without
+    /// effect on the others.
     #[allow(clippy::too_many_arguments)]
     fn indep(
         &self,
@@ -322,13 +323,13 @@ impl Input<'_> {
         }
     }
 
-    /// Counts the items of a bucket as looked at; false when that is too much.
+    /// Counts the items of a bucket as examined; returns false if the limit is reached.
     fn may_look(&self, bucket: &Bucket) -> bool {
         self.looks.set(self.looks.get().saturating_sub(bucket.items.len() as u64));
         self.looks.get() > 0
     }
 
-    /// A device that is out for this input, wholly or by its share.
+    /// Returns whether a device is out for this input, fully or because of its reduced weight.
     fn is_out(&self, device: i32) -> bool {
         match self.weights.get(device as usize) {
             None | Some(0) => true,
@@ -336,7 +337,7 @@ impl Input<'_> {
         }
     }
 
-    /// One item of a bucket that is not empty.
+    /// Draws an item of a nonempty bucket.
     fn draw(&self, bucket: &Bucket, r: u32, position: usize) -> i32 {
         if !self.may_look(bucket) {
             return ITEM_NONE;
@@ -360,7 +361,7 @@ impl Input<'_> {
                     let half = 1 << (node.trailing_zeros() - 1);
                     node = if draw < u64::from(nodes[node - half]) { node - half } else { node + half };
                 }
-                // A tree of weights that lie can lead past the last item.
+                // Inconsistent tree weights can lead past the last item.
                 bucket.items.get(node >> 1).copied().unwrap_or(bucket.items[0])
             }
             Alg::Straw { straws } => {
@@ -386,7 +387,7 @@ impl Input<'_> {
     }
 }
 
-/// The item with the highest draw; the first of several.
+/// Returns the item with the highest draw; the first one of several.
 fn highest<T: Ord>(bucket: &Bucket, draw: impl Fn(usize) -> T) -> i32 {
     let mut best = (draw(0), 0);
     for place in 1..bucket.items.len() {
@@ -398,7 +399,7 @@ fn highest<T: Ord>(bucket: &Bucket, draw: impl Fn(usize) -> T) -> i32 {
     bucket.items[best.1]
 }
 
-/// The item at place `r` of a permutation of the bucket that depends on `x`.
+/// Returns the item at position `r` of a permutation of the bucket, seeded by `x`.
 fn permuted(bucket: &Bucket, x: u32, r: u32) -> i32 {
     let size = bucket.items.len() as u32;
     let place = r % size;

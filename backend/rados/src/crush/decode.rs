@@ -1,4 +1,4 @@
-//! The map as `CrushWrapper` encodes it, checked so that choosing can trust it.
+//! Decoder for CRUSH maps as encoded by `CrushWrapper`. Validates the map, so that placement can rely on it.
 
 use forebay_messenger::wire::{Malformed, Reader};
 
@@ -7,13 +7,13 @@ use crate::denc::ReaderExt;
 
 const MAGIC: u32 = 0x0001_0000;
 const WHAT: &str = "a CRUSH map";
-/// Copies that a step may choose.
+/// Maximum number of copies that a step may choose.
 const COPIES_MAX: u32 = 255;
-/// Buckets or rules at most.
+/// Maximum number of buckets and of rules.
 const COUNT_MAX: usize = 1 << 20;
 
 impl CrushMap {
-    /// Reads a map.  What a later release appends is passed over.
+    /// Decodes a map.  Fields that later releases append are skipped.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut from = Reader::new(bytes, WHAT);
         let malformed = from.malformed();
@@ -69,7 +69,7 @@ impl CrushMap {
         Ok(())
     }
 
-    /// Items are there, no bucket contains itself, and choose-args fit their buckets.
+    /// Verifies that all items exist, that no bucket contains itself, and that choose-args match their buckets.
     fn check(&self, malformed: Malformed) -> Result<(), Malformed> {
         for bucket in self.buckets.iter().flatten() {
             for &item in &bucket.items {
@@ -78,7 +78,7 @@ impl CrushMap {
                 }
             }
         }
-        // Buckets whose items are all sound are sound; what is left at the end is in a circle.
+        // Topological sort: a bucket is sound if all its items are; buckets left at the end are part of a cycle.
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); self.buckets.len()];
         let mut open: Vec<usize> = vec![0; self.buckets.len()];
         for (place, bucket) in self.buckets.iter().enumerate() {
@@ -102,7 +102,7 @@ impl CrushMap {
             return Err(malformed);
         }
         for (&place, arg) in self.choose_args.values().flatten() {
-            // An entry for a bucket that is gone does no harm.
+            // An entry for a removed bucket is harmless.
             let Some(bucket) = self.buckets.get(place as usize).and_then(Option::as_ref) else { continue };
             let fits = |len: usize| len == bucket.items.len();
             if !arg.weight_sets.iter().all(|set| fits(set.len())) || !(arg.ids.is_empty() || fits(arg.ids.len())) {
@@ -145,7 +145,7 @@ fn bucket(from: &mut Reader<'_>, id: i32) -> Result<Option<Bucket>, Malformed> {
             Alg::List { weights, sums }
         }
         3 => {
-            // The count of nodes has one byte.
+            // The number of nodes is stored in one byte.
             let count = usize::from(from.u8()?);
             let nodes = (0..count).map(|_| from.u32()).collect::<Result<Vec<_>, _>>()?;
             let enough = items.is_empty() || (count.is_power_of_two() && count >= 2 * items.len());
@@ -169,7 +169,7 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
         return Ok(None);
     }
     let len = from.u32()? as usize;
-    // Its number, its type, and sizes of pools that nobody heeds any more.
+    // Rule id, type, and obsolete minimum and maximum pool sizes.
     from.take(4)?;
     if len > from.rest().len() / 12 {
         return Err(from.malformed());
@@ -177,7 +177,7 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
     let step = |from: &mut Reader<'_>| {
         let (op, one, two) = (from.u32()?, from.i32()?, from.i32()?);
         let choose = |firstn, leaf| Step::Choose { firstn, leaf, count: one, kind: two };
-        // A pool has up to 255 copies; whatever is more, or less by more, means nothing.
+        // A pool has up to 255 copies; larger magnitudes are invalid.
         if matches!(op, 2 | 3 | 6 | 7) && one.unsigned_abs() > COPIES_MAX {
             return Err(from.malformed());
         }
@@ -201,7 +201,7 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
     (0..len).map(|_| step(from)).collect::<Result<_, _>>().map(Some)
 }
 
-/// A map from numbers to names.  Very old maps have 64-bit keys; no name is empty, which tells them apart.
+/// Skips a map from ids to names.  Very old maps have 64-bit keys, which are recognized because names are never empty.
 fn names(from: &mut Reader<'_>) -> Result<(), Malformed> {
     for _ in 0..from.count(8)? {
         from.u32()?;
@@ -228,11 +228,11 @@ fn tunables(from: &mut Reader<'_>) -> Result<Tunables, Malformed> {
         tunables.vary_r = from.u8()?.into();
     }
     if !from.rest().is_empty() {
-        // How straws were calculated; the lengths are in the map.
+        // Version of the straw calculation; the resulting lengths are in the map.
         from.u8()?;
     }
     if !from.rest().is_empty() {
-        // Algorithms that new buckets may have.
+        // Algorithms allowed for new buckets.
         from.u32()?;
     }
     if !from.rest().is_empty() {

@@ -1,4 +1,4 @@
-//! Robert Jenkins' 32-bit hash as CRUSH uses it, and the hashes of objects' names.
+//! Robert Jenkins' 32-bit hash as used by CRUSH, and the hashes of object names.
 
 const SEED: u32 = 1_315_423_911;
 const X: u32 = 231_232;
@@ -12,7 +12,7 @@ fn mix(a: &mut u32, b: &mut u32, c: &mut u32) {
     }
 }
 
-/// Of two numbers.
+/// Hashes two numbers.
 pub fn hash2(mut a: u32, mut b: u32) -> u32 {
     let (mut x, mut y) = (X, Y);
     let mut hash = SEED ^ a ^ b;
@@ -22,7 +22,7 @@ pub fn hash2(mut a: u32, mut b: u32) -> u32 {
     hash
 }
 
-/// Of three numbers.
+/// Hashes three numbers.
 pub fn hash3(mut a: u32, mut b: u32, mut c: u32) -> u32 {
     let (mut x, mut y) = (X, Y);
     let mut hash = SEED ^ a ^ b ^ c;
@@ -34,7 +34,7 @@ pub fn hash3(mut a: u32, mut b: u32, mut c: u32) -> u32 {
     hash
 }
 
-/// Of four numbers.
+/// Hashes four numbers.
 pub fn hash4(mut a: u32, mut b: u32, mut c: u32, mut d: u32) -> u32 {
     let (mut x, mut y) = (X, Y);
     let mut hash = SEED ^ a ^ b ^ c ^ d;
@@ -47,15 +47,15 @@ pub fn hash4(mut a: u32, mut b: u32, mut c: u32, mut d: u32) -> u32 {
     hash
 }
 
-/// How a pool hashes names: `object_hash` of a pool.
+/// Hash functions for object names: `object_hash` of a pool.
 pub mod name {
-    /// Linux' directory cache's.
+    /// Hash of the Linux dentry cache.
     pub const LINUX: u8 = 1;
-    /// Robert Jenkins'; the default.
+    /// Robert Jenkins' hash; the default.
     pub const RJENKINS: u8 = 2;
 }
 
-/// The hash of an object's name, or of its locator's key.  `None` for a hash that is not known.
+/// Hashes an object name, or a locator key.  Returns `None` for an unknown hash function.
 pub fn hash_name(kind: u8, text: &[u8]) -> Option<u32> {
     match kind {
         name::RJENKINS => Some(rjenkins(text)),
@@ -77,7 +77,7 @@ fn rjenkins(text: &[u8]) -> u32 {
         c = c.wrapping_add(word(&chunk[8..]));
         mix(&mut a, &mut b, &mut c);
     }
-    // The lowest byte of the last word is the length's.
+    // The lowest byte of the last word is reserved for the length.
     let mut last = [0; 12];
     let tail = rest.len().min(8);
     last[..tail].copy_from_slice(&rest[..tail]);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn names_hash_as_ceph_says() {
-        // `ceph osd map POOL NAME` prints them.
+        // Values printed by `ceph osd map POOL NAME`.
         let names = [
             ("foo", 0x7fc1_f406),
             ("bar", 0xefe6_384b),

@@ -1,25 +1,27 @@
-//! The fixed-point logarithm by which straw2 buckets draw.
+//! Fixed-point logarithm used by straw2 buckets.
 //!
-//! Every client must come to the same bits, so the tables are part of the algorithm.  Those for the upper bits follow from
-//! their definition and are computed; that for the lower bits does not follow it to the last bit, and is given.
+//! Every client must compute identical bits, so the tables are part of the algorithm.  Those for the upper bits follow
+//! from their definition and are computed; the one for the lower bits deviates from it in the last bits, and is
+//! literal.
 
 use std::sync::LazyLock;
 
-/// For `k` in 0..=128, scaled by 2^48: the reciprocal of `1 + k/128`, rounded up, and its binary logarithm, rounded down.
+/// Reciprocal of `1 + k/128`, rounded up, and its binary logarithm, rounded down, for `k` in 0..=128. Both are scaled
+/// by 2^48.
 static COARSE: LazyLock<[(u64, u64); 129]> = LazyLock::new(|| {
     let mut table = [(0, 0); 129];
     for (k, entry) in (0u64..).zip(&mut table) {
         *entry = (((1u64 << 55) / (128 + k)) + u64::from(!(1u64 << 55).is_multiple_of(128 + k)), log2(128 + k));
     }
-    // The last one is not 2^48, which would not fit into 48 bits.
+    // The last value is not 2^48, which would not fit into 48 bits.
     table[128].1 = 0xffff_0000_0000;
     table
 });
 
-/// The binary logarithm of `n / 128`, for `n` from 128 to 255, scaled by 2^48 and rounded down: by squaring, a bit at a
-/// time.
+/// Returns the binary logarithm of `n / 128`, for `n` from 128 to 255, scaled by 2^48 and rounded down. Computed by
+/// squaring, one bit at a time.
 fn log2(n: u64) -> u64 {
-    // 1 <= value < 2, with 120 bits behind the point, of which the squares keep enough.
+    // Fixed point: 1 <= value < 2, with 120 fractional bits, of which the squares retain enough.
     const POINT: u32 = 120;
     let mut value = u128::from(n) << (POINT - 7);
     let mut log = 0;
@@ -34,10 +36,10 @@ fn log2(n: u64) -> u64 {
     log
 }
 
-/// The square of a number below 4 with `point` bits behind the point, rounded down.
+/// Returns the square of a number below 4 with `point` fractional bits, rounded down.
 fn square(value: u128, point: u32) -> u128 {
     let (high, low) = (value >> 64, value & u128::from(u64::MAX));
-    // (high * 2^64 + low)^2 / 2^point, in parts that each fit.
+    // Computes (high * 2^64 + low)^2 / 2^point in parts that each fit.
     let cross = high * low;
     let low_square = (low * low) >> 64;
     let middle = low_square + ((cross & ((1 << 63) - 1)) << 1);
@@ -46,7 +48,7 @@ fn square(value: u128, point: u32) -> u128 {
     (top << (128 - point)) | (rest >> (point - 64))
 }
 
-/// For `k` in 0..256: about the binary logarithm of `1 + k/2^15`, scaled by 2^48.
+/// Approximate binary logarithm of `1 + k/2^15` for `k` in 0..256, scaled by 2^48.
 const FINE: [u64; 256] = [
     0x0000_0000_0000,
     0x0002_e2a6_0a00,
@@ -306,7 +308,7 @@ const FINE: [u64; 256] = [
     0x02dc_ed24_f814,
 ];
 
-/// 2^44 times the binary logarithm of `x + 1`, for `x` below 2^16.
+/// Returns 2^44 times the binary logarithm of `x + 1`, for `x` below 2^16.
 pub(super) fn ln(x: u32) -> u64 {
     let mut x = u64::from(x) + 1;
     let mut exponent = 15;

@@ -1,4 +1,4 @@
-//! What changes a map of OSDs from one epoch to the next (`OSDMap::Incremental`).
+//! Incremental OSD map: changes from one epoch to the next (`OSDMap::Incremental`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::denc::ReaderExt;
 
 const WHAT: &str = "a change of the map of OSDs";
 
-/// A change.
+/// Incremental map.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Incremental {
-    /// The cluster.
+    /// Cluster fsid.
     pub fsid: Fsid,
-    /// That it leads to.
+    /// Epoch of the resulting map.
     pub epoch: Epoch,
     whole: Option<Box<OsdMap>>,
     crush: Option<Box<CrushMap>>,
@@ -42,14 +42,14 @@ pub struct Incremental {
 }
 
 impl Incremental {
-    /// Reads a change of Nautilus or later, and verifies its checksum.
+    /// Decodes an incremental map of Nautilus or later, and verifies its checksum.
     pub fn decode(bytes: &[u8]) -> Result<Self, MapError> {
         let (change, checksum) = Self::read(bytes)?;
         verify(checksum, change.epoch)?;
         Ok(change)
     }
 
-    /// Reads a change whatever its checksum says, for those that no checksum may keep out.
+    /// Decodes an incremental map regardless of its checksum, for fuzzing and tests.
     #[cfg(any(fuzzing, test, feature = "fuzz"))]
     pub(crate) fn decode_unverified(bytes: &[u8]) -> Result<Self, MapError> {
         Self::read(bytes).map(|(change, _)| change)
@@ -62,7 +62,7 @@ impl Incremental {
         if version < 7 {
             return Err(from.malformed().into());
         }
-        // When it was changed; the highest pool's number.
+        // Modification time; highest pool id.
         from.take(8 + 8)?;
         let flags = from.i32()?;
         let whole = from.blob()?;
@@ -95,14 +95,14 @@ impl Incremental {
             upmap_primaries: Vec::new(),
             upmap_primaries_gone: Vec::new(),
         };
-        // Profiles of erasure codes: new ones by name, and names of old ones.
+        // Erasure code profiles: new ones by name, and names of removed ones.
         from.map(|from| Ok((from.blob()?, from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ())?)), |_| ())?;
         from.map(|from| from.blob(), |_| ())?;
         change.upmap = from.vec(pg_list)?;
         change.upmap_gone = from.vec(PgId::decode)?;
         change.upmap_items = from.vec(pg_pairs)?;
         change.upmap_items_gone = from.vec(PgId::decode)?;
-        // Snapshots that are being removed and were purged.
+        // Queues of snapshots being removed, and of purged ones.
         for _ in 0..2 {
             from.map(|from| Ok((from.i64()?, from.map(|from| from.take(16), |_| ())?)), |_| ())?;
         }
@@ -134,7 +134,7 @@ fn set<T>(all: &mut [T], osd: u32, value: T) {
 }
 
 impl OsdMap {
-    /// Changes the map to the next epoch.
+    /// Applies an incremental map, which advances this map to the next epoch.
     pub fn apply(&mut self, change: Incremental) -> Result<(), MapError> {
         if change.fsid != self.fsid {
             return Err(MapError::Cluster);
@@ -159,7 +159,7 @@ impl OsdMap {
         }
         for (osd, weight) in change.weights {
             set(&mut self.weights, osd, weight);
-            // What is weighted is there.
+            // A nonzero weight implies that the OSD exists.
             if weight > 0
                 && let Some(bits) = self.states.get_mut(osd as usize)
             {
@@ -173,11 +173,11 @@ impl OsdMap {
             set(&mut self.affinities, osd, affinity);
         }
         for (osd, bits) in change.states {
-            // Bits that turn; none at all is what old monitors say for going down.
+            // State bits to toggle; 0 is how old monitors mark an OSD down.
             let bits = if bits == 0 { state::UP } else { bits };
             let Some(now) = self.states.get_mut(osd as usize) else { continue };
             if *now & state::EXISTS != 0 && bits & state::EXISTS != 0 {
-                // Destroyed: nothing of it stays.
+                // Destroyed: its state is reset.
                 *now = 0;
                 set(&mut self.addrs, osd, Vec::new());
                 set(&mut self.affinities, osd, WEIGHT_ONE);
@@ -206,7 +206,7 @@ impl OsdMap {
     }
 }
 
-/// Temporary placements: empty lists and negative numbers end them.
+/// Updates temporary placements: empty lists and negative OSD numbers remove them.
 fn change_all(
     map: &mut OsdMap,
     pg_temp: Vec<(PgId, Vec<i32>)>,

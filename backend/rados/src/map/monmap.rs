@@ -1,4 +1,4 @@
-//! The monitors (`MonMap`).
+//! Monitor map (`MonMap`).
 
 use forebay_messenger::wire::{EntityAddr, Malformed, Reader};
 
@@ -6,31 +6,31 @@ use super::{Epoch, Fsid};
 use crate::denc::ReaderExt;
 
 const WHAT: &str = "a map of monitors";
-/// Monitors at most.
+/// Maximum number of monitors.
 const COUNT_MAX: usize = 256;
 
-/// A monitor.
+/// Monitor of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Monitor {
-    /// Its name.
+    /// Name of the monitor.
     pub name: String,
-    /// Where it is.
+    /// Addresses of the monitor.
     pub addrs: Vec<EntityAddr>,
 }
 
-/// The cluster's monitors.
+/// Monitor map of a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MonMap {
-    /// The cluster.
+    /// Cluster fsid.
     pub fsid: Fsid,
-    /// Of this map.
+    /// Epoch of this map.
     pub epoch: Epoch,
-    /// In the order of their names.
+    /// Monitors, sorted by name.
     pub monitors: Vec<Monitor>,
 }
 
 impl MonMap {
-    /// Reads a map of Nautilus or later (encoding 6 and on).
+    /// Decodes a map of Nautilus or later (encoding 6 and later).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut whole = Reader::new(bytes, WHAT);
         let (version, mut from) = whole.part(9)?;
@@ -38,7 +38,7 @@ impl MonMap {
             return Err(whole.malformed());
         }
         let mut map = Self { fsid: from.array()?, epoch: from.u32()?, monitors: Vec::new() };
-        // When it was changed and created.
+        // Modification and creation times.
         from.take(16)?;
         for _ in 0..2 {
             from.part(u8::MAX)?;

@@ -1,4 +1,4 @@
-//! The OSDs and pools (`OSDMap`).
+//! OSD map: OSDs and pools (`OSDMap`).
 
 use std::collections::BTreeMap;
 
@@ -12,45 +12,45 @@ use crate::crush::CrushMap;
 use crate::denc::ReaderExt;
 
 const WHAT: &str = "a map of OSDs";
-/// OSDs at most.
+/// Maximum number of OSDs.
 pub(super) const OSDS_MAX: u32 = 1 << 20;
 
 /// Bits of [`OsdMap::flags`].
 pub mod flags {
-    /// The cluster is full.
+    /// Cluster is full.
     pub const FULL: u32 = 1 << 1;
-    /// Reads wait.
+    /// Reads are paused.
     pub const PAUSE_READS: u32 = 1 << 2;
-    /// Writes wait.
+    /// Writes are paused.
     pub const PAUSE_WRITES: u32 = 1 << 3;
 }
 
-/// Bits of an OSD's state.
+/// State bits of an OSD.
 pub(super) mod state {
     pub const EXISTS: u32 = 1 << 0;
     pub const UP: u32 = 1 << 1;
 }
 
-/// What a client needs to know of the cluster.
+/// Part of the OSD map that a client needs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OsdMap {
-    /// The cluster.
+    /// Cluster fsid.
     pub fsid: Fsid,
-    /// Of this map.
+    /// Epoch of this map.
     pub epoch: Epoch,
-    /// Of [`flags`].
+    /// Cluster flags, a combination of [`flags`].
     pub flags: u32,
-    /// By number.
+    /// Pools, by id.
     pub pools: BTreeMap<i64, Pool>,
-    /// Pools' names.
+    /// Names of pools, by id.
     pub names: BTreeMap<i64, String>,
-    /// By OSD: state bits.
+    /// State bits, by OSD.
     pub(super) states: Vec<u32>,
-    /// By OSD: how far it is in.
+    /// Reweight ("in" weight), by OSD, in 16.16 fixed point.
     pub(super) weights: Vec<u32>,
-    /// By OSD: where clients reach it.
+    /// Public addresses, by OSD.
     pub(super) addrs: Vec<Vec<EntityAddr>>,
-    /// By OSD: how willing it is to be primary; empty when all are.
+    /// Primary affinities, by OSD; empty if all have the default.
     pub(super) affinities: Vec<u32>,
     pub(super) pg_temp: BTreeMap<PgId, Vec<i32>>,
     pub(super) primary_temp: BTreeMap<PgId, i32>,
@@ -60,11 +60,12 @@ pub struct OsdMap {
     pub(super) crush: CrushMap,
 }
 
-/// The newest version of the clients' part whose additions are known here; what a later one appends is passed over.
+/// Newest version of the client section whose fields are known here; fields that later versions append are skipped.
 const VERSION: u8 = 10;
 
-/// Splits a map or a change into its clients' part and the epoch-independent rest, and verifies the checksum, which
-/// covers all but itself.  The third is what lies behind the checksum.
+/// Splits a full or incremental map into its client section, and computes its checksum.  Returns the version of the
+/// client section, its content, and the computed and stored checksums, if the map has one; `verify` compares them. The
+/// checksum covers everything but itself.
 pub(super) fn unwrap<'a>(
     bytes: &'a [u8],
     what: &'static str,
@@ -76,13 +77,13 @@ pub(super) fn unwrap<'a>(
     }
     let end = bytes.len() - whole.rest().len();
     let (part_version, part) = inner.part(VERSION)?;
-    // What OSDs need to know.
+    // OSD-only section.
     inner.part(u8::MAX)?;
     let mut checksum = None;
     if version >= 8 {
         let at = end - inner.rest().len();
         let said = inner.u32()?;
-        // Ceph's have no final inversion.
+        // Ceph's CRC32C has no final inversion.
         let found = !crc32c::crc32c_parts([&bytes[..at], &bytes[at + 4..end]]);
         checksum = Some((found, said));
     }
@@ -109,14 +110,14 @@ pub(super) fn pg_osd(from: &mut Reader<'_>) -> Result<(PgId, i32), Malformed> {
 }
 
 impl OsdMap {
-    /// Reads a map of Nautilus or later, and verifies its checksum.
+    /// Decodes a map of Nautilus or later, and verifies its checksum.
     pub fn decode(bytes: &[u8]) -> Result<Self, MapError> {
         let (map, checksum) = Self::read(bytes)?;
         verify(checksum, map.epoch)?;
         Ok(map)
     }
 
-    /// Reads a map whatever its checksum says, for those that no checksum may keep out.
+    /// Decodes a map regardless of its checksum, for fuzzing and tests.
     #[cfg(any(fuzzing, test, feature = "fuzz"))]
     pub(crate) fn decode_unverified(bytes: &[u8]) -> Result<Self, MapError> {
         Self::read(bytes).map(|(map, _)| map)
@@ -129,7 +130,7 @@ impl OsdMap {
         if version < 7 {
             return Err(from.malformed().into());
         }
-        // When it was created and changed.
+        // Creation and modification times.
         from.take(16)?;
         let mut pools = BTreeMap::new();
         from.map(|from| Ok((from.i64()?, Pool::decode(from)?)), |(id, pool)| drop(pools.insert(id, pool)))?;
@@ -137,7 +138,7 @@ impl OsdMap {
         let mut names = BTreeMap::new();
         from.map(|from| Ok((from.i64()?, from.text()?)), |(id, name)| drop(names.insert(id, name)))?;
         map.names = names;
-        // The highest pool's number.
+        // Highest pool id.
         from.u32()?;
         map.flags = from.u32()?;
         let count = from.u32()?;
@@ -152,11 +153,11 @@ impl OsdMap {
         map.affinities = from.list()?;
         map.crush = CrushMap::decode(from.blob()?)?;
         map.resize(count as usize);
-        // Profiles of erasure codes: by name, settings.
+        // Erasure code profiles: settings by name.
         from.map(|from| Ok((from.blob()?, from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ())?)), |_| ())?;
         from.map(pg_list, |(pg, osds)| drop(map.upmap.insert(pg, osds)))?;
         from.map(pg_pairs, |(pg, pairs)| drop(map.upmap_items.insert(pg, pairs)))?;
-        // The version of the CRUSH map; snapshots that are being removed and were purged.
+        // Version of the CRUSH map; queues of snapshots being removed, and of purged ones.
         from.u32()?;
         for _ in 0..2 {
             from.map(|from| Ok((from.i64()?, from.map(|from| from.take(16), |_| ())?)), |_| ())?;
@@ -170,7 +171,7 @@ impl OsdMap {
         Ok((map, checksum))
     }
 
-    /// Room for so many OSDs.
+    /// Resizes the map to `count` OSDs.
     pub(super) fn resize(&mut self, count: usize) {
         self.states.resize(count, 0);
         self.weights.resize(count, 0);
@@ -180,12 +181,12 @@ impl OsdMap {
         }
     }
 
-    /// OSDs that there may be.
+    /// Returns the number of OSD slots (`max_osd`).
     pub fn osds(&self) -> usize {
         self.states.len()
     }
 
-    /// How many OSDs are up.
+    /// Returns the number of OSDs that are up.
     pub fn osds_up(&self) -> usize {
         (0..self.osds() as i32).filter(|&osd| self.is_up(osd)).count()
     }
@@ -194,17 +195,17 @@ impl OsdMap {
         usize::try_from(osd).ok().and_then(|osd| self.states.get(osd)).is_some_and(|state| state & bits == bits)
     }
 
-    /// It is part of the cluster, up or not.
+    /// Returns whether the OSD exists, up or down.
     pub fn exists(&self, osd: i32) -> bool {
         self.has(osd, state::EXISTS)
     }
 
-    /// It is up.
+    /// Returns whether the OSD is up.
     pub fn is_up(&self, osd: i32) -> bool {
         self.has(osd, state::EXISTS | state::UP)
     }
 
-    /// Where clients reach an OSD that is up.
+    /// Returns the public addresses of an OSD; empty unless it is up.
     pub fn addrs(&self, osd: i32) -> &[EntityAddr] {
         if !self.is_up(osd) {
             return &[];
@@ -212,7 +213,7 @@ impl OsdMap {
         self.addrs.get(osd as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// A pool's number by its name.
+    /// Returns the id of a pool by name.
     pub fn pool_named(&self, name: &str) -> Option<i64> {
         self.names.iter().find(|(_, found)| *found == name).map(|(&id, _)| id)
     }

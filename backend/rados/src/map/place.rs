@@ -1,4 +1,4 @@
-//! From an object's name to the OSDs that have it.
+//! Placement: maps an object name to the OSDs that store it.
 
 use forebay_messenger::wire::{Malformed, Reader, Writer};
 
@@ -8,15 +8,15 @@ use crate::crush::hash::{hash_name, hash2};
 use crate::crush::{ITEM_NONE, WEIGHT_ONE};
 use crate::denc::WriterExt;
 
-/// Parts an object's namespace from its name when they are hashed.
+/// Separator between namespace and object name in hash input.
 const NAMESPACE_SEPARATOR: u8 = 0x1f;
 
-/// A placement group: its pool and its number (or, raw, any hash of which only some bits count).
+/// Placement group: pool id and PG number (or, in raw form, any hash, of which only some bits count).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PgId {
-    /// The pool.
+    /// Pool id.
     pub pool: i64,
-    /// The number.
+    /// PG number.
     pub seed: u32,
 }
 
@@ -27,38 +27,38 @@ impl std::fmt::Display for PgId {
 }
 
 impl PgId {
-    /// Reads one.
+    /// Decodes a placement group.
     pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         if from.u8()? != 1 {
             return Err(from.malformed());
         }
         let (pool, seed) = (from.u64()? as i64, from.u32()?);
-        // A preferred OSD, of old.
+        // Obsolete preferred OSD.
         from.u32()?;
         Ok(Self { pool, seed })
     }
 
-    /// Appends it.
+    /// Appends the encoded placement group.
     pub(crate) fn encode(self, out: &mut Writer) {
         out.u8(1).i64(self.pool).u32(self.seed).i32(-1);
     }
 }
 
-/// Where a placement group is.
+/// Placement of a placement group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mapping {
-    /// Where it should be; [`ITEM_NONE`] for a shard that is nowhere.
+    /// Up set: OSDs assigned by CRUSH; [`ITEM_NONE`] for a shard without an OSD.
     pub up: Vec<i32>,
-    /// The first of them to be asked; -1 for none.
+    /// Primary of the up set; -1 if there is none.
     pub up_primary: i32,
-    /// Where it is at the moment.
+    /// Acting set: OSDs currently responsible.
     pub acting: Vec<i32>,
-    /// Who takes requests at the moment; -1 for nobody.
+    /// Acting primary, which receives requests; -1 if there is none.
     pub primary: i32,
 }
 
 impl Mapping {
-    /// The primary's shard, for erasure-coded pools; -1 otherwise.
+    /// Returns the shard of the primary in erasure-coded pools; -1 in replicated ones.
     pub fn primary_shard(&self, pool: &Pool) -> i8 {
         match pool.kind {
             PoolKind::Replicated => -1,
@@ -67,14 +67,14 @@ impl Mapping {
     }
 }
 
-/// `x` modulo a number that grows: when `b` grows, values move only to new numbers.
+/// Returns `x` modulo a number that may grow: when `b` grows, values move only to new numbers.
 fn stable_mod(x: u32, b: u32) -> u32 {
     let mask = b.checked_next_power_of_two().map_or(u32::MAX, |power| power - 1);
     if x & mask < b { x & mask } else { x & (mask >> 1) }
 }
 
 impl Pool {
-    /// The hash of a name, or of the key that takes its place, within its namespace.  `None` for an unknown hash.
+    /// Hashes an object name, or its locator key, within its namespace.  Returns `None` for an unknown hash function.
     pub fn hash_object(&self, namespace: &str, name: &str) -> Option<u32> {
         if namespace.is_empty() {
             return hash_name(self.hash, name.as_bytes());
@@ -86,12 +86,12 @@ impl Pool {
         hash_name(self.hash, &text)
     }
 
-    /// The group of a hash.
+    /// Returns the PG number of a hash.
     pub fn group(&self, hash: u32) -> u32 {
         stable_mod(hash, self.pg_num)
     }
 
-    /// What CRUSH is asked with for a group.
+    /// Returns the CRUSH input of a placement group.
     fn placement_seed(&self, pg: PgId) -> u32 {
         let seed = stable_mod(pg.seed, self.pgp_num);
         if self.has(pool_flags::HASH_PS_POOL) { hash2(seed, pg.pool as u32) } else { seed.wrapping_add(pg.pool as u32) }
@@ -99,7 +99,7 @@ impl Pool {
 }
 
 impl OsdMap {
-    /// Where a placement group is.  `None` when there is no such pool.
+    /// Returns the placement of a placement group.  `None` if its pool does not exist.
     pub fn map_pg(&self, pg: PgId) -> Option<Mapping> {
         let pool = self.pools.get(&pg.pool)?;
         let pg = PgId { seed: pool.group(pg.seed), ..pg };
@@ -119,7 +119,8 @@ impl OsdMap {
         Some(Mapping { up, up_primary, acting, primary })
     }
 
-    /// Says what this client does not know of a pool; without it, objects would be looked for in the wrong place.
+    /// Returns an error if a pool uses features that this client does not know, as its objects would be looked for in
+    /// the wrong place.
     pub fn check_pool(&self, pool: &Pool) -> Result<(), String> {
         if !self.crush.knows_rule(pool.rule as usize) {
             return Err(format!(
@@ -140,7 +141,7 @@ impl OsdMap {
         Ok(())
     }
 
-    /// Leaves out, or empties the places of, those for which `keep` does not hold.
+    /// Removes OSDs for which `keep` is false, or empties their positions if the pool has fixed positions.
     fn keep(&self, pool: &Pool, osds: &mut Vec<i32>, keep: impl Fn(i32) -> bool) {
         if pool.shifts() {
             osds.retain(|&osd| keep(osd));
@@ -149,15 +150,15 @@ impl OsdMap {
         }
     }
 
-    /// An OSD that is there and marked out.
+    /// Returns whether the OSD is in the map and marked out (weight 0).
     fn is_out(&self, osd: i32) -> bool {
         osd != ITEM_NONE && usize::try_from(osd).ok().and_then(|osd| self.weights.get(osd)) == Some(&0)
     }
 
-    /// Exceptions that the balancer or the operator has made.
+    /// Applies upmap exceptions of the balancer or the operator.
     fn apply_upmap(&self, pg: PgId, osds: &mut Vec<i32>) {
         if let Some(instead) = self.upmap.get(&pg) {
-            // One target that is out makes the whole exception void, those behind it too.
+            // A single target that is out voids the whole exception, including those behind it.
             if instead.iter().any(|&osd| self.is_out(osd)) {
                 return;
             }
@@ -179,7 +180,7 @@ impl OsdMap {
         }
     }
 
-    /// Picks the primary; OSDs that are less willing are passed over for a share of the groups.
+    /// Selects the primary; OSDs with reduced affinity are skipped for a share of the placement groups.
     fn apply_affinity(&self, pool: &Pool, seed: u32, osds: &mut [i32]) -> i32 {
         let first = osds.iter().copied().find(|&osd| osd != ITEM_NONE).unwrap_or(-1);
         let affinity = |osd: i32| self.affinities.get(osd as usize).copied().unwrap_or(WEIGHT_ONE);
@@ -188,7 +189,7 @@ impl OsdMap {
         }
         let willing = |osd: i32| affinity(osd) >= WEIGHT_ONE || (hash2(seed, osd as u32) >> 16) < affinity(osd);
         let place = osds.iter().position(|&osd| osd != ITEM_NONE && willing(osd));
-        // If nobody is willing, the first must.
+        // Without a willing OSD, the first one is primary.
         let Some(place) = place.or_else(|| osds.iter().position(|&osd| osd != ITEM_NONE)) else { return first };
         let primary = osds[place];
         if pool.shifts() {
@@ -197,7 +198,7 @@ impl OsdMap {
         primary
     }
 
-    /// Where a group is while it moves; empty when it is where it should be.
+    /// Returns the temporary acting set and its primary; empty if there is no override.
     fn temporary(&self, pool: &Pool, pg: PgId) -> (Vec<i32>, i32) {
         let mut acting = self.pg_temp.get(&pg).cloned().unwrap_or_default();
         self.keep(pool, &mut acting, |osd| self.is_up(osd));

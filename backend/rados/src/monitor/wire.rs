@@ -1,4 +1,4 @@
-//! Messages to and from monitors.
+//! Encoding of messages to and from monitors.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use forebay_messenger::wire::{Malformed, Reader, Writer};
 use crate::denc::{ReaderExt, WriterExt};
 use crate::map::{Epoch, Fsid};
 
-/// Types of messages.
+/// Message types.
 pub(crate) mod kind {
     pub(crate) const MON_MAP: u16 = 4;
     pub(crate) const STATFS: u16 = 13;
@@ -25,20 +25,20 @@ pub(crate) mod kind {
     pub(crate) const CONFIG: u16 = 62;
 }
 
-/// What is asked of a pool.
+/// Pool operations.
 pub(crate) mod pool_op {
     pub(crate) const CREATE_UNMANAGED_SNAP: u32 = 0x21;
     pub(crate) const DELETE_UNMANAGED_SNAP: u32 = 0x22;
 }
 
-/// Maps in a message at most.
+/// Maximum number of maps in a message.
 const MAPS_MAX: usize = 4096;
-/// Settings in a message at most.
+/// Maximum number of settings in a message.
 const SETTINGS_MAX: usize = 1 << 16;
 
-/// What all requests to the monitors' services begin with.
+/// Appends the common header of requests to the monitors' Paxos services.
 fn paxos(out: &mut Writer) -> &mut Writer {
-    // The version that is known, and a session of old.
+    // Known version, and an obsolete session.
     out.u64(0).u16(u16::MAX).u64(0)
 }
 
@@ -46,26 +46,26 @@ fn skip_paxos(from: &mut Reader<'_>) -> Result<(), Malformed> {
     from.take(18).map(drop)
 }
 
-/// A request to be told of things by name, each from a version on.
+/// Encodes a subscription: names of maps, each with its first wanted version.
 pub(crate) fn subscribe(what: &[(&str, u64)]) -> Vec<u8> {
     let mut out = Writer::new();
     out.u32(what.len() as u32);
     for (name, start) in what {
         out.text(name).u64(*start).u8(0);
     }
-    // A host's name.
+    // Host name.
     out.text("");
     out.finish()
 }
 
-/// A command, in JSON.
+/// Encodes a command in JSON.
 pub(crate) fn command(fsid: &Fsid, json: &str) -> Vec<u8> {
     let mut out = Writer::new();
     paxos(&mut out).raw(fsid).u32(1).text(json);
     out.finish()
 }
 
-/// The answer to a command: a status, which is a negative error number or not, and words about it.
+/// Decodes the reply to a command: a status (a negative error number on failure), and a message text.
 pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), Malformed> {
     let mut from = Reader::new(front, "the answer to a command");
     skip_paxos(&mut from)?;
@@ -74,14 +74,15 @@ pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), Malformed> {
     Ok((status, words))
 }
 
-/// A request about a pool's snapshot.
+/// Encodes a snapshot operation on a pool.
 pub(crate) fn snapshot_op(fsid: &Fsid, pool: i64, op: u32, snap: u64) -> Vec<u8> {
     let mut out = Writer::new();
     paxos(&mut out).raw(fsid).u32(pool as u32).u32(op).u64(0).u64(snap).text("").u8(0).u16(u16::MAX);
     out.finish()
 }
 
-/// The answer to a request about a pool: a status, the map's epoch in which it is done, and a number if one came.
+/// Decodes the reply to a pool operation: a status, the map epoch that includes the change, and a snapshot id if
+/// present.
 pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), Malformed> {
     let mut from = Reader::new(front, "the answer to a request about a pool");
     skip_paxos(&mut from)?;
@@ -94,14 +95,14 @@ pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), Malf
     Ok((status, epoch, number))
 }
 
-/// Asks how full a pool is.
+/// Encodes a request for the space usage of a pool.
 pub(crate) fn statfs(fsid: &Fsid, pool: i64) -> Vec<u8> {
     let mut out = Writer::new();
     paxos(&mut out).raw(fsid).u8(1).i64(pool);
     out.finish()
 }
 
-/// How full a pool is: kibibytes in all, used, and left; objects.
+/// Space usage of a pool: total, used and available KiB; number of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Space {
     pub(crate) total_kib: u64,
@@ -116,7 +117,7 @@ pub(crate) fn statfs_reply(front: &[u8]) -> Result<Space, Malformed> {
     Ok(Space { total_kib: from.u64()?, used_kib: from.u64()?, left_kib: from.u64()?, objects: from.u64()? })
 }
 
-/// Asks for the newest version of something.
+/// Encodes a request for the newest version of a map.
 pub(crate) fn version(what: &str) -> Vec<u8> {
     let mut out = Writer::new();
     out.u64(0).text(what);
@@ -129,15 +130,15 @@ pub(crate) fn version_reply(front: &[u8]) -> Result<u64, Malformed> {
     from.u64()
 }
 
-/// A step of authentication on an open connection.
+/// Encodes an authentication step on an open connection.
 pub(crate) fn auth(payload: &[u8]) -> Vec<u8> {
     let mut out = Writer::new();
-    // The method is cephx; the last number is the epoch of the monitors' map.
+    // Method 2 is cephx; the last number is the epoch of the monitor map.
     paxos(&mut out).u32(2).blob(payload).u32(0);
     out.finish()
 }
 
-/// The answer: a status, and the method's payload.
+/// Decodes the reply to an authentication step: a status, and the method's payload.
 pub(crate) fn auth_reply(front: &[u8]) -> Result<(i32, Vec<u8>), Malformed> {
     let mut from = Reader::new(front, "the answer to a step of authentication");
     from.u32()?;
@@ -146,7 +147,7 @@ pub(crate) fn auth_reply(front: &[u8]) -> Result<(i32, Vec<u8>), Malformed> {
     Ok((status, from.blob()?.to_vec()))
 }
 
-/// Maps of OSDs: whole ones and changes, by epoch.
+/// OSD maps of a message: full and incremental ones, by epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OsdMaps<'a> {
     pub(crate) fsid: Fsid,
@@ -167,7 +168,7 @@ pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, Malformed> {
     Ok(OsdMaps { fsid, changes: read()?, wholes: read()? })
 }
 
-/// Settings that the monitors keep for us, by name.
+/// Decodes the settings that the monitors store for this client, by name.
 pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, Malformed> {
     let mut from = Reader::new(front, "a message with settings");
     let count = from.count(8)?;
@@ -177,12 +178,12 @@ pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, Malformed
     (0..count).map(|_| Ok((from.text()?, from.text()?))).collect()
 }
 
-/// The monitors' map, out of its message.
+/// Extracts the monitor map from its message.
 pub(crate) fn mon_map(front: &[u8]) -> Result<&[u8], Malformed> {
     Reader::new(front, "a message with a map of monitors").blob()
 }
 
-/// A string in JSON.
+/// Returns a JSON string literal.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

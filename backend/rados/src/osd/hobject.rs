@@ -1,4 +1,4 @@
-//! Objects as OSDs order them within a placement group (`hobject_t`).
+//! Objects in the sort order of OSDs within a placement group (`hobject_t`).
 
 use std::cmp::Ordering;
 
@@ -6,7 +6,7 @@ use forebay_messenger::wire::{Malformed, Reader, Writer};
 
 use crate::denc::{ReaderExt, WriterExt};
 
-/// An object, or a place between objects.
+/// Object, or a position between objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HObject {
     pub(crate) pool: i64,
@@ -15,7 +15,7 @@ pub(crate) struct HObject {
     pub(crate) name: Vec<u8>,
     pub(crate) snap: u64,
     pub(crate) hash: u32,
-    /// Behind all objects.
+    /// Set for the position after all objects.
     pub(crate) max: bool,
 }
 
@@ -37,7 +37,7 @@ impl HObject {
         });
     }
 
-    /// The place before all objects of a placement group.
+    /// Returns the position before all objects of a placement group.
     pub(crate) fn start(pool: i64, hash: u32) -> Self {
         Self { pool, hash, ..Self::default() }
     }

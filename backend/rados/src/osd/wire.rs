@@ -1,4 +1,4 @@
-//! Messages to and from OSDs: vectors of operations, their answers, backoffs.
+//! Encoding of messages to and from OSDs: operation vectors, replies, backoffs.
 
 use forebay_block::Advice;
 use forebay_messenger::wire::{Malformed, Reader, Writer};
@@ -8,7 +8,7 @@ use super::hobject::HObject;
 use crate::denc::{ReaderExt, WriterExt};
 use crate::map::{Epoch, PgId};
 
-/// Types of messages.
+/// Message types.
 pub(crate) mod kind {
     pub(crate) const OSD_MAP: u16 = 41;
     pub(crate) const OSD_OP: u16 = 42;
@@ -17,7 +17,7 @@ pub(crate) mod kind {
     pub(crate) const BACKOFF: u16 = 61;
 }
 
-/// Codes of operations.
+/// Operation codes.
 pub(crate) mod code {
     pub(crate) const READ: u16 = 0x1201;
     pub(crate) const STAT: u16 = 0x1202;
@@ -52,7 +52,7 @@ pub(crate) mod code {
     pub(crate) const PGNLS: u16 = 0x1505;
 }
 
-/// What is asked about a watch.
+/// Watch operations.
 pub(crate) mod watch {
     pub(crate) const UNWATCH: u8 = 0;
     pub(crate) const WATCH: u8 = 3;
@@ -60,7 +60,7 @@ pub(crate) mod watch {
     pub(crate) const PING: u8 = 7;
 }
 
-/// Flags of a whole request.
+/// Request flags.
 pub(crate) mod flag {
     pub(crate) const ON_DISK: u32 = 0x4;
     pub(crate) const RETRY: u32 = 0x8;
@@ -74,11 +74,11 @@ pub(crate) mod flag {
     pub(crate) const FULL_TRY: u32 = 0x80_0000;
 }
 
-/// Flag of one operation: being there is an error.
+/// Operation flag: fail if the object exists.
 pub(crate) const OP_EXCLUSIVE: u32 = 0x1;
-/// Flag of one operation: the others are done even if it fails.
+/// Operation flag: a failure does not abort the other operations.
 const OP_FAIL_OK: u32 = 0x2;
-/// Flags of one operation: what will become of its bytes.
+/// Operation flags for I/O advice (fadvise).
 const ADVICE: [(Advice, u32); 5] = [
     (Advice::RANDOM, 0x4),
     (Advice::SEQUENTIAL, 0x8),
@@ -86,21 +86,21 @@ const ADVICE: [(Advice, u32); 5] = [
     (Advice::DONT_NEED, 0x20),
     (Advice::NO_CACHE, 0x40),
 ];
-/// How an attribute is compared: for being the same, as bytes.
+/// Comparison mode of attributes: equality, as bytes.
 const CMP_SAME: u8 = 1;
 const CMP_BYTES: u8 = 1;
-/// Bytes of an operation in a message's front.
+/// Length in bytes of an operation in a message's front.
 const OP_LEN: usize = 38;
-/// Bytes of a request's front besides names, operations and snapshots.
+/// Length in bytes of a request's front without names, operations and snapshots.
 const FRONT_LEN: usize = 224;
-/// Operations in an answer at most.
+/// Maximum number of operations in a reply.
 const OPS_MAX: usize = 1024;
-/// The state of objects now, not that of a snapshot.
+/// Snapshot id that denotes the head.
 pub(crate) const SNAP_HEAD: u64 = u64::MAX - 1;
-/// An object's snapshots themselves.
+/// Snapshot id that denotes the snapshot set itself.
 pub(crate) const SNAP_DIR: u64 = u64::MAX;
 
-/// One operation of a request.
+/// Operation of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct OsdOp {
     pub(crate) code: u16,
@@ -110,12 +110,12 @@ pub(crate) struct OsdOp {
 }
 
 impl OsdOp {
-    /// One that needs no arguments.
+    /// Creates an operation without arguments.
     pub(crate) fn new(code: u16) -> Self {
         Self { code, flags: 0, args: [0; 28], data: BufList::new() }
     }
 
-    /// One on a run of bytes.
+    /// Creates an operation on a byte range.
     pub(crate) fn extent(code: u16, offset: u64, len: u64) -> Self {
         let mut op = Self::new(code);
         op.args[..8].copy_from_slice(&offset.to_le_bytes());
@@ -123,24 +123,24 @@ impl OsdOp {
         op
     }
 
-    /// One about a snapshot.
+    /// Creates an operation on a snapshot.
     pub(crate) fn snap(code: u16, snap: u64) -> Self {
         Self::extent(code, snap, 0)
     }
 
-    /// The object's version must be this one.
+    /// Creates a guard on the object's version.
     pub(crate) fn assert_version(version: u64) -> Self {
         Self::extent(code::ASSERT_VER, 0, version)
     }
 
-    /// What the object will be like, in bytes.
+    /// Creates an allocation hint with the expected object size and write size, in bytes.
     pub(crate) fn expect(object_size: u64, write_size: u64) -> Self {
         let mut op = Self::extent(code::SET_ALLOC_HINT, object_size, write_size);
         op.flags = OP_FAIL_OK;
         op
     }
 
-    /// About an extended attribute, with a value or without.
+    /// Creates an operation on an extended attribute, with or without a value.
     pub(crate) fn attr(code: u16, name: &str, value: &[u8]) -> Self {
         let mut op = Self::new(code);
         op.args[..4].copy_from_slice(&(name.len() as u32).to_le_bytes());
@@ -151,14 +151,15 @@ impl OsdOp {
         op.with(forebay_reactor::Buf::copy_of(&[name.as_bytes(), value].concat()))
     }
 
-    /// Objects of a placement group: so many, as of an epoch.
+    /// Creates an operation that lists up to `count` objects of a placement group, as of an epoch.
     pub(crate) fn list(count: u64, epoch: Epoch) -> Self {
         let mut op = Self::extent(code::PGNLS, count, 0);
         op.args[8..12].copy_from_slice(&epoch.to_le_bytes());
         op
     }
 
-    /// About a watch, of [`watch`]: which of ours, how often it was taken up, seconds of silence after which it is forgotten.
+    /// Creates a watch operation of [`watch`]: cookie, generation (incremented by each reconnect), and seconds of
+    /// silence after which the OSD drops the watch.
     pub(crate) fn watch(cookie: u64, op: u8, generation: u32, timeout_s: u32) -> Self {
         let mut made = Self::extent(code::WATCH, cookie, 0);
         made.args[16] = op;
@@ -167,15 +168,15 @@ impl OsdOp {
         made
     }
 
-    /// Notifies all who watch; what comes of it has this cookie.
+    /// Creates a notify operation; its completion carries this cookie.
     pub(crate) fn notify(cookie: u64) -> Self {
         Self::extent(code::NOTIFY, cookie, 0)
     }
 
-    /// A call of an object class' method.
+    /// Creates a call of an object class method.
     ///
     /// # Panics
-    /// When a name is longer than 255 bytes.
+    /// If a name is longer than 255 bytes.
     pub(crate) fn call(class: &str, method: &str, input: &[u8]) -> Self {
         let mut op = Self::new(code::CALL);
         op.args[0] = u8::try_from(class.len()).expect("a class's name is short");
@@ -188,7 +189,7 @@ impl OsdOp {
         op.with(forebay_reactor::Buf::copy_of(&data))
     }
 
-    /// With advice, if it is about an object's bytes: OSDs look for it there only.
+    /// Adds I/O advice to data operations; OSDs ignore it on others.
     pub(crate) fn advised(mut self, advice: Advice) -> Self {
         if matches!(self.code, code::READ | code::SPARSE_READ | code::WRITE | code::WRITE_FULL | code::ZERO) {
             self.flags |= ADVICE.iter().filter(|(one, _)| advice.has(*one)).map(|(_, flag)| flag).sum::<u32>();
@@ -196,21 +197,21 @@ impl OsdOp {
         self
     }
 
-    /// The first two numbers that it takes: of an extent, offset and length.
+    /// Returns the first two arguments: offset and length of an extent.
     #[cfg(test)]
     pub(crate) fn numbers(&self) -> (u64, u64) {
         let number = |at: usize| u64::from_le_bytes(self.args[at..at + 8].try_into().expect("8 bytes"));
         (number(0), number(8))
     }
 
-    /// With input.
+    /// Adds input data.
     pub(crate) fn with(mut self, data: impl Into<BufList>) -> Self {
         self.data = data.into();
         self
     }
 }
 
-/// Keys, as operations take them.
+/// Encodes keys as operation input.
 pub(crate) fn keys<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut out = Writer::new();
     out.u32(keys.len() as u32);
@@ -220,7 +221,7 @@ pub(crate) fn keys<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8>
     out.finish()
 }
 
-/// Keys and values, as operations take them.
+/// Encodes keys and values as operation input.
 pub(crate) fn pairs<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
     let mut out = Writer::new();
     out.u32(pairs.len() as u32);
@@ -230,19 +231,19 @@ pub(crate) fn pairs<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8]
     out.finish()
 }
 
-/// What a request is about, as it is sent at one time.
+/// Request header fields of one attempt.
 pub(crate) struct Envelope<'a> {
     pub(crate) pg: PgId,
     pub(crate) shard: i8,
     pub(crate) hash: u32,
     pub(crate) epoch: Epoch,
     pub(crate) flags: u32,
-    /// Our number in the cluster, and the request's, which stays the same when it is sent again.
+    /// Global id of the client, and the tid of the request, which is unchanged when it is resent.
     pub(crate) client: u64,
     pub(crate) tid: u64,
-    /// Seconds and nanoseconds since 1970, for the object's time of change.
+    /// Seconds and nanoseconds since 1970, for the object's modification time.
     pub(crate) time: (u32, u32),
-    /// The pool that is addressed, and within it the namespace and name; no name for a placement group itself.
+    /// Target pool, and within it namespace and name; no name for an operation on a placement group.
     pub(crate) pool: i64,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
@@ -254,7 +255,7 @@ pub(crate) struct Envelope<'a> {
     pub(crate) features: u64,
 }
 
-/// The front of a request (`MOSDOp` in its eighth version).
+/// Encodes the front of a request (`MOSDOp` version 8).
 pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
     let names = envelope.namespace.len() + envelope.name.len() + envelope.key.len();
     let mut out = Writer::with_capacity(FRONT_LEN + names + ops.len() * OP_LEN + envelope.snaps.len() * 8);
@@ -264,10 +265,10 @@ pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
     });
     out.u32(envelope.hash).u32(envelope.epoch).u32(envelope.flags);
     out.versioned(2, 2, |out| {
-        // A client's name has type 8.
+        // Entity type 8 is a client.
         out.u8(8).u64(envelope.client).u64(envelope.tid).i32(0);
     });
-    // No trace.
+    // Empty trace.
     out.raw(&[0; 24]);
     out.u32(0).u32(envelope.time.0).u32(envelope.time.1);
     let whole_group = envelope.name.is_empty();
@@ -287,26 +288,26 @@ pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
     out.finish()
 }
 
-/// Where a request is to go instead.
+/// Redirect of a request to another pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Redirect {
     pub(crate) pool: i64,
     pub(crate) key: String,
     pub(crate) namespace: String,
-    /// Empty when the object keeps its name, as from one tier of a pool to another.
+    /// Empty if the object keeps its name, as between tiers of a pool.
     name: String,
 }
 
-/// An OSD's answer.
+/// Reply of an OSD.
 #[derive(Debug)]
 pub(crate) struct Reply {
     /// Zero, a count, or a negative error number.
     pub(crate) result: i32,
-    /// The attempt that is answered; negative when it is not said.
+    /// Attempt that the reply belongs to; negative if unknown.
     pub(crate) attempt: i32,
     pub(crate) version: u64,
     pub(crate) redirect: Option<Redirect>,
-    /// For each operation, its result and output.
+    /// Result and output of each operation.
     pub(crate) ops: Vec<(i32, BufList)>,
 }
 
@@ -322,7 +323,7 @@ impl Reply {
         from.u64()?;
         let result = from.i32()?;
         from.take(12)?;
-        // The OSD's epoch.
+        // Epoch of the OSD.
         from.u32()?;
         let count = from.count(OP_LEN)?;
         if count > OPS_MAX {
@@ -359,7 +360,7 @@ impl Reply {
 }
 
 impl Redirect {
-    /// The name that the object has there.
+    /// Returns the object's name in the redirect target.
     pub(crate) fn name_or<'a>(&'a self, own: &'a str) -> &'a str {
         if self.name.is_empty() { own } else { &self.name }
     }
@@ -375,7 +376,7 @@ impl Redirect {
     }
 }
 
-/// An OSD asks us not to send, or to send again, what is about a range of objects.
+/// Backoff message: the OSD requests that operations on a range of objects be held back, or resent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Backoff {
     pub(crate) pg: PgId,
@@ -387,7 +388,7 @@ pub(crate) struct Backoff {
     pub(crate) end: HObject,
 }
 
-/// What a backoff says.
+/// Backoff operations.
 pub(crate) mod backoff {
     pub(crate) const BLOCK: u8 = 1;
     pub(crate) const ACK_BLOCK: u8 = 2;

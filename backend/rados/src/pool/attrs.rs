@@ -1,4 +1,4 @@
-//! Extended attributes of objects.  Images have none; other users of RADOS do.
+//! Extended attributes of objects.  Images do not use them; other users of RADOS do.
 
 use std::rc::Rc;
 
@@ -9,19 +9,21 @@ use crate::error::errno;
 use crate::osd::Request;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
 
-/// Longest name of an attribute in bytes, by what OSDs store them in.
+/// Maximum length of an attribute name in bytes, imposed by the object store of OSDs.
 const NAME_MAX: usize = 255;
-/// Longest value in bytes, by OSDs' default (`osd max attr size` is without a limit; BlueStore keeps them with the object).
+/// Maximum length of an attribute value in bytes (the default of `osd max attr size` is unlimited; BlueStore stores
+/// attributes with the object).
 const VALUE_MAX: usize = 1 << 20;
 
-/// One step of a change of attributes.  Steps are done in order, wholly or not at all.
+/// Step of an attribute change.  The steps of a change are applied in order and atomically.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttrOp {
-    /// Guard: the attribute has this value; `Guard` otherwise.  One that is not there is as an empty one.
+    /// Guard: the attribute must have this value, else the change fails with `Guard`.  A missing attribute compares as
+    /// empty.
     Compare(String, Vec<u8>),
-    /// Sets one, and creates the object if it is not there.
+    /// Sets an attribute, and creates the object if it does not exist.
     Set(String, Vec<u8>),
-    /// Removes one, if it is there.
+    /// Removes an attribute, if it exists.
     Remove(String),
 }
 
@@ -46,10 +48,10 @@ fn check_attr(name: &str, value: &[u8]) -> Result<()> {
 }
 
 impl RadosPool {
-    /// An attribute of an object; `None` when it has none of that name.
+    /// Returns an attribute of an object; `None` if it does not exist.
     ///
     /// # Errors
-    /// `NotFound` when there is no such object at that snapshot; `Invalid` for a name that none can have.
+    /// `NotFound` if the object does not exist at that snapshot; `Invalid` for an invalid attribute name.
     pub async fn attr(&self, object: &ObjectName, snap: SnapId, name: &str) -> Result<Option<Vec<u8>>> {
         check_name(object)?;
         check_attr(name, &[])?;
@@ -62,20 +64,19 @@ impl RadosPool {
         }
     }
 
-    /// All attributes of an object, in the order of their names.
+    /// Returns all attributes of an object, sorted by name.
     ///
     /// # Errors
-    /// `NotFound` when there is no such object at that snapshot.
+    /// `NotFound` if the object does not exist at that snapshot.
     pub async fn attrs(&self, object: &ObjectName, snap: SnapId) -> Result<Vec<(String, Vec<u8>)>> {
         let mut reply = self.ask(object, snap.0, vec![OsdOp::new(code::GET_ATTRS)]).await?;
         answer::attrs(&output(&mut reply, 0)).map_err(|error| answer::strange(object, error))
     }
 
-    /// Changes attributes; answers the object's version after it.
+    /// Changes attributes and returns the resulting object version.
     ///
     /// # Errors
-    /// `Guard` when a comparison fails; `NotFound` when something is removed from, or compared with, an object that is
-    /// not there.
+    /// `Guard` if a comparison fails; `NotFound` for a removal or comparison on an object that does not exist.
     pub async fn change_attrs(
         &self,
         object: &ObjectName,

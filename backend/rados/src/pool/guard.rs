@@ -1,9 +1,9 @@
-//! Steps that OSDs do not have: guards on whether a key is there, and zeroing that keeps an object's size.
+//! Emulation of steps that OSDs lack: guards on the absence of a key, and zeroing that preserves the object size.
 //!
-//! An OSD compares the value of a key that is not there as an empty one, refuses to compare on an object that is not
-//! there, and cuts an object off when its end is zeroed.  So for a guard on a key's absence or on an empty value, and for
-//! zeroing, the object is looked at first, and the transaction is sent on condition that the object is as it was seen; if
-//! it is not, this begins anew.  Meanwhile further transactions on the object wait in line, so that the order stays.
+//! An OSD compares a missing key as an empty value, fails comparisons on a missing object, and truncates an object when
+//! its end is zeroed.  For a guard on a key's absence or empty value, and for zeroing, the object is therefore
+//! inspected first, and the transaction is sent with a guard on the inspected version; if that fails, the procedure is
+//! repeated.  Meanwhile, further transactions on the object are queued, which preserves their order.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,39 +15,39 @@ use super::write::operation;
 use super::{RadosPool, ended};
 use crate::osd::wire::{OP_EXCLUSIVE, OsdOp, code};
 
-/// Attempts at most while others keep changing the object.
+/// Maximum number of attempts while other clients change the object.
 const TRIES: usize = 64;
 
 type Waiting = oneshot::Receiver<Result<u64>>;
 
-/// Transactions that wait for the one that is under way on their object.
+/// Transactions queued behind the one in flight on their object.
 #[derive(Default)]
 pub(super) struct Line(VecDeque<(Transaction, oneshot::Sender<Result<u64>>)>);
 
-/// A guard on whether a key is there.
+/// Returns whether the operation is a guard on a key's absence or empty value.
 fn asks_for_absence(op: &ObjectOp) -> bool {
     matches!(op, ObjectOp::KvCompare { value, .. } if value.as_ref().is_none_or(Vec::is_empty))
 }
 
-/// The transaction has steps that depend on how the object is.
+/// Returns whether the transaction has steps that depend on the object's state.
 pub(super) fn needs_a_look(transaction: &Transaction) -> bool {
     let steps = |op: &ObjectOp| asks_for_absence(op) || matches!(op, ObjectOp::Zero { .. });
     transaction.ops.iter().any(steps)
 }
 
-/// What is known of an object.
+/// Inspected state of an object.
 struct Seen {
-    /// `None`: it is not there.
+    /// Object version; `None` if the object does not exist.
     version: Option<u64>,
     size: u64,
     values: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Seen {
-    /// The transaction's operations on an object that is as this was seen.  They end with a step of which it is known
-    /// that it fails: only the OSD can tell whether one before it does.
+    /// Returns the transaction's operations for an object in this state.  They end at a step that is known to fail,
+    /// because only the OSD can tell whether an earlier one fails.
     fn plan(&self, transaction: &Transaction) -> Vec<OsdOp> {
-        // As it will be when the next step is done.
+        // Predicted state before the next step.
         let mut exists = self.version.is_some();
         let mut size = self.size;
         let mut values = self.values.clone();
@@ -56,10 +56,10 @@ impl Seen {
             match op {
                 ObjectOp::KvCompare { key, value } => {
                     if values.get(key) == value.as_ref() {
-                        // The condition on the version stands for it.
+                        // Implied by the guard on the version.
                         continue;
                     }
-                    // A value that it certainly does not have.
+                    // Value that the key certainly does not have.
                     let other = [values.get(key).map_or(&[][..], Vec::as_slice), &[1]].concat();
                     ops.extend(operation(&ObjectOp::KvCompare { key: key.clone(), value: Some(other) }));
                     return ops;
@@ -70,7 +70,7 @@ impl Seen {
                         ops.push(OsdOp::extent(code::ZERO, extent.offset, end - extent.offset));
                     }
                     if exists && (end == size || extent.offset >= end) {
-                        // It was cut off; or nothing is zeroed, which all the same is a write that snapshots see.
+                        // Restores a truncated size; or if nothing is zeroed, creates a write that snapshots observe.
                         ops.push(OsdOp::extent(code::TRUNCATE, size, 0));
                     }
                     continue;
@@ -101,7 +101,7 @@ impl Seen {
         ops
     }
 
-    /// Operations that hold only if the object is as it was seen.
+    /// Returns operations that succeed only if the object is unchanged.
     fn condition(&self) -> Vec<OsdOp> {
         match self.version {
             Some(version) => vec![OsdOp::assert_version(version)],
@@ -115,7 +115,7 @@ impl Seen {
 }
 
 impl RadosPool {
-    /// Waits behind a transaction that takes several steps, if there is one on this object.
+    /// Queues behind a multi-step transaction, if there is one on this object.
     pub(super) fn wait_in_line(&self, object: &ObjectName, transaction: &Transaction) -> Option<Waiting> {
         let mut lines = self.lines.borrow_mut();
         if lines.is_empty() {
@@ -127,7 +127,7 @@ impl RadosPool {
         Some(answered)
     }
 
-    /// Does a transaction in several steps, and then those that have come meanwhile.
+    /// Runs a multi-step transaction, and then those queued meanwhile.
     pub(super) fn begin_line(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
         let (answer, answered) = oneshot::channel();
         let lines = self.lines.clone();
@@ -140,7 +140,7 @@ impl RadosPool {
                 if needs_a_look(&transaction) {
                     answer.send(pool.look_and_send(&object, &transaction).await);
                 } else {
-                    // It is sent within the call; its answer needs not be waited for.
+                    // The request is sent within the call; its reply need not be awaited here.
                     let answered = pool.send(&object, &transaction);
                     drop(spawn(async move { answer.send(answered.await) }));
                 }
@@ -164,7 +164,7 @@ impl RadosPool {
             let mut ops = seen.condition();
             ops.extend(steps);
             match self.send_ops(object, transaction, ops).await {
-                // Somebody has changed it since; unless it is as it was, and the transaction's own guard fails.
+                // Another client changed the object; or if it is unchanged, a guard of the transaction failed.
                 Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::Exists) => {
                     let now = self.look(object, transaction).await?;
                     if now.version == seen.version {
@@ -190,7 +190,7 @@ impl RadosPool {
             }
             Err(error) => return Err(error),
         };
-        // Read after the version: if the object changes in between, the condition on the version does not hold.
+        // Read after the version: if the object changes in between, the guard on the version fails.
         if keys.is_empty() {
             return Ok(Seen { version: Some(stat.version), size: stat.size, values: BTreeMap::new() });
         }
@@ -235,7 +235,7 @@ mod tests {
             ops.iter().map(|op| (op.code, op.numbers())).collect::<Vec<_>>()
         };
         assert_eq!(plan(100, 10, 20), [(code::ZERO, (10, 20))]);
-        // OSDs cut an object off when its end is zeroed.
+        // OSDs truncate an object when its end is zeroed.
         let cut_and_grown = [(code::ZERO, (90, 10)), (code::TRUNCATE, (100, 0))];
         assert_eq!((plan(100, 90, 10), plan(100, 90, 50)), (cut_and_grown.to_vec(), cut_and_grown.to_vec()));
         assert_eq!(plan(100, 100, 10), [(code::TRUNCATE, (100, 0))], "nothing is zeroed, and snapshots see a write");

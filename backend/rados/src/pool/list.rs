@@ -1,4 +1,4 @@
-//! Listing the objects of a pool: one placement group after the other.
+//! Listing of a pool's objects, one placement group after the other.
 
 use std::rc::Rc;
 
@@ -12,12 +12,12 @@ use crate::osd::hobject::HObject;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
 use crate::osd::{Request, check};
 
-/// What asks for objects of all namespaces.
+/// Namespace value that selects objects of all namespaces.
 const ALL_NAMESPACES: &str = "\u{1}";
 
-/// Names asked for at a time.
+/// Maximum number of names requested at a time.
 const PAGE_MAX: usize = 1000;
-/// The result that says that a group has no more.
+/// Result code that marks the end of a placement group.
 const LAST_PART: i32 = 1;
 
 pub(super) struct List {
@@ -26,7 +26,7 @@ pub(super) struct List {
     pub(super) namespace: Option<String>,
 }
 
-/// Where a list goes on: a placement group, and a place in it.
+/// Encodes the cursor of a list: a placement group, and a position in it.
 fn encode(group: u32, at: &HObject) -> Vec<u8> {
     let mut out = Writer::new();
     out.u32(group);
@@ -70,7 +70,7 @@ impl List {
         Ok(page)
     }
 
-    /// OSDs list objects that are kept for snapshots only, too.
+    /// Filters out objects without a head, because OSDs also list objects that exist only for snapshots.
     async fn keep_those_there(&self, found: Vec<ObjectName>, names: &mut Vec<ObjectName>) -> Result<()> {
         let map = self.cluster.map();
         if map.pools.get(&self.pool).is_none_or(|pool| pool.snap_seq == 0) {
@@ -95,7 +95,7 @@ impl List {
         Ok(())
     }
 
-    /// A part of a group's names, and whether it is the last.
+    /// Returns a page of a placement group's names, and whether it is the last one.
     async fn ask(&self, group: u32, at: &HObject, max: usize) -> Result<(answer::Names, bool)> {
         let mut cursor = Writer::new();
         at.encode(&mut cursor);

@@ -1,4 +1,4 @@
-//! Transactions as vectors of operations.
+//! Encoding of transactions as operation vectors.
 
 use forebay_block::{Advice, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
 use forebay_messenger::wire::Writer;
@@ -9,10 +9,10 @@ use crate::error::errno;
 use crate::osd::Request;
 use crate::osd::wire::{OP_EXCLUSIVE, OsdOp, SNAP_HEAD, code, flag, keys, pairs};
 
-/// Comparison of a key's value: they are the same.
+/// Comparison operator for key values: equal.
 const CMP_EQ: u32 = 1;
 
-/// Refuses what no object can do.
+/// Rejects transactions that no object supports.
 fn check(object: &ObjectName, transaction: &Transaction) -> Result<()> {
     check_name(object)?;
     if transaction.snapc.as_ref().is_some_and(|snapc| !snapc.is_valid()) {
@@ -21,7 +21,7 @@ fn check(object: &ObjectName, transaction: &Transaction) -> Result<()> {
     let past = |offset: u64, len: u64| offset.checked_add(len).is_none_or(|end| end > OBJECT_SIZE_MAX);
     let rolls_back = transaction.ops.iter().any(|op| matches!(op, ObjectOp::Rollback { .. }));
     if rolls_back && transaction.ops.iter().filter(|op| !is_guard(op)).count() > 1 {
-        // OSDs leave behind bytes of what they rolled back to when more follows.
+        // OSDs leave stale bytes of the rolled-back state if further operations follow.
         let text = format!("object {object}: rolling back and changing it otherwise, in one transaction");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
@@ -42,11 +42,11 @@ fn check(object: &ObjectName, transaction: &Transaction) -> Result<()> {
     Ok(())
 }
 
-/// The operation that does a step; `None` for one that does nothing.
+/// Returns the operation for a step; `None` if it has no effect or is planned elsewhere.
 pub(super) fn operation(op: &ObjectOp) -> Option<OsdOp> {
     Some(match op {
         ObjectOp::AssertExists => OsdOp::new(code::STAT),
-        // No object has version 0, which OSDs do not take; nor has any this one.
+        // No object has version 0, which OSDs reject; u64::MAX is never assigned either.
         ObjectOp::AssertVersion(0) => OsdOp::assert_version(u64::MAX),
         ObjectOp::AssertVersion(version) => OsdOp::assert_version(*version),
         ObjectOp::Compare { data, .. } if data.is_empty() => return None,
@@ -64,17 +64,17 @@ pub(super) fn operation(op: &ObjectOp) -> Option<OsdOp> {
             op
         }
         ObjectOp::Expect { object_size, write_size } => OsdOp::expect(*object_size, *write_size),
-        // A write of nothing would move the end.
+        // An empty write would extend the object.
         ObjectOp::Write { data, .. } if data.is_empty() => OsdOp::new(code::CREATE),
         ObjectOp::Write { offset, data } => OsdOp::extent(code::WRITE, *offset, data.len() as u64).with(data.clone()),
         ObjectOp::WriteFull { data } => OsdOp::extent(code::WRITE_FULL, 0, data.len() as u64).with(data.clone()),
-        // Planned with the object's size: `guard.rs`.
+        // Planned with knowledge of the object's size, in `guard.rs`.
         ObjectOp::Zero { .. } => return None,
         ObjectOp::Truncate { size } => OsdOp::extent(code::TRUNCATE, *size, 0),
         ObjectOp::Remove => OsdOp::new(code::DELETE),
         ObjectOp::KvSet { pairs: set } => {
             let mut sorted: Vec<(&[u8], &[u8])> = set.iter().map(|(key, value)| (&key[..], &value[..])).collect();
-            // Of a key that is set twice, the last value counts.
+            // If a key is set twice, the last value wins.
             sorted.reverse();
             sorted.sort_by_key(|(key, _)| *key);
             sorted.dedup_by_key(|(key, _)| *key);
@@ -102,7 +102,7 @@ impl RadosPool {
         self.send(object, &transaction)
     }
 
-    /// Sends a transaction that needs not know how the object is; its answer.
+    /// Sends a transaction that does not depend on the object's state, and returns the resulting version.
     pub(super) fn send(&self, object: &ObjectName, transaction: &Transaction) -> LocalFuture<Result<u64>> {
         let ops: Vec<OsdOp> = transaction.ops.iter().filter_map(operation).collect();
         if transaction.ops.iter().all(is_guard) {
@@ -117,7 +117,7 @@ impl RadosPool {
         transaction: &Transaction,
         ops: Vec<OsdOp>,
     ) -> LocalFuture<Result<u64>> {
-        // Whoever asks for what there is no room for is to hear it.
+        // Requests beyond the quota or capacity must fail instead of waiting.
         let flags = flag::WRITE | flag::FULL_TRY;
         let ops: Vec<OsdOp> = match transaction.advice {
             Advice::NONE => ops,
@@ -133,7 +133,7 @@ impl RadosPool {
             if reply.result >= 0 {
                 return Ok(reply.version);
             }
-            // A comparison on an object that is not there fails as one whose value differs.
+            // A comparison on a missing object fails like one with a different value.
             let failed = reply.ops.iter().position(|(status, _)| *status < 0);
             let compared = failed.and_then(|at| codes.get(at)) == Some(&code::OMAP_CMP);
             if compared && reply.result == -errno::ENOENT {
@@ -143,7 +143,8 @@ impl RadosPool {
         })
     }
 
-    /// A transaction that changes nothing.  OSDs refuse all of these on an object that is not there, but some hold.
+    /// Sends a transaction of guards only.  OSDs fail all operations on a missing object, although some guards hold
+    /// there.
     fn send_guards(
         &self,
         object: &ObjectName,
@@ -173,7 +174,7 @@ fn is_guard(op: &ObjectOp) -> bool {
     )
 }
 
-/// How a guard fails on an object that is not there, if it does.
+/// Returns the error of a guard on a missing object; `None` if the guard holds.
 fn refuses_absent(op: &ObjectOp) -> Option<ErrorKind> {
     match op {
         ObjectOp::AssertExists => Some(ErrorKind::NotFound),
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn no_version_is_zero() {
-        // An OSD takes that for no guard at all.
+        // An OSD treats version 0 as no guard at all.
         let of = |version| operation(&ObjectOp::AssertVersion(version)).map(|op| (op.code, op.numbers().1));
         assert_eq!(of(5), Some((code::ASSERT_VER, 5)));
         assert_eq!(of(0), Some((code::ASSERT_VER, u64::MAX)));

@@ -1,6 +1,6 @@
 //! The object classes `lock` and `rbd`, as far as images call them.
 //!
-//! Written from Ceph's formats beside the crate that calls it, so that one can find the other's mistakes.
+//! Written from Ceph's formats, independently of the calling crate, so that each can reveal the other's mistakes.
 
 use std::rc::Rc;
 
@@ -10,20 +10,20 @@ use forebay_block::{Buf, Error, ErrorKind, Extent, Method, Result};
 use crate::content::{Content, Space};
 use crate::object::Classes;
 
-/// Longest input taken from, so that a wrong length is no allocation.
+/// Block size in bytes of the object map's checksums.
 const BLOCK: usize = 4096;
 const NO_SNAP: u64 = u64::MAX - 1;
 
-/// Who calls.
+/// Client that calls a method.
 pub(super) struct Caller {
     pub(super) number: u64,
     pub(super) address: String,
 }
 
-/// One of those who hold a lock: kind and number of the entity, cookie, address.
+/// Lock holder: type and number of the entity, cookie, address.
 type Locker = (u8, u64, String, String);
 
-/// A lock as the model keeps it.
+/// Lock as kept by the model.
 #[derive(Default)]
 struct Lock {
     kind: u8,
@@ -61,7 +61,7 @@ impl<'a> Input<'a> {
         String::from_utf8(self.take(len)?.to_vec()).map_err(|_| bad())
     }
 
-    /// What is in a structure.
+    /// Reads a versioned structure, and returns its content.
     fn structure(&mut self) -> Result<Input<'a>> {
         self.take(2)?;
         let len = self.u32()? as usize;
@@ -120,7 +120,7 @@ fn remove_locker(head: &mut Option<Content>, name: &str, kind: u8, number: u64, 
     Ok(())
 }
 
-/// Of the lock that this client must hold, the number of its entry.
+/// Returns the index of this client's entry in a lock; fails with `Busy` if it does not hold the lock.
 fn own_entry(lock: &Lock, kind: u8, tag: &str, number: u64, cookie: &str) -> Result<usize> {
     let own = lock.lockers.iter().position(|locker| (locker.0, locker.1, &locker.2[..]) == (8, number, cookie));
     own.filter(|_| lock.kind == kind && lock.tag == tag).ok_or_else(|| ErrorKind::Busy.into())
@@ -179,7 +179,7 @@ impl Caller {
     }
 }
 
-/// A method that only reads.
+/// Executes a read-only method.
 pub(super) fn exec(head: &Content, method: Method, input: &[u8]) -> Result<Vec<u8>> {
     if (method.class, method.name) != ("lock", "get_info") {
         return Err(Error::new(ErrorKind::Unsupported, format!("{method:?}")));
@@ -204,7 +204,7 @@ pub(super) fn exec(head: &Content, method: Method, input: &[u8]) -> Result<Vec<u
     Ok(out)
 }
 
-/// `IPv4:PORT/NONCE` as Ceph encodes an address.
+/// Encodes `IPv4:PORT/NONCE` as a Ceph entity address.
 fn put_address(out: &mut Vec<u8>, address: &str) {
     let (socket, nonce) = address.split_once('/').expect("an address of the model");
     let socket: std::net::SocketAddrV4 = socket.parse().expect("an address of the model");
@@ -243,7 +243,7 @@ fn call_rbd(head: &mut Option<Content>, method: &str, mut input: Input<'_>, spac
             let head = head.get_or_insert_default();
             let mut map = if head.size() == 0 { Vec::new() } else { read_map(head)? };
             if map.get(count as usize..).is_some_and(|cut| cut.iter().any(|&cut| cut != state)) {
-                // What is cut off must be removed first (cls_rbd: ESTALE).
+                // The objects past a reduced size must be removed first (cls_rbd: ESTALE).
                 return Err(Error::new(ErrorKind::Io, "an object map that is cut still has objects"));
             }
             map.resize(usize::try_from(count).map_err(|_| bad())?, state);
@@ -301,7 +301,7 @@ fn call_rbd(head: &mut Option<Content>, method: &str, mut input: Input<'_>, spac
                 let start = all.0;
                 all.structure()?;
                 let one = &start[..start.len() - all.0.len()];
-                // The newest of its versions may differ from the caller's.
+                // The newest struct version may differ from the caller's.
                 if one[6..] != child[6..] {
                     left.push(one.to_vec());
                 }
@@ -321,7 +321,7 @@ fn call_rbd(head: &mut Option<Content>, method: &str, mut input: Input<'_>, spac
     }
 }
 
-/// The states of an object map, one a byte.
+/// Reads the states of an object map, one per byte.
 fn read_map(head: &Content) -> Result<Vec<u8>> {
     let stored = head.read(Extent::new(0, head.size())).fill(Extent::new(0, head.size())).to_vec();
     let mut input = Input(&stored);

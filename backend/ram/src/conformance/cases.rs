@@ -44,7 +44,7 @@ pub(super) async fn sparse_reads_and_writes(backend: Rc<dyn ObjectBackend>) {
     let mut expected = vec![0; 10_005];
     expected[10_000..].copy_from_slice(b"hello");
     assert_eq!(it.bytes().await, expected);
-    // Over a boundary of any block size up to 4 KiB, and over what was there.
+    // Across a boundary of any block size up to 4 KiB, and over existing data.
     it.must(vec![write(8190, b"abcd"), write(10_002, b"LP!!!!")]).await;
     expected[8190..8194].copy_from_slice(b"abcd");
     expected.truncate(10_002);
@@ -58,7 +58,7 @@ pub(super) async fn sparse_reads_and_writes(backend: Rc<dyn ObjectBackend>) {
         let wanted: Vec<u8> = (offset..offset + len).map(|i| expected.get(i as usize).copied().unwrap_or(0)).collect();
         assert_eq!(got.fill(extent).to_vec(), wanted, "{len} bytes at {offset}");
     }
-    // A write of nothing creates the object, and no more.
+    // An empty write creates the object, and does not grow it.
     let empty = Subject::new(&backend, "sparse.empty");
     empty.must(vec![write(100, b"")]).await;
     assert_eq!(empty.bytes().await, b"");
@@ -72,7 +72,7 @@ pub(super) async fn write_full_replaces_bytes_and_keeps_keys(backend: Rc<dyn Obj
     assert_eq!(it.bytes().await, pattern(2, 5000).to_vec());
     it.must(vec![ObjectOp::WriteFull { data: BufList::new() }]).await;
     assert_eq!(it.bytes().await, b"");
-    // What a shorter content covered up must not come back.
+    // Bytes beyond a shorter replacement must not reappear.
     it.must(vec![ObjectOp::Truncate { size: 20_000 }]).await;
     assert_eq!(it.bytes().await, vec![0; 20_000]);
     assert_eq!(backend.kv_get(&it.object, vec![b"k".to_vec()]).await.expect("keys"), [Some(b"v".to_vec())]);
@@ -110,7 +110,7 @@ pub(super) async fn truncate_cuts_and_grows(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn map_tells_holes_from_data(backend: Rc<dyn ObjectBackend>) {
-    // In units of 64 KiB, which every backend can tell apart.
+    // Units of 64 KiB, which every backend can distinguish.
     const UNIT: u64 = 64 * 1024;
     let it = Subject::new(&backend, "map");
     it.must(vec![write(UNIT, &pattern(3, 2 * UNIT as usize).to_vec()), write(5 * UNIT, b"tail")]).await;
@@ -178,7 +178,7 @@ pub(super) async fn a_failed_step_undoes_the_whole(backend: Rc<dyn ObjectBackend
     let refused = it.run([ops, vec![ObjectOp::AssertExists]].concat()).await;
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::NotFound));
     assert_eq!(it.bytes().await, [1; 9000]);
-    // Steps are done in order.
+    // Steps are executed in order.
     it.must(vec![write(0, b"xyz"), ObjectOp::Remove, write(1, b"new"), ObjectOp::Truncate { size: 3 }]).await;
     assert_eq!(it.bytes().await, b"\0ne");
 }
@@ -272,7 +272,7 @@ pub(super) async fn submission_order_is_kept(backend: Rc<dyn ObjectBackend>) {
         })
         .collect();
     let mut last = 0;
-    // Waited for from the last to the first: the order of waiting must not matter.
+    // Awaited in reverse order: the order of awaiting must not matter.
     let mut versions = Vec::new();
     for done in all.into_iter().rev() {
         versions.push(done.await.expect("a write"));

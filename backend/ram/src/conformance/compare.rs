@@ -7,10 +7,10 @@ use forebay_block::{
 use super::steps::{Guard, OBJECTS, Step, StepOp, Submit};
 use super::{content, pattern};
 
-/// Does `steps` on `subject`, which must be empty, and on `model`, and panics at the first difference.
+/// Executes `steps` on `subject`, which must be empty, and on `model`, and panics at the first difference.
 ///
-/// Everything that can be seen is compared after each step: sizes, bytes at the head and at every snapshot, keys,
-/// clones (where the model tells them), and the kinds of errors.  Versions may differ, but must grow.
+/// Compares all observable state after each step: sizes, bytes at the head and at every snapshot, keys, clones (where
+/// the model reports them), and the kinds of errors.  Versions may differ, but must grow.
 pub async fn compare(subject: Rc<dyn ObjectBackend>, model: Rc<dyn ObjectBackend>, steps: &[Step]) {
     let mut pair = Pair {
         subject,
@@ -33,11 +33,11 @@ struct Pair {
     subject: Rc<dyn ObjectBackend>,
     model: Rc<dyn ObjectBackend>,
     names: Vec<ObjectName>,
-    /// Those that exist, oldest first: the subject's number and the model's.
+    /// Existing snapshots, oldest first: the subject's ID and the model's.
     snaps: Vec<(SnapId, SnapId)>,
-    /// The newest number ever taken on the model; the subject's are the same, which is checked.
+    /// Highest ID ever allocated on the model; the subject's are the same, which is checked.
     seq: u64,
-    /// The subject's newest version of each object.
+    /// Newest version of each object on the subject.
     versions: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Pair {
     }
 
     async fn submit(&mut self, number: usize, submits: &[Submit]) {
-        // Guards are made from what is there before the first of them is submitted.
+        // Guards are constructed from the state before the first submission.
         let mut made = Vec::new();
         for submit in submits {
             let ours = self.transaction(submit, true, submits.len() == 1).await;
@@ -88,7 +88,7 @@ impl Pair {
                 (Ok(version), Ok(_)) => {
                     let last = &mut self.versions[submit.object as usize];
                     let changed = !submit.ops.is_empty();
-                    // A step that found nothing to do may leave the version as it was.
+                    // A step without effect may leave the version unchanged.
                     assert!(version >= *last || version == 0 || !changed, "{at}: version {version} after {last}");
                     *last = version.max(*last);
                 }
@@ -116,7 +116,7 @@ impl Pair {
                     let version = backend.stat(name, SnapId::HEAD).await.map_or(u64::MAX, |stat| stat.version);
                     match (holds, alone) {
                         (true, true) => ObjectOp::AssertVersion(version),
-                        // Whether a step that finds nothing to do changes the version is left open.
+                        // A step without effect may or may not change the version.
                         (true, false) => ObjectOp::AssertExists,
                         (false, _) => ObjectOp::AssertVersion(u64::MAX),
                     }
@@ -167,7 +167,7 @@ impl Pair {
         })
     }
 
-    /// Everything of one object.
+    /// Compares the complete state of one object.
     async fn look(&self, object: u8, at: &str) {
         let name = &self.names[object as usize];
         let head = (SnapId::HEAD, SnapId::HEAD);
@@ -185,7 +185,7 @@ impl Pair {
             Err(error) if error.kind() == ErrorKind::Unsupported => return,
             other => other,
         };
-        // Clones of removed snapshots may still be on their way out, so only the snapshots that are left count.
+        // Clones of removed snapshots may still be awaiting trim, so only existing snapshots count.
         let clones = |set: forebay_block::SnapSet, ours: bool| -> Vec<(Vec<usize>, u64)> {
             let place =
                 |snap: &SnapId| self.snaps.iter().position(|pair| if ours { pair.0 == *snap } else { pair.1 == *snap });

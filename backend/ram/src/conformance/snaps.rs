@@ -5,7 +5,7 @@ use forebay_reactor::BufList;
 
 use super::{Subject, pair, write, zero};
 
-/// A subject with the snapshots taken of it.
+/// Test subject with the snapshots taken of it.
 struct Snapped {
     it: Subject,
     snapc: SnapContext,
@@ -37,7 +37,7 @@ impl Snapped {
         }
     }
 
-    /// The snapshots of each clone, oldest clone first.
+    /// Returns the snapshots of each clone, oldest clone first.
     async fn clones(&self) -> Vec<Vec<SnapId>> {
         let set = self.it.backend.snap_set(&self.it.object).await.expect("the object is there");
         assert!(set.clones.windows(2).all(|pair| pair[0].id < pair[1].id), "clones oldest first");
@@ -97,7 +97,7 @@ pub(super) async fn a_removed_object_keeps_its_clones(backend: Rc<dyn ObjectBack
     assert!(!names.contains(&at.it.object), "an object without a head is not listed");
     let again = at.it.run(vec![ObjectOp::Remove]).await;
     assert_eq!(again.map_err(|error| error.kind()), Err(ErrorKind::NotFound));
-    // Created again, it starts empty, and the snapshot still shows the one before.
+    // A re-created object starts empty, and the snapshot still shows the previous one.
     at.run(vec![ObjectOp::Create { exclusive: true }, write(1, b"!")]).await;
     assert_eq!(at.it.bytes().await, b"\0!");
     assert_eq!(at.it.bytes_at(snap).await, b"kept");
@@ -138,7 +138,7 @@ pub(super) async fn one_clone_for_many_snapshots(backend: Rc<dyn ObjectBackend>)
     for snap in [one, two] {
         assert_eq!(at.it.bytes_at(snap).await, b"a", "the clone stays for the others");
     }
-    // A context that is behind what the object has seen keeps nothing anew.
+    // A context older than the object's last one preserves nothing new.
     let old = SnapContext { seq: two.0, snaps: vec![two, one] };
     at.it.submit(Transaction::of(write(0, b"c")).with_snapc(Rc::new(old))).await.expect("an old context");
     at.it.must(vec![write(1, b"d")]).await;
@@ -159,8 +159,8 @@ pub(super) async fn removed_snapshots_go(backend: Rc<dyn ObjectBackend>) {
     at.remove_snap(one).await;
     assert_eq!(at.it.bytes_at(two).await, b"\0");
     at.remove_snap(two).await;
-    // The clones go in the background; writes go on meanwhile, and a context that still names a removed snapshot
-    // does no harm.
+    // Clones are trimmed in the background; writes continue meanwhile, and a context that still names a removed
+    // snapshot is harmless.
     let stale = SnapContext { seq: two.0, snaps: vec![two, one] };
     let again = Transaction::of(write(0, b"new")).with_snapc(Rc::new(stale));
     at.it.submit(again).await.expect("a stale context");

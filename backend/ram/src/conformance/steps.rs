@@ -5,75 +5,75 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Objects that the steps work on.
+/// Number of objects that the steps work on.
 pub(super) const OBJECTS: u8 = 3;
-/// Offsets and sizes stay below this, in bytes.
+/// Upper bound of offsets and sizes, in bytes.
 const SPAN: u64 = 96 * 1024;
 
-/// One step.
+/// Random step.
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Transactions given in one go, and waited for only then.
+    /// Transactions submitted together, and awaited afterwards.
     Submit(Vec<Submit>),
     /// Takes a snapshot of all objects.
     Snap,
-    /// Gives up one of the snapshots there are, by its place among them.
+    /// Removes one of the existing snapshots, by its index.
     SnapRemove(u8),
-    /// Flushes.
+    /// Flushes the backend.
     Flush,
 }
 
-/// One transaction.
+/// Random transaction.
 #[derive(Debug, Clone)]
 pub struct Submit {
-    /// On which object.
+    /// Index of the object.
     pub object: u8,
-    /// Guards, before all else.
+    /// Guards, before all other steps.
     pub guards: Vec<Guard>,
-    /// What is changed.
+    /// Operations of the transaction.
     pub ops: Vec<StepOp>,
-    /// Durable before it is answered.
+    /// Durability required before the acknowledgement.
     pub durable: bool,
 }
 
-/// A guard, made to hold or not at the time when its step begins.
+/// Guard, constructed to hold or to fail at the time when its step begins.
 #[derive(Debug, Clone)]
 pub enum Guard {
-    /// The object exists.
+    /// Existence of the object.
     Exists,
-    /// Its version; holding, it is only used for a transaction submitted alone.
+    /// Version of the object; a guard that holds is only used for a transaction submitted alone.
     Version {
-        /// The one it has.
+        /// True to assert the current version.
         holds: bool,
     },
-    /// Its bytes.
+    /// Bytes of the object.
     Compare {
-        /// Where.
+        /// Range to compare.
         extent: Extent,
-        /// Those it has.
+        /// True to compare with the current bytes.
         holds: bool,
     },
-    /// One of its keys.
+    /// Value of one key.
     Kv {
-        /// Key.
+        /// Key to compare.
         key: u8,
-        /// The value it has.
+        /// True to compare with the current value.
         holds: bool,
     },
-    /// It does not exist; creates it.
+    /// Exclusive creation of the object.
     CreateNew,
 }
 
-/// A change.
+/// Random change.
 #[derive(Debug, Clone)]
 pub enum StepOp {
     /// Creates the object.
     Create,
     /// Writes a pattern.
     Write(Extent, u8),
-    /// Replaces the content by so many bytes of a pattern.
+    /// Replaces the content by this many bytes of a pattern.
     WriteFull(u64, u8),
-    /// Zeroes.
+    /// Zeroes a range.
     Zero(Extent),
     /// Sets the size.
     Truncate(u64),
@@ -83,16 +83,16 @@ pub enum StepOp {
     KvSet(Vec<(u8, u8)>),
     /// Removes keys.
     KvRemove(Vec<u8>),
-    /// Rolls back to one of the snapshots there are, by its place among them.
+    /// Rolls back to one of the existing snapshots, by its index.
     Rollback(u8),
 }
 
-/// Up to `max` random steps.
+/// Generates up to `max` random steps.
 pub fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step(), 1..=max)
 }
 
-/// The steps that belong to a seed, for simulations that replay from one.
+/// Generates the steps of a seed, for simulations that replay from one.
 pub fn steps_from_seed(seed: u64, max: usize) -> Vec<Step> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -146,7 +146,7 @@ fn op() -> impl Strategy<Value = StepOp> {
     ]
 }
 
-/// Often at or beside a boundary of blocks, where mistakes live.
+/// Generates offsets, often at or beside a block boundary, where errors are likely.
 fn offset() -> impl Strategy<Value = u64> {
     prop_oneof![
         (0..SPAN / 4096).prop_map(|block| block * 4096),

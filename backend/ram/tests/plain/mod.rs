@@ -1,6 +1,6 @@
-//! The plainest model of objects: a vector and a map each, copied whole for every snapshot and every transaction.
+//! Simplest model of objects: a vector and a map each, copied in full for every snapshot and every transaction.
 //!
-//! It has no clones: a snapshot is a copy of everything.  That holds for writers that always pass all snapshots.
+//! Without clones: a snapshot is a copy of everything, which is correct for writers that always pass all snapshots.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

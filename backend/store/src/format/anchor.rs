@@ -1,5 +1,5 @@
-//! The anchor: where the newest checkpoint is.  Two slots written in turn, each in two copies, so that a torn write
-//! leaves the one before, and a single damaged block leaves its twin.
+//! Anchor: location of the newest checkpoint.  Two slots are written alternately, each in two copies. A torn write
+//! leaves the previous anchor intact, and a single damaged block leaves the other copy.
 
 use super::{BLOCK, BlobPtr, Malformed, Put, Reader, is_sealed, malformed, seal};
 
@@ -9,7 +9,7 @@ const CRC_AT: usize = 8;
 /// Byte addresses of the copies of each slot.
 pub const SLOTS: [[u64; 2]; 2] = [[128 * 1024, 192 * 1024], [256 * 1024, 320 * 1024]];
 
-/// A place in the log: the batch that goes there has this sequence number.
+/// Position in the log, and the sequence number of the batch there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogPosition {
     /// Block number on the device.
@@ -18,42 +18,42 @@ pub struct LogPosition {
     pub seq: u64,
 }
 
-/// A checkpoint.
+/// Anchor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Anchor {
-    /// First eight bytes of the store's identity.
+    /// First eight bytes of the store's UUID.
     pub store: u64,
-    /// Grows by one a checkpoint; its lowest bit names the slot.
+    /// Checkpoint number; incremented by each checkpoint. Its lowest bit selects the slot.
     pub generation: u64,
-    /// Random, another one each time the store is opened for writing; batches carry it, so that those of an earlier
-    /// life are never taken for a later one's.
+    /// Random number, different each time the store is opened for writing. Batches carry it, so that batches of an
+    /// earlier opening are never taken for those of a later one.
     pub epoch: u64,
-    /// Replay goes on here.
+    /// Redo point: position at which replay begins.
     pub redo: LogPosition,
-    /// Where the log goes on when the redo point's segment is full.
+    /// Segment in which the log continues when the redo point's segment is full.
     pub redo_next_segment: u32,
-    /// The root of the tree; none when it is empty.
+    /// Root of the tree; none if the tree is empty.
     pub root: BlobPtr,
-    /// The segment table.
+    /// Location of the segment table.
     pub segments: BlobPtr,
-    /// The next object number.
+    /// Next object number to assign.
     pub next_oid: u64,
-    /// The newest snapshot number taken.
+    /// Newest snapshot number allocated.
     pub snap_seq: u64,
-    /// The newest object version given out.
+    /// Newest object version assigned.
     pub version: u64,
-    /// Objects (heads).
+    /// Number of objects (heads).
     pub objects: u64,
-    /// Bytes ever written by users of the store.
+    /// Total bytes written by users of the store.
     pub user_bytes: u64,
-    /// Bytes ever written to the device.
+    /// Total bytes written to the device.
     pub device_bytes: u64,
-    /// The store was closed in order, nothing is to be replayed.
+    /// Set if the store was closed cleanly, so that nothing must be replayed.
     pub clean: bool,
 }
 
 impl Anchor {
-    /// One block.
+    /// Encodes the anchor as one block.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK);
         out.put(MAGIC);
@@ -74,7 +74,7 @@ impl Anchor {
         out
     }
 
-    /// Of one block, of whatever store: when what says which is lost.
+    /// Decodes an anchor of any store from one block. For use when the store's identity is lost.
     pub fn decode_any(block: &[u8]) -> Result<Self, Malformed> {
         const STORE_AT: usize = 16;
         match block.get(STORE_AT..STORE_AT + 8).and_then(|bytes| bytes.try_into().ok()) {
@@ -83,7 +83,7 @@ impl Anchor {
         }
     }
 
-    /// Of one block, of the store whose identity begins with `store`.
+    /// Decodes an anchor from one block, of the store whose UUID begins with `store`.
     pub fn decode(block: &[u8], store: u64) -> Result<Self, Malformed> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
             return malformed("anchor: not one");

@@ -1,26 +1,27 @@
-//! A node of the tree: sorted keys with their values (leaf) or their children's places (inner).
+//! Tree node: sorted keys with their values (leaf) or with locations of children (inner node).
 
 use super::{BlobPtr, Malformed, Put, Reader, malformed};
 
-/// Highest level; far more than any store needs.
+/// Maximum level; far more than any store needs.
 pub const LEVEL_MAX: u8 = 12;
 
-/// A node's content.
+/// Content of a tree node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
-    /// Level 0.
+    /// Leaf, at level 0: keys and values.
     Leaf(Vec<(Box<[u8]>, Box<[u8]>)>),
-    /// Above: each child's smallest key (the first one's may be smaller than any key there) and its place.
+    /// Inner node: the smallest key of each child (that of the first child may be smaller than any existing key) and
+    /// its location.
     Inner {
-        /// 1 for the parents of leaves.
+        /// Level; 1 for parents of leaves.
         level: u8,
-        /// The children.
+        /// Child nodes.
         children: Vec<(Box<[u8]>, BlobPtr)>,
     },
 }
 
 impl Node {
-    /// 0 for a leaf.
+    /// Returns the level; 0 for a leaf.
     pub fn level(&self) -> u8 {
         match self {
             Node::Leaf(_) => 0,
@@ -28,7 +29,7 @@ impl Node {
         }
     }
 
-    /// Its smallest key.
+    /// Returns the smallest key.
     pub fn first_key(&self) -> &[u8] {
         match self {
             Node::Leaf(pairs) => pairs.first().map_or(&[], |(key, _)| key),
@@ -36,7 +37,7 @@ impl Node {
         }
     }
 
-    /// Bytes of memory it takes, about.
+    /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
         match self {
             Node::Leaf(pairs) => pairs.iter().map(|(key, value)| key.len() + value.len() + 64).sum(),
@@ -44,7 +45,7 @@ impl Node {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the node.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.put_u8(1);
@@ -71,7 +72,7 @@ impl Node {
         out
     }
 
-    /// Of its bytes.
+    /// Decodes a node.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(bytes, "tree node");
         let version = r.u8()?;

@@ -1,54 +1,54 @@
-//! An object's record in the tree: size, version, where its map pages are, its clones.
+//! Object record (onode) in the tree: size, version, locations of map pages, clones.
 
 use super::entry::NAME_MAX;
 use super::{BLOCK64, BlobPtr, Malformed, PAGE_BLOCKS, Put, Reader, malformed};
 
-/// Largest object in bytes.
+/// Maximum object size in bytes.
 pub const OBJECT_SIZE_MAX: u64 = 128 << 20;
-/// Map pages of the largest object.
+/// Map pages of an object of maximum size.
 pub const PAGES_MAX: usize = (OBJECT_SIZE_MAX / BLOCK64 / PAGE_BLOCKS as u64) as usize;
 
-/// The map of a head or a clone: its pages, by index.
+/// Map of a head or a clone: pointers to its pages, by index.
 pub type PagePtrs = Vec<BlobPtr>;
 
-/// A kept state.
+/// Record of a clone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CloneRecord {
-    /// The snapshots it stands for, newest first.
+    /// Snapshots that the clone represents, newest first.
     pub snaps: Vec<u64>,
-    /// Its number: the newest snapshot number when it was made.
+    /// Clone id: the newest snapshot number at its creation.
     pub id: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its map.
+    /// Block map of the clone.
     pub pages: PagePtrs,
 }
 
-/// An object's record.
+/// Record of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Onode {
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
-    /// The head exists.
+    /// Set if the head exists.
     pub exists: bool,
-    /// It has, or had, keys.
+    /// Set if the object has, or once had, keys.
     pub has_kv: bool,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Grows with each change.
+    /// Version; increases with each change.
     pub version: u64,
-    /// The newest snapshot number seen.
+    /// Newest snapshot number seen.
     pub snap_seq: u64,
-    /// The head's map.
+    /// Block map of the head.
     pub pages: PagePtrs,
-    /// Oldest first.
+    /// Clones, oldest first.
     pub clones: Vec<CloneRecord>,
 }
 
 impl Onode {
-    /// Its bytes.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.name.len() + BlobPtr::SIZE * self.pages.len());
         out.put_u8(1);
@@ -74,7 +74,7 @@ impl Onode {
         out
     }
 
-    /// Of its bytes.
+    /// Decodes a record.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(bytes, "object record");
         let version = r.u8()?;

@@ -1,18 +1,18 @@
-//! A map page: where the blocks of one part of an object lie, and their checksums.
+//! Map page: locations and checksums of the blocks of a part of an object.
 //!
-//! Runs of consecutive blocks: first block within the page (u8), blocks less one (u8), block number on the device
-//! (u48), then a CRC32C for each block.  The device address's place is where a later version puts compressed and
-//! encrypted blobs: a run's kind has its own byte.
+//! Encoded as runs of consecutive blocks: run kind (u8), first block within the page (u8), number of blocks minus one
+//! (u8), block number on the device (u48), then a CRC32C for each block.  The kind byte lets a later version store
+//! compressed and encrypted blobs at the device address.
 
 use super::{Malformed, PAGE_BLOCKS, Put, Reader, malformed};
 
 const KIND_PLAIN: u8 = 0;
 
-/// One mapped block.  Packed, as there are very many.
+/// Mapped block.  Packed to save memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(Rust, packed(4))]
 pub struct Slot {
-    /// Block number on the device; 0: nothing is stored.
+    /// Block number on the device; 0 for a hole.
     pub block: u64,
     /// CRC32C of the block.
     pub crc: u32,
@@ -44,7 +44,7 @@ pub fn encode(slots: &[Slot]) -> Vec<u8> {
     out
 }
 
-/// Decodes a page; slots past the last mapped one are left out.
+/// Decodes a page; slots after the last mapped one are omitted.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Slot>, Malformed> {
     let mut reader = Reader::new(bytes, "map page");
     let mut slots = Vec::new();

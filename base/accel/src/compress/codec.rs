@@ -3,56 +3,56 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What surrounds a DEFLATE stream.
+/// Framing of a DEFLATE stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Framing {
-    /// Nothing (RFC 1951).
+    /// Raw DEFLATE without framing (RFC 1951).
     Raw,
     /// Two bytes in front, an Adler-32 behind (RFC 1950).
     Zlib,
-    /// A header of ten bytes in front, a CRC-32 and the length behind (RFC 1952).  One member; extra fields, names and
-    /// comments of others are skipped.
+    /// Gzip: a header of ten bytes in front, a CRC-32 and the length behind (RFC 1952).  One member; extra fields,
+    /// names and comments written by other programs are skipped.
     Gzip,
 }
 
-/// How hard DEFLATE tries, from 1 (fastest) to 9; at each level the result is no longer than zlib's.
+/// Compression level of DEFLATE, from 1 (fastest) to 9; at each level the result is no longer than zlib's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(u8);
 
 impl Level {
-    /// The quickest.
+    /// Fastest level.
     pub const FASTEST: Level = Level(1);
-    /// What zlib calls its default.
+    /// Default level of zlib.
     pub const DEFAULT: Level = Level(6);
-    /// The smallest result.
+    /// Level with the smallest result.
     pub const BEST: Level = Level(9);
 
-    /// A level from 1 to 9; `None` for anything else.
+    /// Returns a level from 1 to 9; `None` for any other number.
     pub const fn new(level: u8) -> Option<Level> {
         if level >= 1 && level <= 9 { Some(Level(level)) } else { None }
     }
 
-    /// From 1 to 9.
+    /// Returns the number of the level, from 1 to 9.
     pub const fn get(self) -> u8 {
         self.0
     }
 }
 
-/// A format, and how hard to try when writing it.
+/// Compression format, and the level for writing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// DEFLATE; every level is read alike.
     Deflate {
-        /// What surrounds the stream.
+        /// Framing of the stream.
         framing: Framing,
-        /// How hard to try.
+        /// Compression level.
         level: Level,
     },
     /// LZ4's block format, without a length in front and without a frame.
     Lz4,
-    /// One Zstandard frame (RFC 8878).
+    /// Single Zstandard frame (RFC 8878).
     Zstd {
-        /// From -7 (fastest) to 19; 3 is what zstd itself takes.
+        /// Level from -7 (fastest) to 19; the default of zstd is 3.
         level: i8,
     },
 }
@@ -61,10 +61,10 @@ impl Codec {
     /// DEFLATE in zlib's framing at its default level.
     pub const ZLIB: Codec = Codec::Deflate { framing: Framing::Zlib, level: Level::DEFAULT };
 
-    /// The longest that `length` bytes can become, in bytes.
+    /// Returns the maximum compressed length of `length` bytes, in bytes.
     pub fn bound(self, length: usize) -> usize {
         match self {
-            // Five bytes for each stored block, none of which is shorter than 5000 bytes but the last; and the frame.
+            // Five bytes for each stored block, each at least 5000 bytes long except the last; and the frame.
             Codec::Deflate { .. } => length + 5 * (length / 5000 + 1) + 18 + 16,
             Codec::Lz4 => lz4_flex::block::get_maximum_output_size(length),
             Codec::Zstd { .. } => zstd::zstd_safe::compress_bound(length),
@@ -72,7 +72,7 @@ impl Codec {
     }
 }
 
-/// As it is read again: `deflate-1`, `zlib-6`, `gzip-9`, `lz4`, `zstd-3`.
+/// Formats the name as it is parsed: `deflate-1`, `zlib-6`, `gzip-9`, `lz4`, `zstd-3`.
 impl fmt::Display for Codec {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -85,7 +85,7 @@ impl fmt::Display for Codec {
     }
 }
 
-/// What is not the name of a codec.
+/// Name that no codec has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no codec `{0}`; there are: deflate-1 to -9, zlib-1 to -9, gzip-1 to -9, lz4, zstd--7 to -19")]
 pub struct UnknownCodec(String);
@@ -93,7 +93,7 @@ pub struct UnknownCodec(String);
 impl FromStr for Codec {
     type Err = UnknownCodec;
 
-    /// A name without a level means the default level.
+    /// Parses a name; one without a level means the default level.
     fn from_str(text: &str) -> Result<Codec, UnknownCodec> {
         let unknown = || UnknownCodec(text.to_owned());
         let (name, level) = text.split_once('-').map_or((text, None), |(name, level)| (name, Some(level)));

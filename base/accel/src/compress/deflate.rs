@@ -1,4 +1,5 @@
-//! DEFLATE: our own encoder for level 1, libdeflate for the others and for expanding, the framing around both.
+//! DEFLATE: the crate's own encoder for level 1, libdeflate for the other levels and for expanding, and the framing of
+//! both.
 
 use std::ptr::NonNull;
 
@@ -9,12 +10,12 @@ use super::error::{CompressError, DecompressError};
 use super::fast::FastEncoder;
 use crate::tier::Tier;
 
-/// What a call to expand has done.
+/// Result of expanding a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expanded {
-    /// Bytes of the input that were the stream; there may be more behind it.
+    /// Length of the stream in bytes; more input may follow it.
     pub consumed: usize,
-    /// Bytes of the output that were written.
+    /// Number of bytes written to the output.
     pub produced: usize,
 }
 
@@ -116,7 +117,7 @@ impl Drop for LevelState {
     }
 }
 
-/// Expands DEFLATE streams that are there as a whole.
+/// Decoder of DEFLATE streams that are complete in memory.
 pub(super) struct Inflater(NonNull<sys::libdeflate_decompressor>);
 
 // SAFETY: as for `LevelState`.
@@ -170,7 +171,7 @@ impl Drop for Inflater {
     }
 }
 
-/// The header is whole and says that a dictionary is needed (RFC 1950 section 2.2).
+/// Returns true if the header is complete and requires a dictionary (RFC 1950 section 2.2).
 fn names_dictionary(stream: &[u8]) -> bool {
     matches!(stream, [method, flags, ..]
         if method & 0xF == 8 && flags & 0x20 != 0 && u16::from_be_bytes([*method, *flags]) % 31 == 0)

@@ -1,24 +1,24 @@
-//! What can go wrong.
+//! Errors of compression and decompression.
 
-/// Why data was not compressed.
+/// Compression error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CompressError {
-    /// The output is shorter than what the data compresses to.
+    /// Output shorter than the compressed data.
     #[error("the compressed data does not fit into the output")]
     NoRoom,
 }
 
-/// Why compressed data was not expanded.
+/// Decompression error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecompressError {
-    /// The data breaks its format, fails its checksum, or ends too early.
+    /// Data that violates its format, fails its checksum, or is truncated.
     #[error("the compressed data is corrupt or cut short")]
     Corrupt,
-    /// The data expands to more than the output holds: a wrong length, or a bomb.  Nothing is written behind the
-    /// output, and no memory is taken for it.
+    /// Data that expands beyond the output: a wrong length, or a decompression bomb.  Nothing is written past the
+    /// output, and no memory is allocated for it.
     #[error("the compressed data expands to more than its output holds")]
     TooLong,
-    /// The stream was made with a preset dictionary (RFC 1950 section 2.2), which is not known here.
+    /// Stream that requires a preset dictionary (RFC 1950 section 2.2), which is not supported.
     #[error("the compressed data needs a preset dictionary")]
     NeedsDictionary,
 }

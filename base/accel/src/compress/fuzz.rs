@@ -4,7 +4,7 @@ use super::fast::FastEncoder;
 use super::{Codec, Compressor, Decompressor, Framing, InflateStream, Level};
 use crate::tier::Tier;
 
-/// The most plain data a round trip is given, in bytes: more than two blocks.
+/// Maximum length of the plain data of a round trip, in bytes: more than two blocks.
 const PLAIN_MAX: usize = 300 << 10;
 
 fn codec(choice: u8) -> Codec {
@@ -16,7 +16,7 @@ fn codec(choice: u8) -> Codec {
     }
 }
 
-/// Expands any bytes: the first chooses the codec, two more the room there is.
+/// Expands arbitrary bytes: the first selects the codec, two more the output length.
 ///
 /// # Panics
 /// When memory behind the output is touched, or a stream that zlib's way of reading accepts is read differently.
@@ -38,7 +38,7 @@ pub fn expand(data: &[u8]) {
     }
 }
 
-/// Reads a stream in small steps; `None` where it is corrupt, cut short, or longer than `room`.
+/// Expands a stream in small steps; `None` if it is corrupt, truncated, or longer than `room`.
 fn in_steps(framing: Framing, stream: &[u8], room: usize, step: usize) -> Option<(Vec<u8>, usize)> {
     let mut inflate = InflateStream::new(framing);
     let (mut plain, mut at) = (Vec::new(), 0);

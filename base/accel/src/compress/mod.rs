@@ -53,14 +53,14 @@ impl Compressor {
 
     /// Compresses `input` to the front of `output`; returns the length of the result in bytes.
     ///
-    /// With [`Codec::bound`] bytes of output it always succeeds.
+    /// Never fails with [`Codec::bound`] bytes of output.
     ///
     /// # Errors
     /// [`CompressError::NoRoom`] where the result is longer than `output`, whose content then means nothing.
     pub fn compress(&mut self, codec: Codec, input: &[u8], output: &mut [u8]) -> Result<usize, CompressError> {
         match codec {
             Codec::Deflate { framing, level } => self.deflate.compress(framing, level, input, output),
-            // These libraries want more room than their result takes.
+            // These libraries need a larger output than their result takes.
             Codec::Lz4 | Codec::Zstd { .. } if output.len() < codec.bound(input.len()) => {
                 let mut spare = std::mem::take(&mut self.spare);
                 spare.resize(codec.bound(input.len()).max(spare.len()), 0);
@@ -70,7 +70,7 @@ impl Compressor {
                 output.get_mut(..length).ok_or(CompressError::NoRoom)?.copy_from_slice(&self.spare[..length]);
                 Ok(length)
             }
-            // Of memory that is there and long enough, nothing can be wrong.
+            // With a valid output of sufficient length, no error can occur.
             Codec::Lz4 => lz4_flex::block::compress_into(input, output).map_err(|_| CompressError::NoRoom),
             Codec::Zstd { level } => {
                 if self.zstd.as_ref().is_none_or(|(other, _)| *other != level) {
@@ -99,8 +99,7 @@ impl Decompressor {
 
     /// Expands the stream at the front of `input` to the front of `output`.
     ///
-    /// The level of `codec` does not matter.  The memory that is used depends on the codec only, never on what the
-    /// input says of itself.
+    /// Ignores the level of `codec`.  Memory use depends on the codec only, never on lengths stated in the input.
     ///
     /// # Errors
     /// The input is corrupt, cut short, or expands to more than `output` holds.

@@ -1,11 +1,11 @@
-//! The codecs, for `forebay perf accel`.
+//! Codec benchmarks for `forebay perf accel`.
 
 use super::fast::FastEncoder;
 use super::{Codec, Compressor, Decompressor, Framing, Level};
 use crate::perf::{Kernel, Variant};
 use crate::tier::Tier;
 
-/// A block as the store compresses it, in bytes.
+/// Block size of the store's compression, in bytes.
 const BLOCK: usize = 128 << 10;
 
 /// Each codec as a variant, compressing and expanding; and level 1 by tiers.
@@ -30,7 +30,7 @@ pub(crate) fn perf() -> Vec<Kernel> {
             state.decompress(codec, &packed, &mut out).map_or(0, |expanded| expanded.produced)
         })
     });
-    // The others have vectors of their own inside.
+    // Only this encoder depends on the tier; the other codecs' libraries contain vector code of their own.
     let tiers = Tier::available().filter(|&tier| tier == Tier::Portable || tier >= Tier::Avx2);
     let fast = tiers.map(|tier| {
         let (data, mut out, mut state) = (data.clone(), vec![0; Codec::ZLIB.bound(BLOCK)], FastEncoder::new(tier));
@@ -46,7 +46,7 @@ pub(crate) fn perf() -> Vec<Kernel> {
     ]
 }
 
-/// Something like prose: words of a small vocabulary in an order that a generator gives.
+/// Generates prose-like text: words of a small vocabulary in a pseudorandom order.
 fn text(length: usize) -> Vec<u8> {
     const WORDS: &str = include_str!("engine/mod.rs");
     let words: Vec<&str> = WORDS.split_whitespace().collect();

@@ -14,10 +14,10 @@ const LENGTH_MIN: usize = 2048;
 /// Slots for words that were seen.
 const WORDS: usize = 4096;
 
-/// The data is taken not to shrink below `percent` per cent of its length.
+/// Returns true if the data is not expected to shrink below `percent` per cent of its length.
 ///
-/// It may be wrong both ways: what is let through is tried and may turn out not to shrink, and what is held back might
-/// have saved something less than a tenth, or something in repetitions that are not aligned to four bytes.
+/// Heuristic with errors both ways: admitted data may turn out not to shrink, and rejected data might have shrunk by
+/// less than a tenth, or by repetitions that are not aligned to four bytes.
 pub fn looks_incompressible(data: &[u8], percent: u8) -> bool {
     if data.len() < LENGTH_MIN {
         return false;
@@ -47,7 +47,7 @@ fn entropy_bits(data: &[u8]) -> f64 {
     bits / total + (kinds - 1.0) / (2.0 * total * std::f64::consts::LN_2)
 }
 
-/// The share of aligned eight-byte words that have occurred shortly before.
+/// Returns the share of aligned eight-byte words that have occurred shortly before.
 fn repeated_share(data: &[u8]) -> f64 {
     let mut seen = [0u32; WORDS];
     let (mut repeated, mut total) = (0u32, 0u32);

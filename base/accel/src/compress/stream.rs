@@ -5,20 +5,20 @@ use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
 use super::codec::Framing;
 use super::error::DecompressError;
 
-/// What came of one step.
+/// Result of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes taken from the input.
+    /// Number of bytes taken from the input.
     pub consumed: usize,
-    /// Bytes written to the output.
+    /// Number of bytes written to the output.
     pub produced: usize,
-    /// The stream is complete and its checksum right; what follows in the input is something else.
+    /// Set once the stream is complete and its checksum right; the rest of the input does not belong to it.
     pub done: bool,
 }
 
-/// A stream that is expanded as it comes, in about 40 KiB of memory however long it is.
+/// Streaming decoder, in about 40 KiB of memory whatever the length of the stream.
 ///
-/// It is about half as fast as expanding a whole stream with [`Decompressor`](super::Decompressor).
+/// Speed is about half of that of expanding a whole stream with [`Decompressor`](super::Decompressor).
 pub struct InflateStream {
     inner: Inflate,
     framing: Framing,
@@ -26,7 +26,7 @@ pub struct InflateStream {
 }
 
 impl InflateStream {
-    /// A stream from its beginning.
+    /// Creates a decoder at the beginning of a stream.
     pub fn new(framing: Framing) -> Self {
         // Fifteen bits of window serve every stream; 16 more mean gzip.
         let inner = match framing {
@@ -48,8 +48,8 @@ impl InflateStream {
 
     /// Expands some more: as much as the input gives or the output holds.
     ///
-    /// A step that neither takes nor gives a byte wants more input where the output has room, and more room otherwise.
-    /// Whether a stream was cut short is for the caller to see: its input ended before [`Progress::done`].
+    /// A step without progress needs more input if the output has space, and more output space otherwise.  The caller
+    /// detects truncation: the input ended before [`Progress::done`].
     ///
     /// # Errors
     /// The stream breaks its format or its checksum is wrong; what was produced before may be wrong as well.

@@ -25,7 +25,7 @@ fn expanded(codec: Codec, stream: &[u8], room: usize) -> Result<Vec<u8>, Decompr
     Ok(out)
 }
 
-/// What zlib makes of a stream.
+/// Expands a stream by zlib.
 fn zlib_expands(framing: Framing, stream: &[u8], room: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(room + 1);
     if framing == Framing::Gzip {
@@ -40,7 +40,7 @@ fn zlib_expands(framing: Framing, stream: &[u8], room: usize) -> Vec<u8> {
     out
 }
 
-/// What zlib makes of data, flushing now and then.
+/// Compresses data by zlib, flushing now and then.
 fn zlib_packs(framing: Framing, level: u32, flush_every: usize, data: &[u8]) -> Vec<u8> {
     if framing == Framing::Gzip {
         let mut writer = flate2::GzBuilder::new().filename("a name").write(Vec::new(), Compression::new(level));
@@ -99,7 +99,7 @@ proptest! {
     fn every_codec_there_and_back(codec in codec(), data in data()) {
         let stream = packed(codec, &data);
         prop_assert_eq!(expanded(codec, &stream, data.len()), Ok(data.clone()));
-        // Exactly the room that is needed does; less does not, on either side.
+        // An output of exactly the needed length suffices, a shorter one does not, on either side.
         let mut out = vec![0; stream.len()];
         prop_assert_eq!(Compressor::new().compress(codec, &data, &mut out), Ok(stream.len()));
         prop_assert_eq!(&out, &stream);
@@ -165,7 +165,7 @@ proptest! {
         prop_assume!(at >= if gzip { 10 } else { 2 });
         stream[at] ^= 1 << bit;
         match expanded(codec, &stream, data.len()) {
-            // A bit between the end of the last block and the checksum means nothing; and Adler-32 is weak enough to be
+            // A bit between the end of the last block and the checksum is ignored; and Adler-32 is weak enough to be
             // the same for another output, where periods change places.
             Ok(found) if !gzip => prop_assert_eq!(plain_adler32(&found), plain_adler32(&data)),
             Ok(found) => prop_assert_eq!(found, data),

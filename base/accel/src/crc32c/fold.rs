@@ -1,4 +1,4 @@
-//! CRC32C by carry-less multiplication and the CRC32 instruction at once, once for every tier that has both.
+//! CRC32C by carry-less multiplication and the CRC32 instruction combined, generic over every tier that has both.
 //!
 //! A message is a polynomial, and its CRC the remainder modulo P.  A vector of message is *folded* onto one further on:
 //! its halves are multiplied by constants congruent to the distance, so that the sum is congruent to both.  Several
@@ -17,9 +17,9 @@ use super::polynomial::{SHIFT_KEYS, fold_key};
 /// An implementation reads and writes exactly the bytes its methods name.  Every method may be called only on a
 /// processor with the tier's features; pointers need no alignment except where a method says so.
 pub(crate) unsafe trait Fold: Copy {
-    /// Bytes in a vector.
+    /// Length of a vector in bytes.
     const BYTES: usize;
-    /// Says whether [`Fold::load_end`] and [`Fold::store_end`] exist.
+    /// True if [`Fold::load_end`] and [`Fold::store_end`] exist.
     const PARTIAL: bool;
     /// Two factors of a distance, ready for use.
     type Key: Copy;
@@ -187,8 +187,8 @@ pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u
     }
 }
 
-/// Folds the first vector of a message, and so much more that what is left is a multiple of vectors; returns the rest
-/// and its length as well.
+/// Folds the first vector of a message, and enough more to leave a multiple of vectors; returns the rest and its length
+/// as well.
 ///
 /// # Safety
 /// See [`copy`]; `len` is at least a vector.
@@ -219,8 +219,8 @@ unsafe fn first<F: Fold>(mut state: u32, mut from: *const u8, mut len: usize, si
     }
 }
 
-/// Folds the first `A` vectors of a message, and so many more that what is left is a multiple of `A`; returns the rest
-/// and its end as well.
+/// Folds the first `A` vectors of a message, and enough more to leave a multiple of `A`; returns the rest and its end
+/// as well.
 ///
 /// # Safety
 /// See [`copy`]; `len` is at least `A` vectors.

@@ -1,6 +1,6 @@
-//! The loops over long messages.  Which is fastest depends on how many carry-less products and CRC32 instructions a
-//! processor begins in a cycle, how long each takes, and whether they share a unit; so there are several, and a
-//! choice ([`crate::shape`]).
+//! Loops over long messages.  The fastest depends on how many carry-less products and CRC32 instructions a processor
+//! begins in a cycle, the latency of each, and whether they share a unit; so there are several, and a choice
+//! ([`crate::shape`]).
 //!
 //! | shape | loop |
 //! |---|---|
@@ -101,7 +101,8 @@ pub(super) unsafe fn rounds<F: Fold, const A: usize, const P: usize, const W: us
         if P == 1 {
             return gather(sums).reduce();
         }
-        // Neighbours of a group first; its last vector then moves over the other group, which begins with a piece.
+        // Folds neighbours of a group first; its last vector then moves over the other group, which begins with a
+        // piece.
         let over_group = F::key(const { fold_key((A / P * F::BYTES + W * 8) as u64) });
         halves::<F, A>(sums, over_group).reduce()
     }
@@ -143,7 +144,7 @@ pub(super) unsafe fn streams<F: Fold>(state: u32, from: *const u8, len: usize) -
     }
 }
 
-/// Goes over as many blocks as there are of three regions of `W` words; returns the register, and what is left.
+/// Processes all complete blocks of three regions of `W` words; returns the register, and the rest.
 ///
 /// # Safety
 /// See [`streams`].
@@ -213,8 +214,8 @@ pub(super) unsafe fn split<F: Fold, const A: usize, const K: usize, const L: usi
     }
 }
 
-/// Goes over as many blocks as there are of a region for vectors and three for streams, `N` steps each; returns the
-/// register, and what is left.
+/// Processes all complete blocks of a region for vectors and three for streams, `N` steps each; returns the register,
+/// and the rest.
 ///
 /// # Safety
 /// See [`split`].

@@ -1,7 +1,7 @@
 //! CRC32C (Castagnoli polynomial 0x1EDC6F41, reflected, initial value and final xor all ones).
 //!
-//! The values are those of RFC 3720, `crc32c(b"123456789") == 0xE3069283`.  What is stored or sent is always such a
-//! value; the functions that continue one take and give values of the same kind.
+//! Values are those of RFC 3720, `crc32c(b"123456789") == 0xE3069283`.  Stored and transmitted checksums are always
+//! such values; the functions that continue one take and return values of the same kind.
 
 pub(crate) mod fold;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -7,7 +7,7 @@ use crate::processor::Processor;
 use crate::shape::{Contest, Contestant, Slot};
 use crate::tier::Tier;
 
-/// Bytes of one turn of calibration, where a message is not longer.
+/// Length of one turn of calibration in bytes, unless a message is longer.
 const TURN: usize = 256 << 10;
 
 /// Lists the loops of the tier in use, for calibration.

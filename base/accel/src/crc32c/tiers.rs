@@ -1,4 +1,4 @@
-//! The kernels of each tier, and which of them is in use.
+//! Kernels of each tier, and the selection of the one in use.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -34,9 +34,9 @@ pub(super) struct Shape {
 
 /// Kernels of a tier.
 pub(super) struct Table {
-    /// Loops; the first one is the default where nothing is known of a processor.
+    /// Loop shapes; the first one is the default for unknown processors.
     pub(super) shapes: &'static [Shape],
-    /// Bytes below which a message goes another way, which is the same for all shapes.
+    /// Length in bytes below which a message takes the path common to all shapes.
     pub(super) long_min: usize,
     /// Returns the register after any number of bytes, by the loops in use.
     front: Update,
@@ -77,7 +77,7 @@ fn class(len: usize) -> usize {
 /// The processor has the tier of the loops, and the bytes, at least its `long_min`, are readable.
 #[inline(always)]
 unsafe fn update_long(shapes: &'static [Shape], state: u32, from: *const u8, len: usize) -> u32 {
-    // Both calls are the last thing done here, so that the caller needs no registers saved, also for short messages.
+    // Both calls are tail calls, so that the caller needs no registers saved, also for short messages.
     match shapes.get(SLOTS[class(len)].peek()) {
         // SAFETY: passed on.
         Some(shape) => unsafe { (shape.long)(state, from, len) },
@@ -118,7 +118,7 @@ fn default(shapes: &[Shape], processor: &Processor) -> usize {
     name.and_then(|name| shapes.iter().position(|shape| shape.name == name)).unwrap_or(0)
 }
 
-/// Returns what is known of a vendor's processors; a name that a tier lacks counts for nothing.
+/// Returns the best loop known for a vendor's processors; a name that a tier lacks is ignored.
 fn known(processor: &Processor) -> Option<&'static str> {
     match processor.vendor {
         // Not measured.  A 512-bit product and a CRC32 instruction begin in each cycle, so eight vectors take sixteen
@@ -235,8 +235,7 @@ impl Kernels {
             // SAFETY: the processor has the tier, see `of`; the slices have one length, and one is exclusive.
             return unsafe { (self.copy)(state, from.as_ptr(), from.len(), Sink::Copy(to.as_mut_ptr())) };
         }
-        // What is stored past the caches begins at a line, and what is left at the end is whole lines: a kernel takes
-        // odd bytes off the front.
+        // Stores past the caches begin at a line and end with whole lines: the kernel takes odd bytes off the front.
         let head = to.as_ptr().align_offset(64).min(from.len());
         let body = (from.len() - head) / 64 * 64;
         let tail = head + body;
@@ -251,7 +250,7 @@ impl Kernels {
     }
 }
 
-/// Bytes from which on copies go past the caches, which they would sweep.
+/// Length in bytes from which on copies bypass the caches, which they would evict.
 const STREAMED_MIN: usize = 2 << 20;
 
 /// Orders stores past the caches before everything that follows.

@@ -1,6 +1,6 @@
 //! Keys as people pass them on: standard base64 (RFC 4648, section 4).
 
-/// The bytes of a text with its padding; `None` when it is none.
+/// Decodes a text with padding; `None` if it is malformed.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
@@ -9,7 +9,7 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     decode_digits(digits)
 }
 
-/// The bytes of a text without its padding; bits beyond the last whole byte do not matter.
+/// Decodes a text without padding; bits beyond the last whole byte are ignored.
 pub fn decode_digits(digits: &str) -> Option<Vec<u8>> {
     if digits.len() % 4 == 1 {
         return None;
@@ -37,7 +37,7 @@ pub fn decode_digits(digits: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The text of some bytes, with its padding.
+/// Encodes bytes, with padding.
 pub fn encode(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -6,22 +6,22 @@ use std::ptr::{self, NonNull};
 use aws_lc_sys as aws;
 use zeroize::Zeroizing;
 
-/// A group of RFC 7919, appendix A.
+/// Diffie-Hellman group of RFC 7919, appendix A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Group {
-    /// 2,048 bits.
+    /// Group of 2,048 bits.
     Ffdhe2048,
-    /// 3,072 bits.
+    /// Group of 3,072 bits.
     Ffdhe3072,
-    /// 4,096 bits.
+    /// Group of 4,096 bits.
     Ffdhe4096,
-    /// 6,144 bits.
+    /// Group of 6,144 bits.
     Ffdhe6144,
-    /// 8,192 bits.
+    /// Group of 8,192 bits.
     Ffdhe8192,
 }
 
-/// The other side's value is none of the group that anybody could have computed honestly.
+/// Public value of the peer that no honest computation in the group can yield.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a Diffie-Hellman value outside of its group")]
 pub struct NotInGroup;
@@ -52,7 +52,7 @@ const E: [&str; 21] = [
     "2f741ef8c1fe86fea6bbfde530677f0d97d11d49f7a8443d0822e506a9f4614e011e2a94838ff88cd68c8bb7c51eef6d",
 ];
 
-/// Bytes of an exponent at most.
+/// Maximum length of an exponent in bytes.
 pub const EXPONENT_MAX: usize = 56;
 
 impl Group {
@@ -60,7 +60,7 @@ impl Group {
     pub const ALL: [Group; 5] =
         [Group::Ffdhe2048, Group::Ffdhe3072, Group::Ffdhe4096, Group::Ffdhe6144, Group::Ffdhe8192];
 
-    /// Bytes of a value of the group.
+    /// Returns the length of a value of the group in bytes.
     pub fn len(self) -> usize {
         match self {
             Group::Ffdhe2048 => 256,
@@ -71,12 +71,12 @@ impl Group {
         }
     }
 
-    /// Always false.
+    /// Returns false: no group has values of length zero.
     pub fn is_empty(self) -> bool {
         false
     }
 
-    /// What is added to the digits of e so that a safe prime comes out.
+    /// Returns the offset X, which is added to the digits of e so that a safe prime results.
     fn offset(self) -> u64 {
         match self {
             Group::Ffdhe2048 => 560_316,
@@ -97,7 +97,7 @@ impl Group {
         }
     }
 
-    /// The prime, p = 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1, the most significant byte first.
+    /// Returns the prime, p = 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1, the most significant byte first.
     fn prime(self) -> Vec<u8> {
         let digits = E.concat();
         let middle = self.len() - 16;
@@ -115,7 +115,7 @@ impl Group {
     }
 }
 
-/// One side's secret, for one exchange.
+/// Secret of one side, for one exchange.
 pub struct Exchange {
     group: Group,
     exponent: Number,
@@ -123,10 +123,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// A secret out of random bytes, of which there are [`Group::exponent_len`].
+    /// Creates a secret from [`Group::exponent_len`] random bytes.
     ///
     /// # Panics
-    /// When there are not so many bytes, or none of them is random.
+    /// When the number of bytes differs from that, or the bytes are evidently not random.
     pub fn new(group: Group, random: &[u8]) -> Self {
         assert_eq!(random.len(), group.exponent_len(), "random bytes for {group:?}");
         let exponent = Number::of(random);
@@ -134,17 +134,17 @@ impl Exchange {
         Self { group, exponent, prime: Number::of(&group.prime()) }
     }
 
-    /// The group.
+    /// Returns the group.
     pub fn group(&self) -> Group {
         self.group
     }
 
-    /// What the other side is told.
+    /// Returns the public value to send to the peer.
     pub fn public(&self) -> Vec<u8> {
         self.power(&Number::of(&[2])).to_vec()
     }
 
-    /// What both sides know from here on, out of what the other side has told; [`Group::len`] bytes.
+    /// Returns the shared secret of [`Group::len`] bytes, computed from the peer's public value.
     ///
     /// # Errors
     /// The value is 0, 1, p - 1 or more: everybody would know the result.
@@ -192,11 +192,11 @@ impl fmt::Debug for Exchange {
     }
 }
 
-/// A natural number of the library's; erased when dropped.
+/// Big number of the library; erased when dropped.
 struct Number(NonNull<aws::BIGNUM>);
 
 impl Number {
-    /// From bytes, the most significant first.
+    /// Converts bytes, the most significant first.
     fn of(bytes: &[u8]) -> Self {
         // SAFETY: the bytes have the length that is given; a null result asks for a new number.
         let number = unsafe { aws::BN_bin2bn(bytes.as_ptr(), bytes.len(), ptr::null_mut()) };
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_primes_are_those_of_the_rfc() {
-        // The last bytes before the ones, as appendix A prints them.
+        // Last bytes before the ones, as appendix A prints them.
         for (group, tail) in [
             (Group::Ffdhe2048, 0x886B_4238_6128_5C97_u64),
             (Group::Ffdhe3072, 0x25E4_1D2B_66C6_2E37),

@@ -13,14 +13,14 @@ pub const NONCE_LEN: usize = 12;
 /// Length of a tag, in bytes.
 pub const TAG_LEN: usize = 16;
 
-/// The data, what was said beside it, the nonce, or the tag is not what was sealed.
+/// Authentication failure: the data, the additional data, the nonce, or the tag is not what was sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the message is not what was sealed")]
 pub struct TagMismatch;
 
-/// A key for AES-128-GCM or AES-256-GCM, with its schedule and tables worked out.
+/// Key for AES-128-GCM or AES-256-GCM, with its schedule and tables expanded.
 ///
-/// It can be shared by threads; who uses it sees to it that no nonce occurs twice.
+/// Can be shared by threads; the caller ensures that no nonce is used twice.
 pub struct Gcm {
     context: NonNull<aws::EVP_AEAD_CTX>,
     bits: u16,
@@ -33,9 +33,9 @@ unsafe impl Send for Gcm {}
 unsafe impl Sync for Gcm {}
 
 impl Gcm {
-    /// With a key of 16 bytes (AES-128) or 32 bytes (AES-256).
+    /// Expands a key of 16 bytes (AES-128) or 32 bytes (AES-256).
     ///
-    /// The caller's copy of the key is the caller's to erase.
+    /// Does not erase the caller's copy of the key.
     ///
     /// # Errors
     /// The key has another length.
@@ -54,7 +54,7 @@ impl Gcm {
 
     /// Encrypts `data` in place; returns the tag over it and `beside`, which is authenticated but not encrypted.
     ///
-    /// The nonce must never have been used under this key before.
+    /// Requires a nonce that was never used under this key before.
     ///
     /// # Panics
     /// When the data is longer than the mode allows (64 GiB).
@@ -114,7 +114,7 @@ impl Gcm {
         if done == 1 {
             return Ok(());
         }
-        // The library keeps a list of what went wrong for this thread; nobody else will read it.
+        // The library keeps a per-thread list of errors, which is not read anywhere.
         // SAFETY: the call has no preconditions.
         unsafe { aws::ERR_clear_error() };
         Err(TagMismatch)

@@ -1,13 +1,13 @@
 //! Encryption: XTS for what is stored, GCM for what travels.
 //!
-//! [`Xts`] turns sectors into sectors of the same length, and notices no change that somebody made to them; whoever
-//! needs to notice keeps a checksum over the plain data, as the store does, or a tag.  [`Gcm`] adds a tag of 16 bytes
-//! and refuses what does not fit it, and must never see a nonce twice under one key.
+//! [`Xts`] maps sectors to sectors of the same length, and does not detect tampering; callers that need detection keep
+//! a checksum over the plain data, as the store does, or a tag.  [`Gcm`] adds a tag of 16 bytes and rejects data that
+//! does not match it, and must never see a nonce twice under one key.
 //!
 //! [`base64`] reads keys that are passed on as text; [`dh`] has the finite-field groups that DH-HMAC-CHAP asks for.
 //!
-//! XTS is ours over the processor's AES instructions, GCM is aws-lc's, which picks its own (`FOREBAY_ACCEL` has no say in
-//! that).  Keys are erased when their holder is dropped, and are not shown by `Debug`.
+//! XTS is implemented here over the processor's AES instructions; GCM is aws-lc's, which selects its own implementation
+//! (`FOREBAY_ACCEL` does not affect it).  Keys are erased when their holder is dropped, and are not shown by `Debug`.
 
 pub mod base64;
 pub mod dh;
@@ -20,10 +20,10 @@ pub(crate) use perf::perf;
 pub(crate) use xts::shapes::contests;
 pub use xts::{SectorSize, Xts};
 
-/// Why a key cannot be used.
+/// Reason why a key cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Not one of the cipher's lengths, in bytes.
+    /// Invalid key length, in bytes.
     #[error("a key of {0} bytes; it must have {1}")]
     Length(usize, &'static str),
     /// Both halves of an XTS key are the same, which breaks the mode (FIPS 140-3 implementation guidance C.I).

@@ -1,11 +1,11 @@
-//! The ciphers, for `forebay perf accel`.
+//! Cipher benchmarks for `forebay perf accel`.
 
 use super::xts::{Shape, shapes};
 use super::{Gcm, SectorSize, Xts};
 use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
 
-/// Bytes of a call: an extent as the store writes it.
+/// Length of a call in bytes: an extent as the store writes it.
 const LENGTH: usize = 128 << 10;
 
 /// Name of the library that GCM runs on.

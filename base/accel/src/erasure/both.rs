@@ -1,4 +1,4 @@
-//! The kernel of [`super::pass`] with checksums: every vector is multiplied and folded while it is in a register.
+//! Kernel of [`super::pass`] with checksums: every vector is multiplied and folded while it is in a register.
 //!
 //! Products of GF(2^8) and carry-less products are made by different units, and a stripe's checksums are `k + m`
 //! independent sums; so one loop keeps both busy, where two loops would take turns.  What stays of a chunk from one
@@ -20,7 +20,7 @@ use crate::tier::Tier;
 /// added to what the outputs hold.
 type Pass = unsafe fn(&Job, *mut Sum);
 
-/// Bytes of a vector in the tier that has such kernels.
+/// Length in bytes of a vector in the tier that has such kernels.
 pub(super) const VECTOR: usize = 64;
 
 /// State of a chunk's checksum between steps.
@@ -80,7 +80,7 @@ mod gfni {
     use crate::erasure::pass::{Along, Job, pass};
     use crate::vector::x86::Gfni;
 
-    /// The sums of a job's chunks, which follow the products.
+    /// Checksum sums of a job's chunks, computed along with the products.
     #[derive(Clone, Copy)]
     struct Sums(*mut Sum);
 

@@ -2,13 +2,13 @@
 
 use super::code::CodeError;
 
-/// A chunk to read, walked part by part.
+/// Chunk to read, walked part by part.
 struct Reader<'a> {
     parts: std::slice::Iter<'a, &'a [u8]>,
     rest: &'a [u8],
 }
 
-/// A chunk to write, walked part by part.
+/// Chunk to write, walked part by part.
 struct Writer<'a, 'b> {
     parts: std::slice::IterMut<'a, &'b mut [u8]>,
     at: *mut u8,
@@ -24,15 +24,15 @@ pub(crate) fn common_len(mut lens: impl Iterator<Item = usize>) -> Result<usize,
     }
 }
 
-/// The bytes in all parts of a chunk.
+/// Returns the number of bytes in all parts of a chunk.
 pub(crate) fn parts_len<P: std::ops::Deref<Target = [u8]>>(parts: &[P]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
 /// Calls `run` with pointers to each chunk's next bytes, as many as are contiguous in all of them, to their end.
 ///
-/// All chunks have the same length.  The pointers given to `run` are good for as many bytes as it is told, and the
-/// written ones overlap nothing else, since they come from exclusive references.
+/// Requires chunks of the same length.  The pointers passed to `run` are valid for the number of bytes passed with
+/// them, and the written ones overlap nothing else, since they come from exclusive references.
 pub(crate) fn walk<'a, 'b: 'a>(
     sources: impl Iterator<Item = &'a [&'a [u8]]>,
     outputs: impl Iterator<Item = &'a mut [&'b mut [u8]]>,

@@ -1,4 +1,4 @@
-//! A code: its shape and matrix, encoding, and updating parity.
+//! Reed-Solomon code: its shape and matrix, encoding, and parity updates.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::steps::{self, Steps};
 use crate::crc32c::Kernels;
 use crate::tier::{Tier, TierError};
 
-/// Fewest data chunks.
+/// Minimum number of data chunks.
 pub const K_MIN: usize = 2;
 
-/// Most data chunks.
+/// Maximum number of data chunks.
 pub const K_MAX: usize = 32;
 
-/// Most parity chunks.
+/// Maximum number of parity chunks.
 pub const M_MAX: usize = 16;
 
 /// Reason why chunks could not be encoded or rebuilt.
@@ -64,7 +64,7 @@ pub enum CodeError {
     Lost,
 }
 
-/// A Reed-Solomon code, ready to encode.  Cloning is cheap.
+/// Reed-Solomon code, ready to encode.  Cloning is cheap.
 #[derive(Clone)]
 pub struct Code {
     inner: Arc<Inner>,
@@ -76,11 +76,11 @@ struct Inner {
     m: usize,
     tier: Tier,
     steps: Steps,
-    /// The generator's rows that make parity, `m` of `k` bytes.
+    /// Parity rows of the generator matrix, `m` of `k` bytes.
     parity: Vec<u8>,
     encode: Plan,
     crc: Kernels,
-    /// For each data chunk what a change of it does to the parity: as the sum of its old and its new content.
+    /// Parity update plans, one per data chunk: the change of the parity from the sum of old and new content.
     updates: Vec<Plan>,
 }
 
@@ -169,7 +169,7 @@ impl Code {
         &self.inner.parity
     }
 
-    /// Makes the parity of `data`: `k` chunks and `m` chunks, all of one length, aligned anyhow.
+    /// Encodes the parity of `data`: `k` chunks into `m` chunks, all of one length, of any alignment.
     ///
     /// # Errors
     /// [`CodeError::Count`], [`CodeError::Length`]; then nothing was written.

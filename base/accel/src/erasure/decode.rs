@@ -1,4 +1,4 @@
-//! Rebuilding what was lost.
+//! Reconstruction of lost chunks.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -22,19 +22,19 @@ struct Pattern {
     wanted: u8,
 }
 
-/// Rebuilds lost chunks, and remembers the inverted matrix of every pattern of losses it has met lately.
+/// Decoder of lost chunks, with a cache of the inverted matrices of recent loss patterns.
 ///
-/// It belongs to one core, and costs little while unused.
+/// Belongs to one core, and costs little while unused.
 pub struct Decoder {
     code: Code,
     plans: HashMap<Pattern, Remembered>,
-    /// The pattern of the last call, which is mostly that of the next one too.
+    /// Pattern of the last call, which is usually that of the next one too.
     latest: Option<(Pattern, Rc<Recovery>)>,
     /// Counts the patterns that were looked up.
     now: u64,
 }
 
-/// Where in the list of what is there each source of a plan stands.
+/// Index of each source of a plan in the list of available chunks.
 type Order = [u8; K_MAX];
 
 struct Remembered {
@@ -42,9 +42,9 @@ struct Remembered {
     used: u64,
 }
 
-/// Recipe that makes some chunks of others.
+/// Recovery plan that computes some chunks from others.
 struct Recovery {
-    /// The chunks that are read, in the order of the plan's sources.
+    /// Indices of the chunks that are read, in the order of the plan's sources.
     chosen: Vec<usize>,
     plan: Plan,
 }
@@ -67,8 +67,8 @@ impl Decoder {
 
     /// Writes the chunks `want` from the chunks `have`, both with their numbers: 0 to k-1 are data, then comes parity.
     ///
-    /// Of more than `k` chunks that are there, those that come first in the code are read, and only as many as
-    /// are needed.  Chunks that are lost but not wanted are simply not named.
+    /// Reads at most `k` of the available chunks, those that come first in the code, and only as many as are needed.
+    /// Lost chunks that are not wanted are not named.
     ///
     /// # Errors
     /// [`CodeError::Chunk`], [`CodeError::Length`], [`CodeError::Lost`]; then nothing was written.
@@ -139,7 +139,7 @@ impl Decoder {
         }
         for chunk in want {
             name(chunk)?;
-            // Of more than m chunks that are lost, none can be had.
+            // More than m lost chunks cannot be rebuilt.
             *pattern.want.get_mut(usize::from(pattern.wanted)).ok_or(CodeError::Lost)? = chunk as u8;
             pattern.wanted += 1;
         }
@@ -155,7 +155,7 @@ impl Decoder {
         Ok(Some((recovery, order)))
     }
 
-    /// Finds the recovery of another pattern than the last one.
+    /// Finds the recovery of a pattern that differs from the last one.
     #[cold]
     fn look_up(&mut self, pattern: Pattern) -> Result<Rc<Recovery>, CodeError> {
         self.now += 1;

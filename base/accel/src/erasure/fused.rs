@@ -11,10 +11,10 @@ use super::code::{K_MAX, M_MAX};
 use super::plan::{Placement, Plan, Room, to_line};
 use crate::crc32c::Kernels;
 
-/// Bytes of a tile of a stripe that is in the caches: long enough for the checksum's full speed.
+/// Length in bytes of a tile of a stripe in the caches: long enough for the checksum's full speed.
 const TILE: usize = 4096;
 
-/// Bytes of all tiles together where a stripe comes from memory: half of a second-level cache.
+/// Total length in bytes of all tiles of a stripe in memory: half of a second-level cache.
 const TILES: usize = 512 << 10;
 
 /// Checksums of a stripe's chunks, as far as they have come: raw registers, data first.
@@ -65,7 +65,7 @@ pub(super) unsafe fn run(
     }
 }
 
-/// Goes tile by tile: the products, then the checksums.
+/// Processes the chunks tile by tile: the products, then the checksums.
 ///
 /// # Safety
 /// As for [`run`].

@@ -1,7 +1,7 @@
 //! Generator matrices, and what becomes of them when chunks are lost.
 //!
-//! A generator has `k + m` rows of `k` coefficients; its first `k` rows are the identity, the others make parity.  The
-//! constructions give the bytes of ISA-L and jerasure, so that what one library wrote another can read.
+//! Generator matrices have `k + m` rows of `k` coefficients; the first `k` rows are the identity, the others make
+//! parity.  The constructions give the bytes of ISA-L and jerasure, so that what one library wrote another can read.
 
 use super::gf::{invert, multiply};
 
@@ -51,7 +51,7 @@ fn vandermonde(k: usize, m: usize) -> Vec<u8> {
 
 fn jerasure_vandermonde(k: usize, m: usize) -> Vec<u8> {
     let rows = k + m;
-    // The extended Vandermonde matrix: powers of 0, 1, 2, ... and a last row that is all zero but for its end.
+    // Extended Vandermonde matrix: powers of 0, 1, 2, ... and a last row that is zero except for its last element.
     let mut matrix = vec![0u8; rows * k];
     for (i, row) in matrix.chunks_exact_mut(k).enumerate() {
         if i + 1 == rows {

@@ -1,7 +1,8 @@
 //! Reed-Solomon erasure coding over GF(2^8) modulo 0x11d.
 //!
-//! `k` data chunks and `m` parity chunks of one length make a stripe; any `k` of them give back the others.  Chunks are
-//! byte for byte those of ISA-L and jerasure (see [`Construction`]), so that they mix with what Ceph's plugins wrote.
+//! Stripes have `k` data chunks and `m` parity chunks of one length; any `k` of them determine the others (see
+//! [`Construction`] for exceptions).  Chunks are byte-identical with those of ISA-L and jerasure, so that they
+//! interoperate with chunks written by Ceph's plugins.
 //!
 //! - [`Code`] encodes, and updates parity for a partial overwrite.  It is immutable: share it, or clone it, freely.
 //!   [`Code::encode_checksummed`] gives the CRC32C of every chunk as well, in the same pass over memory.
@@ -53,7 +54,7 @@ pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
                 continue;
             }
             for shape in Code::shapes() {
-                // Where a shape gives way to the default, that is there under its own name.
+                // A shape that falls back to the default is listed under the default's name.
                 let Some(steps) = steps::Steps::named(shape) else { continue };
                 if steps::Steps::Vectors(steps.vectors(tier, m)) == steps {
                     let code = Code::with_shape(Construction::Vandermonde, k, m, tier, shape).expect("a shape");

@@ -1,4 +1,4 @@
-//! The kernel: sums of products of k sources into m outputs, in one pass over the sources.
+//! Kernel of erasure coding: sums of products of k sources into m outputs, in one pass over the sources.
 //!
 //! Encoding, decoding and updating are all the same sum with other coefficients, so this is the only loop there is.
 //! It is generic over the vector ([`Vector`]), the number of outputs `M` (their sums stay in registers) and the
@@ -9,10 +9,10 @@
 use crate::tier::Tier;
 use crate::vector::{Vector, portable};
 
-/// The most outputs one pass has; more take a second pass over the sources.
+/// Maximum number of outputs of one pass; more take a second pass over the sources.
 pub(crate) const OUTPUTS_MAX: usize = 8;
 
-/// One run of the kernel over contiguous bytes.
+/// Parameters of one run of the kernel over contiguous bytes.
 pub(crate) struct Job {
     /// `sources` pointers to `len` readable bytes each.
     pub inputs: *const *const u8,
@@ -20,18 +20,18 @@ pub(crate) struct Job {
     pub sources: usize,
     /// Pointers, as many as the pass has outputs, to `len` writable bytes each that overlap nothing else.
     pub outputs: *const *mut u8,
-    /// The tables of the coefficients, all outputs of the first source first.
+    /// Coefficient tables, all outputs of the first source first.
     pub tables: *const u64,
-    /// Bytes of each source and output.
+    /// Length of each source and output in bytes.
     pub len: usize,
     /// Addends of the sums: as many pointers as outputs, which may be the same, or null.
     pub addends: *const *mut u8,
-    /// Says that whole vectors are stored past the caches; then the outputs are aligned to 64 bytes, and the caller
-    /// fences.
+    /// True to store whole vectors past the caches (non-temporal); then the outputs are aligned to 64 bytes, and the
+    /// caller fences.
     pub stream: bool,
 }
 
-/// Work that goes along with the products.
+/// Work done along with the products.
 pub(super) trait Along<V>: Copy {
     /// Takes the next `N` vectors of a chunk; sources come first, then outputs.
     ///
@@ -49,7 +49,7 @@ impl<V> Along<V> for Alone {
     unsafe fn pass<const N: usize>(self, _: usize, _: &[V; N]) {}
 }
 
-/// A kernel for some tier and number of outputs.
+/// Kernel for a tier and a number of outputs.
 ///
 /// # Safety
 /// The processor has the tier, and the job keeps the promises of [`Job`].
@@ -224,7 +224,7 @@ mod plain {
     }
 }
 
-/// Goes over all of a job: `N` vectors at a time, then one, then what is left.
+/// Processes a whole job: `N` vectors at a time, then one, then the remaining bytes.
 ///
 /// # Safety
 /// See [`Pass`]; what goes along is good for all chunks.

@@ -1,4 +1,4 @@
-//! A set of coefficients made ready for a tier, and the schedule in which passes go over chunks of any shape.
+//! Coefficients prepared for a tier, and the schedule of passes over chunks of any number and length.
 //!
 //! What a schedule decides:
 //! - Up to eight outputs leave one pass over the sources.  More take several, tile by tile, so that memory is still
@@ -15,10 +15,10 @@ use super::pass::{self, Job, OUTPUTS_MAX, Pass};
 use super::steps::Steps;
 use crate::tier::Tier;
 
-/// Most sources of a plan: `k` of 32, or old and new of as many columns.
+/// Maximum number of sources of a plan: `k` of 32, or old and new of as many columns.
 pub(crate) const SOURCES_MAX: usize = 64;
 
-/// Bytes of a tile: where passes alternate, they go this far before they change.
+/// Length of a tile in bytes: alternating passes process one tile each.
 const TILE: usize = 4096;
 
 /// Sources up to which wide steps are faster than narrow ones past the caches.
@@ -47,14 +47,14 @@ impl Placement {
     }
 }
 
-/// Bytes of a cache line.
+/// Length of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Bytes of a page: the offset in it is the offset in a first-level cache.
+/// Length of a page in bytes: the offset in it is the offset in a first-level cache.
 const PAGE: usize = 4096;
 
-/// Bytes, sources and outputs together, up to which a stripe is taken for one that lives in the caches: twice what a
-/// core's second-level cache holds on today's servers.
+/// Maximum size in bytes, sources and outputs together, of a stripe that is assumed to live in the caches: twice the
+/// size of a core's second-level cache on current servers.
 const CACHED_BYTES_MAX: usize = 2 << 20;
 
 /// Coefficients for some number of sources and outputs, ready to be used.
@@ -230,7 +230,7 @@ impl Group {
     }
 }
 
-/// Says whether there are many sources, and they begin at different places of their pages.
+/// Returns true if there are many sources, and they begin at different places of their pages.
 fn scattered(inputs: &[*const u8]) -> bool {
     let line = |input: &*const u8| *input as usize % PAGE / LINE;
     inputs.len() > WIDE_SOURCES_MAX && inputs.iter().any(|input| line(input) != line(&inputs[0]))
@@ -247,7 +247,7 @@ pub(super) fn to_line(outputs: &[*mut u8], len: usize) -> (usize, bool) {
 /// lies: clearing or moving it would take longer than the smallest stripes.
 pub(super) struct Room<P>([MaybeUninit<P>; SOURCES_MAX]);
 
-/// A pointer to bytes, to be read or to be written.
+/// Pointer to bytes, to be read or to be written.
 pub(super) trait Pointer: Copy {
     fn moved(self, by: usize) -> Self;
 }

@@ -1,4 +1,4 @@
-//! How many vectors a step of the kernel takes: its loop shapes, and which of them is in use.
+//! Loop shapes of the kernel, the number of vectors per step, and the selection of the one in use.
 //!
 //! More vectors a step load a coefficient less often and need more registers; what is best depends on how many loads
 //! and products a processor begins in a cycle.
@@ -74,7 +74,7 @@ impl Steps {
         SHAPES.iter().find(|(_, known)| *known == name).map(|(vectors, _)| Steps::Vectors(*vectors))
     }
 
-    /// Returns the vectors of a step, for a pass with so many outputs.
+    /// Returns the number of vectors per step, for a pass with this number of outputs.
     pub(crate) fn vectors(self, tier: Tier, outputs: usize) -> usize {
         let widths = widths(tier, outputs);
         match self {

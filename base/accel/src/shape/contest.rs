@@ -1,8 +1,8 @@
-//! A race of one kernel's loops over one class of sizes, and how it is judged.
+//! Calibration contest between one kernel's loops for one class of sizes, and its evaluation.
 //!
-//! On a shared machine single figures are worth little, so:
+//! Single measurements on a shared machine are unreliable, so:
 //! - loops take turns, each round in another order, and a turn is a few microseconds, far shorter than a time slice:
-//!   what others take of the processor hits single turns, and such turns count for nothing;
+//!   interruptions by other tasks hit single turns, and such turns are discarded;
 //! - the default keeps its place unless another loop is faster by [`MARGIN_PERCENT`] both in the fastest turns and in
 //!   the median of the rounds' ratios;
 //! - a loop that is to replace the default must prove it again, in as many rounds against the default alone;
@@ -190,8 +190,8 @@ mod tests {
 
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-    /// Made-up processor on which turns cost so many nanoseconds, shared with others, who take a time slice in one of
-    /// `period` turns, and a little in every turn.
+    /// Simulated processor on which turns cost a given number of nanoseconds, shared with other tasks, which take a
+    /// time slice in one of `period` turns, and a little in every turn.
     struct Machine {
         now: Cell<u64>,
         chance: Cell<u64>,

@@ -192,7 +192,7 @@ pub fn forced() -> Result<(), ShapeError> {
     Forced::parse(&text.to_string_lossy())?.check(Tier::current(), &names)
 }
 
-/// Returns the value of [`VARIABLE`], read once a process; one that cannot be parsed counts for nothing here, see
+/// Returns the value of [`VARIABLE`], read once per process; one that cannot be parsed is ignored here, see
 /// [`Tier::current`].
 fn forced_or_none() -> &'static Forced {
     static FORCED: OnceLock<Forced> = OnceLock::new();
@@ -218,9 +218,9 @@ static CALIBRATED: OnceLock<Vec<Choice>> = OnceLock::new();
 /// Measures the shapes of every kernel and puts the fastest to use, once a process: a second call returns what the
 /// first one found.
 ///
-/// It keeps the calling thread busy for a few milliseconds, at most for about [`TIME_MAX`], and belongs before a
-/// program begins to serve.  `clock` is a monotonic time since any moment.  What exists already, such as an
-/// [`erasure::Code`](crate::erasure::Code), keeps its loops.
+/// Blocks the calling thread for a few milliseconds, at most for about [`TIME_MAX`]; call it before a program begins to
+/// serve.  `clock` returns monotonic time since any moment.  Existing objects, such as an
+/// [`erasure::Code`](crate::erasure::Code), keep their loops.
 pub fn calibrate(clock: &mut dyn FnMut() -> Duration) -> &'static [Choice] {
     CALIBRATED.get_or_init(|| {
         let forced = forced_or_none();

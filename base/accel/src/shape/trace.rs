@@ -1,4 +1,4 @@
-//! Loops that ran, for tests: a choice must reach the loop, not only the report.
+//! Record of the loops that ran, for tests: a choice must reach the loop, not only the report.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! A small vector layer: what the erasure-coding kernels need of a register, once for every tier.
+//! Vector abstraction: the register operations that the erasure-coding kernels need, implemented for every tier.
 //!
 //! The kernels in [`crate::erasure`] are generic functions over [`Vector`], marked to be inlined, and are instantiated
 //! inside functions that enable the tier's features; only there do the methods below become the instructions they
@@ -18,7 +18,7 @@ pub(crate) mod x86;
 /// An implementation reads and writes exactly the bytes its methods name.  Every method may be called only on a
 /// processor with the tier's features; pointers need no alignment except where a method says so.
 pub(crate) unsafe trait Vector: Copy {
-    /// Bytes in a register.
+    /// Length of a register in bytes.
     const BYTES: usize;
     /// 64-bit words in a coefficient's table.
     const TABLE_WORDS: usize;

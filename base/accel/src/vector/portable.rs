@@ -17,10 +17,10 @@ fn double(word: u64) -> u64 {
 // SAFETY: loads and stores go over four words of eight bytes; nothing depends on the processor.
 unsafe impl Vector for Words {
     const BYTES: usize = 32;
-    /// A mask for each bit of the coefficient.
+    /// Mask of each bit of the coefficient.
     const TABLE_WORDS: usize = 8;
     type Loaded = [u64; 8];
-    /// The source times 1, 2, 4, ... 128.
+    /// Products of the source with 1, 2, 4, ... 128.
     type Split = [Words; 8];
 
     fn table(coefficient: u8, words: &mut [u64]) {

@@ -262,7 +262,8 @@ unsafe impl Vector for Gfni {
     type Loaded = __m512i;
     type Split = __m512i;
 
-    /// The matrix over GF(2) that multiplies by `coefficient`: byte `7 - i` of the word holds the row for bit `i`.
+    /// Computes the matrix over GF(2) that multiplies by `coefficient`: byte `7 - i` of the word holds the row for bit
+    /// `i`.
     ///
     /// GFNI's own multiplication reduces by 0x11b, another field; the affine transformation takes any matrix.
     fn table(coefficient: u8, words: &mut [u64]) {

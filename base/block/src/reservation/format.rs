@@ -1,26 +1,27 @@
-//! The stored form of a [`Table`]: `docs/formats/reservations.md`.
+//! Stored form of a [`Table`]: `docs/formats/reservations.md`.
 
 use std::str::FromStr;
 
 use super::table::{EVENTS_MAX, Event, EventKind, Held, HostId, Kind, REGISTRANTS_MAX, Registrant, Table};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The first line: this and the version.
+/// First word of the first line, before the version.
 const HEADER: &str = "forebay-reservations";
 
-/// Bytes that the events of a table may have, stored.
+/// Maximum size of a table's stored events, in bytes.
 const EVENTS_LEN_MAX: usize = 64 << 10;
 
-/// A table as it is stored for several daemons: all of it, and what it is known by.
+/// Table as it is stored for several daemons, with its incarnation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stored {
     pub(super) table: Table,
-    /// Whom what is not persistent belongs to; 0 in the first version, in which everything is persistent.
+    /// Incarnation that non-persistent registrations belong to; 0 in format version 1, in which everything is
+    /// persistent.
     pub(super) incarnation: u64,
 }
 
 impl Table {
-    /// What must be stored for the table to survive; `None` when nothing must.
+    /// Encodes the table for storage; `None` when nothing needs to survive a restart.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if !self.persist || self.registrants.is_empty() {
             return None;
@@ -39,9 +40,11 @@ impl Table {
         text
     }
 
-    /// From the stored form.  What is damaged is refused with [`ErrorKind::Corrupt`] and a newer version with
-    /// [`ErrorKind::Unsupported`]: forgetting a reservation would let a host write that must not.  What is not
-    /// persistent is not taken up.
+    /// Decodes the stored form.  Registrations that are not persistent are dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] when it is damaged and [`ErrorKind::Unsupported`] for a newer version: losing a
+    /// reservation would let a host write that must not.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let table = Stored::decode(bytes)?.table;
         Ok(if table.persist { table } else { Table::new() })
@@ -49,13 +52,13 @@ impl Table {
 }
 
 impl Stored {
-    /// The stored form.
+    /// Encodes the stored form, version 2.
     pub(super) fn encode(&self) -> Vec<u8> {
         let table = &self.table;
         let mut text = format!("{HEADER} 2\nincarnation {:016x}\n", self.incarnation);
         text += &format!("generation {}\npersist {}\ntold {}\n", table.generation, u8::from(table.persist), table.told);
         text += &table.lines();
-        // The newest, as far as there is room.
+        // Newest events, as far as there is space.
         let events: Vec<String> = table.events.iter().map(event_line).collect();
         let mut room = EVENTS_LEN_MAX;
         let fits = |line: &&String| {
@@ -68,7 +71,7 @@ impl Stored {
         text.into_bytes()
     }
 
-    /// From any version of the stored form; see [`Table::decode`].
+    /// Decodes any version of the stored form; see [`Table::decode`].
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("not text"))?;
         let mut lines = text.lines();
@@ -110,7 +113,7 @@ impl Stored {
 }
 
 impl Table {
-    /// A registrant or the reservation; `false` if the line is neither, or not where it may be.
+    /// Decodes a registrant or the reservation; returns `false` if the line is neither, or in the wrong place.
     fn take_line(&mut self, line: &str) -> Result<bool> {
         let mut words = line.split(' ');
         let words = (words.next(), words.next(), words.next(), words.next());
@@ -138,7 +141,7 @@ impl Table {
         Ok(true)
     }
 
-    /// An event; `false` if the line is none.
+    /// Decodes an event; returns `false` if the line is none.
     fn take_event(&mut self, line: &str) -> Result<bool> {
         let mut words = line.split(' ');
         let (Some("event"), Some(count), Some(kind)) = (words.next(), words.next(), words.next()) else {
@@ -175,12 +178,12 @@ fn damaged(why: &str) -> Error {
 }
 
 fn number<T: FromStr>(word: &str) -> Result<T> {
-    // A sign is none of a number's.
+    // Rejects a leading sign, which `parse` would accept.
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     word.parse().ok().filter(|_| digits).ok_or_else(|| damaged("a number is none"))
 }
 
-/// 16 hexadecimal digits, not 0.
+/// Decodes a key: hexadecimal, up to 64 bits, not 0.
 fn key_of(word: &str) -> Option<u64> {
     u64::from_str_radix(word, 16).ok().filter(|&key| key != 0)
 }
@@ -194,7 +197,7 @@ fn unhex(text: &str) -> Option<HostId> {
         return None;
     }
     let pair = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).ok();
-    // A sign would be taken for a digit's.
+    // Checks the digits first: `from_str_radix` would accept a sign.
     let bytes: Option<Vec<u8>> = if text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         (0..text.len()).step_by(2).map(pair).collect()
     } else {

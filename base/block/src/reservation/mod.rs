@@ -1,11 +1,11 @@
 //! Reservations: which hosts may read and write a volume that several have attached.
 //!
-//! SCSI's persistent reservations (SPC-4, 5.13) and NVMe's (NVM Express Base 2.0, 8.19) are the same thing under two
-//! names: hosts register with a key, a registrant may hold a reservation of one of six kinds, and a registrant may
-//! take registration and reservation from another.  [`Table`] is that state machine, without I/O; fronts translate
-//! their commands into [`Action`]s, so a volume exported over both protocols has one table.  [`Reservations`] keeps
-//! the table of an open volume on the core that owns the volume, durable where hosts asked for that, and readable
-//! from every core without a lock.  Where several daemons serve one volume, they go by one stored table: [`Peers`].
+//! SCSI's persistent reservations (SPC-4, 5.13) and NVMe's (NVM Express Base 2.0, 8.19) have the same semantics under
+//! two names: hosts register with a key, a registrant may hold a reservation of one of six types, and a registrant may
+//! preempt another's registration and reservation.  [`Table`] is that state machine, without I/O; fronts translate
+//! their commands into [`Action`]s, so a volume exported over both protocols has one table.  [`Reservations`] keeps the
+//! table of an open volume on the core that owns the volume, durable where hosts requested it, and readable from every
+//! core without a lock.  Daemons that serve the same volume share one stored table: [`Peers`].
 //!
 //! The stored form is described in `docs/formats/reservations.md`.
 

@@ -1,4 +1,4 @@
-//! Who changes the table: one task, on the core that owns the volume.
+//! Owner of the reservation table: one task, on the core that owns the volume.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,25 +13,25 @@ use super::table::{Action, Change, HostId, Refusal, Table};
 use crate::error::{Error, ErrorKind, Result};
 use crate::remote;
 
-/// A change of the table, or why there is none.
+/// Change of the table, or the refusal.
 pub(super) type Outcome = std::result::Result<Change, Refusal>;
 
-/// What belongs to the core that owns the volume.
+/// Reservation state local to the core that owns the volume.
 pub(super) struct Owner {
-    /// Weak: those who use the table keep it.
+    /// Weak: the users of the table keep it alive.
     shared: Weak<Shared>,
     keep: Rc<dyn Keep>,
     listeners: RefCell<Vec<cross::Sender<()>>>,
-    /// The ways by which other cores reach the volume.
+    /// Handles by which other cores reach the volume.
     gates: RefCell<Vec<Weak<remote::Shared>>>,
-    /// What is shared with other daemons, if there can be any.
+    /// State shared with other daemons, where there can be any.
     pub(super) joint: Option<State>,
 }
 
-/// Does one action after the other.
+/// Executes actions one after the other.
 pub(super) async fn own(mut messages: cross::Receiver<Message>, owner: Rc<Owner>) {
     while let Some(message) = messages.recv().await {
-        // The messages themselves hold nobody: those who sent them may be gone.
+        // Messages do not keep the table alive: their senders may be gone.
         let Some(shared) = owner.shared.upgrade() else { return };
         match message {
             Message::Watch(listener) => owner.listeners.borrow_mut().push(listener),
@@ -82,7 +82,7 @@ impl Owner {
         self.shared.upgrade()
     }
 
-    /// Does what a host asks for; whether the table has changed.
+    /// Executes a host's action; returns the change, and whether the table has changed.
     async fn apply(
         &self,
         shared: &Shared,
@@ -91,7 +91,7 @@ impl Owner {
     ) -> Result<std::result::Result<(Change, bool), Refusal>> {
         if self.joint.is_some() {
             match action {
-                // It ends with the host's session, which a daemon that has died cannot tell the others.
+                // Refused: it ends with the host's session, and a daemon that has died cannot tell the others.
                 Action::HoldWhole => return Ok(Err(Refusal::Unsupported)),
                 Action::LetGoWhole | Action::Reset => return Ok(Ok((Change::default(), false))),
                 _ => {}
@@ -125,15 +125,15 @@ impl Owner {
         Ok(Ok((change, true)))
     }
 
-    /// Makes a table the one that counts here.
+    /// Makes `table` the current one and notifies the listeners.
     pub(super) fn publish(&self, shared: &Shared, table: Table) {
         shared.publish(Arc::new(table));
         self.listeners.borrow_mut().retain(|listener| listener.send(()).is_ok());
     }
 
-    /// Answers in a task of its own, since the next in turn need not wait for the medium or other daemons: when the
-    /// other daemons go by what has changed, and, of a change that takes the volume from somebody, when what was allowed
-    /// before is over.
+    /// Replies from a task of its own, since the next action need not wait for the medium or other daemons.  The reply
+    /// is sent when the other daemons have adopted a change, and, for a change that takes the volume from another host,
+    /// when the requests allowed before have completed.
     fn answer_when_over<T: Send + 'static>(
         self: Rc<Self>,
         answer: Answer<Result<T>>,
@@ -157,7 +157,7 @@ impl Owner {
         }));
     }
 
-    /// Waits until what cores had allowed by now has been given to the device.
+    /// Waits until every request that any core has admitted by now has been given to the device.
     pub(super) async fn fence(&self) {
         let gates: Vec<_> = self.gates.borrow().iter().filter_map(Weak::upgrade).collect();
         for gate in gates {
@@ -165,13 +165,13 @@ impl Owner {
         }
     }
 
-    /// Waits until the changes that the device has taken by now are over.
+    /// Waits until the changes in flight in the device have completed.
     pub(super) async fn drain(&self) {
         self.keep.drain().await;
     }
 }
 
-/// The error of a volume that nobody uses any more.
+/// Returns the error of a volume that is not in use any more.
 pub(super) fn closed() -> Error {
     Error::new(ErrorKind::ShuttingDown, "the volume is closed")
 }

@@ -1,9 +1,10 @@
-//! One table for several daemons that serve a volume at the same time.
+//! Reservation table shared by several daemons that serve a volume at the same time.
 //!
-//! What counts is what is stored with the volume.  A daemon changes it while no other lets changes of the volume pass
-//! ([`Peers::claim`]), with a guard on what was stored before, and answers its host when all others go by it
-//! ([`Peers::announce`]).  A daemon that was not told, because it was cut off, cannot let a change of the volume pass
-//! before it has read the table anew ([`Joint::claimed`]): for that it needs the claim, which who changed the table had.
+//! The table stored with the volume is authoritative.  A daemon changes it while no other daemon admits changes of the
+//! volume ([`Peers::claim`]), with a compare guard on the previous content, and acknowledges its host once all others
+//! have adopted the new table ([`Peers::announce`]).  A daemon that missed the announcement, because it was cut off,
+//! cannot admit a change of the volume before it has reloaded the table ([`Joint::claimed`]): for that it needs the
+//! claim, which moved to the daemon that changed the table.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,43 +19,46 @@ use super::table::{Change, Refusal, Table};
 use crate::device::LocalFuture;
 use crate::error::{ErrorKind, Result};
 
-/// Attempts at a change that others get in the way of.
+/// Maximum retries of a change that conflicts with other daemons.
 const ATTEMPTS: u32 = 100;
 
-/// The other daemons that serve a volume, and the table that all go by.
+/// Connection to the other daemons that serve a volume, and to the table that all share.
 pub trait Peers {
-    /// Waits until no other daemon lets changes of the volume pass, nor will before it has called [`Joint::claimed`].
+    /// Waits until no other daemon admits changes of the volume, nor will before it has called [`Joint::claimed`].
     fn claim(&self) -> LocalFuture<Result<()>>;
 
-    /// What is stored now.
+    /// Loads the stored table.
     fn load(&self) -> LocalFuture<Result<Option<Vec<u8>>>>;
 
-    /// Replaces what is stored, durably.  `Guard` when it is not `before`, `Busy` when another has the claim by now;
-    /// nothing has changed then.
+    /// Replaces the stored table, durably.
+    ///
+    /// # Errors
+    /// `Guard` when the stored table is not `before`, `Busy` when another daemon has the claim by now; nothing has
+    /// changed then.
     fn replace(&self, before: Option<Vec<u8>>, after: Vec<u8>) -> LocalFuture<Result<()>>;
 
-    /// Waits until the others have called [`Joint::told`].
+    /// Waits until the other daemons have called [`Joint::told`].
     fn announce(&self) -> LocalFuture<()>;
 
-    /// Whether another daemon serves the volume, and has answered [`Joint::told`] with this number.
+    /// Returns whether another daemon serves the volume and has answered [`Joint::told`] with this incarnation.
     fn knows(&self, incarnation: u64) -> LocalFuture<Result<bool>>;
 }
 
-/// What is known of the stored table.
+/// Local copy and state of the stored table.
 pub(super) struct State {
     pub(super) peers: Rc<dyn Peers>,
-    /// One at a time looks at what is stored, or changes it.
+    /// Serializes loads and changes of the stored table.
     turn: Semaphore,
-    /// What was stored when it was looked at last.
+    /// Stored bytes as of the last load or change.
     known: RefCell<Option<Vec<u8>>>,
-    /// Names what those who are registered without persistence count on: as long as any daemon lives that knows them.
+    /// Incarnation of the non-persistent registrations: they stay valid while any daemon that knows it is alive.
     incarnation: Cell<u64>,
-    /// Counts tables that came from others.
+    /// Number of tables adopted from the stored form.
     adopted: Cell<u64>,
-    /// That count as far as nothing is left that was allowed by an older table.
+    /// Value of `adopted` up to which no change admitted by an older table is left.
     seen: Cell<u64>,
     begun: Cell<bool>,
-    /// Others have told of a change before it has begun.
+    /// Set when another daemon announced a change before `begin` had completed.
     missed: Cell<bool>,
 }
 
@@ -72,14 +76,14 @@ impl State {
         }
     }
 
-    /// Changes the stored table, unless it is refused or nothing would change.
+    /// Changes the stored table, unless the change is refused or has no effect.
     pub(super) async fn change(
         &self,
         owner: &Owner,
         shared: &Shared,
         change: impl Fn(&mut Table) -> Outcome,
     ) -> Result<std::result::Result<(Change, bool), Refusal>> {
-        // What is refused anyway does not take the claim from anybody.
+        // Checks with the current table first: a change that is refused anyway takes the claim from nobody.
         self.adopt(owner).await?;
         let mut attempt = 0;
         loop {
@@ -115,7 +119,7 @@ impl State {
         }
     }
 
-    /// Goes by what is stored, from now on.
+    /// Loads the stored table and makes it the current one.
     async fn adopt(&self, owner: &Owner) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         let Some(shared) = owner.shared() else { return Ok(()) };
@@ -140,7 +144,7 @@ impl State {
     }
 }
 
-/// A table that several daemons go by, on the core that owns the volume: what has to happen to it when others change it.
+/// Shared table on the core that owns the volume: reacts to changes by other daemons.
 #[derive(Clone)]
 pub struct Joint(Rc<Owner>);
 
@@ -153,7 +157,7 @@ impl Joint {
         self.0.joint.as_ref().expect("made with peers")
     }
 
-    /// Takes up the stored table.  What nobody asked to be persistent counts only if a daemon is there that knows it.
+    /// Loads the stored table.  Non-persistent registrations are kept only if a running daemon knows their incarnation.
     pub async fn begin(&self) -> Result<()> {
         let state = self.state();
         loop {
@@ -179,12 +183,13 @@ impl Joint {
         }
     }
 
-    /// Another daemon has changed the table.  When this is answered, nothing passes here that only the former allowed,
-    /// and what has passed is over.  The answer is what [`Peers::knows`] of the other daemon asks for; 0: nothing.
+    /// Handles another daemon's change of the table.  On completion, nothing is admitted here that only the old table
+    /// allowed, and changes admitted before have completed.  Returns the incarnation that [`Peers::knows`] of the other
+    /// daemon asks for; 0: none.
     pub async fn told(&self) -> Result<u64> {
         let state = self.state();
         if !state.begun.get() {
-            // Nothing passes yet.
+            // Nothing is admitted yet.
             state.missed.set(true);
             return Ok(0);
         }
@@ -192,14 +197,14 @@ impl Joint {
         let adopted = state.adopted.get();
         self.0.fence().await;
         self.0.drain().await;
-        // Nothing waits for the claim any more that an older table allowed.
+        // No change that an older table admitted waits for the claim any more.
         state.seen.set(state.seen.get().max(adopted));
         Ok(state.incarnation.get())
     }
 
-    /// This daemon has the claim, and nothing has passed since.  `true`: changes of the volume may wait that were allowed
-    /// by a table that is no more; every such change has been given to the device when this is answered, and has to be
-    /// refused.
+    /// Handles the acquisition of the claim by this daemon, before it admits any change.  Returns `true` if changes of
+    /// the volume that only an outdated table allowed may be waiting; every such change has been given to the device
+    /// when this completes, and must be refused.
     pub async fn claimed(&self) -> Result<bool> {
         let state = self.state();
         if !state.begun.get() {
@@ -214,7 +219,8 @@ impl Joint {
         Ok(true)
     }
 
-    /// Others may have changed the table without this daemon being told.  `true`: they have.
+    /// Reloads the table, for when another daemon may have changed it without an announcement.  Returns whether it has
+    /// changed.
     pub async fn renew(&self) -> Result<bool> {
         let state = self.state();
         if !state.begun.get() {
@@ -230,7 +236,7 @@ impl Joint {
         Ok(true)
     }
 
-    /// Counts how often others have changed the table.
+    /// Returns the number of tables adopted from other daemons.
     pub fn adopted(&self) -> u64 {
         self.state().adopted.get()
     }

@@ -1,4 +1,4 @@
-//! The table of an open volume, owned by one core and seen by all.
+//! Reservation table of an open volume, owned by one core and readable from all.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +14,13 @@ use crate::device::LocalFuture;
 use crate::error::{Error, ErrorKind, Result};
 use crate::remote;
 
-/// Where the table is kept over restarts.
+/// Persistent storage of the table.
 pub trait Keep {
-    /// Replaces what is stored, durably; `None` removes it.  Not asked for where there are [`Peers`].
+    /// Replaces the stored table, durably; `None` removes it.  Not called where there are [`Peers`].
     fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<Result<()>>;
 
-    /// Waits until the changes that the volume has taken by now are over.  Where a change is over when it was
-    /// submitted, there is nothing to wait for.
+    /// Waits until the changes in flight in the volume have completed.  The default does not wait, for volumes whose
+    /// changes complete on submission.
     fn drain(&self) -> LocalFuture<()> {
         Box::pin(std::future::ready(()))
     }
@@ -30,24 +30,24 @@ pub(super) enum Message {
     Apply(HostId, Action, Answer<Result<std::result::Result<Change, Refusal>>>),
     ClearAll(Answer<Result<()>>),
     Watch(cross::Sender<()>),
-    /// A way by which other cores reach the volume.
+    /// Registers a handle by which other cores reach the volume.
     Gate(Weak<remote::Shared>),
 }
 
 pub(super) struct Shared {
-    /// Counts the tables that were published.
+    /// Number of published tables.
     version: AtomicU64,
-    /// The newest; looked at only by who has seen an older version.
+    /// Newest table; read only when `version` has changed.
     table: RwLock<Arc<Table>>,
     messages: cross::Sender<Message>,
 }
 
-/// A volume's reservations, from any core.
+/// Handle to a volume's reservations that works from any core.
 #[derive(Clone)]
 pub struct Reservations(Arc<Shared>);
 
 impl Reservations {
-    /// Takes charge of a table on this core.  It ends with the last handle.
+    /// Starts the owner of a table on this core.  It ends with the last handle.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
@@ -55,8 +55,8 @@ impl Reservations {
         Self::begin(table, keep, None).0
     }
 
-    /// The same for a volume that other daemons serve as well: the table is the one that is stored, now and whenever
-    /// another daemon has changed it.  [`Joint::begin`] has to be called before anything else happens.
+    /// Starts the owner of a table that other daemons serve as well: the table is the stored one, now and after each
+    /// change by another daemon.  [`Joint::begin`] must be called before anything else.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
@@ -74,46 +74,46 @@ impl Reservations {
         (Self(shared), owner)
     }
 
-    /// What a core knows of them.
+    /// Returns a view for one core.
     pub fn view(&self) -> View {
         let (version, table) = self.newest();
         View { reservations: self.clone(), version, table }
     }
 
-    /// Does what a host asks for.  When this answers, every [`View`] that looks sees it, and it is durable if it must
-    /// be.  When it has taken the volume from another host (a reservation, a preemption) or has reset it, what was
-    /// allowed before is over, too: no write of before lands later.  The outer error is the medium's, and nothing has
-    /// changed then; the inner one is the protocol's.
+    /// Executes a host's action.  On completion, every [`View`] sees the change, and it is durable if required.  If the
+    /// action has taken the volume from another host (a reservation, a preemption) or has reset it, every request
+    /// allowed before has completed too: no earlier write lands later.  The outer error is the medium's, and nothing
+    /// has changed then; the inner one is the protocol's.
     pub fn apply(&self, host: &HostId, action: Action) -> LocalFuture<Result<std::result::Result<Change, Refusal>>> {
         let (answer, answered) = cross::oneshot();
-        // What is refused is dropped with its answer, which then tells of the end.
+        // A message that fails to send is dropped with its answer, which then reports the end.
         let _ = self.0.messages.send(Message::Apply(host.clone(), action, answer));
         Box::pin(async move { answered.await.unwrap_or_else(gone) })
     }
 
-    /// Forgets all registrations and whatever is held, as an administrator may.  Those who were registered are told.
+    /// Clears all registrations and reservations, for administrators.  Registrants are notified.
     pub fn clear_all(&self) -> LocalFuture<Result<()>> {
         let (answer, answered) = cross::oneshot();
         let _ = self.0.messages.send(Message::ClearAll(answer));
         Box::pin(async move { answered.await.unwrap_or_else(gone) })
     }
 
-    /// Counts on a way by which other cores reach the volume.
+    /// Registers a handle by which other cores reach the volume.
     pub(crate) fn add_gate(&self, gate: Weak<remote::Shared>) {
         let _ = self.0.messages.send(Message::Gate(gate));
     }
 
-    /// Tells of changes from now on.
+    /// Subscribes to changes of the table.
     pub fn changes(&self) -> Changes {
         let (sender, receiver) = cross::channel();
-        // Refused when the owner is gone; then nothing changes any more.
+        // Fails when the owner is gone; then nothing changes any more.
         let _ = self.0.messages.send(Message::Watch(sender));
         Changes(receiver)
     }
 
     fn newest(&self) -> (u64, Arc<Table>) {
         let table = self.0.table.read().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that the version is this table's.
+        // Loaded under the lock, so that the version belongs to this table.
         (self.0.version.load(Ordering::Acquire), table.clone())
     }
 }
@@ -134,7 +134,7 @@ fn gone<T>() -> Result<T> {
     Err(Error::new(ErrorKind::ShuttingDown, "the volume's core has stopped"))
 }
 
-/// The newest table, on one core.  Looking costs one atomic load while nothing changes.
+/// Newest table, cached on one core.  Checking it costs one atomic load while nothing changes.
 #[derive(Clone)]
 pub struct View {
     reservations: Reservations,
@@ -143,7 +143,7 @@ pub struct View {
 }
 
 impl View {
-    /// The table now.
+    /// Returns the current table.
     pub fn table(&mut self) -> &Arc<Table> {
         if self.reservations.0.version.load(Ordering::Acquire) != self.version {
             (self.version, self.table) = self.reservations.newest();
@@ -151,23 +151,23 @@ impl View {
         &self.table
     }
 
-    /// Whether a host may do something now; see [`Table::allows`].
+    /// Returns whether a host is allowed this access now; see [`Table::allows`].
     pub fn allows(&mut self, host: Option<&HostId>, access: Access) -> bool {
         let table = self.table();
         !table.restricts() || table.allows(host, access)
     }
 
-    /// Where to ask for changes.
+    /// Returns the handle to the reservations.
     pub fn reservations(&self) -> &Reservations {
         &self.reservations
     }
 }
 
-/// Tells of changes of a table.
+/// Subscription to changes of a table.
 pub struct Changes(cross::Receiver<()>);
 
 impl Changes {
-    /// Waits for changes since the last call; `false` when there will be none any more.
+    /// Waits for changes since the last call; returns `false` when there will be no more.
     pub async fn next(&mut self) -> bool {
         let more = self.0.recv().await.is_some();
         while self.0.try_recv().is_some() {}

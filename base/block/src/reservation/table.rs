@@ -1,28 +1,29 @@
-//! The state machine.
+//! Reservation state machine.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// Longest [`HostId`] in bytes: an iSCSI initiator's transport id, its session's and its target port's, and room.
+/// Maximum length of a [`HostId`] in bytes: an iSCSI initiator's transport id, session id and target port, with
+/// reserve.
 pub const HOST_ID_LEN_MAX: usize = 512;
-/// Most registrants of a volume.
+/// Maximum number of registrants of a volume.
 pub const REGISTRANTS_MAX: usize = 1024;
-/// Events that are remembered for hosts that have not looked yet.
+/// Maximum number of events kept for hosts that have not fetched them yet.
 pub(super) const EVENTS_MAX: usize = 64;
 
-/// Who a host is, in the terms of its protocol: an I_T nexus for SCSI, a host identifier for NVMe.  Only its
-/// equality means something here.  Fronts begin it with their name, so that identities of two protocols never meet.
+/// Identity of a host in the terms of its protocol: an I_T nexus for SCSI, a host identifier for NVMe.  Compared for
+/// equality only.  Fronts prefix it with their name, so that identities of two protocols never collide.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostId(Arc<[u8]>);
 
 impl HostId {
-    /// `None` when it is empty or longer than [`HOST_ID_LEN_MAX`].
+    /// Creates an identity; `None` when `bytes` is empty or longer than [`HOST_ID_LEN_MAX`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         (1..=HOST_ID_LEN_MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the identity.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -34,25 +35,25 @@ impl fmt::Debug for HostId {
     }
 }
 
-/// The kinds of reservation.  The numbers are SPC-4's TYPE field; NVMe's RTYPE counts them from 1 to 6.
+/// Reservation types.  The numbers are SPC-4's TYPE field; NVMe's RTYPE numbers them from 1 to 6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Others may read (1, NVMe 1).
+    /// Other hosts may read (1, NVMe 1).
     WriteExclusive,
-    /// Others may do neither (3, NVMe 2).
+    /// Other hosts may neither read nor write (3, NVMe 2).
     ExclusiveAccess,
-    /// Registrants may read and write, others read (5, NVMe 3).
+    /// Registrants may read and write, other hosts read (5, NVMe 3).
     WriteExclusiveRegistrants,
-    /// Registrants may read and write, others do neither (6, NVMe 4).
+    /// Registrants may read and write, other hosts do neither (6, NVMe 4).
     ExclusiveAccessRegistrants,
-    /// As [`Kind::WriteExclusiveRegistrants`], and every registrant holds it (7, NVMe 5).
+    /// Like [`Kind::WriteExclusiveRegistrants`], and every registrant is a holder (7, NVMe 5).
     WriteExclusiveAll,
-    /// As [`Kind::ExclusiveAccessRegistrants`], and every registrant holds it (8, NVMe 6).
+    /// Like [`Kind::ExclusiveAccessRegistrants`], and every registrant is a holder (8, NVMe 6).
     ExclusiveAccessAll,
 }
 
 impl Kind {
-    /// All of them, in NVMe's order.
+    /// Types, in NVMe's order.
     pub const ALL: [Kind; 6] = [
         Kind::WriteExclusive,
         Kind::ExclusiveAccess,
@@ -63,202 +64,202 @@ impl Kind {
     ];
     const SCSI: [u8; 6] = [1, 3, 5, 6, 7, 8];
 
-    /// SPC-4's TYPE field.
+    /// Returns the code of SPC-4's TYPE field.
     pub fn scsi(self) -> u8 {
         Self::SCSI[self as usize]
     }
 
-    /// NVMe's RTYPE field.
+    /// Returns the code of NVMe's RTYPE field.
     pub fn nvme(self) -> u8 {
         self as u8 + 1
     }
 
-    /// From SPC-4's TYPE field.
+    /// Decodes SPC-4's TYPE field; `None` for other codes.
     pub fn from_scsi(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.scsi() == code)
     }
 
-    /// From NVMe's RTYPE field.
+    /// Decodes NVMe's RTYPE field; `None` for other codes.
     pub fn from_nvme(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.nvme() == code)
     }
 
-    /// Every registrant holds it.
+    /// Returns whether every registrant is a holder.
     pub fn is_held_by_all(self) -> bool {
         matches!(self, Kind::WriteExclusiveAll | Kind::ExclusiveAccessAll)
     }
 
-    /// Registrants that do not hold it can write too, and so are told when it goes.
+    /// Returns whether registrants that are not holders can write too, and so are notified when it is released.
     fn admits_registrants(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
 
-    /// Those it keeps out may still read.
+    /// Returns whether hosts that it excludes may still read.
     fn lets_read(self) -> bool {
         matches!(self, Kind::WriteExclusive | Kind::WriteExclusiveRegistrants | Kind::WriteExclusiveAll)
     }
 }
 
-/// What a command does to a volume, as far as reservations care.
+/// Access of a command to a volume, as reservations distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It reads data.
+    /// Reads data.
     Read,
-    /// It changes data, or anything else that others would see.
+    /// Changes data, or any other state visible to other hosts.
     Write,
 }
 
-/// A host that is registered.
+/// Registered host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registrant {
-    /// Who.
+    /// Host identity.
     pub host: HostId,
-    /// Its key; never 0.
+    /// Reservation key; never 0.
     pub key: u64,
 }
 
-/// The reservation that is in force.
+/// Reservation in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// Which kind.
+    /// Reservation type.
     pub kind: Kind,
-    /// Who made it; where [`Kind::is_held_by_all`], every registrant holds it.
+    /// Host that made it; where [`Kind::is_held_by_all`], every registrant is a holder.
     pub holder: HostId,
 }
 
-/// What a host asks for.
+/// Reservation command of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// SPC-4's REGISTER, and with `current` left out REGISTER AND IGNORE EXISTING KEY: registers, changes the key, or
-    /// with the new key 0 unregisters.
+    /// unregisters with the new key 0.
     Register {
-        /// The key it says it has; 0 while it is not registered.  `None`: not asked for.
+        /// Key that the host claims to have; 0 while it is not registered.  `None`: not checked.
         current: Option<u64>,
-        /// The key it wants; 0 for none.
+        /// New key; 0 for none.
         new: u64,
-        /// From now on registrations and reservation survive a restart, or do not.  `None`: as before.
+        /// Survival of registrations and reservation over a restart from now on.  `None`: unchanged.
         persist: Option<bool>,
     },
-    /// NVMe's Reservation Register with the action "register": registers; being registered with the same key is no
-    /// error.
+    /// NVMe's Reservation Register with the action "register"; registering again with the same key is no error.
     Add {
-        /// The key it wants.
+        /// New key.
         key: u64,
-        /// As in [`Action::Register`].
+        /// Persistence, as in [`Action::Register`].
         persist: Option<bool>,
     },
     /// NVMe's Reservation Register with the action "replace", for a registrant.
     Replace {
-        /// The key it has; `None`: not asked for.
+        /// Current key; `None`: not checked.
         current: Option<u64>,
-        /// The key it wants.
+        /// New key.
         new: u64,
-        /// As in [`Action::Register`].
+        /// Persistence, as in [`Action::Register`].
         persist: Option<bool>,
     },
     /// NVMe's Reservation Register with the action "unregister", for a registrant.
     Remove {
-        /// The key it has; `None`: not asked for.
+        /// Current key; `None`: not checked.
         current: Option<u64>,
-        /// As in [`Action::Register`].
+        /// Persistence, as in [`Action::Register`].
         persist: Option<bool>,
     },
-    /// SPC-4's REGISTER AND MOVE: the holder gives its reservation to another host, which is registered with it.
+    /// SPC-4's REGISTER AND MOVE: the holder moves its reservation to another host, which is registered with it.
     Move {
-        /// The key it has.
+        /// Key of the holder.
         key: u64,
-        /// The key that the other gets.
+        /// Key that the other host gets.
         new: u64,
-        /// The other.
+        /// New holder.
         to: HostId,
-        /// The one who gives it is registered no more.
+        /// Unregister the previous holder.
         unregister: bool,
-        /// As in [`Action::Register`].
+        /// Persistence, as in [`Action::Register`].
         persist: Option<bool>,
     },
-    /// Takes the reservation.
+    /// Acquires the reservation.
     Reserve {
-        /// The key it has.
+        /// Key of the host.
         key: u64,
-        /// Which kind.
+        /// Reservation type.
         kind: Kind,
     },
-    /// Gives the reservation up.
+    /// Releases the reservation.
     Release {
-        /// The key it has; `None`: not asked for (NVMe's IEKEY).
+        /// Key of the host; `None`: not checked (NVMe's IEKEY).
         key: Option<u64>,
-        /// The kind that it holds.
+        /// Type of the reservation to release.
         kind: Kind,
     },
     /// Removes the reservation and all registrations.
     Clear {
-        /// The key it has; `None`: not asked for (NVMe's IEKEY).
+        /// Key of the host; `None`: not checked (NVMe's IEKEY).
         key: Option<u64>,
     },
-    /// Removes the registrations with a key, and takes the reservation if one of them held it.
+    /// Removes the registrations with a key, and takes the reservation if one of them was its holder.
     Preempt {
-        /// The key it has.
+        /// Key of the host.
         key: u64,
-        /// The key of those who go; 0: all who hold an "all registrants" reservation.
+        /// Key of the registrations to remove; 0: all holders of an "all registrants" reservation.
         victim: u64,
-        /// The kind of the reservation it then has.
+        /// Type of the new reservation.
         kind: Kind,
-        /// The commands of those who go are to be aborted.
+        /// Abort the commands of the preempted hosts.
         abort: bool,
     },
-    /// SPC-2's RESERVE: the volume to itself, until it lets go of it, its session ends or the volume is reset.
+    /// SPC-2's RESERVE: reserves the volume for this host until it releases it, its session ends or the volume is
+    /// reset.
     HoldWhole,
-    /// SPC-2's RELEASE; of one who does not hold it, it does nothing.
+    /// SPC-2's RELEASE; does nothing for a host that is not the holder.
     LetGoWhole,
-    /// A reset of the volume: whoever holds it whole does so no more.
+    /// Reset of the volume: ends an SPC-2 reservation.
     Reset,
 }
 
-/// Why an action was refused; nothing has changed then.
+/// Reason for refusing an action; nothing has changed then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Another host's rights, or a key that is not the host's (RESERVATION CONFLICT).
+    /// Conflict with another host's rights, or a wrong key (RESERVATION CONFLICT).
     Conflict,
-    /// The parameters make no sense together (INVALID FIELD IN PARAMETER LIST, Invalid Field in Command).
+    /// Invalid combination of parameters (INVALID FIELD IN PARAMETER LIST, Invalid Field in Command).
     Invalid,
-    /// The reservation is of another kind (INVALID RELEASE OF PERSISTENT RESERVATION).
+    /// Reservation of another type (INVALID RELEASE OF PERSISTENT RESERVATION).
     WrongKind,
-    /// There are too many registrants (INSUFFICIENT REGISTRATION RESOURCES).
+    /// Too many registrants (INSUFFICIENT REGISTRATION RESOURCES).
     TooMany,
-    /// Not offered for this volume (INVALID COMMAND OPERATION CODE).
+    /// Not supported for this volume (INVALID COMMAND OPERATION CODE).
     Unsupported,
 }
 
-/// What an action did.
+/// Effect of an action.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Hosts whose commands are to be aborted now.
+    /// Hosts whose commands must be aborted now.
     pub abort: Vec<HostId>,
 }
 
-/// What hosts are told that an action of another concerns.
+/// Kind of an event that other hosts are notified of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// The reservation was released, or is of another kind now.
+    /// Reservation was released, or has another type now.
     Released,
-    /// The host's registration was taken by another.
+    /// Registration of the host was preempted by another host.
     RegistrationPreempted,
-    /// Another host has cleared the reservation and all registrations.
+    /// Reservation and all registrations were cleared by another host.
     Cleared,
 }
 
-/// Something that hosts are told.
+/// Notification of hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Counted from 1.
+    /// Event number, counted from 1.
     pub number: u64,
-    /// What.
+    /// Kind of event.
     pub kind: EventKind,
-    /// Who is told.
+    /// Hosts to notify.
     pub hosts: Arc<[HostId]>,
 }
 
-/// Registrants, the reservation, and what there is to tell.
+/// Registrants, the reservation, and events to deliver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     pub(super) registrants: Vec<Registrant>,
@@ -271,43 +272,43 @@ pub struct Table {
 }
 
 impl Table {
-    /// Nobody is registered.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Those who are registered, in the order in which they came.
+    /// Returns the registrants, in the order of registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// The reservation.
+    /// Returns the reservation in force.
     pub fn held(&self) -> Option<&Held> {
         self.held.as_ref()
     }
 
-    /// Who holds the whole volume (SPC-2's RESERVE).
+    /// Returns the holder of the SPC-2 reservation.
     pub fn whole(&self) -> Option<&HostId> {
         self.whole.as_ref()
     }
 
-    /// PRGENERATION, NVMe's GEN: counts what changes registrations, from 0 at the start of the daemon, or of the first
-    /// of several that serve the volume.
+    /// Returns PRGENERATION (NVMe: GEN): counts changes of registrations, from 0 at the start of the daemon, or of the
+    /// first of several that serve the volume.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Registrations and reservation survive a restart (APTPL, PTPLS).
+    /// Returns whether registrations and reservation survive a restart (APTPL, PTPLS).
     pub fn persists(&self) -> bool {
         self.persist
     }
 
-    /// The host's key.
+    /// Returns the host's key; `None` if it is not registered.
     pub fn key_of(&self, host: &HostId) -> Option<u64> {
         self.registrants.iter().find(|registrant| registrant.host == *host).map(|registrant| registrant.key)
     }
 
-    /// The host holds the reservation, maybe with others.
+    /// Returns whether the host is a holder of the reservation, possibly one of several.
     pub fn is_holder(&self, host: &HostId) -> bool {
         self.held.as_ref().is_some_and(|held| match held.kind.is_held_by_all() {
             true => self.key_of(host).is_some(),
@@ -315,12 +316,12 @@ impl Table {
         })
     }
 
-    /// Somebody may be refused something.
+    /// Returns whether any reservation is in force, so that hosts may be refused access.
     pub fn restricts(&self) -> bool {
         self.held.is_some() || self.whole.is_some()
     }
 
-    /// Whether a host may do something now; `None` is a host that has no name, over NBD for one.
+    /// Returns whether a host is allowed this access now; `None` is an anonymous host, for example over NBD.
     pub fn allows(&self, host: Option<&HostId>, access: Access) -> bool {
         if self.whole.as_ref().is_some_and(|holder| Some(holder) != host) {
             return false;
@@ -336,17 +337,17 @@ impl Table {
         }
     }
 
-    /// Events after the one of that number that are still remembered, oldest first.
+    /// Returns the events after number `number` that are still kept, oldest first.
     pub fn events_after(&self, number: u64) -> impl Iterator<Item = &Event> {
         self.events.iter().filter(move |event| event.number > number)
     }
 
-    /// The number of the newest event; 0 when there was none.
+    /// Returns the number of the newest event; 0 when there was none.
     pub fn last_event(&self) -> u64 {
         self.told
     }
 
-    /// Does what a host asks for, or says why not and changes nothing.
+    /// Executes a host's action, or refuses it and changes nothing.
     pub fn apply(&mut self, host: &HostId, action: &Action) -> Result<Change, Refusal> {
         match action {
             Action::HoldWhole => return self.hold_whole(host),
@@ -365,13 +366,13 @@ impl Table {
         }
         match *action {
             Action::Register { current, new, persist } => {
-                // One who is not registered has the key 0.
+                // A host that is not registered has the key 0.
                 let has = self.key_of(host).unwrap_or(0);
                 if current.is_some_and(|current| current != has) {
                     return Err(Refusal::Conflict);
                 }
                 match (has, new) {
-                    // Nothing to do, which is no error (SPC-4, table 64) and no change.
+                    // Does nothing, which is no error (SPC-4, table 64) and no change.
                     (0, 0) => return Ok(Change::default()),
                     (0, key) => self.add(host, key)?,
                     (_, 0) => self.remove(host),
@@ -417,7 +418,7 @@ impl Table {
             }
             Action::Release { key, kind } => {
                 self.check_registrant(host, key)?;
-                // Of one who does not hold it, it does nothing and is no error (SPC-4, 5.13.11.1.2).
+                // For a host that is not a holder, it does nothing and is no error (SPC-4, 5.13.11.1.2).
                 if self.is_holder(host) {
                     if self.held.as_ref().is_some_and(|held| held.kind != kind) {
                         return Err(Refusal::WrongKind);
@@ -442,7 +443,7 @@ impl Table {
         }
     }
 
-    /// Forgets all registrations and whatever is held, as an administrator may.
+    /// Clears all registrations and reservations, for administrators.
     pub fn clear_all(&mut self) {
         let hosts: Vec<HostId> = self.registrants.drain(..).map(|registrant| registrant.host).collect();
         self.held = None;
@@ -453,7 +454,7 @@ impl Table {
         self.tell(EventKind::Cleared, hosts);
     }
 
-    /// The two kinds of reservation keep out of each other's way (SPC-2, 5.5.1).
+    /// Acquires an SPC-2 reservation; it and persistent reservations exclude each other (SPC-2, 5.5.1).
     fn hold_whole(&mut self, host: &HostId) -> Result<Change, Refusal> {
         let other = self.whole.as_ref().is_some_and(|holder| holder != host);
         if other || !self.registrants.is_empty() {
@@ -470,7 +471,7 @@ impl Table {
         }
     }
 
-    /// Registrations have changed.
+    /// Counts a change of registrations, and sets persistence.
     fn registered(&mut self, persist: Option<bool>) -> Result<Change, Refusal> {
         self.generation = self.generation.wrapping_add(1);
         if let Some(persist) = persist {
@@ -493,7 +494,7 @@ impl Table {
         }
     }
 
-    /// A registration goes, and with its holder the reservation (SPC-4, 5.13.11.1.3).
+    /// Removes a registration, and with its last holder the reservation (SPC-4, 5.13.11.1.3).
     fn remove(&mut self, host: &HostId) {
         let was_holder = self.is_holder(host);
         self.registrants.retain(|registrant| registrant.host != *host);
@@ -510,7 +511,7 @@ impl Table {
         }
     }
 
-    /// The reservation ends.  Those who could write because of it are told.
+    /// Releases the reservation.  Registrants that could write because of it are notified.
     fn release(&mut self, host: &HostId) {
         if self.held.take().is_some_and(|held| held.kind.admits_registrants()) {
             let others = self.others(host);
@@ -538,9 +539,9 @@ impl Table {
         Ok(())
     }
 
-    /// SPC-4, 5.13.11.2, and NVM Express Base 2.0, 8.19.7.
+    /// Preempts registrations: SPC-4, 5.13.11.2, and NVM Express Base 2.0, 8.19.7.
     fn preempt(&mut self, host: &HostId, victim: u64, kind: Kind, abort: bool) -> Result<Change, Refusal> {
-        // What the command does to the reservation: nothing, or one of the issuer's own in its place.
+        // True if the command replaces the reservation by one of the issuer's own.
         let takes = match &self.held {
             Some(held) if held.kind.is_held_by_all() => victim == 0,
             Some(held) => self.key_of(&held.holder) == Some(victim),
@@ -551,11 +552,12 @@ impl Table {
             return Err(Refusal::Invalid);
         }
         let is_victim = |registrant: &Registrant| everybody || registrant.key == victim;
-        // One may preempt oneself, which changes the kind of one's reservation; otherwise somebody must have the key.
+        // A host may preempt itself, which changes the type of its reservation; otherwise the key must have a
+        // registrant.
         if !self.registrants.iter().any(is_victim) {
             return Err(Refusal::Conflict);
         }
-        // Who takes the reservation stays registered, even with the key that goes (SPC-4, 5.13.11.2.4).
+        // The new holder stays registered, even with the preempted key (SPC-4, 5.13.11.2.4).
         let mut gone: Vec<HostId> = self
             .registrants
             .iter()
@@ -571,7 +573,7 @@ impl Table {
                 self.tell(EventKind::Released, others);
             }
         } else if let Some(held) = self.held.take() {
-            // One that all registrants hold goes on with those who are left.
+            // An "all registrants" reservation stays with the remaining registrants.
             let holder = match gone.contains(&held.holder) {
                 false => Some(held.holder),
                 true => self.registrants.first().map(|registrant| registrant.host.clone()),

@@ -25,7 +25,7 @@ fn reserve(table: &mut Table, number: u8, key: u64, kind: Kind) -> std::result::
     table.apply(&host(number), &Action::Reserve { key, kind })
 }
 
-/// Hosts 1, 2 and 3 with the keys 10, 20 and 30; host 1 holds a reservation.
+/// Registers hosts 1, 2 and 3 with the keys 10, 20 and 30; host 1 is the reservation holder.
 fn held_by_first(kind: Kind) -> Table {
     let mut table = Table::new();
     for number in 1..=3 {
@@ -44,7 +44,7 @@ fn told(table: &Table, after: u64) -> Vec<(EventKind, Vec<u8>)> {
 #[test]
 fn each_kind_keeps_out_whom_it_should() {
     use Kind::*;
-    // Read and write by the holder, by another registrant, and by one who is not registered.
+    // Read and write by the holder, by another registrant, and by an unregistered host.
     for (kind, want) in [
         (WriteExclusive, ["rw", "r", "r"]),
         (ExclusiveAccess, ["rw", "", ""]),
@@ -318,8 +318,8 @@ fn actions() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// Whatever hosts ask for: a refusal changes nothing, keys are never 0, a host is registered once, the holder is
-    /// registered, who acts on others is registered, and what is stored comes back.
+    /// Any sequence of actions: a refusal changes nothing, keys are never 0, a host is registered once, the holder is
+    /// registered, a host that acts on others is registered, and the stored form decodes to the same table.
     #[test]
     fn the_table_stays_sound(steps in prop::collection::vec((0_u8..4, actions()), 1..60)) {
         let mut table = Table::new();
@@ -358,7 +358,7 @@ proptest! {
     }
 }
 
-/// Keeps in memory, and fails when told to.
+/// Storage in memory that fails on demand.
 #[derive(Default)]
 struct Memory {
     stored: RefCell<Vec<Option<Vec<u8>>>>,
@@ -415,7 +415,7 @@ fn every_view_sees_a_change_that_was_answered() {
     });
 }
 
-/// Answers everything.
+/// Device that completes every request.
 struct Yes(Reservations);
 
 impl BlockDevice for Yes {

@@ -1,4 +1,4 @@
-//! A loop on io_uring, through the same reactor as the messenger.
+//! Loop on io_uring, through the same reactor as the messenger.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use forebay_reactor::{Addr, Buf, BufList, Listener, Pool, Stream};
 
 use crate::shape::{ANSWER, RECEIVE, Requests, Shape, Tally, bound};
 
-/// Answers that one send holds.
+/// Maximum number of answers in one send.
 const ANSWERS_MAX: usize = RECEIVE / ANSWER + 1;
 
 pub async fn serve(addr: &str, request: usize) -> io::Result<()> {

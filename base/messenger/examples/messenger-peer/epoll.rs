@@ -1,4 +1,4 @@
-//! Plain sockets and epoll: a system call for each request, and for each answer.
+//! Loop on plain sockets and epoll: a system call for each request, and for each answer.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -37,7 +37,7 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)
 }
 
-/// What there is; `None` when nothing is.
+/// Reads the available bytes; returns `None` if there are none.
 fn read(stream: &mut TcpStream, buf: &mut [u8]) -> io::Result<Option<usize>> {
     match stream.read(buf) {
         Ok(got) => Ok(Some(got)),

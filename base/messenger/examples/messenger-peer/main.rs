@@ -1,4 +1,4 @@
-//! What the messenger is measured against: the same shape of exchange without framing, checksums or sessions.
+//! Baselines for the messenger's benchmarks: the same exchange without framing, checksums or sessions.
 //!
 //! `messenger-peer bare-serve ADDR SIZE` and `bare-run ADDR SIZE DEPTH SECONDS`: a loop on io_uring that receives as much
 //! as there is, and answers all of it with one send.  `epoll-serve` and `epoll-run`: plain sockets and epoll, a system call
@@ -41,7 +41,7 @@ fn main() -> io::Result<()> {
     }
 }
 
-/// As the messenger's own is set up.
+/// Creates a reactor configured like the messenger's.
 fn reactor() -> io::Result<Reactor> {
     let reactor = Reactor::system(DriverChoice::Auto)?;
     let linger = std::env::var("LINGER_US").ok().and_then(|text| text.parse().ok()).unwrap_or(50);

@@ -1,4 +1,4 @@
-//! Rings in shared memory, polled all the time.
+//! Loop on shared memory rings, polled continuously.
 
 use std::io;
 use std::os::fd::AsFd;

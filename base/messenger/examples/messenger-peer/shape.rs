@@ -1,33 +1,33 @@
-//! What all loops have in common: how long requests and answers are, and how they are counted.
+//! Common parts of all loops: request and answer lengths, and their counters.
 
 use std::time::{Duration, Instant};
 
 use forebay_messenger::wire::frame::{CRC_LEN, EPILOGUE_CRC_LEN, PREAMBLE_LEN};
 use forebay_messenger::wire::header::HEADER_LEN;
 
-/// Bytes of an answer: as many as a message without payload has on the wire.
+/// Length of an answer in bytes: that of a message without payload on the wire.
 pub const ANSWER: usize = PREAMBLE_LEN + HEADER_LEN + CRC_LEN;
-/// Bytes received at a time.
+/// Maximum number of bytes received at a time.
 pub const RECEIVE: usize = 256 << 10;
-/// Not counted, at first.
+/// Warm-up time, which is not counted.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// Bytes of a request: as many as a message with so much payload has on the wire.
+/// Returns the length of a request in bytes: that of a message with this payload on the wire.
 pub fn request(payload: usize) -> usize {
     if payload == 0 { ANSWER } else { ANSWER + payload + EPILOGUE_CRC_LEN }
 }
 
-/// What a client does.
+/// Load of a client.
 pub struct Shape {
-    /// Bytes of a request.
+    /// Length of a request in bytes.
     pub request: usize,
-    /// Requests under way.
+    /// Requests in flight.
     pub depth: usize,
-    /// For so long.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// The client's count: answers, and how many requests may be sent.
+/// Client counters: answers received, and requests that may be sent.
 pub struct Tally {
     /// Requests that may be sent now.
     pub credits: usize,
@@ -54,7 +54,7 @@ impl Tally {
         time < self.end
     }
 
-    /// So many bytes of answers came.
+    /// Records the receipt of `got` bytes of answers.
     pub fn received(&mut self, got: usize) {
         self.received += got;
         let answers = self.received / ANSWER;
@@ -69,7 +69,7 @@ impl Tally {
     }
 }
 
-/// The server's count of requests.
+/// Server's counter of requests.
 pub struct Requests {
     request: usize,
     received: usize,
@@ -80,7 +80,7 @@ impl Requests {
         Self { request, received: 0 }
     }
 
-    /// So many bytes came; returns how many requests are whole by that.
+    /// Records the receipt of `got` bytes; returns the number of requests completed by them.
     pub fn received(&mut self, got: usize) -> usize {
         self.received += got;
         let whole = self.received / self.request;
@@ -89,7 +89,7 @@ impl Requests {
     }
 }
 
-/// Says where it listens.
+/// Prints the address that the server listens at.
 pub fn bound(addr: &str) {
     println!("{addr}");
 }

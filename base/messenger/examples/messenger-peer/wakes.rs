@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// One side of a pair that wakes each other: waits for its turn, and gives the other one its.
+/// One side of a pair that wakes each other: the functions that wait for its turn, and wake the other side.
 type Turn = (Box<dyn FnMut() + Send>, Box<dyn FnMut() + Send>);
 
 fn by_eventfd() -> io::Result<[Turn; 2]> {

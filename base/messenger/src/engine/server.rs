@@ -1,4 +1,4 @@
-//! The side that accepts: who comes, from where, and whether it goes on with a session.
+//! Accepting side: admission of peers, handshakes, and session lookup.
 
 use std::rc::Rc;
 use std::task::Poll;
@@ -16,10 +16,10 @@ use crate::transport::{Acceptor, Address, Channel};
 use crate::wire::EntityAddr;
 use crate::wire::control::{ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
 
-/// How long accepting rests after it failed, as it does when there are no file descriptors left.
+/// Delay after a failed accept, which happens for example when file descriptors run out.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// What `future` comes to; `None` when the messenger is stopped before.
+/// Returns the output of `future`, or `None` if the messenger is stopped first.
 async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     let mut stopped = std::pin::pin!(messenger.changed.wait_until(|| messenger.stopping.get()));
@@ -32,7 +32,7 @@ async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Ou
     .await
 }
 
-/// Accepts until the messenger stops.
+/// Accepts connections until the messenger stops.
 pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
     while let Some(accepted) = unless_stopped(&messenger, acceptor.accept()).await {
         let (coming, peer) = match accepted {
@@ -69,7 +69,7 @@ pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
     }
 }
 
-/// One of those that have not identified themselves yet.
+/// Guard of a handshake slot: counts one incoming connection that has not identified itself yet.
 struct Place(Rc<Inner>);
 
 impl Drop for Place {
@@ -78,7 +78,7 @@ impl Drop for Place {
     }
 }
 
-/// A stream from its first byte to its last.
+/// Serves an accepted stream until it ends.
 async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Place) {
     let options = &messenger.options;
     let config = ServerConfig {
@@ -134,7 +134,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
     drop(spawn(expire(conn, epoch)));
 }
 
-/// Identifies the peer and finds its session.
+/// Identifies the peer and looks up its session.
 async fn handshake(
     messenger: &Rc<Inner>,
     link: &mut Link,
@@ -150,7 +150,7 @@ async fn handshake(
             Asked::Ident(ident) => ident_asked(messenger, link, peer, &ident)?,
             Asked::Reconnect(reconnect) => reconnect_asked(messenger, link, &reconnect),
         };
-        // The answer goes out ahead of the session's messages.
+        // The answer is sent ahead of the session's messages.
         if link.answer(&answer)? {
             return Ok(found.expect("a session was found or made"));
         }
@@ -159,7 +159,7 @@ async fn handshake(
 
 type Found = (Answer, Option<(Rc<Conn>, u64)>);
 
-/// Ends the session of a client that has begun anew.
+/// Ends the session of a client that has started a new one.
 fn forget(conn: &Rc<Conn>) {
     if conn.end(Reason::Reset) {
         conn.handler().lost(&Connection::new(conn.clone()), &Reason::Reset);
@@ -183,10 +183,10 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
     if let Some(before) = before {
         let resume = before.session.borrow().resume();
         if before.peer_global_seq.get() > ident.global_seq && resume.client_cookie == ident.cookie {
-            // A connection that was made earlier and has come late.
+            // A delayed connection attempt, older than the current one.
             return Err(Reason::Replaced);
         }
-        // The client has never heard of the session that it asked for: then that goes on from its beginning.
+        // The client has never seen the session that it asked for: the session continues from its beginning.
         let unheard = !lossy && resume.client_cookie == ident.cookie && resume.in_seq == 0;
         if unheard && before.session.borrow_mut().resumed(0, drop).is_ok() {
             kept = Some(before);
@@ -246,7 +246,7 @@ fn reconnect_asked(messenger: &Rc<Inner>, link: &Link, reconnect: &Reconnect) ->
     let resumed = conn.session.borrow_mut().resumed(reconnect.msg_seq, |outgoing| settled.push(outgoing));
     settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
     if let Err(violation) = resumed {
-        // The two sides do not agree on what was sent: this session cannot go on.
+        // The two sides disagree on what was sent: the session cannot be resumed.
         tracing::warn!(name = conn.name, %violation, "a session cannot be resumed");
         forget(&conn);
         return (Answer::Reset, None);

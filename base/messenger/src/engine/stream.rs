@@ -1,4 +1,4 @@
-//! A stream that is open: receives frames, hands messages to their handlers, sends what is queued.
+//! Open stream: receives frames, dispatches messages, sends queued ones.
 
 use std::io;
 use std::pin::Pin;
@@ -17,58 +17,58 @@ use crate::transport::Channel;
 use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck, mode};
 use crate::wire::{Decoder, Encoder, Frame, Layout, Next, Tag, Want, entity};
 
-/// Frames taken in one turn; then the others have theirs.
+/// Maximum number of frames processed in one turn, before other tasks run.
 const TURN_FRAMES: u32 = 256;
-/// Bytes gathered for one send.
+/// Maximum number of bytes gathered for one send.
 const SEND_BYTES: usize = 512 * 1024;
-/// Buffers gathered for one send.
+/// Maximum number of buffers gathered for one send.
 const SEND_PARTS: usize = 256;
-/// Acknowledgements of keepalives that wait to be sent, at most.
+/// Maximum number of queued keepalive acknowledgements.
 const KEEPALIVE_ACKS_MAX: usize = 4;
 
-/// What a look at the received bytes came to.
+/// Outcome of parsing the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Intake {
-    /// More has to be received.
+    /// More bytes must be received.
     Hungry,
-    /// A message waits for its share of the budget.
+    /// A message waits for receive budget.
     Full,
-    /// The turn has been long enough.
+    /// The frame budget of this turn is spent.
     Tired,
 }
 
-/// A stream that is open.
+/// Open stream.
 pub(super) struct Transmission {
     conn: Rc<Conn>,
     epoch: u64,
     channel: Channel,
     decoder: Decoder,
     encoder: Encoder,
-    /// What is to be sent before all messages.
+    /// Bytes to send before all messages.
     control: BufList,
     keepalive_acks: Vec<KeepaliveAck>,
     ask_alive: bool,
-    /// An acknowledgement has let the other tasks go first, for they may have a message that carries it.
+    /// Set once an acknowledgement was deferred so that other tasks may queue a message that carries it.
     ack_waits: bool,
-    /// Messages whose senders are just being told; empty in between.
+    /// Messages whose senders are being notified; empty in between.
     settled: Vec<Rc<Outgoing>>,
-    /// The share of the message that is being received.
+    /// Budget share of the message that is being received.
     held: Option<Held>,
     full: bool,
     now: Instant,
     heard: Instant,
-    /// When the frame that is being received began.
+    /// Time when the frame that is being received began.
     frame_since: Option<Instant>,
-    /// The peer was asked whether it is there, and nothing has come since.
+    /// Set while a keepalive was sent and nothing has been received since.
     asked: bool,
-    /// When to look at the clock again, and what wakes the task then; `None` before its first look.
+    /// Next timer check, and the timer that wakes the task for it; `None` before the first check.
     timer: Option<(Instant, Sleep)>,
 }
 
 impl Transmission {
-    /// On a connection whose handshake is over.
+    /// Creates the transmission of a connection whose handshake is complete.
     pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, link: Link) -> Self {
-        // What a device writes is not encrypted.
+        // RDMA writes by a device are not encrypted.
         let clear = link.mode() != mode::SECURE;
         *conn.rdma.borrow_mut() = channel.rdma().filter(|_| clear);
         let (mut decoder, encoder, control) = link.into_parts();
@@ -95,7 +95,7 @@ impl Transmission {
         }
     }
 
-    /// Serves until the stream ends, and says why.
+    /// Serves the stream until it ends, and returns the reason.
     pub(super) async fn run(mut self) -> Reason {
         let mut receiving = std::pin::pin!(None);
         let mut sending = std::pin::pin!(None);
@@ -128,11 +128,11 @@ impl Transmission {
         }
         self.now = now();
         self.conn.set_task(cx.waker());
-        // Whatever is queued from here on is seen below.
+        // Messages queued from here on are seen below.
         self.conn.attentive.set(true);
         self.tick(cx)?;
         if self.conn.session.borrow().queued() > 0 {
-            // What is there goes out before we look for more, which may take a while.
+            // Queued messages are sent before more is received, which may take a while.
             self.pump(cx, &send, sending.as_mut())?;
         }
         let mut budget = TURN_FRAMES;
@@ -163,12 +163,12 @@ impl Transmission {
                 break;
             }
         }
-        // While something is being sent, its end brings the next look at the queue.
+        // While a send is in flight, its completion checks the queue again.
         self.conn.attentive.set(sending.is_some());
         Ok(())
     }
 
-    /// Sends what is queued, as far as it goes now.
+    /// Sends queued messages until the send blocks or the queue is empty.
     fn pump<S: Future<Output = io::Result<()>>>(
         &mut self,
         cx: &mut Context<'_>,
@@ -205,10 +205,10 @@ impl Transmission {
         }
     }
 
-    /// Takes frames out of what was received, as far as budgets allow.
+    /// Parses frames from the received bytes, as far as budgets allow.
     fn take_in(&mut self, cx: &Context<'_>, budget: &mut u32) -> Result<Intake, Reason> {
         if std::mem::take(&mut self.full) {
-            // It was our own doing that nothing was received.
+            // Reception was paused by this side, so the silence does not count.
             self.heard = self.now;
         }
         loop {
@@ -217,7 +217,7 @@ impl Transmission {
             }
             let (held, throttle) = (&mut self.held, &self.conn.throttle);
             let admit = |layout: &Layout| {
-                // Of a message that its sender gave up there is one left.
+                // A share may be left over from a message that its sender aborted.
                 *held = None;
                 *held = throttle.take(layout.payload_len());
                 held.is_some()
@@ -253,13 +253,13 @@ impl Transmission {
             Tag::Ack => self.acknowledged(Ack::decode(frame.payload()).map_err(Violation::from)?.seq)?,
             Tag::Keepalive2 => {
                 let Keepalive { seconds, nanos } = Keepalive::decode(frame.payload()).map_err(Violation::from)?;
-                // Who asks more often than can be answered gets an answer to the last ones.
+                // If keepalives arrive faster than they can be acknowledged, only the latest are.
                 if self.keepalive_acks.len() >= KEEPALIVE_ACKS_MAX {
                     self.keepalive_acks.remove(0);
                 }
                 self.keepalive_acks.push(KeepaliveAck { seconds, nanos });
             }
-            // That something came is all we wanted to know.
+            // Any reception proves that the peer is alive; the content does not matter.
             Tag::Keepalive2Ack => {
                 KeepaliveAck::decode(frame.payload()).map_err(Violation::from)?;
             }
@@ -280,7 +280,7 @@ impl Transmission {
             return Ok(());
         }
         let message = Message::received(&header, frame.segments, held);
-        // Ceph's daemons do not say what is a reply; a tid that we wait for tells.
+        // Ceph's daemons do not mark replies; a pending tid identifies one.
         let reply = message.role == Role::Reply || self.conn.entity.get() != entity::FOREBAY;
         let message = if reply && message.tid != 0 { self.conn.answer(message) } else { Some(message) };
         if let Some(message) = message {
@@ -294,7 +294,7 @@ impl Transmission {
         if session.is_lossy() {
             return Ok(());
         }
-        // Who is told of it, and who waits for the room that it gives, may come back here.
+        // Notified senders, and those that wait for the released budget, may re-enter this function.
         let settled = &mut self.settled;
         let result = session.acknowledged(seq, |outgoing| settled.push(outgoing));
         drop(session);
@@ -302,7 +302,7 @@ impl Transmission {
         Ok(result?)
     }
 
-    /// What is to be sent now.
+    /// Gathers the bytes to send now.
     fn gather(&mut self, cx: &Context<'_>) -> Result<BufList, Reason> {
         let mut batch = std::mem::take(&mut self.control);
         for ack in self.keepalive_acks.drain(..) {
@@ -330,7 +330,8 @@ impl Transmission {
         }
         self.encoder.flush(&mut batch);
         if session.owes_ack() {
-            // Whoever was just answered may ask again, and a handler may have left its reply to a task.
+            // A notified requester may send again, and a handler may have left its reply to a task: such a message
+            // carries the acknowledgement.
             if batch.is_empty() && !std::mem::replace(&mut self.ack_waits, true) {
                 cx.waker().wake_by_ref();
                 return Ok(batch);
@@ -344,7 +345,7 @@ impl Transmission {
         Ok(batch)
     }
 
-    /// Looks at the clock, now and then.
+    /// Checks timeouts when the timer is due.
     fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
         let due = self.timer.as_ref().map_or(self.now, |(due, _)| *due);
         if self.now < due {
@@ -367,7 +368,8 @@ impl Transmission {
         let period = options.keepalive_interval.min(patience).min(options.frame_timeout);
         let due = self.now + period.max(std::time::Duration::from_millis(1));
         let mut timer = sleep_until(due);
-        // It runs only once it was looked at; and then, as a task's waker does not change, no more until it is due.
+        // The timer is armed by its first poll; since a task's waker does not change, it is not polled again until it
+        // is due.
         let _ = Pin::new(&mut timer).poll(cx);
         self.timer = Some((due, timer));
         Ok(())

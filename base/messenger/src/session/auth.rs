@@ -1,4 +1,4 @@
-//! Authentication as the handshake sees it: a method's steps, and the keys that come of it.
+//! Authentication in the handshake: the steps of a method, and the keys that it yields.
 
 use std::rc::Rc;
 
@@ -9,111 +9,111 @@ use crate::wire::codec::{Malformed, Writer};
 use crate::wire::control::method;
 use crate::wire::entity;
 
-/// What a request for authentication begins with: to a monitor ...
+/// First byte of an authentication request: this mode for a monitor ...
 pub(super) const AUTH_MODE_MON: u8 = 10;
-/// ... and where an authorizer is shown, its version.
+/// ... and the version of an authorizer for other daemons.
 const AUTHORIZER: u8 = 1;
 
-/// Why a peer was not believed.
+/// Authentication error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// A payload of the method is malformed.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// The proof is wrong, or the name is not known; which of the two is not told apart.
+    /// Wrong proof or unknown name; deliberately indistinguishable.
     #[error("the proof of '{0}' is wrong, or nobody of that name is known")]
     Proof(String),
-    /// The method is not taken here.
+    /// Authentication method that is not accepted.
     #[error("method {0:#x} is not taken here")]
     Method(u32),
-    /// The server has answered with an error number.
+    /// Error number returned by the server.
     #[error("the server answers with error {0}")]
     Refused(i32),
-    /// A step that the method does not have.
+    /// Message of a step that the method does not have.
     #[error("a step too many")]
     OutOfTurn,
-    /// What the server sent cannot be decrypted with our key.
+    /// Server payload that cannot be decrypted with this client's key.
     #[error("what the server sent is not for our key")]
     Decrypt,
 }
 
-/// What authentication brings.
+/// Keys and ID established by authentication.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// Signs what was said before; empty when the method has none.
+    /// Session key, which signs the handshake; empty when the method has none.
     pub session: Vec<u8>,
-    /// For secure mode; empty in crc mode, or when the method has none.
+    /// Connection secret for secure mode; empty in crc mode, or when the method has none.
     pub connection: Vec<u8>,
-    /// Our number in the cluster, from the server.
+    /// Global ID of this client in the cluster, assigned by the server.
     pub global_id: u64,
 }
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Secrets are not for logs.
+        // Secrets are kept out of logs.
         write!(f, "Keys({} and {} bytes)", self.session.len(), self.connection.len())
     }
 }
 
 impl Keys {
-    /// The HMAC by which a side shows what it received before authentication.
+    /// Computes the HMAC by which a side proves what it received before authentication.
     pub(super) fn sign(&self, transcript: &[u8]) -> [u8; 32] {
         if self.session.is_empty() { [0; 32] } else { hmac_sha256(&self.session, &[transcript]) }
     }
 }
 
-/// HMAC-SHA256 of the parts, one behind the other.
+/// Computes the HMAC-SHA256 of the concatenated parts.
 pub(super) fn hmac_sha256(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
     parts.iter().for_each(|part| context.update(part));
     context.sign().as_ref().try_into().expect("32 bytes")
 }
 
-/// Compares without telling by its time where the two differ.
+/// Compares in constant time.
 pub(super) fn same(one: &[u8], other: &[u8]) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(one, other).is_ok()
 }
 
-/// The client's side of a method, for one connection.
+/// Client side of an authentication method, for one connection.
 pub trait AuthClient {
-    /// Which method.
+    /// Returns the number of the method.
     fn method(&self) -> u32;
 
-    /// The first payload, given the modes that are offered; `random` brings numbers that nobody can guess.
+    /// Returns the first payload, given the offered modes; `random` must return unpredictable numbers.
     fn begin(&mut self, modes: &[u32], random: &mut dyn FnMut() -> u64) -> Vec<u8>;
 
-    /// The server wants more: the next payload.
+    /// Processes a payload of the server, and returns the next one to send.
     fn more(&mut self, payload: &[u8], random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError>;
 
-    /// The server is done: checks that it is who it should be.
+    /// Processes the server's final payload, verifies the server's proof, and returns the keys.
     fn done(&mut self, mode: u32, payload: &[u8]) -> Result<Keys, AuthError>;
 
-    /// The server has given us this number.
+    /// Records the global ID that the server has assigned.
     fn numbered(&mut self, _global_id: u64) {}
 }
 
-/// What the server's side of a method comes to.
+/// Result of a step on the server side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerStep {
-    /// The client is to say more.
+    /// Payload to send; the client must continue.
     More(Vec<u8>),
-    /// It is who it says it is.
+    /// Authentication succeeded.
     Done {
-        /// The last payload.
+        /// Final payload.
         payload: Vec<u8>,
-        /// What came of it.
+        /// Keys established.
         keys: Keys,
-        /// Its name.
+        /// Name of the client.
         name: String,
     },
 }
 
-/// The server's side of a method, for one connection.
+/// Server side of an authentication method, for one connection.
 pub trait AuthServer {
-    /// Methods that are taken.
+    /// Returns the methods that are accepted.
     fn methods(&self) -> Vec<u32>;
 
-    /// The client's request, in the mode that was picked of those that it offers.
+    /// Processes the client's request, in the mode that was picked from those it offers.
     fn begin(
         &mut self,
         request: &crate::wire::control::AuthRequest,
@@ -121,11 +121,11 @@ pub trait AuthServer {
         random: &mut dyn FnMut() -> u64,
     ) -> Result<ServerStep, AuthError>;
 
-    /// The client's next step.
+    /// Processes the client's next payload.
     fn more(&mut self, payload: &[u8]) -> Result<ServerStep, AuthError>;
 }
 
-/// No authentication, on both sides: Ceph's method `none`.
+/// Ceph's method `none`: no authentication, on either side.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoAuth;
 
@@ -135,7 +135,7 @@ impl AuthClient for NoAuth {
     }
 
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
-        // The mode of an authorizer, the name `client.` and no number.
+        // Mode of an authorizer, the name `client.`, and no global ID.
         let mut out = Writer::new();
         out.u8(AUTHORIZER).u32(u32::from(entity::CLIENT)).blob(b"").u64(0);
         out.finish()
@@ -150,7 +150,8 @@ impl AuthClient for NoAuth {
     }
 }
 
-/// To a Ceph cluster that asks nobody for proof (`auth client required = none`): we say who we are, and are believed.
+/// Named client of a Ceph cluster without authentication (`auth client required = none`): the cluster trusts the stated
+/// name.
 #[derive(Debug)]
 pub struct Named {
     id: String,
@@ -159,8 +160,8 @@ pub struct Named {
 }
 
 impl Named {
-    /// Who we are: the part of the name behind `client.`.  The number that a monitor gives us goes into `wallet`; other
-    /// daemons are told it.
+    /// Creates a client with this entity ID: the part of the name after `client.`.  A monitor assigns the global ID,
+    /// which is stored in `wallet`; other daemons are sent it.
     pub fn new(id: impl Into<String>, wallet: Rc<Wallet>, to_monitor: bool) -> Self {
         Self { id: id.into(), wallet, to_monitor }
     }
@@ -172,7 +173,7 @@ impl AuthClient for Named {
     }
 
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
-        // The mode of a monitor's client, or the version of an authorizer.
+        // First byte: the mode of a monitor's client, or the version of an authorizer.
         let first = if self.to_monitor { AUTH_MODE_MON } else { AUTHORIZER };
         let mut out = Writer::new();
         out.u8(first).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.wallet.global_id());
@@ -225,7 +226,7 @@ mod tests {
         let wallet = Wallet::new();
         let payload = |to_monitor| Named::new("ab", wallet.clone(), to_monitor).begin(&[], &mut || 0);
         assert_eq!(payload(true), [10, 8, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', 0, 0, 0, 0, 0, 0, 0, 0]);
-        // An OSD's number for us is the one that we have told it.
+        // The ID that an OSD returns is the one that this client has sent.
         Named::new("ab", wallet.clone(), false).numbered(7);
         assert_eq!(wallet.global_id(), 0);
         Named::new("ab", wallet.clone(), true).numbered(0x0102);

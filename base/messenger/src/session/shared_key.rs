@@ -1,8 +1,8 @@
-//! Mutual proof by a shared key, between our own processes: method `SHARED_KEY`.
+//! Mutual authentication by a shared key, between Forebay processes: method `SHARED_KEY`.
 //!
-//! Both sides show that they know the key by HMACs over everything that was agreed upon, nonces of both sides included.
-//! The key itself never travels, nor anything from which a key of 256 random bits could be found.  The exact bytes are
-//! in `docs/formats/msgr2.md`.
+//! Both sides prove possession of the key by HMACs over all negotiated values, including nonces of both sides.  Neither
+//! the key nor anything from which a key of 256 random bits could be derived is transmitted.  The exact bytes are in
+//! `docs/formats/msgr2.md`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,23 +12,23 @@ use super::auth::{AuthClient, AuthError, AuthServer, Keys, ServerStep, hmac_sha2
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::control::{AuthRequest, NAME_MAX, method};
 
-/// Bytes of a key.
+/// Length of a key in bytes.
 pub const KEY_LEN: usize = 32;
 const NONCE_LEN: usize = 32;
 const VERSION: u8 = 1;
 const WHAT: &str = "a step of the shared-key method";
 
-/// A secret of 256 random bits.
+/// Secret key of 256 random bits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; KEY_LEN]);
 
 impl Key {
-    /// From its bytes.
+    /// Creates a key from its bytes.
     pub fn new(bytes: [u8; KEY_LEN]) -> Self {
         Self(bytes)
     }
 
-    /// From 64 hexadecimal digits.
+    /// Parses 64 hexadecimal digits; returns `None` otherwise.
     pub fn from_hex(text: &str) -> Option<Self> {
         let text = text.trim().as_bytes();
         let mut bytes = [0; KEY_LEN];
@@ -42,7 +42,7 @@ impl Key {
         Some(Self(bytes))
     }
 
-    /// A new one, of numbers that nobody can guess.
+    /// Generates a key; `random` must return unpredictable numbers.
     pub fn generate(mut random: impl FnMut() -> u64) -> Self {
         let mut bytes = [0; KEY_LEN];
         bytes.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&random().to_le_bytes()));
@@ -56,27 +56,27 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The keys of those who may connect, by name.
+/// Keys of the peers that may connect, by name.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
     keys: BTreeMap<String, Key>,
-    /// Of everybody else.
+    /// Default key for names without one of their own.
     shared: Option<Key>,
 }
 
 impl Keyring {
-    /// Nobody.
+    /// Creates an empty keyring, which admits no peer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more, who had no key or another one before.
+    /// Adds a key, replacing any previous key of that name.
     pub fn with(mut self, name: impl Into<String>, key: Key) -> Self {
         self.keys.insert(name.into(), key);
         self
     }
 
-    /// With one key for all who have none of their own.  Who has it may go by any name.
+    /// Sets a default key for names without one of their own.  Its holder may use any name.
     pub fn with_shared(mut self, key: Key) -> Self {
         self.shared = Some(key);
         self
@@ -87,7 +87,7 @@ impl Keyring {
     }
 }
 
-/// What both sides derive from the key and everything that was agreed upon.
+/// Secret that both sides derive from the key and all negotiated values.
 struct Derived([u8; 32]);
 
 impl Derived {
@@ -138,7 +138,7 @@ fn name(reader: &mut Reader<'_>) -> Result<String, AuthError> {
     String::from_utf8(bytes.to_vec()).map_err(|_| reader.malformed().into())
 }
 
-/// The client's side, for one connection.
+/// Client side, for one connection.
 #[derive(Debug)]
 pub struct Client {
     name: String,
@@ -165,7 +165,7 @@ impl fmt::Debug for ClientState {
 }
 
 impl Client {
-    /// As `name`, who has `key`.
+    /// Creates the client `name` with its `key`.
     pub fn new(name: impl Into<String>, key: Key) -> Self {
         Self { name: name.into(), key, modes: Vec::new(), nonce: [0; NONCE_LEN], state: ClientState::Over }
     }
@@ -213,7 +213,7 @@ impl AuthClient for Client {
     }
 }
 
-/// The server's side, for one connection.
+/// Server side, for one connection.
 pub struct Server {
     name: String,
     keyring: Rc<Keyring>,
@@ -221,7 +221,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// As `name`, for those of `keyring`.
+    /// Creates the server `name`, which admits the peers of `keyring`.
     pub fn new(name: impl Into<String>, keyring: Rc<Keyring>) -> Self {
         Self { name: name.into(), keyring, waiting: None }
     }
@@ -246,7 +246,7 @@ impl AuthServer for Server {
         let client_nonce = reader.array()?;
         let server_nonce = nonce(random);
         let names = [client.as_bytes(), self.name.as_bytes()];
-        // An unknown name goes on to the proof all the same, so that names cannot be found out.
+        // An unknown name proceeds to the proof as well, so that names cannot be probed.
         let key = self.keyring.get(&client);
         let derived = key.map(|key| Derived::new(key, &request.modes, mode, names, [&client_nonce, &server_nonce]));
         self.waiting = Some((client, derived));
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// The whole exchange, with whatever `tamper` does to each payload.
+    /// Runs the whole exchange, applying `tamper` to each payload.
     fn exchange(
         client: &mut Client,
         modes: &[u32],

@@ -1,9 +1,10 @@
-//! What outlives connections: sequence numbers, what is queued, and what is not acknowledged yet.
+//! Session state that survives reconnects: sequence numbers, queued and unacknowledged messages.
 //!
-//! Both sides of a lossless session have one.  Every message gets the next sequence number when it is first sent, and
-//! keeps it: after a reconnect the peer says up to where it has received, that much is forgotten, and the rest is sent
-//! again, in the same order, under the same numbers.  So each message is delivered once and in order as long as both
-//! sides keep their sessions; when one of them does not, the other one is told so ([`Session::reset`]).
+//! Both sides of a lossless session have one.  A message gets the next sequence number when it is first sent, and keeps
+//! it: after a reconnect the peer reports the highest number received, messages up to there are released, and the rest
+//! are sent again, in the same order, under the same numbers.  So each message is delivered exactly once and in order
+//! as long as both sides keep their sessions; when one of them does not, the other one is notified
+//! ([`Session::reset`]).
 
 use std::collections::VecDeque;
 
@@ -11,54 +12,54 @@ use super::Violation;
 use super::link::Resume;
 use crate::priority::PriorityQueue;
 
-/// What becomes of a session when its connection is lost.
+/// Session policy on loss of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Of a client: nothing is kept, and whoever uses it is told.
+    /// Client without a session: state is dropped, and the user is notified.
     LossyClient,
-    /// Of either side: everything is kept, and goes on with the next connection.
+    /// Client or server with a session: state is kept, and resumed by the next connection.
     LosslessPeer,
-    /// Of a server: nothing is kept, the client comes again.
+    /// Server without a session: state is dropped, the client reconnects.
     StatelessServer,
 }
 
 impl Policy {
-    /// Nothing is kept.
+    /// Returns true if no state is kept across reconnects.
     #[inline]
     pub fn is_lossy(self) -> bool {
         self != Self::LosslessPeer
     }
 }
 
-/// What is to be done with a message that came.
+/// Action for a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the next one.
+    /// Next in sequence; deliver it.
     Deliver,
-    /// It came before; the peer did not know.
+    /// Duplicate of a message that was received before; drop it.
     Duplicate,
 }
 
-/// One side of a session.  `M` is a message, or what stands for it.
+/// One side of a session.  `M` is a message, or a handle of one.
 #[derive(Debug)]
 pub struct Session<M> {
     lossy: bool,
     resume: Resume,
-    /// To be sent for the first time.
+    /// Messages to be sent for the first time.
     waiting: PriorityQueue<M>,
-    /// Sent under these numbers, and to be sent again before all others.
+    /// Messages sent under these numbers, to be sent again before all others.
     replay: VecDeque<(u64, M)>,
-    /// Sent under these numbers, and not acknowledged.
+    /// Messages sent under these numbers, and not acknowledged.
     sent: VecDeque<(u64, M)>,
     out_seq: u64,
-    /// The highest number that the peer has acknowledged.
+    /// Highest number that the peer has acknowledged.
     acked: u64,
-    /// The highest number of ours that the peer knows to have been received.
+    /// Highest received number that was reported to the peer.
     told: u64,
 }
 
 impl<M> Session<M> {
-    /// A new one.  `resume` has its names, and the number of the connection.
+    /// Creates a session.  `resume` holds its IDs, and the number of the connection.
     pub fn new(lossy: bool, resume: Resume) -> Self {
         Self {
             lossy,
@@ -72,33 +73,33 @@ impl<M> Session<M> {
         }
     }
 
-    /// Nothing is kept across connections.
+    /// Returns true if no state is kept across reconnects.
     #[inline]
     pub fn is_lossy(&self) -> bool {
         self.lossy
     }
 
-    /// The server may make a session lossy that was not asked to be.
+    /// Sets whether the session is lossy; the server may make it so although the client did not ask.
     pub fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
     }
 
-    /// Names and numbers to go on with.
+    /// Returns the IDs and numbers to resume with.
     pub fn resume(&self) -> Resume {
         self.resume
     }
 
-    /// Sets names and numbers, but for what was received.
+    /// Sets IDs and numbers, except for the highest number received.
     pub fn set_resume(&mut self, resume: Resume) {
         self.resume = Resume { in_seq: self.resume.in_seq, ..resume };
     }
 
-    /// Messages that were not sent yet, or have to be sent again.
+    /// Returns the number of messages that were not sent yet, or must be sent again.
     pub fn queued(&self) -> usize {
         self.waiting.len() + self.replay.len()
     }
 
-    /// Messages that were sent and not acknowledged.
+    /// Returns the number of messages that were sent and not acknowledged.
     pub fn unacknowledged(&self) -> usize {
         self.sent.len()
     }
@@ -109,7 +110,7 @@ impl<M> Session<M> {
         self.waiting.push(priority, message);
     }
 
-    /// The next message to send, and its number.  A lossless session keeps it until it is acknowledged.
+    /// Returns the next message to send, and its number.  A lossless session keeps it until it is acknowledged.
     #[inline]
     pub fn pop(&mut self) -> Option<(u64, M)>
     where
@@ -129,16 +130,16 @@ impl<M> Session<M> {
         Some((seq, message))
     }
 
-    /// The peer has received everything up to `seq`: calls `done` with each message that is settled thereby.
+    /// Processes an acknowledgement of everything up to `seq`: calls `done` with each newly acknowledged message.
     ///
     /// # Errors
-    /// When so much was never sent.
+    /// When `seq` exceeds the highest number sent.
     #[inline]
     pub fn acknowledged(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), Violation> {
         if seq <= self.acked {
             return Ok(());
         }
-        // What waits to be sent again was not sent on this connection.
+        // Messages to be sent again were not sent on this connection.
         let sent = self.replay.front().map_or(self.out_seq, |(seq, _)| seq - 1);
         if seq > sent {
             return Err(Violation::Sequence { got: seq, expected: sent });
@@ -150,10 +151,10 @@ impl<M> Session<M> {
         Ok(())
     }
 
-    /// A message came under the number `seq`.
+    /// Processes the receipt of a message with the number `seq`.
     ///
     /// # Errors
-    /// When one was left out, in a lossless session.
+    /// When a number was skipped, in a lossless session.
     #[inline]
     pub fn received(&mut self, seq: u64) -> Result<Verdict, Violation> {
         let expected = self.resume.in_seq + 1;
@@ -167,31 +168,31 @@ impl<M> Session<M> {
         Ok(Verdict::Deliver)
     }
 
-    /// The highest number received; the peer is about to be told.
+    /// Returns the highest number received, and records it as reported to the peer.
     #[inline]
     pub fn tell(&mut self) -> u64 {
         self.told = self.resume.in_seq;
         self.told
     }
 
-    /// The peer does not know yet what was received; in a lossless session it should.
+    /// Returns true if the peer of a lossless session is owed an acknowledgement.
     #[inline]
     pub fn owes_ack(&self) -> bool {
         !self.lossy && self.told != self.resume.in_seq
     }
 
-    /// The connection is lost.  What was not acknowledged will be sent again.
+    /// Handles the loss of the connection: unacknowledged messages will be sent again.
     pub fn lost(&mut self) {
-        // What is still to be sent again comes after what was sent again on this connection.
+        // Messages not yet sent again follow those that were sent again on this connection.
         let mut again = std::mem::take(&mut self.sent);
         again.append(&mut self.replay);
         self.replay = again;
     }
 
-    /// A connection goes on with the session; the peer has received everything up to `seq`.
+    /// Resumes the session on a new connection; the peer has received everything up to `seq`.
     ///
     /// # Errors
-    /// When so much was never sent, or it was acknowledged that more was received.
+    /// When `seq` exceeds the highest number sent, or is below what was acknowledged.
     pub fn resumed(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), Violation> {
         if seq > self.out_seq || seq < self.acked {
             return Err(Violation::Sequence { got: seq, expected: self.out_seq });
@@ -201,21 +202,21 @@ impl<M> Session<M> {
         while self.replay.front().is_some_and(|(number, _)| *number <= seq) {
             self.replay.pop_front().map(|(_, message)| message).into_iter().for_each(&mut done);
         }
-        // In resuming it was said what was received.
+        // The resume has reported the highest number received.
         self.told = self.resume.in_seq;
         Ok(())
     }
 
-    /// The peer has forgotten the session (`full`): what was not acknowledged may or may not have been delivered, what
-    /// was queued was not; all of it comes back, in this order.  Or only the peer's half was never there: then nothing
-    /// was delivered, and everything is sent under new numbers.
+    /// Resets the session.  With `full` the peer has dropped it: unacknowledged messages may or may not have been
+    /// delivered, queued ones were not; all are returned, in this order.  Otherwise the peer's half never existed:
+    /// nothing was delivered, and everything is sent under new numbers.
     pub fn reset(&mut self, full: bool) -> Vec<M> {
         self.lost();
         let mut out: Vec<M> = self.replay.drain(..).map(|(_, message)| message).collect();
         if full {
             out.extend(self.waiting.drain());
         } else {
-            // They go first, whatever their priority: they were sent first.
+            // They precede all others, whatever their priority, because they were sent first.
             self.replay = std::mem::take(&mut out).into_iter().zip(1..).map(|(message, seq)| (seq, message)).collect();
         }
         (self.out_seq, self.acked, self.told) = (self.replay.len() as u64, 0, 0);

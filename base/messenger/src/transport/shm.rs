@@ -1,8 +1,8 @@
-//! Shared memory between processes of one machine: a ring of bytes in each direction, and a Unix socket.
+//! Shared memory transport between processes of one machine: a byte ring in each direction, and a Unix socket.
 //!
-//! The socket makes the connection, passes the memory, wakes a side that sleeps with one byte, and tells when the peer is
-//! gone.  A side that has just had something to do looks at its ring for a while, in between the reactor's other work;
-//! then it says that it sleeps, and waits for the socket.
+//! The socket establishes the connection, passes the memory, wakes a sleeping side with one byte, and detects the
+//! peer's exit.  A side that has just had work busy-polls its ring for a while, between the reactor's other tasks; then
+//! it announces that it sleeps, and waits for the socket.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,54 +14,53 @@ use forebay_reactor::shm::{self, Consumer, Producer};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, BufList, BufMut, Instant, Stream, now, spawn, yield_now};
 
-/// Looks at the ring in a row before the reactor's other work has its turn: some 300 ns, about what that turn takes when
-/// there is none.
+/// Ring polls in a row before the reactor runs other tasks: about 300 ns, as long as a reactor turn without work.
 const LOOKS: u32 = 128;
-/// Bytes copied into the ring before the peer is let see them, so that both work at once.
+/// Bytes copied into the ring before they are published to the peer, so that both sides work concurrently.
 const PUBLISH: usize = 64 << 10;
 
 struct Shared {
     socket: Stream,
     producer: RefCell<Producer>,
     consumer: RefCell<Consumer>,
-    /// The peer has rung, or is gone.
+    /// Notified when the peer has sent a wake-up, or is gone.
     rung: Notify,
     gone: Cell<bool>,
     shut: Cell<bool>,
-    /// How long a side looks at its ring before it sleeps.
+    /// Busy-poll time before a side sleeps.
     look: Duration,
-    /// Something has moved, in either direction, since `since` was set.
+    /// Set when bytes have moved, in either direction, since `since` was set.
     moved: Cell<bool>,
-    /// When a side that waits first saw that nothing moved any more.
+    /// Time when a waiting side first saw that bytes no longer move.
     since: Cell<Instant>,
     bell: Buf,
 }
 
 impl Shared {
-    /// There is nothing to receive.
+    /// Returns true if there are no bytes to receive.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.consumer.borrow().available()? == 0)
     }
 
-    /// There is no room to send.
+    /// Returns true if there is no space to send.
     fn is_full(&self) -> io::Result<bool> {
         Ok(self.producer.borrow().room()? == 0)
     }
 }
 
-/// One end of a connection through shared memory.  Clones share it.
+/// One end of a shared memory connection.  Clones share it.
 #[derive(Clone)]
 pub(crate) struct ShmChannel(Rc<Shared>);
 
 impl ShmChannel {
-    /// The side that was connected to: creates the memory and gives it to the peer.
+    /// Accepts a connection: creates the memory and passes it to the peer.
     pub(super) fn accept(socket: Stream, look: Duration) -> io::Result<Self> {
         let (producer, consumer, fd) = shm::create()?;
         socket.send_fd(fd.as_fd())?;
         Ok(Self::new(socket, producer, consumer, look))
     }
 
-    /// The side that connects: takes the memory from the peer.
+    /// Connects: receives the memory from the peer.
     pub(super) async fn connect(socket: Stream, look: Duration) -> io::Result<Self> {
         let fd = socket.recv_fd().await?;
         let (producer, consumer) = shm::adopt(&fd)?;
@@ -86,8 +85,8 @@ impl ShmChannel {
         channel
     }
 
-    /// Waits until `idle` says no, at first by looking, then by sleeping.  `idle` tells whether there is nothing to do,
-    /// `sleep` the same after it has told the peer that we sleep.
+    /// Waits until `idle` returns false, first by busy-polling, then by sleeping.  `idle` tells whether there is no
+    /// work; `sleep` does so after announcing to the peer that this side sleeps.
     async fn wait(
         &self,
         idle: impl Fn(&Shared) -> io::Result<bool>,
@@ -97,9 +96,9 @@ impl ShmChannel {
         shared.moved.set(true);
         let mut looks = 0;
         while idle(shared)? && !shared.gone.get() && !shared.shut.get() {
-            // At first those have their turn who were just woken by what moved before.
+            // The first round yields at once, to tasks that were just woken by the last bytes.
             for _ in 0..std::mem::replace(&mut looks, LOOKS) {
-                // Without a pause: a virtual machine may take one for idleness, and be left.
+                // No pause instruction: a hypervisor may take it for idleness and deschedule the virtual CPU.
                 if !idle(shared)? {
                     return Ok(());
                 }
@@ -122,11 +121,11 @@ impl ShmChannel {
 
     /// Wakes the peer.
     async fn ring(&self) {
-        // When the peer is gone that is noticed by who listens.
+        // The listening task notices that the peer is gone.
         let _ = self.0.socket.send(self.0.bell.clone()).await;
     }
 
-    /// Receives what there is, or (`all`) until the buffer is full.  0 at the end.
+    /// Receives the available bytes, or (`all`) until the buffer is full.  Returns 0 at the end of the stream.
     pub(super) async fn recv(&self, mut buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
         let before = buf.len();
         loop {
@@ -148,7 +147,7 @@ impl ShmChannel {
             if let Err(error) = self.wait(Shared::is_empty, |shared| shared.consumer.borrow_mut().sleep()).await {
                 return (Err(error), buf);
             }
-            // What the peer wrote before it went still counts.
+            // Bytes that the peer wrote before it went are still received.
             let over = self.0.shut.get() || (self.0.gone.get() && self.0.is_empty().unwrap_or(true));
             if over {
                 let result = if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
@@ -157,7 +156,7 @@ impl ShmChannel {
         }
     }
 
-    /// Sends everything.
+    /// Sends all bytes.
     pub(super) async fn send(&self, bufs: BufList) -> io::Result<()> {
         let mut unseen = 0;
         for part in bufs.parts() {
@@ -191,7 +190,7 @@ impl ShmChannel {
         }
     }
 
-    /// Ends both directions.
+    /// Shuts down both directions.
     pub(super) fn shutdown(&self) {
         self.0.shut.set(true);
         self.0.socket.shutdown();
@@ -199,7 +198,7 @@ impl ShmChannel {
     }
 }
 
-/// Hears the peer ring, until it is gone or we are.
+/// Receives wake-ups of the peer, until the peer is gone or this side is closed.
 async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
     let mut buf = BufMut::with_capacity(64);
     loop {
@@ -220,7 +219,7 @@ async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Who listens holds the socket too, and ends when it does.
+        // The listening task holds the socket too, and ends when it is shut down.
         self.socket.shutdown();
     }
 }

@@ -1,46 +1,46 @@
-//! Who is meant and where: `entity_addr_t` and `entity_addrvec_t`.
+//! Entity addresses: `entity_addr_t` and `entity_addrvec_t`.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use super::codec::{Malformed, Reader, Writer};
 
-/// Kinds of entities, as a hello states them.
+/// Entity types, as a hello states them.
 pub mod entity {
-    /// A monitor.
+    /// Entity type of monitors.
     pub const MON: u8 = 0x01;
-    /// A metadata server.
+    /// Metadata server.
     pub const MDS: u8 = 0x02;
-    /// An object storage daemon.
+    /// Object storage daemon.
     pub const OSD: u8 = 0x04;
-    /// A client.
+    /// Entity type of clients.
     pub const CLIENT: u8 = 0x08;
-    /// A manager.
+    /// Entity type of managers.
     pub const MGR: u8 = 0x10;
-    /// The monitors' ticket service; never a peer, but a name in cephx.
+    /// Ticket service of the monitors; never a peer, but a name in cephx.
     pub const AUTH: u8 = 0x20;
-    /// One of our own processes.  Ceph defines nothing here, and never sees it.
+    /// Forebay process.  The value is undefined in Ceph, whose daemons never see it.
     pub const FOREBAY: u8 = 0x40;
 }
 
-/// Addresses in a vector at most.
+/// Maximum number of addresses in a vector.
 const VECTOR_MAX: usize = 16;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// What an address is for.
+/// Address type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum AddrKind {
-    /// Blank.
+    /// Blank address.
     #[default]
     None,
-    /// The first version of the protocol.
+    /// Messenger v1 address.
     Legacy,
-    /// This protocol.
+    /// Messenger v2 address.
     Msgr2,
-    /// Either.
+    /// Address of either protocol version.
     Any,
-    /// A network, not an address.
+    /// Network in CIDR notation, not an address.
     Network,
 }
 
@@ -54,24 +54,24 @@ impl AddrKind {
     }
 }
 
-/// An address of an entity.  The nonce tells apart the lives of a process at the same place.
+/// Address of an entity.  The nonce distinguishes process instances at the same socket address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct EntityAddr {
-    /// What it is for.
+    /// Address type.
     pub kind: AddrKind,
-    /// Distinguishes instances at the same place.
+    /// Nonce that distinguishes instances at the same socket address.
     pub nonce: u32,
-    /// Where; `None` for a peer that cannot be reached this way.
+    /// Socket address; `None` for a peer that cannot be reached this way.
     pub socket: Option<SocketAddr>,
 }
 
 impl EntityAddr {
-    /// An address for this protocol.
+    /// Creates an address of this protocol.
     pub fn msgr2(socket: Option<SocketAddr>, nonce: u32) -> Self {
         Self { kind: AddrKind::Msgr2, nonce, socket }
     }
 
-    /// Appends it, as peers with the feature `MSG_ADDR2` read it (every peer of msgr2 has it).
+    /// Appends the encoding for peers with the feature `MSG_ADDR2` (every msgr2 peer has it).
     pub fn encode(&self, out: &mut Writer) {
         out.u8(1).versioned(1, 1, |out| {
             out.u32(self.kind.code()).u32(self.nonce);
@@ -80,7 +80,7 @@ impl EntityAddr {
                     out.u32(0);
                 }
                 Some(SocketAddr::V4(v4)) => {
-                    // `sockaddr_in`, its port and address big-endian, but for the family.
+                    // `sockaddr_in`: port and address are big-endian, the family is not.
                     out.u32(16).u16(AF_INET).raw(&v4.port().to_be_bytes()).raw(&v4.ip().octets()).raw(&[0; 8]);
                 }
                 Some(SocketAddr::V6(v6)) => {
@@ -91,11 +91,11 @@ impl EntityAddr {
         });
     }
 
-    /// Reads one, in either encoding.
+    /// Decodes an address in either encoding.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match from.u8()? {
             1 => {}
-            // The encoding of old, with the address of the first version of the protocol in a `sockaddr_storage`.
+            // Legacy encoding, with a messenger v1 address in a `sockaddr_storage`.
             0 => {
                 from.take(3)?;
                 let nonce = from.u32()?;
@@ -123,7 +123,7 @@ impl EntityAddr {
         addrs.iter().for_each(|addr| addr.encode(out));
     }
 
-    /// Reads a vector of addresses; at most 16.
+    /// Decodes a vector of at most 16 addresses.
     pub fn decode_vector(from: &mut Reader<'_>) -> Result<Vec<Self>, Malformed> {
         match from.rest().first() {
             Some(2) => {
@@ -134,13 +134,13 @@ impl EntityAddr {
                 }
                 (0..count).map(|_| Self::decode(from)).collect()
             }
-            // One address alone.
+            // Single address.
             _ => Ok(vec![Self::decode(from)?]),
         }
     }
 
-    /// True when `self`, as somebody knows a peer, can mean `other`, as that peer knows itself: the same place, and
-    /// the same instance as far as it is known.
+    /// Returns true if `self`, an address known for a peer, matches `other`, as that peer knows itself: same socket
+    /// address, and same nonce unless that of `self` is zero.
     pub fn means(&self, other: &Self) -> bool {
         self.socket == other.socket && (self.nonce == 0 || self.nonce == other.nonce)
     }

@@ -1,47 +1,47 @@
-//! The banner: what both sides say first ("Banner").
+//! Banner: the first bytes that both sides send ("Banner").
 
 use super::WireError;
 use super::codec::Reader;
 
-/// How it begins.
+/// First bytes of a banner.
 pub const PREFIX: &[u8; 8] = b"ceph v2\n";
-/// Bytes before the features.
+/// Length in bytes of what precedes the features.
 pub const HEAD_LEN: usize = PREFIX.len() + 2;
-/// Bytes of features that are sent.
+/// Length in bytes of the features that are sent.
 const PAYLOAD_LEN: u16 = 16;
-/// Bytes of features that are taken, for what later versions may append.
+/// Maximum length in bytes of the features that are accepted; later versions may append some.
 pub const PAYLOAD_MAX: u16 = 256;
 
-/// Features of the protocol itself, a space of its own.
+/// Protocol features, a number space of its own.
 pub mod feature {
-    /// The frames of msgr2.1.
+    /// Frame format of msgr2.1.
     pub const REVISION_1: u64 = 1 << 0;
-    /// Compression on the wire; not offered here.
+    /// On-wire compression; not offered here.
     pub const COMPRESSION: u64 = 1 << 1;
 }
 
-/// What both sides say first.
+/// Banner of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Banner {
-    /// Features that the sender knows.
+    /// Features that the sender supports.
     pub supported: u64,
-    /// Features without which it does not talk.
+    /// Features that the sender requires.
     pub required: u64,
 }
 
 impl Banner {
-    /// Ours: msgr2.1, and nothing older.
+    /// Banner of this implementation: msgr2.1, and nothing older.
     pub const OURS: Self = Self { supported: feature::REVISION_1, required: feature::REVISION_1 };
 
-    /// The bytes.
+    /// Encodes the banner.
     pub fn encode(&self) -> Vec<u8> {
         let parts =
             [&PREFIX[..], &PAYLOAD_LEN.to_le_bytes(), &self.supported.to_le_bytes(), &self.required.to_le_bytes()];
         parts.concat()
     }
 
-    /// Reads one from the beginning of `bytes`; the banner and its length, or `None` when there are too few bytes
-    /// yet.  A beginning that cannot become a banner is refused at its first wrong byte.
+    /// Decodes a banner from the beginning of `bytes`.  Returns the banner and its length, or `None` if more bytes are
+    /// needed.  A beginning that cannot become a banner is rejected at its first wrong byte.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         let known = bytes.len().min(PREFIX.len());
         if bytes[..known] != PREFIX[..known] {
@@ -62,7 +62,8 @@ impl Banner {
         Ok(Some((Self { supported: reader.u64()?, required: reader.u64()? }, whole)))
     }
 
-    /// Features that `peer` lacks and we require, or requires and we lack.
+    /// Returns the features that `peer` lacks and `self` requires, and those that `peer` requires and `self` lacks;
+    /// `None` if there are neither.
     pub fn disagreement(&self, peer: &Self) -> Option<(u64, u64)> {
         let (lacks, wants) = (self.required & !peer.supported, peer.required & !self.supported);
         (lacks != 0 || wants != 0).then_some((lacks, wants))

@@ -1,21 +1,21 @@
-//! Secure mode's cipher: AES-128-GCM with counted nonces, one key a connection and a nonce a direction.
+//! Cipher of secure mode: AES-128-GCM with counter nonces, one key per connection and one nonce sequence per direction.
 //!
-//! The counter makes order part of what is authenticated: a frame that is replayed, left out or moved does not open.
-//! The cipher itself is `forebay_accel`'s.
+//! The counter authenticates the order: a frame that is replayed, left out or reordered fails to decrypt.  The cipher
+//! is implemented in `forebay_accel`.
 
 use forebay_accel::crypto::Gcm;
 
 use super::WireError;
 use super::frame::TAG_LEN;
 
-/// Bytes of the cipher's key.
+/// Length of the cipher key in bytes.
 pub const KEY_LEN: usize = 16;
-/// Bytes of a nonce: a fixed part of 4, and a counter of 8.
+/// Length of a nonce in bytes: a fixed part of 4, and a counter of 8.
 pub const NONCE_LEN: usize = 12;
-/// Bytes of secret that a connection in secure mode needs: a key, and a nonce for each direction.
+/// Length of the connection secret for secure mode in bytes: a key, and a nonce for each direction.
 pub const SECRET_LEN: usize = KEY_LEN + 2 * NONCE_LEN;
 
-/// The secret that authentication brought is too short for secure mode.
+/// Connection secret that is too short for secure mode; its length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a connection's secret of {0} bytes is too short for secure mode")]
 pub struct SecretTooShort(pub usize);
@@ -34,14 +34,14 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// One direction with its first nonce.
+    /// Creates a direction with its first nonce.
     pub fn new(cipher: Gcm, nonce: [u8; NONCE_LEN]) -> Self {
         let (fixed, counter) = nonce.split_at(4);
         let counter = u64::from_le_bytes(counter.try_into().expect("8 bytes"));
         Self { cipher, fixed: fixed.try_into().expect("4 bytes"), counter, first: counter, used: false }
     }
 
-    /// Both directions of a connection, `(receive, send)`, for its client or its server.
+    /// Creates both directions of a connection, `(receive, send)`, for its client or its server.
     pub fn pair(secret: &[u8], client: bool) -> Result<(Self, Self), SecretTooShort> {
         let secret = secret.first_chunk::<SECRET_LEN>().ok_or(SecretTooShort(secret.len()))?;
         let (key, nonces) = secret.split_first_chunk::<KEY_LEN>().expect("a key");
@@ -53,7 +53,7 @@ impl Direction {
     }
 
     fn next_nonce(&mut self) -> Result<[u8; NONCE_LEN], WireError> {
-        // Once around would use a nonce twice, which gives the key away.
+        // A wrap-around would reuse a nonce, which reveals the key.
         if self.used && self.counter == self.first {
             return Err(WireError::NonceUsedUp);
         }

@@ -1,8 +1,8 @@
-//! From a stream of bytes to frames, in place.
+//! Frame decoder: splits a byte stream into frames, in place.
 //!
-//! What is received lands in a staging buffer, out of which frames are cut without being copied; a body that is longer
-//! than what has arrived gets a buffer of its own, into which the rest is received directly.  Nothing is allocated
-//! before its length was held against the limits, and no message's body before it was admitted.
+//! Bytes are received into a staging buffer, from which frames are cut without copying; a body that is longer than what
+//! has arrived gets a buffer of its own, into which the rest is received directly.  Nothing is allocated before its
+//! length was checked against the limits, and no message's body before it was admitted.
 
 use std::rc::Rc;
 
@@ -18,29 +18,30 @@ use super::frame::{
 };
 use super::header::{HEADER_LEN, Header};
 
-/// Received at a time on a quiet connection, in bytes.
+/// Staging buffer of an idle connection, in bytes.
 const STAGING_SMALL: usize = 8 << 10;
-/// Received at a time on a busy one.
+/// Staging buffer of a busy connection, in bytes.
 const STAGING_LARGE: usize = 256 << 10;
-/// Large staging buffers that are in use at most before payloads are copied out of them: a small message that is kept
-/// keeps its whole neighbourhood.
+/// Number of large staging buffers in use beyond which payloads are copied out of them, and small buffers are used for
+/// receiving: a small message that is kept pins the whole buffer it lies in.
 const STAGING_OUT_MAX: usize = 48;
-/// A receive that brings less counts as quiet; after so many in a row the staging buffer becomes small again.
+/// Receives below this size, in bytes, count as quiet; after [`QUIET_RECEIVES`] in a row the staging buffer becomes
+/// small again.
 const QUIET_BYTES: usize = STAGING_SMALL;
 const QUIET_RECEIVES: u32 = 32;
-/// Bodies from here on are received into a buffer of their own when they are not there already.
+/// Minimum length in bytes of a body that is received into a buffer of its own, if it is not there already.
 const DIRECT_MIN: usize = 16 << 10;
 /// Alignment of a message's data in a buffer of its own, in bytes.
 const DATA_ALIGN: usize = 4096;
-/// Room that is worth a receive.
+/// Minimum space in bytes for a receive.
 const ROOM_MIN: usize = 2 << 10;
-/// For headers and short frames.
+/// Size in bytes of the buffers for headers and short frames.
 const ARENA_LEN: usize = 16 << 10;
-/// Bytes of the buffers for bodies, and how many of each are kept.  The odd 8 KiB hold the headers, the epilogue and
-/// what aligns the data.
+/// Sizes in bytes of the body buffers, and the number of each that is kept.  The extra 8 KiB hold the headers, the
+/// epilogue and the padding that aligns the data.
 const BODIES: [(usize, usize); 4] = [(16 << 10, 256), (72 << 10, 128), (264 << 10, 32), (1032 << 10, 16)];
 
-/// The memory of the connections of one core.
+/// Buffer pools of the connections of one core.
 #[derive(Debug)]
 pub struct Pools {
     small: Pool,
@@ -61,12 +62,12 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Memory is allocated as it is used.
+    /// Creates the pools.  Memory is allocated on use.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty buffer with room for `len` bytes at least, from a pool where one is large enough.
+    /// Returns an empty buffer with a capacity of at least `len` bytes, from a pool if one has buffers large enough.
     pub fn get(&self, len: usize) -> BufMut {
         match self.bodies.iter().find(|pool| pool.buf_size() >= len) {
             Some(pool) => pool.get(),
@@ -74,12 +75,12 @@ impl Pools {
         }
     }
 
-    /// An empty buffer for headers and short frames.
+    /// Returns an empty buffer for headers and short frames.
     pub(super) fn arena(&self) -> BufMut {
         self.arenas.get()
     }
 
-    /// Buffers for bodies that are in use now.
+    /// Returns the number of body buffers in use.
     pub fn bodies_out(&self) -> usize {
         self.bodies.iter().map(Pool::outstanding).sum()
     }
@@ -89,29 +90,29 @@ impl Pools {
     }
 }
 
-/// The first segment of a frame: a control payload or a message's header.
+/// First segment of a frame: a control payload or a message header.
 #[derive(Debug, Clone)]
 enum First {
-    /// As it was received.
+    /// Segment as received.
     Buf(Buf),
-    /// What travelled with the preamble in secure mode.
+    /// Bytes that were sent with the preamble in secure mode.
     Inline([u8; INLINE_LEN], usize),
-    /// A message's header, read where it lay.
+    /// Message header, parsed in place.
     Header(Header),
 }
 
-/// A frame that was received whole.
+/// Complete frame.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    /// Which kind.
+    /// Tag of the frame.
     pub tag: Tag,
     first: First,
-    /// Front, middle and data of a message; empty otherwise.
+    /// Front, middle and data segments of a message; `None` otherwise.
     pub segments: [Option<Buf>; 3],
 }
 
 impl Frame {
-    /// A control frame's payload; empty for a message, whose first segment is its [`header`](Self::header).
+    /// Returns a control frame's payload; empty for a message, whose first segment is its [`header`](Self::header).
     #[inline]
     pub fn payload(&self) -> &[u8] {
         match &self.first {
@@ -121,10 +122,10 @@ impl Frame {
         }
     }
 
-    /// A message's header.
+    /// Returns the message header.
     ///
     /// # Errors
-    /// When the first segment is none.
+    /// When the first segment is not a header.
     #[inline]
     pub fn header(&self) -> Result<Header, Malformed> {
         match &self.first {
@@ -134,55 +135,56 @@ impl Frame {
     }
 }
 
-/// What a look at the received bytes came to.
+/// Result of parsing the received bytes.
 #[derive(Debug)]
 pub enum Next {
-    /// A frame; there may be more.
+    /// Complete frame; more may follow.
     Frame(Frame),
-    /// More has to be received.
+    /// More bytes must be received.
     Hungry,
-    /// A message waits to be admitted.
+    /// A message waits for admission.
     Held,
 }
 
-/// Into what to receive.
+/// Buffer to receive into.
 #[derive(Debug)]
 pub struct Want {
-    /// The buffer.
+    /// Receive buffer.
     pub buf: BufMut,
-    /// Wait until it is full: it is a body's own.
+    /// Receive until it is full: it belongs to one body.
     pub all: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// A preamble comes next.
+    /// Expecting a preamble.
     Head,
-    /// The preamble was read; the body has not been admitted.
+    /// Preamble parsed; the body has not been admitted.
     Announced(Layout, [u8; INLINE_LEN]),
-    /// The body comes next.
+    /// Expecting the body.
     Body(Layout, [u8; INLINE_LEN]),
 }
 
-/// Cuts one direction of a connection into frames.
+/// Frame decoder of one direction of a connection.
 pub struct Decoder {
     pools: Rc<Pools>,
     limits: Limits,
     checksum: bool,
     crypto: Option<Direction>,
     state: State,
-    /// Received, not parsed yet; `None` while it is being received into.
+    /// Bytes received and not parsed yet; `None` during a receive into it.
     staging: Option<BufMut>,
-    /// A body in a buffer of its own, partly received; `None` too while it is being received into.
+    /// Partly received body in a buffer of its own; also `None` during a receive into it.
     body: Option<BufMut>,
-    /// What is being received belongs to the body.
+    /// Set while the receive in flight is for the body.
     receiving_body: bool,
     busy: bool,
     quiet: u32,
 }
 
 impl Decoder {
-    /// Reads in crc mode; without looking at the checksums of segments when the connection's both sides are set up so.
+    /// Creates a decoder in crc mode; `checksum` tells whether segment checksums are verified, and must match the
+    /// peer's setting.
     pub fn new(pools: Rc<Pools>, limits: Limits, checksum: bool) -> Self {
         let staging = Some(pools.small.get());
         Self {
@@ -199,17 +201,17 @@ impl Decoder {
         }
     }
 
-    /// What is taken from here on.
+    /// Sets the frame limits from here on.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// Reads in secure mode from the next frame on.
+    /// Switches to secure mode from the next frame on.
     pub fn secure(&mut self, direction: Direction) {
         self.crypto = Some(direction);
     }
 
-    /// Into what to receive next, when [`next`](Self::next) was hungry.
+    /// Returns the buffer to receive into, after [`next`](Self::next) returned `Hungry`.
     pub fn want(&mut self) -> Want {
         if let Some(body) = self.body.take() {
             self.receiving_body = true;
@@ -223,7 +225,7 @@ impl Decoder {
         if room.is_some_and(|room| room != wanted.buf_size()) || staging.spare() < room_min {
             let mut fresh = wanted.get();
             if staging.len() + ROOM_MIN > fresh.capacity() {
-                // Only bodies below the direct limit are kept here, so a large one always has room.
+                // Only bodies below the direct limit are kept here, so a large buffer always has space for them.
                 fresh = self.pools.large.get();
             }
             fresh.clear();
@@ -233,7 +235,7 @@ impl Decoder {
         Want { buf: staging, all: false }
     }
 
-    /// Takes back the buffer of [`want`](Self::want), into which `got` bytes were received.
+    /// Returns the buffer of [`want`](Self::want), into which `got` bytes were received.
     pub fn received(&mut self, buf: BufMut, got: usize) {
         if std::mem::take(&mut self.receiving_body) {
             self.body = Some(buf);
@@ -248,7 +250,8 @@ impl Decoder {
         self.staging = Some(buf);
     }
 
-    /// Takes some of `bytes` as if they had just been received, when [`next`](Self::next) was hungry; returns how many.
+    /// Copies some of `bytes` in as if they had just been received, after [`next`](Self::next) returned `Hungry`;
+    /// returns the number of bytes taken.
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         let mut want = self.want();
         let len = want.buf.spare().min(bytes.len());
@@ -257,23 +260,23 @@ impl Decoder {
         len
     }
 
-    /// The stream may end here: nothing is half received.
+    /// Returns true if the stream may end here: no frame is partly received.
     pub fn is_between_frames(&self) -> bool {
         matches!(self.state, State::Head) && self.staging.as_ref().is_some_and(|staging| staging.is_empty())
     }
 
-    /// The peer's banner, which comes before all frames, and its bytes.
+    /// Returns the peer's banner, which precedes all frames, and its bytes; `None` if more bytes are needed.
     pub fn banner(&mut self) -> Result<Option<(Banner, Buf)>, WireError> {
         let staging = self.staging.as_mut().expect("nothing is being received");
         let found = Banner::decode(staging)?;
         Ok(found.map(|(banner, len)| (banner, staging.split_to(len))))
     }
 
-    /// The next frame.  `admit` is asked, once or more, before room is made for a message's body.  The bytes of a
-    /// frame in crc mode, as they were received, are given to `seen`.
+    /// Returns the next frame.  `admit` is called, once or more, before memory is allocated for a message's body.  The
+    /// raw bytes of a frame in crc mode are passed to `seen`.
     ///
     /// # Errors
-    /// What is not a frame, or not one that is taken.  The connection cannot go on.
+    /// When the bytes are not a frame, or not an accepted one.  The connection cannot continue.
     pub fn next(
         &mut self,
         mut admit: impl FnMut(&Layout) -> bool,
@@ -344,7 +347,7 @@ impl Decoder {
         }
     }
 
-    /// The body of a frame, decrypted, when all of it is there; otherwise sees to where the rest will go.
+    /// Returns the decrypted body of a frame once it is complete; otherwise prepares the buffer for the rest.
     #[inline]
     fn take_body(&mut self, layout: &Layout) -> Result<Option<Buf>, WireError> {
         let (first, rest, data_at) = match self.crypto {
@@ -408,7 +411,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Cuts a body in crc mode into its segments; `None` when the sender gave the frame up.
+    /// Splits a body in crc mode into its segments; `None` when the sender aborted the frame.
     fn cut_plain(&self, layout: &Layout, mut body: Buf) -> Result<Option<Frame>, WireError> {
         let (tag, len) = (layout.tag, layout.lens[0] as usize);
         let first = First::Buf(body.slice(0..len));
@@ -431,7 +434,7 @@ impl Decoder {
     }
 }
 
-/// Holds a segment against the checksum at the front of `said`.
+/// Compares a segment's checksum with the one at the front of `said`.
 #[inline]
 fn check(tag: Tag, segment: usize, bytes: &[u8], said: &[u8], checksum: bool) -> Result<(), WireError> {
     let said = u32::from_le_bytes(*said.first_chunk().expect("4 bytes"));
@@ -444,10 +447,10 @@ fn check(tag: Tag, segment: usize, bytes: &[u8], said: &[u8], checksum: bool) ->
     }
 }
 
-/// Cuts a message in crc mode out of what was received, all of which is there; `None` when the sender gave it up.
+/// Cuts a message in crc mode out of the staging buffer, which holds all of it; `None` when the sender aborted it.
 ///
-/// Most messages come this way, so the header is read where it lies, and only segments that are not empty are counted as
-/// referring to the memory.
+/// Fast path of most messages: the header is parsed in place, and only non-empty segments take a reference to the
+/// memory.
 #[inline]
 fn cut_message(layout: &Layout, staging: &mut BufMut, checksum: bool) -> Result<Option<Frame>, WireError> {
     let (tag, len) = (Tag::Message, layout.lens[0] as usize);
@@ -474,7 +477,7 @@ fn cut_message(layout: &Layout, staging: &mut BufMut, checksum: bool) -> Result<
     Ok(read_status(epilogue[0])?.then_some(frame))
 }
 
-/// Cuts a decrypted body into its segments; `None` when the sender gave the frame up.
+/// Splits a decrypted body into its segments; `None` when the sender aborted the frame.
 fn cut_opened(layout: &Layout, inline: &[u8; INLINE_LEN], mut body: Buf) -> Result<Option<Frame>, WireError> {
     let len = layout.lens[0] as usize;
     let first = match len.checked_sub(INLINE_LEN) {

@@ -1,4 +1,4 @@
-//! From messages and control payloads to frames, gathered for one send.
+//! Frame encoder: turns messages and control payloads into frames, gathered for one send.
 
 use std::rc::Rc;
 
@@ -13,37 +13,38 @@ use super::frame::{
 };
 use super::header::{HEADER_LEN, Header};
 
-/// Alignment in bytes that is suggested for the data segment, so that it can go to a device as it is.
+/// Alignment in bytes that is suggested for the data segment, so that it can be written to a device without copying.
 const DATA_ALIGN: u16 = 4096;
-/// ... and for the others.
+/// Alignment in bytes that is suggested for the other segments.
 const ALIGN: u16 = 8;
-/// Parts up to this many bytes are copied beside the headers: shorter than what a vector entry costs.
+/// Parts up to this length in bytes are copied beside the headers, which costs less than a vector entry.
 const COPY_MAX: usize = 512;
-/// Frames that are longer are sealed in a buffer of their own.
+/// Frames longer than this, in bytes, are encrypted in a buffer of their own.
 const ARENA_MAX: usize = 8 << 10;
 
-/// Writes frames for one direction of a connection.
+/// Frame encoder of one direction of a connection.
 pub struct Encoder {
     pools: Rc<Pools>,
     crypto: Option<Direction>,
     checksum: bool,
-    /// Headers, epilogues and short frames, one behind the other.
+    /// Headers, epilogues and short frames, contiguous.
     arena: BufMut,
 }
 
 impl Encoder {
-    /// Writes in crc mode; without checksums of segments when the connection's both sides are set up so.
+    /// Creates an encoder in crc mode; `checksum` tells whether segment checksums are written, and must match the
+    /// peer's setting.
     pub fn new(pools: Rc<Pools>, checksum: bool) -> Self {
         let arena = pools.arena();
         Self { pools, crypto: None, checksum, arena }
     }
 
-    /// Writes in secure mode from here on.
+    /// Switches to secure mode from here on.
     pub fn secure(&mut self, direction: Direction) {
         self.crypto = Some(direction);
     }
 
-    /// Makes room in the arena.
+    /// Ensures space for `len` bytes in the arena.
     #[inline]
     fn reserve(&mut self, len: usize) {
         if self.arena.spare() < len {
@@ -51,7 +52,7 @@ impl Encoder {
         }
     }
 
-    /// Appends to `out` what [`append`](Self::append) has left.
+    /// Appends to `out` the bytes that [`append`](Self::append) has left in the arena.
     #[inline]
     pub fn flush(&mut self, out: &mut BufList) {
         let len = self.arena.len();
@@ -97,15 +98,16 @@ impl Encoder {
     /// `NonceUsedUp`, in secure mode.
     ///
     /// # Panics
-    /// When a segment has 4 GiB or more; whoever accepts messages for sending bounds them.
+    /// When a segment has 4 GiB or more; callers check the limits before.
     pub fn message(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
         self.append(header, segments, out)?;
         self.flush(out);
         Ok(())
     }
 
-    /// The same, but for the last bytes, which come into `out` with the next frame or [`flush`](Self::flush): between two
-    /// messages that is one buffer and not two, and messages without a payload make one together.
+    /// Appends a message's frame as [`message`](Self::message) does, but leaves the last bytes in the arena until the
+    /// next frame or [`flush`](Self::flush): consecutive messages then need one buffer between them instead of two, and
+    /// messages without a payload share one.
     ///
     /// # Errors
     /// As [`message`](Self::message).
@@ -147,7 +149,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Writes into the arena.
+    /// Writes bytes into the arena.
     #[inline]
     fn put(&mut self, bytes: &[u8], out: &mut BufList) {
         if self.arena.spare() < bytes.len() {

@@ -1,4 +1,4 @@
-//! Frames: the preamble, how long each part is on the wire, and the epilogue's states ("Frame format").
+//! Frame format: the preamble, the on-wire length of each part, and the epilogue's status ("Frame format").
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -7,80 +7,80 @@ use forebay_accel::crc32c;
 
 use super::WireError;
 
-/// Segments of a frame at most.
+/// Maximum number of segments of a frame.
 pub const SEGMENTS_MAX: usize = 4;
-/// Bytes of a preamble.
+/// Length of a preamble in bytes.
 pub const PREAMBLE_LEN: usize = 32;
-/// Bytes of a checksum.
+/// Length of a checksum in bytes.
 pub const CRC_LEN: usize = 4;
-/// Bytes of the epilogue in crc mode: the status, and checksums of all segments but the first.
+/// Length of the epilogue in crc mode in bytes: the status, and checksums of all segments but the first.
 pub const EPILOGUE_CRC_LEN: usize = 13;
-/// Bytes of the first segment that travel with the preamble in secure mode.
+/// Number of bytes of the first segment that are sent with the preamble in secure mode.
 pub const INLINE_LEN: usize = 48;
-/// Bytes of an AES-GCM tag.
+/// Length of an AES-GCM tag in bytes.
 pub const TAG_LEN: usize = 16;
-/// Unit to which segments are padded in secure mode.
+/// Padding unit of segments in secure mode, in bytes.
 pub const CIPHER_BLOCK: usize = 16;
-/// Bytes of the epilogue in secure mode, before the tag.
+/// Length of the epilogue in secure mode in bytes, without the tag.
 pub const EPILOGUE_SECURE_LEN: usize = 16;
-/// Bytes of the preamble as it travels in secure mode.
+/// Length in bytes of the preamble block in secure mode: preamble, inline bytes and tag.
 pub const SECURE_HEAD_LEN: usize = PREAMBLE_LEN + INLINE_LEN + TAG_LEN;
 
-/// The epilogue's status: the frame is whole.
+/// Epilogue status: the frame is complete.
 pub const STATUS_COMPLETE: u8 = 0x0e;
-/// The epilogue's status: the sender gave the frame up while sending it; it must be dropped.
+/// Epilogue status: the sender aborted the frame while sending it; it must be dropped.
 pub const STATUS_ABORTED: u8 = 0x01;
-/// The part of the status that tells the two apart.
+/// Mask of the status bits that distinguish the two.
 pub const STATUS_MASK: u8 = 0x0f;
 
-/// The kinds of frames.
+/// Frame tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Tag {
-    /// Who we are, and where we see the peer.
+    /// Hello: the sender's type, and the peer's address as seen by the sender.
     Hello = 1,
-    /// The client picks a method of authentication.
+    /// Authentication request of the client.
     AuthRequest = 2,
-    /// The server takes other methods.
+    /// Rejection by a server that accepts other methods or modes.
     AuthBadMethod = 3,
-    /// The server's next step of authentication.
+    /// Next authentication step of the server.
     AuthReplyMore = 4,
-    /// The client's next step of authentication.
+    /// Next authentication step of the client.
     AuthRequestMore = 5,
-    /// Authentication is done.
+    /// Authentication success.
     AuthDone = 6,
-    /// Both prove that nobody changed what was said before.
+    /// Signature by which each side proves that the handshake was not changed in transit.
     AuthSignature = 7,
-    /// The client begins a session.
+    /// Session request of a client.
     ClientIdent = 8,
-    /// The server agrees to it.
+    /// Session acceptance of a server.
     ServerIdent = 9,
-    /// The server wants features that the client lacks.
+    /// Session rejection by a server that requires more features.
     IdentMissingFeatures = 10,
-    /// The client goes on with a session.
+    /// Request of a client to resume a session.
     SessionReconnect = 11,
-    /// The server does not know that session.
+    /// Reset by a server that does not know the session.
     SessionReset = 12,
-    /// The server has seen a later attempt to reconnect.
+    /// Retry request of a server that has seen a later reconnect attempt.
     SessionRetry = 13,
-    /// The server has seen a later connection of this client.
+    /// Retry request of a server that has seen a later connection of this client.
     SessionRetryGlobal = 14,
-    /// The session goes on.
+    /// Session resumption by the server.
     SessionReconnectOk = 15,
-    /// The server is just connecting to the client itself.
+    /// Wait request of a server that is connecting to the client itself.
     Wait = 16,
-    /// A message.
+    /// Frame of a message.
     Message = 17,
-    /// Are you there?
+    /// Keepalive request.
     Keepalive2 = 18,
-    /// Yes.
+    /// Keepalive acknowledgement.
     Keepalive2Ack = 19,
-    /// Messages have arrived.
+    /// Acknowledgement of messages.
     Ack = 20,
 }
 
 impl Tag {
-    /// All of them.
+    /// Tags in numerical order.
     pub const ALL: [Self; 20] = [
         Self::Hello,
         Self::AuthRequest,
@@ -104,50 +104,50 @@ impl Tag {
         Self::Ack,
     ];
 
-    /// The tag with this number.
+    /// Returns the tag with this number, if it is defined.
     #[inline]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
     }
 }
 
-/// A segment as the preamble describes it.
+/// Segment descriptor in the preamble.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SegmentDesc {
-    /// Bytes, without padding.
+    /// Length in bytes, without padding.
     pub len: U32,
     /// Alignment in bytes that the sender suggests.
     pub align: U16,
 }
 
-/// How a frame begins.
+/// Preamble of a frame.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Preamble {
-    /// One of [`Tag`].
+    /// Tag, of [`Tag`].
     pub tag: u8,
-    /// Segments that follow: 1 to 4.
+    /// Number of segments that follow: 1 to 4.
     pub count: u8,
-    /// What they are.
+    /// Segment descriptors.
     pub segments: [SegmentDesc; SEGMENTS_MAX],
-    /// Whether it is compressed; never, here.
+    /// Flags for compression; always zero here.
     pub flags: u8,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u8,
-    /// CRC32C of what comes before, begun with zero and not inverted.
+    /// CRC32C of the preceding bytes, with initial value zero and not inverted.
     pub crc: U32,
 }
 
 const _: () = assert!(size_of::<Preamble>() == PREAMBLE_LEN);
 
-/// The checksum of a preamble: CRC32C begun with zero and not inverted at the end, which is how Ceph's function works.
+/// Computes the checksum of a preamble: CRC32C with initial value zero and no final inversion, as Ceph's function does.
 #[inline]
 pub fn preamble_crc(bytes: &[u8]) -> u32 {
     !crc32c::extend(u32::MAX, bytes)
 }
 
-/// The checksum of a segment: CRC32C begun with all ones and not inverted at the end.
+/// Computes the checksum of a segment: CRC32C with initial value all ones and no final inversion.
 #[inline]
 pub fn segment_crc<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let mut parts = parts.into_iter();
@@ -155,10 +155,10 @@ pub fn segment_crc<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     !parts.fold(crc32c::crc32c(first), crc32c::extend)
 }
 
-/// What one side takes: bytes a segment.
+/// Segment size limits of one side, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Payload of a control frame; also of each frame before the peer has authenticated.
+    /// Control payload; also each frame before the peer has authenticated.
     pub control_max: u32,
     /// Front segment of a message.
     pub front_max: u32,
@@ -174,31 +174,31 @@ impl Default for Limits {
     }
 }
 
-/// What a preamble says, checked.
+/// Validated content of a preamble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Which kind of frame.
+    /// Tag of the frame.
     pub tag: Tag,
-    /// Segments: 1 to 4.
+    /// Number of segments: 1 to 4.
     pub count: usize,
-    /// Bytes of each segment, without padding; zero past `count`.
+    /// Length of each segment in bytes, without padding; zero past `count`.
     pub lens: [u32; SEGMENTS_MAX],
 }
 
-/// Rounds up to whole cipher blocks.
+/// Rounds up to a multiple of the cipher block.
 pub const fn padded(len: usize) -> usize {
     len.next_multiple_of(CIPHER_BLOCK)
 }
 
 impl Layout {
-    /// The layout of a frame with these segments: empty ones at the end are left out.
+    /// Creates the layout of a frame with these segment lengths; trailing empty segments are left out.
     #[inline]
     pub fn new(tag: Tag, lens: [u32; SEGMENTS_MAX]) -> Self {
         let count = lens.iter().rposition(|&len| len > 0).map_or(1, |last| last + 1);
         Self { tag, count, lens }
     }
 
-    /// The preamble's bytes.
+    /// Encodes the preamble.
     #[inline]
     pub fn preamble(&self, aligns: [u16; SEGMENTS_MAX]) -> [u8; PREAMBLE_LEN] {
         let mut preamble = Preamble { tag: self.tag as u8, count: self.count as u8, ..Preamble::default() };
@@ -210,7 +210,7 @@ impl Layout {
         zerocopy::transmute!(preamble)
     }
 
-    /// Reads a preamble, and holds it against what is taken.
+    /// Decodes a preamble, and checks it against the limits.
     #[inline]
     pub fn read(bytes: &[u8; PREAMBLE_LEN], limits: &Limits) -> Result<Self, WireError> {
         let preamble: Preamble = zerocopy::transmute!(*bytes);
@@ -244,13 +244,13 @@ impl Layout {
         Ok(Self { tag, count, lens })
     }
 
-    /// Bytes of all segments but the first: what a message carries.
+    /// Returns the number of bytes of all segments but the first: the payload of a message.
     #[inline]
     pub fn payload_len(&self) -> usize {
         self.lens[1..].iter().map(|&len| len as usize).sum()
     }
 
-    /// Bytes of the first segment in crc mode, its checksum included.
+    /// Returns the number of bytes of the first segment in crc mode, with its checksum.
     #[inline]
     pub fn first_crc_len(&self) -> usize {
         match self.lens[0] as usize {
@@ -259,13 +259,14 @@ impl Layout {
         }
     }
 
-    /// Bytes of the other segments in crc mode, the epilogue included.
+    /// Returns the number of bytes of the other segments in crc mode, with the epilogue.
     #[inline]
     pub fn rest_crc_len(&self) -> usize {
         if self.count > 1 { self.payload_len() + EPILOGUE_CRC_LEN } else { 0 }
     }
 
-    /// Bytes of the first segment in secure mode that do not travel with the preamble, the tag included.
+    /// Returns the number of bytes of the first segment in secure mode that are not sent with the preamble, with the
+    /// tag.
     pub fn first_secure_len(&self) -> usize {
         match padded(self.lens[0] as usize).saturating_sub(INLINE_LEN) {
             0 => 0,
@@ -273,14 +274,14 @@ impl Layout {
         }
     }
 
-    /// Bytes of the other segments in secure mode, the epilogue and the tag included.
+    /// Returns the number of bytes of the other segments in secure mode, with the epilogue and the tag.
     pub fn rest_secure_len(&self) -> usize {
         let segments: usize = self.lens[1..].iter().map(|&len| padded(len as usize)).sum();
         if self.count > 1 { segments + EPILOGUE_SECURE_LEN + TAG_LEN } else { 0 }
     }
 }
 
-/// What an epilogue's status says: `true` when the frame is whole, `false` when it is to be dropped.
+/// Decodes an epilogue's status: `true` when the frame is complete, `false` when it must be dropped.
 #[inline]
 pub fn read_status(status: u8) -> Result<bool, WireError> {
     match status & STATUS_MASK {

@@ -1,4 +1,4 @@
-//! Frames go through an encoder and a decoder, however the stream is cut.
+//! Tests of frames through an encoder and a decoder, with the stream cut at arbitrary places.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ fn secret() -> Vec<u8> {
     (0..40u8).map(|at| at.wrapping_mul(7)).collect()
 }
 
-/// An encoder, and a decoder for what it writes.
+/// Creates an encoder, and a decoder for its output.
 fn pair(secure: bool, checksum: bool) -> (Encoder, Decoder) {
     let pools = Rc::new(Pools::new());
     let mut encoder = Encoder::new(pools.clone(), checksum);
@@ -82,13 +82,13 @@ fn encode(encoder: &mut Encoder, items: &[Item]) -> Vec<u8> {
     out.to_vec()
 }
 
-/// Reads frames from `stream`, which arrives in pieces of these lengths, over and over.
+/// Decodes frames from `stream`, which arrives in pieces of these lengths, repeated cyclically.
 fn decode(decoder: &mut Decoder, mut stream: &[u8], cuts: &[usize]) -> Result<Vec<Frame>, WireError> {
     let mut frames = Vec::new();
     let mut held = false;
     for cut in cuts.iter().cycle() {
         loop {
-            // Each message is turned away once before it is admitted.
+            // Each message is rejected once before it is admitted.
             let admit = |_: &Layout| std::mem::replace(&mut held, true);
             match decoder.next(admit, |_| {})? {
                 Next::Frame(frame) => {

@@ -1,4 +1,4 @@
-//! Files of the operating system: the same calls for both of its drivers.
+//! File operations of the operating system, common to both of its drivers.
 
 use std::io;
 use std::mem;
@@ -19,7 +19,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
     if options.create_new {
         flags |= libc::O_CREAT | libc::O_EXCL;
     }
-    // On a block device O_EXCL without O_CREAT means that nothing in the kernel (a mounted file system) uses it.
+    // On a block device O_EXCL without O_CREAT fails if the kernel uses the device (a mounted file system).
     let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
     if is_block && options.lock && !options.create_new {
         flags = (flags & !libc::O_CREAT) | libc::O_EXCL;
@@ -29,7 +29,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
         loop {
             // SAFETY: `c` ends in a zero byte and lives through the call.
             match check(unsafe { libc::open(c.as_ptr(), flags, 0o644 as libc::c_uint) }) {
-                // SAFETY: the descriptor is new and ours.
+                // SAFETY: the descriptor is new and owned here.
                 Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -65,7 +65,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
         logical_sector(fd.as_raw_fd())?
     } else {
         match direct_alignment(fd.as_raw_fd()) {
-            // The file system takes O_DIRECT at opening, but says that it cannot do it on this file.
+            // The file system accepts O_DIRECT at open, but reports that it does not support it on this file.
             Some(0) => {
                 if direct {
                     // SAFETY: no pointers.
@@ -93,7 +93,7 @@ fn stat(fd: RawFd) -> io::Result<libc::stat> {
     }
 }
 
-/// Returns a block device's logical sector in bytes.
+/// Returns a block device's logical sector size in bytes.
 fn logical_sector(fd: RawFd) -> io::Result<u32> {
     let mut size: libc::c_int = 0;
     // SAFETY: BLKSSZGET writes one int.
@@ -101,8 +101,8 @@ fn logical_sector(fd: RawFd) -> io::Result<u32> {
     u32::try_from(size).map_err(|_| io::Error::other("a device with a negative sector size"))
 }
 
-/// Returns what statx says of direct I/O on a file: the alignment of offsets in bytes, 0 when it cannot be done;
-/// `None` where the kernel (before 6.1) or the file system does not say.
+/// Returns the direct I/O alignment of a file's offsets in bytes, from statx; 0 when direct I/O is not supported.
+/// `None` where the kernel (before 6.1) or the file system does not report it.
 fn direct_alignment(fd: RawFd) -> Option<u32> {
     // SAFETY: all zeroes is a valid statx; the empty path with AT_EMPTY_PATH means the descriptor itself.
     unsafe {
@@ -113,10 +113,10 @@ fn direct_alignment(fd: RawFd) -> Option<u32> {
     }
 }
 
-/// Returns the logical sector of the device that a file's file system lies on, where there is one such device.
+/// Returns the logical sector size in bytes of the device under a file's file system, where there is one such device.
 fn device_sector(stat: &libc::stat) -> Option<u32> {
     let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
-    // A partition's queue is its disk's.
+    // A partition uses the queue of its disk.
     ["queue", "../queue"].iter().find_map(|queue| {
         std::fs::read_to_string(format!("{base}/{queue}/logical_block_size")).ok()?.trim().parse().ok()
     })
@@ -139,7 +139,7 @@ pub(crate) fn set_file_size(fd: RawFd, size: u64) -> io::Result<()> {
     check(unsafe { libc::ftruncate(fd, size) }).map(drop)
 }
 
-/// Returns the bytes of its file system that a file takes; `None` for a device.
+/// Returns the bytes allocated to a file in its file system; `None` for a device.
 pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
     const UNIT: u64 = 512;
     let stat = stat(fd)?;
@@ -147,45 +147,45 @@ pub(crate) fn allocated_size(fd: RawFd) -> io::Result<Option<u64>> {
     Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(blocks * UNIT))
 }
 
-/// Returns the first byte from `from` on that may hold data.
+/// Returns the offset of the first byte at or after `from` that may hold data.
 pub(crate) fn next_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers; the position is not used by anything else here.
+    // SAFETY: no pointers; the file position is not used otherwise.
     let found = unsafe { libc::lseek(fd, at, libc::SEEK_DATA) };
     match u64::try_from(found) {
         Ok(found) => Ok(Some(found)),
         Err(_) => match io::Error::last_os_error() {
             error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            // Devices and some file systems know no holes.
+            // Devices and some file systems do not support holes.
             error if error.raw_os_error() == Some(libc::EINVAL) => Ok(Some(from)),
             error => Err(error),
         },
     }
 }
 
-/// Returns the first byte from `from` on that lies in a hole or is the end of the file.
+/// Returns the offset of the first byte at or after `from` that lies in a hole or is the end of the file.
 fn next_hole(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     let at = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: no pointers; the position is not used by anything else here.
+    // SAFETY: no pointers; the file position is not used otherwise.
     let found = unsafe { libc::lseek(fd, at, libc::SEEK_HOLE) };
     match u64::try_from(found) {
         Ok(found) => Ok(Some(found)),
         Err(_) => match io::Error::last_os_error() {
-            // Behind the end; devices and some file systems know no holes.
+            // Past the end; devices and some file systems do not support holes.
             error if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::EINVAL)) => Ok(None),
             error => Err(error),
         },
     }
 }
 
-/// Returns the space of the file system that `path` lies on.
+/// Returns the space of the file system that holds `path`.
 fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
     // SAFETY: the path ends in a zero byte, and the call writes one statvfs.
     space(|found| unsafe { libc::statvfs(c.as_ptr(), found) })
 }
 
-/// Returns the space of the file system that an open file lies on.
+/// Returns the space of the file system that holds an open file.
 fn space_beneath(fd: RawFd) -> io::Result<FileSystemSpace> {
     // SAFETY: the call writes one statvfs.
     space(|found| unsafe { libc::fstatvfs(fd, found) })
@@ -199,7 +199,7 @@ fn space(ask: impl FnOnce(*mut libc::statvfs) -> libc::c_int) -> io::Result<File
     Ok(FileSystemSpace { total: found.f_blocks * unit, available: found.f_bavail * unit })
 }
 
-/// Says how the system uses a file, which opening it would not tell: as a loop device or a swap area.
+/// Returns how the system uses a file, which opening it would not show: as a loop device or a swap area.
 fn file_user(path: &Path) -> Option<String> {
     let file = path.canonicalize().ok()?;
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
@@ -214,9 +214,9 @@ fn file_user(path: &Path) -> Option<String> {
     })
 }
 
-/// Driver of the operating system: its files are descriptors, and so are all calls on them the same.
+/// Operating system driver: its files are descriptors, so all drivers share the file operations.
 pub(crate) trait OsDriver {
-    /// Returns its open descriptors.
+    /// Returns the driver's open descriptors.
     fn handles(&mut self) -> &mut Handles;
 }
 
@@ -275,15 +275,15 @@ pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     std::fs::File::open(path)?.sync_all()
 }
 
-/// Discards a range of a block device; blocks.
+/// Discards a range of a block device; blocks the thread.
 pub(crate) fn discard(fd: RawFd, offset: u64, len: u64) -> io::Result<()> {
     let range = [offset, len];
     // SAFETY: BLKDISCARD reads two u64.
     check(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }).map(drop)
 }
 
-/// Mode in which fallocate allocates a range: the length of the file stays.
+/// Mode of fallocate for allocating a range: the size of the file stays.
 pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;
 
-/// Mode in which fallocate gives a range back.
+/// Mode of fallocate for deallocating a range.
 pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

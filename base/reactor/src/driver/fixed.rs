@@ -1,8 +1,8 @@
-//! Memory registered with a ring: the kernel pins it once, and not for each operation on it.
+//! Registered buffers of a ring: the kernel pins the memory once, instead of for each operation.
 //!
-//! A pool's region is registered when the first operation uses it.  Where the kernel refuses (it is older than 5.19,
-//! or RLIMIT_MEMLOCK is reached), operations go without.  That limit is shared by all processes of a user, and new
-//! kernels count rings themselves against it; so a process takes no more than a quarter of it for buffers.
+//! A pool's region is registered when the first operation uses it.  Where the kernel refuses (it is older than 5.19, or
+//! RLIMIT_MEMLOCK is reached), operations use unregistered memory.  All processes of a user share that limit, and new
+//! kernels count rings themselves against it; so a process uses at most a quarter of it for buffers.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use io_uring::IoUring;
 use crate::driver::os;
 use crate::memory::Region;
 
-/// Regions that a ring knows at most.
+/// Maximum regions registered with a ring.
 const REGIONS_MAX: u16 = 256;
 
 /// Bytes that this process has registered, with any ring.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that this process registers at most.
+/// Returns the maximum bytes that this process registers.
 fn budget() -> u64 {
     static BUDGET: OnceLock<u64> = OnceLock::new();
     *BUDGET.get_or_init(|| match os::lockable_bytes() {
@@ -28,11 +28,11 @@ fn budget() -> u64 {
     })
 }
 
-/// The regions registered with one ring.
+/// Regions registered with one ring.
 pub(crate) struct FixedBuffers {
-    /// Distinguishes this ring in the regions' notes.
+    /// Ring number, which identifies this ring in the regions' notes.
     ring: u64,
-    /// The kernel takes no more.
+    /// True once the kernel refused a registration.
     refused: bool,
     regions: Vec<Option<Arc<Region>>>,
 }
@@ -44,10 +44,11 @@ impl FixedBuffers {
         Self { ring: NEXT.fetch_add(1, Ordering::Relaxed), refused: !offered, regions: Vec::new() }
     }
 
-    /// The index under which the ring knows a region; `None` when it does not.
+    /// Returns the index under which a region is registered with the ring, registering it if possible; `None` when it
+    /// is not registered.
     pub(crate) fn index(&mut self, ring: &IoUring, region: &Region) -> Option<u16> {
-        // The ring that used the region last has left its number and the index there.  A pool is mostly used by one
-        // core, so that is mostly this ring.
+        // The ring that used the region last has stored its number and the index in the note.  A pool is mostly used by
+        // one core, so that is mostly this ring.
         let note = region.note.load(Ordering::Relaxed);
         if note >> 16 == self.ring {
             return Some(note as u16);
@@ -90,12 +91,13 @@ impl FixedBuffers {
         Some(index as u16)
     }
 
-    /// Lets go of regions whose pools are gone.
+    /// Unregisters regions whose pools are gone.
     fn sweep(&mut self, ring: &IoUring) {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         for (index, entry) in self.regions.iter_mut().enumerate() {
             let Some(region) = entry.take_if(|region| Arc::strong_count(region) == 1) else { continue };
-            // SAFETY: an empty entry takes the old one out; operations that still use it keep it in the kernel.
+            // SAFETY: an empty entry replaces the old one; the kernel keeps the old one for operations that still use
+            // it.
             match unsafe { ring.submitter().register_buffers_update(index as u32, &[empty], None) } {
                 Ok(()) => drop(REGISTERED.fetch_sub(region.iovec().iov_len as u64, Ordering::Relaxed)),
                 Err(_) => *entry = Some(region),
@@ -106,7 +108,7 @@ impl FixedBuffers {
 
 impl Drop for FixedBuffers {
     fn drop(&mut self) {
-        // The ring goes at the same time, and its registrations with it.
+        // The ring is dropped at the same time, and its registrations with it.
         let bytes: usize = self.regions.iter().flatten().map(|region| region.iovec().iov_len).sum();
         REGISTERED.fetch_sub(bytes as u64, Ordering::Relaxed);
     }

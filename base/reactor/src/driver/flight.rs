@@ -1,4 +1,4 @@
-//! An operation in the hands of io_uring: what the kernel is asked, and what its answer means.
+//! Operation in flight in io_uring: its submission entries, and the interpretation of their results.
 
 use std::io;
 use std::mem;
@@ -13,26 +13,26 @@ use super::iov::{self, Piece};
 use super::os::{self, RW_MAX, SockAddr};
 use crate::net::Addr;
 
-/// Waits for a socket before it is looked at (`IORING_RECVSEND_POLL_FIRST`).
+/// Waits for readiness before the first attempt (`IORING_RECVSEND_POLL_FIRST`).
 const POLL_FIRST: u16 = 1;
 
-/// An operation in flight, with all the memory that the kernel may look at; its address does not change.
+/// Operation in flight, with all memory that the kernel may access; its address does not change.
 pub(super) struct Flight {
     pub(super) op: Option<Op>,
-    /// Bytes moved so far.
+    /// Bytes transferred so far.
     pub(super) done: usize,
-    /// The descriptor on which it is counted as in flight.
+    /// Descriptor on which it is counted as in flight.
     pub(super) fd: RawFd,
     pub(super) cancelled: bool,
-    /// `fd` is a block device.
+    /// True if `fd` is a block device.
     pub(super) block_device: bool,
-    /// The unit of direct I/O on `fd` in bytes; 1 when any will do.
+    /// Unit of direct I/O on `fd` in bytes; 1 when there is no restriction.
     pub(super) direct_unit: u32,
-    /// The buffer's index, when it is one and its memory is registered.
+    /// Registered buffer index, when it is a single buffer and its memory is registered.
     pub(super) fixed: Option<u16>,
-    /// Asked to run on a kernel thread, after it was told to try again.
+    /// True if it runs on a kernel thread, after `EAGAIN`.
     pub(super) asynchronous: bool,
-    /// Nothing is there to be received yet: waiting comes before looking.
+    /// True if no data is expected yet: wait for readiness before the first attempt.
     pub(super) poll_first: bool,
     iovecs: Vec<libc::iovec>,
     msg: libc::msghdr,
@@ -59,17 +59,17 @@ impl Flight {
     }
 }
 
-/// What to do after the kernel has answered.
+/// Action after a result of the kernel.
 pub(super) enum Next {
-    /// Ask again for the rest.
+    /// Submit again for the rest.
     Again,
-    /// It has ended.
+    /// Complete the operation.
     End(io::Result<u64>),
-    /// The ring cannot do it; a thread can.
+    /// Run it on a thread: the ring cannot do it.
     Thread,
 }
 
-/// The submission entry for what is left of an operation.
+/// Builds the submission entry for the rest of an operation.
 pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
     let fd = Fd(flight.fd);
     let done = flight.done;
@@ -134,18 +134,18 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
     if flight.asynchronous { entry.flags(squeue::Flags::ASYNC) } else { entry }
 }
 
-/// Takes the kernel's answer into account.
+/// Applies a result of the kernel to the operation.
 pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) {
     let op = flight.op.as_mut().expect("an operation in flight");
     if result < 0 {
         let again = match -result {
-            // A connection attempt goes on by itself after an interruption, and cannot be begun twice.
+            // An interrupted connect continues in the kernel, and cannot be started twice.
             libc::EINTR => !matches!(op, Op::Connect { .. }),
             libc::EAGAIN => {
                 flight.asynchronous = true;
                 true
             }
-            // A connection that is gone already; or a nudge (if it was cancelled, that is seen to below).
+            // A connection that is gone already, or a nudge (a real cancellation is handled below).
             libc::ECONNABORTED | libc::ECANCELED => matches!(op, Op::Accept { .. }),
             libc::EOPNOTSUPP if matches!(op, Op::Punch { .. }) && flight.block_device => {
                 return (Next::Thread, None);
@@ -163,7 +163,8 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
     let whole = match op {
         Op::Read { offset, buf, .. } => {
             buf.set_len(buf.len() + moved);
-            // Direct reads end at the end of the file with an odd length; going on from there would be refused.
+            // A direct read that ends at the end of the file has an unaligned length; continuing from there would be
+            // refused.
             moved == 0 || buf.spare() == 0 || !(*offset + total).is_multiple_of(u64::from(flight.direct_unit))
         }
         Op::Recv { buf, all, .. } => {

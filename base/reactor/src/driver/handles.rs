@@ -1,40 +1,40 @@
-//! The table of open files and sockets of one driver: what each is, and what is in flight on it.
+//! Table of open files and sockets of one driver, with their operations in flight.
 //!
-//! A file descriptor that is closed while the kernel still works on it may be given out again, and the work would
-//! land in somebody else's file.  So a close waits here until nothing is in flight.
+//! The kernel may reuse a descriptor number that is closed while an operation is in flight on it, and the operation
+//! would reach the wrong file.  So a close is deferred until nothing is in flight.
 
 use std::io;
 use std::os::fd::RawFd;
 
 use crate::driver::{Handle, os};
 
-/// What a driver knows of a file descriptor it owns.
+/// State of an owned file descriptor.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Entry {
     open: bool,
     closing: bool,
     in_flight: u32,
-    /// The last receive took all that was there.
+    /// True if the last receive did not fill its buffer.
     pub(crate) drained: bool,
-    /// A block device.
+    /// True for a block device.
     pub(crate) block_device: bool,
-    /// The unit of direct I/O in bytes, when direct I/O is on; 1 otherwise.
+    /// Unit of direct I/O in bytes, when direct I/O is on; 1 otherwise.
     pub(crate) direct_unit: u32,
 }
 
-/// By file descriptor.
+/// Entries by file descriptor.
 #[derive(Default)]
 pub(crate) struct Handles {
     entries: Vec<Entry>,
 }
 
 impl Handles {
-    /// Takes a socket in.
+    /// Adds a socket.
     pub(crate) fn add_socket(&mut self, fd: RawFd) {
         self.add(fd, Entry { direct_unit: 1, ..Entry::default() });
     }
 
-    /// Takes a file in.
+    /// Adds a file.
     pub(crate) fn add_file(&mut self, fd: RawFd, info: &super::FileInfo) {
         let direct_unit = if info.direct { info.sector.max(1) } else { 1 };
         self.add(fd, Entry { block_device: info.block_device, direct_unit, ..Entry::default() });
@@ -49,18 +49,21 @@ impl Handles {
         self.entries[at] = Entry { open: true, ..entry };
     }
 
-    /// What is known of it; `None` when it is not open (or closing).
+    /// Returns the entry; `None` when the descriptor is not open (or closing).
     pub(crate) fn get(&self, fd: RawFd) -> Option<&Entry> {
         self.entries.get(usize::try_from(fd).ok()?).filter(|entry| entry.open && !entry.closing)
     }
 
-    /// The descriptor behind a handle of ours, for a call that is over at once.
+    /// Returns the descriptor of an open handle, for a synchronous call.
+    ///
+    /// # Errors
+    /// `EBADF` when the handle is not open.
     pub(crate) fn open_fd(&self, handle: Handle) -> io::Result<RawFd> {
         let fd = os::fd_of(handle);
         self.get(fd).map(|_| fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// Counts an operation that begins; `None` when the handle is not open.
+    /// Counts an operation as in flight; `None` when the handle is not open.
     pub(crate) fn begin(&mut self, fd: RawFd) -> Option<&Entry> {
         let entry = self.entries.get_mut(usize::try_from(fd).ok()?)?;
         if !entry.open || entry.closing {
@@ -70,12 +73,12 @@ impl Handles {
         Some(entry)
     }
 
-    /// Remembers whether a receive took all that was there.
+    /// Records whether the last receive left spare space in its buffer.
     pub(crate) fn set_drained(&mut self, fd: RawFd, drained: bool) {
         self.entries[fd as usize].drained = drained;
     }
 
-    /// Counts an operation that has ended, and closes what waited for it.
+    /// Counts an operation as completed, and performs a deferred close.
     pub(crate) fn end(&mut self, fd: RawFd) {
         let entry = &mut self.entries[fd as usize];
         entry.in_flight -= 1;
@@ -85,7 +88,7 @@ impl Handles {
         }
     }
 
-    /// Closes now, or as soon as nothing is in flight; true in the second case.
+    /// Closes now, or once nothing is in flight; returns true in the second case.
     pub(crate) fn close(&mut self, fd: RawFd) -> bool {
         let Some(entry) = usize::try_from(fd).ok().and_then(|at| self.entries.get_mut(at)) else { return false };
         if !entry.open || entry.closing {
@@ -104,7 +107,7 @@ impl Handles {
 impl Drop for Handles {
     fn drop(&mut self) {
         for (fd, entry) in self.entries.iter().enumerate() {
-            // What is still in flight here was given up on; its descriptor must not be used again.
+            // Operations still in flight here were abandoned; their descriptor must not be reused.
             if entry.open && entry.in_flight == 0 {
                 os::close(fd as RawFd);
             }

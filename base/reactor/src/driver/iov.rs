@@ -1,18 +1,18 @@
-//! What is left to do of an operation that moves bytes, in the form that vectored system calls take.
+//! Rest of a partial transfer, in the form of an iovec array.
 
 use crate::buf::BufList;
 use crate::driver::os::{IOV_MAX, RW_MAX};
 
-/// The next piece of a list of buffers to give to the kernel.
+/// Next piece of a list of buffers to pass to the kernel.
 pub(crate) enum Piece {
-    /// One run of memory.
+    /// Contiguous memory.
     One(*const u8, usize),
-    /// Several, laid down in the vector that was passed in.
+    /// Several parts, stored in the vector that was passed in.
     Many,
 }
 
-/// Finds what follows the first `done` bytes of `bufs`, in as much as one system call takes.
-/// `done` must be less than the list's length.
+/// Returns the bytes after the first `done` bytes of `bufs`, limited to what one system call takes.  `done` must be
+/// less than the list's length.
 pub(crate) fn remaining(bufs: &BufList, done: usize, iovecs: &mut Vec<libc::iovec>) -> Piece {
     iovecs.clear();
     let mut skip = done;

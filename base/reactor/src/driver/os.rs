@@ -1,4 +1,4 @@
-//! What both drivers of the operating system share: opening, listening, closing, addresses, the clock.
+//! System calls common to both drivers: opening, listening, closing, addresses, the clock.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -14,20 +14,20 @@ use super::{Handle, Unpark};
 use crate::net::Addr;
 use crate::time::Instant;
 
-/// Connections that wait to be accepted, at most (the system's own limit cuts it further).
+/// Listen backlog (the system's own limit may reduce it).
 const BACKLOG: i32 = 1024;
 
-/// Parts of one vectored system call, at most.
+/// Maximum parts of one vectored system call.
 pub(crate) const IOV_MAX: usize = 1024;
 
-/// Bytes of one system call, at most: below the kernel's own limit (2 GiB less a page), and aligned.
+/// Maximum bytes of one system call: below the kernel's own limit (2 GiB less a page), and aligned.
 pub(crate) const RW_MAX: usize = 1 << 30;
 
 // From linux/fs.h, as on every 64-bit machine with the generic ioctl numbers (x86-64, AArch64, RISC-V).
 pub(crate) const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
 pub(crate) const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// The unit of direct I/O in bytes where the system does not tell: what every device here can do.
+/// Unit of direct I/O in bytes where the system does not report it: every supported device accepts it.
 pub(crate) const SECTOR_DEFAULT: u32 = 4096;
 
 /// Turns a system call's -1 into its error.
@@ -46,7 +46,7 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
 }
 
 pub(crate) fn fd_of(handle: Handle) -> RawFd {
-    // Handles are made of file descriptors, which are never negative; anything else is no open file.
+    // Handles are made from file descriptors, which are never negative; any other number is no open file.
     RawFd::try_from(handle.0).unwrap_or(-1)
 }
 
@@ -60,9 +60,9 @@ pub(crate) fn close(fd: RawFd) {
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
-/// Bytes of memory that this process may lock; the whole user shares the limit.
+/// Returns the bytes of memory that this process may lock; all processes of the user share the limit.
 pub(crate) fn lockable_bytes() -> u64 {
-    // Bit 14 of the effective capabilities is CAP_IPC_LOCK, for which there is no limit.
+    // Bit 14 of the effective capabilities is CAP_IPC_LOCK, which lifts the limit.
     let capable = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
         u64::from_str_radix(line.trim(), 16).ok()
@@ -71,13 +71,13 @@ pub(crate) fn lockable_bytes() -> u64 {
         return u64::MAX;
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a valid rlimit to write to; when it fails, that is a limit of 0.
+    // SAFETY: a valid rlimit to write to; on failure it stays a limit of 0.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    // Without a limit it is the highest number.
+    // RLIM_INFINITY is the highest number.
     limit.rlim_cur
 }
 
-/// Nanoseconds of the system's monotonic clock, which all cores share.
+/// Returns the system's monotonic clock in nanoseconds, which all cores share.
 pub(crate) fn now() -> Instant {
     let time = clock(libc::CLOCK_MONOTONIC);
     Instant::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
@@ -91,11 +91,11 @@ fn clock(id: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec to write to; the clocks asked for exist on every Linux.
     unsafe { libc::clock_gettime(id, &mut time) };
-    // The wall clock may be set to before 1970; that is then 1970.
+    // The wall clock may be set to before 1970; return 1970 then.
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Random numbers from the system, fetched many at a time.
+/// Random numbers from the system, fetched 32 at a time.
 pub(crate) struct Random {
     ready: [u64; 32],
     left: usize,
@@ -127,14 +127,14 @@ impl Random {
     }
 }
 
-/// Wakes a waiting driver through an eventfd.
+/// Waker of a waiting driver: an eventfd.
 pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// `nonblocking` reads return at once when nobody has written.
+    /// Creates an eventfd; with `nonblocking`, reads return at once while it is not signalled.
     pub(crate) fn new(nonblocking: bool) -> io::Result<Self> {
         let flags = libc::EFD_CLOEXEC | if nonblocking { libc::EFD_NONBLOCK } else { 0 };
-        // SAFETY: no pointers; the descriptor is new and ours.
+        // SAFETY: no pointers; the descriptor is new and owned here.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(check(libc::eventfd(0, flags))?) }))
     }
 
@@ -142,7 +142,7 @@ impl EventFd {
         self.0.as_raw_fd()
     }
 
-    /// Takes what was written (only for a nonblocking one).
+    /// Resets the counter (only for a nonblocking one).
     pub(crate) fn drain(&self) {
         let mut count = 0u64;
         // SAFETY: eight bytes into eight bytes.
@@ -153,22 +153,22 @@ impl EventFd {
 impl Unpark for EventFd {
     fn unpark(&self) {
         let one = 1u64;
-        // The only failure is a counter that is full, and then it wakes already.
+        // The only failure is a full counter, and then the driver is woken already.
         // SAFETY: eight bytes from eight bytes.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
     }
 }
 
-/// Room for the control message that carries one descriptor, aligned as the kernel wants it.
+/// Space for the control message that carries one descriptor, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct FdMessage([u8; 64]);
 
-/// Sends one byte and a descriptor over a Unix socket; never waits.
+/// Sends one byte and a descriptor over a Unix socket; never blocks.
 pub(crate) fn send_fd(sock: RawFd, fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut byte = 0u8;
     let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut control = FdMessage([0; 64]);
-    // SAFETY: all zeroes is a valid msghdr; the control buffer has room for a header and one descriptor, so the macros
+    // SAFETY: all zeroes is a valid msghdr; the control buffer has space for a header and one descriptor, so the macros
     // stay within it; everything lives through the call.
     let sent = unsafe {
         let mut msg: libc::msghdr = mem::zeroed();
@@ -186,13 +186,13 @@ pub(crate) fn send_fd(sock: RawFd, fd: BorrowedFd<'_>) -> io::Result<()> {
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives one byte and a descriptor over a Unix socket; never waits.
+/// Receives one byte and a descriptor over a Unix socket; never blocks.
 pub(crate) fn recv_fd(sock: RawFd) -> io::Result<OwnedFd> {
     let mut byte = 0u8;
     let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut control = FdMessage([0; 64]);
-    // SAFETY: as in `send_fd`; the kernel writes no more control bytes than it is told there is room for, which holds one
-    // descriptor, and a descriptor that it hands over is ours.
+    // SAFETY: as in `send_fd`; the kernel writes no more control bytes than the given length, which holds one
+    // descriptor, and a received descriptor is owned here.
     unsafe {
         let mut msg: libc::msghdr = mem::zeroed();
         msg.msg_iov = &raw mut iovec;
@@ -212,7 +212,7 @@ pub(crate) fn recv_fd(sock: RawFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// A socket's address as the kernel takes it.
+/// Socket address in the kernel's form.
 #[derive(Clone, Copy)]
 pub(crate) struct SockAddr {
     pub(crate) storage: libc::sockaddr_storage,
@@ -220,7 +220,7 @@ pub(crate) struct SockAddr {
 }
 
 impl SockAddr {
-    /// Room for the kernel to write one to.
+    /// Returns space for the kernel to write an address to.
     pub(crate) fn empty() -> Self {
         // SAFETY: all zeroes is a valid sockaddr_storage of no family.
         Self { storage: unsafe { mem::zeroed() }, len: mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t }
@@ -264,7 +264,7 @@ impl SockAddr {
                 let bytes = path.as_os_str().as_bytes();
                 // SAFETY: all zeroes is a valid sockaddr_un.
                 let mut sun: libc::sockaddr_un = unsafe { mem::zeroed() };
-                // One byte is kept for the final zero.
+                // One byte is reserved for the final zero.
                 if bytes.is_empty() || bytes.len() >= sun.sun_path.len() || bytes.contains(&0) {
                     let text = format!("'{}' cannot be a socket's path", path.display());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -282,11 +282,11 @@ impl SockAddr {
         Ok(out)
     }
 
-    /// What the kernel wrote; `None` for a family that is not ours.
+    /// Returns the address that the kernel wrote; `None` for other address families.
     pub(crate) fn addr(&self) -> Option<Addr> {
         match i32::from(self.storage.ss_family) {
             libc::AF_INET => {
-                // SAFETY: the family says which type it is; the storage is large enough and aligned.
+                // SAFETY: the family determines the type; the storage is large enough and aligned.
                 let sin = unsafe { self.ptr().cast::<libc::sockaddr_in>().read() };
                 let ip = Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes());
                 Some(Addr::Tcp(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into()))
@@ -311,7 +311,7 @@ impl SockAddr {
     }
 }
 
-/// A socket for `addr`; `nonblocking` for epoll.
+/// Creates a socket for `addr`; `nonblocking` for epoll.
 pub(crate) fn socket(addr: &Addr, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = match addr {
         Addr::Tcp(SocketAddr::V4(_)) => libc::AF_INET,
@@ -319,7 +319,7 @@ pub(crate) fn socket(addr: &Addr, nonblocking: bool) -> io::Result<OwnedFd> {
         Addr::Unix(_) => libc::AF_UNIX,
     };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
-    // SAFETY: no pointers; the descriptor is new and ours.
+    // SAFETY: no pointers; the descriptor is new and owned here.
     let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
     if matches!(addr, Addr::Tcp(_)) {
         set_nodelay(fd.as_raw_fd());
@@ -328,18 +328,18 @@ pub(crate) fn socket(addr: &Addr, nonblocking: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Notices a peer that is gone without a word, after about three minutes.  Accepted sockets inherit it, too.
+/// Enables TCP keepalive, which detects a dead peer after about three minutes.  Accepted sockets inherit it.
 fn set_keepalive(fd: RawFd) {
-    // A failure leaves dead connections open, and nothing worse.
+    // A failure only leaves dead connections open.
     let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE);
     for (option, value) in [(libc::TCP_KEEPIDLE, 60), (libc::TCP_KEEPINTVL, 20), (libc::TCP_KEEPCNT, 6)] {
         let _ = set_option_to(fd, libc::IPPROTO_TCP, option, value);
     }
 }
 
-/// Sends small messages at once.  Accepted sockets inherit it from their listener.
+/// Disables Nagle's algorithm.  Accepted sockets inherit it from their listener.
 pub(crate) fn set_nodelay(fd: RawFd) {
-    // A failure costs speed only.
+    // A failure only costs speed.
     let _ = set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
 }
 
@@ -353,7 +353,7 @@ fn set_option_to(fd: RawFd, level: i32, option: i32, value: libc::c_int) -> io::
         .map(drop)
 }
 
-/// A listening socket and its address as bound.
+/// Creates a listening socket; returns it and its bound address.
 pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Addr)> {
     let fd = socket(addr, nonblocking)?;
     let sock_addr = SockAddr::new(addr)?;
@@ -373,7 +373,7 @@ pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Add
     // SAFETY: no pointers.
     check(unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) })?;
     let mut bound = SockAddr::empty();
-    // SAFETY: `bound` has room for `len` bytes.
+    // SAFETY: `bound` has space for `len` bytes.
     check(unsafe { libc::getsockname(fd.as_raw_fd(), bound.ptr_mut(), &mut bound.len) })?;
     let bound = match addr {
         Addr::Tcp(_) => bound.addr().unwrap_or_else(|| addr.clone()),
@@ -382,9 +382,9 @@ pub(crate) fn listen(addr: &Addr, nonblocking: bool) -> io::Result<(OwnedFd, Add
     Ok((fd, bound))
 }
 
-/// The same open socket under another descriptor.
+/// Duplicates a descriptor.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's table says that the descriptor is open, and nothing closes it in between.
+    // SAFETY: the caller's table shows that the descriptor is open, and nothing closes it in between.
     unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
 }
 
@@ -393,12 +393,12 @@ fn bind(fd: &OwnedFd, addr: &SockAddr) -> io::Result<()> {
     check(unsafe { libc::bind(fd.as_raw_fd(), addr.ptr(), addr.len) }).map(drop)
 }
 
-/// True when the path is a socket on which nobody listens any more.
+/// Returns whether the path is a socket without a listener.
 fn is_dead_socket(path: &Path, addr: &SockAddr) -> bool {
     if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return false;
     }
-    // Not blocking: a live listener whose queue is full answers EAGAIN, which is alive.
+    // Nonblocking: a live listener whose backlog is full returns EAGAIN, and counts as live.
     let Ok(probe) = socket(&Addr::Unix(path.to_owned()), true) else { return false };
     // SAFETY: `addr` holds an address of `len` bytes.
     match check(unsafe { libc::connect(probe.as_raw_fd(), addr.ptr(), addr.len) }) {
@@ -407,14 +407,14 @@ fn is_dead_socket(path: &Path, addr: &SockAddr) -> bool {
     }
 }
 
-/// There is something to read, or there never will be; does not wait.
+/// Returns whether a read would not block: data, or the end of the stream.  Does not wait.
 pub(crate) fn readable(fd: RawFd) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one structure, which lives through the call.
     check(unsafe { libc::poll(&raw mut poll, 1, 0) }).map(|ready| ready > 0)
 }
 
-/// A call on the descriptor that would wait fails instead.
+/// Sets the descriptor to nonblocking.
 pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     // SAFETY: no pointers.
     let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
@@ -422,14 +422,14 @@ pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
 }
 
-/// Ends both directions of a connection.
+/// Shuts down both directions of a connection.
 pub(crate) fn shutdown(fd: RawFd) {
-    // A socket whose peer is gone already is as shut down as it can be.
+    // Fails harmlessly on a socket whose peer is gone already.
     // SAFETY: no pointers.
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
 }
 
-/// Takes the error that a connection attempt ended with.
+/// Returns and clears a socket's pending error, such as the failure of a connect.
 pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
     let mut error: libc::c_int = 0;
     let mut len = mem::size_of_val(&error) as libc::socklen_t;
@@ -438,7 +438,7 @@ pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// The processors that this process may run on.
+/// Returns the processors that this process may run on.
 pub(crate) fn allowed_cpus() -> Vec<usize> {
     // SAFETY: all zeroes is the empty set, which the call fills.
     unsafe {
@@ -450,7 +450,7 @@ pub(crate) fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// Keeps this thread on one processor.
+/// Pins this thread to one processor.
 pub(crate) fn pin_to(cpu: usize) {
     // SAFETY: all zeroes is the empty set; `cpu` is below its size, because it came out of such a set.
     let result = unsafe {
@@ -458,7 +458,7 @@ pub(crate) fn pin_to(cpu: usize) {
         libc::CPU_SET(cpu, &mut set);
         check(libc::sched_setaffinity(0, mem::size_of_val(&set), &set))
     };
-    // A sandbox may forbid it; that costs speed only.
+    // A sandbox may forbid it; that only costs speed.
     if let Err(error) = result {
         tracing::debug!(%error, cpu, "a core is not pinned to its processor");
     }

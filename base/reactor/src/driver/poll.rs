@@ -1,4 +1,4 @@
-//! The driver on epoll, for where io_uring is forbidden: sockets when they are ready, files on a few threads.
+//! Driver on epoll, for systems that forbid io_uring: readiness-based sockets, and files on a few threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,49 +15,49 @@ use super::{Completion, Driver, Handle, Op, OpKey, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
 
-/// Events taken with one system call.
+/// Maximum events per system call.
 const EVENTS: usize = 256;
-/// Marks the eventfd among the events.
+/// User data of the wake-up eventfd among the events.
 const WAKE: u64 = u64::MAX;
-/// How often a connection is tried again whose listener has no room; nothing tells when it has.
+/// Retry interval of a connect to a listener whose backlog is full; no event reports space in it.
 const CONNECT_RETRY: Duration = Duration::from_millis(2);
 
-/// A socket operation that waits until the socket is ready.
+/// Socket operation that waits until the socket is ready.
 struct Pending {
     op: Op,
     fd: RawFd,
-    /// Bytes moved so far.
+    /// Bytes transferred so far.
     done: usize,
-    /// For `Connect`: under way, so its end is asked for rather than tried again.
+    /// For `Connect`: in flight, so its result is queried instead of trying again.
     under_way: bool,
 }
 
-/// What waits on one socket, in order.
+/// Operations waiting on one socket, in order.
 #[derive(Default)]
 struct Waiting {
     to_read: VecDeque<OpKey>,
     to_write: VecDeque<OpKey>,
 }
 
-/// What came of trying.
+/// Result of an attempt.
 enum Tried {
     Ended(io::Result<u64>, Option<Addr>),
-    /// There may be more to do at once.
+    /// More may be possible at once.
     Again,
     NotReady,
-    /// Not ready, and no event will tell.
+    /// Not ready, and no event will report it.
     Later,
 }
 
-/// The epoll driver.
+/// Driver on epoll.
 pub(crate) struct PollDriver {
     epoll: OwnedFd,
     handles: Handles,
-    /// By operation key.
+    /// Socket operations, by operation key.
     pending: Vec<Option<Pending>>,
-    /// By file descriptor.
+    /// Waiting operations, by file descriptor.
     waiting: Vec<Waiting>,
-    /// Connections to be tried again soon.
+    /// Connects to be retried soon.
     later: Vec<OpKey>,
     finished: Vec<Completion>,
     threads: FileThreads,
@@ -65,13 +65,13 @@ pub(crate) struct PollDriver {
     random: Random,
     iovecs: Vec<libc::iovec>,
     events: Vec<libc::epoll_event>,
-    /// The system call with nanoseconds is there (5.11).
+    /// False once `epoll_pwait2` (5.11, nanosecond timeouts) was found missing.
     fine_waits: bool,
 }
 
 impl PollDriver {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; the descriptor is new and ours.
+        // SAFETY: no pointers; the descriptor is new and owned here.
         let epoll = unsafe { OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
         let wake = Arc::new(EventFd::new(true)?);
         watch(&epoll, wake.fd(), libc::EPOLLIN as u32, WAKE)?;
@@ -91,10 +91,10 @@ impl PollDriver {
         })
     }
 
-    /// Takes a new socket in.
+    /// Registers a new socket; returns its descriptor.
     fn add_socket(&mut self, socket: OwnedFd) -> io::Result<RawFd> {
         let fd = socket.as_raw_fd();
-        // Edge-triggered and for everything, once: each operation is tried before it waits for an event.
+        // Edge-triggered and for all events, once: each operation is tried before it waits for an event.
         let interest = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         watch(&self.epoll, fd, interest as u32, fd as u64)?;
         let at = socket.into_raw_fd() as usize;
@@ -154,7 +154,7 @@ impl PollDriver {
         })
     }
 
-    /// Does what can be done of what waits on a socket.
+    /// Attempts the operations waiting on a socket until one is not ready.
     fn advance(&mut self, fd: RawFd, to_write: bool) {
         loop {
             let Some(waiting) = self.waiting.get_mut(fd as usize) else { return };
@@ -174,7 +174,7 @@ impl PollDriver {
         }
     }
 
-    /// Ends a socket operation.
+    /// Completes a socket operation.
     fn end(&mut self, key: OpKey, result: io::Result<u64>, peer: Option<Addr>) {
         let Some(pending) = self.pending.get_mut(key.0 as usize).and_then(Option::take) else { return };
         let fd = pending.fd;
@@ -198,7 +198,7 @@ impl PollDriver {
                 let all = *all;
                 let to = buf.spare_mut();
                 let len = to.len().min(RW_MAX);
-                // SAFETY: `to` has room for `len` bytes and is ours alone.
+                // SAFETY: `to` has space for `len` bytes and is borrowed uniquely.
                 match check_len(unsafe { libc::recv(fd, to.as_mut_ptr().cast(), len, 0) }) {
                     Ok(got) => {
                         buf.set_len(buf.len() + got);
@@ -236,14 +236,14 @@ impl PollDriver {
             Op::Accept { .. } => {
                 let mut peer = SockAddr::empty();
                 let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-                // SAFETY: `peer` has room for `len` bytes.
+                // SAFETY: `peer` has space for `len` bytes.
                 match check(unsafe { libc::accept4(fd, peer.ptr_mut(), &mut peer.len, flags) }) {
                     Ok(new) => {
                         let peer = peer.addr();
                         if matches!(peer, Some(Addr::Tcp(_))) {
                             os::set_nodelay(new);
                         }
-                        // SAFETY: the descriptor is new and ours.
+                        // SAFETY: the descriptor is new and owned here.
                         let added = self.add_socket(unsafe { OwnedFd::from_raw_fd(new) });
                         Tried::Ended(added.map(|fd| os::handle_of(fd).0), peer)
                     }
@@ -271,12 +271,12 @@ impl PollDriver {
                 match check(unsafe { libc::connect(fd, addr.ptr(), addr.len) }) {
                     Ok(_) => Tried::Ended(Ok(os::handle_of(fd).0), None),
                     Err(error) => match error.raw_os_error() {
-                        // An interrupted attempt goes on by itself.
+                        // An interrupted connect continues in the kernel.
                         Some(libc::EINPROGRESS | libc::EINTR) => {
                             pending.under_way = true;
                             Tried::NotReady
                         }
-                        // A Unix socket whose listener has no room.
+                        // Unix socket whose listener's backlog is full.
                         Some(libc::EAGAIN) => Tried::Later,
                         _ => Tried::Ended(Err(error), None),
                     },
@@ -286,7 +286,7 @@ impl PollDriver {
         }
     }
 
-    /// Takes what the file threads have done.
+    /// Completes the operations that the file threads have finished.
     fn reap_files(&mut self) {
         while let Some(job) = self.threads.next_done() {
             self.handles.end(job.fd);
@@ -294,7 +294,7 @@ impl PollDriver {
         }
     }
 
-    /// Waits for events; the timeout is rounded up where the system cannot do better than milliseconds.
+    /// Waits for events; the timeout is rounded up to milliseconds where the kernel lacks `epoll_pwait2`.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let epoll = self.epoll.as_raw_fd();
         let events = self.events.as_mut_ptr();
@@ -305,17 +305,17 @@ impl PollDriver {
                 tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
             };
             let mask = std::ptr::null::<libc::sigset_t>();
-            // SAFETY: `events` has room for EVENTS events; the time lives through the call; no signal mask.
+            // SAFETY: `events` has space for EVENTS events; the time lives through the call; no signal mask.
             let count = unsafe {
                 libc::syscall(libc::SYS_epoll_pwait2, epoll, events, EVENTS as libc::c_int, &raw const timeout, mask, 8)
             };
             match check_len(count as isize) {
                 Ok(count) => {
-                    // SAFETY: the kernel has filled so many.
+                    // SAFETY: the kernel has filled `count` events.
                     unsafe { self.events.set_len(count) };
                     return Ok(());
                 }
-                // Sandboxes refuse what they do not know in either way.
+                // Sandboxes reject unknown system calls with either error.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                     self.fine_waits = false;
                 }
@@ -326,9 +326,9 @@ impl PollDriver {
             None => -1,
             Some(timeout) => i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
         };
-        // SAFETY: `events` has room for EVENTS events.
+        // SAFETY: `events` has space for EVENTS events.
         let count = check(unsafe { libc::epoll_wait(epoll, events, EVENTS as libc::c_int, millis) })?;
-        // SAFETY: the kernel has filled so many.
+        // SAFETY: the kernel has filled `count` events.
         unsafe { self.events.set_len(count as usize) };
         Ok(())
     }
@@ -355,7 +355,7 @@ impl PollDriver {
 }
 
 impl Drop for PollDriver {
-    /// Waits for the threads, so that files are closed (and unlocked) when this is done.
+    /// Waits for the threads, so that files are closed (and unlocked) on return.
     fn drop(&mut self) {
         for job in self.threads.stop() {
             self.handles.end(job.fd);
@@ -380,11 +380,11 @@ fn watch(epoll: &OwnedFd, fd: RawFd, interest: u32, data: u64) -> io::Result<()>
     check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) }).map(drop)
 }
 
-/// True when a connection attempt has succeeded, false when it is still under way.
+/// Returns whether a connect has succeeded; false while it is still in flight.
 fn connected(fd: RawFd) -> io::Result<bool> {
     os::socket_error(fd)?;
     let mut peer = SockAddr::empty();
-    // SAFETY: `peer` has room for `len` bytes.
+    // SAFETY: `peer` has space for `len` bytes.
     match check(unsafe { libc::getpeername(fd, peer.ptr_mut(), &mut peer.len) }) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),

@@ -1,7 +1,7 @@
-//! A few threads for file operations that can only be done by waiting.
+//! Thread pool for file operations that block.
 //!
-//! The epoll driver sends all its file operations here; the io_uring driver only discards on block devices.  An
-//! operation crosses over with its buffers, so nothing is shared while it runs.
+//! The epoll driver runs all its file operations here; the io_uring driver only discards on block devices.  An
+//! operation moves to the thread with its buffers, so nothing is shared while it runs.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,14 +15,14 @@ use super::iov::{self, Piece};
 use super::os::{EventFd, RW_MAX, check, check_len};
 use super::{Op, OpKey, Unpark, files};
 
-/// Threads at most; one more is started when there is work and all others are busy.
+/// Maximum threads; one more is started when there is work and all others are busy.
 const THREADS_MAX: usize = 4;
 
-/// A file operation on its way to a thread, or back.
+/// File operation in transit to a thread, or back.
 pub(crate) struct Job {
     pub(crate) key: OpKey,
     pub(crate) fd: RawFd,
-    /// The unit of direct I/O in bytes; 1 when any will do.
+    /// Unit of direct I/O in bytes; 1 when there is no restriction.
     pub(crate) direct_unit: u32,
     pub(crate) block_device: bool,
     pub(crate) op: Op,
@@ -40,19 +40,19 @@ struct Shared {
     queue: Mutex<Queue>,
     wanted: Condvar,
     done: SegQueue<Job>,
-    /// The driver knows that `done` has something in it.
+    /// Set once the driver was woken for `done`, until it looks.
     told: AtomicBool,
     wake: Arc<EventFd>,
 }
 
-/// The threads of one driver.
+/// File threads of one driver.
 pub(crate) struct FileThreads {
     shared: Arc<Shared>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl FileThreads {
-    /// Wakes the driver through `wake` when an operation has ended.
+    /// Creates the pool without threads; `wake` wakes the driver when an operation has completed.
     pub(crate) fn new(wake: Arc<EventFd>) -> Self {
         let shared = Shared {
             queue: Mutex::default(),
@@ -64,7 +64,7 @@ impl FileThreads {
         Self { shared: Arc::new(shared), threads: Vec::new() }
     }
 
-    /// Gives a thread something to do; comes back at once with an error when there is no thread to be had.
+    /// Queues a job; returns it with its error when no thread can be started.
     pub(crate) fn submit(&mut self, job: Job) -> Result<(), Box<Job>> {
         let more = {
             let mut queue = self.shared.lock();
@@ -76,7 +76,7 @@ impl FileThreads {
             let name = format!("forebay-file-{}", self.threads.len());
             match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
                 Ok(thread) => self.threads.push(thread),
-                // Those that are there do it all, if later.
+                // The existing threads run it later.
                 Err(_) if !self.threads.is_empty() => {}
                 Err(error) => {
                     let mut job = self.shared.lock().jobs.pop_back().expect("the job that was just queued");
@@ -89,25 +89,25 @@ impl FileThreads {
         Ok(())
     }
 
-    /// Takes a job back that no thread has begun.
+    /// Removes a queued job that no thread has begun.
     pub(crate) fn take_back(&mut self, key: OpKey) -> Option<Job> {
         let mut queue = self.shared.lock();
         let at = queue.jobs.iter().position(|job| job.key == key)?;
         queue.jobs.remove(at)
     }
 
-    /// The next job that has ended.
+    /// Returns the next completed job.
     pub(crate) fn next_done(&mut self) -> Option<Job> {
         if let Some(job) = self.shared.done.pop() {
             return Some(job);
         }
-        // Whoever adds one from here on wakes the driver; one that was added before is found now.
+        // A thread that adds one from here on wakes the driver; one added before is found now.
         self.shared.told.store(false, Ordering::SeqCst);
         self.shared.done.pop()
     }
 
-    /// Ends the threads.  What has begun is waited for, because it works on our buffers; it comes back with what has
-    /// not begun and now never will.
+    /// Stops the threads.  Waits for running jobs, because they use the driver's buffers; returns completed jobs and
+    /// those that were never begun.
     pub(crate) fn stop(&mut self) -> Vec<Job> {
         let mut jobs: Vec<Job> = {
             let mut queue = self.shared.lock();
@@ -133,7 +133,7 @@ impl Drop for FileThreads {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing panics under the lock.
+        // No code panics under the lock.
         self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -164,8 +164,8 @@ impl Shared {
     }
 }
 
-/// Ends the process when a file thread panics: the operation that it had would otherwise never end, and whoever waits
-/// for it neither.
+/// Aborts the process when a file thread panics: its operation, and the task that waits for it, would otherwise never
+/// complete.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -186,11 +186,11 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Offset at which punching a hole never ends, as an operation on a disk that does not answer.
+/// Offset at which punching a hole never completes, like an operation on a disk that hangs.
 #[cfg(test)]
 pub(crate) const HANGS_AT: u64 = u64::MAX - 1;
 
-/// A thread has begun with such a hole.
+/// Set once a thread has begun with such a hole.
 #[cfg(test)]
 pub(crate) static HANGS: AtomicBool = AtomicBool::new(false);
 
@@ -212,11 +212,11 @@ fn run(job: &mut Job) -> io::Result<u64> {
                     return Ok(at - *offset);
                 }
                 let len = to.len().min(RW_MAX);
-                // SAFETY: `to` has room for `len` bytes and is ours alone.
+                // SAFETY: `to` has space for `len` bytes and is borrowed uniquely.
                 let got = retry(|| check_len(unsafe { libc::pread(fd, to.as_mut_ptr().cast(), len, at as i64) }))?;
                 buf.set_len(buf.len() + got);
                 at += got as u64;
-                // Direct reads end at the end of the file with an odd length; going on would be refused.
+                // A direct read that ends at the end of the file has an unaligned length; continuing would be refused.
                 if got == 0 || !at.is_multiple_of(u64::from(job.direct_unit)) {
                     return Ok(at - *offset);
                 }
@@ -268,7 +268,7 @@ fn write(fd: RawFd, iovecs: &[libc::iovec], at: i64, durable: bool) -> io::Resul
     }
     // SAFETY: as above.
     match check_len(unsafe { libc::pwritev2(fd, ptr, count, at, libc::RWF_DSYNC) }) {
-        // Sandboxes without the flag, or without the call.
+        // Sandboxes may lack the flag or the call.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
             // SAFETY: as above.
             let put = check_len(unsafe { libc::pwritev(fd, ptr, count, at) })?;

@@ -1,8 +1,8 @@
-//! The driver on io_uring.
+//! Driver on io_uring.
 //!
-//! Operations become submission entries at once and go to the kernel with the next [`poll`](Driver::poll): one system
-//! call a turn submits what is new and fetches what has ended.  What the kernel does in part (short reads, short
-//! writes) is continued here until it is whole.
+//! Operations become submission entries at once and are submitted with the next [`poll`](Driver::poll): one system call
+//! per loop iteration submits new operations and fetches completions.  Partial results (short reads, short writes) are
+//! continued here until the operation is complete.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,58 +24,59 @@ use super::{Completion, Driver, Handle, Op, OpKey, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
 
-/// Submission and completion entries of the ring: what one system call submits at most, and how many completions fit
-/// before the kernel keeps them in a list.  New kernels count a ring's memory against RLIMIT_MEMLOCK; when that is
-/// short, less does too.
+/// Submission and completion entries of the ring: the maximum per system call, and the completions that fit before the
+/// kernel keeps them in an overflow list.  New kernels count a ring's memory against RLIMIT_MEMLOCK; when that is
+/// short, the smaller size is used.
 const ENTRIES: [(u32, u32); 2] = [(256, 2048), (32, 128)];
 
-/// Reads and writes of files that are collected before a system call submits them ahead of the turn's end.
+/// Queued reads and writes of files from which they are submitted before the end of the loop iteration.
 ///
-/// Submitting a turn's operations all at once saves system calls, but makes disk and program take turns: all requests
-/// end together, and the disk waits while the program handles them.  At 32 reads in flight, 4 a call gave 25 % more
-/// reads a second than one call a turn, for 10 % more CPU each; 8 gave half of that.
+/// Submitting the operations of a whole iteration at once saves system calls, but makes disk and program alternate: all
+/// requests complete together, and the disk idles while the program handles them.  At 32 reads in flight, 4 per call
+/// gave 25 % more reads a second than one call per iteration, for 10 % more CPU each; 8 gave half of that.
 const DISK_BATCH: u32 = 4;
 
-/// In the upper half of the user data: not an operation, but ...
+/// Upper half of the user data that marks entries which are not operations.
 const INTERNAL: u64 = (u32::MAX as u64) << 32;
-/// ... the wake-up from other threads,
+/// User data of the wake-up from other threads.
 const WAKE: u64 = INTERNAL;
-/// ... or the answer to a cancellation, which nobody waits for.
+/// User data of a cancellation, whose result is ignored.
 const CANCEL: u64 = INTERNAL | 1;
 
-/// How long the driver, when it is dropped, waits for the kernel to let go of the buffers.
+/// Maximum wait, when the driver is dropped, for the kernel to release the buffers.
 const DROP_WAIT: Duration = Duration::from_secs(10);
-/// How often it asks again meanwhile.
+/// Interval of cancellation requests during that wait.
 const DROP_ASK: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 struct Slot {
-    /// Counts the operations that had this slot, so that a late answer is not taken for the next one's.
+    /// Counts the operations that used this slot, so that a late completion is not taken for the next operation's.
     generation: u32,
     flight: Option<Box<Flight>>,
 }
 
-/// The io_uring driver.
+/// Driver on io_uring.
 pub(crate) struct UringDriver {
     ring: IoUring,
     handles: Handles,
     buffers: FixedBuffers,
     slots: Vec<Slot>,
-    /// Boxed, because the kernel holds their address.
+    /// Boxed, because the kernel uses their address.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Flight>>,
     live: usize,
-    /// Entries that found the submission queue full, in order.
+    /// Entries that did not fit into the submission queue, in order.
     backlog: VecDeque<squeue::Entry>,
     /// Reads and writes of files among the entries not yet submitted.
     disk_queued: u32,
-    /// Ended without the kernel.
+    /// Operations completed without the kernel.
     finished: Vec<Completion>,
     answers: Vec<(u64, i32)>,
     wake: Arc<EventFd>,
     wake_count: Box<u64>,
     wake_armed: bool,
-    /// For what this kernel's ring cannot do (discarding on a block device); started at the first need.
+    /// Threads for operations that this kernel's ring does not support (discarding on a block device); started on first
+    /// use.
     threads: Option<FileThreads>,
     closing: bool,
     random: Random,
@@ -135,7 +136,7 @@ impl UringDriver {
             closing: false,
             random: Random::new(),
         };
-        // Where setting up is allowed but entering is not, it shows here and not later.
+        // Fails here, not later, where ring set-up is allowed but entering is not.
         driver.arm_wake();
         if let Err(error) = driver.enter(0, None) {
             driver.wake_armed = false;
@@ -153,11 +154,11 @@ impl UringDriver {
         self.push(opcode::Read::new(Fd(self.wake.fd()), to, 8).build().user_data(WAKE));
     }
 
-    /// Hands an entry to the kernel with the next system call.
+    /// Queues an entry for the next system call.
     fn push(&mut self, entry: squeue::Entry) {
         if self.backlog.is_empty() {
-            // SAFETY: what the entry points to is in a `Flight` (or is `wake_count`), which lives until the kernel
-            // has answered; `Drop` sees to it too.
+            // SAFETY: the entry points into a `Flight` (or to `wake_count`), which lives until the kernel has completed
+            // it; `Drop` ensures that too.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
@@ -179,7 +180,7 @@ impl UringDriver {
         }
     }
 
-    /// Submits, and waits for `want` answers for at most `timeout`.
+    /// Submits queued entries, and waits for `want` completions for at most `timeout`.
     fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
         let submit = self.ring.submission().len() as u32;
         self.disk_queued = 0;
@@ -198,7 +199,7 @@ impl UringDriver {
         result.map(drop)
     }
 
-    /// Takes the kernel's answers.
+    /// Handles the kernel's completions.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let mut answers = mem::take(&mut self.answers);
         answers.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
@@ -235,10 +236,10 @@ impl UringDriver {
         }
     }
 
-    /// Makes the accepts on a listener look for connections again.
+    /// Cancels and re-submits the other accepts on a listener, so that they check for connections again.
     ///
-    /// A listener wakes one accept a connection, and that one may have been cancelled meanwhile; the kernel does not
-    /// pass the wake-up on to the others.
+    /// A listener wakes one accept per connection, and that one may have been cancelled meanwhile; the kernel does not
+    /// pass the wake-up on to the other accepts.
     fn nudge_accepts(&mut self, listener: RawFd) {
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
@@ -250,7 +251,7 @@ impl UringDriver {
         }
     }
 
-    /// Gives an operation to a thread.
+    /// Moves an operation to a thread.
     fn hand_over(&mut self, index: usize, done: &mut Vec<Completion>) {
         let flight = self.slots[index].flight.as_mut().expect("an operation in flight");
         let job = Job {
@@ -297,7 +298,7 @@ impl UringDriver {
         done.push(Completion { key: OpKey(index as u64), result, op, peer });
     }
 
-    /// Begins an operation, or ends it at once where there is nothing to ask the kernel.
+    /// Starts an operation, or completes it at once where no system call is needed.
     fn begin(&mut self, index: usize, op: Op) -> Result<(), (io::Result<u64>, Op)> {
         let fd = match &op {
             Op::Read { buf, .. } | Op::Recv { buf, .. } if buf.spare() == 0 => return Err((Ok(0), op)),
@@ -354,7 +355,7 @@ impl UringDriver {
         Ok(())
     }
 
-    /// Asks the kernel for what is left of an operation.
+    /// Queues a submission entry for the rest of an operation.
     fn issue(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         let user_data = user_data(slot.generation, index);
@@ -370,14 +371,14 @@ impl UringDriver {
         }
     }
 
-    /// Submits what is queued without looking at the answers.
+    /// Submits queued entries without fetching completions.
     fn submit_early(&mut self) {
         self.disk_queued = 0;
         let submit = self.ring.submission().len() as u32;
         // SAFETY: no argument; what the entries point to is as in `push`.
         let submitted = unsafe { self.ring.submitter().enter::<libc::sigset_t>(submit, 0, 0, None) };
-        // What the kernel has no room for stays in the queue; the turn's own call tries again, and knows what to do
-        // about errors.
+        // Entries that the kernel could not take stay in the queue; the regular call of this iteration retries them and
+        // handles errors.
         drop(submitted);
     }
 }
@@ -387,14 +388,14 @@ fn user_data(generation: u32, index: usize) -> u64 {
 }
 
 fn next_generation(generation: u32) -> u32 {
-    // The highest one marks what is internal.
+    // The highest value marks internal entries.
     if generation >= u32::MAX - 1 { 0 } else { generation + 1 }
 }
 
 type SetUp = fn(&mut io_uring::Builder) -> &mut io_uring::Builder;
 
-/// Ways to set a ring up, newest first: 6.1 runs completions only when this thread asks for them; 5.19 does not
-/// interrupt it for them; 5.18 goes on submitting after an entry that fails.
+/// Ring set-up flags, newest first: 6.1 runs completions only when this thread asks for them; 5.19 does not interrupt
+/// it for them; 5.18 continues submitting after an entry that fails.
 const SET_UPS: [SetUp; 5] = [
     |b| b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all(),
     |b| b.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
@@ -403,7 +404,7 @@ const SET_UPS: [SetUp; 5] = [
     |b| b,
 ];
 
-/// A ring with the first of these flags that this kernel knows, as large as it lets us.
+/// Builds a ring with the first of these flag sets that the kernel supports, in the largest size that it allows.
 fn build_ring(set_ups: &[SetUp]) -> io::Result<IoUring> {
     let mut last = io::Error::from(io::ErrorKind::Unsupported);
     for (submissions, completions) in ENTRIES {
@@ -473,8 +474,8 @@ impl Driver for UringDriver {
                 Ok(()) => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ETIME | libc::EINTR) => {}
-                    // The kernel is short of something; taking its answers gives it room, and the next turn tries
-                    // again.
+                    // The kernel is short of a resource; fetching completions frees some, and the next iteration
+                    // retries.
                     Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
                         self.reap(done);
                         return;
@@ -540,7 +541,7 @@ impl Driver for UringDriver {
     fn close(&mut self, handle: Handle) {
         let fd = os::fd_of(handle);
         if self.handles.close(fd) {
-            // It closes when they have ended.
+            // The close is deferred until the operations in flight have completed.
             for index in 0..self.slots.len() {
                 if self.slots[index].flight.as_ref().is_some_and(|flight| flight.fd == fd && !flight.cancelled) {
                     self.cancel(OpKey(index as u64));
@@ -551,7 +552,7 @@ impl Driver for UringDriver {
 }
 
 impl Drop for UringDriver {
-    /// Waits until the kernel has let go of all buffers; what it does not let go of in time is leaked, not freed.
+    /// Waits until the kernel has released all buffers; those not released within `DROP_WAIT` are leaked, not freed.
     fn drop(&mut self) {
         self.closing = true;
         let deadline = os::now() + DROP_WAIT;
@@ -575,7 +576,7 @@ impl Drop for UringDriver {
             }
         }
         tracing::error!(operations = self.live, "the kernel holds on to operations; their buffers are leaked");
-        // An operation that is with a thread is not here, and dropping the threads waits for it.
+        // An operation on a thread is not here, and dropping the threads waits for it.
         self.slots.iter_mut().filter_map(|slot| slot.flight.take()).for_each(mem::forget);
         mem::forget(mem::take(&mut self.wake_count));
     }

@@ -1,14 +1,14 @@
-//! Huge pages: 2 MiB of memory each, which a processor finds with less searching than 512 pages of 4 KiB.
+//! Huge pages: 2 MiB of memory each, with fewer TLB misses than 512 pages of 4 KiB.
 //!
 //! Many share one mapping, since a process has 65,530 mappings at most (`vm.max_map_count`).
 
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a huge page, as x86-64 and AArch64 with pages of 4 KiB have them.
+/// Bytes of a huge page, on x86-64 and AArch64 with pages of 4 KiB.
 pub(crate) const PAGE: usize = 2 << 20;
 
-/// Huge pages that are mapped at a time.
+/// Huge pages mapped at a time.
 const MAPPED: usize = 32;
 
 /// Unused huge page, which reads as zeroes.
@@ -19,8 +19,8 @@ unsafe impl Send for HugeSlot {}
 
 static FREE: Mutex<Vec<HugeSlot>> = Mutex::new(Vec::new());
 
-/// Takes 2 MiB of zero bytes; `None` if the system gives no more address space.  Where it has no huge page to give, these
-/// are small pages.
+/// Takes 2 MiB of zero bytes; `None` if the system has no more address space.  Where it has no huge page available,
+/// these are small pages.
 pub(super) fn take() -> Option<NonNull<u8>> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if free.is_empty() {
@@ -31,16 +31,16 @@ pub(super) fn take() -> Option<NonNull<u8>> {
     free.pop().map(|free| free.0)
 }
 
-/// Takes a huge page back, and gives its memory to the system.
+/// Takes a huge page back, and returns its memory to the system.
 ///
 /// # Safety
-/// It came from [`take`], and nobody uses it any more.
+/// It came from [`take`], and is not used any more.
 pub(super) unsafe fn give_back(page: NonNull<u8>) {
-    // SAFETY: the memory is the caller's, and as long.
+    // SAFETY: the caller gives up the memory, which is `PAGE` bytes long.
     if unsafe { libc::madvise(page.as_ptr().cast(), PAGE, libc::MADV_DONTNEED) } == 0 {
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(HugeSlot(page));
     } else {
-        // Locked memory, say: it would not read as zeroes.
+        // For example locked memory: it would not read as zeroes.
         // SAFETY: as above.
         unsafe { libc::munmap(page.as_ptr().cast(), PAGE) };
     }
@@ -50,7 +50,7 @@ pub(super) unsafe fn give_back(page: NonNull<u8>) {
 fn map(size: usize) -> Option<NonNull<u8>> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, wherever the kernel has room.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let base = unsafe { libc::mmap(ptr::null_mut(), size + PAGE, access, kind, -1, 0) };
     if base == libc::MAP_FAILED {
         return None;
@@ -63,9 +63,9 @@ fn map(size: usize) -> Option<NonNull<u8>> {
             libc::munmap(base.cast(), before);
         }
         libc::munmap(base.add(before + size).cast(), PAGE - before);
-        // Advised for the whole mapping, so that the kernel keeps it in one piece.  A huge page is populated by its first
-        // access.  MADV_COLLAPSE on small pages is no alternative: it interrupts every processor, and the caller waits
-        // milliseconds for them on a busy machine.
+        // Advised for the whole mapping, so that the kernel keeps it in one piece.  A huge page is populated by its
+        // first access.  MADV_COLLAPSE on small pages is no alternative: it interrupts every processor, and the caller
+        // waits milliseconds for them on a busy machine.
         libc::madvise(base.add(before).cast(), size, libc::MADV_HUGEPAGE);
         NonNull::new(base.add(before))
     }

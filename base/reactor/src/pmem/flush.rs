@@ -1,6 +1,6 @@
-//! How stores leave the processor's caches, by what the processor can do.
+//! Cache flush instructions for persistent memory, by processor capability.
 
-/// The way that stores reach the memory itself.
+/// Method by which stores leave the processor's caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flush {
     /// Non-temporal stores for whole lines, `clwb` for the rest, `sfence`.
@@ -11,17 +11,17 @@ pub enum Flush {
     Clflush,
     /// Plain stores, `dc cvap`, `dsb`.
     DcCvap,
-    /// Plain stores, `dc cvac`, `dsb`: as far as a processor without `dc cvap` goes.
+    /// Plain stores, `dc cvac`, `dsb`: the best of a processor without `dc cvap`.
     DcCvac,
-    /// Plain stores and a fence: nothing is known to leave the caches.
+    /// Plain stores and a fence: nothing is guaranteed to leave the caches.
     None,
 }
 
-/// Bytes of a line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
 impl Flush {
-    /// The best that the processor has.
+    /// Returns the best method that the processor supports.
     #[cfg(target_arch = "x86_64")]
     pub fn detect() -> Self {
         // Leaf 7: bit 23 of EBX is clflushopt, bit 24 is clwb.
@@ -33,7 +33,7 @@ impl Flush {
         }
     }
 
-    /// The best that the processor has.
+    /// Returns the best method that the processor supports.
     #[cfg(target_arch = "aarch64")]
     pub fn detect() -> Self {
         /// Bit of the processor's capabilities in the auxiliary vector: `dc cvap`.
@@ -43,13 +43,13 @@ impl Flush {
         if capabilities & HWCAP_DCPOP != 0 { Flush::DcCvap } else { Flush::DcCvac }
     }
 
-    /// The best that the processor has.
+    /// Returns the best method that the processor supports.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn detect() -> Self {
         Flush::None
     }
 
-    /// Its name.
+    /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Flush::Clwb => "clwb",
@@ -61,10 +61,10 @@ impl Flush {
         }
     }
 
-    /// Copies `bytes` to `to`, on their way to the memory.
+    /// Copies `bytes` to `to` and starts writing them back to memory; [`fence`](Self::fence) completes it.
     ///
     /// # Safety
-    /// The memory may be written, and nobody refers to it.
+    /// The memory may be written, and no reference to it exists.
     pub(crate) unsafe fn store(self, to: *mut u8, bytes: &[u8]) {
         let head = to.align_offset(LINE).min(bytes.len());
         let lines = (bytes.len() - head) / LINE * LINE;
@@ -76,7 +76,7 @@ impl Flush {
         }
     }
 
-    /// Stores into one line.
+    /// Stores into one cache line.
     ///
     /// # Safety
     /// As [`store`](Self::store); it stays within one line.
@@ -91,7 +91,7 @@ impl Flush {
         }
     }
 
-    /// Stores whole lines.
+    /// Stores whole cache lines.
     ///
     /// # Safety
     /// As [`store`](Self::store); `to` begins a line.
@@ -110,7 +110,7 @@ impl Flush {
         }
     }
 
-    /// Stores whole lines.
+    /// Stores whole cache lines.
     ///
     /// # Safety
     /// As [`store`](Self::store); `to` begins a line.
@@ -122,7 +122,7 @@ impl Flush {
         }
     }
 
-    /// Stores a word at once.
+    /// Stores a word atomically.
     ///
     /// # Safety
     /// As [`store`](Self::store); `to` is aligned.
@@ -134,7 +134,7 @@ impl Flush {
         }
     }
 
-    /// Begins to write the line at `at` back.
+    /// Starts writing back the cache line at `at`.
     ///
     /// # Safety
     /// The address is mapped.
@@ -151,7 +151,7 @@ impl Flush {
         }
     }
 
-    /// Begins to write the line at `at` back.
+    /// Starts writing back the cache line at `at`.
     ///
     /// # Safety
     /// The address is mapped.
@@ -167,7 +167,7 @@ impl Flush {
         }
     }
 
-    /// Begins to write the line at `at` back.
+    /// Starts writing back the cache line at `at`.
     ///
     /// # Safety
     /// The address is mapped.

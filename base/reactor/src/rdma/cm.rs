@@ -1,4 +1,4 @@
-//! Setting connections up: librdmacm's identifiers, each with an event channel of its own, and what it tells there.
+//! Connection set-up: librdmacm's identifiers, each with an event channel of its own, and their events.
 
 use std::ffi::c_int;
 use std::io;
@@ -10,25 +10,25 @@ use super::ffi::{CmId, ConnParam, EventChannel, Lib, PORT_SPACE_TCP};
 use crate::driver::os::{self, SockAddr};
 use crate::net::{Addr, Watched};
 
-/// Milliseconds for finding an address or a route.
+/// Timeout in milliseconds for resolving an address or a route.
 const RESOLVE_MS: c_int = 2000;
-/// RDMA reads under way at a time, each way.
+/// Maximum RDMA reads in flight, in each direction.
 const READS_MAX: u8 = 4;
-/// Without end: who has no buffer posted takes a little later.
+/// Unlimited retries, for a peer that has no buffer posted at the moment.
 const RETRY_FOR_EVER: u8 = 7;
 
 pub(super) fn failed(result: c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What happened to an identifier.
+/// Event of an identifier.
 pub(super) struct Event {
     pub(super) kind: c_int,
     pub(super) status: c_int,
     pub(super) id: *mut CmId,
 }
 
-/// An event channel, destroyed with its last user.
+/// Event channel, destroyed with its last user.
 pub(super) struct Channel {
     lib: &'static Lib,
     raw: *mut EventChannel,
@@ -56,16 +56,16 @@ impl Channel {
         }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if there is one.
     fn take(&self) -> io::Result<Option<Event>> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the channel lives; the event is acknowledged below, after which nobody looks at it.
+        // SAFETY: the channel lives; the event is acknowledged below, and not accessed after that.
         match failed(unsafe { (self.lib.rdma_get_cm_event)(self.raw, &mut raw) }) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }
-        // SAFETY: the library gave an event; acknowledging it frees it, once.
+        // SAFETY: the library returned an event; acknowledging it frees it, once.
         unsafe {
             let event = Event { kind: (*raw).event, status: (*raw).status, id: (*raw).id };
             (self.lib.rdma_ack_cm_event)(raw);
@@ -82,7 +82,10 @@ impl Channel {
         }
     }
 
-    /// The next event, which is to be this one.
+    /// Waits for the next event, which must be of this kind.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` after a rejection, `HostUnreachable` after any other event.
     pub(super) async fn expect(&self, kind: c_int) -> io::Result<()> {
         let event = self.next().await?;
         if event.kind == kind {
@@ -102,7 +105,7 @@ impl Drop for Channel {
     }
 }
 
-/// An identifier: a socket, as it were.
+/// Connection identifier: the equivalent of a socket.
 pub(super) struct Id {
     pub(super) lib: &'static Lib,
     pub(super) raw: *mut CmId,
@@ -118,11 +121,11 @@ impl Id {
         Ok(Self { lib, raw, channel })
     }
 
-    /// Of a connection that somebody asks for: from the listener's channel to one of its own.
+    /// Wraps the identifier of a connection request, moving it from the listener's channel to one of its own.
     pub(super) fn asked(lib: &'static Lib, raw: *mut CmId, listener: Rc<Channel>) -> io::Result<Self> {
         let mut id = Self { lib, raw, channel: listener };
         let own = Channel::new(lib)?;
-        // SAFETY: both channels live; the identifier is ours alone, and its events were acknowledged.
+        // SAFETY: both channels live; the identifier has no other user, and its events were acknowledged.
         failed(unsafe { (lib.rdma_migrate_id)(raw, own.raw) })?;
         id.channel = own;
         Ok(id)
@@ -139,7 +142,7 @@ impl Id {
         Ok(address(unsafe { &(*self.raw).src }).unwrap_or(addr))
     }
 
-    /// Finds the way to `addr`, from `local` where it is given.
+    /// Resolves the route to `addr`, from `local` where it is given.
     pub(super) async fn resolve(&self, addr: SocketAddr, local: Option<SocketAddr>) -> io::Result<()> {
         let mut to = SockAddr::new(&Addr::Tcp(addr))?;
         let mut from = local.map(|local| SockAddr::new(&Addr::Tcp(local))).transpose()?;
@@ -152,7 +155,7 @@ impl Id {
         self.channel.expect(super::ffi::EVENT_ROUTE_RESOLVED).await
     }
 
-    /// What both sides say of a connection.
+    /// Returns the connection parameters, the same for both sides.
     pub(super) fn params() -> ConnParam {
         ConnParam {
             private_data: std::ptr::null(),
@@ -167,9 +170,9 @@ impl Id {
         }
     }
 
-    /// Refuses who asks for a connection.
+    /// Rejects a connection request.
     pub(super) fn reject(&self) {
-        // SAFETY: the identifier lives.  Who is gone already need not be told.
+        // SAFETY: the identifier lives.  A failure is ignored: the peer may be gone already.
         unsafe { (self.lib.rdma_reject)(self.raw, std::ptr::null(), 0) };
     }
 

@@ -1,4 +1,4 @@
-//! What the connections of one core over one device share: the protection domain, registered memory, pools.
+//! State shared by the connections of one core over one device: protection domain, registered memory, pools.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -13,14 +13,13 @@ use crate::buf::BufMut;
 use crate::memory::Region;
 use crate::pool::Pool;
 
-/// Bytes of the buffers through which goes what does not lie in registered memory.
+/// Bytes of a bounce buffer, for data outside of registered memory.
 const BOUNCE_LEN: usize = 256 << 10;
-/// Connections of a core over one device.
+/// Maximum connections of a core over one device.
 const ENDPOINTS_MAX: usize = 1024;
-/// Short buffers of a core at most, of all connections: what each may have posted, unread and under way.  Memory is allocated
-/// as it is used.
+/// Maximum short buffers of a core, for all connections: posted, unread and in flight.  Memory is allocated on use.
 const EAGER_MAX: usize = ENDPOINTS_MAX * super::endpoint::EAGER_EACH;
-/// Long ones; when they are all in use, long runs travel like short ones.
+/// Maximum bounce buffers; when all are in use, long data is sent like short data.
 const BOUNCE_MAX: usize = 256;
 
 thread_local! {
@@ -31,19 +30,19 @@ pub(super) struct Device {
     lib: &'static Lib,
     pub(super) context: *mut Context,
     pub(super) pd: *mut c_void,
-    /// A region is registered when it is first used, and stays so: the registration is what takes long.
+    /// Registered regions.  A region is registered on first use and stays registered, because registration is slow.
     registered: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
-    /// The same of those out of which a peer has been given something to read, with the right to.
+    /// Registered regions that a peer may read.
     lent: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
     seats: Rc<Seats>,
-    /// For short frames, sent and received.
+    /// Pool for short frames, sent and received.
     pub(super) eager: Pool,
-    /// For long ones that lie elsewhere.
+    /// Pool for long data outside of registered memory.
     pub(super) bounce: Pool,
 }
 
 impl Device {
-    /// This core's share of a device.
+    /// Returns this core's state of a device, creating it on first use.
     pub(super) fn of(lib: &'static Lib, context: *mut Context) -> io::Result<Rc<Self>> {
         DEVICES.with_borrow_mut(|devices| {
             devices.retain(|device| device.strong_count() > 0);
@@ -51,8 +50,8 @@ impl Device {
             if let Some(known) = known {
                 return Ok(known);
             }
-            // SAFETY: the connection manager keeps the context open as long as an identifier of the device is there, and
-            // every endpoint lets go of its device before it does of its identifier.
+            // SAFETY: the connection manager keeps the context open as long as an identifier of the device exists, and
+            // every endpoint drops its device before its identifier.
             let pd = unsafe { (lib.ibv_alloc_pd)(context) };
             if pd.is_null() {
                 return Err(io::Error::last_os_error());
@@ -72,21 +71,25 @@ impl Device {
         })
     }
 
-    /// Sets buffers aside for one more connection.
+    /// Reserves buffers for one more connection.
+    ///
+    /// # Errors
+    /// `OutOfMemory` at the maximum number of connections.
     pub(super) fn admit(&self) -> io::Result<Admitted> {
         self.seats.admit()
     }
 
-    /// The keys of a pool's region, ours and the peer's.  The peer's opens nothing, unless the memory is lent.
+    /// Returns the local and the remote key of a pool's region.  The remote key gives no access, unless the memory is
+    /// lent.
     fn keys(&self, region: &Region, lent: bool) -> io::Result<(u32, u32)> {
         let mut registered = if lent { self.lent.borrow_mut() } else { self.registered.borrow_mut() };
         if let Some((_, mr)) = registered.iter().find(|(known, _)| ptr::eq(&**known, region)) {
-            // SAFETY: registered until `self` goes.
+            // SAFETY: registered until `self` is dropped.
             return Ok(unsafe { ((**mr).lkey, (**mr).rkey) });
         }
         let memory = region.iovec();
         let access = if lent { LOCAL_WRITE | REMOTE_READ } else { LOCAL_WRITE };
-        // SAFETY: the region is kept as long as it is registered.
+        // SAFETY: the region is kept alive as long as it is registered.
         let mr = unsafe { (self.lib.ibv_reg_mr)(self.pd, memory.iov_base, memory.iov_len, access) };
         if mr.is_null() {
             return Err(io::Error::last_os_error());
@@ -96,12 +99,12 @@ impl Device {
         Ok(unsafe { ((*mr).lkey, (*mr).rkey) })
     }
 
-    /// Memory as the device takes it; `None` when it is not a pool's.
+    /// Returns memory in the device's form; `None` when it is not in a registered pool region.
     pub(super) fn piece(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<Piece> {
         self.keyed(region, at, len, false).map(|(piece, _)| piece)
     }
 
-    /// The same, and the key under which the peer may read it.
+    /// Returns memory in the device's form, and the key with which the peer may read it.
     pub(super) fn lent(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
         self.keyed(region, at, len, true)
     }
@@ -118,7 +121,7 @@ impl Device {
         Some((Piece { addr: at as u64, len: len as u32, lkey }, rkey))
     }
 
-    /// A buffer of one of our own pools, which must be one.
+    /// Returns the spare space of a buffer of this device's own pools in the device's form.
     pub(super) fn own(&self, buf: &mut BufMut) -> io::Result<Piece> {
         let room = buf.spare_mut();
         let (at, len) = (room.as_ptr(), room.len());
@@ -127,7 +130,7 @@ impl Device {
     }
 }
 
-/// The connections that the buffers of a device are enough for.
+/// Number of connections in use, limited by the buffers of a device.
 #[derive(Default)]
 struct Seats(Cell<usize>);
 
@@ -142,7 +145,7 @@ impl Seats {
     }
 }
 
-/// One of a device's connections.
+/// Reservation of one connection.
 pub(super) struct Admitted(Rc<Seats>);
 
 impl Drop for Admitted {
@@ -158,7 +161,7 @@ impl Drop for Device {
             unsafe { (self.lib.ibv_dereg_mr)(mr) };
             drop(region);
         }
-        // SAFETY: nothing refers to the domain any more.
+        // SAFETY: no reference to the domain is left.
         unsafe { (self.lib.ibv_dealloc_pd)(self.pd) };
     }
 }

@@ -1,4 +1,4 @@
-//! One end of a connection: its queues, the buffers that the device has, and what has come.
+//! Endpoint of a connection: its queues, the buffers that the device uses, and received data.
 
 mod runs;
 mod window;
@@ -26,62 +26,62 @@ use crate::net::Watched;
 use crate::sync::Notify;
 use crate::time::{Instant, now, sleep};
 
-/// Eager buffers that are posted for the peer's bytes ...
+/// Eager buffers posted for the peer's data.
 const RECEIVES: usize = 64;
-/// ... and for what is not counted: its telling us which of ours it has taken.
+/// Eager buffers posted for messages outside of flow control: the peer's release of buffers.
 const RECEIVES_MORE: usize = 16;
-/// Sends, reads and writes under way.
+/// Maximum sends, reads and writes in flight.
 const SENDS: usize = 128;
-/// Eager buffers that one connection may have: posted or unread, and under way.
+/// Maximum eager buffers of one connection: posted or unread, and in flight.
 pub(super) const EAGER_EACH: usize = RECEIVES + RECEIVES_MORE + SENDS;
-/// Bytes of long runs that the peer has not read yet, at most; one always may be.
+/// Maximum bytes of long data that the peer has not read yet; one piece is always allowed.
 const LENT_MAX: usize = 4 << 20;
-/// What waits to be taken, at most: a peer that keeps to the rules has no more under way.
+/// Maximum received items that wait to be taken: a correct peer has no more in flight.
 const INBOX_MAX: usize = 2 * (LENT_MAX / LONG_MIN) + RECEIVES;
-/// After the end was asked for: how long what was sent may take to arrive before it is given up.
+/// Maximum time after a shutdown for sent data to arrive before it is abandoned.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How often that is looked after meanwhile.
+/// Poll interval during that time.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
-/// Completions taken in one turn, in batches of 32.
+/// Batches of 32 completions handled in one turn.
 const BATCHES_A_TURN: u32 = 8;
 
 const KIND_TELL: u32 = 0;
 const KIND_BYTES: u32 = 1;
 const KIND_LONG: u32 = 2;
-/// Bytes of a long run's description: address, key, length.
+/// Bytes of a long data descriptor: address, key, length.
 const LONG_LEN: usize = 16;
 
-/// Which completion it is: in the upper half of its number.
+/// Completion type, in the upper half of the work request id.
 const RECEIVE: u64 = 1 << 32;
 const SEND: u64 = 2 << 32;
 const READ: u64 = 3 << 32;
 const WRITE: u64 = 4 << 32;
 
-/// What has come, in order.
+/// Received item, in order.
 pub(super) enum Item {
     /// Bytes of an eager buffer.
     Bytes(Buf),
-    /// A run that is to be read: address and key at the peer, and bytes.
+    /// Long data to be read: address and key at the peer, and length.
     Long(u64, u32, usize),
 }
 
 #[derive(Default)]
 struct State {
-    /// Posted for the peer.
+    /// Buffers posted for the peer.
     receives: Slab<BufMut>,
     inbox: VecDeque<Item>,
-    /// Under way.
+    /// Sends and writes in flight.
     sends: Slab<Buf>,
-    /// Eager buffers of the peer that we may use.
+    /// Eager buffers of the peer that this side may use.
     credits: usize,
-    /// Those of ours that it may use again, and does not know.
+    /// Released eager buffers of this side that the peer was not told of yet.
     owed: u32,
-    /// Long runs of the peer that we have read, and it does not know.
+    /// Long data read from the peer that it was not told of yet.
     read: u32,
-    /// Long runs that the peer has not read yet.
+    /// Long data that the peer has not read yet.
     lent: VecDeque<Buf>,
     lent_bytes: usize,
-    /// Where the read under way goes, and whether that is a bounce buffer on the way to the other.
+    /// Destination of the read in flight, its length, and a bounce buffer if one is used.
     reading: Option<(BufMut, usize, Option<BufMut>)>,
     read_done: bool,
     writes_begun: u64,
@@ -89,16 +89,16 @@ struct State {
     broken: Option<(io::ErrorKind, String)>,
 }
 
-/// One end of a connection.
+/// Endpoint of a connection.
 pub(super) struct Endpoint {
     lib: &'static Lib,
-    /// Goes before `id`: with the last identifier of a device that was removed its context is closed.
+    /// Dropped before `id`: the context of a removed device is closed with the last identifier.
     device: Rc<Device>,
     id: Id,
     cq: *mut Cq,
     events: *mut CompChannel,
     state: RefCell<State>,
-    /// Something may have come.
+    /// Notified when data may have arrived.
     pub(super) rung: Notify,
     over: Cell<bool>,
     closing: Cell<bool>,
@@ -113,7 +113,7 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Endpoint {
-    /// With all its queues, and buffers posted.  The identifier comes back when nothing was made of it yet.
+    /// Creates the queues and posts the buffers.  On failure, returns the identifier if it was not used yet.
     pub(super) fn new(id: Id, look: Duration) -> Result<Rc<Self>, (io::Error, Option<Id>)> {
         match Self::set_aside(&id) {
             Ok(room) => Self::build(id, look, room).map_err(|error| (error, None)),
@@ -121,7 +121,7 @@ impl Endpoint {
         }
     }
 
-    /// Room for one more connection over the identifier's device.
+    /// Reserves one more connection over the identifier's device.
     fn set_aside(id: &Id) -> io::Result<(Rc<Device>, Admitted)> {
         // SAFETY: the identifier lives, and its address was resolved, so it has a device.
         let context = unsafe { (*id.raw).verbs };
@@ -193,7 +193,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Accepts the connection that this was made for.
+    /// Accepts the connection request of the identifier.
     pub(super) fn accept(self: &Rc<Self>) -> io::Result<()> {
         // SAFETY: the identifier lives; the parameters are copied.
         failed(unsafe { (self.lib.rdma_accept)(self.id.raw, &mut Id::params()) })?;
@@ -201,7 +201,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Connects to where the identifier was resolved to.
+    /// Connects to the resolved address.
     pub(super) async fn connect(self: &Rc<Self>) -> io::Result<()> {
         // SAFETY: as in `accept`.
         failed(unsafe { (self.lib.rdma_connect)(self.id.raw, &mut Id::params()) })?;
@@ -210,7 +210,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Hears of the connection's end.
+    /// Watches for the end of the connection.
     fn watch_end(self: &Rc<Self>) {
         let (channel, weak) = (self.id.channel.clone(), Rc::downgrade(self));
         let watcher = spawn(async move {
@@ -220,7 +220,7 @@ impl Endpoint {
                 }
                 let Some(endpoint) = Weak::upgrade(&weak) else { return };
                 tracing::debug!(event = event.kind, status = event.status, "an RDMA connection ends");
-                // What has arrived before is still to be seen.
+                // Data that arrived before must still be seen.
                 let _ = endpoint.progress();
                 endpoint.over.set(true);
                 endpoint.rung.notify_all();
@@ -257,7 +257,7 @@ impl Endpoint {
         self.state.borrow().writes_done >= number
     }
 
-    /// One more may be under way; some places are kept for telling the peer what it may use again.
+    /// Returns whether one more operation may be in flight; some slots are reserved for releasing the peer's buffers.
     pub(super) fn has_room(&self) -> bool {
         self.state.borrow().sends.len() < SENDS - RECEIVES_MORE
     }
@@ -271,7 +271,7 @@ impl Endpoint {
         state.lent.is_empty() || state.lent_bytes + len <= LENT_MAX
     }
 
-    /// The connection has not broken, though it may be over.
+    /// Returns an error if the connection has failed; it may be over without one.
     pub(super) fn intact(&self) -> io::Result<()> {
         match &self.state.borrow().broken {
             Some((kind, text)) => Err(io::Error::new(*kind, text.clone())),
@@ -279,13 +279,13 @@ impl Endpoint {
         }
     }
 
-    /// The connection is there to be used.
+    /// Returns an error unless the connection can be used.
     fn check(&self) -> io::Result<()> {
         self.intact()?;
         if self.is_over() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
-    /// Asks to be told of the next completion.
+    /// Requests an event for the next completion.
     pub(super) fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue lives as long as `self`.
         let result = unsafe { ffi::req_notify_cq(self.cq) };
@@ -302,12 +302,12 @@ impl Endpoint {
             pieces: &mut piece,
             piece_count: 1,
         };
-        // SAFETY: the queue pair lives until `self` is dropped; the buffer is kept until its completion or that.
+        // SAFETY: the queue pair lives until `self` is dropped; the buffer is kept until its completion or until then.
         let result = unsafe { ffi::post_recv((*self.id.raw).qp, &mut request) };
         if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
     }
 
-    /// Posts a send, a read or a write whose memory the caller keeps.
+    /// Posts a send, a read or a write; the caller keeps its memory.
     fn post(&self, opcode: c_int, wr_id: u64, mut piece: Piece, remote: (u64, u32)) -> io::Result<()> {
         let mut request = SendRequest {
             wr_id,
@@ -322,13 +322,13 @@ impl Endpoint {
             rest: [0; 19],
         };
         // SAFETY: the queue pair lives until `self` is dropped; callers keep the memory in `state` until the completion
-        // or that.
+        // or until then.
         let result = unsafe { ffi::post_send((*self.id.raw).qp, &mut request) };
         self.moved.set(now());
         if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
     }
 
-    /// Takes completions, as many as there are or as one turn allows; then it rings for the next turn.
+    /// Handles completions, up to the limit of one turn; at the limit it notifies for the next turn.
     pub(super) fn progress(&self) -> io::Result<()> {
         let mut found = [WorkCompletion::default(); 32];
         for batch in 0..=BATCHES_A_TURN {
@@ -355,7 +355,7 @@ impl Endpoint {
         let mut state = self.state.borrow_mut();
         let place = completion.wr_id as u32 as usize;
         let kind = completion.wr_id & !u64::from(u32::MAX);
-        // The buffer is the device's no more, however it ended.
+        // The device does not use the buffer any more, whatever the status.
         let received = (kind == RECEIVE).then(|| state.receives.remove(place));
         if kind == SEND || kind == WRITE {
             drop(state.sends.remove(place));
@@ -384,7 +384,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes in what the peer has sent; true when it counted it among our buffers and nothing of it is kept.
+    /// Handles a message of the peer; returns true when it used a counted buffer of which nothing is kept.
     fn received(&self, state: &mut State, mut buf: Buf) -> io::Result<bool> {
         let wrong = |state: &mut State| {
             state.broken = Some((io::ErrorKind::InvalidData, "the peer does not keep to the rules over RDMA".into()));
@@ -408,7 +408,7 @@ impl Endpoint {
                 Ok(false)
             }
             KIND_BYTES if !buf.is_empty() => {
-                // Another one is posted when this one was taken.
+                // Another buffer is posted when this one was consumed.
                 state.inbox.push_back(Item::Bytes(buf));
                 Ok(false)
             }
@@ -426,7 +426,7 @@ impl Endpoint {
         }
     }
 
-    /// Copies eager bytes, as many as there are and fit.
+    /// Copies as many eager bytes as are available and fit.
     pub(super) fn take_eager(&self, buf: &mut BufMut) {
         let mut state = self.state.borrow_mut();
         while let Some(Item::Bytes(bytes)) = state.inbox.front_mut() {
@@ -439,13 +439,13 @@ impl Endpoint {
             state.inbox.pop_front();
             match self.post_receive(&mut state) {
                 Ok(()) => state.owed += 1,
-                // The connection goes on with fewer, or has ended.
+                // The connection continues with fewer buffers, or has ended.
                 Err(error) => tracing::debug!(%error, "a buffer cannot be posted for RDMA"),
             }
         }
     }
 
-    /// An eager buffer with room for its head.
+    /// Returns an eager buffer with space reserved for its header.
     pub(super) fn eager(&self) -> BufMut {
         let mut buf = self.device.eager.get();
         buf.extend_from_slice(&[0; HEAD_LEN]);
@@ -471,7 +471,7 @@ impl Endpoint {
         self.send(KIND_BYTES, buf)
     }
 
-    /// Tells the peer what it may use again, if nothing else has told it.
+    /// Tells the peer of released buffers and read long data, if many are pending and there is space to send.
     pub(super) fn tell(&self) -> io::Result<()> {
         let state = self.state.borrow();
         let urgent = state.read > 0 || state.owed as usize >= RECEIVES / 2;
@@ -484,7 +484,7 @@ impl Endpoint {
         self.send(KIND_TELL, buf)
     }
 
-    /// Ends it as soon as what was sent has arrived.
+    /// Shuts the connection down once sent data has arrived, or after `DRAIN`.
     pub(super) fn shutdown(this: &Rc<Self>) {
         if this.closing.replace(true) {
             return;
@@ -492,7 +492,7 @@ impl Endpoint {
         this.rung.notify_all();
         let endpoint = this.clone();
         drop(spawn(async move {
-            // However lively the peer is: one that takes nothing must not keep the connection.
+            // Bounded even while the peer is active: one that receives nothing must not keep the connection.
             let deadline = now() + DRAIN;
             let busy = |endpoint: &Endpoint| {
                 let state = endpoint.state.borrow();
@@ -501,13 +501,13 @@ impl Endpoint {
             while !endpoint.over.get() && busy(&endpoint) && now() < deadline && endpoint.progress().is_ok() {
                 sleep(DRAIN_LOOK).await;
             }
-            // SAFETY: the identifier lives.  What comes of it is told as an event.
+            // SAFETY: the identifier lives.  The result is reported as an event.
             unsafe { (endpoint.lib.rdma_disconnect)(endpoint.id.raw) };
         }));
     }
 }
 
-/// Hears of completions, and rings.
+/// Waits for completion events and notifies the endpoint.
 async fn hear(weak: Weak<Endpoint>, watched: Watched) {
     while watched.ready().await.is_ok() {
         let Some(endpoint) = weak.upgrade() else { return };
@@ -528,7 +528,7 @@ async fn hear(weak: Weak<Endpoint>, watched: Watched) {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.watchers.take().into_iter().for_each(JoinHandle::abort);
-        // SAFETY: nobody refers to them any more; once the queue pair is gone the device touches none of our buffers,
+        // SAFETY: no reference to them is left; once the queue pair is gone the device does not access the buffers,
         // which are dropped after this.  All events of the completion queue were acknowledged.
         unsafe {
             if !(*self.id.raw).qp.is_null() {

@@ -1,8 +1,8 @@
-//! libibverbs and librdmacm, opened when they are first needed: where they are not installed, there is no RDMA, and
-//! everything else works.
+//! Bindings of libibverbs and librdmacm, loaded on first use: where they are not installed, only RDMA is unavailable.
 //!
-//! Structures are those of rdma-core's `verbs.h` and `rdma_cma.h`, as far as we look into them; both libraries keep them
-//! stable.  Posting and polling are not functions of the library: they go through the table in the device's context.
+//! Structures are those of rdma-core's `verbs.h` and `rdma_cma.h`, as far as their fields are used here; both libraries
+//! keep them stable.  Posting and polling are not functions of the library: they are called through the function table
+//! in the device's context.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -14,7 +14,7 @@ pub(super) struct Context {
     ops: ContextOps,
 }
 
-/// `struct ibv_context_ops`.
+/// Function table `struct ibv_context_ops`.
 #[repr(C)]
 struct ContextOps {
     before_poll: [*mut c_void; 11],
@@ -52,7 +52,7 @@ pub(super) struct Mr {
     pub(super) rkey: u32,
 }
 
-/// `struct ibv_sge`: a piece of registered memory.
+/// Piece of registered memory: `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
@@ -72,7 +72,7 @@ pub(super) struct SendRequest {
     pub(super) immediate: u32,
     pub(super) remote_addr: u64,
     pub(super) rkey: u32,
-    /// What atomics, datagrams and memory windows need.
+    /// Fields for atomics, datagrams and memory windows.
     pub(super) rest: [u32; 19],
 }
 
@@ -164,7 +164,7 @@ pub(super) const SIGNALED: u32 = 2;
 pub(super) const OP_WRITE: c_int = 0;
 pub(super) const OP_SEND: c_int = 2;
 pub(super) const OP_READ: c_int = 4;
-/// `IBV_WC_WR_FLUSH_ERR`: the connection has ended, and what was still to be done with it.
+/// Status `IBV_WC_WR_FLUSH_ERR`: the connection has ended, and the request was flushed.
 pub(super) const STATUS_FLUSHED: c_int = 5;
 
 pub(super) const EVENT_ADDR_RESOLVED: c_int = 0;
@@ -175,7 +175,7 @@ pub(super) const EVENT_ESTABLISHED: c_int = 9;
 
 macro_rules! library {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of both libraries.
+        /// Functions of both libraries.
         pub(super) struct Lib {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
@@ -245,7 +245,7 @@ fn symbol(verbs: *mut c_void, cm: *mut c_void, name: &'static str) -> Result<*mu
 }
 
 impl Lib {
-    /// The libraries.
+    /// Returns the libraries, loading them on first use.
     ///
     /// # Errors
     /// `Unsupported` where they are not installed.
@@ -256,16 +256,17 @@ impl Lib {
     }
 }
 
-/// `ibv_poll_cq`.
+/// Calls `ibv_poll_cq`.
 ///
 /// # Safety
 /// `cq` is alive.
 pub(super) unsafe fn poll_cq(cq: *mut Cq, out: &mut [WorkCompletion]) -> c_int {
-    // SAFETY: a completion queue's context and its table live as long as it does; there is room for so many.
+    // SAFETY: a completion queue's context and its table live as long as it does; the given count is the space
+    // available.
     unsafe { ((*(*cq).context).ops.poll_cq)(cq, out.len() as c_int, out.as_mut_ptr()) }
 }
 
-/// `ibv_req_notify_cq`.
+/// Calls `ibv_req_notify_cq`.
 ///
 /// # Safety
 /// `cq` is alive.
@@ -274,7 +275,7 @@ pub(super) unsafe fn req_notify_cq(cq: *mut Cq) -> c_int {
     unsafe { ((*(*cq).context).ops.req_notify_cq)(cq, 0) }
 }
 
-/// `ibv_post_send`.
+/// Calls `ibv_post_send`.
 ///
 /// # Safety
 /// `qp` is alive, and the memory of the request's pieces stays as it is until its completion or the end of `qp`.
@@ -284,7 +285,7 @@ pub(super) unsafe fn post_send(qp: *mut Qp, request: &mut SendRequest) -> c_int 
     unsafe { ((*(*qp).context).ops.post_send)(qp, request, &mut bad) }
 }
 
-/// `ibv_post_recv`.
+/// Calls `ibv_post_recv`.
 ///
 /// # Safety
 /// As for [`post_send`].

@@ -1,8 +1,8 @@
-//! Requests that the device has not answered yet, polled only when they are woken.
+//! Set of futures in flight, polled only when they are woken.
 //!
-//! One task owns all requests of its connection.  Each slot has a waker of its own that is made once and used for
-//! one request after the other; a wake-up sets a bit and wakes the task, so that a turn of the task polls those
-//! requests that can have got on, and nothing is allocated or spawned for a request.
+//! One task owns all requests of its connection.  Each slot has its own waker, which is created once and reused.  A
+//! wake-up sets a bit and wakes the task, so that the task polls only requests that may have progressed, and nothing is
+//! allocated or spawned per request.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 const BITS: usize = u64::BITS as usize;
 
-/// Who was woken; shared with the wakers, which may be called on any thread.
+/// Wake-up bits; shared with the wakers, which may be called on any thread.
 struct Woken {
     bits: Box<[AtomicU64]>,
     task: Mutex<Waker>,
@@ -36,7 +36,7 @@ impl Wake for SlotWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         let before = self.woken.bits[self.index / BITS].fetch_or(1 << (self.index % BITS), Ordering::AcqRel);
         if before == 0 {
-            // Nobody else in this word has woken the task since it last looked.
+            // No other slot of this word has woken the task since it last looked.
             let task = self.woken.task().clone();
             task.wake();
         }
@@ -48,18 +48,18 @@ struct Slot<F, T> {
     work: Option<(F, T)>,
 }
 
-/// A bounded set of futures, each with a note `T` on what it is for.
+/// Bounded set of futures, each with a note `T` on its purpose.
 pub struct InFlight<F, T> {
     slots: Vec<Slot<F, T>>,
     free: Vec<usize>,
     woken: Arc<Woken>,
-    /// As in `woken`, to see without a lock that it has not changed.
+    /// Copy of the task in `woken`, to detect without a lock that it has not changed.
     task: Waker,
     capacity: usize,
 }
 
 impl<F: Future + Unpin, T> InFlight<F, T> {
-    /// An empty set for up to `capacity` futures.
+    /// Creates an empty set for up to `capacity` futures.
     pub fn new(capacity: usize) -> Self {
         let bits = (0..capacity.div_ceil(BITS)).map(|_| AtomicU64::new(0)).collect();
         let task = Waker::noop().clone();
@@ -67,17 +67,17 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
         Self { slots: Vec::new(), free: Vec::new(), woken, task, capacity }
     }
 
-    /// Futures in it.
+    /// Returns the number of futures in the set.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// True when there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Says whom to wake.
+    /// Sets the task to wake.
     pub fn set_task(&mut self, task: &Waker) {
         if !self.task.will_wake(task) {
             self.task = task.clone();
@@ -85,7 +85,7 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
         }
     }
 
-    /// Polls `future`; its result and `note` when it is done at once, otherwise it stays here.
+    /// Polls `future`; returns its result and `note` when it is ready, otherwise keeps it.
     ///
     /// # Panics
     /// When the set is full.
@@ -110,12 +110,12 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
         }
     }
 
-    /// What the futures in it are for.
+    /// Returns the notes of the futures in the set.
     pub fn notes_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|slot| slot.work.as_mut().map(|(_, note)| note))
     }
 
-    /// Polls what was woken, and hands over what is done.
+    /// Polls woken futures, and passes results to `done`.
     pub fn poll(&mut self, mut done: impl FnMut(F::Output, T)) {
         for word in 0..self.woken.bits.len() {
             let mut bits = match self.woken.bits[word].load(Ordering::Relaxed) {
@@ -126,7 +126,7 @@ impl<F: Future + Unpin, T> InFlight<F, T> {
                 let index = word * BITS + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 let slot = &mut self.slots[index];
-                // A waker that outlived its request may wake an empty slot, or another request: no harm.
+                // A waker that outlived its request may wake an empty slot or another request, which is harmless.
                 let Some((future, _)) = &mut slot.work else { continue };
                 if let Poll::Ready(result) = Pin::new(future).poll(&mut Context::from_waker(&slot.waker)) {
                     let (_, note) = slot.work.take().expect("just polled");
@@ -207,7 +207,7 @@ mod tests {
         assert!(set.start(Through(gate), 500).is_some(), "done at once");
         let late: Rc<Gate> = Rc::default();
         assert!(set.start(Through(late.clone()), 501).is_none());
-        // A waker of the slot's former request wakes the new one for nothing.
+        // A waker of the slot's former request causes a spurious wake-up of the new one.
         late.waker.borrow().as_ref().expect("polled").wake_by_ref();
         set.poll(|(), note| panic!("{note} is not done"));
         late.open();

@@ -4,20 +4,20 @@ use std::rc::Rc;
 
 use super::{Permit, Semaphore};
 
-/// Locks by key: who waits for one key holds up nobody who is concerned with others.  Those who wait for the same key get
-/// it in the order in which they asked.
+/// Locks by key: waiting for one key delays no user of another.  Waiters for the same key are served in the order in
+/// which they asked.
 pub struct KeyedLock<K> {
     locks: Rc<RefCell<BTreeMap<K, Semaphore>>>,
 }
 
-/// Lock of one key; given back when dropped.
+/// Guard of one key's lock; unlocks when dropped.
 pub struct KeyedGuard<K: Ord> {
-    /// Given back before it is looked whether anybody has the key still.
+    /// Released before the check whether the key still has users.
     permit: Option<Permit>,
     user: User<K>,
 }
 
-/// Somebody who has a key's lock or waits for it.
+/// Holder of a key's lock or waiter for it.
 struct User<K: Ord> {
     locks: Rc<RefCell<BTreeMap<K, Semaphore>>>,
     key: K,
@@ -30,13 +30,12 @@ impl<K> Default for KeyedLock<K> {
 }
 
 impl<K: Ord + Clone> KeyedLock<K> {
-    /// Returns locks that nobody has.
+    /// Returns locks without users.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits until nobody else has the lock of this key, and takes it.  The place in the queue is taken when the future is
-    /// polled first.
+    /// Waits for the lock of this key and takes it.  Joins the queue when the future is first polled.
     pub async fn lock<Q>(&self, key: &Q) -> KeyedGuard<K>
     where
         K: std::borrow::Borrow<Q>,
@@ -46,13 +45,13 @@ impl<K: Ord + Clone> KeyedLock<K> {
             let mut locks = self.locks.borrow_mut();
             locks.entry(key.to_owned()).or_insert_with(|| Semaphore::new(1)).clone()
         };
-        // Forgets the key again if the wait is given up.
+        // Removes the key again if the wait is abandoned.
         let user = User { locks: self.locks.clone(), key: key.to_owned() };
         let permit = lock.acquire(1).await;
         KeyedGuard { permit: Some(permit), user }
     }
 
-    /// Returns whether somebody has the lock of this key, or waits for it.
+    /// Returns whether this key's lock is taken or waited for.
     pub fn is_locked<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: std::borrow::Borrow<Q>,
@@ -60,12 +59,12 @@ impl<K: Ord + Clone> KeyedLock<K> {
         self.locks.borrow().contains_key(key)
     }
 
-    /// Returns how many keys somebody has, or waits for.
+    /// Returns the number of keys whose lock is taken or waited for.
     pub fn len(&self) -> usize {
         self.locks.borrow().len()
     }
 
-    /// Returns whether nobody has any.
+    /// Returns whether no lock is taken or waited for.
     pub fn is_empty(&self) -> bool {
         self.locks.borrow().is_empty()
     }
@@ -80,7 +79,7 @@ impl<K: Ord> KeyedGuard<K> {
 
 impl<K: Ord> Drop for KeyedGuard<K> {
     fn drop(&mut self) {
-        // Whoever is next has it now; the field that is dropped after this sees that.
+        // The next waiter has the lock now; the field that is dropped after this sees that.
         self.permit.take();
     }
 }
@@ -165,7 +164,7 @@ mod tests {
             while !locks.is_empty() {
                 yield_now().await;
             }
-            // The same when the only one who waits gives up after it was given to him.
+            // Same when the only waiter is dropped after it was granted the lock.
             let first = locks.lock(&1).await;
             let own = locks.clone();
             let mut given_up = Box::pin(async move { own.lock(&1).await });
@@ -178,7 +177,7 @@ mod tests {
         });
     }
 
-    /// Polls once, with nobody to be woken.
+    /// Polls once, with a no-op waker.
     fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::Pin::new(future).poll(&mut context) {

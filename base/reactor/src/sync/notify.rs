@@ -5,15 +5,16 @@ use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
 
-/// Wakes everybody who waits; a wake-up that nobody waits for is lost, so waiters look at their condition first.
+/// Condition variable for tasks: wakes all waiters.  A notification without waiters is lost, so waiters check their
+/// condition first.
 #[derive(Default)]
 pub struct Notify {
-    /// Of those who wait for the end of this generation.
+    /// Wakers of the tasks that wait for the end of this generation.
     wakers: RefCell<Slab<Waker>>,
     generation: Cell<u64>,
 }
 
-/// The future of [`Notify::wait`].
+/// Future of [`Notify::wait`].
 struct Wait<'a> {
     notify: &'a Notify,
     seen: u64,
@@ -21,12 +22,12 @@ struct Wait<'a> {
 }
 
 impl Notify {
-    /// Nobody waits yet.
+    /// Creates a notification without waiters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Wakes everybody who waits now.
+    /// Wakes all current waiters.
     pub fn notify_all(&self) {
         self.generation.set(self.generation.get() + 1);
         if self.wakers.borrow().is_empty() {
@@ -41,7 +42,7 @@ impl Notify {
         Wait { notify: self, seen: self.generation.get(), place: None }
     }
 
-    /// Waits until `condition` holds, looking again at each notification.
+    /// Waits until `condition` holds, checking it again at each notification.
     pub async fn wait_until(&self, mut condition: impl FnMut() -> bool) {
         loop {
             let next = self.wait();
@@ -70,7 +71,7 @@ impl Future for Wait<'_> {
                 return Poll::Pending;
             }
         };
-        // A waker may do anything when it is dropped, so not under the borrow.
+        // Dropping a waker may run any code, so not under the borrow.
         drop(wakers);
         drop(before);
         Poll::Pending
@@ -79,7 +80,7 @@ impl Future for Wait<'_> {
 
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
-        // The places of an earlier generation are gone already.
+        // Entries of an earlier generation are removed already.
         if let Some(place) = self.place
             && self.notify.generation.get() == self.seen
         {

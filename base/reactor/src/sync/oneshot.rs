@@ -1,4 +1,4 @@
-//! One value from one task to another.
+//! Channel for one value between tasks of one reactor.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -11,20 +11,20 @@ struct Shared<T> {
     closed: bool,
 }
 
-/// The sending half.
+/// Sending half of [`channel`].
 pub struct Sender<T>(Rc<RefCell<Shared<T>>>);
 
-/// The receiving half; resolves to `None` when the sender is dropped without sending.
+/// Receiving half of [`channel`]; resolves to `None` when the sender is dropped without sending.
 pub struct Receiver<T>(Rc<RefCell<Shared<T>>>);
 
-/// A pair.
+/// Creates a channel for one value.
 pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let shared = Rc::new(RefCell::new(Shared { value: None, waker: None, closed: false }));
     (Sender(shared.clone()), Receiver(shared))
 }
 
 impl<T> Sender<T> {
-    /// Hands over the value.
+    /// Sends the value.
     pub fn send(self, value: T) {
         self.0.borrow_mut().value = Some(value);
     }
@@ -54,7 +54,7 @@ impl<T> Future for Receiver<T> {
             return Poll::Ready(None);
         }
         let before = shared.waker.replace(cx.waker().clone());
-        // A waker may do anything when it is dropped, so not under the borrow.
+        // Dropping a waker may run any code, so not under the borrow.
         drop(shared);
         drop(before);
         Poll::Pending

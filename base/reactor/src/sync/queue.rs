@@ -1,4 +1,4 @@
-//! A queue between tasks of one reactor.
+//! Queue between tasks of one reactor.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ struct Shared<T> {
     receiver_gone: bool,
 }
 
-/// The sending half; the queue ends when the last one is dropped.
+/// Sending half of [`unbounded`]; the queue ends when the last one is dropped.
 pub struct Sender<T>(Rc<RefCell<Shared<T>>>);
 
-/// The receiving half.
+/// Receiving half of [`unbounded`].
 pub struct Receiver<T>(Rc<RefCell<Shared<T>>>);
 
-/// An unbounded queue; who needs a bound takes a [`Semaphore`](super::Semaphore) permit an item.
+/// Creates an unbounded queue; for a bound, take a [`Semaphore`](super::Semaphore) permit per item.
 pub fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
     let shared = Shared { items: VecDeque::new(), waker: None, senders: 1, receiver_gone: false };
     let shared = Rc::new(RefCell::new(shared));
@@ -26,7 +26,7 @@ pub fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    /// Appends an item; false (and the item dropped) when nobody receives any more.
+    /// Appends an item; returns false (and drops the item) when the receiver is gone.
     pub fn send(&self, item: T) -> bool {
         let waker = {
             let mut shared = self.0.borrow_mut();
@@ -64,7 +64,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next item; `None` when all senders are gone and the queue is empty.
+    /// Waits for the next item; `None` when all senders are gone and the queue is empty.
     pub async fn recv(&mut self) -> Option<T> {
         std::future::poll_fn(|cx| {
             let mut shared = self.0.borrow_mut();
@@ -75,7 +75,7 @@ impl<T> Receiver<T> {
                 return Poll::Ready(None);
             }
             let before = shared.waker.replace(cx.waker().clone());
-            // A waker may do anything when it is dropped, so not under the borrow.
+            // Dropping a waker may run any code, so not under the borrow.
             drop(shared);
             drop(before);
             Poll::Pending
@@ -83,17 +83,17 @@ impl<T> Receiver<T> {
         .await
     }
 
-    /// The next item if there is one now.
+    /// Returns the next item if there is one now.
     pub fn try_recv(&mut self) -> Option<T> {
         self.0.borrow_mut().items.pop_front()
     }
 
-    /// Items waiting.
+    /// Returns the number of queued items.
     pub fn len(&self) -> usize {
         self.0.borrow().items.len()
     }
 
-    /// True when none waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Permits to be taken and given back; those who wait are served in order.
+/// Counting semaphore; waiters are served in order.
 #[derive(Clone)]
 pub struct Semaphore {
     shared: Rc<Shared>,
@@ -21,29 +21,29 @@ struct Waiter {
     waker: RefCell<Option<Waker>>,
 }
 
-/// Permits held; given back when dropped.
+/// Permits taken from a semaphore; released when dropped.
 pub struct Permit {
     shared: Rc<Shared>,
     held: usize,
 }
 
 impl Semaphore {
-    /// With `permits` free.
+    /// Creates a semaphore with `permits` free permits.
     pub fn new(permits: usize) -> Self {
         Self { shared: Rc::new(Shared { free: Cell::new(permits), waiting: RefCell::default() }) }
     }
 
-    /// Permits free now.
+    /// Returns the number of free permits.
     pub fn available(&self) -> usize {
         self.shared.free.get()
     }
 
-    /// Returns whether somebody waits for permits.
+    /// Returns whether a task waits for permits.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.shared.waiting.borrow().is_empty()
     }
 
-    /// Takes `want` permits if they are free and nobody waits.
+    /// Takes `want` permits if they are free and no task waits.
     pub fn try_acquire(&self, want: usize) -> Option<Permit> {
         let free = self.shared.free.get();
         if free < want || !self.shared.waiting.borrow().is_empty() {
@@ -53,7 +53,7 @@ impl Semaphore {
         Some(Permit { shared: self.shared.clone(), held: want })
     }
 
-    /// Takes `want` permits, in turn.  More than there are in all never comes true.
+    /// Waits for `want` permits, in order.  Never completes when the semaphore has fewer in total.
     pub async fn acquire(&self, want: usize) -> Permit {
         if let Some(permit) = self.try_acquire(want) {
             return permit;
@@ -76,7 +76,7 @@ impl Semaphore {
     }
 }
 
-/// A place in the queue; given up when the waiting future is dropped.
+/// Queue entry; removed when the waiting future is dropped.
 struct Place {
     shared: Rc<Shared>,
     waiter: Rc<Waiter>,
@@ -121,7 +121,7 @@ impl Shared {
 }
 
 impl Permit {
-    /// Gives some of the permits back early.
+    /// Releases some of the permits early.
     pub fn release(&mut self, count: usize) {
         assert!(count <= self.held, "releasing {count} of {} permits", self.held);
         self.held -= count;

@@ -1,9 +1,9 @@
-//! What the integration tests share: a directory that goes away, and one body on each driver.
+//! Helpers of the integration tests: a temporary directory, and running one test body on each driver.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory of this test alone, removed at its end.
+/// Directory of one test, removed at its end.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
@@ -26,7 +26,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Makes a test a driver of an `async fn`.
+/// Runs an `async fn` as a test on each driver.
 #[macro_export]
 macro_rules! on_each_driver {
     ($($name:ident),* $(,)?) => {

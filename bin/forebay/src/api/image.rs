@@ -1,5 +1,5 @@
-//! What the control API says of images.  Names and values are those of `rbd --format json` where `rbd` has the same thing;
-//! only times are written otherwise, in UTC (RFC 3339).
+//! Control API types for images.  Names and values are those of `rbd --format json` for fields that `rbd` has; only
+//! times differ: they are in UTC (RFC 3339).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,131 +7,131 @@ use utoipa::ToSchema;
 use super::Target;
 use crate::timestamp::Timestamp;
 
-/// An image.
+/// Image and its properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
-    /// Its pool.
+    /// Pool name.
     pub pool: String,
-    /// Its name.
+    /// Image name.
     pub name: String,
-    /// Its id within the pool.
+    /// Image id, unique within the pool.
     pub id: String,
-    /// Its size.
+    /// Size in bytes.
     pub size: u64,
-    /// Number of objects that its size has room for.
+    /// Number of objects that the size spans.
     pub objects: u64,
-    /// The power of two of `object_size`.
+    /// Base-2 logarithm of `object_size`.
     pub order: u8,
-    /// Bytes an object.
+    /// Object size in bytes.
     pub object_size: u64,
-    /// The pool of its data, where that is another.
+    /// Data pool, if it is a separate one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_pool: Option<String>,
-    /// Snapshots, those of groups among them.
+    /// Number of snapshots, including those of groups.
     pub snapshot_count: usize,
-    /// Prefix of the names of its data objects.
+    /// Prefix of the names of the data objects.
     pub block_name_prefix: String,
-    /// The image format; always 2.
+    /// Image format; always 2.
     pub format: u8,
-    /// Its features, as `rbd` names them.
+    /// Enabled features, by their names in `rbd`.
     pub features: Vec<String>,
     /// Features that the feature `operations` stands for.
     pub op_features: Vec<String>,
-    /// Flags of its object map: what is wrong with it.
+    /// Flags of the object map, which mark it as invalid.
     pub flags: Vec<String>,
-    /// The group that it is in, `POOL/NAME`.
+    /// Group of the image, `POOL/NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// When it was created, if that is known.
+    /// Time of creation, if known.
     #[schema(value_type = Option<String>)]
     pub create_timestamp: Option<Timestamp>,
-    /// When it was last read, as far as its clients note that.
+    /// Time of the last read, if clients record it.
     #[schema(value_type = Option<String>)]
     pub access_timestamp: Option<Timestamp>,
-    /// When it was last written, as far as its clients note that.
+    /// Time of the last write, if clients record it.
     #[schema(value_type = Option<String>)]
     pub modify_timestamp: Option<Timestamp>,
-    /// The most snapshots that it may have.
+    /// Maximum number of snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_limit: Option<u64>,
-    /// The snapshot that it was cloned from.
+    /// Snapshot from which the image was cloned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ImageParent>,
 }
 
-/// The snapshot that an image was cloned from.
+/// Snapshot from which an image was cloned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageParent {
-    /// Its pool.
+    /// Pool of the parent.
     pub pool: String,
-    /// Its namespace.
+    /// Namespace of the parent.
     pub pool_namespace: String,
-    /// Its image.
+    /// Parent image.
     pub image: String,
-    /// That image's id.
+    /// Image id of the parent.
     pub id: String,
-    /// The snapshot.
+    /// Snapshot name.
     pub snapshot: String,
-    /// The image is in the trash.
+    /// Set if the parent is in the trash.
     pub trash: bool,
-    /// Bytes, from the beginning, that may be there.
+    /// Overlap with the parent, in bytes from the start of the image.
     pub overlap: u64,
 }
 
-/// An image's name and size.
+/// Image name and size.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageSummary {
-    /// Its name.
+    /// Image name.
     pub image: String,
-    /// Its size.
+    /// Size in bytes.
     pub size: u64,
-    /// The image format; always 2.
+    /// Image format; always 2.
     pub format: u8,
 }
 
-/// An image, or a snapshot, in a long list.
+/// Image or snapshot in a long list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageListing {
-    /// The image's name.
+    /// Image name.
     pub image: String,
-    /// Its id within the pool.
+    /// Image id, unique within the pool.
     pub id: String,
-    /// The snapshot.
+    /// Snapshot name; `None` for the image itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// Its number.
+    /// Snapshot id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<u64>,
-    /// The size.
+    /// Size in bytes.
     pub size: u64,
-    /// The snapshot that it was cloned from.
+    /// Snapshot from which it was cloned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ListedParent>,
-    /// The image format; always 2.
+    /// Image format; always 2.
     pub format: u8,
-    /// Of a snapshot: it cannot be removed.  A text, `true` or `false`, as in `rbd`.
+    /// Protection of a snapshot against removal: the text `true` or `false`, as in `rbd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protected: Option<String>,
-    /// Type of its lock in the cluster: `exclusive` or `shared`.
+    /// Lock type in the cluster: `exclusive` or `shared`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_type: Option<String>,
 }
 
-/// The snapshot that an image was cloned from, in a long list.
+/// Snapshot from which an image was cloned, in a long list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ListedParent {
-    /// Its pool.
+    /// Pool of the parent.
     pub pool: String,
-    /// Its namespace.
+    /// Namespace of the parent.
     pub pool_namespace: String,
-    /// Its image.
+    /// Parent image.
     pub image: String,
-    /// The snapshot.
+    /// Snapshot name.
     pub snapshot: String,
 }
 
 impl ListedParent {
-    /// Writes it as a spec: `POOL/IMAGE@SNAPSHOT`.
+    /// Formats it as a spec: `POOL/IMAGE@SNAPSHOT`.
     pub fn spec(&self) -> String {
         let Self { pool, pool_namespace, image, snapshot } = self;
         let slash = if pool_namespace.is_empty() { "" } else { "/" };
@@ -153,49 +153,49 @@ impl From<&ImageParent> for ListedParent {
 /// Watchers and exports of an image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageStatus {
-    /// The cluster's clients that watch it, this daemon's among them.  None of an image that the daemon alone can use.
+    /// Cluster clients that watch the image, including this daemon.  Empty for an image that only the daemon can use.
     pub watchers: Vec<ImageWatcher>,
-    /// Exports of it by the daemon.
+    /// Exports of the image by the daemon.
     pub exports: Vec<Target>,
 }
 
-/// A client of the cluster that watches an image.
+/// Cluster client that watches an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageWatcher {
-    /// Address: `IP:PORT/NONCE`.
+    /// Client address: `IP:PORT/NONCE`.
     pub address: String,
-    /// Its number.
+    /// Client id.
     pub client: u64,
-    /// Number of the watch among those of the client.
+    /// Watch cookie, unique among the watches of the client.
     pub cookie: u64,
 }
 
 /// Disk usage of the images of a pool, or of one.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct DiskUsage {
-    /// Each image, after its snapshots.
+    /// Images, each after its snapshots.
     pub images: Vec<ImageUsage>,
-    /// The sizes of the images together.
+    /// Total size of the images in bytes.
     pub total_provisioned_size: u64,
-    /// Bytes stored of them and of their snapshots together.
+    /// Total bytes stored for the images and their snapshots.
     pub total_used_size: u64,
 }
 
 /// Disk usage of one image, or of one of its snapshots.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageUsage {
-    /// The image's name.
+    /// Image name.
     pub name: String,
-    /// Its id within the pool.
+    /// Image id, unique within the pool.
     pub id: String,
-    /// The snapshot.
+    /// Snapshot name; `None` for the image itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// Its number.
+    /// Snapshot id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<u64>,
-    /// Its size.
+    /// Size in bytes.
     pub provisioned_size: u64,
-    /// What is stored of it.
+    /// Bytes in use.
     pub used_size: u64,
 }

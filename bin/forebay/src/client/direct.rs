@@ -12,7 +12,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::failure::{Failure, Result};
 use crate::ops::{Operation, ProgressSink};
 
-/// How often progress is looked at while an operation runs.
+/// Interval between progress updates while an operation runs.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// An engine on a thread of this process.
@@ -62,12 +62,12 @@ impl Direct {
         }
     }
 
-    /// The way to the engine.
+    /// Returns the handle to the engine.
     pub fn engine(&self) -> &EngineHandle {
         &self.engine
     }
 
-    /// Does an operation; `progress` hears how far it has come.
+    /// Runs an operation; `progress` is called with its progress.
     pub fn call<O: Operation>(&self, operation: O, mut progress: impl FnMut(Progress)) -> Result<O::Reply> {
         let (sink, mut seen) = ProgressSink::channel();
         let (answer, wait) = mpsc::channel();

@@ -71,11 +71,11 @@ pub struct Upload {
     stream: UnixStream,
 }
 
-/// What the other side says to an upload before any of it is sent.
+/// Response of the server to the head of an upload.
 pub enum Begun {
-    /// Go on.
+    /// Server accepts the body.
     Upload(Upload),
-    /// It has answered already, usually with an error.
+    /// Server has already responded, usually with an error.
     Answered(Response),
 }
 
@@ -111,7 +111,7 @@ impl Upload {
 
     /// Ends the body and waits for the answer.
     pub fn finish(mut self) -> io::Result<Response> {
-        // Who has stopped reading has answered all the same.
+        // A server that has stopped reading has still sent a response.
         let ended = self.stream.write_all(b"0\r\n\r\n");
         self.answer().map_err(|error| ended.err().unwrap_or(error))
     }

@@ -1,4 +1,4 @@
-//! Where a command's work is done: in the running daemon, or in this process on the store itself.
+//! Execution of a command's operations: in the running daemon, or in this process on the store itself.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -21,14 +21,14 @@ use crate::running::{self, RunningDaemon};
 /// Longest line of a streamed answer, in bytes: a listing of a very full pool.
 const LINE_LEN_MAX: u64 = 1 << 30;
 
-/// How long `status` waits for the daemon to say anything.
+/// Time that `status` waits for a response of the daemon.
 pub const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a command's work is done.
+/// Backend of a command's operations.
 pub enum Session {
     /// The running daemon, through its control socket.
     Daemon(DaemonClient),
-    /// This process, with the store open.
+    /// Engine in this process, with the store open.
     Direct(Direct),
 }
 
@@ -90,7 +90,7 @@ impl Places {
 }
 
 impl Session {
-    /// The running daemon, or the store when none runs.
+    /// Connects to the running daemon, or opens the store if none is running.
     pub fn open(global: &Global) -> Result<Self> {
         let places = Places::find(global)?;
         if let Some(client) = places.daemon()? {
@@ -114,13 +114,13 @@ impl Session {
         Direct::open(places.engine_options(opens_store, global.ceph.flags(Ceph::default())), linger)
     }
 
-    /// The running daemon.
+    /// Connects to the running daemon.
     pub fn daemon(global: &Global) -> Result<DaemonClient> {
         let places = Places::find(global)?;
         places.daemon()?.ok_or_else(|| places.unreachable())
     }
 
-    /// Does an operation; `progress` hears how far it has come.
+    /// Runs an operation; `progress` is called with its progress.
     pub fn call<O: Operation>(&self, operation: O, progress: impl FnMut(Progress)) -> Result<O::Reply> {
         match self {
             Session::Daemon(client) => client.call(&operation, None, progress),
@@ -139,7 +139,7 @@ impl Session {
 
 /// The running daemon, through its control socket.
 pub struct DaemonClient {
-    /// The socket.
+    /// Control socket of the daemon.
     pub socket: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! `log`.
+//! Command `log`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

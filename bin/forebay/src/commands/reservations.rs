@@ -1,4 +1,4 @@
-//! `reservations`.
+//! Command `reservations`.
 
 use super::with_session;
 use crate::api::Reservations;

@@ -1,4 +1,4 @@
-//! Who the daemon talks to by messages, and how: other daemons on the cluster's side, clients on the other.
+//! Peer messenger configuration: other daemons in the cluster, and messenger clients.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,19 +13,19 @@ use super::{ConfigFile, absolute};
 use crate::cli::Serve;
 use crate::failure::{Failure, Result};
 
-/// What carries messages to an address that does not say so itself.
+/// Transport for addresses that do not specify one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// TCP.
+    /// TCP transport.
     #[default]
     Tcp,
-    /// RDMA; TCP at the same place where that is not to be had.
+    /// RDMA, with TCP to the same address as a fallback.
     Rdma,
 }
 
 impl Transport {
-    /// An address: as it says, or over this transport.
+    /// Parses an address, which may specify its own transport.
     pub fn address(self, text: &str) -> Result<Address> {
         let names_one = ["tcp:", "rdma:", "unix:", "shm:"].iter().any(|scheme| text.starts_with(scheme));
         let whole = match self {
@@ -46,25 +46,25 @@ impl Transport {
     }
 }
 
-/// The daemon's side of its peers.
+/// Peer settings of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peers {
-    /// Where it listens.
+    /// Listening addresses.
     pub listen: Vec<Address>,
-    /// Other daemons that it keeps a session with.
+    /// Other daemons with which it keeps a session.
     pub connect: Vec<Address>,
-    /// The key that all of them share.
+    /// Key shared by all peers.
     pub key: Option<Key>,
-    /// From where they may come; empty for everywhere.
+    /// Networks from which peers may connect; if empty, all.
     pub allow: Vec<Network>,
-    /// Frames to and from other machines are encrypted.
+    /// Set if frames to and from other machines are encrypted.
     pub secure: bool,
-    /// The address of the RDMA device that is used to connect.
+    /// Address of the RDMA device used to connect.
     pub rdma_local: Option<IpAddr>,
 }
 
 impl Peers {
-    /// Flags over the configuration file.
+    /// Resolves the settings: flags override the configuration file.
     pub(super) fn resolve(serve: &Serve, file: &mut ConfigFile) -> Result<Self> {
         let cluster = file.cluster.unwrap_or_default();
         let addresses = |texts: &[String]| texts.iter().map(|text| cluster.address(text)).collect::<Result<Vec<_>>>();
@@ -94,7 +94,7 @@ impl Peers {
         })
     }
 
-    /// The modes that are offered and taken; `None` for the messenger's own choice.
+    /// Returns the connection modes to offer and accept; `None` for the messenger's default.
     pub fn modes(&self) -> Option<Vec<u32>> {
         (!self.secure).then(|| vec![mode::CRC, mode::SECURE])
     }
@@ -103,14 +103,14 @@ impl Peers {
 const KEY_HINT: &str =
     "make one, and give it to each machine: (umask 077; od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' > peer.key)";
 
-/// A key of 64 hexadecimal digits, from a file that nobody else may read.
+/// Reads a key of 64 hexadecimal digits from a file that no other user may read.
 pub fn read_key(path: &Path) -> Result<Key> {
     let text = read_private(path)?;
     let wrong = || Failure::invalid(format!("{} holds no key of 64 hexadecimal digits", path.display()));
     Key::from_hex(&text).ok_or_else(|| wrong().hint(KEY_HINT))
 }
 
-/// A file with a secret, which nobody else may read.
+/// Reads a file with a secret, which no other user may read.
 pub fn read_private(path: &Path) -> Result<String> {
     let failed = |error| Failure::io(error, format_args!("reading the key {}", path.display()));
     let mode = fs::metadata(path).map_err(failed)?.permissions().mode();
@@ -121,19 +121,19 @@ pub fn read_private(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(failed)
 }
 
-/// What the configuration says to a client.
+/// Peer settings of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientSide {
-    /// What carries messages to addresses that do not say so themselves.
+    /// Transport for addresses that do not specify one.
     pub transport: Transport,
-    /// The address of the RDMA device that is used.
+    /// Address of the RDMA device to use.
     pub rdma_local: Option<IpAddr>,
-    /// The file of the key.
+    /// Key file.
     pub key: Option<PathBuf>,
 }
 
 impl ClientSide {
-    /// From a daemon's configuration file.
+    /// Loads the settings from a daemon's configuration file.
     pub fn load(path: &Path) -> Result<Self> {
         let file = ConfigFile::load(path)?;
         Ok(Self { transport: file.client.unwrap_or_default(), rdma_local: file.rdma_local, key: file.peer_key })

@@ -1,4 +1,4 @@
-//! The control plane's sockets, the signals, and the order of stopping.
+//! Sockets of the control plane, signal handling, and the shutdown sequence.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{Read, Write};
@@ -23,13 +23,13 @@ use crate::engine::Engine;
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind, Result};
 
-/// How long requests in flight may take to end once the daemon stops.
+/// Maximum time for requests in flight to end once the daemon stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Bytes of chance in the token for HTTP over TCP.
+/// Random bytes in the token for HTTP over TCP.
 const TOKEN_LEN: usize = 32;
 
-/// The control plane's sockets and signals.
+/// Sockets and signals of the control plane.
 pub struct Listeners {
     unix: UnixListener,
     tcp: Option<(TcpListener, Arc<str>)>,
@@ -40,7 +40,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Binds the sockets; nothing is answered yet.
+    /// Binds the sockets; no request is accepted yet.
     pub async fn bind(config: &Config) -> Result<Self> {
         let catch = |kind| signal(kind).map_err(|error| Failure::io(error, "catching signals"));
         let unix = bind_control(&config.control)?;
@@ -53,11 +53,11 @@ impl Listeners {
         Ok(Self { unix, tcp, terminate, interrupt, hangup, control: config.control.clone() })
     }
 
-    /// Answers, and reads hosts and secrets again at SIGHUP, until another signal comes; then lets requests in flight end,
-    /// and lets go of the engine.
+    /// Serves requests, and reloads hosts and secrets on SIGHUP, until another signal arrives; then waits for
+    /// requests in flight and drops the engine handle.
     ///
     /// # Errors
-    /// When one of the servers ends by itself: nobody would be answered from then on.
+    /// If one of the servers ends unexpectedly: no request would be served from then on.
     pub async fn serve(self, engine: EngineHandle, notifier: &Notifier) -> Result<()> {
         let Self { unix, tcp, mut terminate, mut interrupt, mut hangup, control } = self;
         let (stop, stopping) = watch::channel(false);
@@ -106,7 +106,7 @@ impl Listeners {
             std::process::exit(1);
         });
         notifier.stopping();
-        // From here on no command finds the daemon.
+        // From here on commands no longer find the daemon.
         let _ = fs::remove_file(&control);
         stop.send_replace(true);
         let fronts = engine.call(async |engine| {
@@ -114,7 +114,7 @@ impl Listeners {
             Ok(())
         });
         let drained = tokio::time::timeout(DRAIN, async move {
-            // A server's own end tells nothing more.
+            // The outcome of a server has no further information.
             while servers.join_next().await.is_some() {}
             fronts.await
         });
@@ -126,7 +126,7 @@ impl Listeners {
     }
 }
 
-/// Says why a server of the control plane does not serve any more.
+/// Returns the reason why a server of the control plane has ended.
 fn server_ended(ended: std::result::Result<std::io::Result<()>, JoinError>) -> Failure {
     let why = match ended {
         Ok(Ok(())) => "it has ended".to_owned(),
@@ -136,7 +136,8 @@ fn server_ended(ended: std::result::Result<std::io::Result<()>, JoinError>) -> F
     Failure::failed(format!("the control plane's server: {why}"))
 }
 
-/// Binds the control socket for its owner alone.  What a dead daemon left is replaced; a live one's is not.
+/// Binds the control socket with access for its owner only.  The socket of a dead daemon is replaced; that of a
+/// running one is not.
 fn bind_control(path: &Path) -> Result<UnixListener> {
     let fail = |error| Failure::io(error, format_args!("the control socket {}", path.display()));
     if path.exists() {
@@ -149,7 +150,7 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             return Err(Failure::new(FailureKind::Exists, what).hint("remove it, or name another with --control"));
         }
     }
-    // Bound beside and renamed, so that it is never there with other permissions than these.
+    // Bound under a temporary name and renamed, so that the socket never exists with other permissions.
     let beside = path.with_extension(format!("{}", std::process::id()));
     let _ = fs::remove_file(&beside);
     let listener = StdUnixListener::bind(&beside).map_err(fail)?;
@@ -168,7 +169,7 @@ async fn bind_tcp(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// The token for HTTP over TCP; made at the first start.
+/// Reads the token for HTTP over TCP; creates it at the first start.
 fn token(path: &Path) -> Result<Arc<str>> {
     let fail = |error| Failure::io(error, format_args!("the token {}", path.display()));
     match fs::read_to_string(path) {
@@ -185,7 +186,7 @@ fn token(path: &Path) -> Result<Arc<str>> {
     let token: String = chance.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
     if let Err(error) = file.write_all(token.as_bytes()).and_then(|()| file.sync_all()) {
-        // A part of one would be refused at the next start.
+        // A partial token would be refused at the next start.
         let _ = fs::remove_file(path);
         return Err(fail(error));
     }

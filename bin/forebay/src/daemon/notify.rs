@@ -1,4 +1,4 @@
-//! systemd's readiness protocol: a datagram to the socket that NOTIFY_SOCKET names.
+//! systemd readiness protocol: a datagram to the socket that NOTIFY_SOCKET names.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,14 +6,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells whoever started the daemon how it is; does nothing if nobody asked.
+/// Notifier of the service manager; does nothing without NOTIFY_SOCKET.
 #[derive(Debug)]
 pub struct Notifier {
     socket: Option<(UnixDatagram, SocketAddr)>,
 }
 
 impl Notifier {
-    /// By the environment.
+    /// Creates it from the environment.
     pub fn from_environment() -> Self {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Self { socket: None } };
         match open(&name) {
@@ -25,12 +25,12 @@ impl Notifier {
         }
     }
 
-    /// Ready to serve.
+    /// Reports that the daemon is ready.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}\n"));
     }
 
-    /// Stopping.
+    /// Reports that the daemon is stopping.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=Stopping\n");
     }
@@ -44,7 +44,7 @@ impl Notifier {
 }
 
 fn open(name: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
-    // A leading @ stands for the zero byte of an abstract name.
+    // A leading @ stands for the zero byte of an abstract socket name.
     let addr = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(name)?,

@@ -19,10 +19,10 @@ use crate::failure::{Failure, Result};
 use crate::spec::image_spec;
 use crate::transfer::diff::{self, Decoder, Event};
 
-/// What a stream calls itself.
+/// MIME type of a stream.
 pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";
 
-/// An image's content as an `rbd diff v1` stream
+/// Download an image's content as an `rbd diff v1` stream
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}/data",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, content_type = "application/vnd.forebay.diff"), (status = 404, body = ErrorBody)))]
@@ -33,7 +33,7 @@ pub async fn export(State(app): State<App>, Path((pool, image)): Path<(String, S
     };
     let (sender, mut pieces) = mpsc::channel(PIECES_QUEUED);
     let work = app.engine.call(move |engine| engine.export(spec, sender));
-    // Until the first piece is there, a failure is still an answer of its own.
+    // Until the first piece arrives, a failure can still be a separate response.
     let Some(first) = pieces.recv().await else {
         return match work.await {
             Ok(()) => Failure::failed("the export ended before it began").into_response(),
@@ -55,14 +55,14 @@ pub async fn export(State(app): State<App>, Path((pool, image)): Path<(String, S
         if let Err(failure) = work.await {
             let mut record = Vec::new();
             diff::put_failure(&mut record, &serde_json::to_vec(&failure).expect("plain data becomes JSON"));
-            // A client that has gone does not hear of it.
+            // A disconnected client does not receive it.
             let _ = out.send(Ok(record.into())).await;
         }
     });
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(ChannelBody(body))).into_response()
 }
 
-/// A buffer whose memory an answer's body can refer to.
+/// Buffer to which a response body can refer.
 struct Owned(Buf);
 
 impl AsRef<[u8]> for Owned {
@@ -71,7 +71,7 @@ impl AsRef<[u8]> for Owned {
     }
 }
 
-/// A piece's records after what `head` holds already.
+/// Appends the records of a piece to `head`.
 fn encode(mut head: Vec<u8>, piece: Piece) -> Vec<Bytes> {
     match piece {
         Piece::Size(size) => diff::put_size(&mut head, size),
@@ -85,18 +85,18 @@ fn encode(mut head: Vec<u8>, piece: Piece) -> Vec<Bytes> {
     vec![head.into()]
 }
 
-/// How an import is asked for.
+/// Query for an import.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportQuery {
-    /// The new image's size in bytes, if it is known.
+    /// Size of the new image in bytes, if known.
     size: Option<u64>,
-    /// Bytes an object.
+    /// Object size in bytes.
     #[serde(default = "default_object_size")]
     object_size: u64,
 }
 
-/// A new image with the content of an `rbd diff v1` stream
+/// Create an image with the content of an `rbd diff v1` stream
 #[utoipa::path(put, path = "/v1/images/{pool}/{image}/data",
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
         ("object_size" = Option<u64>, Query)),
@@ -122,19 +122,19 @@ pub async fn import(
         result = &mut work => return answer(result, lines),
         begun = &mut wait_begun => {
             if begun.is_err() {
-                // It has ended without beginning.
+                // The import has failed before accepting pieces.
                 return answer(work.await, lines);
             }
         }
     }
-    // Only now is the body looked at, so that a client that waits for "100 Continue" sends none in vain.
+    // The body is read only from here on, so that a client that waits for "100 Continue" sends none in vain.
     let fed = tokio::select! {
         biased;
         result = &mut work => return answer(result, lines),
         fed = feed(request.into_body(), pieces) => fed,
     };
     let result = work.await;
-    // A stream that is wrong is the cause; that the import then failed is what follows from it.
+    // A malformed stream is the cause; the failure of the import follows from it.
     answer(fed.and(result), lines)
 }
 
@@ -165,7 +165,7 @@ async fn feed(body: Body, pieces: mpsc::Sender<Piece>) -> Result<()> {
                 }
             };
             if pieces.send(piece).await.is_err() {
-                // The import has ended; its result says why.
+                // The import has ended; its result has the reason.
                 return Ok(());
             }
         }

@@ -1,4 +1,4 @@
-//! A load on an image: so many requests under way, for a while.
+//! Benchmark load on an image: a fixed queue depth for a fixed time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,43 +14,43 @@ use crate::failure::{Failure, Result};
 use crate::spec::ImageSpec;
 use crate::units::Size;
 
-/// Not measured, at first.
+/// Warm-up time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What is asked of an image.
+/// Parameters of a benchmark.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The image.
+    /// Image under load.
     pub spec: ImageSpec,
-    /// Percent of the requests that write.
+    /// Percentage of write requests.
     pub writes: u8,
-    /// Anywhere, rather than one after another.
+    /// Set for random offsets, unset for sequential ones.
     pub random: bool,
-    /// Bytes a request.
+    /// Request size in bytes.
     pub size: u64,
-    /// Requests under way.
+    /// Queue depth.
     pub depth: usize,
-    /// How long it is measured.
+    /// Measured time.
     pub time: Duration,
 }
 
-/// What came of it.
+/// Result of a benchmark.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Requests, the time, latencies.
+    /// Requests, elapsed time and latencies.
     pub outcome: Outcome,
-    /// Processor time that the process used meanwhile, in nanoseconds.
+    /// CPU time of the process during the measurement, in nanoseconds.
     pub cpu_nanos: u64,
 }
 
-/// What the lanes of a load have in common.
+/// State shared by the lanes of a benchmark.
 struct Shared {
     device: Rc<dyn BlockDevice>,
     load: Load,
-    /// Blocks of the image.
+    /// Number of blocks of the image.
     blocks: u64,
     next: Cell<u64>,
-    /// For chance.
+    /// State of the random number generator.
     state: Cell<u64>,
     measuring: Cell<bool>,
     stop: Cell<bool>,
@@ -58,11 +58,11 @@ struct Shared {
 }
 
 impl Engine {
-    /// Puts a load on an image.  Writes overwrite what is there.
+    /// Runs a benchmark on an image.  Writes overwrite its data.
     pub async fn bench(self: Rc<Self>, load: Load) -> Result<Loaded> {
         let spec = load.spec.clone();
         let volume = self.open_volume(&spec).await?;
-        // As a host would be served: a log that is attached or detached meanwhile counts.
+        // Served as to a host: a log that is attached or detached meanwhile takes effect.
         let device = volume.device(false, self.meters.meter(&spec, None))?;
         let blocks = device.geometry().size / load.size.max(1);
         if load.size == 0 || load.size > u64::from(device.geometry().transfer_max) || blocks == 0 {
@@ -99,7 +99,7 @@ impl Engine {
     }
 }
 
-/// One request after another, until it is enough, or one fails.
+/// Issues one request after another, until the time is over or one fails.
 async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
     let size = shared.load.size;
     let bytes: Vec<u8> = (0..size).map(|_| shared.chance() as u8).collect();
@@ -116,9 +116,9 @@ async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
             shared.stop.set(true);
             return Err(error);
         }
-        // Reads of what was never written are answered at once: the clock and the others have their turn all the same.
+        // Reads of unwritten blocks complete immediately: the clock and other tasks still need a turn.
         stand_back().await;
-        // The next one is asked for at once.
+        // The next request is issued immediately.
         let ended = now();
         let took = ended.since(std::mem::replace(&mut begun, ended));
         if shared.measuring.get() {

@@ -1,4 +1,4 @@
-//! The pools of a Ceph cluster: connected to when the first of them is asked for.
+//! Pools of a Ceph cluster; the connection is made when the first pool is requested.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use super::dns;
 use super::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
-/// A cluster is waited for so long when it is only asked how full it is.
+/// Timeout for querying the usage of a cluster.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Locks are given up within this time, or left to whoever wants them.
+/// Timeout for releasing locks on close; after it they are left for other clients to break.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// The real world, for who resolves a cluster's configuration.
+/// System environment for resolving a cluster's configuration.
 struct Edge;
 
 impl Surroundings for Edge {
@@ -52,24 +52,24 @@ impl Surroundings for Edge {
     }
 }
 
-/// A cluster that may be there, and the pools of it that were asked for.
+/// Ceph cluster, connected on demand, and the pools that were requested.
 pub struct Ceph {
     flags: Flags,
     cluster: RefCell<Option<Rc<Cluster>>>,
-    /// Where the daemon lists the clients that it is; a command does not.
+    /// List of the daemon's own client addresses; a command has none.
     clients: Option<CephClients>,
     pools: RefCell<BTreeMap<String, Rc<RadosPool>>>,
-    /// It is connected to once.
+    /// Permit to connect: the cluster is connected to once.
     connecting: Semaphore,
 }
 
 impl Ceph {
-    /// Connects to nothing yet.
+    /// Creates it without connecting.
     pub fn new(flags: Flags, clients: Option<CephClients>) -> Self {
         Self { flags, clients, cluster: RefCell::default(), pools: RefCell::default(), connecting: Semaphore::new(1) }
     }
 
-    /// A pool of the cluster.
+    /// Returns a pool of the cluster, connecting if needed.
     pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
         let unfound = |failure: Failure| match failure.kind {
             FailureKind::NotFound => failure.context(format!("no pool '{name}' here, and no Ceph cluster to look in")),
@@ -77,7 +77,7 @@ impl Ceph {
         };
         let cluster = self.cluster().await.map_err(unfound)?;
         let known = self.pools.borrow().get(name).cloned();
-        // A pool that was deleted, and perhaps made again, has another number.
+        // A pool that was deleted, and perhaps recreated, has another id.
         if let Some(pool) = known.filter(|pool| cluster.map().pool_named(name) == Some(pool.id())) {
             return Ok(pool);
         }
@@ -93,12 +93,13 @@ impl Ceph {
         Ok(pool)
     }
 
-    /// Names of the pools that were asked for.
+    /// Returns the names of the pools that were requested.
     pub fn pool_names(&self) -> Vec<String> {
         self.pools.borrow().keys().cloned().collect()
     }
 
-    /// The pools that were asked for, and how full they are.  A cluster that does not answer holds nobody up.
+    /// Returns the pools that were requested, with their usage.  A cluster that does not respond delays this by a
+    /// bounded time only.
     pub async fn usage(&self) -> Vec<(String, Usage)> {
         let pools: Vec<_> = self.pools.borrow().iter().map(|(name, pool)| (name.clone(), pool.clone())).collect();
         let mut all = Vec::new();
@@ -118,8 +119,8 @@ impl Ceph {
         let former = match known {
             Some(cluster) if !cluster.is_fenced() => return Ok(cluster),
             Some(cluster) => {
-                // Nothing of that client is taken any more.  Who opens a volume now gets a new one; the volumes that
-                // the old one has open go on answering that they are fenced off.
+                // Pools of the fenced client are dropped.  Volumes opened from now on use a new client; those that
+                // the old client has open keep failing as fenced.
                 tracing::warn!("the cluster has this client on its blocklist; a new one is made");
                 self.pools.borrow_mut().clear();
                 Some(client_of(&cluster))
@@ -142,9 +143,9 @@ impl Ceph {
         Ok(cluster)
     }
 
-    /// Fences the clients that daemons of this data directory were and that did not end in order, so that nobody waits
-    /// for their watches to time out; then lists the new one.  `former` is the client that this process was before it was
-    /// fenced.  What fails costs the waiting only.
+    /// Blocklists the clients of earlier daemons of this data directory that did not end cleanly, so that their
+    /// watches need not time out; then records the new client.  `former` is this process's client before it was
+    /// fenced.  A failure only costs that wait.
     async fn fence_left_clients(&self, cluster: &Cluster, former: Option<CephClient>) {
         let Some(clients) = self.clients.clone() else { return };
         let own = client_of(cluster);
@@ -172,7 +173,7 @@ impl Ceph {
         }
     }
 
-    /// Ends the sessions; before that, images that nobody has open any more are given up in order.
+    /// Ends the sessions, after releasing images that have no users.
     pub async fn close(&self) {
         let pools = std::mem::take(&mut *self.pools.borrow_mut());
         let mut settled = true;
@@ -196,12 +197,12 @@ impl Ceph {
     }
 }
 
-/// The client that a connection to a cluster makes us.
+/// Returns the client address of our connection to a cluster.
 fn client_of(cluster: &Cluster) -> CephClient {
     CephClient { fsid: cluster.status().fsid, address: cluster.identity().address }
 }
 
-/// Says what a cluster means to a user that cannot be connected to.
+/// Explains to the user that a cluster cannot be connected to.
 fn explain_unconnected(error: forebay_block::Error) -> Failure {
     let kind = error.kind();
     let failure = Failure::from(error).context("connecting to the Ceph cluster");
@@ -218,7 +219,7 @@ fn explain_unconnected(error: forebay_block::Error) -> Failure {
     }
 }
 
-/// What a configuration's error means to a user.
+/// Explains a configuration error to the user.
 fn explain(error: ConfigError) -> Failure {
     let kind = match &error {
         ConfigError::NoConf(_) | ConfigError::NoKey { .. } => FailureKind::NotFound,

@@ -1,13 +1,14 @@
-//! The clients of Ceph clusters that daemons of this data directory were.
+//! Ceph client addresses used by daemons of this data directory.
 //!
 //! A daemon that is killed leaves watches and locks behind, which a cluster keeps for its watch timeout
-//! (`osd_client_watch_timeout`, 30 s).  The next daemon of the data directory knows that the process is gone, since it has
-//! the embedded store's lock; so it fences the client at once instead of waiting for the timeout.  What a client is known
-//! by is kept in the file `ceph-clients.json`, from before its first request until it has ended in order.
+//! (`osd_client_watch_timeout`, 30 s).  The next daemon of the data directory knows that the process is gone, since
+//! it holds the lock of the embedded store; so it fences the client at once instead of waiting for the timeout.  The
+//! address of a client is kept in the file `ceph-clients.json`, from before its first request until it has ended
+//! cleanly.
 //!
-//! A copy of the directory has another store, and its lock says nothing of the daemon that runs on the original.  So the file
-//! counts only in the directory in which it was written, on the same machine since it booted, and for clients with the same
-//! IP address; anywhere else the watch timeout is waited for.
+//! A copy of the directory has another store, and its lock does not cover the daemon that runs on the original.  So
+//! the file is valid only in the directory in which it was written, on the same machine since it booted, and for
+//! clients with the same IP address; in any other case the watch timeout applies.
 
 use std::fs;
 use std::io;
@@ -19,24 +20,24 @@ use serde::{Deserialize, Serialize};
 use super::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
 
-/// A client of a cluster.
+/// Client of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CephClient {
-    /// The cluster.
+    /// FSID of the cluster.
     pub fsid: String,
-    /// The client's address with its nonce, as the cluster writes it.
+    /// Client address with its nonce, in the cluster's notation.
     pub address: String,
 }
 
-/// The content of the file.
+/// Content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Listed {
-    /// Place in which the file was written.
+    /// Identity of the directory in which the file was written.
     place: String,
     clients: Vec<CephClient>,
 }
 
-/// The file that lists the clients of a data directory's daemons.
+/// File that lists the clients of a data directory's daemons.
 #[derive(Debug, Clone)]
 pub struct CephClients {
     path: PathBuf,
@@ -44,34 +45,34 @@ pub struct CephClients {
 }
 
 impl CephClients {
-    /// The file of a data directory, whose store's lock the process has.
+    /// Returns the file of a data directory.  The process must hold the lock of its store.
     pub fn of(data: &Path) -> Self {
         Self { path: data.join("ceph-clients.json"), place: place_of(data) }
     }
 
-    /// Returns the clients that did not end in order, of the cluster and the IP address of `own`.
+    /// Returns the clients that did not end cleanly, of the cluster and the IP address of `own`.
     ///
     /// # Errors
-    /// A file that cannot be read, or is not one of ours.
+    /// A file that cannot be read, or has another format.
     pub fn left(&self, own: &CephClient) -> Result<Vec<CephClient>> {
         let is_alike = |client: &CephClient| client.fsid == own.fsid && client.ip() == own.ip() && client != own;
         Ok(self.read()?.clients.into_iter().filter(is_alike).collect())
     }
 
-    /// Lists a client before its first request, in place of all that were left of its cluster: they are fenced, or their
-    /// watches run out by themselves.
+    /// Records a client before its first request, replacing all entries of its cluster: they are fenced, or their
+    /// watches time out.
     ///
     /// # Errors
     /// A file that cannot be written; it is unchanged then.
     pub fn begin(&self, own: CephClient) -> Result<()> {
-        // What cannot be read is not kept: it says nothing of anybody.
+        // An unreadable file is replaced: it identifies no client.
         let mut clients = self.read().unwrap_or_default().clients;
         clients.retain(|client| client.fsid != own.fsid);
         clients.extend(own.ip().is_some().then_some(own));
         self.write(clients)
     }
 
-    /// Forgets a client that has ended in order.
+    /// Removes a client that has ended cleanly.
     ///
     /// # Errors
     /// A file that cannot be written; it is unchanged then.
@@ -101,15 +102,15 @@ impl CephClients {
 }
 
 impl CephClient {
-    /// Returns the IP address, if the monitors have told one: what is before the port and the nonce.
+    /// Returns the IP address, without port and nonce, if the monitors have reported one.
     fn ip(&self) -> Option<&str> {
         let socket = self.address.split_once('/')?.0;
         socket.rsplit_once(':').map(|(ip, _)| ip).filter(|ip| !ip.is_empty())
     }
 }
 
-/// Names a directory and where it is: the machine, since it booted, and the directory's file system and inode, which no copy
-/// has.
+/// Identifies a directory and its location: the machine since it booted, and the directory's file system and inode,
+/// which no copy shares.
 fn place_of(data: &Path) -> String {
     let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let boot = read("/proc/sys/kernel/random/boot_id");
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(clients.left(&client("a", 9)).expect("no file"), []);
         clients.begin(client("a", 1)).expect("written");
         clients.begin(client("b", 2)).expect("written");
-        // The next daemon finds what was left of its own cluster, and takes its place.
+        // The next daemon finds the entries of its own cluster, and replaces them.
         assert_eq!(CephClients::of(dir.path()).left(&client("a", 3)).expect("read"), [client("a", 1)]);
         clients.begin(client("a", 3)).expect("written");
         assert_eq!(clients.left(&client("a", 4)).expect("read"), [client("a", 3)]);

@@ -1,7 +1,7 @@
-//! A backend that is slower than it is: for measuring what a write log gives in front of a cluster, without a cluster.
+//! Backend with added latency, to measure a write log in front of a simulated cluster.
 //!
-//! Only when the environment says `FOREBAY_DEBUG_BACKEND_DELAY_US=N`: every write, flush and read of an image then takes
-//! N microseconds longer, at any depth.
+//! Enabled only by the environment variable `FOREBAY_DEBUG_BACKEND_DELAY_US=N`: every write, flush and read of an
+//! image then takes N microseconds longer, at any queue depth.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Patch, Reply, Request, Result, SizeWatch};
 use forebay_reactor::sleep;
 
-/// What the environment is asked for.
+/// Environment variable that enables the delay.
 pub const VARIABLE: &str = "FOREBAY_DEBUG_BACKEND_DELAY_US";
 
-/// An image behind a pause.
+/// Image with a delay.
 struct Delayed {
     inner: Rc<dyn BlockDevice>,
     pause: Duration,
 }
 
-/// The device, behind a pause if the environment asks for one.
+/// Wraps the device in a delay if the environment enables one.
 pub fn delayed(inner: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
     let asked = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
     match asked.filter(|&micros| micros > 0) {

@@ -1,28 +1,28 @@
-//! Which machines offer a service, as the name service says it (RFC 2782): the standard library asks it for addresses only.
+//! DNS SRV lookup (RFC 2782): the standard library resolves addresses only.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-/// Time for one name server to answer.
+/// Timeout for one name server.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Each name server is asked so often.
+/// Number of queries to each name server.
 const TRIES: u32 = 2;
-/// Longest answer over UDP that we take, in bytes.
+/// Maximum length of an accepted UDP response, in bytes.
 const ANSWER_MAX: usize = 4096;
-/// Of the domain name system.
+/// DNS port.
 const PORT: u16 = 53;
 const TYPE_SRV: u16 = 33;
 const TYPE_OPT: u16 = 41;
 const CLASS_INTERNET: u16 = 1;
-/// Labels that a name may have, and pointers that may be followed in it.
+/// Maximum number of labels of a name, and of pointers followed in it.
 const LABELS_MAX: usize = 128;
 
-/// What `resolv.conf` says.
+/// Settings from `resolv.conf`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Resolver {
     servers: Vec<IpAddr>,
-    /// Put behind names that are not complete.
+    /// Search domains for incomplete names.
     search: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ impl Resolver {
             let mut words = line.split_whitespace();
             match words.next() {
                 Some("nameserver") => {
-                    // A scope after the address is for link-local ones.
+                    // A zone id after the address marks a link-local one.
                     let word = words.next().unwrap_or_default().split('%').next().unwrap_or_default();
                     resolver.servers.extend(word.parse::<IpAddr>());
                 }
@@ -45,10 +45,11 @@ impl Resolver {
     }
 }
 
-/// Names and ports of the service `_NAME._tcp` in a domain, or in those of this machine, the most wanted first.
+/// Returns names and ports of the service `_NAME._tcp` in a domain, or in the search domains of this machine, the
+/// most preferred first.
 ///
 /// # Errors
-/// `NotFound` when no domain has it; what the last name server brought otherwise.
+/// `NotFound` if no domain has it; otherwise the error of the last name server.
 pub fn service(name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>> {
     let resolver = Resolver::parse(&std::fs::read_to_string("/etc/resolv.conf")?);
     let servers: Vec<SocketAddr> = resolver.servers.iter().map(|&server| (server, PORT).into()).collect();
@@ -58,7 +59,7 @@ pub fn service(name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)
     }
 }
 
-/// A number that who does not see the question cannot know, so that it cannot answer it either.
+/// Returns a random query id, so that an off-path attacker cannot forge a response.
 fn rand_id() -> io::Result<u16> {
     let mut id = [0; 2];
     aws_lc_rs::rand::fill(&mut id).map_err(|_| io::Error::other("the system gives no random numbers"))?;
@@ -95,7 +96,7 @@ fn ask(server: SocketAddr, name: &str, id: u16) -> io::Result<Vec<(String, u16)>
     let mut answer = [0; ANSWER_MAX];
     loop {
         let len = socket.recv(&mut answer)?;
-        // An answer to somebody else's question is passed over.
+        // A response to another query is ignored.
         if answer.get(..2) == Some(&id.to_be_bytes()[..]) {
             let strange = || io::Error::new(io::ErrorKind::InvalidData, format!("{server} answers nonsense"));
             return parse(&answer[..len]).ok_or_else(strange)?;
@@ -105,7 +106,7 @@ fn ask(server: SocketAddr, name: &str, id: u16) -> io::Result<Vec<(String, u16)>
 
 fn question(name: &str, id: u16) -> io::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(64);
-    // Recursion is desired; one question, and one more that says how long an answer may be.
+    // Recursion desired; one question, and one additional record with the maximum length of the response.
     for word in [id, 0x0100, 1, 0, 0, 1] {
         out.extend(word.to_be_bytes());
     }
@@ -126,8 +127,8 @@ fn question(name: &str, id: u16) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The services in an answer, in the order of their priorities, and of their weights where those are the same; `None` when
-/// it makes no sense, an error when the server says that there is none.
+/// Parses the services in a response, ordered by priority, then by weight; returns `None` for a malformed response,
+/// an error if the server reports that there is none.
 fn parse(answer: &[u8]) -> Option<io::Result<Vec<(String, u16)>>> {
     let word = |at: usize| Some(u16::from_be_bytes(answer.get(at..at + 2)?.try_into().ok()?));
     let (flags, questions, answers) = (word(2)?, word(4)?, word(6)?);
@@ -156,12 +157,12 @@ fn parse(answer: &[u8]) -> Option<io::Result<Vec<(String, u16)>>> {
         at += len;
     }
     found.sort();
-    // The root as a target means that the service is decidedly not offered.
+    // The root as a target means that the service is decidedly not available (RFC 2782).
     let offered = found.into_iter().filter(|(.., target, _)| !target.is_empty());
     Some(Ok(offered.map(|(.., target, port)| (target, port)).collect()))
 }
 
-/// A name, and where what follows it begins.
+/// Parses a name; returns it and the offset after it.
 fn name(answer: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut text, mut end) = (String::new(), None);
     for _ in 0..LABELS_MAX {
@@ -189,7 +190,7 @@ fn name(answer: &[u8], mut at: usize) -> Option<(String, usize)> {
 mod tests {
     use super::*;
 
-    /// A record for a service, its target a pointer to the question's name behind a label.
+    /// Builds an SRV record whose target is a label before a pointer to the question's name.
     fn record(priority: u16, weight: u16, port: u16, target: &[u8]) -> Vec<u8> {
         let mut out = vec![0xC0, 12];
         for word in [TYPE_SRV, CLASS_INTERNET, 0, 60, 6 + target.len() as u16, priority, weight, port] {
@@ -203,7 +204,7 @@ mod tests {
         let mut out = question.to_vec();
         out[2] |= 0x80;
         out[6..8].copy_from_slice(&(records.len() as u16).to_be_bytes());
-        // What we asked for beside the question is not part of the answer.
+        // The additional record of the query is not part of the response.
         out.truncate(out.len() - 11);
         out[10..12].fill(0);
         records.iter().for_each(|record| out.extend(record));

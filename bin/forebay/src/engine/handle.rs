@@ -1,4 +1,4 @@
-//! The way from other threads to the engine on its reactor.
+//! Handle to the engine on its reactor, for other threads.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -11,32 +11,33 @@ use crate::failure::{Failure, Result};
 
 type Work = Box<dyn FnOnce(Rc<Engine>) + Send>;
 
-/// What comes to the engine.
+/// Message to the engine.
 enum Job {
     Run(Work),
-    /// Take no more.
+    /// Stops taking jobs.
     Stop,
 }
 
-/// Reaches the engine from any thread.  The engine ends when all handles are gone, or when it is told to stop.
+/// Handle to the engine, usable from any thread.  The engine ends when all handles are dropped, or when it is told to
+/// stop.
 #[derive(Clone)]
 pub struct EngineHandle {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// Where an engine finds what it is asked to do.
+/// Queue of jobs for the engine.
 pub struct Jobs {
     jobs: mpsc::UnboundedReceiver<Job>,
 }
 
-/// A handle, and the queue that the engine serves.
+/// Creates a handle, and the queue that the engine serves.
 pub fn jobs() -> (EngineHandle, Jobs) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (EngineHandle { jobs: sender }, Jobs { jobs: receiver })
 }
 
 impl EngineHandle {
-    /// Runs `job` on the engine's reactor and waits for its result.  The job goes on if this future is dropped.
+    /// Runs `job` on the engine's reactor and waits for its result.  The job continues if this future is dropped.
     pub fn call<F, Fut, T>(&self, job: F) -> impl Future<Output = Result<T>> + Send + use<F, Fut, T>
     where
         F: FnOnce(Rc<Engine>) -> Fut + Send + 'static,
@@ -47,7 +48,7 @@ impl EngineHandle {
         async move { answer.await.unwrap_or_else(|_| Err(gone())) }
     }
 
-    /// As [`call`](Self::call), from a thread that may block.
+    /// Runs `job` as [`call`](Self::call) does, from a thread that may block.
     pub fn call_blocking<F, Fut, T>(&self, job: F) -> Result<T>
     where
         F: FnOnce(Rc<Engine>) -> Fut + Send + 'static,
@@ -57,9 +58,9 @@ impl EngineHandle {
         self.start(job).blocking_recv().unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Tells the engine to take no more.  What it has begun goes on.
+    /// Tells the engine to take no more jobs.  Running jobs continue.
     pub fn stop(&self) {
-        // An engine that is gone has stopped.
+        // An engine that has ended needs no message.
         let _ = self.jobs.send(Job::Stop);
     }
 
@@ -73,11 +74,11 @@ impl EngineHandle {
         let work: Work = Box::new(move |engine| {
             spawn(async move {
                 let result = job(engine).await;
-                // Nobody waits for the answer of a caller that has gone.
+                // The caller may have dropped its future; the result is discarded then.
                 let _ = sender.send(result);
             });
         });
-        // With the engine gone the job is dropped, and its sender with it, which the receiver sees.
+        // If the engine has ended, the job is dropped with its sender, which the receiver sees.
         let _ = self.jobs.send(Job::Run(work));
         receiver
     }
@@ -88,7 +89,7 @@ fn gone() -> Failure {
 }
 
 impl Jobs {
-    /// Starts jobs as they come, until it is told to stop or every handle is gone.
+    /// Starts jobs as they arrive, until told to stop or every handle is dropped.
     pub async fn serve(mut self, engine: &Rc<Engine>) {
         while let Some(Job::Run(work)) = self.jobs.recv().await {
             work(engine.clone());

@@ -1,4 +1,4 @@
-//! What tells this data directory, and the volumes in it, from all others.
+//! Unique identities of this data directory and of the volumes in it.
 
 use std::fs;
 use std::io;
@@ -10,20 +10,20 @@ use super::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL};
 
-/// 128 bits that nothing else has.
+/// Unique 128-bit identifier.
 pub type Uuid = [u8; 16];
 
-/// The identity of a data directory.
+/// Identity of a data directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
-    /// Made at the first start, kept in the file `identity`.
+    /// Identifier created at the first start, persisted in the file `identity`.
     pub uuid: Uuid,
-    /// Made at every start: what is in memory only has no identity beyond it.
+    /// Identifier created at every start, for volumes that exist in memory only.
     boot: Uuid,
 }
 
 impl Identity {
-    /// Reads a data directory's identity, or makes one.
+    /// Loads the identity of a data directory, or creates one.
     pub fn load(data: &Path) -> Result<Self> {
         let path = data.join("identity");
         let text = match fs::read_to_string(&path) {
@@ -43,12 +43,12 @@ impl Identity {
         Ok(Self { uuid, boot: random()? })
     }
 
-    /// One for a while: nothing is kept that would need another.
+    /// Creates a temporary identity, which is not persisted.
     pub fn passing() -> Result<Self> {
         Ok(Self { uuid: random()?, boot: random()? })
     }
 
-    /// The identity of a volume: of its image, whatever its name, as long as the image exists.
+    /// Returns the identity of a volume: it follows the image, whatever its name, as long as the image exists.
     pub fn volume(&self, spec: &ImageSpec, image_id: &str) -> Uuid {
         let scope = if spec.pool == RAM_POOL { &self.boot } else { &self.uuid };
         let text = [&scope[..], spec.pool.as_bytes(), b"\0", image_id.as_bytes()].concat();
@@ -58,7 +58,7 @@ impl Identity {
     }
 }
 
-/// Marks 128 bits as a UUID of the kind that each maker defines (RFC 9562, version 8).
+/// Marks 128 bits as a vendor-specific UUID (RFC 9562, version 8).
 fn stamp(mut uuid: Uuid) -> Uuid {
     uuid[6] = uuid[6] & 0x0F | 0x80;
     uuid[8] = uuid[8] & 0x3F | 0x80;
@@ -71,7 +71,7 @@ fn random() -> Result<Uuid> {
     Ok(stamp(uuid))
 }
 
-/// As people write it.
+/// Formats a UUID in its text form.
 pub fn format_uuid(uuid: &Uuid) -> String {
     let mut text = String::with_capacity(36);
     for (at, byte) in uuid.iter().enumerate() {
@@ -83,7 +83,7 @@ pub fn format_uuid(uuid: &Uuid) -> String {
     text
 }
 
-/// From how people write it.
+/// Parses the text form of a UUID.
 pub fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.chars().filter(|&char| char != '-').collect();
     if digits.len() != 32 || !digits.is_ascii() {

@@ -1,4 +1,5 @@
-//! The record of a write log in an image's metadata, the image's lock, and the log devices that this process has open.
+//! Persistent record of a write log in the metadata of an image, the image's lock, and the log devices that this
+//! process has open.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use super::underway::Underway;
 use crate::api;
 
-/// The metadata under which an image keeps the record of its log.
+/// Metadata key of an image's log record.
 const RECORD_KEY: &str = "forebay.writelog";
 
-/// Record as it is kept, in JSON.
+/// Stored form of the record, in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct StoredRecord {
     epoch: u64,
@@ -35,10 +36,10 @@ struct StoredLog {
     place: api::LogPlace,
 }
 
-/// Reads an image's record.
+/// Reads the log record of an image.
 ///
 /// # Errors
-/// Those of the image; [`ErrorKind::Corrupt`] for a record that is none.
+/// Errors of the image; [`ErrorKind::Corrupt`] for a malformed record.
 pub async fn load_record(image: &Image) -> Result<LogRecord<api::LogPlace>> {
     let Some(stored) = image.metadata(RECORD_KEY).await? else { return Ok(LogRecord::default()) };
     decode_record(&stored)
@@ -57,19 +58,19 @@ fn encode_record(record: LogRecord<api::LogPlace>) -> Vec<u8> {
     serde_json::to_vec(&StoredRecord { epoch: record.epoch, log }).expect("plain data becomes JSON")
 }
 
-/// Log devices that are open, by path.
+/// Open log devices, by path.
 #[derive(Default)]
 pub struct LogDevices {
     open: RefCell<BTreeMap<PathBuf, Weak<Shelf>>>,
-    /// Devices that are being opened, one at a time each: a file is locked by who opens it.
+    /// Per-path locks for opening a device: opening locks the file.
     turns: KeyedLock<PathBuf>,
 }
 
 impl LogDevices {
-    /// Opens the log device at a place, or shares it; with `create`, makes it and space for one more log.
+    /// Opens the log device at a place, or shares it; with `create`, creates it and space for one more log.
     ///
     /// # Errors
-    /// Those of [`Shelf::open`].
+    /// Errors of [`Shelf::open`].
     pub async fn open(&self, place: &api::LogPlace, create: bool) -> Result<Rc<Shelf>> {
         let _turn = self.turns.lock(&place.path).await;
         if let Some(shelf) =
@@ -89,7 +90,7 @@ impl LogDevices {
     }
 }
 
-/// Returns the limits of a log: its own, or those that are configured.
+/// Returns the limits of a log: its own, or the configured ones.
 pub fn limits_of(place: &api::LogPlace, configured: Limits) -> Limits {
     Limits {
         bytes_max: place.dirty_max.or(configured.bytes_max),
@@ -99,19 +100,19 @@ pub fn limits_of(place: &api::LogPlace, configured: Limits) -> Limits {
 
 /// Image that may have a write log.
 pub struct ImageLog {
-    /// The image.
+    /// Image behind the log.
     pub image: Rc<Image>,
-    /// Its identity, which a log keeps.
+    /// Identity of the image, which is stored in its log.
     pub volume_id: String,
-    /// Its name, for people.
+    /// Name of the image, for messages.
     pub name: String,
-    /// It is in the pool that ends with the daemon.
+    /// Set if the image is in the pool that ends with the daemon.
     pub passing: bool,
-    /// Limits of logs that have none of their own.
+    /// Limits of logs that specify none.
     pub configured: Limits,
-    /// The log devices of this process.
+    /// Log devices of this process.
     pub devices: Rc<LogDevices>,
-    /// Changes that hosts have in flight.
+    /// Changes from hosts that are in flight.
     pub underway: Rc<Underway>,
 }
 
@@ -136,7 +137,7 @@ impl LogKeeper for ImageLog {
         let image = self.image.clone();
         Box::pin(async move {
             image.set_metadata(RECORD_KEY, Some(encode_record(record))).await?;
-            // What the record says must hold before anything is done that counts on it.
+            // The record must be durable before anything relies on it.
             image.submit(Request::Flush).await.map(drop)
         })
     }
@@ -144,8 +145,8 @@ impl LogKeeper for ImageLog {
     fn lock(&self) -> LocalFuture<Result<KeptLock>> {
         let image = self.image.clone();
         Box::pin(async move {
-            // From before it is taken: another client would not see what the log has acknowledged, and write-back would
-            // then go over what that client wrote.
+            // Kept before the lock is taken: another client would not see the writes that the log has acknowledged,
+            // and write-back would then overwrite what that client wrote.
             let kept = image.keep_lock();
             image.take_lock().await?;
             Ok(kept)
@@ -164,7 +165,7 @@ impl LogKeeper for ImageLog {
         Box::pin(async move {
             let shelf = devices.open(&place, create).await?;
             if passing {
-                // Logs of images that ended with an earlier daemon belong to nobody.
+                // Logs of images that ended with an earlier daemon are orphaned.
                 for id in shelf.ids() {
                     let info = shelf.inspect(&id).await?;
                     if !info.open && info.name == name && info.volume != volume_id {

@@ -1,7 +1,7 @@
-//! Write logs of volumes: attaching and ending them, listing and looking after them.
+//! Write logs of volumes: attach, end, list and manage.
 //!
-//! An image whose record names a log is never opened without it: whoever opens the image, the daemon or a command, has
-//! the log in front of it.  [`LogAttachment`] sees to that.
+//! An image whose record names a log is never opened without it: the daemon or a command that opens the image has the
+//! log in front of it.  [`LogAttachment`] ensures that.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,17 +22,17 @@ use crate::api;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 
-/// Time without any write-back after which ending a log is given up; it is kept then.
+/// Time without write-back progress after which ending a log is abandoned; the log is kept then.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// Time that keeping a log waits for others to let go of its volume, before it is left to be closed by them.
+/// Time that keeping a log waits until its volume has no users; after it, the last user closes the log.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// A daemon that stops waits for its logs to be closed for so long: a backend that does not answer, or the end of a log
-/// that is under way, must not hold it up.
+/// Time that a stopping daemon waits for its logs to be closed: a backend that does not respond, or a log that is
+/// being ended, must not block it.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// Log devices that are open, and the volumes whose logs are.
+/// Open log devices, and volumes with an open log.
 #[derive(Default)]
 pub struct Logs {
     devices: Rc<LogDevices>,
@@ -57,18 +57,18 @@ pub(super) fn log_failure(error: forebay_block::Error, spec: &ImageSpec) -> Fail
 }
 
 impl Engine {
-    /// Returns the limits of logs that have none of their own.
+    /// Returns the limits of logs that specify none.
     fn configured_limits(&self) -> Limits {
         self.options.daemon.as_ref().map_or_else(Limits::default, |daemon| daemon.config.log_limits)
     }
 
-    /// Fills in the limits that hold for a log.
+    /// Fills in the effective limits of a log.
     fn with_limits(&self, log: api::Log) -> api::Log {
         let limits = limits_of(&log.place, self.configured_limits());
         api::Log { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
     }
 
-    /// Returns what the log of an image needs of it.
+    /// Returns the adapter between an image and its log.
     pub(super) fn image_log(&self, spec: &ImageSpec, image: &Rc<Image>, underway: &Rc<Underway>) -> Rc<ImageLog> {
         Rc::new(ImageLog {
             image: image.clone(),
@@ -81,26 +81,26 @@ impl Engine {
         })
     }
 
-    /// Returns whether the log of an image is open, and its volume for that reason.
+    /// Returns whether the log of an image is open, which keeps its volume open.
     pub(super) fn has_open_log(&self, spec: &ImageSpec) -> bool {
         self.logs.volumes.borrow().contains_key(spec)
     }
 
-    /// Keeps a volume open whose log is.
+    /// Keeps a volume with an open log open.
     pub(super) fn keep_logged(&self, spec: &ImageSpec, volume: &Rc<Volume>) {
         if volume.log().is_some() {
             self.logs.volumes.borrow_mut().insert(spec.clone(), volume.clone());
         }
     }
 
-    /// Gives a volume the log that was asked for.
+    /// Attaches the requested log to a volume.
     pub(super) async fn ensure_log(&self, spec: &ImageSpec, volume: &Rc<Volume>, place: &api::LogPlace) -> Result<()> {
         let attached = volume.attachment.attach(place).await;
         self.keep_logged(spec, volume);
         let recorded = volume.attachment.recorded().is_some();
         attached.map_err(|error| match error.kind() {
             ErrorKind::Exists => log_failure(error, spec).hint("end its exports first, which ends the log"),
-            // There is none yet that could be given up.
+            // No log exists yet that could be discarded.
             ErrorKind::NotFound if !recorded => Failure::from(error)
                 .context(format!("a write log for {spec} at {place}"))
                 .hint("name a file in a directory that is there, or a device"),
@@ -111,14 +111,14 @@ impl Engine {
         })
     }
 
-    /// Waits until a volume's log is known to be this process's to use.
+    /// Waits until this process has acquired a volume's log.
     pub(super) async fn log_acquired(&self, spec: &ImageSpec, volume: &Rc<Volume>) -> Result<()> {
         let Some(log) = volume.log() else { return Ok(()) };
         log.acquired().await.map_err(|error| log_failure(error, spec))
     }
 
-    /// Ends a volume's log: writes everything back, and gives it up.  With `keep` it stays as it is, for the next time
-    /// that the image is opened.
+    /// Ends a volume's log: writes all dirty data back, and releases the log.  With `keep` the log stays as it is,
+    /// for the next time that the image is opened.
     pub(super) async fn end_log(&self, spec: &ImageSpec, keep: bool) -> Result<()> {
         let Some(volume) = self.logs.volumes.borrow().get(spec).cloned() else { return Ok(()) };
         if keep {
@@ -134,7 +134,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes a volume's log as soon as nobody uses the volume any more; waits a while for that.
+    /// Closes a volume's log once the volume has no users; waits a bounded time for that.
     async fn keep_log(&self, spec: &ImageSpec, volume: Rc<Volume>) -> Result<()> {
         self.logs.volumes.borrow_mut().remove(spec);
         drop(volume);
@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Closes all logs as they are, within [`STOPPING`]; they go on when their volumes are opened again.
+    /// Closes all logs as they are, within [`STOPPING`]; they resume when their volumes are opened again.
     pub(super) async fn close_logs(&self) -> Result<()> {
         drop(std::mem::take(&mut *self.logs.volumes.borrow_mut()));
         let mut result = Ok(());
@@ -159,9 +159,10 @@ impl Engine {
         result
     }
 
-    /// Lists every log that is known: those that images have, and what else is on their devices.
+    /// Lists every known log: those of images, and other logs on their devices.
     ///
-    /// Images of pools of this daemon are all looked at, of other pools those that are open, exported, or named by a log.
+    /// In pools of this daemon all images are checked; in other pools those that are open, exported, or named by a
+    /// log.
     pub async fn list_logs(&self) -> Result<Vec<api::Log>> {
         let mut specs: BTreeSet<ImageSpec> = self.volumes.open_specs().into_iter().collect();
         specs.extend(self.list_targets().iter().filter_map(|target| image_spec(&target.pool, &target.image).ok()));
@@ -186,7 +187,8 @@ impl Engine {
                 }
             }
         }
-        // A log is abandoned only if no image says otherwise: that it was made for is asked, then all of its pool.
+        // A log is abandoned only if no image refers to it: the image it was created for is checked, then all images
+        // of its pool.
         let mut listed = BTreeMap::new();
         for other in others {
             if found.contains_key(&other.id) {
@@ -212,7 +214,7 @@ impl Engine {
         images.iter().map(|image| image_spec(pool, image)).collect()
     }
 
-    /// Adds the log of an image, if it has one.  An image that cannot be looked at has none to show.
+    /// Adds the log of an image, if it has one.  An image that cannot be read is skipped.
     async fn add_log(
         &self,
         spec: &ImageSpec,
@@ -229,7 +231,8 @@ impl Engine {
         }
     }
 
-    /// Looks for logs at the image that one was made for, and at all images of its pool: it may have another name now.
+    /// Searches for logs at the image that one was created for, and at all images of its pool: it may have been
+    /// renamed.
     async fn look_for_log(
         &self,
         spec: &ImageSpec,
@@ -247,7 +250,7 @@ impl Engine {
                 }
                 Ok(())
             }
-            // With the daemon its images are gone.
+            // Its images ended with the daemon.
             Err(_) if spec.pool == RAM_POOL => Ok(()),
             Err(failure) if failure.kind == FailureKind::NotFound => Ok(()),
             Err(failure) => Err(failure.context(format_args!("whether {spec} has this log cannot be said"))),
@@ -285,7 +288,7 @@ impl Engine {
         }))
     }
 
-    /// Opens an image past its log, to look at its record.
+    /// Opens an image without its log, to read its record.
     async fn open_image(&self, spec: &ImageSpec) -> Result<Rc<Image>> {
         if let Some(volume) = self.volumes.find(spec) {
             return Ok(volume.image.clone());
@@ -295,7 +298,7 @@ impl Engine {
         image.map_err(|error| self.image_failure(error, spec))
     }
 
-    /// Writes back everything that an image's log holds.
+    /// Writes back all dirty data of an image's log.
     pub async fn flush_log(&self, spec: &ImageSpec) -> Result<api::Log> {
         let volume = self.open_volume(spec).await?;
         let log = volume.log().ok_or_else(|| no_log(spec))?;
@@ -303,16 +306,16 @@ impl Engine {
         self.log_info(spec).await
     }
 
-    /// Gives up an image's log with what it holds.
+    /// Discards an image's log with its content.
     pub async fn discard_log(&self, spec: &ImageSpec, force: bool) -> Result<()> {
-        // Nobody opens it meanwhile.
+        // The image is reserved, so it cannot be opened meanwhile.
         let _turn = self.volumes.opening.lock(spec).await;
         if self.is_exported(spec) && self.volumes.find(spec).is_some() {
             return Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} is in use"))
                 .hint(format!("end its exports first: forebay detach {spec}")));
         }
         let found = self.log_info(spec).await?;
-        // One that is being closed is looked at again when that is done.
+        // A log that is being closed is checked again once that is done.
         if found.state != "open" {
             refuse_dirty(&found, spec, force)?;
         }
@@ -322,7 +325,7 @@ impl Engine {
             Ok(Err(error)) => {
                 tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
             }
-            // Reserving it says so.
+            // The reservation reports it.
             Err(_) if self.volumes.is_open(spec) => {}
             Err(_) => {
                 return Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} is still being closed"))
@@ -332,14 +335,14 @@ impl Engine {
         let _reserved = match self.volumes.reserve(spec) {
             Ok(reserved) => reserved,
             Err(failure) => {
-                // Others read through it still.
+                // The volume still has other users.
                 if let Some(volume) = self.volumes.find(spec).filter(|_| kept) {
                     self.keep_logged(spec, &volume);
                 }
                 return Err(failure);
             }
         };
-        // What used it may have written to it since.
+        // A user of the volume may have written to the log since.
         let Some(now) = self.find_log(spec).await? else {
             // It was disabled: closing it has freed its space.
             return Ok(());
@@ -350,7 +353,7 @@ impl Engine {
         LogAttachment::discard(&*keeper).await.map_err(|error| log_failure(error, spec))
     }
 
-    /// Fails when an image has a log: what would be done goes past it.
+    /// Fails if an image has a log, which the operation would bypass.
     pub(super) async fn refuse_logged(&self, spec: &ImageSpec) -> Result<()> {
         let Ok(image) = self.open_image(spec).await else { return Ok(()) };
         let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
@@ -370,7 +373,7 @@ impl Engine {
         Some(self.with_limits(running(spec, &volume)?))
     }
 
-    /// Returns the logs that are open, with their counters.
+    /// Returns the open logs, for their counters.
     pub(super) fn open_logs(&self) -> Vec<(ImageSpec, Rc<WriteLog>)> {
         let volumes = self.logs.volumes.borrow();
         volumes.iter().filter_map(|(spec, volume)| Some((spec.clone(), volume.log()?))).collect()
@@ -416,7 +419,7 @@ fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api:
     }
 }
 
-/// Refuses to lose what a log holds, or may hold, unless that is wanted.
+/// Refuses to lose data that a log holds, or may hold, unless `force` is set.
 fn refuse_dirty(found: &api::Log, spec: &ImageSpec, force: bool) -> Result<()> {
     let what = match found.state.as_str() {
         _ if force => return Ok(()),

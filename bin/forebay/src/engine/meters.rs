@@ -1,6 +1,6 @@
-//! Requests of hosts: counts and latencies by volume, and by front and pool.
+//! Request meters: counts and latencies by volume, and by front and pool.
 //!
-//! The reactor of the volumes counts, any thread reads: a scrape takes no time of a reactor.
+//! The reactor of the volumes updates them, any thread reads them: a scrape takes no reactor time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Discard, Kind::WriteZeroes, Kind::Flush];
 
     /// Returns its name in metrics.
@@ -54,49 +54,49 @@ impl Kind {
     }
 }
 
-/// Number of latency buckets with an upper end, powers of two from 16 us to 8.4 s; one more is open.
+/// Number of latency buckets with an upper bound, powers of two from 16 us to 8.4 s; one more is unbounded.
 pub const LATENCY_BUCKETS: usize = 20;
 
-/// Returns the upper end of a latency bucket in microseconds.
+/// Returns the upper bound of a latency bucket in microseconds.
 pub fn bucket_end_us(bucket: usize) -> u64 {
     16 << bucket
 }
 
 fn bucket_of(took: Duration) -> usize {
     let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-    // The powers of two below, for a time rounded up.
+    // Smaller powers of two, for a time rounded up.
     let bucket = u64::BITS - (us.saturating_sub(1) / bucket_end_us(0)).leading_zeros();
     (bucket as usize).min(LATENCY_BUCKETS)
 }
 
-/// Counter that one thread changes and any thread reads.
+/// Counter that one thread updates and any thread reads.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Returns its value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Adds to it: cheaper than an atomic addition, for only one thread does.
+    /// Adds to the value: cheaper than an atomic addition, since only one thread writes.
     fn add(&self, more: u64) {
         self.0.store(self.get().wrapping_add(more), Ordering::Relaxed);
     }
 }
 
-/// Requests of one kind.
+/// Counters of one kind of request.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// Requests that have ended.
+    /// Completed requests.
     pub count: Counter,
-    /// Of these, those that failed.
+    /// Failed requests, included in `count`.
     pub errors: Counter,
-    /// Bytes they were about.
+    /// Bytes transferred, discarded or zeroed.
     pub bytes: Counter,
-    /// Time they took together, in nanoseconds.
+    /// Total latency in nanoseconds.
     pub nanos: Counter,
-    /// How many took how long; the last is for those longer than every end.
+    /// Latency histogram; the last bucket counts latencies above every bound.
     pub latency: [Counter; LATENCY_BUCKETS + 1],
 }
 
@@ -113,7 +113,7 @@ impl Requests {
 /// Requests by kind, in the order of [`Kind::ALL`].
 pub type RequestsByKind = [Requests; Kind::ALL.len()];
 
-/// Counts what hosts ask of a volume through a front.
+/// Meter for requests to a volume through a front.
 #[derive(Debug, Clone)]
 pub struct Meter {
     volume: Arc<RequestsByKind>,
@@ -121,7 +121,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Counts a request that has ended.
+    /// Counts a completed request.
     pub fn count(&self, kind: Kind, bytes: u64, took: Duration, failed: bool) {
         let (nanos, bucket) = (u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), bucket_of(took));
         for counts in [&self.volume, &self.path] {
@@ -130,10 +130,10 @@ impl Meter {
     }
 }
 
-/// A front and a pool that it serves volumes of; no front is the daemon itself, asked by `forebay bench`.
+/// Front and pool of a counter; no front means `forebay bench` in the daemon itself.
 pub type Path = (Option<Front>, String);
 
-/// The counters of everything that was served since the start.
+/// Counters of all requests served since startup.
 #[derive(Debug, Default)]
 pub struct Meters {
     volumes: Mutex<BTreeMap<ImageSpec, Arc<RequestsByKind>>>,
@@ -141,30 +141,30 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Returns the meter of a volume behind a front.  Its counters outlive the export, so that they only grow.
+    /// Returns the meter of a volume behind a front.  Its counters outlive the export, so that they are monotonic.
     pub fn meter(&self, spec: &ImageSpec, front: Option<Front>) -> Meter {
         let volume = lock(&self.volumes).entry(spec.clone()).or_default().clone();
         let path = lock(&self.paths).entry((front, spec.pool.clone())).or_default().clone();
         Meter { volume, path }
     }
 
-    /// Forgets a volume whose image is gone.
+    /// Forgets a volume whose image was removed.
     pub fn forget(&self, spec: &ImageSpec) {
         lock(&self.volumes).remove(spec);
     }
 
-    /// Returns the counters of the volumes.
+    /// Returns the counters by volume.
     pub fn volumes(&self) -> Vec<(ImageSpec, Arc<RequestsByKind>)> {
         lock(&self.volumes).iter().map(|(spec, counts)| (spec.clone(), counts.clone())).collect()
     }
 
-    /// Returns the counters of each front and pool.
+    /// Returns the counters by front and pool.
     pub fn paths(&self) -> Vec<(Path, Arc<RequestsByKind>)> {
         lock(&self.paths).iter().map(|(path, counts)| (path.clone(), counts.clone())).collect()
     }
 }
 
-/// The maps are whole between any two of their operations.
+/// Locks a map, ignoring poison: the maps are consistent between any two operations.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,14 @@
-//! Work that blocks, done beside the reactor.
+//! Blocking work, done outside the reactor.
 
 use tokio::sync::oneshot;
 
 use crate::failure::{Failure, Result};
 
-/// Runs what blocks on a thread of its own, so that the reactor goes on.
+/// Runs blocking work on a separate thread, so that the reactor continues.
 pub async fn offload<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
     let run = move || {
-        // The one who waits may have gone.
+        // The caller may have dropped its future.
         let _ = sender.send(work());
     };
     let spawned = std::thread::Builder::new().name("offload".into()).spawn(run);

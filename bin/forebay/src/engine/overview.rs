@@ -1,7 +1,8 @@
-//! Content of the status page, a page of each list at a time.
+//! Content of the status page, one page of each list at a time.
 //!
-//! The page is loaded again and again while somebody looks at it, on the reactor that serves volumes.  So nothing here grows
-//! with what images hold: a load reads the pools' lists of names, and the header of each image that is shown.
+//! The status page reloads periodically while open, on the reactor that serves volumes.  The cost of a load is
+//! independent of the data that images hold: a load reads the pools' lists of names, and the header of each image
+//! that is shown.
 
 use std::time::Duration;
 
@@ -13,27 +14,27 @@ use crate::api::{self, Front, Status, Target};
 use crate::failure::Result;
 use crate::spec::{ImageSpec, image_spec};
 
-/// Most rows of a list on one page.
+/// Maximum number of rows of a list on one page.
 pub const PAGE_ROWS: usize = 200;
 
-/// Time that pools have to list their images, all together: a cluster that does not answer must not take the page along.
+/// Total time for pools to list their images: a cluster that does not respond must not block the page.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Rows of a longer list.
+/// One page of a longer list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T> {
-    /// Its rows, [`PAGE_ROWS`] at most.
+    /// Rows of the page, at most [`PAGE_ROWS`].
     pub rows: Vec<T>,
-    /// Its number, from 1.
+    /// Page number, from 1.
     pub number: usize,
-    /// How many pages there are, 1 at least.
+    /// Number of pages, at least 1.
     pub pages: usize,
-    /// How many rows they have together.
+    /// Number of rows on all pages.
     pub total: usize,
 }
 
 impl<T> Page<T> {
-    /// Cuts a page out of all rows; a number past the end means the last page.
+    /// Returns one page of all rows; a number past the end selects the last page.
     pub fn of(all: Vec<T>, number: usize) -> Self {
         let (total, pages) = (all.len(), all.len().div_ceil(PAGE_ROWS).max(1));
         let number = number.clamp(1, pages);
@@ -41,69 +42,69 @@ impl<T> Page<T> {
         Self { rows, number, pages, total }
     }
 
-    /// Changes each row.
+    /// Maps each row.
     pub fn map<U>(self, change: impl FnMut(T) -> U) -> Page<U> {
         let rows = self.rows.into_iter().map(change).collect();
         Page { rows, number: self.number, pages: self.pages, total: self.total }
     }
 }
 
-/// Page of each list that is asked for, from 1.
+/// Requested page number of each list, from 1.
 #[derive(Debug, Clone, Copy)]
 pub struct PageNumbers {
     /// Page of the images.
     pub images: usize,
-    /// Of the exports.
+    /// Page of the exports.
     pub exports: usize,
 }
 
 /// An image on the status page.
 #[derive(Debug, Clone)]
 pub struct ImageRow {
-    /// Its pool.
+    /// Pool of the image.
     pub pool: String,
-    /// Its name.
+    /// Image name.
     pub name: String,
-    /// Its size in bytes, if its header was read in time.
+    /// Size in bytes, if the header was read in time.
     pub size: Option<u64>,
-    /// How it is exported.
+    /// Fronts over which the image is exported.
     pub fronts: Vec<Front>,
-    /// The state of its write log, while that is open.
+    /// State of its write log, while the log is open.
     pub log: Option<String>,
 }
 
 /// An open write log on the status page.
 #[derive(Debug, Clone)]
 pub struct LogRow {
-    /// What `log ls` shows of it.
+    /// Log as `log ls` shows it.
     pub log: api::Log,
     /// Bytes of the log that cannot be written now.
     pub used: u64,
-    /// Bytes that its payloads may take.
+    /// Bytes of payload capacity.
     pub capacity: u64,
 }
 
 /// A pool whose images cannot be listed.
 #[derive(Debug, Clone)]
 pub struct UnlistedPool {
-    /// Its name.
+    /// Pool name.
     pub pool: String,
-    /// Why not.
+    /// Reason for the failure.
     pub reason: String,
 }
 
 /// Everything on the status page.
 #[derive(Debug)]
 pub struct Overview {
-    /// The daemon, its pools and peers.
+    /// State of the daemon, its pools and peers.
     pub status: Status,
-    /// Exports; those that hosts do not reach come first.
+    /// Exports; those that hosts cannot reach come first.
     pub exports: Page<Target>,
     /// Images of all pools, by pool and name.
     pub images: Page<ImageRow>,
-    /// Pools whose images are not among them.
+    /// Pools that could not be listed in `images`.
     pub unlisted: Vec<UnlistedPool>,
-    /// Open write logs; those that do not take writes come first.
+    /// Open write logs; those that do not accept writes come first.
     pub logs: Page<LogRow>,
 }
 
@@ -136,7 +137,7 @@ impl Engine {
             let log = spec.as_ref().and_then(|spec| self.running_log(spec)).map(|log| log.state);
             ImageRow { pool, name, size: None, fronts, log }
         });
-        // What pools took of their time is not the images' fault.
+        // Listing time of the pools is not deducted from the images' time.
         let deadline = now() + PATIENCE;
         for row in &mut images.rows {
             let info = async { image::info(&self.pool(&row.pool).await.ok()?, &row.name).await.ok() };
@@ -144,7 +145,7 @@ impl Engine {
                 Ok(info) => row.size = info.map(|info| info.size),
                 Err(_) => break,
             }
-            // All of it may be in memory.
+            // Yields, since reads from memory never suspend.
             yield_now().await;
         }
         (images, unlisted)

@@ -1,7 +1,7 @@
-//! Other daemons, and clients that speak in messages: the daemon's messenger.
+//! Peer messenger of the daemon: sessions with other daemons and with messenger clients.
 //!
-//! It answers `forebay perf messenger run`, and keeps a session with each daemon that the configuration names, so that both
-//! know whether the other can be reached.  What daemons have to say to each other comes to [`Peers`]' handler.
+//! It responds to `forebay perf messenger run`, and keeps a session with each daemon that the configuration names, so
+//! that both know whether the other is reachable.  Messages between daemons are handled by the handler of [`Peers`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,23 +16,23 @@ use crate::api::Peer;
 use crate::config::Config;
 use crate::failure::{Failure, Result};
 
-/// What is held of messages that were received and not dropped, of all peers.
+/// Receive budget for messages not yet dropped, of all peers together.
 const BUDGET: Budget = Budget { messages: 16 << 10, bytes: 128 << 20 };
-/// ... and of one.
+/// Receive budget of one peer.
 const BUDGET_EACH: Budget = Budget { messages: 4096, bytes: 32 << 20 };
-/// Peers at a time, those that may come back included.
+/// Maximum number of peers, including those that may resume a session.
 const PEERS_MAX: usize = 1024;
-/// How long a peer that is gone may come back to its session: one that was restarted begins a new one anyway.
+/// Time for which a lost peer may resume its session; a restarted peer begins a new session anyway.
 const STANDBY: Duration = Duration::from_secs(60);
 
-/// What is counted of peers.
+/// Counters of the peer messenger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerCounts {
-    /// Messages that were answered.
+    /// Messages that were responded to.
     pub messages: u64,
-    /// Peers that were turned away before they had a connection.
+    /// Peers that were refused before they had a connection.
     pub refused: u64,
-    /// Streams that were lost.
+    /// Connections that were interrupted.
     pub interrupted: u64,
 }
 
@@ -47,7 +47,7 @@ impl Counts {
     }
 }
 
-/// The daemon's messenger and its peers.
+/// Messenger of the daemon and its peers.
 #[derive(Default)]
 pub struct Peers {
     counts: Rc<Counts>,
@@ -88,7 +88,7 @@ impl Handler for Answers {
 }
 
 impl Peers {
-    /// Listens and connects, as the configuration has it; with nothing in it, nothing happens.
+    /// Listens and connects as configured; does nothing if no addresses or peers are configured.
     pub fn start(&self, config: &Config) -> Result<()> {
         let peers = &config.peers;
         if peers.listen.is_empty() && peers.connect.is_empty() {
@@ -114,7 +114,7 @@ impl Peers {
             ..Options::default()
         };
         let messenger = Messenger::new(&Portal::new(BUDGET), options, Answers(self.counts.clone()));
-        // From here on there is something to stop.
+        // From here on, `stop` has work to do.
         *self.messenger.borrow_mut() = Some(messenger.clone());
         for address in &peers.listen {
             let bound = messenger
@@ -131,7 +131,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Takes no more peers, and ends all connections.
+    /// Stops accepting peers, and ends all connections.
     pub fn stop(&self) {
         let messenger = self.messenger.take();
         if let Some(messenger) = messenger {
@@ -140,23 +140,23 @@ impl Peers {
         self.outgoing.take();
         for address in self.addrs.take() {
             if let Address::Unix(path) | Address::Shm(path) = address {
-                // A path that is left would be replaced at the next start.
+                // A socket path left behind would be replaced at the next start.
                 let _ = forebay_reactor::fs::remove_file(path);
             }
         }
     }
 
-    /// Where peers come.
+    /// Returns the listening addresses.
     pub fn addrs(&self) -> Vec<String> {
         self.addrs.borrow().iter().map(ToString::to_string).collect()
     }
 
-    /// What is counted.
+    /// Returns the counters.
     pub fn counts(&self) -> PeerCounts {
         self.counts.0.get()
     }
 
-    /// Those that are there, or may come back, or are looked for.
+    /// Lists the peers that are connected, may resume their session, or are being connected to.
     pub fn list(&self) -> Vec<Peer> {
         let messenger = self.messenger.borrow();
         let outgoing = self.outgoing.borrow();
@@ -184,14 +184,14 @@ fn describe(connection: &Connection, outgoing: bool) -> Peer {
     }
 }
 
-/// The machine's name, as peers see it.
+/// Returns the host name of this machine, which peers see.
 fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().take(200).collect();
     if name.is_empty() { "forebay".into() } else { name }
 }
 
-/// Processor time that this process has used, all threads, user and system.
+/// Returns the CPU time of this process in nanoseconds: all threads, user and system.
 pub fn cpu_nanos() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -1,38 +1,39 @@
-//! The daemon's own small files: replaced in one step, with space kept for that.
+//! Small files of the daemon, replaced atomically, with reserved space for that.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Space kept for the daemon's own files, so that an export can be ended when the file system is full.
+/// File that reserves space for the daemon's own files, so that an export can be ended while the file system is full.
 const RESERVE_NAME: &str = "reserve";
 const RESERVE_LEN: usize = 64 << 10;
 
-/// Takes the space that is kept for the daemon's own files, if there is any.
+/// Reserves space for the daemon's own files, if any is free.
 pub fn keep_reserve(data: &Path) {
     let path = data.join(RESERVE_NAME);
     if fs::metadata(&path).is_ok_and(|meta| meta.len() == RESERVE_LEN as u64) {
         return;
     }
-    // Not of zeroes: a file system may store those as nothing.
+    // The content is not zeroes: a file system may store those without allocating.
     if let Err(error) = fs::write(&path, [0xa5; RESERVE_LEN]) {
         tracing::debug!(%error, "no space is kept for the daemon's own files");
         let _ = fs::remove_file(&path);
     }
 }
 
-/// Replaces a file in one step.  On a full file system the space kept beside it is used.
+/// Replaces a file atomically.  If the file system is full, the reserved space is used.
 ///
 /// # Errors
-/// Those of the file system.  The old file is there then, or, where the directory could not be made durable, the new one.
+/// Errors of the file system.  The old file remains then, or, if the directory could not be made durable, the new
+/// one.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     with_reserve(path, || write_and_rename(path, content))
 }
 
-/// Does what writes to a file, and once more with the space that is kept beside it where the file system is full.
+/// Runs an operation that writes to a file; if the file system is full, runs it once more with the reserved space.
 ///
 /// # Errors
-/// Those of `write`.
+/// Errors of `write`.
 pub fn with_reserve<T>(path: &Path, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match write() {
         Err(error)
@@ -49,11 +50,11 @@ pub fn with_reserve<T>(path: &Path, mut write: impl FnMut() -> io::Result<T>) ->
     }
 }
 
-/// Writes a file beside, makes it durable, and puts it in the place of the old one.
+/// Writes a temporary file, makes it durable, and renames it over the old one.
 fn write_and_rename(path: &Path, content: &[u8]) -> io::Result<()> {
     let dir = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
     let beside = path.with_extension("new");
-    // What can fail is done before the new file is in place.
+    // Steps that can fail come before the new file is in place.
     let opened = File::open(dir)?;
     let written = File::create(&beside).and_then(|mut file| {
         file.write_all(content)?;
@@ -77,7 +78,7 @@ mod tests {
         replace_file(&path, b"old").expect("written");
         keep_reserve(dir.path());
         assert_eq!(fs::metadata(dir.path().join(RESERVE_NAME)).expect("kept").len(), RESERVE_LEN as u64);
-        // The place beside it is taken by what cannot be written to.
+        // The path of the temporary file is occupied by a directory or the like.
         fs::create_dir(path.with_extension("new")).expect("a directory");
         assert!(replace_file(&path, b"new").is_err());
         assert_eq!(fs::read(&path).expect("there"), b"old");

@@ -1,4 +1,4 @@
-//! Changes of a volume that are under way, and waiting for those of before.
+//! Changes of a volume that are in flight, and draining of those that began before.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -8,22 +8,22 @@ use std::task::{Context, Poll};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::try_spawn;
 
-/// Those that began between two drains.
+/// Changes that began between two drains.
 #[derive(Default)]
 struct Batch {
     count: Cell<usize>,
     ended: Notify,
 }
 
-/// The changes that are under way.
+/// Changes in flight.
 #[derive(Default)]
 pub struct Underway {
     current: RefCell<Rc<Batch>>,
-    /// Batches that somebody waits for.
+    /// Earlier batches that a drain waits for.
     before: RefCell<Vec<Rc<Batch>>>,
 }
 
-/// A change that is under way; it is over when this is dropped.
+/// Change in flight; it ends when this is dropped.
 struct Change(Rc<Batch>);
 
 impl Drop for Change {
@@ -42,13 +42,13 @@ impl Underway {
         Change(batch)
     }
 
-    /// A change begins, and is over when `work` has ended.  Dropping what this returns does not end the work: a task
-    /// carries it on, as the volume goes on with a request that nobody waits for any more, and whoever drains waits.
+    /// Starts a change, which ends when `work` has completed.  Dropping the returned future does not end the work: a
+    /// task continues it, as the volume continues a request whose caller is gone, and a drain waits for it.
     pub fn carry<F: Future + Unpin + 'static>(&self, work: F) -> Carried<F> {
         Carried(Some((work, self.begin())))
     }
 
-    /// Waits for the end of all that have begun by now; those that begin later do not matter.
+    /// Waits for the end of all changes that have begun so far, not for later ones.
     pub async fn drain(&self) {
         let batch = self.current.replace(Rc::default());
         let batches = {
@@ -63,7 +63,7 @@ impl Underway {
     }
 }
 
-/// The work of a change; see [`Underway::carry`].
+/// Future for the work of a change; see [`Underway::carry`].
 pub struct Carried<F: Future + Unpin + 'static>(Option<(F, Change)>);
 
 impl<F: Future + Unpin + 'static> Future for Carried<F> {
@@ -80,7 +80,7 @@ impl<F: Future + Unpin + 'static> Future for Carried<F> {
 impl<F: Future + Unpin + 'static> Drop for Carried<F> {
     fn drop(&mut self) {
         let Some((work, change)) = self.0.take() else { return };
-        // The bare work, so that a reactor that ends drops it for good.
+        // Only the work is stored, so that a reactor that ends drops it.
         drop(try_spawn(async move {
             work.await;
             drop(change);

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-/// What every stream begins with.
+/// Magic bytes at the start of every stream.
 pub const MAGIC: &[u8] = b"rbd diff v1\n";
 
 /// Longest snapshot name in a stream's head, in bytes.
@@ -16,7 +16,7 @@ const SNAP_NAME_LEN_MAX: u32 = 4096;
 /// Longest account of why a sender gives up, in bytes.
 const FAILURE_LEN_MAX: u32 = 64 * 1024;
 
-/// What a stream says.  A long `w` record comes as several `Data` events.
+/// Event of a stream.  A long `w` record yields several `Data` events.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// The image's size in bytes.
@@ -25,16 +25,16 @@ pub enum Event<'a> {
     Data(u64, &'a [u8]),
     /// A run (offset, length) that reads as zeroes.
     Zero(u64, u64),
-    /// Nothing follows; without it the stream is cut short.
+    /// End of the stream; without it the stream is truncated.
     End,
     /// The sender gives up, and says why.
     Failure(Vec<u8>),
 }
 
-/// Why a stream is refused.
+/// Error in a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiffError {
-    /// It does not begin with the magic.
+    /// Stream does not begin with the magic.
     Magic,
     /// A record with an unknown tag.
     Tag(u8),
@@ -64,7 +64,7 @@ impl fmt::Display for DiffError {
 impl std::error::Error for DiffError {}
 
 enum State {
-    /// This many bytes of the magic have matched.
+    /// Number of magic bytes that have matched.
     Magic(usize),
     Tag,
     /// Collecting the fixed part of a record.

@@ -1,4 +1,4 @@
-//! Where an export goes: a new file, a block device, or a stream.
+//! Destination of an export: a new file, a block device, or a stream.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,29 +11,29 @@ use super::source::nonzero_runs;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::units::Size;
 
-/// What an export is written to.
+/// Destination of an image's content.
 pub enum Sink {
     /// A file of its own: what is not written reads as zeroes.  Removed again unless the export is finished.
     File {
-        /// It.
+        /// Open file.
         file: File,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// The export is complete.
+        /// Set once the export is complete.
         finished: bool,
     },
     /// A device that holds old data: zeroes must be written too.
     Device {
-        /// It.
+        /// Open device.
         file: File,
-        /// How far it is written.
+        /// Offset up to which it is written, in bytes.
         at: u64,
     },
     /// Bytes in order.
     Stream {
-        /// Where to.
+        /// Output stream.
         writer: Box<dyn Write + Send>,
-        /// How far it is written.
+        /// Offset up to which it is written, in bytes.
         at: u64,
     },
 }

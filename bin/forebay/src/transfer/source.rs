@@ -1,4 +1,4 @@
-//! Where an import comes from: a file, a block device, or a stream; holes and zeroes are left out.
+//! Source of an import: a file, a block device, or a stream; holes and zeroes are skipped.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,11 +14,11 @@ use crate::failure::{Failure, FailureKind, Result};
 /// The unit in which runs of zeroes are looked for, in bytes.
 pub const ZERO_UNIT: usize = 4096;
 
-/// What is imported.
+/// Source of an image's content.
 pub enum Source {
     /// A file or block device: its length is known, and holes may be.
     File {
-        /// It.
+        /// Open file.
         file: File,
         /// Its length in bytes.
         len: u64,
@@ -29,7 +29,7 @@ pub enum Source {
     },
     /// Bytes that come in order until they end.
     Stream {
-        /// Them.
+        /// Reader of the bytes.
         reader: Box<dyn Read + Send>,
         /// How many have come.
         at: u64,

@@ -1,31 +1,31 @@
-//! Commands: sixteen bytes in, what they ask for out.
+//! CDB parser: decodes the sixteen bytes of a command.
 
 use super::sense::{Sense, code};
 use super::{be16, be32, be64};
 
-/// A run of blocks that a command is about.
+/// LBA range of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// First block.
+    /// First logical block.
     pub lba: u64,
-    /// Blocks.
+    /// Number of logical blocks.
     pub blocks: u32,
-    /// Durable before it is answered.
+    /// Force unit access: durable before the command is acknowledged.
     pub fua: bool,
 }
 
-/// What VERIFY compares.
+/// Data that VERIFY compares with the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
-    /// Nothing: that it can be read is enough.
+    /// No comparison; the blocks only have to be readable.
     Nothing,
-    /// With as many blocks as are verified.
+    /// Data-out buffer with as many blocks as are verified.
     All,
-    /// With one block, again and again.
+    /// Data-out buffer of one block, compared with each verified block.
     One,
 }
 
-/// What is asked of the registrations and the reservation.
+/// PERSISTENT RESERVE IN service action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrIn {
     /// READ KEYS.
@@ -38,18 +38,18 @@ pub enum PrIn {
     FullStatus,
 }
 
-/// What is to be done with them.
+/// PERSISTENT RESERVE OUT service action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrOut {
-    /// REGISTER.
+    /// REGISTER service action.
     Register,
-    /// RESERVE.
+    /// RESERVE service action.
     Reserve,
-    /// RELEASE.
+    /// RELEASE service action.
     Release,
-    /// CLEAR.
+    /// CLEAR service action.
     Clear,
-    /// PREEMPT.
+    /// PREEMPT service action.
     Preempt,
     /// PREEMPT AND ABORT.
     PreemptAndAbort,
@@ -59,7 +59,7 @@ pub enum PrOut {
     RegisterAndMove,
 }
 
-/// What RECEIVE COPY RESULTS asks for.
+/// RECEIVE COPY RESULTS service action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyResults {
     /// COPY STATUS.
@@ -70,130 +70,130 @@ pub enum CopyResults {
     Failed,
 }
 
-/// A command.
+/// Parsed SCSI command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// TEST UNIT READY.
     TestUnitReady,
     /// REQUEST SENSE.
     RequestSense {
-        /// In descriptor format.
+        /// Sense data in descriptor format.
         descriptor: bool,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
-    /// INQUIRY.
+    /// INQUIRY command.
     Inquiry {
-        /// A vital product data page; `None` for the standard data.
+        /// Vital product data page; `None` for the standard data.
         page: Option<u8>,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// MODE SENSE (6) and (10).
     ModeSense {
-        /// The longer one.
+        /// MODE SENSE (10).
         ten: bool,
-        /// No block descriptor.
+        /// DBD: no block descriptor.
         no_descriptor: bool,
-        /// Its block descriptor may be long.
+        /// LLBAA: long block descriptors allowed.
         long: bool,
-        /// Current, changeable, default or saved.
+        /// Page control: current, changeable, default or saved values.
         control: u8,
-        /// Page.
+        /// Page code.
         page: u8,
-        /// Its subpage.
+        /// Subpage code.
         subpage: u8,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// MODE SELECT (6) and (10).
     ModeSelect {
-        /// The longer one.
+        /// MODE SELECT (10).
         ten: bool,
-        /// Bytes that come.
+        /// Parameter list length in bytes.
         len: u32,
     },
     /// LOG SENSE.
     LogSense {
-        /// Page.
+        /// Page code.
         page: u8,
-        /// Its subpage.
+        /// Subpage code.
         subpage: u8,
-        /// The first parameter of interest.
+        /// Parameter pointer: first parameter to return.
         from: u16,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// READ CAPACITY (10).
     ReadCapacity10,
     /// READ CAPACITY (16).
     ReadCapacity16 {
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
-    /// READ.
+    /// READ command.
     Read(Run),
-    /// WRITE.
+    /// WRITE command.
     Write(Run),
     /// WRITE AND VERIFY.
     WriteVerify {
-        /// Where.
+        /// LBA range.
         run: Run,
-        /// Compare what was written; otherwise reading it is enough.
+        /// Compare the data after writing; otherwise the blocks only have to be readable.
         compare: bool,
     },
-    /// VERIFY.
+    /// VERIFY command.
     Verify {
-        /// Where.
+        /// LBA range.
         run: Run,
-        /// With what.
+        /// Comparison mode.
         compare: Compare,
     },
-    /// ORWRITE.
+    /// ORWRITE command.
     OrWrite(Run),
     /// COMPARE AND WRITE.
     CompareAndWrite(Run),
     /// WRITE SAME.
     WriteSame {
-        /// Where.
+        /// LBA range.
         run: Run,
-        /// The blocks may be given back.
+        /// UNMAP: the blocks may be deallocated.
         unmap: bool,
-        /// No data comes: zeroes are meant.
+        /// NDOB: no data-out buffer; zeroes are written.
         no_data: bool,
     },
-    /// UNMAP.
+    /// UNMAP command.
     Unmap {
-        /// Bytes that come.
+        /// Parameter list length in bytes.
         len: u32,
     },
     /// SYNCHRONIZE CACHE.
     SyncCache(Run),
-    /// PRE-FETCH.
+    /// PRE-FETCH command.
     PreFetch(Run),
     /// GET LBA STATUS.
     GetLbaStatus {
-        /// From here on.
+        /// Starting LBA.
         lba: u64,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
-    /// READ DEFECT DATA: there are none.
+    /// READ DEFECT DATA: the defect list is empty.
     ReadDefects {
-        /// The longer one.
+        /// READ DEFECT DATA (12).
         twelve: bool,
-        /// What is asked for and in which format.
+        /// Requested defect lists and their format.
         format: u8,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// START STOP UNIT.
     StartStop {
-        /// Start; otherwise stop.
+        /// Start the unit; otherwise stop it.
         start: bool,
-        /// A change of the power condition, which is none here.
+        /// Power condition; not supported.
         power: u8,
-        /// Load or eject, which there is nothing to.
+        /// Load or eject; there is no removable medium.
         eject: bool,
     },
     /// SEND DIAGNOSTIC: the self-test.
@@ -204,76 +204,76 @@ pub enum Command {
     Release,
     /// REPORT LUNS.
     ReportLuns {
-        /// Which.
+        /// SELECT REPORT field.
         select: u8,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// REPORT SUPPORTED OPERATION CODES.
     ReportOpcodes {
-        /// With timeouts.
+        /// RCTD: include command timeouts.
         timeouts: bool,
-        /// All, or which.
+        /// Reporting options: all commands, or a single one.
         options: u8,
-        /// The opcode.
+        /// Requested operation code.
         opcode: u8,
-        /// Its service action.
+        /// Requested service action.
         action: u16,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
     ReportFunctions {
-        /// The longer form.
+        /// REPD: extended parameter data.
         long: bool,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// REPORT TARGET PORT GROUPS.
     ReportGroups {
-        /// With the longer header.
+        /// Extended parameter data header.
         extended: bool,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// SET TARGET PORT GROUPS.
     SetGroups {
-        /// Bytes that come.
+        /// Parameter list length in bytes.
         len: u32,
     },
     /// PERSISTENT RESERVE IN.
     PrIn {
-        /// What.
+        /// Service action.
         action: PrIn,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
     /// PERSISTENT RESERVE OUT.
     PrOut {
-        /// What.
+        /// Service action.
         action: PrOut,
-        /// The reservation's scope and type.
+        /// Scope and type of the reservation.
         scope_type: u8,
-        /// Bytes that come.
+        /// Parameter list length in bytes.
         len: u32,
     },
     /// EXTENDED COPY (LID1).
     ExtendedCopy {
-        /// Bytes that come.
+        /// Parameter list length in bytes.
         len: u32,
     },
     /// RECEIVE COPY RESULTS.
     CopyResults {
-        /// What.
+        /// Service action.
         results: CopyResults,
-        /// Of which copy.
+        /// List identifier of the copy.
         list: u8,
-        /// Bytes at most.
+        /// Allocation length in bytes.
         room: u32,
     },
 }
 
-/// The three upper bits of byte 1: protection information, which there is none of.
+/// Rejects protection information: the three upper bits of byte 1 have to be zero.
 fn unprotected(cdb: &[u8; 16]) -> Result<(), Sense> {
     if cdb[1] >> 5 == 0 { Ok(()) } else { Err(Sense::cdb_bit(1, 7)) }
 }
@@ -304,18 +304,18 @@ fn protected_run(cdb: &[u8; 16]) -> Result<Run, Sense> {
     })
 }
 
-/// Without the bit that means FUA elsewhere.
+/// Clears the bit that means FUA in other commands.
 fn plain(run: Run) -> Run {
     Run { fua: false, ..run }
 }
 
-/// What a command asks for.
+/// Parses a CDB.
 ///
 /// # Errors
-/// When it is none that is offered, or one of its fields makes no sense.
+/// When the command is not supported, or one of its fields is invalid.
 #[inline]
 pub fn parse(cdb: &[u8; 16]) -> Result<Command, Sense> {
-    // The three that matter come first.
+    // The three most frequent commands come first.
     match cdb[0] {
         0x28 | 0xa8 | 0x88 => return Ok(Command::Read(protected_run(cdb)?)),
         0x2a | 0xaa | 0x8a => return Ok(Command::Write(protected_run(cdb)?)),
@@ -334,7 +334,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
         0x0a => Command::Write(run6(cdb)),
         0x12 => {
             let evpd = cdb[1] & 1 != 0;
-            // CMDDT went with SPC-3.
+            // CMDDT is obsolete since SPC-3.
             if cdb[1] & 2 != 0 {
                 return Err(Sense::cdb_bit(1, 1));
             }
@@ -405,7 +405,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
         0x41 | 0x93 => {
             let run = plain(protected_run(cdb)?);
             let (anchor, unmap, no_data) = (cdb[1] & 0x10 != 0, cdb[1] & 8 != 0, cdb[0] == 0x93 && cdb[1] & 1 != 0);
-            // Space cannot be kept without being mapped.
+            // Anchored blocks are not supported: space cannot be reserved without mapping it.
             if anchor {
                 return Err(Sense::cdb_bit(1, 4));
             }
@@ -494,28 +494,28 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
     })
 }
 
-/// SPC-2's reservations, of a whole unit and for oneself.
+/// Parses an SPC-2 reservation, of a whole unit and for the initiator itself.
 fn reserve(cdb: &[u8; 16], command: Command) -> Result<Command, Sense> {
-    // Third parties, and extents.
+    // Third-party and extent reservations are not supported.
     if cdb[1] & 0x1f != 0 {
         return Err(Sense::cdb_bit(1, 4));
     }
     Ok(command)
 }
 
-/// Bytes that a command moves.
+/// Direction and length of a command's data transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// None.
+    /// No data transfer.
     None,
-    /// To the initiator, at most so many.
+    /// Data-in: at most this many bytes to the initiator.
     In(u64),
-    /// From the initiator, exactly so many.
+    /// Data-out: exactly this many bytes from the initiator.
     Out(u64),
 }
 
 impl Command {
-    /// Bytes that it moves, with blocks of `block` bytes.
+    /// Returns the data transfer of the command, for blocks of `block` bytes.
     pub fn transfer(&self, block: u32) -> Transfer {
         let bytes = |run: &Run| u64::from(run.blocks) * u64::from(block);
         match self {
@@ -557,7 +557,7 @@ impl Command {
         }
     }
 
-    /// The blocks it is about, if it is about any.
+    /// Returns the LBA range of the command, if it has one.
     pub fn run(&self) -> Option<Run> {
         match self {
             Command::Read(run)
@@ -573,7 +573,7 @@ impl Command {
         }
     }
 
-    /// It changes what is stored.
+    /// Returns true if the command changes stored data.
     pub fn is_write(&self) -> bool {
         matches!(
             self,
@@ -586,7 +586,8 @@ impl Command {
         )
     }
 
-    /// It is answered even while there is a unit attention, which stays (SAM-5, section 5.14).
+    /// Returns true if the command completes even while a unit attention is pending, which stays pending (SAM-5,
+    /// section 5.14).
     pub fn passes_attention(&self) -> bool {
         matches!(self, Command::Inquiry { .. } | Command::ReportLuns { .. } | Command::RequestSense { .. })
     }

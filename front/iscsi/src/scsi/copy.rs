@@ -1,58 +1,59 @@
-//! EXTENDED COPY (LID1): one unit's blocks to another, without passing the initiator (SPC-4, sections 6.4 and 6.18).
+//! EXTENDED COPY (LID1): copies blocks from one unit to another, without passing them through the initiator (SPC-4,
+//! sections 6.4 and 6.18).
 
 use super::sense::{Sense, code, key};
 use super::{be16, be32, be64, pad};
 
-/// Units that one copy names.
+/// Maximum number of units in one copy.
 pub const TARGETS_MAX: u16 = 16;
-/// Segments of one copy.
+/// Maximum number of segments in one copy.
 pub const SEGMENTS_MAX: u16 = 64;
-/// Bytes of the descriptors of one copy.
+/// Maximum length of the parameter list of one copy, in bytes.
 pub const LIST_MAX: usize = 16 + 32 * TARGETS_MAX as usize + 28 * SEGMENTS_MAX as usize;
-/// Blocks of one segment.
+/// Maximum number of blocks in one segment.
 pub const SEGMENT_BLOCKS_MAX: u32 = 0xffff;
 
-/// A unit named by a designator of its device identification page.
+/// Copy target: a unit named by a designator of its device identification page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Code set, association and type, length, name: as in the page.
+    /// Code set, association and type, length, and designator, encoded as in the page.
     pub designator: Vec<u8>,
-    /// Bytes a block.
+    /// Block size in bytes.
     pub block: u32,
 }
 
-/// Blocks to copy.
+/// Copy segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Which of the targets is read.
+    /// Index of the source in the list of targets.
     pub from: u16,
-    /// Which of the targets is written.
+    /// Index of the destination in the list of targets.
     pub to: u16,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// First block read.
+    /// First block to read.
     pub from_lba: u64,
-    /// First block written.
+    /// First block to write.
     pub to_lba: u64,
 }
 
-/// What is to be copied.
+/// Parsed EXTENDED COPY parameter list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copy {
-    /// The initiator's name for it.
+    /// List identifier chosen by the initiator.
     pub list: u8,
-    /// Its result need not be kept.
+    /// Result need not be kept.
     pub forget: bool,
-    /// Units.
+    /// Units named by the list.
     pub targets: Vec<Target>,
     /// Segments, in the order in which they are copied.
     pub segments: Vec<Segment>,
 }
 
-/// Reads a parameter list.
+/// Parses a parameter list.
 ///
 /// # Errors
-/// When it is cut short, too long, or names what there is not.
+/// When it is truncated, exceeds a limit, or has unsupported contents.
 pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
     let short = Sense::illegal(code::PARAMETER_LIST_LENGTH);
     if list.len() < 16 {
@@ -82,7 +83,7 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
         if one[0] != 0xe4 {
             return Err(Sense { field: Sense::list(at).field, ..Sense::illegal(code::TARGET_TYPE) });
         }
-        // How the unit is addressed (LU_ID_TYPE) means nothing since SPC-4; that it has blocks does.
+        // LU_ID_TYPE is obsolete since SPC-4; the device type, a block device, is checked.
         if one[1] & 0x1f != 0 {
             return Err(Sense::list(at + 1));
         }
@@ -121,14 +122,14 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
     Ok(Copy { list: list[0], forget: list[1] >> 3 & 3 == 3, targets, segments })
 }
 
-/// How a copy ended.
+/// Outcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// Segments that were copied.
+    /// Segments copied.
     pub segments: u16,
-    /// Bytes that were written.
+    /// Bytes written.
     pub bytes: u64,
-    /// Why it ended early.
+    /// Error that ended the copy early.
     pub failed: Option<Sense>,
 }
 
@@ -146,15 +147,15 @@ pub fn status(outcome: &Outcome) -> Vec<u8> {
 /// RECEIVE COPY RESULTS: OPERATING PARAMETERS.
 pub fn parameters() -> Vec<u8> {
     let mut out = vec![0; 8];
-    // Results are kept whatever NRCR says, where they are asked for.
+    // Results are kept regardless of NRCR, where they are asked for.
     out[4] = 1;
     out.extend(TARGETS_MAX.to_be_bytes());
     out.extend(SEGMENTS_MAX.to_be_bytes());
     out.extend((LIST_MAX as u32).to_be_bytes());
-    // Bytes of a segment, no inline data, no held data, no stream.
+    // Maximum segment length in bytes; no inline data, no held data, no stream devices.
     out.extend((SEGMENT_BLOCKS_MAX * super::BLOCK).to_be_bytes());
     out.extend([0; 12]);
-    // Copies of all initiators, and of one; the granularity of segments in bytes, as a power of two.
+    // Maximum concurrent copies of all initiators, and of one; data segment granularity in bytes, as a power of two.
     out.extend([0, 1, 1, 9, 0, 0]);
     pad(&mut out, 43);
     out.push(2);
@@ -177,7 +178,7 @@ pub fn failed(outcome: &Outcome) -> Vec<u8> {
     out
 }
 
-/// A copy that came to its end early.
+/// Builds the sense data of a copy that ended early.
 pub fn aborted(code: u16) -> Sense {
     Sense::new(key::COPY_ABORTED, code)
 }

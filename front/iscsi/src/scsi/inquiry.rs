@@ -1,42 +1,43 @@
-//! What a unit says it is: INQUIRY and its vital product data, READ CAPACITY, REPORT LUNS, target port groups.
+//! Unit identification and description: INQUIRY and its vital product data, READ CAPACITY, REPORT LUNS, target port
+//! groups.
 
 use super::{BLOCK, PHYSICAL_EXPONENT, be16, be32, pad};
 
-/// Peripheral device types.
+/// Peripheral device type of a direct access block device.
 const DISK: u8 = 0x00;
 const WELL_KNOWN: u8 = 0x1e;
-/// No unit there, but there could be one.
+/// Peripheral qualifier 011b and device type 1Fh: no device at this LUN.
 const NOTHING: u8 = 0x7f;
 
-/// The one target port group and the one target port: every portal is both.
+/// The only target port group; every portal is this group and its one target port.
 pub const PORT_GROUP: u16 = 1;
-/// The target port's number.
+/// Relative target port identifier.
 pub const PORT: u16 = 1;
 
-/// Blocks of the longest read or write: 32 MiB.
+/// Maximum transfer length in blocks: 32 MiB.
 pub const TRANSFER_BLOCKS_MAX: u32 = 65_536;
-/// Blocks that are moved best: 1 MiB.
+/// Optimal transfer length in blocks: 1 MiB.
 const TRANSFER_BLOCKS_BEST: u32 = 2048;
-/// Blocks of the longest COMPARE AND WRITE.
+/// Maximum length of COMPARE AND WRITE in blocks.
 pub const COMPARE_BLOCKS_MAX: u32 = 128;
-/// Blocks of the longest WRITE SAME: 2 GiB of zeroes, which cost nothing; other patterns are written in pieces.
+/// Maximum length of WRITE SAME in blocks: 2 GiB of zeroes, which are cheap; other patterns are written in pieces.
 pub const SAME_BLOCKS_MAX: u32 = 0x40_0000;
-/// Blocks that an UNMAP may name in one descriptor or all of them: 512 MiB.
+/// Maximum number of blocks of an UNMAP, in one descriptor or all of them: 512 MiB.
 pub const UNMAP_BLOCKS_MAX: u32 = 0x10_0000;
-/// Descriptors of an UNMAP.
+/// Maximum number of descriptors of an UNMAP.
 pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 
-/// Who a unit is, the same over restarts.
+/// Unit identity, stable across restarts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The volume's number in the world.
+    /// UUID of the volume.
     pub uuid: [u8; 16],
-    /// The revision; at most 4 bytes.
+    /// Product revision; at most 4 bytes.
     pub revision: String,
 }
 
 impl Identity {
-    /// The serial number: the UUID's 32 digits.
+    /// Returns the unit serial number: the UUID's 32 digits.
     pub fn serial(&self) -> String {
         use std::fmt::Write;
         let mut text = String::with_capacity(32);
@@ -46,28 +47,29 @@ impl Identity {
         text
     }
 
-    /// The NAA name: locally assigned (type 3), 60 bits of the UUID.
+    /// Returns the NAA identifier: locally assigned (type 3), 60 bits of the UUID.
     pub fn naa(&self) -> [u8; 8] {
         let mut name: [u8; 8] = self.uuid[..8].try_into().expect("eight bytes");
-        // Both halves count, so that no one half has to be random.
+        // Both halves of the UUID contribute, so that neither half has to be random.
         name.iter_mut().zip(&self.uuid[8..]).for_each(|(byte, other)| *byte ^= other.rotate_left(3));
         name[0] = 0x30 | name[0] & 0x0f;
         name
     }
 }
 
-/// A text in a field of fixed length, filled up with spaces.
+/// Appends a text field of fixed length, padded with spaces.
 fn field(out: &mut Vec<u8>, text: &str, len: usize) {
     let printable = text.bytes().map(|byte| if (0x20..0x7f).contains(&byte) { byte } else { b'_' });
     out.extend(printable.chain(std::iter::repeat(b' ')).take(len));
 }
 
-/// The vendor, as every unit says it.
+/// T10 vendor identification, the same for every unit.
 pub const VENDOR: &str = "FOREBAY";
-/// The product, as every unit says it: hosts have rules for vendor and product, so neither depends on the volume.
+/// Product identification, the same for every unit: hosts have rules for vendor and product, so neither depends on the
+/// volume.
 pub const PRODUCT: &str = "Forebay volume";
 
-/// Standard data.
+/// Builds the standard INQUIRY data.
 pub fn standard(identity: &Identity) -> Vec<u8> {
     // Third-party copy; target port groups, implicit and explicit.
     let flags = 0x08 | 0x30;
@@ -85,7 +87,7 @@ pub fn standard(identity: &Identity) -> Vec<u8> {
     out
 }
 
-/// Standard data where there is no unit.
+/// Builds the standard INQUIRY data for a LUN without a unit.
 pub fn nothing() -> Vec<u8> {
     let mut out = vec![NOTHING, 0, 0x06, 0x12, 31, 0, 0, 0x02];
     field(&mut out, VENDOR, 8);
@@ -93,31 +95,31 @@ pub fn nothing() -> Vec<u8> {
     out
 }
 
-/// Standard data of the well-known unit that answers REPORT LUNS.
+/// Builds the standard INQUIRY data of the REPORT LUNS well-known logical unit.
 pub fn well_known() -> Vec<u8> {
     let mut out = nothing();
     out[0] = WELL_KNOWN;
     out
 }
 
-/// What a vital product data page needs to know.
+/// Parameters of a vital product data page.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit<'a> {
-    /// Who it is.
+    /// Unit identity.
     pub identity: &'a Identity,
-    /// Its name for people, which may change.
+    /// Volume name for people; it may change.
     pub name: &'a str,
-    /// The target's name.
+    /// iSCSI name of the target.
     pub target: &'a str,
-    /// The medium turns.
+    /// Rotational medium.
     pub rotational: bool,
-    /// The power of two of blocks in which thresholds count.
+    /// Threshold set size exponent: thresholds count in 2^n blocks.
     pub threshold_exponent: u8,
 }
 
 const PAGES: [u8; 8] = [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2];
 
-/// A vital product data page; `None` when there is no such page.
+/// Builds a vital product data page; `None` when there is no such page.
 pub fn page(page: u8, unit: &Unit<'_>) -> Option<Vec<u8>> {
     let mut out = vec![DISK, page, 0, 0];
     match page {
@@ -147,27 +149,27 @@ pub fn page(page: u8, unit: &Unit<'_>) -> Option<Vec<u8>> {
 }
 
 fn designator(out: &mut Vec<u8>, code_set: u8, association: u8, kind: u8, name: &[u8]) {
-    // Names of ports and targets say which protocol they are of: iSCSI.
+    // Names of ports and targets carry the protocol identifier of iSCSI.
     let protocol = if association > 0 { (0x50, 0x80) } else { (0, 0) };
     out.extend([protocol.0 | code_set, protocol.1 | association << 4 | kind, 0, name.len() as u8]);
     out.extend(name);
 }
 
-/// Bytes that a designator holds at most, as a multiple of four.
+/// Maximum length of a designator in bytes, a multiple of four.
 const DESIGNATOR_MAX: usize = 252;
 
-/// A name of iSCSI in a designator: ended by a zero byte, its length a multiple of four.
+/// Encodes an iSCSI name as a designator: null-terminated, padded to a multiple of four bytes.
 fn scsi_name(text: String) -> Vec<u8> {
     let mut name = text.into_bytes();
     name.push(0);
     let len = name.len().next_multiple_of(4);
     pad(&mut name, len);
-    // Names of nodes are shorter.
+    // Node names are shorter.
     name.truncate(DESIGNATOR_MAX);
     name
 }
 
-/// The unit's own NAA designator, as third-party copies name it.
+/// Returns the NAA designator of the unit, as third-party copies name it.
 pub fn naa_designator(identity: &Identity) -> [u8; 12] {
     let mut out = [0; 12];
     out[..4].copy_from_slice(&[1, 3, 0, 8]);
@@ -188,7 +190,7 @@ fn designators(out: &mut Vec<u8>, unit: &Unit<'_>) {
     designator(out, 1, 1, 5, &[0, 0, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8]);
     designator(out, 3, 1, 8, &scsi_name(format!("{},t,0x{PORT_GROUP:04x}", unit.target)));
     designator(out, 3, 2, 8, &scsi_name(unit.target.to_owned()));
-    // The volume's name is vendor specific: what hosts take for an identity must not change when it does.
+    // The volume name is a vendor-specific designator: identifiers that hosts rely on must not change when it does.
     let name = &unit.name[..unit.name.floor_char_boundary(DESIGNATOR_MAX)];
     if !name.is_empty() {
         designator(out, 3, 0, 0, name.as_bytes());
@@ -196,13 +198,13 @@ fn designators(out: &mut Vec<u8>, unit: &Unit<'_>) {
 }
 
 fn limits(out: &mut Vec<u8>) {
-    // WRITE SAME of no blocks is none of all blocks (WSNZ).
+    // WSNZ: WRITE SAME of zero blocks does not mean all blocks up to the end.
     out.extend([0x01, COMPARE_BLOCKS_MAX as u8]);
     out.extend((1u16 << PHYSICAL_EXPONENT).to_be_bytes());
     for number in [TRANSFER_BLOCKS_MAX, TRANSFER_BLOCKS_BEST, 0, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX] {
         out.extend(number.to_be_bytes());
     }
-    // Granularity of unmapping; its alignment, which is said to be known.
+    // Unmap granularity and alignment; the alignment is marked valid.
     out.extend((1u32 << PHYSICAL_EXPONENT).to_be_bytes());
     out.extend(0x8000_0000u32.to_be_bytes());
     out.extend(u64::from(SAME_BLOCKS_MAX).to_be_bytes());
@@ -237,23 +239,23 @@ fn third_party_copy(out: &mut Vec<u8>) {
     add(0x8001, &body);
 }
 
-/// READ CAPACITY (10); what is larger says so.
+/// Builds the READ CAPACITY (10) data; a unit too large for 32 bits reports the maximum.
 pub fn capacity10(blocks: u64) -> Vec<u8> {
     let last = u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX);
     [last.to_be_bytes(), BLOCK.to_be_bytes()].concat()
 }
 
-/// READ CAPACITY (16).
+/// Builds the READ CAPACITY (16) data.
 pub fn capacity16(blocks: u64) -> Vec<u8> {
     let mut out = blocks.saturating_sub(1).to_be_bytes().to_vec();
     out.extend(BLOCK.to_be_bytes());
-    // Thin, and unmapped blocks read as zeroes.
+    // Thin provisioned; unmapped blocks read as zeroes.
     out.extend([0, PHYSICAL_EXPONENT, 0xc0, 0]);
     pad(&mut out, 32);
     out
 }
 
-/// REPORT LUNS.
+/// Builds the REPORT LUNS data.
 pub fn report_luns(luns: impl Iterator<Item = [u8; 8]>) -> Vec<u8> {
     let mut out = vec![0; 8];
     luns.for_each(|lun| out.extend(lun));
@@ -262,13 +264,13 @@ pub fn report_luns(luns: impl Iterator<Item = [u8; 8]>) -> Vec<u8> {
     out
 }
 
-/// REPORT TARGET PORT GROUPS: one group, always active and optimized.
+/// Builds the REPORT TARGET PORT GROUPS data: one group, always active/optimized.
 pub fn port_groups(extended: bool) -> Vec<u8> {
     let mut out = vec![0; 4];
     if extended {
         out.extend([0x10, 0, 0, 0]);
     }
-    // Preferred or not; active/optimized; that is all it supports; status; one port.
+    // Preference bit and state active/optimized; the only supported state; status; one port.
     out.extend([0x80, 0x01, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8, 0, 0x02, 0, 1]);
     out.extend([0, 0, (PORT >> 8) as u8, PORT as u8]);
     let len = (out.len() - 4) as u32;
@@ -276,7 +278,7 @@ pub fn port_groups(extended: bool) -> Vec<u8> {
     out
 }
 
-/// SET TARGET PORT GROUPS: the byte of the list that asks for a state that there is not, if one does.
+/// Checks a SET TARGET PORT GROUPS list. Fails with the offset of the byte that requests an unsupported state.
 pub fn set_port_groups(list: &[u8]) -> Result<(), u16> {
     for (index, descriptor) in list.get(4..).unwrap_or_default().chunks_exact(4).enumerate() {
         let at = (4 + index * 4) as u16;
@@ -290,7 +292,7 @@ pub fn set_port_groups(list: &[u8]) -> Result<(), u16> {
     Ok(())
 }
 
-/// Bytes that UNMAP's list announces and holds, as descriptors of first block and count; `None` when it is cut short.
+/// Parses the parameter list of UNMAP into descriptors of first block and count; `None` when it is truncated.
 pub fn unmap_list(list: &[u8]) -> Option<impl Iterator<Item = (u64, u32)> + '_> {
     let len = usize::from(be16(list, 2)) / 16 * 16;
     let descriptors = list.get(8..8 + len)?;
@@ -333,7 +335,7 @@ mod tests {
         assert!(one.ends_with(b"\x03\x00\x00\x0alocal/disk"), "{one:x?}");
         let common = one.len() - 14;
         assert_eq!(one[4..common], other[4..common], "what hosts know it by does not change with its name");
-        // What is too long is cut, and never within a character.
+        // Long names are truncated, never within a character.
         let long = page(&"ä".repeat(200));
         let name = &long[common + 4..];
         assert_eq!((long[common + 3], name.len()), (252, 252));

@@ -1,27 +1,27 @@
-//! Log pages: how full the pool is (SBC-3 section 6.4, SPC-4 section 7.3).
+//! Log pages: pool space usage (SBC-3 section 6.4, SPC-4 section 7.3).
 
 use super::sense::Sense;
 
-/// The power of two of blocks in which space is counted: 1 MiB.
+/// Threshold set size exponent: space is counted in units of 2^n blocks, 1 MiB.
 pub const THRESHOLD_EXPONENT: u8 = 11;
 
-/// Space of the pool that a unit lies in.
+/// Space of the pool that backs a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Provisioning {
-    /// Bytes that can still be stored.
+    /// Available bytes.
     pub available: u64,
-    /// Bytes that are stored.
+    /// Used bytes.
     pub used: u64,
 }
 
-/// Bytes in units of the threshold exponent.
+/// Converts bytes to units of the threshold exponent.
 pub fn in_units(bytes: u64) -> u32 {
     u32::try_from((bytes / u64::from(super::BLOCK)) >> THRESHOLD_EXPONENT).unwrap_or(u32::MAX)
 }
 
 const PAGES: [(u8, u8); 3] = [(0x00, 0), (0x0c, 0), (0x2f, 0)];
 
-/// Answers LOG SENSE.
+/// Builds the LOG SENSE data.
 ///
 /// # Errors
 /// When there is no such page, or no such parameter.
@@ -43,7 +43,7 @@ pub fn sense(page: u8, subpage: u8, from: u16, space: Provisioning) -> Result<Ve
                 out.extend(parameter.to_be_bytes());
                 out.extend([0x03, 8]);
                 out.extend(in_units(bytes).to_be_bytes());
-                // Of the pool, not of this unit alone.
+                // Scope is the pool, not this unit alone.
                 out.extend([0x02, 0, 0, 0]);
             }
             if from > 2 {

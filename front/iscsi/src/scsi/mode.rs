@@ -1,29 +1,29 @@
-//! Mode pages: what can be looked at and what can be set (SPC-4 section 7.5, SBC-3 section 6.5).
+//! Mode pages: reported and changeable settings (SPC-4 section 7.5, SBC-3 section 6.5).
 
 use super::sense::{Sense, code};
 use super::{BLOCK, be16, pad};
 
-/// What can be set, as bits.
+/// Changeable mode settings, as a bit set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Modes(pub u8);
 
 impl Modes {
-    /// Writes may be answered before they are durable.
+    /// Write cache enabled: writes may be acknowledged before they are durable.
     pub const CACHE: u8 = 1;
-    /// Sense data is in descriptor format.
+    /// D_SENSE: sense data in descriptor format.
     pub const DESCRIPTOR_SENSE: u8 = 2;
-    /// Writes are refused.
+    /// SWP: software write protection.
     pub const PROTECT: u8 = 4;
-    /// As it is after power on.
+    /// Settings after power on.
     pub const DEFAULT: Modes = Modes(Self::CACHE);
 
-    /// A bit is set.
+    /// Returns true if `bit` is set.
     pub fn has(self, bit: u8) -> bool {
         self.0 & bit != 0
     }
 }
 
-/// Which values are asked for.
+/// Page control field values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Values {
     Current,
@@ -31,33 +31,33 @@ enum Values {
     Default,
 }
 
-/// What the pages of a unit are made of.
+/// State from which mode pages are built.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages {
-    /// As set now.
+    /// Current settings.
     pub modes: Modes,
-    /// Writes are refused, whatever is set.
+    /// Unit is read-only, regardless of the settings.
     pub read_only: bool,
-    /// Blocks.
+    /// Capacity in blocks.
     pub blocks: u64,
-    /// The threshold of used space in units of the threshold exponent, if there is one.
+    /// Used-space threshold in units of the threshold exponent, if there is one.
     pub threshold: Option<u32>,
 }
 
-/// What MODE SENSE asks for.
+/// MODE SENSE request.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
     /// MODE SENSE (10).
     pub ten: bool,
-    /// No block descriptor.
+    /// DBD: no block descriptor.
     pub no_descriptor: bool,
-    /// A long block descriptor.
+    /// Long block descriptor.
     pub long: bool,
-    /// Which values.
+    /// Page control: requested values.
     pub control: u8,
-    /// Page, 0x3f for all.
+    /// Page code; 0x3f for all.
     pub page: u8,
-    /// Subpage, 0xff for all.
+    /// Subpage code; 0xff for all.
     pub subpage: u8,
 }
 
@@ -73,7 +73,7 @@ fn body(page: (u8, u8), values: Values, pages: &Pages) -> Vec<u8> {
     let fixed = values != Values::Changeable;
     let value = |value: u8| if fixed { value } else { 0 };
     match page {
-        // Read-write error recovery: as it comes.
+        // Read-write error recovery: defaults.
         (0x01, _) => vec![0; 10],
         // Caching: write cache enabled.
         (0x08, _) => {
@@ -81,8 +81,7 @@ fn body(page: (u8, u8), values: Values, pages: &Pages) -> Vec<u8> {
             pad(&mut out, 18);
             out
         }
-        // Control: a task set for each nexus, unrestricted reordering, write protection; tasks may take as long as
-        // they take.
+        // Control: one task set per I_T nexus, unrestricted reordering, write protection; no busy timeout limit.
         (0x0a, _) => {
             let mut out = vec![value(0x20) | bit(Modes::DESCRIPTOR_SENSE, 0x04), value(0x10)];
             out.extend([bit(Modes::PROTECT, 0x08), 0, 0, 0, value(0xff), value(0xff), 0, 0]);
@@ -98,7 +97,7 @@ fn body(page: (u8, u8), values: Values, pages: &Pages) -> Vec<u8> {
         _ => {
             let mut out = vec![0; 12];
             if let Some(threshold) = pages.threshold.filter(|_| fixed) {
-                // Enabled, and armed for what grows: the space in use.
+                // Enabled, and armed for increasing used space.
                 out.extend([0x81, 0x02, 0, 0]);
                 out.extend(threshold.to_be_bytes());
             }
@@ -119,7 +118,7 @@ fn write_page(out: &mut Vec<u8>, page: (u8, u8), values: Values, pages: &Pages) 
     out.extend(body);
 }
 
-/// Answers MODE SENSE.
+/// Builds the MODE SENSE data.
 ///
 /// # Errors
 /// When there is no such page, or saved values are asked for.
@@ -140,7 +139,7 @@ pub fn sense(ask: &Ask, pages: &Pages) -> Result<Vec<u8>, Sense> {
     if found.is_empty() || (ask.page == 0x3f && !matches!(ask.subpage, 0 | 0xff)) {
         return Err(Sense::cdb_bit(if ask.subpage == 0 || ask.subpage == 0xff { 2 } else { 3 }, 5));
     }
-    // Write protected; DPO and FUA are taken.
+    // Write protection; DPOFUA is supported.
     let specific = if pages.read_only || pages.modes.has(Modes::PROTECT) { 0x80 } else { 0 } | 0x10;
     let mut descriptor = Vec::new();
     if !ask.no_descriptor && ask.long {
@@ -170,10 +169,10 @@ pub fn sense(ask: &Ask, pages: &Pages) -> Result<Vec<u8>, Sense> {
     Ok(out)
 }
 
-/// What MODE SELECT sets.
+/// Parses a MODE SELECT list and returns the new settings.
 ///
 /// # Errors
-/// When the list is cut short, or it sets something that cannot be set.
+/// When the list is truncated, or it changes a field that is not changeable.
 pub fn select(ten: bool, list: &[u8], pages: &Pages) -> Result<Modes, Sense> {
     let mut modes = pages.modes;
     if list.is_empty() {
@@ -190,7 +189,7 @@ pub fn select(ten: bool, list: &[u8], pages: &Pages) -> Result<Modes, Sense> {
         return Err(short);
     }
     if descriptor >= 8 {
-        // The size of a block is what it is.
+        // The block length is not changeable.
         let len_at = header + descriptor.min(16) - 4;
         let len = super::be32(list, len_at) & if descriptor == 8 { 0xff_ffff } else { u32::MAX };
         if len != BLOCK {

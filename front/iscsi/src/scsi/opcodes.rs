@@ -2,7 +2,7 @@
 
 use super::sense::Sense;
 
-/// A command: its opcode, its service action, and which bits of it mean something.
+/// Command description: opcode, service action, and CDB usage bits.
 struct Opcode {
     opcode: u8,
     action: Option<u16>,
@@ -19,7 +19,7 @@ const fn action(action: u16, usage: &'static [u8]) -> Opcode {
 
 const F: u8 = 0xff;
 
-/// In the order of their numbers.
+/// Supported commands, sorted by opcode.
 const OPCODES: &[Opcode] = &[
     plain(&[0x00, 0, 0, 0, 0, 0]),
     plain(&[0x03, 0x01, 0, 0, F, 0]),
@@ -86,7 +86,7 @@ const OPCODES: &[Opcode] = &[
     plain(&[0xb7, 0x1f, 0, 0, 0, 0, F, F, F, F, 0, 0]),
 ];
 
-/// Seconds that any command is said to take at most.
+/// Reported maximum command duration in seconds.
 const TIMEOUT_S: u32 = 30;
 
 fn timeouts(out: &mut Vec<u8>) {
@@ -95,10 +95,10 @@ fn timeouts(out: &mut Vec<u8>) {
     out.extend(TIMEOUT_S.to_be_bytes());
 }
 
-/// Answers REPORT SUPPORTED OPERATION CODES.
+/// Builds the REPORT SUPPORTED OPERATION CODES data.
 ///
 /// # Errors
-/// When one command is asked for with or without a service action, and it is the other way round.
+/// When one command is asked for with a service action that it lacks, or without one that it has.
 pub fn report(with_timeouts: bool, options: u8, opcode: u8, action: u16) -> Result<Vec<u8>, Sense> {
     if options == 0 {
         let mut out = vec![0; 4];
@@ -133,7 +133,7 @@ pub fn report(with_timeouts: bool, options: u8, opcode: u8, action: u16) -> Resu
     let at = out.len();
     out.extend(found.usage);
     if let Some(action) = found.action {
-        // The service action itself, not a mask of it.
+        // The service action itself, not a mask of its bits.
         out[at + 1] = found.usage[1] & 0xe0 | action as u8;
     }
     if with_timeouts {
@@ -142,7 +142,7 @@ pub fn report(with_timeouts: bool, options: u8, opcode: u8, action: u16) -> Resu
     Ok(out)
 }
 
-/// Answers REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
+/// Builds the REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS data.
 pub fn functions(long: bool) -> Vec<u8> {
     // Abort task, abort task set, clear task set, logical unit reset, target reset.
     let mut out = vec![0x80 | 0x40 | 0x10 | 0x08 | 0x02, 0, 0, 0];

@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE IN and OUT: the bytes of what `forebay_block::Reservations` knows and does (SPC-4, sections
+//! PERSISTENT RESERVE IN and OUT: conversion between wire formats and `forebay_block::Reservations` (SPC-4, sections
 //! 5.13, 6.15 and 6.16).
 
 use forebay_block::reservation::{Action, HostId, Kind, Refusal, Table};
@@ -7,17 +7,17 @@ use super::cdb::{PrIn, PrOut};
 use super::sense::{Sense, code};
 use super::{be16, be32, be64, pad};
 
-/// Bytes of the parameter list of all service actions but REGISTER AND MOVE.
+/// Parameter list length in bytes of all service actions except REGISTER AND MOVE.
 const LIST_LEN: u32 = 24;
-/// What iSCSI's hosts are told apart by begins with this.
+/// Prefix of the host ids of iSCSI initiators.
 const PREFIX: &str = "iscsi:";
 
-/// Who an initiator is to reservations: its name and its part of the session's name, which together are its port.
+/// Builds the host id of an initiator port: initiator name and ISID.
 pub fn host(initiator: &str, isid: [u8; 6]) -> Option<HostId> {
     HostId::new(format!("{PREFIX}{}", port_name(initiator, isid)).as_bytes())
 }
 
-/// The name of an initiator's port (RFC 7143, section 4.4.1).
+/// Returns the initiator port name (RFC 7143, section 4.4.1).
 pub fn port_name(initiator: &str, isid: [u8; 6]) -> String {
     use std::fmt::Write;
     let mut name = format!("{initiator},i,0x");
@@ -27,7 +27,7 @@ pub fn port_name(initiator: &str, isid: [u8; 6]) -> String {
     name
 }
 
-/// A transport id (SPC-4, section 7.6.4.6); of who comes over another protocol, one that no initiator has.
+/// Encodes a TransportID (SPC-4, section 7.6.4.6). A host of another protocol gets one that no initiator has.
 fn transport_id(host: &HostId) -> Vec<u8> {
     let name = std::str::from_utf8(host.as_bytes()).ok().and_then(|name| name.strip_prefix(PREFIX));
     let mut text = match name {
@@ -46,7 +46,7 @@ fn transport_id(host: &HostId) -> Vec<u8> {
     out
 }
 
-/// The host that a transport id names, and the id's length.
+/// Parses a TransportID. Returns the host that it names, and its length in bytes.
 fn parse_transport_id(bytes: &[u8]) -> Option<(HostId, usize)> {
     if bytes.first()? & 0x3f != 0x05 {
         return None;
@@ -55,14 +55,14 @@ fn parse_transport_id(bytes: &[u8]) -> Option<(HostId, usize)> {
     let text = bytes.get(4..4 + len)?;
     let end = text.iter().position(|&byte| byte == 0)?;
     let name = std::str::from_utf8(&text[..end]).ok()?;
-    // Without the session's part it is a device, not a port, and it is a port that reservations are of.
+    // A TransportID without ISID names a device. Reservations belong to initiator ports.
     if bytes[0] >> 6 != 1 || !name.contains(",i,0x") {
         return None;
     }
     Some((HostId::new(format!("{PREFIX}{}", name.to_ascii_lowercase()).as_bytes())?, 4 + len))
 }
 
-/// Answers PERSISTENT RESERVE IN.
+/// Builds the PERSISTENT RESERVE IN data.
 pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
     let mut out = table.generation().to_be_bytes().to_vec();
     out.extend([0; 4]);
@@ -77,7 +77,7 @@ pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
             }
         }
         PrIn::Capabilities => {
-            // Through all target ports at once; kept through power loss.
+            // All target ports and persistence through power loss are supported.
             let persists = u8::from(table.persists());
             return vec![0, 8, 0x04 | 0x01, 0x80 | 0x10 | persists, 0xea, 0x01, 0, 0];
         }
@@ -87,7 +87,7 @@ pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
                 let kind = holder.filter(|_| holds).map_or(0, |held| held.kind.scsi());
                 let id = transport_id(&registrant.host);
                 out.extend(registrant.key.to_be_bytes());
-                // All target ports.
+                // Applies to all target ports.
                 out.extend([0, 0, 0, 0, 0x02 | u8::from(holds), kind, 0, 0, 0, 0, 0, 0]);
                 out.extend((id.len() as u32).to_be_bytes());
                 out.extend(id);
@@ -99,10 +99,10 @@ pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
     out
 }
 
-/// What PERSISTENT RESERVE OUT asks of the table.
+/// Converts PERSISTENT RESERVE OUT to an action on the reservation table.
 ///
 /// # Errors
-/// When its list has a wrong length, or its fields make no sense.
+/// When its list has a wrong length, or its fields are invalid.
 pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sense> {
     let length = Sense::illegal(code::PARAMETER_LIST_LENGTH);
     if (list.len() as u32) < LIST_LEN || (action != PrOut::RegisterAndMove && list.len() as u32 != LIST_LEN) {
@@ -112,14 +112,14 @@ pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sens
     let takes_kind = matches!(action, PrOut::Reserve | PrOut::Release | PrOut::Preempt | PrOut::PreemptAndAbort);
     let kind = match Kind::from_scsi(scope_type & 0x0f) {
         _ if !takes_kind => Kind::WriteExclusive,
-        // Only a whole unit can be reserved.
+        // Only logical unit scope is supported.
         Some(_) if scope_type >> 4 != 0 => return Err(Sense::cdb_bit(2, 7)),
         Some(kind) => kind,
         None => return Err(Sense::cdb_bit(2, 3)),
     };
     let registers = matches!(action, PrOut::Register | PrOut::RegisterAndIgnore);
     if registers && list[20] & 0x08 != 0 {
-        // Others are not registered by proxy.
+        // Registering other initiator ports (SPEC_I_PT) is not supported.
         return Err(Sense::list(20));
     }
     let persist = Some(list[20] & 1 != 0);
@@ -147,7 +147,7 @@ pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sens
     })
 }
 
-/// What a refusal is to SCSI; `None` is RESERVATION CONFLICT.
+/// Converts a refusal to sense data; `None` is RESERVATION CONFLICT.
 pub fn refusal(refusal: Refusal) -> Option<Sense> {
     match refusal {
         Refusal::Conflict => None,

@@ -1,26 +1,26 @@
-//! Sense data: why a command failed (SPC-4, section 4.5).
+//! Sense data: error reports of failed commands (SPC-4, section 4.5).
 
 /// Sense keys.
 pub mod key {
-    /// Nothing is wrong.
+    /// No error.
     pub const NO_SENSE: u8 = 0;
-    /// The unit cannot be reached.
+    /// Unit not accessible.
     pub const NOT_READY: u8 = 2;
-    /// The medium failed.
+    /// Medium error.
     pub const MEDIUM_ERROR: u8 = 3;
-    /// The unit failed.
+    /// Hardware failure in the unit.
     pub const HARDWARE_ERROR: u8 = 4;
-    /// The command makes no sense.
+    /// Illegal parameter in the CDB or the parameter list.
     pub const ILLEGAL_REQUEST: u8 = 5;
-    /// Something happened that the initiator should know.
+    /// Event that the initiator has to be informed of.
     pub const UNIT_ATTENTION: u8 = 6;
-    /// Writing is not allowed.
+    /// Write access denied.
     pub const DATA_PROTECT: u8 = 7;
-    /// A third-party copy failed.
+    /// Third-party copy aborted.
     pub const COPY_ABORTED: u8 = 10;
-    /// The command was given up.
+    /// Command aborted by the device server.
     pub const ABORTED_COMMAND: u8 = 11;
-    /// A compare found other data.
+    /// Source data does not match the data on the medium.
     pub const MISCOMPARE: u8 = 14;
 }
 
@@ -110,67 +110,67 @@ pub mod code {
     pub const RESOURCES: u16 = 0x5503;
 }
 
-/// Where in a command or a parameter list the mistake is.
+/// Position of an invalid field in a CDB or parameter list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
-    /// In the command; otherwise in the parameter list.
+    /// Field is in the CDB; otherwise in the parameter list.
     pub in_cdb: bool,
-    /// The byte.
+    /// Byte offset.
     pub byte: u16,
-    /// The field's highest bit, if it is not the whole byte.
+    /// Most significant bit of the field, if it is not the whole byte.
     pub bit: Option<u8>,
 }
 
-/// Why a command failed.
+/// Sense data of a failed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
     pub key: u8,
     /// Additional sense code.
     pub code: u16,
-    /// A block, an offset; what the code says.
+    /// INFORMATION field: an LBA or offset, depending on the code.
     pub info: Option<u64>,
-    /// Where the mistake is.
+    /// Position of the invalid field.
     pub field: Option<Field>,
 }
 
 impl Sense {
-    /// A key and a code.
+    /// Creates sense data from a key and a code.
     pub const fn new(key: u8, code: u16) -> Self {
         Self { key, code, info: None, field: None }
     }
 
-    /// The command makes no sense.
+    /// Creates sense data with key ILLEGAL REQUEST.
     pub const fn illegal(code: u16) -> Self {
         Self::new(key::ILLEGAL_REQUEST, code)
     }
 
-    /// Something that the initiator should know.
+    /// Creates sense data with key UNIT ATTENTION.
     pub const fn attention(code: u16) -> Self {
         Self::new(key::UNIT_ATTENTION, code)
     }
 
-    /// A field of the command is wrong.
+    /// Creates sense data for an invalid field in the CDB.
     pub const fn cdb(byte: u16) -> Self {
         Self { field: Some(Field { in_cdb: true, byte, bit: None }), ..Self::illegal(code::FIELD_IN_CDB) }
     }
 
-    /// A few bits of the command are wrong, the highest of which is `bit`.
+    /// Creates sense data for an invalid bit field in the CDB; `bit` is its most significant bit.
     pub const fn cdb_bit(byte: u16, bit: u8) -> Self {
         Self { field: Some(Field { in_cdb: true, byte, bit: Some(bit) }), ..Self::illegal(code::FIELD_IN_CDB) }
     }
 
-    /// A field of the parameter list is wrong.
+    /// Creates sense data for an invalid field in the parameter list.
     pub const fn list(byte: u16) -> Self {
         Self { field: Some(Field { in_cdb: false, byte, bit: None }), ..Self::illegal(code::FIELD_IN_LIST) }
     }
 
-    /// With a block or offset.
+    /// Sets the INFORMATION field, an LBA or offset.
     pub const fn with_info(self, info: u64) -> Self {
         Self { info: Some(info), ..self }
     }
 
-    /// As bytes, in the fixed or the descriptor format.
+    /// Encodes the sense data in fixed or descriptor format.
     pub fn to_bytes(self, descriptor: bool) -> Vec<u8> {
         let [asc, ascq] = self.code.to_be_bytes();
         let specific = self.field.map(|field| {

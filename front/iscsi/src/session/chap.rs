@@ -10,17 +10,17 @@ use md5::{Digest, Md5};
 pub const SECRET_MIN: usize = 12;
 /// Longest secret in bytes.
 pub const SECRET_MAX: usize = 255;
-/// Longest challenge that is taken, in bytes.
+/// Maximum length of a received challenge, in bytes.
 pub const CHALLENGE_MAX: usize = 1024;
-/// Bytes of a challenge that is given.
+/// Length of a sent challenge, in bytes.
 pub const CHALLENGE_LEN: usize = 32;
 
-/// A name and its secret.
+/// CHAP name and secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// Name.
+    /// CHAP name.
     pub name: String,
-    /// Secret.
+    /// CHAP secret.
     pub secret: Vec<u8>,
 }
 
@@ -30,30 +30,30 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Who an initiator must prove to be, and who this end proves to be if asked.
+/// CHAP settings: credential of the initiator, and of the target for mutual CHAP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chap {
-    /// What the initiator proves.
+    /// Credential that the initiator has to prove.
     pub initiator: Credential,
-    /// What this end proves to an initiator that asks for it.
+    /// Credential that the target proves if the initiator requests mutual CHAP.
     pub target: Option<Credential>,
 }
 
-/// A hash for responses, by the number that it has in `CHAP_A`.
+/// CHAP hash algorithm, by its number in `CHAP_A`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// 5; what every initiator has.
+    /// MD5, number 5; supported by every initiator.
     Md5,
-    /// 6.
+    /// SHA-1, number 6.
     Sha1,
-    /// 7.
+    /// SHA-256, number 7.
     Sha256,
-    /// 8.
+    /// SHA3-256, number 8.
     Sha3,
 }
 
 impl Algorithm {
-    /// The first of a list that is known; the list is in the order of what the initiator likes.
+    /// Chooses the first known algorithm of a list, which is in the initiator's order of preference.
     pub fn choose(list: &str) -> Option<Self> {
         list.split(',').find_map(|number| match number {
             "5" => Some(Algorithm::Md5),
@@ -64,7 +64,7 @@ impl Algorithm {
         })
     }
 
-    /// Its number.
+    /// Returns its number in `CHAP_A`.
     pub fn number(self) -> &'static str {
         match self {
             Algorithm::Md5 => "5",
@@ -74,7 +74,7 @@ impl Algorithm {
         }
     }
 
-    /// The response to a challenge.
+    /// Computes the response to a challenge.
     pub fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
         let all = [&[id], secret, challenge].concat();
         match self {
@@ -86,22 +86,22 @@ impl Algorithm {
     }
 }
 
-/// A challenge that was given.
+/// Challenge that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Challenge {
-    /// How it is to be answered.
+    /// Hash algorithm of the response.
     pub algorithm: Algorithm,
-    /// Its number.
+    /// Challenge identifier (`CHAP_I`).
     pub id: u8,
-    /// Itself.
+    /// Challenge value (`CHAP_C`).
     pub bytes: [u8; CHALLENGE_LEN],
 }
 
 impl Challenge {
-    /// Whether a name and a response prove what they should.
+    /// Verifies a name and a response against the expected credential.
     pub fn is_met(&self, expected: &Credential, name: &str, response: &[u8]) -> bool {
         let right = self.algorithm.response(self.id, &expected.secret, &self.bytes);
-        // The hash is compared in constant time, and also when the name is wrong.
+        // The hash is compared in constant time, even when the name is wrong.
         let same = verify_slices_are_equal(&right, response).is_ok();
         same && name == expected.name
     }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn responses_are_those_of_rfc_1994() {
-        // As md5sum and sha1sum have it of 01 "secretchallenge".
+        // Values as printed by md5sum and sha1sum for the byte 01 and "secretchallenge".
         let hex = |algorithm: Algorithm| super::super::text::to_hex(&algorithm.response(1, b"secret", b"challenge"));
         assert_eq!(hex(Algorithm::Md5), "0x46e47770030e2b4e26a0db72a7efec00");
         assert_eq!(Algorithm::Sha256.response(1, b"s", b"c").len(), 32);

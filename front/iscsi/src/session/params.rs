@@ -1,22 +1,22 @@
-//! What the two ends agree on in a login, and how (RFC 7143, chapter 13).
+//! Negotiation of operational parameters in a login (RFC 7143, chapter 13).
 
 use super::text::{self, Pair};
 
-/// Sizes of one segment that the protocol allows, in bytes.
+/// Range of MaxRecvDataSegmentLength that the protocol allows, in bytes.
 const SEGMENT: std::ops::RangeInclusive<u32> = 512..=0xff_ffff;
 
-/// What this end offers.
+/// Parameter values that the target offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Longest data segment that is received, in bytes.
+    /// Maximum data segment that is received, in bytes.
     pub receive_max: u32,
-    /// Longest sequence of data in bytes.
+    /// Maximum burst length in bytes.
     pub burst_max: u32,
-    /// Longest run of data that comes unasked, in bytes.
+    /// Maximum unsolicited data of a command, in bytes (FirstBurstLength).
     pub first_burst: u32,
-    /// R2Ts of a task that are open at a time.
+    /// Maximum number of outstanding R2Ts per task.
     pub r2t_max: u16,
-    /// Digests are insisted on.
+    /// Digests are required.
     pub digests: bool,
 }
 
@@ -26,35 +26,35 @@ impl Default for Offer {
     }
 }
 
-/// What was agreed.
+/// Negotiated parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Params {
     /// Headers carry a CRC32C.
     pub header_digest: bool,
-    /// Data carries a CRC32C.
+    /// Data segments carry a CRC32C.
     pub data_digest: bool,
-    /// Longest data segment that the initiator takes, in bytes.
+    /// Maximum data segment that the initiator accepts, in bytes.
     pub send_max: u32,
-    /// Longest data segment that is received, in bytes.
+    /// Maximum data segment that is received, in bytes.
     pub receive_max: u32,
-    /// Longest sequence of data in bytes.
+    /// Maximum burst length in bytes.
     pub burst_max: u32,
-    /// Longest run of data that comes unasked, in bytes; at most `burst_max`.
+    /// Maximum unsolicited data of a command, in bytes (FirstBurstLength); at most `burst_max`.
     pub first_burst: u32,
-    /// Data comes only when it is asked for, but for what is immediate.
+    /// InitialR2T: data-out has to be solicited, except immediate data.
     pub initial_r2t: bool,
-    /// Data may come with the command.
+    /// Immediate data is allowed.
     pub immediate_data: bool,
-    /// R2Ts of a task that are open at a time.
+    /// Maximum number of outstanding R2Ts per task.
     pub r2t_max: u16,
-    /// Seconds that the initiator waits before it connects again.
+    /// Minimum time in seconds before the initiator reconnects.
     pub time2wait: u16,
-    /// Seconds that what was under way is kept; always none.
+    /// Maximum time in seconds for which tasks could be reassigned after a connection loss; always negotiated to 0.
     pub time2retain: u16,
 }
 
 impl Default for Params {
-    /// What holds where nothing is said.
+    /// Returns the protocol defaults of keys that are not negotiated.
     fn default() -> Self {
         Self {
             header_digest: false,
@@ -72,17 +72,17 @@ impl Default for Params {
     }
 }
 
-/// A value that makes the login fail.
+/// Parameter value that makes the login fail.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}={value} is not possible")]
 pub struct BadValue {
-    /// Key.
+    /// Parameter key.
     pub key: String,
-    /// Value.
+    /// Offered value.
     pub value: String,
 }
 
-/// The operational part of a login.
+/// Parameter negotiation of a login.
 #[derive(Debug, Clone)]
 pub struct Negotiator {
     offer: Offer,
@@ -92,20 +92,20 @@ pub struct Negotiator {
 }
 
 impl Negotiator {
-    /// Nothing is agreed on yet.
+    /// Creates a negotiation without results yet.
     pub fn new(offer: Offer) -> Self {
         Self { offer, params: Params::default(), discovery: false, declared: false }
     }
 
-    /// The session only asks which targets there are.
+    /// Marks the session as a discovery session.
     pub fn set_discovery(&mut self) {
         self.discovery = true;
     }
 
-    /// Answers one pair into `out`; false when it is none that is negotiated here.
+    /// Negotiates one pair and appends the response to `out`. Returns false for keys that are not negotiated here.
     ///
     /// # Errors
-    /// When a value is none that its key can have.
+    /// When the value is invalid for its key.
     pub fn answer(&mut self, pair: Pair<'_>, out: &mut Vec<u8>) -> Result<bool, BadValue> {
         let Pair { key, value } = pair;
         let bad = || BadValue { key: key.into(), value: value.chars().take(64).collect() };
@@ -119,7 +119,7 @@ impl Negotiator {
         };
         let said = |yes: bool| if yes { "Yes" } else { "No" };
         let (offer, params) = (self.offer, &mut self.params);
-        // What only matters to SCSI means nothing where no command is sent.
+        // Parameters of SCSI commands are irrelevant in discovery sessions.
         let scsi = matches!(
             key,
             "MaxConnections"
@@ -138,7 +138,7 @@ impl Negotiator {
         }
         match key {
             "HeaderDigest" | "DataDigest" => {
-                // The first of the list that goes is taken: the list is in the order of what the initiator likes.
+                // The first acceptable value is chosen: the list is in the initiator's order of preference.
                 let mut offered = value.split(',');
                 let chosen = match offer.digests {
                     true => offered.find(|&name| name == "CRC32C"),
@@ -205,7 +205,7 @@ impl Negotiator {
                 let known = value.split(',').any(|name| name == "RFC3720");
                 text::push(out, key, if known { "RFC3720" } else { "Reject" });
             }
-            // Markers are gone since RFC 7143, and were never of use with TCP.
+            // RFC 7143 removed markers, which were never of use with TCP.
             "OFMarker" | "IFMarker" | "RDMAExtensions" => text::push(out, key, "No"),
             "OFMarkInt" | "IFMarkInt" => text::push(out, key, "Irrelevant"),
             _ => return Ok(false),
@@ -213,7 +213,7 @@ impl Negotiator {
         Ok(true)
     }
 
-    /// Says once how long a segment may be that this end receives.
+    /// Declares MaxRecvDataSegmentLength of this target, once.
     pub fn declare(&mut self, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.declared, true) {
             self.params.receive_max = self.offer.receive_max;
@@ -221,24 +221,24 @@ impl Negotiator {
         }
     }
 
-    /// A digest that is insisted on was not agreed on.
+    /// Returns true if digests are required but were not negotiated.
     pub fn lacks_digests(&self) -> bool {
         self.offer.digests && !(self.params.header_digest && self.params.data_digest)
     }
 
-    /// What was agreed on.
+    /// Returns the negotiated parameters.
     pub fn finish(&self) -> Params {
         let mut params = self.params;
         params.first_burst = params.first_burst.min(params.burst_max);
         if !self.declared {
-            // The initiator was not told: it may send what holds by default, and no more is expected of it.
+            // MaxRecvDataSegmentLength was not declared, so the initiator uses the default.
             params.receive_max = Params::default().receive_max;
         }
         params
     }
 }
 
-/// Answers a pair after the login; only what may change then does.  True when it was such a pair.
+/// Negotiates a pair in full feature phase. Returns false for keys that cannot change then.
 pub fn renegotiate(params: &mut Params, pair: Pair<'_>, out: &mut Vec<u8>) -> bool {
     match pair.key {
         "MaxRecvDataSegmentLength" => {

@@ -1,4 +1,4 @@
-//! Cuts the received stream into PDUs, and checks their digests.
+//! PDU parser: splits the received stream into PDUs, and verifies digests.
 
 use std::rc::Rc;
 
@@ -10,16 +10,16 @@ use zerocopy::FromBytes;
 
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, padding};
 
-/// Data segments from this length on get a buffer of their own and are received straight into it.
+/// Length in bytes from which a data segment gets its own buffer and is received straight into it.
 const DATA_OWN: usize = 48 * 1024;
-/// Room in such a buffer for the padding and the digest.
+/// Space in bytes for padding and digest in such a buffer.
 const DATA_TAIL: usize = 4096;
-/// Longest data segment that is ever taken, in bytes.
+/// Upper limit of data segments in bytes.
 pub const DATA_MAX: usize = 1024 * 1024;
-/// Free memory kept a size class of data, in bytes.
+/// Maximum free memory kept per size class of data buffers, in bytes.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
-/// Where receive buffers come from: shared by the connections of a core.
+/// Receive buffer pools, shared by the connections of a core.
 #[derive(Debug)]
 pub struct Pools {
     staging: StagingPools,
@@ -33,7 +33,7 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Pools with nothing in them yet.
+    /// Creates empty pools.
     pub fn new() -> Self {
         let classes = (16..=20).map(|bits| 1usize << bits);
         Self {
@@ -42,86 +42,86 @@ impl Pools {
         }
     }
 
-    /// An empty buffer with room for exactly `len` bytes, at most [`DATA_MAX`] and a tail.
+    /// Returns an empty buffer with a capacity of exactly `len` bytes, at most [`DATA_MAX`] and a tail.
     fn data(&self, len: usize) -> BufMut {
         let pool = self.data.iter().find(|pool| pool.buf_size() >= len).expect("no longer than what is taken");
         pool.get().limited(len)
     }
 
-    /// Small buffers for the headers of what is sent.
+    /// Returns a small buffer for the headers of sent PDUs.
     pub(super) fn headers(&self) -> BufMut {
         self.staging.small()
     }
 }
 
-/// What a stream is held against.
+/// Limits and digests that the parser applies to a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Headers carry a digest.
     pub header_digest: bool,
-    /// Data carries a digest.
+    /// Data segments carry a digest.
     pub data_digest: bool,
-    /// Longest data segment in bytes; at most [`DATA_MAX`].
+    /// Maximum data segment in bytes; at most [`DATA_MAX`].
     pub data_max: usize,
 }
 
-/// Why a connection is ended: the stream cannot be read on.
+/// Stream error that ends the connection: PDU boundaries are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Garbled {
-    /// A header has another digest than it says.
+    /// Header digest mismatch.
     #[error("a header digest is wrong")]
     HeaderDigest,
-    /// A data segment that is longer than was agreed on.
+    /// Data segment longer than negotiated.
     #[error("a PDU with {len} bytes of data, where {max} were agreed on")]
     DataLen {
-        /// Bytes.
+        /// Length of the data segment in bytes.
         len: usize,
-        /// Bytes at most.
+        /// Maximum length in bytes.
         max: usize,
     },
 }
 
-/// A PDU.
+/// Received PDU.
 #[derive(Debug, Clone)]
 pub struct Pdu {
-    /// Its header.
+    /// Basic header segment.
     pub bhs: Bhs,
-    /// Its data without padding.
+    /// Data segment without padding.
     pub data: BufList,
-    /// Its data has another digest than it says.
+    /// Data digest mismatch.
     pub damaged: bool,
 }
 
-/// Cuts the stream.
+/// PDU parser for a stream.
 ///
-/// Small data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a
-/// byte is copied at most when it arrived together with what precedes it.
+/// Small data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a byte
+/// is copied at most when it arrived together with what precedes it.
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
     staging: Staging,
-    /// A header whose data is not all there.
+    /// Header whose data segment is incomplete.
     head: Option<Bhs>,
-    /// Its data, if that has a buffer of its own; `Some(None)` while it is being received into.
+    /// Separate buffer of its data segment, if it has one; `Some(None)` while a receive uses it.
     own: Option<Option<BufMut>>,
     rules: Rules,
 }
 
 impl Receiver {
-    /// Nothing was received yet.
+    /// Creates a parser in its initial state.
     pub fn new(pools: Rc<Pools>, rules: Rules) -> Self {
         Self { staging: Staging::new(pools.staging.small()), pools, head: None, own: None, rules }
     }
 
-    /// From the next PDU on.
+    /// Sets the rules that apply from the next PDU on.
     pub fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
     }
 
-    /// The next PDU that is there with all of its data; `None` when more has to be received.
+    /// Returns the next complete PDU; `None` when more has to be received.
     ///
     /// # Errors
-    /// When the stream cannot be read on.
+    /// When the stream cannot be parsed any further.
     pub fn next_pdu(&mut self) -> Result<Option<Pdu>, Garbled> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         let bhs = match self.head {
@@ -166,21 +166,21 @@ impl Receiver {
         Ok(Some(Pdu { bhs, data: data.into(), damaged }))
     }
 
-    /// What to receive next.
+    /// Returns the buffer for the next receive.
     ///
     /// # Panics
-    /// When a buffer is out already.
+    /// When a receive is outstanding already.
     pub fn want(&mut self) -> Want {
         if let Some(own) = &mut self.own {
             return Want { buf: own.take().expect("one receive at a time"), all: true };
         }
-        // Data that goes on past what is staged has to lie in one piece.
+        // Data that extends beyond the staged bytes needs contiguous space.
         let whole = self.head.map_or(BHS_LEN + DIGEST_LEN + 1020, |bhs| bhs.data_len() + 3 + DIGEST_LEN);
         let missing = whole.saturating_sub(self.staging.staged().map_or(0, |staged| staged.len()));
         self.staging.want(missing, &self.pools.staging, || self.pools.data(DATA_OWN + DATA_TAIL))
     }
 
-    /// Takes back the buffer that [`want`](Self::want) gave, with `got` more bytes in it.
+    /// Takes back the buffer of [`want`](Self::want), with `got` more bytes in it.
     pub fn received(&mut self, buf: BufMut, got: usize) {
         if let Some(own) = &mut self.own
             && own.is_none()
@@ -191,7 +191,7 @@ impl Receiver {
         self.staging.received(buf, got);
     }
 
-    /// Takes back the buffer with nothing more in it: the stream has ended.  True when it ended between PDUs.
+    /// Takes back the buffer at the end of the stream. Returns true if it ended at a PDU boundary.
     pub fn ended(&mut self, buf: BufMut) -> bool {
         if self.own.is_none() {
             self.staging.ended(buf);
@@ -200,7 +200,7 @@ impl Receiver {
     }
 }
 
-/// Takes a header with what belongs to it off the front.
+/// Removes a header with additional headers and digest from the front.
 fn take_header(staging: &mut BufMut, rules: &Rules) -> Result<Option<Bhs>, Garbled> {
     let Ok((bhs, _)) = Bhs::read_from_prefix(staging) else { return Ok(None) };
     let headers = BHS_LEN + bhs.ahs_len();
@@ -218,7 +218,7 @@ fn take_header(staging: &mut BufMut, rules: &Rules) -> Result<Option<Bhs>, Garbl
     Ok(Some(bhs))
 }
 
-/// The four bytes behind the first `len` are not their CRC32C.
+/// Returns true unless the four bytes behind the first `len` are their CRC32C.
 fn is_damaged(bytes: &[u8], len: usize) -> bool {
     crc32c(&bytes[..len]).to_le_bytes() != bytes[len..len + DIGEST_LEN]
 }
@@ -250,7 +250,7 @@ mod tests {
         out
     }
 
-    /// Feeds `stream` in pieces; what came out.
+    /// Feeds `stream` in pieces and returns the parsed PDUs.
     fn cut(stream: &[u8], pieces: &[usize], rules: Rules) -> Result<Vec<(u32, Vec<u8>, bool)>, Garbled> {
         let mut receiver = Receiver::new(Rc::new(Pools::new()), rules);
         let (mut out, mut at, mut piece) = (Vec::new(), 0, 0);

@@ -1,4 +1,4 @@
-//! PDUs that wait to be sent, gathered for one send.
+//! Output batching: PDUs that wait to be sent, gathered for one send.
 
 use std::rc::Rc;
 
@@ -9,60 +9,60 @@ use zerocopy::{Immutable, IntoBytes};
 use super::receive::Pools;
 use crate::wire::{BHS_LEN, padding};
 
-/// Data up to this length is copied behind its header; longer data is sent from where it is.
+/// Length in bytes up to which data is copied behind its header; longer data is sent in place.
 const COPY_MAX: usize = 512;
 
-/// PDUs that wait to be sent.
+/// PDUs waiting to be sent.
 #[derive(Debug)]
 pub struct Replies {
     pools: Rc<Pools>,
     header_digest: bool,
     data_digest: bool,
-    /// Headers and short data written since something was last appended to `ready`.
+    /// Headers and short data that are not yet appended to `ready`.
     headers: BufMut,
     ready: BufList,
 }
 
 impl Replies {
-    /// Nothing waits yet; no digests.
+    /// Creates an empty queue, without digests.
     pub fn new(pools: Rc<Pools>) -> Self {
         let headers = pools.headers();
         Self { pools, header_digest: false, data_digest: false, headers, ready: BufList::new() }
     }
 
-    /// From the next PDU on.
+    /// Enables digests from the next PDU on.
     pub fn set_digests(&mut self, header: bool, data: bool) {
         (self.header_digest, self.data_digest) = (header, data);
     }
 
-    /// True when nothing waits.
+    /// Returns true if nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.headers.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Returns the number of bytes waiting to be sent.
     pub fn len(&self) -> usize {
         self.ready.len() + self.headers.len()
     }
 
-    /// Buffers that wait.
+    /// Returns the number of buffers waiting to be sent.
     pub fn parts(&self) -> usize {
         self.ready.parts().len() + usize::from(!self.headers.is_empty())
     }
 
-    /// Everything that waits, to be sent as one run of bytes.
+    /// Takes all waiting bytes, for one send.
     pub fn take(&mut self) -> BufList {
         self.seal();
         std::mem::take(&mut self.ready)
     }
 
-    /// Forgets everything that waits.
+    /// Discards all waiting bytes.
     pub fn clear(&mut self) {
         self.headers.clear();
         self.ready = BufList::new();
     }
 
-    /// A PDU; its header says how long `data` is.
+    /// Appends a PDU; its header has to carry the length of `data`.
     pub fn pdu<H: IntoBytes + Immutable>(&mut self, header: &H, data: BufList) {
         const { assert!(size_of::<H>() == BHS_LEN) };
         self.header(header.as_bytes());
@@ -80,7 +80,7 @@ impl Replies {
         self.tail(len, crc);
     }
 
-    /// A PDU with data that is copied.
+    /// Appends a PDU and copies its data.
     pub fn pdu_with<H: IntoBytes + Immutable>(&mut self, header: &H, data: &[u8]) {
         if data.len() > COPY_MAX {
             return self.pdu(header, BufMut::copy_of(data).into());
@@ -102,7 +102,7 @@ impl Replies {
         }
     }
 
-    /// Padding, and the digest, which covers it.
+    /// Appends padding and the digest, which covers it.
     fn tail(&mut self, len: usize, crc: u32) {
         let zeroes = &[0; 3][..padding(len)];
         if !zeroes.is_empty() {
@@ -113,7 +113,7 @@ impl Replies {
         }
     }
 
-    /// Appends a few bytes; they end up in as few buffers as possible.
+    /// Appends a few bytes, in as few buffers as possible.
     #[inline]
     fn bytes(&mut self, bytes: &[u8]) {
         if self.headers.spare() < bytes.len() {
@@ -125,7 +125,7 @@ impl Replies {
         self.headers.extend_from_slice(bytes);
     }
 
-    /// Moves what was written into `headers` behind what is ready.
+    /// Moves the bytes in `headers` to the end of `ready`.
     fn seal(&mut self) {
         if !self.headers.is_empty() {
             let len = self.headers.len();

@@ -1,51 +1,51 @@
-//! Text of logins and text requests: `key=value`, each ended by a zero byte (RFC 7143, chapter 6).
+//! Text format of logins and text requests: `key=value` pairs, each terminated by a zero byte (RFC 7143, chapter 6).
 
-/// Bytes of text that are gathered of one request, over all PDUs that it is spread over.
+/// Maximum text in bytes of one request, over all its PDUs.
 pub const TEXT_MAX: usize = 64 * 1024;
-/// Pairs in one text.
+/// Maximum number of pairs in one text.
 pub const PAIRS_MAX: usize = 256;
-/// Longest key (RFC 7143, section 6.1).
+/// Maximum key length in bytes (RFC 7143, section 6.1).
 const KEY_MAX: usize = 63;
-/// Longest value (section 6.1); binary items may be longer, up to what CHAP needs.
+/// Maximum value length in bytes (section 6.1); binary items may be longer, up to what CHAP needs.
 const VALUE_MAX: usize = 8192;
 
-/// Why a text cannot be read.
+/// Text parsing error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// Not `key=value`.
+    /// Item is not `key=value`.
     #[error("a text that is not key=value")]
     NoPair,
-    /// The last pair lacks its zero byte.
+    /// Last pair lacks its terminating zero byte.
     #[error("a text without its end")]
     NoEnd,
-    /// A key or a value that is too long, or too many of them.
+    /// Key or value too long, or too many pairs.
     #[error("a text that is too long")]
     TooLong,
-    /// Not text.
+    /// Bytes are not text.
     #[error("a text with bytes that are no text")]
     NoText,
-    /// A key twice.
+    /// Duplicate key.
     #[error("a key that is there twice")]
     Twice,
 }
 
-/// A pair.
+/// Key-value pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair<'a> {
-    /// Key.
+    /// Pair key.
     pub key: &'a str,
-    /// Value.
+    /// Pair value.
     pub value: &'a str,
 }
 
-/// Reads a text.
+/// Parses a text.
 ///
 /// # Errors
 /// [`TextError`].
 pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
     let mut pairs: Vec<Pair<'_>> = Vec::new();
     let mut rest = bytes;
-    // Some initiators fill up with more zero bytes.
+    // Some initiators pad with additional zero bytes.
     while !rest.is_empty() {
         let end = rest.iter().position(|&byte| byte == 0).ok_or(TextError::NoEnd)?;
         let (item, after) = (&rest[..end], &rest[end + 1..]);
@@ -78,7 +78,7 @@ pub fn push(out: &mut Vec<u8>, key: &str, value: &str) {
     out.push(0);
 }
 
-/// A number, decimal or with `0x` (section 6.1).
+/// Parses a number, decimal or with `0x` (section 6.1).
 pub fn number(value: &str) -> Option<u32> {
     match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
         Some(hex) if !hex.is_empty() && hex.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
@@ -90,7 +90,7 @@ pub fn number(value: &str) -> Option<u32> {
     }
 }
 
-/// Binary bytes, `0x...` or `0b...` (base64; section 6.1).
+/// Decodes a binary value, `0x...` or `0b...` (base64; section 6.1).
 pub fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
     let digits = value.get(2..)?;
     match value.get(..2)? {
@@ -121,7 +121,7 @@ fn base64(digits: &str, max: usize) -> Option<Vec<u8>> {
     forebay_accel::crypto::base64::decode_digits(digits).filter(|bytes| bytes.len() <= max)
 }
 
-/// Bytes as `0x...`.
+/// Encodes bytes as `0x...`.
 pub fn to_hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(2 + bytes.len() * 2);

@@ -1,22 +1,22 @@
-//! Which commands a session takes, and in which order (RFC 7143, section 4.2.2.1).
+//! Command window: order and admission of a session's commands (RFC 7143, section 4.2.2.1).
 
-/// Numbers are compared as in RFC 1982.
+/// Compares serial numbers as defined in RFC 1982.
 fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// What becomes of a command.
+/// Position of a command in the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// It is the next.
+    /// Next expected command.
     Now,
-    /// Others come before it.
+    /// Ahead of commands not yet received.
     Later,
-    /// It was there before, or is past what may be sent: it is ignored.
+    /// Duplicate, or beyond MaxCmdSN: the command is ignored.
     Never,
 }
 
-/// The numbers of a session's commands.
+/// Command window: ExpCmdSN and MaxCmdSN of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
     expected: u32,
@@ -24,12 +24,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// The next command has number `first`, and `room` commands may be sent.
+    /// Creates a window of `room` commands; the first has number `first`.
     pub fn new(first: u32, room: u32) -> Self {
         Self { expected: first, last: first.wrapping_add(room).wrapping_sub(1) }
     }
 
-    /// What becomes of a command with this number.
+    /// Returns the position of a command in the window.
     pub fn place(&self, number: u32) -> Place {
         if number == self.expected && !before(self.last, number) {
             Place::Now
@@ -40,12 +40,12 @@ impl Window {
         }
     }
 
-    /// The next command was taken.
+    /// Advances ExpCmdSN past the next command.
     pub fn take(&mut self) {
         self.expected = self.expected.wrapping_add(1);
     }
 
-    /// `room` more commands may be sent from now on; what was said before is never taken back.
+    /// Opens the window for `room` commands; MaxCmdSN never decreases.
     pub fn open(&mut self, room: u32) {
         let last = self.expected.wrapping_add(room).wrapping_sub(1);
         if before(self.last, last) {
@@ -53,12 +53,12 @@ impl Window {
         }
     }
 
-    /// The number that is expected next.
+    /// Returns ExpCmdSN.
     pub fn expected(&self) -> u32 {
         self.expected
     }
 
-    /// The last number that may be sent.
+    /// Returns MaxCmdSN.
     pub fn last(&self) -> u32 {
         self.last
     }

@@ -1,4 +1,4 @@
-//! What a command asks of the device, as one future.
+//! Device requests of a command, as one future.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -10,27 +10,27 @@ use forebay_block::{
 
 use crate::session::StatusRun;
 
-/// Extents a status reply lists at most; the client asks again from where it ends.
+/// Maximum extents in a status reply; the client continues from its end.
 const STATUS_RUNS_MAX: usize = 8 * 1024;
-/// Bytes that one status request looks at, at most.
+/// Maximum bytes covered by one status request.
 const STATUS_BYTES_MAX: u64 = 16 << 30;
-/// The first look at a device's map; each further one is twice as long.
+/// Bytes of the first query of a device's map; each further query doubles it.
 const STATUS_LOOK: u64 = 16 << 20;
-/// The longest look at a device's map.
+/// Maximum bytes of a query of a device's map.
 const STATUS_LOOK_MAX: u64 = 256 << 20;
 
-/// What a request came to.
+/// Result of a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Bytes read.
+    /// Data read.
     Data(BufList),
-    /// Nothing to report.
+    /// Success without data.
     Done,
-    /// What is allocated.
+    /// Allocation status.
     Status(Vec<StatusRun>),
 }
 
-/// Why a request failed, and at which byte if that is not its first.
+/// Error of a request, and the byte offset if that is not the first byte of the request.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: Error,
@@ -43,11 +43,11 @@ impl From<Error> for Failure {
     }
 }
 
-/// A request under way.
+/// Request in flight.
 pub(super) enum Work {
-    /// One request to the device, without a future around the device's own.
+    /// Single device request, without another future around the device's own.
     One(LocalFuture<Result<Reply>>),
-    /// Several of them.
+    /// Several device requests.
     Many(LocalFuture<std::result::Result<Outcome, Failure>>),
 }
 
@@ -66,7 +66,7 @@ impl Future for Work {
     }
 }
 
-/// A read; in pieces when the device wants it so.
+/// Reads, in pieces if `extent` is longer than `transfer_max` bytes.
 pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u64) -> Work {
     if extent.len <= transfer_max {
         return Work::One(device.submit(Request::Read(extent)));
@@ -86,7 +86,7 @@ pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u
     }))
 }
 
-/// A write; in pieces when the device wants it so.
+/// Writes, in pieces if `extent` is longer than `transfer_max` bytes.
 pub(super) fn write(device: &Rc<dyn BlockDevice>, extent: Extent, data: BufList, fua: bool, transfer_max: u64) -> Work {
     if extent.len <= transfer_max {
         return Work::One(device.submit(Request::Write { offset: extent.offset, data, fua }));
@@ -103,7 +103,7 @@ pub(super) fn write(device: &Rc<dyn BlockDevice>, extent: Extent, data: BufList,
     }))
 }
 
-/// A discard, and then a flush if it is to be durable.
+/// Discards, and flushes afterwards if `fua` is set.
 pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> Work {
     if !fua {
         return Work::One(device.submit(Request::Discard(extent)));
@@ -116,10 +116,10 @@ pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> W
     }))
 }
 
-/// What is allocated from the start of `extent` on; of the first run only, if `one`.
+/// Returns the allocation status from the start of `extent` on; only the first run if `one`.
 ///
-/// The device is asked for longer and longer stretches, so that what this costs follows what is answered and not
-/// what was asked for: clients ask for gigabytes and take a single extent.
+/// The queried ranges grow step by step, so that the cost depends on the length of the answer and not of the
+/// request: clients ask for gigabytes and take a single extent.
 pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) -> Work {
     let device = device.clone();
     Work::Many(Box::pin(async move {
@@ -137,7 +137,10 @@ pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) ->
     }))
 }
 
-/// Appends a device's map of `stretch`, which has to cover it from its start without a gap.
+/// Appends a device's map of `stretch`.
+///
+/// # Errors
+/// `Io` if the map does not cover `stretch` from its start without a gap.
 fn append(runs: &mut Vec<StatusRun>, map: &ExtentMap, stretch: Extent) -> Result<()> {
     let mut at = stretch.offset;
     for run in map.runs() {
@@ -162,7 +165,7 @@ fn push(runs: &mut Vec<StatusRun>, len: u64, state: ExtentState) {
     }
 }
 
-/// `extent` in pieces of at most `len` bytes.
+/// Splits `extent` into pieces of at most `len` bytes.
 fn pieces(extent: Extent, len: u64) -> impl Iterator<Item = Extent> {
     let len = len.max(1);
     (0..extent.len.div_ceil(len)).map(move |index| {
@@ -171,7 +174,7 @@ fn pieces(extent: Extent, len: u64) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// The device answered a read with another length than asked for.
+/// Creates the error for a device that returned another length than requested.
 pub(super) fn short_read() -> Error {
     Error::new(ErrorKind::Io, "the device returned another length than was read")
 }

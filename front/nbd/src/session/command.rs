@@ -3,96 +3,96 @@ use forebay_block::Extent;
 use super::{ReplyStyle, Violation};
 use crate::wire::{self, Errno, ExtendedRequestHeader, RequestHeader, command, command_flag as flag};
 
-/// Payload of a refused write that is read past; a longer one ends the connection.
+/// Maximum payload of a refused write that is skipped; a longer one ends the connection.
 const PAYLOAD_SKIP_MAX: u64 = 64 * 1024 * 1024;
 
-/// What requests on a connection are held against.
+/// Connection parameters against which requests are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// How requests and replies look.
+    /// Format of requests and replies.
     pub replies: ReplyStyle,
     /// `base:allocation` was selected.
     pub allocation: bool,
-    /// The export's size in bytes, now.
+    /// Current size of the export in bytes.
     pub size: u64,
-    /// Unit in which requests must be aligned, in bytes: a power of two.
+    /// Minimum block size in bytes, to which requests must be aligned: a power of two.
     pub block_min: u32,
-    /// Longest payload in bytes.
+    /// Maximum payload in bytes.
     pub payload_max: u32,
-    /// Writes are refused.
+    /// Writes are rejected.
     pub read_only: bool,
     /// `NBD_CMD_FLAG_FAST_ZERO` was offered.
     pub fast_zero: bool,
 }
 
-/// What a request asks for, checked against the [`Rules`].
+/// Action of a request, validated against the [`Rules`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Read.
+    /// Read command.
     Read {
-        /// What.
+        /// Bytes to read.
         extent: Extent,
-        /// In one content chunk.
+        /// Reply with one content chunk only (`NBD_CMD_FLAG_DF`).
         whole: bool,
     },
-    /// Write the payload at this place.
+    /// Write of the payload.
     Write {
-        /// Where; as long as the payload.
+        /// Bytes to write; as long as the payload.
         extent: Extent,
-        /// Durable before it is answered.
+        /// Force unit access: durable before it is acknowledged.
         fua: bool,
     },
-    /// Make durable what was answered.
+    /// Flush: makes acknowledged writes durable.
     Flush,
-    /// Discard.
+    /// Discard command.
     Trim {
-        /// What.
+        /// Bytes to discard.
         extent: Extent,
-        /// Durable before it is answered.
+        /// Force unit access: durable before it is acknowledged.
         fua: bool,
     },
     /// Write zeroes.
     WriteZeroes {
-        /// Where.
+        /// Bytes to zero.
         extent: Extent,
-        /// The space stays reserved.
+        /// Space stays allocated.
         no_hole: bool,
-        /// Only if it is faster than writing.
+        /// Fail unless it is faster than writing.
         fast: bool,
-        /// Durable before it is answered.
+        /// Force unit access: durable before it is acknowledged.
         fua: bool,
     },
-    /// Say what is allocated.
+    /// Query of the allocation status.
     BlockStatus {
-        /// Where.
+        /// Bytes to query.
         extent: Extent,
-        /// Of the first extent only.
+        /// Status of the first extent only.
         one: bool,
     },
-    /// Nothing: a request of no length.  It succeeds.
+    /// No operation: a request of zero length.  Succeeds.
     Nothing,
-    /// Refuse it.
+    /// Error reply, with its text.
     Refuse(Errno, &'static str),
-    /// End the connection when everything before is answered; has no reply.
+    /// End of the connection, after all earlier requests are answered; has no reply.
     Disconnect,
 }
 
-/// A request.
+/// Decoded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// The client's name for it.
+    /// Cookie, chosen by the client.
     pub cookie: u64,
-    /// As the client wrote it, for extended replies.
+    /// Offset as sent by the client, for extended replies.
     pub offset: u64,
-    /// The command's code, for statistics.
+    /// Command code, for statistics.
     pub kind: u16,
-    /// What to do.
+    /// Action to perform.
     pub action: Action,
-    /// Bytes of payload that follow it: to be written, or with a refusal to be read past.
+    /// Bytes of payload that follow the header: to be written, or with a refusal to be skipped.
     pub payload: u32,
 }
 
-/// A request's header in either size.
+/// Fields of a compact or extended request header.
 #[derive(Debug, Clone, Copy)]
 struct Head {
     flags: u16,
@@ -102,7 +102,8 @@ struct Head {
 }
 
 impl Rules {
-    /// The request at the front of `bytes` and the length of its header; `None` when that is not all there yet.
+    /// Parses the request at the front of `bytes`.  Returns it with the length of its header; `None` if the header is
+    /// incomplete.
     pub fn parse(&self, bytes: &[u8]) -> Result<Option<(Command, usize)>, Violation> {
         let (head, cookie, head_len, magic, expected) = if self.replies == ReplyStyle::Extended {
             let Some((raw, len)) = wire::prefix::<ExtendedRequestHeader>(bytes) else { return Ok(None) };
@@ -124,7 +125,7 @@ impl Rules {
         Ok(Some((Command { cookie, offset, kind, action, payload }, head_len)))
     }
 
-    /// Bytes of payload behind the header.
+    /// Returns the bytes of payload that follow the header.
     fn payload(&self, head: &Head) -> Result<u32, Violation> {
         let extended = self.replies == ReplyStyle::Extended;
         // QEMU's client (up to 10.0 at least) leaves the flag out of its writes, and sends the payload all the same.
@@ -189,7 +190,7 @@ impl Rules {
                 let extent = self.extent(head, Errno::NoSpc)?;
                 let (no_hole, fast) = (has(flag::NO_HOLE), has(flag::FAST_ZERO));
                 if fast && no_hole {
-                    // To keep the space reserved, zeroes have to be written.
+                    // Keeping the space allocated requires writing zeroes.
                     return Err((Errno::NotSup, "zeroing without a hole is no faster than writing"));
                 }
                 Ok(nothing_or(extent, Action::WriteZeroes { extent, no_hole, fast, fua }))
@@ -285,7 +286,7 @@ mod tests {
         let simple = Rules { replies: ReplyStyle::Simple, ..RULES };
         assert_eq!(refused(action(&simple, command::READ, 0, 0, 128 * 1024)), Errno::Inval);
         assert_eq!(refused(action(&RULES, command::WRITE, 0, 0, 128 * 1024)), Errno::Inval);
-        // What has no payload may be longer than a payload.
+        // Requests without payload may be longer than the maximum payload.
         assert!(matches!(action(&RULES, command::TRIM, 0, 0, 1 << 20), Action::Trim { .. }));
         assert_eq!(action(&RULES, command::READ, 0, 512, 0), Action::Nothing);
         assert_eq!(action(&RULES, command::WRITE, 0, RULES.size, 0), Action::Nothing);

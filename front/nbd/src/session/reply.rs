@@ -7,21 +7,21 @@ use super::negotiation::ALLOCATION_CONTEXT;
 use super::{Command, Pools, ReplyStyle};
 use crate::wire::{self, Errno, chunk, state};
 
-/// Payloads up to this length are copied behind their header; longer ones are sent from where they are.
+/// Maximum length of payloads that are copied behind their header.  Longer ones are sent from their own buffers.
 const PAYLOAD_COPY_MAX: usize = 512;
-/// Zeroes are looked for in blocks of this size, counted from the start of the export.
+/// Block size of the search for zeroes, aligned to the start of the export.
 const HOLE_UNIT: u64 = 4 * 1024;
-/// A run of zeroes among data is worth a chunk of its own from this length.
+/// Minimum length of a run of zeroes among data that gets a chunk of its own.
 const HOLE_MIN: u64 = 32 * 1024;
-/// Bytes of an error's text that are sent.
+/// Maximum bytes of an error's text.
 const TEXT_MAX: usize = 512;
 
-/// Which request a reply answers.
+/// Identity of the request that a reply answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
-    /// The client's name for it.
+    /// Cookie, chosen by the client.
     pub cookie: u64,
-    /// The offset as the client wrote it.
+    /// Offset as sent by the client.
     pub offset: u64,
 }
 
@@ -31,60 +31,60 @@ impl From<&Command> for Origin {
     }
 }
 
-/// One extent of a block status reply.
+/// Extent of a block status reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusRun {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What is there.
+    /// Allocation state.
     pub state: ExtentState,
 }
 
-/// Replies that wait to be sent, gathered for one send.
+/// Outgoing replies, gathered for one send.
 #[derive(Debug)]
 pub struct Replies {
     pools: Rc<Pools>,
     style: ReplyStyle,
-    /// Headers and short payloads written since something was last appended to `ready`.
+    /// Headers and short payloads written since the last append to `ready`.
     headers: BufMut,
     ready: BufList,
 }
 
 impl Replies {
-    /// Nothing waits yet.
+    /// Creates an empty queue of replies.
     pub fn new(pools: Rc<Pools>, style: ReplyStyle) -> Self {
         let headers = pools.headers();
         Self { pools, style, headers, ready: BufList::new() }
     }
 
-    /// True when nothing waits.
+    /// Returns whether no bytes are queued.
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.headers.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Returns the number of queued bytes.
     pub fn len(&self) -> usize {
         self.ready.len() + self.headers.len()
     }
 
-    /// Buffers that wait.
+    /// Returns the number of queued buffers.
     pub fn parts(&self) -> usize {
         self.ready.parts().len() + usize::from(!self.headers.is_empty())
     }
 
-    /// Everything that waits, to be sent as one run of bytes.
+    /// Takes all queued replies, as one sequence of bytes.
     pub fn take(&mut self) -> BufList {
         self.seal();
         std::mem::take(&mut self.ready)
     }
 
-    /// Forgets everything that waits.
+    /// Discards all queued replies.
     pub fn clear(&mut self) {
         self.headers.clear();
         self.ready = BufList::new();
     }
 
-    /// The request succeeded, and there is no payload.
+    /// Queues a success reply without payload.
     pub fn done(&mut self, origin: Origin) {
         match self.style {
             ReplyStyle::Extended => self.chunk(origin, chunk::DONE, chunk::NONE, 0),
@@ -92,7 +92,7 @@ impl Replies {
         }
     }
 
-    /// A read of no length succeeded.
+    /// Queues the success reply to a read of zero length.
     pub fn no_data(&mut self, origin: Origin) {
         match self.style {
             ReplyStyle::Simple => self.simple(origin, 0),
@@ -100,7 +100,7 @@ impl Replies {
         }
     }
 
-    /// The request failed.
+    /// Queues an error reply.
     pub fn error(&mut self, origin: Origin, errno: Errno, text: &str) {
         if self.style == ReplyStyle::Simple {
             return self.simple(origin, errno.code());
@@ -110,7 +110,7 @@ impl Replies {
         self.error_payload(errno, text);
     }
 
-    /// The request failed at byte `at` of the export.
+    /// Queues an error reply for a failure at byte `at` of the export.
     pub fn error_at(&mut self, origin: Origin, errno: Errno, text: &str, at: u64) {
         if self.style == ReplyStyle::Simple {
             return self.simple(origin, errno.code());
@@ -128,7 +128,7 @@ impl Replies {
         self.bytes(text.as_bytes());
     }
 
-    /// What a read of `extent` found; in one content chunk if `whole`.
+    /// Queues the data of a read of `extent`; in one content chunk if `whole`.
     pub fn data(&mut self, origin: Origin, extent: Extent, whole: bool, data: BufList) {
         debug_assert_eq!(data.len() as u64, extent.len);
         if self.style == ReplyStyle::Simple {
@@ -136,7 +136,7 @@ impl Replies {
             return self.payload(data);
         }
         if extent.len <= HOLE_MIN {
-            // Too short for a hole among data: it is all zeroes, or it is data.
+            // Too short for a hole among data: either all zeroes, or data.
             let zero = extent.len >= HOLE_UNIT && data.parts().iter().all(|part| is_zero(part));
             return if zero {
                 self.hole(origin, chunk::DONE, extent)
@@ -176,10 +176,10 @@ impl Replies {
         self.payload(data);
     }
 
-    /// What is allocated, from the request's offset on.
+    /// Queues a block status reply, from the request's offset on.
     ///
     /// # Panics
-    /// When `runs` is empty: the protocol wants at least one.
+    /// When `runs` is empty: the protocol requires at least one extent.
     pub fn status(&mut self, origin: Origin, runs: &[StatusRun]) {
         assert!(!runs.is_empty(), "a status reply without an extent");
         let flags = |state| match state {
@@ -240,7 +240,7 @@ impl Replies {
         }
     }
 
-    /// Appends a few bytes; they end up in as few buffers as possible.
+    /// Appends a few bytes, using as few buffers as possible.
     fn bytes(&mut self, bytes: &[u8]) {
         if self.headers.spare() < bytes.len() {
             self.seal();
@@ -262,7 +262,7 @@ impl Replies {
         self.ready.append(data);
     }
 
-    /// Moves what was written into `headers` behind what is ready.
+    /// Moves the contents of `headers` to the end of `ready`.
     fn seal(&mut self) {
         if !self.headers.is_empty() {
             let len = self.headers.len();
@@ -271,14 +271,14 @@ impl Replies {
     }
 }
 
-/// A part of a read that is all zeroes, or is sent as data.
+/// Part of a read, which is either all zeroes or sent as data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     extent: Extent,
     zero: bool,
 }
 
-/// Cuts a read's result where leaving zeroes out saves more than the additional chunks cost.
+/// Splits a read's result into runs where omitting zeroes saves more than the additional chunks cost.
 fn zero_runs(extent: Extent, data: &BufList) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut at = extent.offset;
@@ -299,7 +299,7 @@ fn zero_runs(extent: Extent, data: &BufList) -> Vec<Run> {
     if let [only] = runs[..] {
         return vec![only];
     }
-    // Short holes are sent as data, together with what surrounds them.
+    // Short holes are sent as data, together with their neighbours.
     let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
     for run in runs {
         let zero = run.zero && run.extent.len >= HOLE_MIN;
@@ -312,7 +312,7 @@ fn zero_runs(extent: Extent, data: &BufList) -> Vec<Run> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // Nearly all data shows in its first bytes; only what begins with zeroes is read to its end.
+    // Most data is recognized by its first bytes.  Only a block that begins with zeroes is scanned to its end.
     let (head, _) = bytes.split_at(bytes.len().min(16));
     if head.iter().any(|&byte| byte != 0) {
         return false;
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(runs(0, &[ones(1), zeroes(8), ones(1)]).len(), 3);
         assert_eq!(runs(0, &[ones(1), zeroes(7), ones(1)]), [(0, 36 * k, false)]);
         assert_eq!(runs(0, &[zeroes(8), ones(1)]), [(0, 32 * k, true), (32 * k, 4 * k, false)]);
-        // A last byte decides; parts need not end where blocks do.
+        // The last byte decides; parts need not end at block boundaries.
         let mut almost = zeroes(9);
         almost[unit - 1] = 1;
         assert_eq!(runs(0, &[almost]), [(0, 4 * k, false), (4 * k, 32 * k, true)]);

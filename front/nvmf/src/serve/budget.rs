@@ -1,37 +1,37 @@
-//! Bytes that many connections share.
+//! Byte budget shared by many connections.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::Waker;
 
-/// A connection that may have to wait for bytes.
+/// Connection that may wait for bytes of a budget.
 #[derive(Default)]
 pub(super) struct Waiter {
     task: RefCell<Option<Waker>>,
-    /// It is in a queue.
+    /// Set while the connection is in a wait queue.
     queued: Cell<bool>,
-    /// It was called, and has not taken anything since.
+    /// Set from its wake-up until its next attempt to take bytes.
     called: Cell<bool>,
 }
 
 impl Waiter {
-    /// Who is called.
+    /// Sets the task to wake when bytes may be available.
     pub(super) fn set_task(&self, waker: &Waker) {
         self.task.replace(Some(waker.clone()));
     }
 }
 
-/// A number of bytes that may be in use.
+/// Byte budget: a limit on bytes in use.
 ///
-/// Who finds no room waits in a queue.  Bytes that are given back call the first of it, who calls the next if there is
-/// room left, so that what many wait for costs a call each and not a call for each and everybody.
+/// A connection that finds no space waits in a FIFO queue.  Released bytes wake only the first waiter, which
+/// wakes the next if there is space left.  Each waiter therefore costs one wake-up, not one for every release.
 pub(super) struct Budget {
     used: Cell<usize>,
     max: usize,
-    /// Connections that would go on if there were more.
+    /// Connections waiting for bytes, in FIFO order; a woken one that still finds too few goes first again.
     waiting: RefCell<VecDeque<Rc<Waiter>>>,
-    /// What has to have room as well.
+    /// Parent budget, from which the same bytes are taken as well.
     above: Option<Rc<Budget>>,
 }
 
@@ -41,20 +41,21 @@ impl Budget {
     }
 
     fn has_room(&self, bytes: usize) -> bool {
-        // One command always goes, however long.
+        // A budget with nothing in use admits one command of any length.
         self.used.get() == 0 || self.used.get() + bytes <= self.max
     }
 
-    /// There is room for one who has nothing yet, of which as much again is spared.
+    /// Returns whether `bytes` fit below twice the limit.  The second half is kept for hosts that use nothing yet.
     fn is_spared(&self, bytes: usize) -> bool {
         self.used.get() + bytes <= self.max.saturating_mul(2)
     }
 
-    /// Takes bytes if there is room; otherwise `waiter` is called when there may be.
+    /// Takes bytes and returns true if there is space.  Otherwise queues `waiter`, which is woken when there may be
+    /// space.
     pub(super) fn take(&self, bytes: usize, waiter: &Rc<Waiter>) -> bool {
         let full = match &self.above {
             _ if !self.has_room(bytes) => Some(self),
-            // Others may have taken everything and never give it back: nobody is kept out altogether.
+            // Other hosts may hold the whole parent budget indefinitely.  A host that uses nothing is still admitted.
             Some(above) if !(above.has_room(bytes) || self.used.get() == 0 && above.is_spared(bytes)) => Some(&**above),
             _ => None,
         };
@@ -62,7 +63,7 @@ impl Budget {
             let called = waiter.called.replace(false);
             if !waiter.queued.replace(true) {
                 let mut waiting = full.waiting.borrow_mut();
-                // Who was called and needs more than there is keeps its place.
+                // A woken waiter that needs more than is available keeps its place at the front.
                 if called { waiting.push_front(waiter.clone()) } else { waiting.push_back(waiter.clone()) }
             }
             return false;
@@ -74,7 +75,7 @@ impl Budget {
         true
     }
 
-    /// Takes bytes that are in memory already.
+    /// Takes bytes without a limit check, for data that is in memory already.
     pub(super) fn take_anyway(&self, bytes: usize) {
         self.used.set(self.used.get() + bytes);
         if let Some(above) = &self.above {
@@ -82,12 +83,12 @@ impl Budget {
         }
     }
 
-    /// More was taken than there is: bytes that were in memory already.
+    /// Returns whether this budget or its parent is exceeded, by bytes that were in memory already.
     pub(super) fn is_over(&self) -> bool {
         self.used.get() > self.max || self.above.as_ref().is_some_and(|above| above.is_over())
     }
 
-    /// Gives bytes back.
+    /// Releases bytes, and wakes the first waiter.
     pub(super) fn give(&self, bytes: usize) {
         self.used.set(self.used.get() - bytes);
         self.call_first();
@@ -96,7 +97,7 @@ impl Budget {
         }
     }
 
-    /// One that was called, or would be, needs nothing any more: the next has its turn.
+    /// Removes a waiter that needs no bytes any more, and wakes the next one.
     pub(super) fn pass(&self, waiter: &Rc<Waiter>) {
         let queued = waiter.queued.replace(false);
         if queued {
@@ -104,13 +105,13 @@ impl Budget {
             of(self);
             self.above.iter().for_each(|above| of(above));
         }
-        // It may have been first, and those behind it need less.
+        // The waiter may have been first, and those behind it may need less.
         if waiter.called.replace(false) || queued {
             self.call_next();
         }
     }
 
-    /// Calls whoever waits next, here and above, if there is room.
+    /// Wakes the next waiter, here and in the parent, if there is space.
     fn call_next(&self) {
         if self.used.get() < self.max {
             self.call_first();
@@ -125,7 +126,7 @@ impl Budget {
         first.iter().for_each(|first| first.call());
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(super) fn used(&self) -> usize {
         self.used.get()
     }
@@ -176,7 +177,7 @@ mod tests {
             Self { waiter, calls, seen: 0, wants: 0, has: 0 }
         }
 
-        /// What its connection does when it is woken.
+        /// Simulates the connection's reaction to a wake-up; returns whether there was one.
         fn look(&mut self, budget: &Budget) -> bool {
             let calls = self.calls.0.load(Ordering::Relaxed);
             let called = calls != std::mem::replace(&mut self.seen, calls);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken, given and given up in whatever order: once all is given back, nobody waits any more.
+        /// Checks for any sequence of take, give and pass: once everything is released, no waiter is left.
         #[test]
         fn nobody_is_forgotten(steps in prop::collection::vec((0_usize..6, 0_u8..4, 1_usize..90), 1..80)) {
             let core = Budget::new(120, None);

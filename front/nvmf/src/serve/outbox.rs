@@ -1,4 +1,4 @@
-//! Replies on their way, and what they hold until they are sent.
+//! Outgoing replies, and the budget that they hold until they are sent.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -12,14 +12,14 @@ use crate::session::Replies;
 const SEND_BYTES: usize = 512 * 1024;
 /// Buffers gathered for one send.
 const SEND_PARTS: usize = 256;
-/// Replies that wait to be sent, past which a connection takes no more commands: the host does not read.  Twice what
-/// the longest queue can have under way.
+/// Queued replies at which a connection takes no more commands, because the host does not read.  Twice the
+/// maximum number of commands in flight on a queue.
 const REPLIES_MAX: usize = 2 * crate::session::QUEUE_ENTRIES_MAX;
 
-/// What a number of replies keep until they are sent.
+/// Resources that a number of replies hold until they are sent.
 #[derive(Debug, Clone, Copy, Default)]
 struct Kept {
-    /// Replies.
+    /// Number of replies.
     count: usize,
     /// Bytes that they hold of the budget.
     held: usize,
@@ -27,22 +27,22 @@ struct Kept {
 
 pub(super) struct Outbox {
     pub(super) replies: Replies,
-    /// Of the replies in `replies`.
+    /// Resources of the replies in `replies`.
     unsent: Kept,
-    /// Batches that are full.
+    /// Full batches, ready to be sent.
     batches: VecDeque<(BufList, Kept)>,
-    /// Of the batch that is being sent; `None` when none is.
+    /// Resources of the batch that is being sent; `None` when there is none.
     sending: Option<Kept>,
-    /// Of all of these.
+    /// Resources of all unsent replies together.
     kept: Kept,
-    /// Bytes that this connection holds, of commands under way too.
+    /// Bytes of the budget that this connection holds, commands in flight included.
     held: usize,
     budget: Option<Rc<Budget>>,
-    /// How it is called when there is room.
+    /// Entry in the budget's wait queue.
     waiter: Rc<Waiter>,
-    /// Nobody reads the replies any more.
+    /// Replies are discarded, because the host does not read them any more.
     deaf: bool,
-    /// What is said after everything that is being sent, and nothing after it.
+    /// Final PDU, sent after the batch that is being sent and followed by nothing.
     last: Option<Buf>,
 }
 
@@ -62,37 +62,37 @@ impl Outbox {
         }
     }
 
-    /// From now on what is held counts against the budget of a host.
+    /// Charges bytes against the budget of a host from now on.
     pub(super) fn set_budget(&mut self, budget: Rc<Budget>) {
         debug_assert_eq!(self.held, 0);
         self.budget = Some(budget);
     }
 
-    /// Bytes that this connection holds.
+    /// Returns the bytes of the budget that this connection holds.
     pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    /// Holds bytes if the budget has room.
+    /// Takes bytes of the budget, and returns whether there was space.
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
         let room = self.budget.as_ref().is_none_or(|budget| budget.take(bytes, &self.waiter));
         self.held += if room { bytes } else { 0 };
         room
     }
 
-    /// Who is called when there is room.
+    /// Sets the task to wake when the budget may have space.
     pub(super) fn set_task(&self, waker: &std::task::Waker) {
         self.waiter.set_task(waker);
     }
 
-    /// Nothing waits for room any more.
+    /// Leaves the budget's wait queue.
     pub(super) fn needs_no_room(&self) {
         if let Some(budget) = &self.budget {
             budget.pass(&self.waiter);
         }
     }
 
-    /// Holds bytes that are in memory already.
+    /// Takes bytes that are in memory already, without a limit check.
     pub(super) fn hold_anyway(&mut self, bytes: usize) {
         self.held += bytes;
         if let Some(budget) = &self.budget {
@@ -109,29 +109,29 @@ impl Outbox {
         }
     }
 
-    /// So much waits to be sent that no more commands are to be taken.
+    /// Returns whether so many replies are queued that no more commands are to be taken.
     pub(super) fn is_full(&self) -> bool {
         self.kept.count >= REPLIES_MAX
     }
 
-    /// Replies that wait hold bytes.
+    /// Returns whether unsent replies hold bytes of the budget.
     pub(super) fn keeps_bytes(&self) -> bool {
         self.kept.held > 0
     }
 
-    /// More is held than there should be, by this connection or by all of its host or core.
+    /// Returns whether this connection, its host or its core holds more bytes than its limit.
     pub(super) fn is_over(&self, connection_max: usize) -> bool {
         self.held > connection_max || self.budget.as_ref().is_some_and(|budget| budget.is_over())
     }
 
-    /// Replies are sent, or nobody wants them any more.
+    /// Releases the resources of replies that were sent or discarded.
     fn forget(&mut self, kept: Kept) {
         self.kept.count -= kept.count;
         self.kept.held -= kept.held;
         self.release(kept.held);
     }
 
-    /// Another reply was put into `replies`, which holds so many bytes.
+    /// Accounts for another reply in `replies`, which holds `bytes` of the budget.
     pub(super) fn replied(&mut self, bytes: usize) {
         for kept in [&mut self.unsent, &mut self.kept] {
             kept.count += 1;
@@ -167,12 +167,12 @@ impl Outbox {
         }
     }
 
-    /// Nothing waits, and nothing is being sent.
+    /// Returns whether nothing is queued and nothing is being sent.
     pub(super) fn is_empty(&self) -> bool {
         self.batches.is_empty() && self.replies.is_empty() && self.sending.is_none() && self.last.is_none()
     }
 
-    /// From now on replies are dropped; those that wait are dropped too.
+    /// Discards queued replies, and all further ones.
     pub(super) fn deafen(&mut self) {
         self.deaf = true;
         self.last = None;
@@ -182,7 +182,7 @@ impl Outbox {
         self.replies.clear();
     }
 
-    /// Says a last word, and is deaf after.
+    /// Queues a final PDU, and discards all other replies.
     pub(super) fn conclude(&mut self, last: &[u8]) {
         if !self.deaf {
             self.deafen();

@@ -1,4 +1,4 @@
-//! What a command asks of the device, as one future.
+//! Device requests of a command, as one future.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -8,23 +8,23 @@ use forebay_block::{BlockDevice, BufList, Error, ErrorKind, Extent, LocalFuture,
 
 use crate::wire::Status;
 
-/// A piece of a read that is not sent anywhere.
+/// Bytes of one piece of a Verify, which is read and not sent.
 pub(super) const VERIFY_PIECE: u64 = 1 << 20;
 
-/// What a command came to.
+/// Result of a command.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Bytes for the host.
+    /// Data for the host.
     Data(BufList),
-    /// Nothing to report.
+    /// Success without data.
     Done,
 }
 
-/// A command under way.
+/// Command in flight.
 pub(super) enum Work {
-    /// One request to the device, without a future around the device's own; whether it writes.
+    /// Single device request, without another future around the device's own; true if it writes.
     One(LocalFuture<Result<Reply>>, bool),
-    /// Whatever takes more.
+    /// Command that takes several requests, or none.
     Many(LocalFuture<std::result::Result<Outcome, Status>>),
 }
 
@@ -46,7 +46,7 @@ impl Future for Work {
     }
 }
 
-/// The status for an error, which is said to the log as well.
+/// Returns the status for an error, and logs it unless it is a miscompare.
 fn status(error: &Error, writing: bool) -> Status {
     let status = Status::of(error, writing);
     match error.kind() {
@@ -58,7 +58,7 @@ fn status(error: &Error, writing: bool) -> Status {
 
 type Device = Rc<dyn BlockDevice>;
 
-/// A read; in pieces when the device wants it so.
+/// Reads, in pieces if `extent` exceeds the device's maximum transfer size.
 pub(super) fn read(device: &Device, extent: Extent) -> Work {
     if extent.len <= u64::from(device.geometry().transfer_max) {
         return Work::One(device.submit(Request::Read(extent)), false);
@@ -79,7 +79,7 @@ async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufLis
     Ok(data)
 }
 
-/// A write; in pieces when the device wants it so.
+/// Writes, in pieces if `extent` exceeds the device's maximum transfer size.
 pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -> Work {
     let transfer_max = u64::from(device.geometry().transfer_max);
     if extent.len <= transfer_max {
@@ -97,13 +97,13 @@ pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -
     }))
 }
 
-/// Something that the device does with one request and without data.
+/// Submits a single request that returns no data.
 pub(super) fn one(device: &Device, request: Request) -> Work {
     let writing = request.is_write();
     Work::One(device.submit(request), writing)
 }
 
-/// Whether the device holds `expect`.
+/// Compares the device's data with `expect`.
 pub(super) fn compare(device: &Device, extent: Extent, expect: BufList) -> Work {
     let device = device.clone();
     Work::Many(Box::pin(async move {
@@ -113,7 +113,7 @@ pub(super) fn compare(device: &Device, extent: Extent, expect: BufList) -> Work 
     }))
 }
 
-/// Reads, and forgets what was read.
+/// Reads in pieces of `VERIFY_PIECE` bytes, and discards the data.
 pub(super) fn verify(device: &Device, extent: Extent) -> Work {
     let device = device.clone();
     Work::Many(Box::pin(async move {
@@ -138,7 +138,7 @@ pub(super) fn discard(device: &Device, ranges: Vec<Extent>) -> Work {
     }))
 }
 
-/// `extent` in pieces of at most `len` bytes.
+/// Splits `extent` into pieces of at most `len` bytes.
 fn pieces(extent: Extent, len: u64) -> impl Iterator<Item = Extent> {
     let len = len.max(1);
     (0..extent.len.div_ceil(len)).map(move |index| {

@@ -1,4 +1,4 @@
-//! What the admin queue answers.
+//! Execution of admin commands.
 
 use super::controller::EVENT_REQUESTS_MAX;
 use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
@@ -7,74 +7,75 @@ use crate::wire::identify::{self, cns, event};
 use crate::wire::log::{self, AnaGroup, DiscoveryEntry, Health};
 use crate::wire::{PAGE, Page, Sqe, Status};
 
-/// Namespace ids go from 1 to this.
+/// Largest namespace id, and the maximum number of namespaces; ids begin at 1.
 pub const NAMESPACES_MAX: u32 = 8192;
-/// ANA groups go from 1 to this.
+/// Largest ANA group id, and the number of groups; ids begin at 1.
 pub const ANA_GROUPS_MAX: u32 = 16;
-/// I/O queues of a controller, at most.
+/// Maximum number of I/O queues of a controller.
 pub const QUEUES_MAX: u16 = 64;
-/// Seconds that an ANA transition takes at most.
+/// Maximum duration of an ANA transition, in seconds (ANATT).
 const ANA_TRANSITION_S: u8 = 10;
 /// Bytes of the ANA log page with every group and every namespace.
 const ANA_LOG_MAX: usize = 16 + ANA_GROUPS_MAX as usize * 32 + NAMESPACES_MAX as usize * 4;
 /// Granularity of the keep-alive timer: a second, in units of 100 ms.
 const KEEP_ALIVE_UNIT: u16 = 10;
 
-/// What never changes of a subsystem.
+/// Immutable identity of a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name.
+    /// NVMe Qualified Name of the subsystem.
     pub nqn: String,
-    /// Serial number; 20 characters count.
+    /// Serial number; the first 20 characters are used.
     pub serial: String,
-    /// Model; 40 characters count.
+    /// Model number; the first 40 characters are used.
     pub model: String,
-    /// Firmware revision; 8 characters count.
+    /// Firmware revision; the first 8 characters are used.
     pub firmware: String,
 }
 
-/// What the admin queue needs to know of everything outside its controller.
+/// Environment of a controller, as its admin queue sees it.
 pub trait View {
-    /// The subsystem.
+    /// Returns the identity of the subsystem.
     fn identity(&self) -> &Identity;
-    /// Ids of the namespaces that are there, in order.
+    /// Returns the ids of the active namespaces, in ascending order.
     fn namespaces(&self) -> Vec<u32>;
-    /// A namespace as it is now.
+    /// Returns the current description of a namespace; `None` if it does not exist.
     fn namespace(&self, nsid: u32) -> Option<identify::Namespace>;
-    /// Ids of the controllers, in order.
+    /// Returns the ids of the controllers, in ascending order.
     fn controllers(&self) -> Vec<u16>;
-    /// ANA groups as they are reached through this controller, and how often that has changed.
+    /// Returns the ANA change count, and the ANA groups as reached through this controller.
     fn ana(&self) -> (u64, Vec<AnaGroup>);
-    /// What discovery tells, and how often that has changed.
+    /// Returns the generation counter and the entries of the discovery log page.
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>);
-    /// How the volumes fare.
+    /// Returns the counters of the SMART / Health Information log page.
     fn health(&self) -> Health;
-    /// I/O queues that a controller may have.
+    /// Returns the maximum number of I/O queues of a controller.
     fn queues_max(&self) -> u16;
-    /// The host has connected I/O queues of this controller.
+    /// Returns whether the host has connected I/O queues of this controller.
     fn has_io_queues(&self) -> bool;
-    /// Reservations are to be had.
+    /// Returns whether reservations are supported.
     fn reservations(&self) -> bool;
-    /// A namespace's reservations persist through power loss; `None` when there is no such namespace.
+    /// Returns whether a namespace's reservations persist through power loss; `None` if the namespace does not exist
+    /// or does not support reservations.
     fn reservations_persist(&self, nsid: u32) -> Option<bool>;
 }
 
-/// What an admin command comes to.
+/// Result of an admin command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Done, with a result.
+    /// Success, with the completion's result.
     Done(u64),
-    /// Done, with data.
+    /// Success, with data for the host.
     Data(Vec<u8>),
-    /// It failed.
+    /// Failure, with its status.
     Failed(Status),
-    /// It is answered when an event happens.
+    /// Asynchronous Event Request, completed when an event occurs.
     Later,
-    /// The command with this number, on this queue, is no longer wanted.
+    /// Abort of a command.
     Abort {
-        /// The queue.
+        /// Submission queue id of the command to abort.
         queue: u16,
-        /// The command.
+        /// Command identifier of the command to abort.
         cid: u16,
     },
 }
@@ -88,7 +89,7 @@ impl From<Result<Answer, Status>> for Answer {
 const INVALID_FIELD: Status = Status::INVALID_FIELD.final_();
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.final_();
 
-/// Does an admin command; `data` is what came with it.
+/// Executes an admin command; `data` is the data that the host sent with it.
 pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Answer {
     let io = controller.kind == Kind::Io;
     if sqe.fuse() != Fuse::None || !sqe.uses_sgl() {
@@ -114,7 +115,7 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
         return Err(INVALID_FIELD);
     }
     let nvm_only = |page: Result<Vec<u8>, Status>| if csi == identify::CSI_NVM { page } else { Err(INVALID_FIELD) };
-    // An id that could be but is not, is answered with zeroes.
+    // A valid but inactive namespace id gets a structure of zeroes.
     let of_namespace = |encode: fn(&identify::Namespace) -> Vec<u8>| match nsid {
         1..=NAMESPACES_MAX => Ok(view.namespace(nsid).as_ref().map_or_else(|| vec![0; identify::LEN], encode)),
         _ => Err(INVALID_NAMESPACE),
@@ -138,7 +139,7 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
         cns::CSI_CONTROLLER => nvm_only(Ok(identify::nvm_controller(0, 0, 0))),
         cns::INDEPENDENT_NAMESPACE => existing(identify::Namespace::encode_independent),
         cns::FORMAT_NAMESPACE | cns::CSI_FORMAT_NAMESPACE => {
-            // Of all formats, number 0 exists.
+            // Format 0 is the only one.
             let index = sqe.cdw(11) & 0xFFFF;
             let example = view.namespaces().first().and_then(|&first| view.namespace(first));
             match (what, index, example) {
@@ -152,7 +153,7 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
             Ok(identify::controller_list(view.controllers().into_iter(), cntid))
         }
         cns::COMMAND_SETS => Ok(identify::command_sets()),
-        // NVM sets, virtualization, granularities, UUID lists and all else that there is not.
+        // NVM sets, virtualization, granularities, UUID lists and other structures are not supported.
         _ => Err(INVALID_FIELD),
     }
 }
@@ -208,7 +209,7 @@ fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<V
         log::id::ANA => {
             let (change, groups) = view.ana();
             let mut page = log::ana(change, &groups, specific & 1 != 0);
-            // Hosts ask for as much as there could be, part by part.
+            // Hosts read the maximum length of this page, part by part.
             page.resize(page.len().max(ANA_LOG_MAX), 0);
             page
         }
@@ -239,11 +240,11 @@ fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<V
     Ok(part)
 }
 
-/// A feature that every controller has.
+/// Supported feature.
 struct Feature {
     id: u8,
     changeable: bool,
-    /// A discovery controller has it, too.
+    /// Supported by discovery controllers too.
     discovery: bool,
 }
 
@@ -292,12 +293,13 @@ fn find(controller: &Controller, id: u8) -> Result<&'static Feature, Status> {
     found.filter(|feature| has(controller, feature)).ok_or(INVALID_FIELD)
 }
 
-/// Whether a controller has a feature.
+/// Returns whether a controller supports a feature.
 fn has(controller: &Controller, feature: &Feature) -> bool {
     controller.kind == Kind::Io || feature.discovery
 }
 
-/// What one side of a number of queues says, from a count.
+/// Returns the result of the Number of Queues feature: `count` for submission and completion queues, each
+/// zero-based.
 fn queues(count: u16) -> u64 {
     let from_zero = u64::from(count.max(1) - 1);
     from_zero | from_zero << 16
@@ -308,7 +310,7 @@ fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<A
     let default;
     let features = match sqe.cdw(10) >> 8 & 7 {
         0 => &controller.features,
-        // Nothing is saved, so what is saved is the default.
+        // Features are not saveable, so that the saved value is the default.
         1 | 2 => {
             default = super::Features::default();
             &default
@@ -325,7 +327,7 @@ fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<A
         },
         fid::RECOVERY => Answer::Done(features.recovery.into()),
         fid::WRITE_CACHE => Answer::Done(features.write_cache.into()),
-        // A host that has not asked may have as many as there can be.
+        // A host that has not set the feature may have the maximum.
         fid::QUEUES if features.queues == 0 => Answer::Done(queues(view.queues_max())),
         fid::QUEUES => Answer::Done(queues(features.queues)),
         fid::ATOMICITY => Answer::Done(features.atomicity.into()),
@@ -356,7 +358,7 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
         return Err(Status::NOT_SAVEABLE.final_());
     }
     if !feature.changeable {
-        // The host's identifier is given when it connects, and stays.
+        // The host identifier is fixed at Connect.
         return Err(if feature.id == fid::HOST_ID {
             Status::SEQUENCE.final_()
         } else {
@@ -374,7 +376,7 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
         fid::RECOVERY if value & 1 << 16 != 0 => return Err(INVALID_FIELD),
         fid::RECOVERY => features.recovery = value & 0xFFFF,
         fid::WRITE_CACHE => features.write_cache = value & 1 != 0,
-        // How many there may be is settled before the first of them (base 5.27.1.5).
+        // The number of queues cannot change once an I/O queue is connected (base 5.27.1.5).
         fid::QUEUES if view.has_io_queues() => return Err(Status::SEQUENCE.final_()),
         fid::QUEUES => {
             let (sq, cq) = (value & 0xFFFF, value >> 16);

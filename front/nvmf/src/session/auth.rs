@@ -9,9 +9,9 @@
 //! Success2              ->              Success2  -> Idle
 //! ```
 //!
-//! The host sends with Authentication Send and asks for what the controller says with Authentication Receive.  It may
-//! begin anew at any time.  Whatever goes wrong leads to `Failing`, where the next Receive gets AUTH_Failure1 and the
-//! connection ends.
+//! The host sends messages with Authentication Send and fetches those of the controller with Authentication
+//! Receive.  It may start over with AUTH_Negotiate at any time, except in `Failing`.  Any error leads to
+//! `Failing`: the next Authentication Receive gets AUTH_Failure1, and the connection ends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use super::secret::{Hash, Secret};
 use crate::wire::Status;
 use crate::wire::auth::{self, Content, Message, Reason};
 
-/// The number of the group without Diffie-Hellman.
+/// Identifier of the NULL DH group: no Diffie-Hellman exchange.
 const NO_GROUP: u8 = 0;
 
-/// What a host has to show, and what is shown to it.
+/// Secrets and parameters of authentication between a host and a subsystem.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// What the host knows.
+    /// Secret of the host.
     pub host: Secret,
-    /// What this end knows, for a host that asks.
+    /// Secret of the controller, for bidirectional authentication.
     pub controller: Option<Secret>,
-    /// Hashes that are taken, the best first.
+    /// Accepted hashes, in order of preference.
     pub hashes: Vec<Hash>,
-    /// Groups that are taken, the best first; `None` is the exchange without Diffie-Hellman.
+    /// Accepted DH groups, in order of preference; `None` is the exchange without Diffie-Hellman.
     pub groups: Vec<Option<dh::Group>>,
 }
 
@@ -46,50 +46,50 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// The number of a group in messages.
+/// Returns the identifier of a DH group in messages.
 pub fn group_number(group: Option<dh::Group>) -> u8 {
     group.map_or(NO_GROUP, |group| 1 + dh::Group::ALL.iter().position(|each| *each == group).unwrap_or(0) as u8)
 }
 
-/// The name of a group in a configuration.
+/// Returns the name of a DH group in the configuration.
 pub fn group_name(group: Option<dh::Group>) -> String {
     group.map_or_else(|| "null".into(), |group| format!("ffdhe{}", group.len() * 8))
 }
 
-/// What a message has come to.
+/// Outcome of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// There is more to say.
+    /// Authentication continues.
     On,
-    /// The host has shown who it is, and has been shown who this is if it wanted.
+    /// Host authenticated, and controller too if the host asked for it.
     Done,
-    /// It has failed, and the host knows: the connection ends.
+    /// Authentication failed and the host was told, or the host reported a failure; the connection ends.
     Failed(Reason),
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nothing has begun.
+    /// No authentication in progress.
     Idle,
-    /// A challenge is to be given.
+    /// DH-HMAC-CHAP_Challenge due to be sent.
     Challenge { hash: Hash, group: Option<dh::Group> },
-    /// It was given.
+    /// Challenge sent, DH-HMAC-CHAP_Reply due from the host.
     Reply { hash: Hash, exchange: Option<dh::Exchange>, challenge: Vec<u8>, number: u32 },
-    /// The host has shown who it is; what it is answered, if it has asked who this is.
+    /// Host authenticated, DH-HMAC-CHAP_Success1 due to be sent; with the response to the host's challenge, if any.
     Success1 { hash: Hash, response: Option<Zeroizing<Vec<u8>>> },
-    /// The host has to say whether it believes.
+    /// DH-HMAC-CHAP_Success2 or AUTH_Failure2 due from the host.
     Success2,
-    /// The host is to be told that it has failed.
+    /// AUTH_Failure1 due to be sent.
     Failing(Reason),
 }
 
-/// A queue's authentication.
+/// Authentication exchange of a queue, on the controller's side.
 #[derive(Debug)]
 pub struct Exchange {
     keys: Arc<Keys>,
-    /// Name of the host.
+    /// NQN of the host.
     host: String,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     subsystem: String,
     transaction: u16,
     state: State,
@@ -97,28 +97,28 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Nothing was said yet.
+    /// Creates an exchange that waits for AUTH_Negotiate.
     pub fn new(keys: Arc<Keys>, host: &str, subsystem: &str) -> Self {
         let (host, subsystem) = (host.to_owned(), subsystem.to_owned());
         Self { keys, host, subsystem, transaction: 0, state: State::Idle, done: false }
     }
 
-    /// The host has shown who it is, at least once, and other commands are taken.
+    /// Returns whether the host has authenticated at least once, so that other commands are accepted.
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Something has begun and has not come to its end.
+    /// Returns whether an authentication is in progress.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.state, State::Idle)
     }
 
-    /// The host is to be told that it has failed.
+    /// Returns whether AUTH_Failure1 is due to be sent.
     pub fn is_failing(&self) -> bool {
         matches!(self.state, State::Failing(_))
     }
 
-    /// Takes a message of the host.
+    /// Processes a message of the host.
     pub fn take(&mut self, bytes: &[u8]) -> Progress {
         let message = match Message::decode(bytes) {
             Ok(message) => message,
@@ -162,10 +162,10 @@ impl Exchange {
         }
     }
 
-    /// What the host is told now, in `room` bytes, and what that comes to.
+    /// Returns the next message to the host, in at most `room` bytes, and the progress it makes.
     ///
     /// # Errors
-    /// The status of the command: there is nothing to tell, or no room for it.
+    /// The status of the command: no message is due, or it does not fit.
     pub fn give(&mut self, room: usize, random: &mut dyn FnMut() -> u64) -> Result<(Vec<u8>, Progress), Status> {
         let fits = |message: Vec<u8>| {
             if message.len() <= room { Ok(message) } else { Err(Status::INVALID_FIELD.final_()) }
@@ -173,7 +173,7 @@ impl Exchange {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Challenge { hash, group } => {
                 let challenge = bytes_of(hash.len(), random);
-                // The number 0 says something else.
+                // The sequence number 0 is reserved.
                 let number = (random() as u32).max(1);
                 let exchange = group.map(|group| {
                     let exponent = Zeroizing::new(bytes_of(group.exponent_len(), random));
@@ -249,7 +249,7 @@ impl Exchange {
             };
             let (number, transaction) = (number.to_le_bytes(), self.transaction.to_le_bytes());
             let names = [role.as_bytes(), first.as_bytes(), &[0], second.as_bytes()].concat();
-            // No secure channel.
+            // The zero byte is SC_C: no secure channel.
             hash.hmac(key, &[&augmented, &number, &transaction, &[0], &names])
         };
         let key = self.keys.host.key_of(&self.host);
@@ -257,7 +257,7 @@ impl Exchange {
         verify_slices_are_equal(&want, response).map_err(|_| Reason::Failed)?;
         let response = match theirs {
             None => None,
-            // Who gives back our own challenge would have us answer it for somebody else.
+            // A reflected challenge would make the controller compute a response for an impostor.
             Some((_, theirs)) if theirs == challenge => return Err(Reason::Failed),
             Some((number, theirs)) => {
                 let secret = self.keys.controller.as_ref().ok_or(Reason::Failed)?;
@@ -269,7 +269,7 @@ impl Exchange {
     }
 }
 
-/// What a host was challenged with.
+/// Challenge that was sent to a host.
 struct Offer {
     hash: Hash,
     exchange: Option<dh::Exchange>,

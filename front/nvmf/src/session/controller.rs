@@ -1,4 +1,4 @@
-//! A controller's own state: properties, features, asynchronous events, errors.
+//! State of a controller: properties, features, asynchronous events, errors.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,47 +8,47 @@ use crate::wire::fabrics::{Property, property};
 use crate::wire::identify::{VERSION, event};
 use crate::wire::log::{self, ErrorEntry};
 
-/// What a controller is for.
+/// Type of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// It has namespaces and I/O queues.
+    /// I/O controller, with namespaces and I/O queues.
     Io,
-    /// It tells where subsystems are.
+    /// Discovery controller, which reports the addresses of subsystems.
     Discovery,
 }
 
-/// What a write to Controller Configuration comes to.
+/// State change caused by a write to Controller Configuration (CC).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Power {
-    /// As before.
+    /// No change.
     Same,
-    /// It is ready now.
+    /// CC.EN set: the controller is ready now.
     Enabled,
-    /// It was reset: its I/O queues are gone.
+    /// CC.EN cleared: the controller was reset, its I/O queues are gone.
     Disabled,
-    /// It is to be shut down: what was written has to be durable first.
+    /// CC.SHN set: the controller is to be shut down, after written data is made durable.
     Shutdown,
 }
 
-/// What a host may be told without having asked (base 5.2).
+/// Asynchronous event, reported to hosts that requested it (base 5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// This namespace has come, gone or changed.
+    /// Namespace with this id was added, removed or changed.
     Namespace(u32),
-    /// ANA states have changed.
+    /// Change of ANA states.
     Ana,
-    /// The discovery log page has changed.
+    /// Change of the discovery log page.
     Discovery,
-    /// A registration or reservation of the host has changed by another's doing.
+    /// Change of the host's registration or reservation, caused by another host.
     Reservation {
-        /// On this namespace.
+        /// Namespace id.
         nsid: u32,
-        /// In the numbers of the notification log.
+        /// Type, as in the reservation notification log page.
         kind: u8,
     },
 }
 
-/// The kinds of events, as bits.
+/// Event types, as bits.
 mod kind {
     pub(super) const NAMESPACE: u8 = 1;
     pub(super) const ANA: u8 = 2;
@@ -57,34 +57,34 @@ mod kind {
     pub(super) const ALL: [u8; 4] = [NAMESPACE, ANA, DISCOVERY, RESERVATION];
 }
 
-/// Asynchronous event requests that wait for something to happen, at most.
+/// Maximum number of outstanding asynchronous event requests.
 pub(super) const EVENT_REQUESTS_MAX: usize = 4;
 
-/// Reservation notifications that are kept.
+/// Maximum number of retained reservation notifications.
 const NOTIFICATIONS_MAX: usize = 255;
 
-/// What a host has set.
+/// Feature values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Features {
-    /// Arbitration; without effect, as there is one queue a connection.
+    /// Arbitration; has no effect, since there is one queue per connection.
     pub arbitration: u32,
-    /// Power management; there is one state.
+    /// Power management; there is only power state 0.
     pub power: u32,
     /// Temperature thresholds, over and under.
     pub temperature: [u16; 2],
     /// Error recovery.
     pub recovery: u32,
-    /// The volatile write cache is used; when not, every write is durable when it is answered.
+    /// Volatile write cache enabled.  If disabled, every write is durable when it is acknowledged.
     pub write_cache: bool,
-    /// I/O queues that the host was granted; 0 before it asked.
+    /// Number of I/O queues granted to the host; 0 before it asked.
     pub queues: u16,
-    /// Write atomicity: whether the host needs none beyond power failures.
+    /// Write atomicity (DN): set if the host needs none beyond power failures.
     pub atomicity: u32,
-    /// Which events the host wants.
+    /// Enabled asynchronous events.
     pub events: u32,
-    /// Reservation notifications that the host does not want, by namespace.
+    /// Masks of disabled reservation notifications, by namespace.
     pub reservation_mask: BTreeMap<u32, u32>,
-    /// Host behaviour support, as the host has set it.
+    /// Host behaviour support structure, as set by the host.
     pub behaviour: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ impl Default for Features {
         Self {
             arbitration: 7,
             power: 0,
-            // There is no temperature that could pass them.
+            // Thresholds that no temperature exceeds.
             temperature: [u16::MAX, 0],
             recovery: 0,
             write_cache: true,
@@ -106,39 +106,40 @@ impl Default for Features {
     }
 }
 
-/// A controller, as its admin queue sees it.
+/// Controller state, as the admin queue sees it.
 #[derive(Debug)]
 pub struct Controller {
-    /// What it is for.
+    /// Type of the controller.
     pub kind: Kind,
-    /// Its id.
+    /// Controller id.
     pub cntlid: u16,
-    /// The host's identifier.
+    /// Host identifier.
     pub host_id: [u8; 16],
     /// Keep-alive timeout in milliseconds; 0 for none.
     pub keep_alive_ms: u32,
-    /// What the host has set.
+    /// Feature values, as set by the host.
     pub features: Features,
     cc: u32,
     csts: u32,
-    /// Commands that wait for an event.
+    /// Outstanding asynchronous event requests, by command identifier.
     requests: VecDeque<u16>,
-    /// Kinds that happened and were not told yet.
+    /// Event types that occurred and were not reported yet.
     pending: u8,
-    /// Kinds that were told, and whose log page was not read since.
+    /// Event types that were reported, and whose log page was not read since.
     told: u8,
-    /// Namespaces that changed since the list was read; one more than fits means too many.
+    /// Namespaces changed since the Changed Namespace List was read.  Holds at most one more than fits in the list,
+    /// which means too many.
     changed: BTreeSet<u32>,
     errors: VecDeque<ErrorEntry>,
     error_count: u64,
-    /// Reservation notifications that were not read, numbered from 1.
+    /// Unread reservation notifications, as (count, namespace, type); counted from 1.
     notifications: VecDeque<(u64, u32, u8)>,
     notified: u64,
 }
 
 mod cc {
     pub(super) const ENABLE: u32 = 1;
-    /// CSS, MPS and AMS: all of them 0.
+    /// CSS, MPS and AMS, which must be 0.
     pub(super) const MUST_BE_ZERO: u32 = 0x3FF0;
     pub(super) const SHUTDOWN: u32 = 3 << 14;
     pub(super) const ENTRY_SIZES: u32 = 0xFF << 16;
@@ -153,11 +154,11 @@ mod csts {
     pub(super) const SHUTDOWN_DONE: u32 = 2 << 2;
 }
 
-/// CAP.TO and CRTO.CRWMT: half seconds that becoming ready takes at most.
+/// Maximum time to become ready, in units of 500 ms (CAP.TO and CRTO.CRWMT).
 const READY_HALF_SECONDS: u64 = 30;
 
 impl Controller {
-    /// A controller that is not enabled yet.
+    /// Creates a controller that is not enabled yet.
     pub fn new(kind: Kind, cntlid: u16, host_id: [u8; 16], keep_alive_ms: u32) -> Self {
         Self {
             kind,
@@ -178,18 +179,18 @@ impl Controller {
         }
     }
 
-    /// Commands other than those of fabrics are taken.
+    /// Returns whether the controller is ready, so that commands other than Fabrics commands are accepted.
     pub fn is_ready(&self) -> bool {
         self.csts & csts::READY != 0
     }
 
-    /// A property's value.
+    /// Returns the value of a property.
     ///
     /// # Errors
-    /// When there is no such property of that width.
+    /// Invalid Field if there is no such property of that width.
     pub fn property(&self, asked: Property) -> Result<u64, Status> {
         match (asked.offset, asked.wide) {
-            // MQES; queues are contiguous; timeout; the NVM command set; ready with media.
+            // MQES; contiguous queues (CQR); timeout (TO); NVM command set (CSS); ready with media (CRMS).
             (property::CAP, true) => {
                 Ok((QUEUE_ENTRIES_MAX as u64 - 1) | 1 << 16 | READY_HALF_SECONDS << 24 | 1 << 37 | 1 << 59)
             }
@@ -204,7 +205,7 @@ impl Controller {
     /// Sets a property.
     ///
     /// # Errors
-    /// When there is none that can be set.
+    /// Invalid Field unless it is CC, the only writable property.
     pub fn set_property(&mut self, set: Property) -> Result<Power, Status> {
         if (set.offset, set.wide) != (property::CC, false) {
             return Err(Status::INVALID_FIELD.final_());
@@ -237,7 +238,7 @@ impl Controller {
         Ok(power)
     }
 
-    /// What was written is durable, or cannot be made so: the shutdown that goes on has come to its end.
+    /// Completes a shutdown in progress.  Reports a fatal status if written data could not be made durable.
     pub fn shut_down(&mut self, durable: bool) {
         if self.csts & csts::SHUTDOWN == csts::SHUTDOWN_GOES_ON {
             self.csts &= !csts::SHUTDOWN;
@@ -245,15 +246,15 @@ impl Controller {
         }
     }
 
-    /// Gives up the requests for events, which are not answered when a controller is reset; says how many there were.
+    /// Drops the outstanding asynchronous event requests, which get no response on a reset.  Returns their number.
     pub fn forget_requests(&mut self) -> usize {
         std::mem::take(&mut self.requests).len()
     }
 
-    /// A host asks to be told of an event.
+    /// Records an Asynchronous Event Request.
     ///
     /// # Errors
-    /// When it has asked often enough.
+    /// Asynchronous Event Request Limit Exceeded, after `EVENT_REQUESTS_MAX` outstanding ones.
     pub fn request_event(&mut self, cid: u16) -> Result<(), Status> {
         if self.requests.len() >= EVENT_REQUESTS_MAX {
             return Err(Status::AER_LIMIT.final_());
@@ -262,20 +263,20 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes back a request for an event; false when there is none by that number.
+    /// Drops an asynchronous event request.  Returns false if there is none with that command identifier.
     pub fn abort_request(&mut self, cid: u16) -> bool {
         let at = self.requests.iter().position(|&request| request == cid);
         at.and_then(|at| self.requests.remove(at)).is_some()
     }
 
-    /// Something has happened.
+    /// Records an event, to be reported if the host has enabled it.
     pub fn raise(&mut self, event: Event) {
         if let Event::Reservation { nsid, kind } = event {
             if self.features.reservation_mask.get(&nsid).is_some_and(|mask| mask >> kind & 1 != 0) {
                 return;
             }
             self.notified += 1;
-            // The oldest go when nobody reads them.
+            // The oldest unread notification is dropped when there are too many.
             if self.notifications.len() >= NOTIFICATIONS_MAX {
                 self.notifications.pop_front();
             }
@@ -301,7 +302,7 @@ impl Controller {
         }
     }
 
-    /// An event to be told now: the command that waited for it, and the completion's result.
+    /// Takes the next event to report.  Returns the command identifier of the request, and the completion's result.
     pub fn tell(&mut self) -> Option<(u16, u64)> {
         let bit = kind::ALL.into_iter().find(|bit| self.pending & !self.told & bit != 0)?;
         let cid = self.requests.pop_front()?;
@@ -317,7 +318,7 @@ impl Controller {
         Some((cid, kind | information << 8 | u64::from(page) << 16))
     }
 
-    /// The log page of an event was read: it may be told again.
+    /// Re-arms the event of a log page after that was read.
     pub(super) fn log_read(&mut self, page: u8) {
         let bit = match page {
             log::id::CHANGED => {
@@ -339,34 +340,34 @@ impl Controller {
         }
     }
 
-    /// The oldest reservation notification (count, namespace, kind), and how many there are.
+    /// Returns the oldest unread reservation notification (count, namespace, type), and the number of unread ones.
     pub(super) fn notification(&self) -> (Option<(u64, u32, u8)>, usize) {
         (self.notifications.front().copied(), self.notifications.len())
     }
 
-    /// The namespaces that changed since the list was read last.
+    /// Returns the namespaces changed since the Changed Namespace List was last read.
     pub(super) fn changed(&self) -> Vec<u32> {
         self.changed.iter().copied().collect()
     }
 
-    /// Notes a command that failed.
+    /// Records a failed command for the Error Information log page.
     pub fn note_error(&mut self, entry: ErrorEntry) {
         self.error_count += 1;
         self.errors.truncate(log::ERRORS_MAX - 1);
         self.errors.push_front(ErrorEntry { count: self.error_count, ..entry });
     }
 
-    /// Commands have failed of which nothing else is known: there were too many at a time.
+    /// Counts failed commands without log entries, of which there were too many at a time.
     pub fn count_errors(&mut self, count: u64) {
         self.error_count += count;
     }
 
-    /// Errors, the newest first.
+    /// Returns the error log entries, newest first.
     pub(super) fn errors(&self) -> impl Iterator<Item = &ErrorEntry> {
         self.errors.iter()
     }
 
-    /// Errors ever noted.
+    /// Returns the number of errors since the controller was created.
     pub(super) fn error_count(&self) -> u64 {
         self.error_count
     }

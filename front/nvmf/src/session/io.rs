@@ -1,4 +1,4 @@
-//! What an I/O command asks of a device.
+//! Decoding of I/O commands into device actions.
 
 use forebay_block::Extent;
 use forebay_block::reservation::Access;
@@ -7,73 +7,74 @@ use super::TRANSFER_MAX;
 use crate::wire::command::{Sgl, nvm};
 use crate::wire::{Sqe, Status, reservation, u32_at, u64_at};
 
-/// Bytes of a Compare and Write that is fused, at most: what is written wholly or not at all.
+/// Maximum bytes of a fused Compare and Write, which is atomic.
 pub const FUSED_MAX: u64 = crate::wire::identify::ATOMIC as u64;
-/// Bytes of a range in Dataset Management.
+/// Bytes of a range descriptor of Dataset Management.
 const RANGE_LEN: usize = 16;
 
-/// What of a namespace decides about a command.
+/// Properties of a namespace, against which commands are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Logical blocks.
+    /// Size in logical blocks.
     pub blocks: u64,
-    /// Bytes of one, as a power of two.
+    /// Size of a logical block in bytes, as a power of two.
     pub block_shift: u8,
-    /// Writes are refused.
+    /// Writes are rejected.
     pub write_protected: bool,
 }
 
-/// Where a command's data goes.
+/// Data transfer of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Data {
-    /// There is none.
+    /// No data.
     None,
-    /// From the host: so many bytes.
+    /// Bytes from the host.
     In(u32),
-    /// To the host: so many bytes.
+    /// Bytes to the host.
     Out(u32),
 }
 
-/// What is asked of the device.
+/// Action on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Read.
+    /// Read command.
     Read(Extent),
-    /// Write what the host sends.
+    /// Write of the host's data.
     Write {
-        /// Where.
+        /// Bytes to write.
         extent: Extent,
-        /// Durable when answered.
+        /// Force unit access: durable before it is acknowledged.
         fua: bool,
     },
-    /// Compare with what the host sends.
+    /// Comparison with the host's data.
     Compare(Extent),
-    /// Make it read as zeroes.
+    /// Write Zeroes.
     WriteZeroes {
-        /// Where.
+        /// Bytes to zero.
         extent: Extent,
-        /// The space is kept.
+        /// Space stays allocated.
         no_unmap: bool,
-        /// Durable when answered.
+        /// Force unit access: durable before it is acknowledged.
         fua: bool,
     },
-    /// Make everything answered durable.
+    /// Flush: makes all acknowledged writes durable.
     Flush,
-    /// Forget the ranges that the host sends; or do nothing, when it only hints.
+    /// Dataset Management of the ranges that the host sends: a discard, or a hint without effect.
     Ranges {
-        /// They are not needed any more.
+        /// Ranges are to be deallocated.
         deallocate: bool,
     },
-    /// Read, and say whether that went well.
+    /// Read without a data transfer, to check that it succeeds.
     Verify(Extent),
-    /// Register, Acquire or Release; what exactly is in the terms of `wire::reservation`.
+    /// Reservation Register, Acquire or Release; decoded by `wire::reservation`.
     Reservation,
-    /// Who is registered, and who holds the reservation.
+    /// Reservation Report: registrants and the reservation holder.
     ReservationReport,
 }
 
 impl Action {
-    /// What it does, as far as reservations care (base figure 124); `None` when they never refuse it.
+    /// Returns the access class for reservation checks (base figure 124); `None` for commands that reservations never
+    /// refuse.
     pub fn access(&self) -> Option<Access> {
         match self {
             Action::Read(_) | Action::Compare(_) | Action::Verify(_) => Some(Access::Read),
@@ -82,30 +83,30 @@ impl Action {
         }
     }
 
-    /// It changes what is stored.
+    /// Returns whether the action changes stored data.
     pub fn is_write(&self) -> bool {
         matches!(self, Action::Write { .. } | Action::WriteZeroes { .. } | Action::Ranges { deallocate: true })
     }
 }
 
-/// A command that makes sense.
+/// Decoded and validated command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// What to do.
+    /// Action on the device.
     pub action: Action,
-    /// Where its data goes.
+    /// Data transfer between host and controller.
     pub data: Data,
 }
 
-/// Whether an opcode of an I/O queue moves data from the host (base figure 137).
+/// Returns whether an opcode of an I/O queue transfers data from the host (base figure 137).
 pub fn has_data_in(opcode: u8) -> bool {
     opcode & 3 == 1
 }
 
-/// Makes sense of an I/O command.
+/// Decodes and validates an I/O command.
 ///
 /// # Errors
-/// What the command is answered with.
+/// The status with which the command fails.
 pub fn decode(sqe: &Sqe, rules: &Rules) -> Result<Command, Status> {
     let of_data = |action, data| Ok(Command { action, data });
     let opcode = sqe.opcode();
@@ -141,7 +142,7 @@ pub fn decode(sqe: &Sqe, rules: &Rules) -> Result<Command, Status> {
                 return Err(Status::INVALID_FIELD.final_());
             }
             if sqe.cdw(11) & 1 == 0 {
-                // Host identifiers have 128 bits, which only the extended structures hold.
+                // Host identifiers have 128 bits, which only the extended data structures hold.
                 return Err(Status::HOST_ID.final_());
             }
             of_data(Action::ReservationReport, Data::Out(out_len(sqe, len)?))
@@ -162,7 +163,7 @@ fn writable(rules: &Rules) -> Result<(), Status> {
     if rules.write_protected { Err(Status::WRITE_PROTECTED.final_()) } else { Ok(()) }
 }
 
-/// The blocks of a command.
+/// Returns the byte extent of a command's blocks.  Fails with LBA Out of Range past the end.
 fn range(sqe: &Sqe, rules: &Rules) -> Result<Extent, Status> {
     let (first, count) = (sqe.slba(), sqe.blocks());
     if first.checked_add(count).is_none_or(|end| end > rules.blocks) {
@@ -171,9 +172,9 @@ fn range(sqe: &Sqe, rules: &Rules) -> Result<Extent, Status> {
     Ok(Extent::new(first << rules.block_shift, count << rules.block_shift))
 }
 
-/// The blocks of a command that moves their content.
+/// Returns the byte extent of a command that transfers data, at most `TRANSFER_MAX` bytes.
 fn transfer(sqe: &Sqe, rules: &Rules) -> Result<Extent, Status> {
-    // Protection information is not there to be checked, so it may not be asked for.
+    // There is no protection information, so that it must not be checked.
     if sqe.cdw(12) >> 26 & 0xF != 0 {
         return Err(Status::INVALID_FIELD.final_());
     }
@@ -183,7 +184,8 @@ fn transfer(sqe: &Sqe, rules: &Rules) -> Result<Extent, Status> {
     range(sqe, rules)
 }
 
-/// The length of data for the host, if the SGL has room for it; there is none in the host's own capsule.
+/// Returns the length of data for the host, if the SGL is large enough.  An SGL in the host's capsule is
+/// rejected.
 fn out_len(sqe: &Sqe, len: u64) -> Result<u32, Status> {
     match sqe.sgl() {
         Sgl::InCapsule { .. } => Err(Status::SGL_TYPE.final_()),
@@ -191,7 +193,7 @@ fn out_len(sqe: &Sqe, len: u64) -> Result<u32, Status> {
     }
 }
 
-/// The length of a command's data, if the SGL has room for it.
+/// Returns the length of a command's data, if the SGL is large enough.
 fn data_len(sqe: &Sqe, len: u64) -> Result<u32, Status> {
     match sqe.sgl() {
         Sgl::Other(_) => Err(Status::SGL_TYPE.final_()),
@@ -200,10 +202,10 @@ fn data_len(sqe: &Sqe, len: u64) -> Result<u32, Status> {
     }
 }
 
-/// The ranges of Dataset Management.
+/// Decodes the ranges of Dataset Management, without empty ones.
 ///
 /// # Errors
-/// When one is past the end.
+/// LBA Out of Range if one is past the end.
 pub fn ranges(data: &[u8], rules: &Rules) -> Result<Vec<Extent>, Status> {
     let range = |bytes: &[u8]| {
         let (count, first) = (u64::from(u32_at(bytes, 4)), u64_at(bytes, 8));
@@ -218,10 +220,10 @@ pub fn ranges(data: &[u8], rules: &Rules) -> Result<Vec<Extent>, Status> {
         .collect()
 }
 
-/// Takes `len` bytes of what is in the capsule, as the SGL says.
+/// Returns `len` bytes of the in-capsule data, at the offset in the SGL.
 ///
 /// # Errors
-/// When the capsule has fewer.
+/// SGL Offset Invalid if the capsule has fewer bytes, SGL Descriptor Type Invalid if the SGL is not in-capsule.
 pub fn in_capsule(sgl: Sgl, len: u32, data: &forebay_block::BufList) -> Result<forebay_block::BufList, Status> {
     let Sgl::InCapsule { offset, .. } = sgl else { return Err(Status::SGL_TYPE.final_()) };
     let from = usize::try_from(offset).map_err(|_| Status::SGL_OFFSET.final_())?;

@@ -10,19 +10,19 @@ use crate::wire::command::SQE_LEN;
 use crate::wire::pdu::{self, Common, DataHeader, Fes, IcReq, digest, flag, kind};
 use crate::wire::{Sqe, u32_at};
 
-/// What both sides agreed on when they began.
+/// Connection parameters negotiated by ICReq and ICResp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Agreed {
-    /// Headers have digests.
+    /// Header digests enabled.
     pub header_digest: bool,
-    /// Data has digests.
+    /// Data digests enabled.
     pub data_digest: bool,
-    /// Data towards the host is aligned to so many bytes.
+    /// Alignment of data towards the host, in bytes (HPDA).
     pub host_alignment: usize,
 }
 
 impl Agreed {
-    /// What an ICReq asks for.
+    /// Returns the parameters that an ICReq requests.
     pub fn of(request: &IcReq) -> Self {
         Self {
             header_digest: request.digests & digest::HEADER != 0,
@@ -31,38 +31,38 @@ impl Agreed {
         }
     }
 
-    /// As ICResp says it.
+    /// Returns the digest flags of ICResp.
     pub fn digests(&self) -> u8 {
         (u8::from(self.header_digest) * digest::HEADER) | (u8::from(self.data_digest) * digest::DATA)
     }
 }
 
-/// A PDU of the host, checked as far as it can be without knowing its command.
+/// PDU of the host, validated as far as possible without its command.
 #[derive(Debug)]
 pub enum Pdu {
-    /// The host begins.
+    /// Connection initialization.
     IcReq(IcReq),
-    /// A command, and the data in its capsule.
+    /// Command capsule, with its in-capsule data.
     Command {
-        /// The entry.
+        /// Submission queue entry.
         sqe: Sqe,
-        /// What is in the capsule.
+        /// In-capsule data.
         data: BufList,
-        /// The data has the digest that it came with.
+        /// Data digest matches, or there is none.
         intact: bool,
     },
-    /// Data of a command.
+    /// H2CData PDU.
     Data {
-        /// Whose, and where.
+        /// Command, transfer tag and position of the data.
         header: DataHeader,
-        /// The host calls it the last of what was asked for.
+        /// LAST_PDU flag.
         last: bool,
-        /// The bytes.
+        /// Payload of the PDU.
         data: BufList,
-        /// They have the digest that they came with.
+        /// Data digest matches, or there is none.
         intact: bool,
     },
-    /// The host ends the connection, because of this.
+    /// H2CTermReq, with its fatal error status.
     Term(u16),
 }
 
@@ -72,36 +72,36 @@ enum Head {
     Data(DataHeader, bool),
 }
 
-/// A PDU whose header is parsed and whose data is not all there.
+/// PDU with a parsed header and incomplete data.
 #[derive(Debug)]
 struct Partial {
     head: Head,
-    /// Bytes between the header and the data.
+    /// Padding bytes before the data that are still to be skipped.
     pad: usize,
     /// Bytes of data.
     len: usize,
     /// A digest follows the data.
     digest: bool,
-    /// Where the data goes, when it has a buffer of its own.
+    /// Buffer for the data, if it has one of its own.
     own: Own,
 }
 
 #[derive(Debug)]
 enum Own {
-    /// It is staged.
+    /// No buffer of its own: data is in the staging buffer.
     No,
-    /// It is being received into.
+    /// Buffer handed out for receiving.
     Out,
-    /// It is filled so far.
+    /// Partially filled buffer.
     Here(BufMut),
-    /// All of it is there.
+    /// Complete data.
     Full(Buf),
 }
 
-/// Cuts the received stream into PDUs.
+/// Splits the received stream into PDUs.
 ///
-/// Short data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a byte
-/// is copied at most when it arrived together with what precedes it.
+/// Short data is a slice of the staging buffer.  Long data is received directly into a buffer of its own.  A byte
+/// is copied at most once, and only if it arrived together with what precedes it.
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
@@ -111,24 +111,24 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver that waits for an ICReq.
+    /// Creates a receiver that waits for an ICReq.
     pub fn new(pools: Rc<Pools>) -> Self {
         let staging = Staging::new(pools.staging.small());
         Self { pools, agreed: None, staging, partial: None }
     }
 
-    /// From now on the connection is as agreed.
+    /// Applies negotiated connection parameters from now on.
     pub fn agree(&mut self, agreed: Agreed) {
         self.agreed = Some(agreed);
     }
 
-    /// The next PDU that is there as a whole; `None` when more has to be received.  Nothing is parsed while a buffer is
-    /// out.
+    /// Returns the next complete PDU; `None` if more bytes must be received.  Nothing is parsed while a buffer is
+    /// handed out.
     ///
-    /// `expected` says whether data was asked for, before memory is set aside for it.
+    /// `expected` checks H2CData against the requested transfers, before memory is allocated for it.
     ///
     /// # Errors
-    /// When the stream makes no sense from here on.
+    /// A protocol error, after which the stream cannot be parsed further.
     pub fn next(&mut self, expected: impl Fn(&DataHeader, bool) -> Result<(), Fes>) -> Result<Option<Pdu>, Fatal> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         if self.partial.is_none() {
@@ -195,7 +195,7 @@ impl Receiver {
         }))
     }
 
-    /// What to receive next.
+    /// Returns the buffer to receive into next.
     ///
     /// # Panics
     /// When a buffer is out already.
@@ -206,14 +206,14 @@ impl Receiver {
         {
             return Want { buf, all: true };
         }
-        // Data that goes on past what is staged has to lie in one piece, with its digest.
+        // Data that extends past the staged bytes must be contiguous, with its digest.
         let staged = self.staging.staged().map_or(0, |staged| staged.len());
         let missing = self.partial.as_ref().map_or(0, |partial| {
             let own = matches!(partial.own, Own::Full(_));
             let data = if own { 0 } else { partial.len };
             (partial.pad + data + pdu::DIGEST).saturating_sub(staged)
         });
-        // What does not fit into a small one is shorter than what gets a buffer of its own.
+        // Data that does not fit into a small buffer is shorter than data with a buffer of its own.
         self.staging.want(missing, &self.pools.staging, || self.pools.data(2 * DATA_OWN))
     }
 
@@ -228,20 +228,20 @@ impl Receiver {
         self.staging.received(buf, got);
     }
 
-    /// True when nothing of a PDU has arrived that is not complete: the stream may end here.
+    /// Returns whether no incomplete PDU has arrived, so that the stream may end here.
     pub fn between_pdus(&self) -> bool {
         self.partial.is_none() && self.staging.is_empty()
     }
 }
 
 enum Parsed {
-    /// A PDU without data, and its length.
+    /// PDU without data, and its length.
     Whole(Pdu, usize),
-    /// A PDU with data, and the length of its header.
+    /// PDU with data, and the length of its header.
     Part(Partial, usize),
 }
 
-/// Where the fields of the common header are, for a TermReq's information.
+/// Field offsets in PDU headers, for the information of a TermReq.
 mod field {
     pub(super) const KIND: u32 = 0;
     pub(super) const FLAGS: u32 = 1;
@@ -252,7 +252,7 @@ mod field {
     pub(super) const DATA_LEN: u32 = 16;
 }
 
-/// Parses a header, if it is all there.
+/// Parses and validates a PDU header, if it is complete.
 fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> {
     if staged.len() < pdu::COMMON {
         return Ok(None);
@@ -264,7 +264,7 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
         kind::IC_REQ => pdu::IC_LEN,
         kind::COMMAND => pdu::CAPSULE_HEADER,
         kind::H2C_DATA | kind::H2C_TERM => pdu::DATA_HEADER,
-        // The header of a TLS record that begins a handshake.
+        // Header of a TLS handshake record.
         22 if agreed.is_none() && staged[1] == 3 => return Err(Fatal::hello(staged)),
         _ => return Err(invalid(field::KIND, "a PDU of a type that no host sends")),
     };
@@ -289,7 +289,7 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
         kind::H2C_TERM => pdu::TERM_MAX - pdu::DATA_HEADER,
         _ => 0,
     };
-    // 255 * 4 is as far as the data can be off.
+    // Leaves slack of 1024 bytes for padding and a digest.  The data offset (PDO) is a single byte.
     if len < whole_header || len > whole_header + data_max + 1024 {
         return Err(invalid(field::LEN, "a PDU of an impossible length"));
     }

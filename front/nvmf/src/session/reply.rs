@@ -7,72 +7,72 @@ use super::{Agreed, Pools};
 use crate::wire::Cqe;
 use crate::wire::pdu::{self, Common, DataHeader, IcResp, flag, kind};
 
-/// Data up to this length is copied behind its header; longer data is sent from where it is.
+/// Maximum length of data that is copied behind its header.  Longer data is sent from its own buffer.
 const DATA_COPY_MAX: usize = 512;
-/// Room that a header and its digests take at most, padding included.
+/// Maximum bytes of a header with its digests and padding.
 const ROOM: usize = 256;
 
-/// What waits to be sent, gathered for one send.
+/// Outgoing PDUs, gathered for one send.
 #[derive(Debug)]
 pub struct Replies {
     pools: Rc<Pools>,
     agreed: Agreed,
-    /// Headers and short data written since something was last appended to `ready`; `None` when nothing was for long.
+    /// Headers and short data written since the last append to `ready`; `None` if released while idle.
     headers: Option<BufMut>,
     ready: BufList,
 }
 
 impl Replies {
-    /// Nothing waits yet.
+    /// Creates an empty queue of PDUs.
     pub fn new(pools: Rc<Pools>) -> Self {
         Self { pools, agreed: Agreed::default(), headers: None, ready: BufList::new() }
     }
 
-    /// From now on PDUs are as agreed.
+    /// Applies negotiated connection parameters from now on.
     pub fn agree(&mut self, agreed: Agreed) {
         self.agreed = agreed;
     }
 
-    /// True when nothing waits.
+    /// Returns whether no bytes are queued.
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.headers.as_ref().is_none_or(|headers| headers.is_empty())
     }
 
-    /// Bytes that wait.
+    /// Returns the number of queued bytes.
     pub fn len(&self) -> usize {
         self.ready.len() + self.headers.as_ref().map_or(0, |headers| headers.len())
     }
 
-    /// Buffers that wait.
+    /// Returns an upper bound of the number of queued buffers.
     pub fn parts(&self) -> usize {
         self.ready.parts().len() + 1
     }
 
-    /// Everything that waits, to be sent as one run of bytes.
+    /// Takes all queued PDUs, as one sequence of bytes.
     pub fn take(&mut self) -> BufList {
         self.seal();
         std::mem::take(&mut self.ready)
     }
 
-    /// Forgets everything that waits.
+    /// Discards all queued PDUs.
     pub fn clear(&mut self) {
         self.headers = None;
         self.ready = BufList::new();
     }
 
-    /// Holds no buffer any more when nothing waits, as befits a connection that is quiet.
+    /// Releases the header buffer if nothing is queued, to save the memory of idle connections.
     pub fn rest(&mut self) {
         if self.is_empty() {
             self.headers = None;
         }
     }
 
-    /// The connection is granted.
+    /// Queues an ICResp.
     pub fn ic_resp(&mut self, resp: &IcResp) {
         self.write(&resp.encode());
     }
 
-    /// A command is done.
+    /// Queues a response capsule.
     pub fn response(&mut self, cqe: &Cqe) {
         let digest = self.agreed.header_digest;
         let len = pdu::RESPONSE_HEADER + if digest { pdu::DIGEST } else { 0 };
@@ -85,7 +85,7 @@ impl Replies {
         self.header(&header);
     }
 
-    /// Asks for a command's data, all of it.
+    /// Queues an R2T for all of a command's data.
     pub fn ready_to_transfer(&mut self, cid: u16, tag: u16, len: u32) {
         let digest = self.agreed.header_digest;
         let whole = pdu::DATA_HEADER + if digest { pdu::DIGEST } else { 0 };
@@ -95,7 +95,7 @@ impl Replies {
         self.header(&DataHeader { cid, tag, offset: 0, len }.encode(common));
     }
 
-    /// A command's data, all of it; with `success` it is the command's answer as well.
+    /// Queues a C2HData with all of a command's data; with `success` it replaces the response capsule.
     pub fn data(&mut self, cid: u16, data: BufList, success: bool) {
         let Agreed { header_digest, data_digest, host_alignment } = self.agreed;
         let header = pdu::DATA_HEADER + if header_digest { pdu::DIGEST } else { 0 };
@@ -133,7 +133,7 @@ impl Replies {
         }
     }
 
-    /// A header, with its digest if there are digests.
+    /// Writes a header, and its digest if header digests are enabled.
     fn header(&mut self, bytes: &[u8]) {
         self.write(bytes);
         if self.agreed.header_digest {
@@ -141,7 +141,7 @@ impl Replies {
         }
     }
 
-    /// Writes a few bytes behind what was written before.
+    /// Appends a few bytes, at most `DATA_COPY_MAX`.
     fn write(&mut self, bytes: &[u8]) {
         debug_assert!(bytes.len() <= DATA_COPY_MAX);
         if self.headers.as_ref().is_none_or(|headers| headers.spare() < bytes.len()) {
@@ -155,7 +155,7 @@ impl Replies {
         }
     }
 
-    /// Moves what was written to what is ready.
+    /// Moves the contents of `headers` to the end of `ready`.
     fn seal(&mut self) {
         if let Some(headers) = &mut self.headers
             && !headers.is_empty()

@@ -1,4 +1,4 @@
-//! Secrets of hosts and controllers, as `nvme gen-dhchap-key` writes them.
+//! Secrets of hosts and controllers, in the format of `nvme gen-dhchap-key`.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use aws_lc_rs::{digest, hmac};
 use forebay_accel::crypto::base64;
 use zeroize::Zeroizing;
 
-/// What the text of a secret begins with.
+/// Prefix of the text of a secret.
 const PREFIX: &str = "DHHC-1:";
-/// What is hashed behind the name when a secret is transformed (base 8.13.5.7).
+/// String hashed after the NQN when a secret is transformed (base 8.13.5.7).
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
-/// A hash function of DH-HMAC-CHAP.
+/// Hash function of DH-HMAC-CHAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Hash {
-    /// SHA-256.
+    /// SHA-256 hash.
     Sha256 = 1,
-    /// SHA-384.
+    /// SHA-384 hash.
     Sha384 = 2,
-    /// SHA-512.
+    /// SHA-512 hash.
     Sha512 = 3,
 }
 
 impl Hash {
-    /// Every hash, the shortest first.
+    /// Supported hashes, the shortest first.
     pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
 
-    /// Of its number in messages.
+    /// Returns the hash with an identifier in messages; `None` if it is unknown.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|hash| *hash as u8 == number)
     }
 
-    /// Its name in a configuration.
+    /// Returns the name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Hash::Sha256 => "sha256",
@@ -41,12 +41,12 @@ impl Hash {
         }
     }
 
-    /// Bytes of what comes out.
+    /// Returns the digest length in bytes.
     pub fn len(self) -> usize {
         self.algorithm().output_len()
     }
 
-    /// Always false.
+    /// Returns false.
     pub fn is_empty(self) -> bool {
         false
     }
@@ -59,12 +59,12 @@ impl Hash {
         }
     }
 
-    /// The hash of some bytes.
+    /// Computes the hash of some bytes.
     pub fn digest(self, bytes: &[u8]) -> Zeroizing<Vec<u8>> {
         Zeroizing::new(digest::digest(self.algorithm(), bytes).as_ref().to_vec())
     }
 
-    /// HMAC of the parts, one after the other.
+    /// Computes the HMAC of the concatenated parts.
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         let algorithm = match self {
             Hash::Sha256 => hmac::HMAC_SHA256,
@@ -77,33 +77,33 @@ impl Hash {
     }
 }
 
-/// Why a text is no secret.
+/// Error in the text of a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// It does not look like one.
+    /// Not in the expected format.
     #[error("it does not have the form DHHC-1:00:...:, as 'nvme gen-dhchap-key' makes it")]
     Form,
-    /// Its length is not 32, 48 or 64 bytes.
+    /// Length other than 32, 48 or 64 bytes.
     #[error("a secret of {0} bytes; it has 32, 48 or 64")]
     Length(usize),
-    /// Its checksum is wrong.
+    /// Checksum mismatch.
     #[error("its checksum is wrong, so a character of it is")]
     Checksum,
 }
 
-/// A secret.  It is erased when dropped, and `Debug` does not show it.
+/// DH-HMAC-CHAP secret.  Erased when dropped, and not shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
-    /// It is transformed with this before it is used.
+    /// Hash of the key transformation; `None` if the key is used as it is.
     transform: Option<Hash>,
     key: Zeroizing<Vec<u8>>,
 }
 
 impl Secret {
-    /// Of its text: `DHHC-1:`, the transformation, and base64 of the key and its CRC-32.
+    /// Parses the text of a secret: `DHHC-1:`, the transformation, and base64 of the key and its CRC-32.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The [`SecretError`] in the text.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let rest = text.trim().strip_prefix(PREFIX).ok_or(SecretError::Form)?;
         let (transform, base64) = rest.split_once(':').ok_or(SecretError::Form)?;
@@ -126,7 +126,7 @@ impl Secret {
         Ok(Self { transform, key: Zeroizing::new(key.to_vec()) })
     }
 
-    /// What responses of the one with this name are made with.
+    /// Returns the transformed key, with which the owner of `nqn` computes its responses.
     pub fn key_of(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.transform {
             None => self.key.clone(),
@@ -141,7 +141,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// CRC-32 as in Ethernet, bit by bit: it is used for a line of a configuration.
+/// Computes the CRC-32 of Ethernet, bit by bit.  Speed does not matter for a line of a configuration.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0xEDB8_8320 } else { 0 })
@@ -152,7 +152,7 @@ pub(super) fn crc32(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Made by nvme-cli 2.3: `nvme gen-dhchap-key --hmac=H`.
+    /// Secrets made by nvme-cli 2.3: `nvme gen-dhchap-key --hmac=H`.
     const MADE: &[(&str, usize)] = &[
         ("DHHC-1:00:IwtNfQh/g40PNAxa3nbIYCHkRcC/ZQqHegC7NP5ynMfj9HeR:", 32),
         ("DHHC-1:01:lyZICQpw10TSDU2/vycqpoDznmOxABOZzH0YZzSUXsTrP13F:", 32),
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_transformation_is_that_of_nvme_cli() {
-        // It prints what is left after the transformation, of the bytes 00 to 1F and a name.
+        // nvme-cli prints the transformed key, here of the bytes 00 to 1F and an NQN.
         let after = Secret::parse("DHHC-1:01:FhXoXPF+ovGxR4N4qNveH5uIlAXP+Z95qQ3v1D/lb+OvFjzD:").expect("a secret");
         let before = Secret { transform: Some(Hash::Sha256), key: Zeroizing::new((0..32).collect()) };
         assert_eq!(before.key_of("nqn.2014-08.org.example:h"), after.key);

@@ -3,25 +3,25 @@ use forebay_block::{BufList, BufMut};
 use super::pools::DATA_OWN;
 use crate::wire::pdu::{DataHeader, Fes};
 
-/// A command's data that the host was asked for with an R2T.
+/// Data transfer from the host, requested with an R2T.
 #[derive(Debug)]
 struct Transfer<T> {
     cid: u16,
     len: u32,
-    /// When the data was asked for, by whoever's clock.
+    /// Time of the R2T, in units of the caller's clock.
     since: u64,
-    /// Bytes that have come.
+    /// Bytes received.
     here: u32,
     data: BufList,
-    /// Short pieces that go behind `data`.
+    /// Short pieces that follow `data`.
     gathered: Option<BufMut>,
     intact: bool,
     note: T,
 }
 
 impl<T> Transfer<T> {
-    /// Takes a piece.  One that is short and not all of the data is copied: it may keep a whole receive buffer in
-    /// memory, and a host may cut its data into pieces of a byte.
+    /// Appends a piece.  A short piece that is not all of the data is copied: it may keep a whole receive buffer in
+    /// memory, and a host may split its data into pieces of one byte.
     fn take(&mut self, piece: BufList) {
         let len = piece.len();
         if len >= DATA_OWN || len == self.len as usize {
@@ -46,7 +46,7 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Moves what was gathered to `data`.
+    /// Moves gathered pieces to `data`.
     fn seal(&mut self) {
         if let Some(gathered) = self.gathered.take() {
             self.data.push(gathered.freeze());
@@ -54,7 +54,8 @@ impl<T> Transfer<T> {
     }
 }
 
-/// The transfers of a connection under way, by tag.  One R2T asks for all of a command's data, so data comes in order.
+/// Data transfers in progress on a connection, by transfer tag.  One R2T requests all of a command's data, so
+/// that the data arrives in order.
 #[derive(Debug)]
 pub struct Transfers<T> {
     slots: Vec<Option<Transfer<T>>>,
@@ -68,17 +69,17 @@ impl<T> Default for Transfers<T> {
 }
 
 impl<T> Transfers<T> {
-    /// Transfers under way.
+    /// Returns the number of transfers in progress.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// There are none.
+    /// Returns whether no transfer is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// When the data that has been waited for longest was asked for.
+    /// Returns the time of the oldest outstanding R2T.
     pub fn oldest(&self) -> Option<u64> {
         self.slots.iter().flatten().map(|transfer| transfer.since).min()
     }
@@ -103,10 +104,10 @@ impl<T> Transfers<T> {
         }
     }
 
-    /// Whether data may come as `header` says.
+    /// Checks that an H2CData with this `header` is expected.
     ///
     /// # Errors
-    /// What the host did wrong.
+    /// The fatal error status for an unknown tag, a wrong position or length, or a wrong LAST_PDU flag.
     pub fn check(&self, header: &DataHeader, last: bool) -> Result<(), Fes> {
         let found = self.slots.get(usize::from(header.tag)).and_then(Option::as_ref);
         let transfer = found.filter(|transfer| transfer.cid == header.cid).ok_or(Fes::Sequence)?;
@@ -121,7 +122,8 @@ impl<T> Transfers<T> {
         Ok(())
     }
 
-    /// Takes data that was checked; all of it, and whether it was intact, when it was the last.
+    /// Adds data that was checked.  Returns the note, the data and whether all digests matched once the transfer is
+    /// complete.
     pub fn arrived(&mut self, header: &DataHeader, data: BufList, intact: bool) -> Option<(T, BufList, bool)> {
         let slot = self.slots.get_mut(usize::from(header.tag))?;
         let transfer = slot.as_mut()?;
@@ -136,7 +138,7 @@ impl<T> Transfers<T> {
         Some((note, data, intact))
     }
 
-    /// Gives up what is under way.
+    /// Aborts all transfers, and returns their notes.
     pub fn clear(&mut self) -> impl Iterator<Item = T> {
         self.free.clear();
         std::mem::take(&mut self.slots).into_iter().flatten().map(|transfer| transfer.note)

@@ -1,23 +1,23 @@
-//! Authentication Send and Receive, and the messages of DH-HMAC-CHAP in them (base 8.13).
+//! Authentication Send and Receive, and the DH-HMAC-CHAP messages in them (base 8.13).
 
 use super::{Page, Sqe, u16_at, u32_at};
 
-/// The security protocol of NVMe (base 6.4).
+/// Security protocol of NVMe (base 6.4).
 const PROTOCOL: u8 = 0xE9;
 /// SPSP0 and SPSP1 of authentication.
 const SPECIFIC: [u8; 2] = [1, 1];
-/// Bytes of a message at most: a reply with a value of 8,192 bits is 1,168 bytes long.
+/// Maximum bytes of a message.  A reply with a DH value of 8,192 bits is 1,168 bytes long.
 pub const MESSAGE_MAX: usize = 4096;
-/// Bytes of what every message has.
+/// Bytes of the fixed part of a DH-HMAC-CHAP message.
 const HEADER: usize = 16;
-/// Bytes of a failure.
+/// Bytes of a failure message.
 pub const FAILURE_LEN: usize = 8;
-/// Bytes of one protocol in a negotiation.
+/// Bytes of a protocol descriptor in a negotiation.
 const DESCRIPTOR: usize = 64;
-/// Identifiers of a kind in a descriptor at most.
+/// Maximum number of identifiers per list in a descriptor.
 const LIST_MAX: usize = 30;
 
-/// Types of messages.
+/// Authentication message types.
 mod kind {
     pub(super) const COMMON: u8 = 0;
     pub(super) const DHCHAP: u8 = 1;
@@ -25,94 +25,96 @@ mod kind {
 
 /// Message identifiers.
 pub mod id {
-    /// AUTH_Negotiate.
+    /// AUTH_Negotiate message.
     pub const NEGOTIATE: u8 = 0x00;
-    /// DH-HMAC-CHAP_Challenge.
+    /// DH-HMAC-CHAP_Challenge message.
     pub const CHALLENGE: u8 = 0x01;
-    /// DH-HMAC-CHAP_Reply.
+    /// DH-HMAC-CHAP_Reply message.
     pub const REPLY: u8 = 0x02;
-    /// DH-HMAC-CHAP_Success1.
+    /// DH-HMAC-CHAP_Success1 message.
     pub const SUCCESS1: u8 = 0x03;
-    /// DH-HMAC-CHAP_Success2.
+    /// DH-HMAC-CHAP_Success2 message.
     pub const SUCCESS2: u8 = 0x04;
-    /// AUTH_Failure2.
+    /// AUTH_Failure2 message.
     pub const FAILURE2: u8 = 0xF0;
-    /// AUTH_Failure1.
+    /// AUTH_Failure1 message.
     pub const FAILURE1: u8 = 0xF1;
 }
 
-/// Why an authentication fails (base figure 470); the reason code is always 1.
+/// Reason of a failed authentication (base figure 470); the reason code is always 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub enum Reason {
-    /// The other side does not know the secret.
+    /// Wrong response: the other side does not know the secret.
     #[error("the secret is another one")]
     Failed = 1,
-    /// There is no protocol that both know.
+    /// No common authentication protocol.
     #[error("there is no authentication protocol that both know")]
     Protocol = 2,
-    /// A secure channel was asked for with it.
+    /// Secure channel concatenation requested, which is not supported.
     #[error("a secure channel is not built out of an authentication")]
     Concatenation = 3,
-    /// There is no hash that both take.
+    /// No common hash.
     #[error("there is no hash that both take")]
     Hash = 4,
-    /// There is no group that both take.
+    /// No common DH group.
     #[error("there is no Diffie-Hellman group that both take")]
     Group = 5,
-    /// A message makes no sense.
+    /// Malformed message.
     #[error("a message that makes no sense")]
     Payload = 6,
-    /// It is another message's turn.
+    /// Unexpected message.
     #[error("another message was due")]
     Message = 7,
 }
 
-/// Whether a command is of authentication, and the bytes that it sends or makes room for.
+/// Returns the transfer or allocation length of an authentication command; `None` if it is 0 or the security
+/// protocol differs.
 pub fn length(sqe: &Sqe) -> Option<u32> {
     let fits = sqe.0[43] == PROTOCOL && [sqe.0[41], sqe.0[42]] == SPECIFIC;
     fits.then(|| u32_at(&sqe.0, 44)).filter(|&len| len > 0)
 }
 
-/// A message of the host.
+/// Authentication message of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Which exchange it is of.
+    /// Transaction identifier.
     pub transaction: u16,
-    /// What it says.
+    /// Content of the message.
     pub content: Content,
 }
 
-/// What a host says.
+/// Content of a host's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// How it would like to authenticate.
+    /// AUTH_Negotiate message.
     Negotiate {
-        /// It wants a secure channel with it.
+        /// Secure channel concatenation requested.
         secure_channel: bool,
-        /// Hashes and groups that it takes, in its order; `None` when it does not know DH-HMAC-CHAP.
+        /// Hash and DH group identifiers offered for DH-HMAC-CHAP, in the host's order; `None` if the host does not
+        /// offer it.
         lists: Option<(Vec<u8>, Vec<u8>)>,
     },
-    /// The answer to the challenge.
+    /// DH-HMAC-CHAP_Reply message.
     Reply {
-        /// The response.
+        /// Response to the controller's challenge.
         response: Vec<u8>,
-        /// What the controller is to answer: a number that is not 0, and a challenge.
+        /// Challenge for the controller: a sequence number other than 0, and the challenge value.
         challenge: Option<(u32, Vec<u8>)>,
-        /// The Diffie-Hellman value.
+        /// Diffie-Hellman public value; empty without Diffie-Hellman.
         value: Vec<u8>,
     },
-    /// The controller has shown that it knows its secret.
+    /// DH-HMAC-CHAP_Success2: the host has verified the controller's response.
     Success2,
-    /// It has not; the explanation.
+    /// AUTH_Failure2, with the reason code explanation.
     Failure2(u8),
 }
 
 impl Message {
-    /// Of its bytes.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// Why it is refused, and the transaction if that is known.
+    /// The reason of the failure, and the transaction identifier if it is known.
     pub fn decode(bytes: &[u8]) -> Result<Self, (Option<u16>, Reason)> {
         if bytes.len() < FAILURE_LEN {
             return Err((None, Reason::Payload));
@@ -152,11 +154,11 @@ fn reply(bytes: &[u8]) -> Option<Content> {
     let (hash, challenged) = (usize::from(bytes[6]), bytes[8] & 1 != 0);
     let (value, number) = (usize::from(u16_at(bytes, 10)), u32_at(bytes, 12));
     let rest = &bytes[HEADER..];
-    // There is room for a challenge whether there is one or not.
+    // The challenge field is present even if it is not valid.
     let (response, rest) = rest.split_at_checked(hash)?;
     let (challenge, rest) = rest.split_at_checked(hash)?;
     let value = rest.get(..value)?.to_vec();
-    // The number 0 is kept for secure channels.
+    // The sequence number 0 is reserved for secure channels.
     if challenged && number == 0 {
         return None;
     }
@@ -170,7 +172,7 @@ fn header(kind: u8, id: u8, transaction: u16, len: usize) -> Page {
     page
 }
 
-/// DH-HMAC-CHAP_Challenge.
+/// Encodes DH-HMAC-CHAP_Challenge.
 pub fn challenge(transaction: u16, hash: u8, group: u8, number: u32, challenge: &[u8], value: &[u8]) -> Vec<u8> {
     let mut page = header(kind::DHCHAP, id::CHALLENGE, transaction, HEADER);
     page.u8(6, challenge.len() as u8).u8(8, hash).u8(9, group).u16(10, value.len() as u16).u32(12, number);
@@ -178,7 +180,7 @@ pub fn challenge(transaction: u16, hash: u8, group: u8, number: u32, challenge: 
     page.finish()
 }
 
-/// DH-HMAC-CHAP_Success1, with the response to the host's challenge if it gave one.
+/// Encodes DH-HMAC-CHAP_Success1, with the response to the host's challenge if there was one.
 pub fn success1(transaction: u16, hash_len: usize, response: Option<&[u8]>) -> Vec<u8> {
     let mut page = header(kind::DHCHAP, id::SUCCESS1, transaction, HEADER);
     page.u8(6, hash_len as u8).u8(8, response.is_some().into());
@@ -189,7 +191,7 @@ pub fn success1(transaction: u16, hash_len: usize, response: Option<&[u8]>) -> V
     page.finish()
 }
 
-/// AUTH_Failure1.
+/// Encodes AUTH_Failure1.
 pub fn failure1(transaction: u16, reason: Reason) -> Vec<u8> {
     let mut page = header(kind::COMMON, id::FAILURE1, transaction, FAILURE_LEN);
     page.u8(6, 1).u8(7, reason as u8);

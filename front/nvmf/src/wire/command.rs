@@ -6,16 +6,16 @@ use super::{Status, u16_at, u32_at, u64_at};
 pub const SQE_LEN: usize = 64;
 /// Bytes of a completion queue entry.
 pub const CQE_LEN: usize = 16;
-/// The namespace id that means all of them.
+/// Namespace id that addresses all namespaces.
 pub const NSID_ALL: u32 = u32::MAX;
 
-/// Opcodes of the admin queue (base figure 138).
+/// Admin command opcodes (base figure 138).
 pub mod admin {
     /// Get Log Page.
     pub const GET_LOG: u8 = 0x02;
-    /// Identify.
+    /// Identify command.
     pub const IDENTIFY: u8 = 0x06;
-    /// Abort.
+    /// Abort command.
     pub const ABORT: u8 = 0x08;
     /// Set Features.
     pub const SET_FEATURES: u8 = 0x09;
@@ -27,21 +27,21 @@ pub mod admin {
     pub const KEEP_ALIVE: u8 = 0x18;
 }
 
-/// Opcodes of I/O queues (nvm figure 6).
+/// I/O command opcodes (nvm figure 6).
 pub mod nvm {
-    /// Flush.
+    /// Flush command.
     pub const FLUSH: u8 = 0x00;
-    /// Write.
+    /// Write command.
     pub const WRITE: u8 = 0x01;
-    /// Read.
+    /// Read command.
     pub const READ: u8 = 0x02;
-    /// Compare.
+    /// Compare command.
     pub const COMPARE: u8 = 0x05;
     /// Write Zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
     /// Dataset Management.
     pub const DSM: u8 = 0x09;
-    /// Verify.
+    /// Verify command.
     pub const VERIFY: u8 = 0x0C;
     /// Reservation Register.
     pub const RESV_REGISTER: u8 = 0x0D;
@@ -53,30 +53,30 @@ pub mod nvm {
     pub const RESV_RELEASE: u8 = 0x15;
 }
 
-/// Fabrics commands, on any queue.
+/// Opcode of Fabrics commands, on any queue.
 pub const FABRICS: u8 = 0x7F;
 
-/// How a command names its data.
+/// SGL descriptor of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sgl {
-    /// In the capsule, from this offset on.
+    /// Data in the capsule.
     InCapsule {
-        /// Bytes from the start of the capsule's data.
+        /// Offset in bytes from the start of the in-capsule data.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Moved by the transport (C2HData, or R2T and H2CData).
+    /// Data moved by the transport (C2HData, or R2T and H2CData).
     Transport {
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Whatever else; refused when the command has data.
+    /// Unsupported descriptor type; rejected if the command has data.
     Other(u8),
 }
 
 impl Sgl {
-    /// Bytes of data; 0 for what is not understood.
+    /// Returns the length in bytes; 0 for unsupported descriptors.
     pub fn len(self) -> u32 {
         match self {
             Sgl::InCapsule { len, .. } | Sgl::Transport { len } => len,
@@ -84,31 +84,31 @@ impl Sgl {
         }
     }
 
-    /// There are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 }
 
-/// Whether a command is one half of a fused operation.
+/// Fused operation field (FUSE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fuse {
-    /// It stands alone.
+    /// Normal command.
     None,
-    /// It is the first half.
+    /// First command of a fused operation.
     First,
-    /// It is the second half.
+    /// Second command of a fused operation.
     Second,
-    /// A reserved value.
+    /// Reserved value.
     Reserved,
 }
 
-/// A submission queue entry.
+/// Submission queue entry.
 #[derive(Debug, Clone, Copy)]
 pub struct Sqe(pub [u8; SQE_LEN]);
 
 impl Sqe {
-    /// From the bytes of a capsule.
+    /// Copies an entry from the bytes of a capsule.
     ///
     /// # Panics
     /// When they are fewer than [`SQE_LEN`].
@@ -116,12 +116,12 @@ impl Sqe {
         Self(bytes[..SQE_LEN].try_into().expect("64 bytes"))
     }
 
-    /// Opcode.
+    /// Returns the opcode.
     pub fn opcode(&self) -> u8 {
         self.0[0]
     }
 
-    /// FUSE.
+    /// Returns the fused operation field (FUSE).
     pub fn fuse(&self) -> Fuse {
         match self.0[1] & 3 {
             0 => Fuse::None,
@@ -131,33 +131,33 @@ impl Sqe {
         }
     }
 
-    /// PSDT.
+    /// Returns PSDT.
     pub fn psdt(&self) -> u8 {
         self.0[1] >> 6
     }
 
-    /// PSDT says that data is named by an SGL, which is all there is over fabrics.  Metadata in an SGL of its own (10b) is
-    /// not offered, nor is it claimed in SGLS.
+    /// Returns whether PSDT selects an SGL for the data, the only choice over Fabrics.  Metadata in an SGL of its own
+    /// (10b) is not supported, nor claimed in SGLS.
     pub fn uses_sgl(&self) -> bool {
         self.psdt() == 1
     }
 
-    /// Command identifier.
+    /// Returns the command identifier.
     pub fn cid(&self) -> u16 {
         u16_at(&self.0, 2)
     }
 
-    /// Namespace.
+    /// Returns the namespace id.
     pub fn nsid(&self) -> u32 {
         u32_at(&self.0, 4)
     }
 
-    /// Fabrics command type.
+    /// Returns the Fabrics command type.
     pub fn fctype(&self) -> u8 {
         self.0[4]
     }
 
-    /// The only SGL descriptor (base 4.1.2).
+    /// Decodes the only SGL descriptor (base 4.1.2).
     pub fn sgl(&self) -> Sgl {
         let len = u32_at(&self.0, 32);
         match self.0[39] {
@@ -167,45 +167,45 @@ impl Sqe {
         }
     }
 
-    /// Command dword `index` of 10 to 15.
+    /// Returns command dword `index`, from 10 to 15.
     pub fn cdw(&self, index: usize) -> u32 {
         u32_at(&self.0, index * 4)
     }
 
-    /// First logical block.
+    /// Returns the first logical block (SLBA).
     pub fn slba(&self) -> u64 {
         u64_at(&self.0, 40)
     }
 
-    /// Logical blocks, counted from one.
+    /// Returns the number of logical blocks, which is encoded zero-based (NLB).
     pub fn blocks(&self) -> u64 {
         u64::from(u16_at(&self.0, 48)) + 1
     }
 
-    /// Force unit access.
+    /// Returns Force Unit Access.
     pub fn fua(&self) -> bool {
         self.cdw(12) & 1 << 30 != 0
     }
 
-    /// An entry with an opcode, a command identifier and a namespace; for hosts.
+    /// Creates an entry with an opcode, a command identifier and a namespace; for hosts.
     pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         let mut bytes = [0; SQE_LEN];
         bytes[0] = opcode;
-        // Over fabrics all commands use SGLs.
+        // Commands over Fabrics use SGLs only.
         bytes[1] = 1 << 6;
         bytes[2..4].copy_from_slice(&cid.to_le_bytes());
         bytes[4..8].copy_from_slice(&nsid.to_le_bytes());
         Self(bytes)
     }
 
-    /// With command dword `index`.
+    /// Sets command dword `index`.
     #[must_use]
     pub fn with(mut self, index: usize, value: u32) -> Self {
         self.0[index * 4..index * 4 + 4].copy_from_slice(&value.to_le_bytes());
         self
     }
 
-    /// With an SGL.
+    /// Sets the SGL descriptor.
     #[must_use]
     pub fn with_sgl(mut self, sgl: Sgl) -> Self {
         let (at, len, kind) = match sgl {
@@ -220,21 +220,21 @@ impl Sqe {
     }
 }
 
-/// A completion queue entry.
+/// Completion queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cqe {
-    /// Command specific, dwords 0 and 1.
+    /// Command-specific result, dwords 0 and 1.
     pub result: u64,
     /// Submission queue head.
     pub sq_head: u16,
     /// Command identifier.
     pub cid: u16,
-    /// How it went.
+    /// Status field.
     pub status: Status,
 }
 
 impl Cqe {
-    /// Its bytes.
+    /// Encodes the entry.
     pub fn encode(&self) -> [u8; CQE_LEN] {
         let mut out = [0; CQE_LEN];
         out[0..8].copy_from_slice(&self.result.to_le_bytes());
@@ -244,7 +244,7 @@ impl Cqe {
         out
     }
 
-    /// Of its bytes.
+    /// Decodes an entry.
     ///
     /// # Panics
     /// When they are fewer than [`CQE_LEN`].

@@ -6,7 +6,7 @@ use super::{Page, Sqe, string_of, u16_at, u32_at, u64_at};
 pub mod fctype {
     /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
-    /// Connect.
+    /// Connect command.
     pub const CONNECT: u8 = 0x01;
     /// Property Get.
     pub const PROPERTY_GET: u8 = 0x04;
@@ -14,7 +14,7 @@ pub mod fctype {
     pub const AUTH_SEND: u8 = 0x05;
     /// Authentication Receive.
     pub const AUTH_RECEIVE: u8 = 0x06;
-    /// Disconnect.
+    /// Disconnect command.
     pub const DISCONNECT: u8 = 0x08;
 }
 
@@ -36,50 +36,50 @@ pub mod property {
 
 /// Bytes of the Connect command's data.
 pub const CONNECT_DATA: usize = 1024;
-/// The well-known name of discovery.
+/// Well-known NQN of the discovery subsystem.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Bytes of a qualified name, at most.
+/// Maximum bytes of an NVMe Qualified Name.
 pub const NQN_MAX: usize = 223;
-/// The controller id that asks for any.
+/// Controller id that requests any controller.
 pub const CNTLID_ANY: u16 = 0xFFFF;
 
-/// A Connect command.
+/// Connect command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connect {
-    /// 0 for the admin queue.
+    /// Queue id; 0 for the admin queue.
     pub queue: u16,
-    /// Entries of the submission queue, counted from zero.
+    /// Entries of the submission queue, zero-based.
     pub sq_size: u16,
-    /// The host keeps track of the queue by itself (CATTR bit 2).
+    /// Flow control disabled by the host (CATTR bit 2).
     pub no_flow_control: bool,
     /// Keep-alive timeout in milliseconds; 0 for none.
     pub keep_alive_ms: u32,
     /// Host identifier.
     pub host_id: [u8; 16],
-    /// Controller.
+    /// Controller id.
     pub cntlid: u16,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub subsystem: String,
-    /// Name of the host.
+    /// NQN of the host.
     pub host: String,
 }
 
-/// Which parameter of a Connect is wrong (base 6.3): its offset, and whether that is in the data.
+/// Invalid parameter of a Connect (base 6.3): its offset, and whether that is in the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
-    /// Bytes from the start of the entry, or of the data.
+    /// Offset in bytes from the start of the entry, or of the data.
     pub offset: u16,
-    /// In the data.
+    /// Set for a field of the data.
     pub in_data: bool,
 }
 
 impl Wrong {
-    /// Of a field of the submission queue entry.
+    /// Locates a field of the submission queue entry.
     pub const fn entry(offset: u16) -> Self {
         Self { offset, in_data: false }
     }
 
-    /// Of a field of the data.
+    /// Locates a field of the data.
     pub const fn data(offset: u16) -> Self {
         Self { offset, in_data: true }
     }
@@ -97,13 +97,13 @@ impl Wrong {
         }
     }
 
-    /// As the completion says it.
+    /// Returns the result of the completion, with offset and location of the parameter.
     pub fn result(self) -> u64 {
         u64::from(self.offset) | u64::from(self.in_data) << 16
     }
 }
 
-/// Where things are in the Connect command and its data.
+/// Field offsets in the Connect command and its data.
 pub mod connect_field {
     use super::Wrong;
     /// Queue identifier.
@@ -112,19 +112,19 @@ pub mod connect_field {
     pub const SIZE: Wrong = Wrong::entry(44);
     /// Host identifier.
     pub const HOST_ID: Wrong = Wrong::data(0);
-    /// Controller.
+    /// Controller id.
     pub const CNTLID: Wrong = Wrong::data(16);
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub const SUBSYSTEM: Wrong = Wrong::data(256);
-    /// Name of the host.
+    /// NQN of the host.
     pub const HOST: Wrong = Wrong::data(512);
 }
 
 impl Connect {
-    /// Of a command and its data.
+    /// Decodes a Connect command and its data.
     ///
     /// # Errors
-    /// `None` when the format of the record is another one; otherwise what is wrong.
+    /// `None` for an unsupported record format; otherwise the invalid parameter.
     pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Self, Option<Wrong>> {
         if u16_at(&sqe.0, 40) != 0 {
             return Err(None);
@@ -145,7 +145,7 @@ impl Connect {
         })
     }
 
-    /// The command's dwords 10 to 12 on `sqe`, and its data; for hosts.
+    /// Encodes the command's fields in `sqe`, and its data; for hosts.
     pub fn encode(&self, mut sqe: Sqe) -> (Sqe, Vec<u8>) {
         sqe.0[4] = fctype::CONNECT;
         sqe.0[42..44].copy_from_slice(&self.queue.to_le_bytes());
@@ -159,24 +159,25 @@ impl Connect {
     }
 }
 
-/// It may be a qualified name (base 4.5): `nqn.`, a date, a name; no more is asked of it, since hosts have all kinds.
+/// Returns whether a text may be an NVMe Qualified Name (base 4.5).  Requires only the prefix `nqn.`, a valid
+/// length and no control characters, since hosts have names of all kinds.
 pub fn is_nqn(text: &str) -> bool {
     text.starts_with("nqn.") && text.len() >= 11 && text.len() <= NQN_MAX && !text.chars().any(char::is_control)
 }
 
-/// A property and how wide the host thinks it is.
+/// Property access by a host: the property, its width and its new value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Property {
-    /// Which.
+    /// Offset of the property.
     pub offset: u32,
-    /// It is 8 bytes wide, not 4.
+    /// Width of 8 bytes, not 4.
     pub wide: bool,
-    /// What is to be set.
+    /// Value to set; meaningless for Property Get.
     pub value: u64,
 }
 
 impl Property {
-    /// Of a Property Get or Set.
+    /// Decodes a Property Get or Property Set command.
     pub fn decode(sqe: &Sqe) -> Self {
         Self { offset: u32_at(&sqe.0, 44), wide: sqe.0[40] & 7 == 1, value: u64_at(&sqe.0, 48) }
     }

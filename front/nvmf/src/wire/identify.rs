@@ -1,8 +1,8 @@
-//! Data structures of Identify (base 5.17, nvm 4.1.5).
+//! Identify data structures (base 5.17, nvm 4.1.5).
 
 use super::Page;
 
-/// Bytes of every Identify structure.
+/// Size of every Identify structure in bytes.
 pub const LEN: usize = 4096;
 
 /// Controller or Namespace Structure (base figure 273).
@@ -43,10 +43,10 @@ pub mod cns {
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
-/// The NVM command set's identifier.
+/// Identifier of the NVM command set.
 pub const CSI_NVM: u8 = 0;
 
-/// What a controller says of itself.
+/// Fields of the Identify Controller data structure.
 #[derive(Debug, Clone)]
 pub struct Controller<'a> {
     /// Serial number of the subsystem, 20 characters.
@@ -55,63 +55,63 @@ pub struct Controller<'a> {
     pub model: &'a str,
     /// Firmware revision, 8 characters.
     pub firmware: &'a str,
-    /// Its id.
+    /// Controller id.
     pub cntlid: u16,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub nqn: &'a str,
-    /// It is a discovery controller.
+    /// Discovery controller, not an I/O controller.
     pub discovery: bool,
-    /// MDTS: transfers up to so many pages, as a power of two.
+    /// Maximum data transfer size (MDTS), in pages, as a power of two.
     pub transfer_pages_log2: u8,
     /// Optional asynchronous events (OAES).
     pub events: u32,
-    /// Asynchronous event requests, counted from zero (AERL).
+    /// Asynchronous event request limit, zero-based (AERL).
     pub event_requests_max: u8,
     /// Granularity of the keep-alive timer in units of 100 ms (KAS).
     pub keep_alive_unit: u16,
-    /// Largest namespace id, and the most namespaces there can be.
+    /// Largest namespace id, and the maximum number of namespaces.
     pub namespaces_max: u32,
-    /// Largest ANA group.
+    /// Largest ANA group id.
     pub ana_group_max: u32,
-    /// ANA groups.
+    /// Number of ANA groups.
     pub ana_groups: u32,
-    /// Seconds that an ANA transition takes at most.
+    /// Maximum duration of an ANA transition, in seconds.
     pub ana_transition_s: u8,
-    /// Commands outstanding on a queue, at most.
+    /// Maximum number of outstanding commands on a queue.
     pub commands_max: u16,
-    /// Bytes of data in a command capsule.
+    /// Maximum bytes of in-capsule data.
     pub in_capsule: u32,
-    /// Reservations are to be had.
+    /// Reservations supported.
     pub reservations: bool,
 }
 
-/// Asynchronous events that a controller offers or a host wants (base figures 275 and 294).
+/// Asynchronous events that a controller supports or a host enables (base figures 275 and 294).
 pub mod event {
-    /// The list of namespaces, or one of them, has changed.
+    /// Namespace attribute notices: the list of namespaces, or one of them, has changed.
     pub const NAMESPACE: u32 = 1 << 8;
-    /// ANA states have changed.
+    /// ANA change notices.
     pub const ANA: u32 = 1 << 11;
-    /// The discovery log page has changed.
+    /// Discovery log page change notices.
     pub const DISCOVERY: u32 = 1 << 31;
 }
 
-/// Log page attributes (LPA): only what every page behind a bit keeps.  There is no health page of a namespace, no
-/// telemetry and no persistent event log.
+/// Log page attributes (LPA).  A bit is set only if every page behind it is supported.  There is no health page
+/// per namespace, no telemetry and no persistent event log.
 pub mod lpa {
-    /// Commands Supported and Effects (05h) is served.
+    /// Commands Supported and Effects (05h) supported.
     pub const EFFECTS: u8 = 1 << 1;
-    /// Log pages can be read in parts, with lengths of 32 bits.
+    /// Extended data for Get Log Page: 32-bit lengths and offsets.
     pub const EXTENDED: u8 = 1 << 2;
-    /// Supported Log Pages (00h), Feature Identifiers (12h) and NVMe-MI Commands (13h) are served, and commands' scopes
-    /// are told where their effects are.
+    /// Supported Log Pages (00h), Feature Identifiers (12h) and NVMe-MI Commands (13h) supported, and the scopes of
+    /// commands reported with their effects.
     pub const SUPPORTED: u8 = 1 << 5;
-    /// All of an I/O controller.
+    /// Attributes of an I/O controller.
     pub const ALL: u8 = EFFECTS | EXTENDED | SUPPORTED;
 }
 
 /// Optional NVM commands (ONCS).
 pub mod oncs {
-    /// Compare.
+    /// Compare support (ONCS bit).
     pub const COMPARE: u16 = 1 << 0;
     /// Dataset Management.
     pub const DSM: u16 = 1 << 2;
@@ -119,9 +119,9 @@ pub mod oncs {
     pub const WRITE_ZEROES: u16 = 1 << 3;
     /// Save and Select of features.
     pub const SELECT: u16 = 1 << 4;
-    /// Reservations.
+    /// Reservations support (ONCS bit).
     pub const RESERVATIONS: u16 = 1 << 5;
-    /// Verify.
+    /// Verify support (ONCS bit).
     pub const VERIFY: u16 = 1 << 7;
 }
 
@@ -129,7 +129,7 @@ pub mod oncs {
 pub const VERSION: u32 = 0x0002_0000;
 
 impl Controller<'_> {
-    /// Identify Controller (base figure 275).
+    /// Encodes Identify Controller (base figure 275).
     pub fn encode(&self) -> Vec<u8> {
         let mut page = Page::new(LEN);
         page.ascii(4, 20, self.serial).ascii(24, 40, self.model).ascii(64, 8, self.firmware);
@@ -142,30 +142,30 @@ impl Controller<'_> {
         page.u8(261, if self.discovery { lpa::EXTENDED | lpa::SUPPORTED } else { lpa::ALL });
         page.u16(320, self.keep_alive_unit);
         page.u16(514, self.commands_max);
-        // SGLs of any byte alignment, with offsets in capsules, and the transport's own.
+        // SGLs of any byte alignment, with offsets for in-capsule data, and transport SGLs.
         page.u32(536, 1 | 1 << 20 | 1 << 21);
         page.string(768, 256, self.nqn);
         page.u32(1792, (64 + self.in_capsule) / 16).u32(1796, 1);
-        // One SGL descriptor a command.
+        // One SGL descriptor per command.
         page.u8(1803, 1);
         if self.discovery {
             // The subsystem of this discovery controller has no namespaces; DCTYPE 1: a DDC.
             page.u8(1806, 1);
             return page.finish();
         }
-        // Many ports, many controllers, ANA.
+        // Multiple ports, multiple controllers, ANA reporting.
         page.u8(76, 1 | 1 << 1 | 1 << 3);
-        // Times to start and stop on its own, in microseconds.
+        // Typical times to become ready (RTD3R) and to shut down (RTD3E), in microseconds.
         page.u32(84, 1_000_000).u32(88, 1_000_000);
-        // Aborts at a time, counted from zero.
+        // Abort command limit, zero-based.
         page.u8(258, 3);
         // One firmware slot, which is read-only.
         page.u8(260, 1 << 1 | 1);
-        // Error log entries, counted from zero.
+        // Error log page entries, zero-based.
         page.u8(262, super::log::ERRORS_MAX as u8 - 1);
         // No sensor measures a temperature: no threshold of one is reported (WCTEMP and CCTEMP stay 0).
         page.u8(342, self.ana_transition_s);
-        // All five states are reported; a namespace's group may change.
+        // Reports five ANA states (ANACAP).  The group of a namespace may change.
         page.u8(343, 0x1F).u32(344, self.ana_group_max).u32(348, self.ana_groups);
         page.u8(512, 0x66).u8(513, 0x44);
         page.u32(516, self.namespaces_max);
@@ -173,9 +173,9 @@ impl Controller<'_> {
         page.u16(520, oncs::COMPARE | oncs::DSM | oncs::WRITE_ZEROES | oncs::SELECT | oncs::VERIFY | reservations);
         // Compare and Write can be fused.
         page.u16(522, 1);
-        // A volatile write cache; Flush does not take all namespaces at once.
+        // Volatile write cache present; Flush does not accept the broadcast namespace id.
         page.u8(525, 1 | 2 << 1);
-        // One block of 512 bytes is atomic whatever its place (AWUN, AWUPF); namespaces say more.
+        // Only one 512-byte block is atomic at any position (AWUN, AWUPF); namespaces report more.
         page.u16(526, 0).u16(528, 0).u16(532, 0);
         page.u32(540, self.namespaces_max);
         // One power state (NPSS 0), of which no power is reported: its descriptor stays 0.
@@ -183,18 +183,18 @@ impl Controller<'_> {
     }
 }
 
-/// What a namespace says of itself.
+/// Fields of the Identify Namespace data structure.
 #[derive(Debug, Clone, Copy)]
 pub struct Namespace {
-    /// Logical blocks.
+    /// Size in logical blocks.
     pub blocks: u64,
-    /// Bytes of a logical block, as a power of two.
+    /// Logical block size in bytes, as a power of two.
     pub block_shift: u8,
-    /// Logical blocks that are written together without reading first.
+    /// Preferred write granularity in logical blocks, which avoids read-modify-write.
     pub preferred_blocks: u16,
-    /// Writes are refused.
+    /// Writes are rejected.
     pub write_protected: bool,
-    /// Its ANA group.
+    /// ANA group id.
     pub ana_group: u32,
     /// Namespace Globally Unique Identifier.
     pub nguid: [u8; 16],
@@ -206,24 +206,25 @@ pub struct Namespace {
     pub reservations: u8,
 }
 
-/// Bytes that are written wholly or not at all, whatever happens, when they are aligned to it.
+/// Atomic write unit in bytes, also on power failure, for writes within one unit aligned to its size.
 pub const ATOMIC: u16 = 4096;
 
 impl Namespace {
-    /// Identify Namespace (nvm figure 97).
+    /// Encodes Identify Namespace (nvm figure 97).
     pub fn encode(&self) -> Vec<u8> {
         let atomic = (ATOMIC >> self.block_shift).max(1) - 1;
         let preferred = self.preferred_blocks.max(1) - 1;
         let mut page = Page::new(LEN);
         page.u64(0, self.blocks).u64(8, self.blocks).u64(16, self.blocks);
-        // Atomic units of its own; ids are not used again; preferred sizes are filled in.  Not thin (THINP): that would
-        // promise a utilization that follows what is allocated, and counting that means looking at every object.
+        // NSFEAT: own atomic units (NSABP); ids not reused (UIDREUSE); optimal I/O fields (OPTPERF).  Not thin
+        // provisioned (THINP): that would require a utilization that follows the allocation, and counting that means
+        // looking at every object.
         page.u8(24, 1 << 1 | 1 << 3 | 1 << 4);
         // Shared between controllers.
         page.u8(30, 1).u8(31, self.reservations);
-        // What is deallocated reads as zeroes, and Write Zeroes can deallocate.
+        // Deallocated blocks read as zeroes, and Write Zeroes can deallocate.
         page.u8(33, 1 | 1 << 3);
-        // Whole 4 KiB-aligned blocks are atomic: so many, with boundaries there.
+        // Atomic write sizes and boundaries: 4 KiB-aligned units, in zero-based logical blocks.
         page.u16(34, atomic).u16(36, atomic).u16(38, atomic).u16(40, atomic).u16(42, 0).u16(44, atomic);
         page.u128(48, u128::from(self.blocks) << self.block_shift);
         page.u16(64, preferred).u16(66, preferred).u16(68, preferred).u16(70, preferred).u16(72, preferred);
@@ -233,23 +234,23 @@ impl Namespace {
         page.finish()
     }
 
-    /// Identify Namespace of the user data format (nvm figure 98): only what the format decides.
+    /// Encodes Identify Namespace of the user data format (nvm figure 98): only fields that depend on the format.
     pub fn encode_format(&self) -> Vec<u8> {
         let mut page = Page::new(LEN);
         page.u8(130, self.block_shift);
         page.finish()
     }
 
-    /// Identify Namespace independent of the command set (base figure 280).
+    /// Encodes Identify Namespace independent of the command set (base figure 280).
     pub fn encode_independent(&self) -> Vec<u8> {
         let mut page = Page::new(LEN);
-        // Ids are not used again; shared; reservations; ready.
+        // Ids not reused; shared; reservations; ready.
         page.u8(0, 1 << 3).u8(1, 1).u8(2, self.reservations);
         page.u32(8, self.ana_group).u8(12, u8::from(self.write_protected)).u8(19, 1);
         page.finish()
     }
 
-    /// Namespace Identification Descriptors (base figure 277).
+    /// Encodes the Namespace Identification Descriptors (base figure 277).
     pub fn descriptors(&self) -> Vec<u8> {
         let mut at = 0;
         let mut page = Page::new(LEN);
@@ -265,7 +266,7 @@ impl Namespace {
     }
 }
 
-/// A list of namespace ids greater than `after`, in order.
+/// Encodes a list of the namespace ids greater than `after`, in order.
 pub fn namespace_list(ids: impl Iterator<Item = u32>, after: u32) -> Vec<u8> {
     let mut page = Page::new(LEN);
     for (index, id) in ids.filter(|&id| id > after).take(LEN / 4).enumerate() {
@@ -274,7 +275,7 @@ pub fn namespace_list(ids: impl Iterator<Item = u32>, after: u32) -> Vec<u8> {
     page.finish()
 }
 
-/// A list of controller ids from `from` on, in order (base figure 134).
+/// Encodes a list of the controller ids from `from` on, in order (base figure 134).
 pub fn controller_list(ids: impl Iterator<Item = u16>, from: u16) -> Vec<u8> {
     let mut page = Page::new(LEN);
     let mut count = 0;
@@ -286,14 +287,14 @@ pub fn controller_list(ids: impl Iterator<Item = u16>, from: u16) -> Vec<u8> {
     page.finish()
 }
 
-/// Identify Controller of the NVM command set (nvm figure 100): nothing is limited beyond MDTS.
+/// Encodes Identify Controller of the NVM command set (nvm figure 100).  A limit of 0 means none beyond MDTS.
 pub fn nvm_controller(ranges_max: u8, range_blocks_max: u32, blocks_max: u64) -> Vec<u8> {
     let mut page = Page::new(LEN);
     page.u8(3, ranges_max).u32(4, range_blocks_max).u64(8, blocks_max);
     page.finish()
 }
 
-/// The I/O command set combinations: the NVM command set alone (base figure 289).
+/// Encodes the I/O command set combinations: the NVM command set alone (base figure 289).
 pub fn command_sets() -> Vec<u8> {
     let mut page = Page::new(LEN);
     page.u64(0, 1 << CSI_NVM);

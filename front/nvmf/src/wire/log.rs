@@ -22,18 +22,18 @@ pub mod id {
     pub const FEATURES: u8 = 0x12;
     /// NVMe-MI Commands Supported and Effects.
     pub const MI_COMMANDS: u8 = 0x13;
-    /// Discovery.
+    /// Discovery log page.
     pub const DISCOVERY: u8 = 0x70;
     /// Reservation Notification.
     pub const RESERVATION: u8 = 0x80;
 }
 
-/// Entries of the error log that a controller keeps.
+/// Maximum entries of the error log of a controller.
 pub const ERRORS_MAX: usize = 16;
-/// Namespaces in a Changed Namespace List; more are "many".
+/// Maximum entries of a Changed Namespace List; more are reported as a single FFFFFFFFh.
 pub const CHANGED_MAX: usize = 1024;
 
-/// The pages that an I/O controller has.
+/// Log pages of an I/O controller.
 pub const IO_PAGES: &[u8] = &[
     id::SUPPORTED,
     id::ERROR,
@@ -47,10 +47,10 @@ pub const IO_PAGES: &[u8] = &[
     id::RESERVATION,
 ];
 
-/// The pages that a discovery controller has.
+/// Log pages of a discovery controller.
 pub const DISCOVERY_PAGES: &[u8] = &[id::SUPPORTED, id::ERROR, id::FEATURES, id::MI_COMMANDS, id::DISCOVERY];
 
-/// Supported Log Pages (base 5.16.1.1).
+/// Encodes Supported Log Pages (base 5.16.1.1).
 pub fn supported(pages: &[u8]) -> Vec<u8> {
     let mut page = Page::new(1024);
     for &id in pages {
@@ -59,24 +59,24 @@ pub fn supported(pages: &[u8]) -> Vec<u8> {
     page.finish()
 }
 
-/// Something that went wrong with a command.
+/// Error log entry of a failed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// Counts errors from 1.
+    /// Error count, from 1.
     pub count: u64,
-    /// Queue.
+    /// Submission queue id.
     pub queue: u16,
-    /// Command.
+    /// Command identifier.
     pub cid: u16,
-    /// What it was answered with.
+    /// Status of the completion.
     pub status: Status,
     /// First logical block.
     pub lba: u64,
-    /// Namespace.
+    /// Namespace id.
     pub nsid: u32,
 }
 
-/// Error Information, the newest first (base 5.16.1.2).
+/// Encodes Error Information, the newest first (base 5.16.1.2).
 pub fn errors<'a>(entries: impl Iterator<Item = &'a ErrorEntry>) -> Vec<u8> {
     let mut page = Page::new(ERRORS_MAX * 64);
     for (index, entry) in entries.take(ERRORS_MAX).enumerate() {
@@ -90,10 +90,10 @@ pub fn errors<'a>(entries: impl Iterator<Item = &'a ErrorEntry>) -> Vec<u8> {
     page.finish()
 }
 
-/// What the health page reports.
+/// Counters of the SMART / Health Information log page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Health {
-    /// The volumes cannot be written.
+    /// Volumes are read-only.
     pub read_only: bool,
     /// Bytes read by hosts.
     pub bytes_read: u64,
@@ -105,13 +105,13 @@ pub struct Health {
     pub writes: u64,
     /// Seconds that the daemon has been up.
     pub uptime_s: u64,
-    /// Errors of the medium.
+    /// Media errors.
     pub media_errors: u64,
-    /// Errors ever entered into the error log.
+    /// Number of error log entries since the controller was created.
     pub errors: u64,
 }
 
-/// SMART / Health Information (base 5.16.1.3).  There is no sensor, so no temperature is reported.
+/// Encodes SMART / Health Information (base 5.16.1.3).  There is no sensor, so no temperature is reported.
 pub fn health(health: &Health) -> Vec<u8> {
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
     let mut page = Page::new(512);
@@ -123,14 +123,14 @@ pub fn health(health: &Health) -> Vec<u8> {
     page.finish()
 }
 
-/// Firmware Slot Information (base 5.16.1.4): one slot.
+/// Encodes Firmware Slot Information (base 5.16.1.4): one slot.
 pub fn firmware(revision: &str) -> Vec<u8> {
     let mut page = Page::new(512);
     page.u8(0, 1).ascii(8, 8, revision);
     page.finish()
 }
 
-/// Changed Namespace List (base 5.16.1.5).
+/// Encodes the Changed Namespace List (base 5.16.1.5).
 pub fn changed(ids: &[u32]) -> Vec<u8> {
     let mut page = Page::new(CHANGED_MAX * 4);
     if ids.len() > CHANGED_MAX {
@@ -143,10 +143,10 @@ pub fn changed(ids: &[u32]) -> Vec<u8> {
     page.finish()
 }
 
-/// Commands Supported and Effects (base 5.16.1.6).
+/// Encodes Commands Supported and Effects (base 5.16.1.6).
 pub fn effects(reservations: bool) -> Vec<u8> {
     use command::{admin, nvm};
-    /// Supported.
+    /// Bit of a supported log page.
     const SUPPORTED: u32 = 1;
     /// Changes the content of logical blocks.
     const CONTENT: u32 = 1 << 1;
@@ -184,7 +184,8 @@ pub fn effects(reservations: bool) -> Vec<u8> {
     page.finish()
 }
 
-/// Feature Identifiers Supported and Effects (base 5.16.1.18).
+/// Encodes Feature Identifiers Supported and Effects (base 5.16.1.18), from ids and whether each is per
+/// namespace.
 pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
     let mut page = Page::new(1024);
     for &(id, of_namespace) in supported {
@@ -195,12 +196,13 @@ pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
     page.finish()
 }
 
-/// NVMe-MI Commands Supported and Effects (base 5.16.1.19): there are none.
+/// Encodes NVMe-MI Commands Supported and Effects (base 5.16.1.19): there are none.
 pub fn mi_commands() -> Vec<u8> {
     Page::new(4096).finish()
 }
 
-/// Reservation Notification (base 5.16.1.26): the oldest that was not read, as its count, namespace and type, of so many.
+/// Encodes Reservation Notification (base 5.16.1.26): the oldest unread notification, as its count, namespace and
+/// type, and the number of further ones, from the number `available`.
 pub fn reservation(oldest: Option<(u64, u32, u8)>, available: usize) -> Vec<u8> {
     let mut page = Page::new(64);
     if let Some((count, nsid, kind)) = oldest {
@@ -209,24 +211,24 @@ pub fn reservation(oldest: Option<(u64, u32, u8)>, available: usize) -> Vec<u8> 
     page.finish()
 }
 
-/// How a group of namespaces is reached through a controller (base 2.4.1).
+/// ANA state of a group of namespaces, as reached through a controller (base 2.4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AnaState {
-    /// The best way.
+    /// Optimized: the preferred path.
     Optimized = 1,
-    /// It works; others may be faster.
+    /// Non-optimized: usable, but other paths may be faster.
     NonOptimized = 2,
-    /// Not through here, for now.
+    /// Inaccessible through this controller for now.
     Inaccessible = 3,
-    /// Not through here, ever.
+    /// Inaccessible through this controller permanently.
     PersistentLoss = 4,
-    /// Changing.
+    /// Transition between states.
     Change = 15,
 }
 
 impl AnaState {
-    /// Of its number.
+    /// Returns the state with a number; `None` if it is unknown.
     pub fn of(number: u8) -> Option<Self> {
         Some(match number {
             1 => AnaState::Optimized,
@@ -238,7 +240,7 @@ impl AnaState {
         })
     }
 
-    /// Its name, as nvme-cli and the kernel write it.
+    /// Returns the name, as nvme-cli and the kernel write it.
     pub fn name(self) -> &'static str {
         match self {
             AnaState::Optimized => "optimized",
@@ -249,12 +251,12 @@ impl AnaState {
         }
     }
 
-    /// Of its name.
+    /// Returns the state with a name; `None` if it is unknown.
     pub fn named(name: &str) -> Option<Self> {
         [1, 2, 3, 4, 15].into_iter().filter_map(Self::of).find(|state| state.name() == name)
     }
 
-    /// What commands that touch the medium are answered with; `None` when they may go on.
+    /// Returns the status for commands that access the medium; `None` if the state permits them.
     pub fn refuses(self) -> Option<Status> {
         match self {
             AnaState::Optimized | AnaState::NonOptimized => None,
@@ -265,18 +267,18 @@ impl AnaState {
     }
 }
 
-/// A group in the ANA log page.
+/// ANA group, as in the ANA log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnaGroup {
-    /// Its id, from 1.
+    /// Group id, from 1.
     pub id: u32,
-    /// How it is reached.
+    /// ANA state.
     pub state: AnaState,
-    /// Its namespaces, in order.
+    /// Namespace ids, in ascending order.
     pub namespaces: Vec<u32>,
 }
 
-/// Asymmetric Namespace Access (base 5.16.1.13).
+/// Encodes Asymmetric Namespace Access (base 5.16.1.13).  With `groups_only` the namespace ids are left out.
 pub fn ana(change: u64, groups: &[AnaGroup], groups_only: bool) -> Vec<u8> {
     let mut page = Page::new(16);
     page.u64(0, change).u16(8, groups.len() as u16);
@@ -292,34 +294,34 @@ pub fn ana(change: u64, groups: &[AnaGroup], groups_only: bool) -> Vec<u8> {
     page.finish()
 }
 
-/// One entry of the discovery log page.
+/// Entry of the discovery log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// The address, as text.
+    /// IP address, as text.
     pub address: String,
-    /// IPv6.
+    /// Address family: IPv6, not IPv4.
     pub v6: bool,
-    /// The TCP port.
+    /// TCP port number.
     pub service: u16,
-    /// The port's id.
+    /// Port id.
     pub port: u16,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub nqn: String,
-    /// It is the discovery subsystem that is being asked.
+    /// Entry for the current discovery subsystem.
     pub discovery: bool,
-    /// TLS is needed.
+    /// TLS required.
     pub tls: bool,
 }
 
-/// Discovery (base 5.16.1.23).
+/// Encodes the discovery log page (base 5.16.1.23).
 pub fn discovery(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
     let mut page = Page::new(1024);
     page.u64(0, generation).u64(8, entries.len() as u64);
     for entry in entries {
         let mut at = Page::new(1024);
         at.u8(0, 3).u8(1, if entry.v6 { 2 } else { 1 }).u8(2, if entry.discovery { 3 } else { 2 });
-        // A secure channel is required, or nothing is said of one: libnvme takes "not required" for a wish to have it.
-        // Flow control of queues may be left out.
+        // TREQ: a secure channel is required or not specified, since libnvme takes "not required" as a wish for one.
+        // Flow control may be disabled.
         at.u8(3, u8::from(entry.tls) | 1 << 2);
         at.u16(4, entry.port).u16(6, super::fabrics::CNTLID_ANY).u16(8, 32);
         at.ascii(32, 32, &entry.service.to_string()).string(256, 256, &entry.nqn).ascii(512, 256, &entry.address);

@@ -3,19 +3,19 @@
 use super::command::CQE_LEN;
 use super::{u16_at, u32_at};
 
-/// Bytes of the common header.
+/// Bytes of the common header (CH).
 pub const COMMON: usize = 8;
 /// Bytes of ICReq and ICResp.
 pub const IC_LEN: usize = 128;
-/// Header of a command capsule: the common header and the submission queue entry.
+/// Bytes of a command capsule's header: the common header and the submission queue entry.
 pub const CAPSULE_HEADER: usize = 72;
-/// Header of a response capsule: the common header and the completion queue entry.
+/// Bytes of a response capsule's header: the common header and the completion queue entry.
 pub const RESPONSE_HEADER: usize = COMMON + CQE_LEN;
-/// Header of H2CData, C2HData, R2T and both TermReq.
+/// Bytes of the header of H2CData, C2HData, R2T and both TermReq.
 pub const DATA_HEADER: usize = 24;
 /// Bytes of a digest.
 pub const DIGEST: usize = 4;
-/// The longest TermReq: its header and the start of the PDU that was wrong.
+/// Maximum bytes of a TermReq: its header and the start of the offending PDU.
 pub const TERM_MAX: usize = DATA_HEADER + 128;
 
 /// PDU types.
@@ -46,9 +46,9 @@ pub mod flag {
     pub const HEADER_DIGEST: u8 = 1;
     /// A data digest follows the data.
     pub const DATA_DIGEST: u8 = 2;
-    /// The last data of the transfer.
+    /// Last PDU of the transfer.
     pub const LAST: u8 = 4;
-    /// The command succeeded, and no response capsule follows.
+    /// Successful completion, without a response capsule.
     pub const SUCCESS: u8 = 8;
 }
 
@@ -56,37 +56,37 @@ pub mod flag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Fes {
-    /// A field of a header is invalid; the information is its offset.
+    /// Invalid header field; the information is its offset.
     InvalidField = 1,
-    /// A PDU that may not come now.
+    /// PDU sequence error.
     Sequence = 2,
-    /// A header's digest is wrong; the information is the digest that came.
+    /// Header digest error; the information is the received digest.
     HeaderDigest = 3,
-    /// Data outside of the range that was asked for.
+    /// Data outside of the requested range.
     DataOutOfRange = 4,
-    /// More data than a PDU may carry.
+    /// Data transfer limit exceeded.
     DataLimit = 5,
-    /// A parameter that is not supported; the information is its offset.
+    /// Unsupported parameter; the information is its offset.
     Unsupported = 6,
 }
 
-/// The common header.
+/// Common header of a PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Common {
-    /// Type.
+    /// PDU type.
     pub kind: u8,
-    /// Flags.
+    /// Flags of the PDU.
     pub flags: u8,
     /// Bytes of the header, without its digest.
     pub header_len: u8,
-    /// Where the data begins; 0 when there is none.
+    /// Offset of the data from the start of the PDU, in bytes; 0 without data.
     pub data_offset: u8,
-    /// Bytes in all.
+    /// Bytes of the whole PDU.
     pub len: u32,
 }
 
 impl Common {
-    /// Of the first bytes of a PDU.
+    /// Decodes the first bytes of a PDU.
     ///
     /// # Panics
     /// When they are fewer than [`COMMON`].
@@ -94,7 +94,7 @@ impl Common {
         Self { kind: bytes[0], flags: bytes[1], header_len: bytes[2], data_offset: bytes[3], len: u32_at(bytes, 4) }
     }
 
-    /// Its bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; COMMON] {
         let mut out = [self.kind, self.flags, self.header_len, self.data_offset, 0, 0, 0, 0];
         out[4..].copy_from_slice(&self.len.to_le_bytes());
@@ -102,37 +102,37 @@ impl Common {
     }
 }
 
-/// What both sides say of digests when they begin.
+/// Digest flags of ICReq and ICResp.
 pub mod digest {
-    /// Headers have one.
+    /// Header digest enabled.
     pub const HEADER: u8 = 1;
-    /// Data has one.
+    /// Data digest enabled.
     pub const DATA: u8 = 2;
 }
 
-/// ICReq: what the host wants.
+/// ICReq: parameters requested by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IcReq {
     /// PDU format version.
     pub version: u16,
-    /// Alignment of data towards the host: in dwords, counted from zero.
+    /// Alignment of data towards the host (HPDA), in dwords, zero-based.
     pub host_alignment: u8,
-    /// Which digests.
+    /// Requested digests, as flags of [`digest`].
     pub digests: u8,
-    /// R2T outstanding a command, counted from zero.
+    /// Maximum outstanding R2Ts per command (MAXR2T), zero-based.
     pub r2t_max: u32,
 }
 
 impl IcReq {
-    /// Of its bytes.
+    /// Decodes a PDU.
     ///
     /// # Panics
-    /// When they are fewer than [`IC_LEN`].
+    /// When it has fewer bytes than [`IC_LEN`].
     pub fn decode(bytes: &[u8]) -> Self {
         Self { version: u16_at(bytes, 8), host_alignment: bytes[10], digests: bytes[11], r2t_max: u32_at(bytes, 12) }
     }
 
-    /// Its bytes.
+    /// Encodes the PDU.
     pub fn encode(&self) -> [u8; IC_LEN] {
         let mut out = [0; IC_LEN];
         let common = Common { kind: kind::IC_REQ, flags: 0, header_len: 128, data_offset: 0, len: IC_LEN as u32 };
@@ -145,24 +145,24 @@ impl IcReq {
     }
 }
 
-/// ICResp: what the controller grants.
+/// ICResp: parameters granted by the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IcResp {
     /// PDU format version.
     pub version: u16,
-    /// Alignment of data towards the controller: in dwords, counted from zero.
+    /// Alignment of data towards the controller (CPDA), in dwords, zero-based.
     pub controller_alignment: u8,
-    /// Which digests.
+    /// Enabled digests, as flags of [`digest`].
     pub digests: u8,
-    /// The most bytes of data in one H2CData.
+    /// Maximum bytes of data in one H2CData (MAXH2CDATA).
     pub h2c_data_max: u32,
 }
 
 impl IcResp {
-    /// Of its bytes.
+    /// Decodes a PDU.
     ///
     /// # Panics
-    /// When they are fewer than [`IC_LEN`].
+    /// When it has fewer bytes than [`IC_LEN`].
     pub fn decode(bytes: &[u8]) -> Self {
         Self {
             version: u16_at(bytes, 8),
@@ -172,7 +172,7 @@ impl IcResp {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the PDU.
     pub fn encode(&self) -> [u8; IC_LEN] {
         let mut out = [0; IC_LEN];
         let common = Common { kind: kind::IC_RESP, flags: 0, header_len: 128, data_offset: 0, len: IC_LEN as u32 };
@@ -185,21 +185,21 @@ impl IcResp {
     }
 }
 
-/// What H2CData, C2HData and R2T say of the data.
+/// PDU-specific header fields of H2CData, C2HData and R2T.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataHeader {
-    /// The command.
+    /// Command identifier.
     pub cid: u16,
-    /// The transfer tag; 0 in C2HData.
+    /// Transfer tag; 0 in C2HData.
     pub tag: u16,
-    /// The first byte, counted from the command's first.
+    /// Offset in bytes from the start of the command's data.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 impl DataHeader {
-    /// Of a PDU's header.
+    /// Decodes a PDU's header.
     ///
     /// # Panics
     /// When it has fewer bytes than [`DATA_HEADER`].
@@ -207,7 +207,7 @@ impl DataHeader {
         Self { cid: u16_at(bytes, 8), tag: u16_at(bytes, 10), offset: u32_at(bytes, 12), len: u32_at(bytes, 16) }
     }
 
-    /// The whole header of a PDU.
+    /// Encodes the whole header of a PDU, with its common header.
     pub fn encode(&self, common: Common) -> [u8; DATA_HEADER] {
         let mut out = [0; DATA_HEADER];
         out[..COMMON].copy_from_slice(&common.encode());
@@ -219,7 +219,7 @@ impl DataHeader {
     }
 }
 
-/// A TermReq for an error in a PDU that began with `header`.
+/// Encodes a TermReq for an error in a PDU that began with `header`.
 pub fn term(kind: u8, status: Fes, information: u32, header: &[u8]) -> Vec<u8> {
     let header = &header[..header.len().min(TERM_MAX - DATA_HEADER)];
     let len = (DATA_HEADER + header.len()) as u32;

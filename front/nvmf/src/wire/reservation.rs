@@ -1,20 +1,20 @@
-//! Reservation commands and what they report (base 7).
+//! Reservation commands and the Reservation Report (base 7).
 
 use forebay_block::reservation::{Action, EventKind, HostId, Kind, Refusal, Table};
 
 use super::command::nvm;
 use super::{Page, Sqe, Status, u64_at};
 
-/// What the name of a host that comes over NVMe begins with; its identifier follows, in hexadecimal digits.
+/// Prefix of the reservation identity of an NVMe host; its host identifier follows, in hexadecimal digits.
 const PREFIX: &str = "nvme:";
 
-/// The identity of a host, from its identifier.
+/// Returns the reservation identity of a host, from its host identifier.
 pub fn host(id: &[u8; 16]) -> Option<HostId> {
     let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     HostId::new(format!("{PREFIX}{digits}").as_bytes())
 }
 
-/// The identifier of a host; zeroes for one that has come by another protocol.
+/// Returns the host identifier of a reservation identity; zeroes for a host of another protocol.
 fn id_of(host: &HostId) -> [u8; 16] {
     let digits = std::str::from_utf8(host.as_bytes()).ok().and_then(|text| text.strip_prefix(PREFIX));
     let mut id = [0; 16];
@@ -26,15 +26,15 @@ fn id_of(host: &HostId) -> [u8; 16] {
     id
 }
 
-/// Bytes of data that a reservation command takes from the host.
+/// Returns the bytes of data that a reservation command takes from the host.
 pub fn data_len(opcode: u8) -> u32 {
     if opcode == nvm::RESV_RELEASE { 8 } else { 16 }
 }
 
-/// What Reservation Register, Acquire or Release asks for.
+/// Decodes Reservation Register, Acquire or Release.
 ///
 /// # Errors
-/// When a field is not understood.
+/// Invalid Field for an unsupported field value.
 pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
     const INVALID: Status = Status::INVALID_FIELD.final_();
     let dword = sqe.cdw(10);
@@ -59,7 +59,7 @@ pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
                 _ => Err(INVALID),
             }
         }
-        // Whoever acquires has to know its key.
+        // IEKEY is not allowed here: Acquire needs the current key.
         (nvm::RESV_ACQUIRE, _) if ignore => Err(INVALID),
         (nvm::RESV_ACQUIRE, 0) => Ok(Action::Reserve { key, kind: kind? }),
         (nvm::RESV_ACQUIRE, 1 | 2) => Ok(Action::Preempt { key, victim: second, kind: kind?, abort: what == 2 }),
@@ -69,7 +69,7 @@ pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
     }
 }
 
-/// What a refusal is answered with.
+/// Returns the status for a refusal.
 pub fn status(refusal: Refusal) -> Status {
     match refusal {
         Refusal::Conflict => Status::RESERVATION_CONFLICT.final_(),
@@ -78,7 +78,8 @@ pub fn status(refusal: Refusal) -> Status {
     }
 }
 
-/// Reservation Report with extended data structures (base figure 436); `cntlid` finds a host's controller.
+/// Encodes a Reservation Report with extended data structures (base figure 436); `cntlid` returns a host's
+/// controller.
 pub fn report(table: &Table, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u8> {
     let mut page = Page::new(64);
     page.u32(0, table.generation());
@@ -94,7 +95,7 @@ pub fn report(table: &Table, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u
     page.finish()
 }
 
-/// The type of a notification (base figure 269).
+/// Returns the type of a notification (base figure 269).
 pub fn notification(kind: EventKind) -> u8 {
     match kind {
         EventKind::RegistrationPreempted => 1,
@@ -103,7 +104,7 @@ pub fn notification(kind: EventKind) -> u8 {
     }
 }
 
-/// The identifiers of hosts that come over NVMe.
+/// Returns the host identifiers of the NVMe hosts among `hosts`.
 pub fn identifiers(hosts: &[HostId]) -> impl Iterator<Item = [u8; 16]> + '_ {
     hosts.iter().map(id_of).filter(|id| *id != [0; 16])
 }

@@ -4,12 +4,12 @@ use std::fmt;
 
 use forebay_block::{Error, ErrorKind};
 
-/// The status field of a completion, without the phase bit: the code in bits 7:0, its type in 10:8, "more" in 13 and
+/// Status field of a completion, without the phase bit: the code in bits 7:0, its type in 10:8, "more" in 13 and
 /// "do not retry" in 14.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Status(pub u16);
 
-/// Retrying the same command brings the same.
+/// Do Not Retry bit: the same command will fail again.
 const DO_NOT_RETRY: u16 = 0x4000;
 
 macro_rules! statuses {
@@ -79,23 +79,23 @@ statuses! {
 }
 
 impl Status {
-    /// Code and type, without "more" and "do not retry".
+    /// Returns code and type, without "more" and "do not retry".
     pub fn code(self) -> u16 {
         self.0 & 0x7FF
     }
 
-    /// It went well.
+    /// Returns whether the command succeeded.
     pub fn is_success(self) -> bool {
         self.code() == 0
     }
 
-    /// Saying that the same command will fail again.
+    /// Returns the status with Do Not Retry set.
     #[must_use]
     pub const fn final_(self) -> Self {
         Status(self.0 | DO_NOT_RETRY)
     }
 
-    /// What a device's error comes to.
+    /// Returns the status for a device's error.
     pub fn of(error: &Error, writing: bool) -> Self {
         match error.kind() {
             ErrorKind::Mismatch(_) => Status::COMPARE_FAILED.final_(),
@@ -107,7 +107,7 @@ impl Status {
             ErrorKind::Denied => Status::ACCESS_DENIED.final_(),
             ErrorKind::NotFound | ErrorKind::Exists => Status::INVALID_NAMESPACE.final_(),
             ErrorKind::Corrupt => Status::READ_ERROR.final_(),
-            // Another path may still do it.
+            // Another path may still succeed.
             ErrorKind::Fenced | ErrorKind::ShuttingDown => Status::ANA_TRANSITION,
             ErrorKind::Busy | ErrorKind::Guard | ErrorKind::TimedOut => Status::INTERRUPTED,
             ErrorKind::Io if writing => Status::WRITE_FAULT,

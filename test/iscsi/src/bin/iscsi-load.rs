@@ -1,4 +1,4 @@
-//! Loads a unit from one thread in one session, and says how fast it was, as JSON.
+//! Benchmarks a unit from one thread in one session, and prints the results as JSON.
 
 use std::net::TcpStream;
 
@@ -26,7 +26,7 @@ struct Arguments {
 }
 
 const HOST: &str = "iqn.2026-11.io.forebay:load";
-/// Sessions that go by one initiator's name.
+/// Number of idle sessions per initiator name.
 const SESSIONS_A_HOST: usize = 128;
 
 fn open(uri: &Uri, number: usize) -> Result<Session> {
@@ -34,7 +34,7 @@ fn open(uri: &Uri, number: usize) -> Result<Session> {
     Session::open(uri, &initiator, number as u16, if number == 0 { 4 << 20 } else { 8192 })
 }
 
-/// The session under load.
+/// Session under load.
 struct Loaded(Session);
 
 impl load::Session for Loaded {

@@ -16,7 +16,7 @@ struct Arguments {
     uri: Uri,
     /// Commands in hexadecimal; `:in=BYTES` reads, `:out=HEX` sends (`HEXxTIMES` sends it so many times)
     commands: Vec<Said>,
-    /// Who says it
+    /// Name of the initiator
     #[arg(long, default_value = "iqn.2026-11.io.forebay:say")]
     initiator: String,
     /// Tells the initiator's sessions apart
@@ -30,7 +30,7 @@ struct Arguments {
     attentions: bool,
 }
 
-/// A command, and what goes with it.
+/// Command with its data.
 #[derive(Debug, Clone)]
 struct Said {
     cdb: Cdb,

@@ -1,4 +1,4 @@
-//! Loads a namespace from one thread on one connection, and says how fast it was, as JSON.
+//! Benchmarks a namespace from one thread on one connection, and prints the results as JSON.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -33,17 +33,17 @@ struct Arguments {
     tls_key: Option<TlsKey>,
 }
 
-/// Most data that goes in a capsule.
+/// Maximum in-capsule data in bytes.
 const IN_CAPSULE: usize = 16 << 10;
-/// Room for what is received at a time on a connection that only stands there.
+/// Receive buffer size in bytes of an idle connection.
 const ROOM_IDLE: usize = 8 << 10;
-/// Connections of a controller that only stands there, its admin queue included.
+/// Connections of an idle controller, including its admin queue.
 const QUEUES_IDLE: usize = 10;
 
-/// Bytes of data in a record of TLS.
+/// Data bytes per TLS record.
 const RECORD: usize = 16 << 10;
 
-/// TLS, and what was received and not opened yet.
+/// TLS session, with received bytes that are not decrypted yet.
 struct Secure {
     session: Session,
     sealed: Vec<u8>,
@@ -61,7 +61,7 @@ impl Secure {
         Ok(Self { session, sealed, from: 0, to })
     }
 
-    /// Opens what there is, and receives when there is nothing: bytes of data.
+    /// Decrypts buffered bytes, receiving more if necessary; returns the number of data bytes.
     fn read(&mut self, stream: &mut TcpStream, out: &mut [u8]) -> Result<usize> {
         loop {
             let mut left = &self.sealed[self.from..self.to];
@@ -96,7 +96,7 @@ impl Secure {
     }
 }
 
-/// A connection as plain as can be.
+/// Minimal NVMe/TCP queue connection.
 struct Queue {
     stream: TcpStream,
     secure: Option<Secure>,
@@ -125,7 +125,7 @@ impl Queue {
         Ok((this, result as u16))
     }
 
-    /// An admin queue whose controller is enabled, and the controller's number.
+    /// Connects an admin queue and enables its controller; returns it with the controller id.
     fn controller(arguments: &Arguments, room: usize) -> Result<(Self, u16)> {
         let (mut admin, cntlid) = Self::open(arguments, 0, 32, 0xFFFF, room)?;
         admin.call(&codec::property(0x14, false, Some(1 | 6 << 16 | 4 << 20)), &[])?;
@@ -155,7 +155,7 @@ impl Queue {
         }
     }
 
-    /// Logical blocks of the namespace.
+    /// Returns the number of logical blocks of the namespace.
     fn identify(&mut self) -> Result<u64> {
         let sqe = codec::with_data(codec::sqe(0x06, self.nsid), 4096, false);
         self.say(codec::command(&sqe, &[], self.digests))?;
@@ -202,7 +202,7 @@ impl load::Session for Queue {
         if self.digests != Digests::default() {
             return out.extend_from_slice(&codec::command(&sqe, data, self.digests));
         }
-        // What `codec::command` does, without a vector each time.
+        // Equivalent to `codec::command`, without allocating a vector each time.
         let len = (72 + data.len()) as u32;
         out.extend_from_slice(&[4, 0, 72, if data.is_empty() { 0 } else { 72 }]);
         out.extend_from_slice(&len.to_le_bytes());
@@ -211,7 +211,7 @@ impl load::Session for Queue {
     }
 
     fn done(&mut self, out: &mut Vec<u8>, data: &[u8]) -> Result<Option<u16>> {
-        // What is whole is looked at in place.
+        // Complete PDUs are parsed in place.
         while self.to - self.from >= 24 {
             let head = &self.input[self.from..self.to];
             let len = u32::from_le_bytes(head[4..8].try_into()?) as usize;
@@ -221,7 +221,7 @@ impl load::Session for Queue {
             self.from += len;
             let word = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
             match head[0] {
-                // The success flag: there will be no response.
+                // Success flag: no response capsule follows.
                 7 if head[1] & 8 != 0 => return Ok(Some(word(8))),
                 7 => {}
                 5 => {

@@ -1,4 +1,4 @@
-//! Hosts that share one namespace of two daemons, and take it from each other.  Prints a line for each thing that holds.
+//! Hosts that share one namespace of two daemons, and preempt each other.  Prints a line for each property that holds.
 
 use std::cell::Cell;
 use std::io;
@@ -24,7 +24,7 @@ enum What {
     Take {
         first: Uri,
         second: Uri,
-        /// How often
+        /// Number of rounds
         #[arg(long, default_value_t = 10)]
         rounds: u64,
     },
@@ -41,18 +41,18 @@ const NAMES: [&str; 3] = [
 ];
 const KEYS: [u64; 3] = [0xA1, 0xB2, 0xC3];
 const CONFLICT: u16 = 0x083;
-/// To be sent again.
+/// Status code "Command Interrupted": the command has to be retried.
 const INTERRUPTED: u16 = 0x021;
 const REGISTER: u8 = 0x0D;
 const REPORT: u8 = 0x0E;
 const ACQUIRE: u8 = 0x11;
 const BLOCK: usize = 512;
-/// Writes under way.
+/// Writes in flight.
 const DEPTH: usize = 16;
-/// Anything else is over by then.
+/// Timeout for any other operation.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A host with a queue at one daemon.
+/// Host with a queue at one daemon.
 struct Host {
     number: usize,
     nsid: u32,
@@ -69,7 +69,7 @@ impl Host {
         Ok(Self { number, nsid: uri.nsid, admin, io })
     }
 
-    /// The status of a command, once it is one that stays.
+    /// Returns the status of a command, after retries.
     async fn status(&mut self, command: [u8; 64], data: &[u8]) -> io::Result<u16> {
         loop {
             match self.io.run(command, data, 0).await?.completion.status {
@@ -112,7 +112,7 @@ fn of(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(BLOCK / 8)
 }
 
-/// Writes as fast as it may until it is kept out; how many were done.
+/// Writes at full speed until a reservation conflict; returns the number of completed writes.
 async fn write_until_kept_out(mut host: Host, begun: Rc<Cell<u64>>, from: u64) -> Result<(Host, u64)> {
     let (mut underway, mut done, mut out) = (0, 0, false);
     while !out || underway > 0 {
@@ -154,7 +154,7 @@ async fn take(first: &Uri, second: &Uri, rounds: u64) -> Result<()> {
         while begun.get() < 200 + 77 * round {
             sleep(Duration::from_millis(1)).await;
         }
-        // Exclusive access, or write exclusive: preempted, and by turns aborted.
+        // Exclusive access or write exclusive; preempted, alternately with abort.
         let kind = 1 + (round as u32 & 1);
         let action = 1 + (round as u32 >> 1 & 1);
         let status = other.ask(ACQUIRE, action | kind << 8, KEYS[other.number], KEYS[number]).await?;
@@ -168,7 +168,7 @@ async fn take(first: &Uri, second: &Uri, rounds: u64) -> Result<()> {
         let told = timeout(PATIENCE, holder.admin.finish(event)).await;
         let told = told.map_err(|_| anyhow::anyhow!("round {round}: who lost it was not told"))??;
         ensure!(told.completion.result == 6 | 0x80 << 16, "round {round}: told {:#x}", told.completion.result);
-        // Read, so that the next is told, too.
+        // The log page is read so that the next event is reported, too.
         let log = with(sqe(0x02, 0xFFFF_FFFF), 10, 0x80 | 15 << 16);
         holder.admin.run(log, &[], 64).await?;
         holder.register().await?;

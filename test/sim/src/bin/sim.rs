@@ -17,7 +17,7 @@ use forebay_sim::harness::{
 const USAGE: &str =
     "sim [--messenger | --writelog | --attachment | --shared] [--everywhere] [--seed N] [--steps M] [--runs R]";
 
-/// What runs are about.
+/// Subject of the runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Store,

@@ -15,7 +15,7 @@ use crate::rng::Rng;
 use crate::workload::{BlockLoad, Seen, verify_blocks};
 use crate::world::{CrashKind, World};
 
-/// What there is of a name: no image, or one of so many bytes.
+/// Expected state of a name: no image, or the size of the image in bytes.
 type Fact = Option<u64>;
 
 /// Times that an image is made, used, and perhaps removed, in one load.
@@ -51,7 +51,7 @@ pub(super) struct ImageLoad {
     closing: Vec<Token>,
 }
 
-/// What the tasks of all images share.
+/// State shared by the tasks of all images.
 struct Common {
     expected: Cell<Expected>,
     violation: RefCell<Option<String>>,

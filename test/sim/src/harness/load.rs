@@ -1,4 +1,4 @@
-//! What is under load in a run: objects, or an image; with its oracle.
+//! Load of a run: objects, or images; with its oracle.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -77,7 +77,7 @@ impl Load {
         }
     }
 
-    /// If the store was full: removing must work, and after it there must be room again.
+    /// Checks, if the store was full, that removing works and frees space.
     pub(super) async fn make_room(&mut self, backend: Rc<dyn ObjectBackend>) -> Result<()> {
         match self {
             Load::Objects(load) => load.make_room(backend).await,
@@ -163,7 +163,7 @@ impl Objects {
     }
 }
 
-/// There is room for something.
+/// Checks that there is space for 64 KiB.
 pub(super) async fn check_room(backend: &dyn ObjectBackend) -> Result<()> {
     // The space of clones comes back in the background.
     const TRIES: u32 = 100;

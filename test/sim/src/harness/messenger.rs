@@ -28,14 +28,14 @@ use crate::faults::{Faults, MICRO, MILLI, NetFaults};
 use crate::rng::{Rng, mix64};
 use crate::world::World;
 
-/// What runs did, to see that they reach the corners they are meant to reach.
+/// Counters of runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MessengerTally {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
     /// Messages delivered.
     pub delivered: u64,
-    /// Requests answered.
+    /// Requests that were replied to.
     pub answered: u64,
     /// Writes into windows that were completed, ...
     pub written: u64,
@@ -191,7 +191,7 @@ fn message(salt: u64, number: u64, longest: u64) -> Message {
 /// One direction of one client, as the oracle sees it.
 #[derive(Debug, Default)]
 struct Direction {
-    /// The last number delivered, by priority.
+    /// Last number delivered, by priority.
     last: BTreeMap<u16, u64>,
     delivered: BTreeMap<u64, ()>,
     told: BTreeMap<u64, bool>,

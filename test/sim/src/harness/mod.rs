@@ -27,9 +27,9 @@ use crate::world::World;
 pub struct Failure {
     /// The seed that replays it.
     pub seed: u64,
-    /// What is wrong.
+    /// Description of the failure.
     pub what: String,
-    /// What led to it: the scenario, and the last events.
+    /// Scenario and last events before the failure.
     pub trace: String,
 }
 
@@ -41,20 +41,20 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What runs did, to see that they reach the corners they are meant to reach.
+/// Counters of runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Of these, with images on the store.
+    /// Runs with images on the store.
     pub images: u64,
-    /// Requests that were answered.
+    /// Requests that were completed.
     pub requests: u64,
     /// Persistence points passed.
     pub points: u64,
     /// Power failures.
     pub crashes: u64,
-    /// Of these, while the store was being opened.
+    /// Power failures while the store was being opened.
     pub crashes_opening: u64,
     /// Processes killed.
     pub kills: u64,
@@ -62,13 +62,13 @@ pub struct Tally {
     pub closes: u64,
     /// Recoveries that replayed a part of the log.
     pub replays: u64,
-    /// Checkpoints.
+    /// Number of checkpoints.
     pub checkpoints: u64,
     /// Stores that were cleaned while they ran.
     pub cleaned: u64,
     /// Stores that were full.
     pub full: u64,
-    /// Of these, on a file system that others filled.
+    /// Stores that were full because other files filled the file system.
     pub host_full: u64,
     /// Bits flipped and other damage done.
     pub damage: u64,
@@ -105,11 +105,11 @@ impl Tally {
     }
 }
 
-/// Runs scenarios that follow from `seed` until `steps` requests were answered.  The first scenario's seed is `seed`
+/// Runs scenarios that follow from `seed` until `steps` requests were completed.  The first scenario's seed is `seed`
 /// itself, so a failure is replayed by its own seed and one step.
 ///
 /// # Errors
-/// The first run that found something.
+/// The first run that failed.
 pub fn soak(seed: u64, steps: u64) -> Result<Tally, Failure> {
     let mut total = Tally::default();
     let mut number = 0;

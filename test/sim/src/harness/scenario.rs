@@ -1,9 +1,9 @@
-//! What a run is made of.
+//! Scenario of a run.
 
 use crate::faults::{CrashPolicy, DiskFaults, Faults};
 use crate::rng::Rng;
 
-/// What is under load.
+/// Subject of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     /// The store's objects.
@@ -15,7 +15,7 @@ pub enum Subject {
 /// Damage that is done to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
-    /// None.
+    /// No damage.
     None,
     /// Bits flip while the store is closed.
     Closed,
@@ -35,7 +35,7 @@ const HOST_RESERVE: u64 = 8 << 20;
 pub struct Scenario {
     /// The seed.
     pub seed: u64,
-    /// What is under load.
+    /// Subject of the load.
     pub subject: Subject,
     /// A block device; otherwise a file.
     pub device: bool,
@@ -43,7 +43,7 @@ pub struct Scenario {
     pub sector: u32,
     /// Bytes a segment.
     pub segment_size: u32,
-    /// Segments.
+    /// Number of segments.
     pub segments: u32,
     /// Bytes of memory for metadata.
     pub metadata_cache: usize,
@@ -53,7 +53,7 @@ pub struct Scenario {
     pub punch_free: bool,
     /// Times that the store is opened, loaded and crashed or closed.
     pub lives: u32,
-    /// Damage.
+    /// Damage between lives.
     pub damage: Damage,
     /// Others fill the file system that the store's file lies on, and empty it again.
     pub others: bool,

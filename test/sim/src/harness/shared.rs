@@ -40,14 +40,14 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// A load takes no longer: waiting for a dead owner's lock included.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What runs did, to see that they reach the corners they are meant to reach.
+/// Counters of runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SharedTally {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Of these, on a clone.
+    /// Runs on a clone.
     pub clones: u64,
-    /// Requests that were answered.
+    /// Requests that were completed.
     pub requests: u64,
     /// Transactions that changed an object.
     pub transactions: u64,
@@ -63,7 +63,7 @@ pub struct SharedTally {
     pub shrunk: u64,
     /// Times that it was made longer.
     pub grown: u64,
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshots: u64,
 }
 
@@ -100,16 +100,16 @@ pub fn run_shared(seed: u64) -> std::result::Result<SharedTally, Failure> {
     go(false).map_err(|failure| go(true).err().unwrap_or(failure))
 }
 
-/// What happens to clients, at a transaction of the round.
+/// Failures of clients, by transaction number of the round.
 #[derive(Clone, Default)]
 struct Fate {
-    /// This client dies.
+    /// Transaction at which a client dies, and the client's number.
     death: Option<(u64, usize)>,
     /// All watches break.
     breaks: Option<u64>,
 }
 
-/// What the observer of transactions and the tasks of a round share.
+/// State shared by the observer of transactions and the tasks of a round.
 #[derive(Default)]
 struct Watched {
     /// Id of the image whose object map is looked at.
@@ -124,7 +124,7 @@ struct Watched {
     broken: Cell<bool>,
 }
 
-/// A client's view of the image: every request passes the oracle, and what is answered lasts.
+/// Image device of one client: every request passes the oracle, and acknowledged writes have to be durable.
 struct Host {
     image: Rc<Image>,
     oracle: Rc<RefCell<BlockOracle>>,
@@ -192,7 +192,7 @@ struct Run {
     size: u64,
     /// Bytes that may be in the parent.
     overlap: Option<u64>,
-    /// What the parent holds.
+    /// Contents of the parent.
     parent: Vec<u8>,
     kept: Vec<Kept>,
     version: Rc<Cell<u64>>,

@@ -1,4 +1,4 @@
-//! Runs of the embedded store, and of what stands on it.
+//! Runs of the embedded store, and of images on it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::rng::Rng;
 use crate::world::{CrashKind, Stop, World};
 
 const PATH: &str = "/data/store";
-/// Where the segments begin: see `docs/formats/store.md`.
+/// Offset of the first segment: see `docs/formats/store.md`.
 const SEGMENTS_START: u64 = 1 << 20;
 
 /// Runs one scenario.
@@ -63,7 +63,7 @@ pub fn crash_everywhere(scenario: &Scenario, requests: usize) -> Result<Tally, F
     Ok(total)
 }
 
-/// How a life ends.
+/// End of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Close,
@@ -320,7 +320,7 @@ async fn others(mut rng: Rng) {
     }
 }
 
-/// What happens in one life.
+/// One life of a run.
 struct Life<'a> {
     run: &'a mut Run,
     end: End,

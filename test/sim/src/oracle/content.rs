@@ -7,7 +7,7 @@ use crate::rng::mix64;
 /// The unit that is written wholly or not at all, in bytes.
 pub const BLOCK: u64 = 4096;
 
-/// What a block holds.  Equal contents have equal hashes, and that is how they are compared.
+/// Contents of a block.  Equal contents have equal hashes, which is how they are compared.
 #[derive(Clone)]
 pub struct Content {
     hash: u64,
@@ -16,7 +16,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Zeroes.
+    /// Block of zeroes.
     pub const ZERO: Content = Content { hash: 0, bytes: None };
 
     /// These bytes, one block of them.
@@ -25,7 +25,7 @@ impl Content {
         if is_zero(bytes) { Self::ZERO } else { Self { hash: hash(bytes), bytes: Some(bytes.into()) } }
     }
 
-    /// The same with `data` laid over it from byte `at` on.
+    /// Returns the contents with `data` overwriting them from byte `at` on.
     pub fn overlaid(&self, at: usize, data: &[u8]) -> Self {
         if data.len() as u64 == BLOCK {
             return Self::of(data);
@@ -35,7 +35,7 @@ impl Content {
         Self::of(&bytes)
     }
 
-    /// The same with `len` bytes from byte `at` on made zero.
+    /// Returns the contents with `len` bytes from byte `at` on zeroed.
     pub fn zeroed(&self, at: usize, len: usize) -> Self {
         if self.bytes.is_none() || len as u64 == BLOCK {
             return Self::ZERO;
@@ -58,7 +58,7 @@ impl Content {
         self.bytes.as_ref().map_or(0, |bytes| bytes[at])
     }
 
-    /// Nothing but zeroes.
+    /// Returns true if all bytes are zero.
     pub fn is_zero(&self) -> bool {
         self.bytes.is_none()
     }
@@ -85,7 +85,7 @@ impl PartialEq for Content {
 
 impl Eq for Content {}
 
-/// Nothing but zeroes.
+/// Returns true if all bytes are zero.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -1,4 +1,4 @@
-//! What may be read: oracles that are told of every request and every answer, and know what is allowed.
+//! Oracles of permitted results: they observe every request and its completion, and know what a read may return.
 
 mod block;
 mod content;
@@ -24,22 +24,22 @@ pub struct Expected {
     pub no_space: bool,
     /// Stored bytes may be damaged.
     pub corrupt: bool,
-    /// It may be closing down, or fenced off after a failure.
+    /// Backend may be shutting down, or fenced after a failure.
     pub shut_down: bool,
 }
 
 impl Expected {
-    /// Nothing goes wrong.
+    /// Returns a set without errors.
     pub const fn nothing() -> Self {
         Self { io: false, no_space: false, corrupt: false, shut_down: false }
     }
 
-    /// A request may be answered with an error by no fault of its own.
+    /// Returns true if a request may fail through no fault of its own.
     pub fn may_fail(self) -> bool {
         self != Self::nothing()
     }
 
-    /// This error may come from the environment.
+    /// Returns true if this error may come from the environment.
     pub fn allows(self, kind: ErrorKind) -> bool {
         match kind {
             ErrorKind::Io => self.io,

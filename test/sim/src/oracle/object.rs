@@ -140,7 +140,7 @@ impl History {
     }
 }
 
-/// Knows what each object of a backend may be.
+/// Oracle of the states that each object of a backend may have.
 pub struct ObjectOracle {
     objects: BTreeMap<ObjectName, History>,
     /// Counts submissions and answers.
@@ -180,12 +180,12 @@ impl ObjectOracle {
         self.expected = expected;
     }
 
-    /// The first thing that was not allowed.
+    /// Returns the first violation.
     pub fn violation(&self) -> Option<&str> {
         self.violation.as_deref()
     }
 
-    /// The version of an object after its last transaction, if that has been answered.
+    /// Returns the version of an object after its last transaction, if that has completed.
     pub fn version(&self, object: &ObjectName) -> Option<u64> {
         self.objects.get(object)?.last().iter().find_map(|state| state.head()?.version())
     }
@@ -237,7 +237,7 @@ impl ObjectOracle {
         place
     }
 
-    /// A transaction is answered.
+    /// Notes that a transaction has completed.
     pub fn submitted_done(&mut self, object: &ObjectName, place: usize, result: &Result<u64>) {
         self.note(|| format!("{object} #{place}: {result:?}"));
         self.event += 1;

@@ -21,7 +21,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -43,7 +43,7 @@ impl Body {
         out
     }
 
-    /// This is what a read of `extent` may answer.
+    /// Returns true if `data` is a permitted result of a read of `extent`.
     pub fn answers(&self, extent: Extent, data: &SparseData) -> bool {
         let end = extent.end().min(self.size);
         let mut at = extent.offset;
@@ -98,7 +98,7 @@ pub struct ObjectState {
     kept: Rc<Vec<Kept>>,
 }
 
-/// What was found of an object when everything of it was read.
+/// Observed state of an object, after everything of it was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
     /// The head's bytes and keys; `None` when it is not there.

@@ -35,7 +35,7 @@ pub enum OrderToken {
     Other,
 }
 
-/// Knows the order of writes.
+/// Oracle of the order of writes.
 #[derive(Default)]
 pub struct OrderOracle {
     clock: u64,
@@ -54,7 +54,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl OrderOracle {
-    /// For a disk of zeroes.
+    /// Creates an oracle for a disk of zeroes.
     pub fn new() -> Self {
         Self::default()
     }
@@ -69,7 +69,7 @@ impl OrderOracle {
         self.tick()
     }
 
-    /// A request is submitted.
+    /// Notes that a request is submitted.
     pub fn submit(&mut self, request: &Request) -> OrderToken {
         let submitted = self.tick();
         let (extent, data) = match request {
@@ -104,7 +104,7 @@ impl OrderOracle {
         OrderToken::Change(number)
     }
 
-    /// It is answered.
+    /// Notes that a request has completed.
     pub fn complete(&mut self, token: OrderToken, result: &Result<Reply>) {
         let now = self.tick();
         match (token, result) {
@@ -129,10 +129,10 @@ impl OrderOracle {
         }
     }
 
-    /// Whether the disk is consistent; `read` gives a sector.
+    /// Checks that the disk is consistent; `read` returns a sector.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Description of the inconsistency.
     pub fn check(&self, mut read: impl FnMut(u64) -> Vec<u8>) -> std::result::Result<(), String> {
         let mut found = Vec::new();
         let mut barrier = 0;
@@ -160,10 +160,10 @@ impl OrderOracle {
         Ok(())
     }
 
-    /// Whether the disk has everything that was answered by `from`, and nothing that was submitted after `to`.
+    /// Checks that the disk has everything that completed by `from`, and nothing that was submitted after `to`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Description of the inconsistency.
     pub fn check_cut(
         &self,
         from: u64,

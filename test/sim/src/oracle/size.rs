@@ -1,4 +1,4 @@
-//! What is known of a device's size while it changes, and which requests may be refused for it.
+//! Size bounds of a device while its size changes, and the requests that may be refused for it.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ enum Kind {
 /// A load on a block device.
 #[derive(Debug, Clone)]
 pub struct BlockLoad {
-    /// Only the first so many bytes of the device are touched.
+    /// Bytes at the start of the device that the load touches.
     pub span: u64,
     /// Tasks at once, each with one request in flight.
     pub tasks: usize,
@@ -37,7 +37,7 @@ pub struct BlockLoad {
     pub blocks_max: u64,
     /// Long writes, each where the one before ended, beside the others.
     pub stream: Option<Stream>,
-    /// What the answers were.
+    /// Counts of results.
     pub seen: Rc<Seen>,
 }
 
@@ -46,7 +46,7 @@ pub struct BlockLoad {
 pub struct Stream {
     /// Shortest of them, in bytes; the longest has four times as many.
     pub least: u64,
-    /// Where the next one begins.
+    /// Offset of the next write.
     pub next: Rc<Cell<u64>>,
 }
 

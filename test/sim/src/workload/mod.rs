@@ -12,16 +12,16 @@ use forebay_block::{ErrorKind, Result};
 
 use crate::rng::Rng;
 
-/// What the answers to a load's requests were.
+/// Counts of the results of a load's requests.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// All.
+    /// All completed requests.
     pub answered: Cell<u64>,
-    /// `NoSpace`.
+    /// Requests that ended with `NoSpace`.
     pub no_space: Cell<u64>,
-    /// `Corrupt`.
+    /// Requests that ended with `Corrupt`.
     pub corrupt: Cell<u64>,
-    /// `Io`.
+    /// Requests that ended with `Io`.
     pub io: Cell<u64>,
 }
 

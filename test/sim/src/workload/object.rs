@@ -33,7 +33,7 @@ enum Kind {
 pub struct ObjectLoad {
     /// Objects it works on.
     pub objects: u64,
-    /// Objects grow to so many bytes.
+    /// Maximum object size in bytes.
     pub size_max: u64,
     /// Longest write in bytes.
     pub write_max: u64,
@@ -43,11 +43,11 @@ pub struct ObjectLoad {
     pub requests: usize,
     /// Snapshots at once; 0: none are taken.
     pub snaps_max: usize,
-    /// What exists now: this outlives a crash.
+    /// Existing snapshots; they outlive a crash.
     pub snaps: Rc<RefCell<SnapContext>>,
     /// Numbers every write.
     pub version: Rc<Cell<u64>>,
-    /// What the answers were.
+    /// Counts of results.
     pub seen: Rc<Seen>,
 }
 

@@ -1,4 +1,4 @@
-//! The object map: two bits an object, with checksums.
+//! Object map encoding: two bits per object, with checksums.
 //!
 //! Stored as three parts: the header, a length and a structure with the number of objects; the bits, four objects a
 //! byte, the first in the highest bits; the footer, a length, the header's checksum, and one checksum for each 4 KiB
@@ -8,21 +8,21 @@ use forebay_accel::crc32c;
 
 use super::{Reader, Writer};
 
-/// Bytes of bits that one checksum covers.
+/// Bytes of the bitmap covered by one checksum.
 const BLOCK: usize = 4096;
-/// Objects of the largest map: more, and an image has none (cls_rbd: MAX_OBJECT_MAP_OBJECT_COUNT).
+/// Maximum number of objects of a map; an image with more has none (cls_rbd: MAX_OBJECT_MAP_OBJECT_COUNT).
 pub(crate) const OBJECTS_MAX: u64 = 256_000_000;
 
-/// What is known of an object.
+/// State of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It is not there.
+    /// Object does not exist.
     Nonexistent = 0,
-    /// It may be there, and may have changed since the newest snapshot.
+    /// Object may exist, and may have changed since the newest snapshot.
     Exists = 1,
-    /// It is being removed.
+    /// Object is being removed.
     Pending = 2,
-    /// It may be there, and has not changed since the newest snapshot.
+    /// Object may exist, and has not changed since the newest snapshot.
     Clean = 3,
 }
 
@@ -37,7 +37,7 @@ impl State {
     }
 }
 
-/// The states of an image's objects.
+/// States of an image's objects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Bitmap {
     objects: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Bitmap {
 }
 
 impl Bitmap {
-    /// Of so many objects, none there.
+    /// Returns a map of `objects` objects, none existing.
     #[cfg(test)]
     pub(crate) fn new(objects: u64) -> Self {
         Self { objects, bits: vec![0; bytes_of(objects)] }
@@ -55,7 +55,7 @@ impl Bitmap {
         self.objects
     }
 
-    /// The state of an object; one that the map does not cover may be there.
+    /// Returns the state of an object; `Exists` for one past the end of the map.
     pub(crate) fn get(&self, object: u64) -> State {
         if object >= self.objects {
             return State::Exists;
@@ -63,7 +63,7 @@ impl Bitmap {
         State::of(self.bits[(object / 4) as usize] >> shift(object))
     }
 
-    /// Sets an object's state; one that the map does not cover has none.
+    /// Sets the state of an object; ignored past the end of the map.
     pub(crate) fn set(&mut self, object: u64, state: State) {
         if object < self.objects {
             let byte = &mut self.bits[(object / 4) as usize];
@@ -71,7 +71,7 @@ impl Bitmap {
         }
     }
 
-    /// Covers so many objects; new ones are not there.
+    /// Resizes the map; new objects are `Nonexistent`.
     pub(crate) fn resize(&mut self, objects: u64) {
         self.bits.resize(bytes_of(objects), 0);
         for object in self.objects..objects.min(self.objects.next_multiple_of(4)) {
@@ -81,7 +81,7 @@ impl Bitmap {
         self.objects = objects;
     }
 
-    /// As it is stored, with checksums.  What is stored is changed by the object class; this is for tests.
+    /// Encodes the stored form, with checksums. The object class updates stored maps; this is for tests.
     #[cfg(any(test, fuzzing, feature = "fuzz"))]
     pub(crate) fn encode(&self) -> Vec<u8> {
         let header = Writer::new().versioned(1, 1, Writer::new().u64(self.objects)).done();
@@ -96,7 +96,7 @@ impl Bitmap {
         out
     }
 
-    /// From what is stored; `None` if it is damaged.
+    /// Decodes the stored form; `None` if it is damaged.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let header = reader.bytes()?;
@@ -124,8 +124,8 @@ impl Bitmap {
     }
 }
 
-/// The input of `rbd.object_map_update`: objects in `range` that are in the state `from` (`None`: in any) come to be
-/// in the state `to`.
+/// Encodes the input of `rbd.object_map_update`: objects in `range` in the state `from` (`None`: in any) change to
+/// the state `to`.
 pub(crate) fn encode_update(range: std::ops::Range<u64>, to: State, from: Option<State>) -> Vec<u8> {
     let filter = |writer: Writer| match from {
         Some(from) => writer.u8(1).u8(from as u8),
@@ -134,12 +134,12 @@ pub(crate) fn encode_update(range: std::ops::Range<u64>, to: State, from: Option
     filter(Writer::new().u64(range.start).u64(range.end).u8(to as u8)).done()
 }
 
-/// The input of `rbd.object_map_resize`: new objects come to be in the state `state`.
+/// Encodes the input of `rbd.object_map_resize`: new objects get the state `state`.
 pub(crate) fn encode_resize(objects: u64, state: State) -> Vec<u8> {
     Writer::new().u64(objects).u8(state as u8).done()
 }
 
-/// Bytes of bits.
+/// Returns the length of the bitmap in bytes.
 fn bytes_of(objects: u64) -> usize {
     objects.div_ceil(4) as usize
 }
@@ -148,7 +148,7 @@ fn shift(object: u64) -> u64 {
     (3 - object % 4) * 2
 }
 
-/// Ceph's CRC-32C with the seed 0, which is not inverted before or after.
+/// Returns Ceph's CRC-32C with seed 0, not inverted before or after.
 fn checksum(bytes: &[u8]) -> u32 {
     !crc32c::extend(!0, bytes)
 }
@@ -158,7 +158,8 @@ mod tests {
     use super::super::unhex;
     use super::*;
 
-    /// What `rbd` 16.2 stored of an image of 160 objects: sixteen written, then a snapshot, so that they are clean.
+    /// Golden bytes: stored by `rbd` 16.2 for an image of 160 objects: sixteen written, then a snapshot, so that they
+    /// are clean.
     #[test]
     fn maps_of_rbd_byte_for_byte() {
         let stored = |first: &str, crc: &str| {

@@ -1,35 +1,35 @@
-//! Ceph's advisory locks (`cls_lock`), as RBD uses them: who may write an image, and who an object map.
+//! Ceph's advisory locks (`cls_lock`), as used by RBD for images and for object maps.
 
 use super::{Reader, Writer};
 
-/// The lock's name, on an image's header and on its object map.
+/// Lock name, on an image's header and on its object map.
 pub(crate) const LOCK: &str = "rbd_lock";
-/// The tag of RBD's own locks on a header.  A lock with another was taken by hand (`rbd lock add`).
+/// Tag of RBD's automatic locks on a header. A lock with another tag was taken manually (`rbd lock add`).
 pub(crate) const TAG: &str = "internal";
 const EXCLUSIVE: u8 = 1;
-/// `client.`, as a kind of entity.
+/// Entity type `client.`.
 const CLIENT: u8 = 8;
 const COOKIE_PREFIX: &str = "auto ";
 
-/// Who holds a lock.
+/// Holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Locker {
-    /// What kind of entity it is, and its number.
+    /// Entity type and number.
     pub(crate) entity: (u8, i64),
     pub(crate) cookie: String,
-    /// Where it is, as [`forebay_block::ClientIdentity::address`]; empty if it is nowhere that has a name.
+    /// Address, in the form of [`forebay_block::ClientIdentity::address`]; empty for a blank one.
     pub(crate) address: String,
     pub(crate) description: String,
 }
 
 impl Locker {
-    /// The number of the client that holds it; `None` when it is none.
+    /// Returns the number of the client that holds the lock; `None` if the holder is not a client.
     pub(crate) fn client(&self) -> Option<u64> {
         (self.entity.0 == CLIENT).then(|| u64::try_from(self.entity.1).ok()).flatten()
     }
 }
 
-/// A lock.
+/// Lock state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LockInfo {
     pub(crate) exclusive: bool,
@@ -37,52 +37,52 @@ pub(crate) struct LockInfo {
     pub(crate) lockers: Vec<Locker>,
 }
 
-/// The cookie of a lock that is held as long as a watch.
+/// Returns the cookie of a lock bound to a watch.
 pub(crate) fn cookie_of(watch: u64) -> String {
     format!("{COOKIE_PREFIX}{watch}")
 }
 
-/// The watch as long as which a lock with this cookie is held.
+/// Returns the watch to which a lock with this cookie is bound.
 pub(crate) fn watch_of(cookie: &str) -> Option<u64> {
     cookie.strip_prefix(COOKIE_PREFIX)?.parse().ok()
 }
 
-/// The input of `lock.lock`.
+/// Encodes the input of `lock.lock`.
 pub(crate) fn encode_lock(cookie: &str, tag: &str) -> Vec<u8> {
     let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string("");
-    // It never runs out, and there is no flag.
+    // No expiry, no flags.
     Writer::new().versioned(1, 1, body.u32(0).u32(0).u8(0)).done()
 }
 
-/// The input of `lock.unlock`.
+/// Encodes the input of `lock.unlock`.
 pub(crate) fn encode_unlock(cookie: &str) -> Vec<u8> {
     Writer::new().versioned(1, 1, Writer::new().string(LOCK).string(cookie)).done()
 }
 
-/// The input of `lock.break_lock`.
+/// Encodes the input of `lock.break_lock`.
 pub(crate) fn encode_break(locker: &Locker) -> Vec<u8> {
     let body = Writer::new().string(LOCK).u8(locker.entity.0).i64(locker.entity.1).string(&locker.cookie);
     Writer::new().versioned(1, 1, body).done()
 }
 
-/// The input of `lock.assert_locked`: this client holds it alone.
+/// Encodes the input of `lock.assert_locked`: this client holds the lock exclusively.
 pub(crate) fn encode_assert(cookie: &str, tag: &str) -> Vec<u8> {
     let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag);
     Writer::new().versioned(1, 1, body).done()
 }
 
-/// The input of `lock.set_cookie`.
+/// Encodes the input of `lock.set_cookie`.
 pub(crate) fn encode_set_cookie(cookie: &str, tag: &str, new: &str) -> Vec<u8> {
     let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string(new);
     Writer::new().versioned(1, 1, body).done()
 }
 
-/// The input of `lock.get_info`.
+/// Encodes the input of `lock.get_info`.
 pub(crate) fn encode_get_info() -> Vec<u8> {
     Writer::new().versioned(1, 1, Writer::new().string(LOCK)).done()
 }
 
-/// The output of `lock.get_info`; `None` if it cannot be read.
+/// Decodes the output of `lock.get_info`; `None` if it is malformed.
 pub(crate) fn decode_info(bytes: &[u8]) -> Option<LockInfo> {
     let mut body = Reader::new(bytes).versioned(1)?.body;
     let count = body.u32()?;
@@ -97,23 +97,24 @@ pub(crate) fn decode_info(bytes: &[u8]) -> Option<LockInfo> {
         lockers.push(Locker { entity, cookie, address, description: info.string()? });
     }
     let kind = body.u8()?;
-    // Pacific's 1 is exclusive; later versions add an exclusive one that goes with its last locker.
+    // Type 1 (Pacific) is exclusive; later versions add type 3, an exclusive lock removed with its last locker.
     Some(LockInfo { exclusive: matches!(kind, 1 | 3), tag: body.string()?, lockers })
 }
 
-/// An address, of either of the two encodings that Ceph has had, as `IP:PORT/NONCE`; empty for the blank one.
+/// Decodes an address in either of Ceph's two encodings, as `IP:PORT/NONCE`; empty for a blank one.
 fn decode_address(reader: &mut Reader<'_>) -> Option<String> {
-    // The older one begins with 4 zero bytes, the nonce, and the socket's address at its full length of 128 bytes.
+    // The legacy encoding begins with 4 zero bytes, the nonce, and the socket address at its full length of 128
+    // bytes.
     if reader.u8()? == 0 {
         reader.take(3)?;
         let nonce = reader.u32()?;
         let socket = reader.take(128)?;
-        // The family is big-endian here.
+        // The address family is big-endian here.
         let family = u16::from_be_bytes([socket[0], socket[1]]);
         return format_address(family, &socket[2..], nonce);
     }
     let mut body = reader.versioned(1)?.body;
-    // Its messenger's version, which the plain form does not tell.
+    // Address type (messenger version), which the result omits.
     body.u32()?;
     let nonce = body.u32()?;
     let len = body.u32()?;
@@ -160,12 +161,12 @@ mod tests {
 
     #[test]
     fn a_lock_that_nobody_holds() {
-        // What the OSD keeps of a header after rbd has released it.
+        // Stored by the OSD for a header after rbd has released the lock.
         let info = decode_info(&unhex("0101 11000000 00000000 01 08000000 696e7465726e616c")).expect("readable");
         assert_eq!(info, LockInfo { exclusive: true, tag: TAG.into(), lockers: Vec::new() });
     }
 
-    /// What an OSD 16.2 answered while fio held the lock by librbd.
+    /// Golden bytes: returned by an OSD 16.2 while fio held the lock through librbd.
     #[test]
     fn a_lock_that_librbd_holds() {
         let bytes = unhex(

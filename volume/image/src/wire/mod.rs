@@ -1,25 +1,25 @@
-//! What RBD's clients tell each other and keep beside an image's data, byte for byte: `docs/formats/rbd-image.md`.
+//! RBD's notifications between clients and metadata encodings, byte for byte: `docs/formats/rbd-image.md`.
 //!
-//! Everything here is pure, decodes bytes that came from a cluster, and takes no more memory than they have.
+//! Decoders are pure functions of untrusted bytes, and allocate no more memory than their input occupies.
 
 pub(crate) mod bitmap;
 pub(crate) mod lock;
 pub(crate) mod notify;
 pub(crate) mod snapshot;
 
-/// Reads Ceph's encodings: little-endian numbers, strings with their length before them, and structures with a
-/// version, the oldest version that can read them, and their length.
+/// Decoder of Ceph's encodings: little-endian integers, length-prefixed strings, and structures with a version, the
+/// oldest version that can read them, and their length.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
 
-/// A structure's beginning.
+/// Versioned structure.
 pub(crate) struct Versioned<'a> {
     pub(crate) version: u8,
-    /// The oldest version that can read it.
+    /// Oldest version that can decode it.
     pub(crate) compat: u8,
-    /// What belongs to it, newer fields at the end included.
+    /// Contents, including newer fields at the end.
     pub(crate) body: Reader<'a>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
     }
 
-    /// A value that may be missing.
+    /// Reads an optional value.
     pub(crate) fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
         match self.u8()? {
             0 => Some(None),
@@ -75,20 +75,20 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A structure that versions up to `known` may read; one whose `compat` is newer is not for us.
+    /// Reads a versioned structure; `None` if its `compat` exceeds `known`.
     pub(crate) fn versioned(&mut self, known: u8) -> Option<Versioned<'a>> {
         let (version, compat) = (self.u8()?, self.u8()?);
         let body = self.bytes()?;
         (compat <= known).then_some(Versioned { version, compat, body: Reader::new(body) })
     }
 
-    /// What is left.
+    /// Returns the remaining bytes.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 }
 
-/// Writes Ceph's encodings.
+/// Encoder of Ceph's encodings.
 #[derive(Default)]
 pub(crate) struct Writer {
     out: Vec<u8>,
@@ -128,7 +128,7 @@ impl Writer {
         self.bytes(value.as_bytes())
     }
 
-    /// A structure with its version, the oldest that can read it, and its length.
+    /// Writes a structure with its version, the oldest version that can decode it, and its length.
     pub(crate) fn versioned(self, version: u8, compat: u8, body: Writer) -> Self {
         self.u8(version).u8(compat).bytes(&body.out)
     }

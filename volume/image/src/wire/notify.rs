@@ -1,35 +1,35 @@
-//! What the clients of an image tell each other, by notifications on its header.
+//! Notifications between the clients of an image, sent on its header.
 
 use super::{Reader, Writer};
 
-/// Who sends: its number, and its watch.
+/// Sender of a notification: client number and watch cookie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Client {
     pub(crate) number: u64,
     pub(crate) watch: u64,
 }
 
-/// A notification.
+/// Notification message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The sender has the exclusive lock now.
+    /// Sender has acquired the exclusive lock.
     AcquiredLock(Client),
-    /// The sender has given it up.
+    /// Sender has released the exclusive lock.
     ReleasedLock(Client),
-    /// The sender wants it.
+    /// Sender requests the exclusive lock.
     RequestLock {
         client: Client,
-        /// It will take it if it does not get it.
+        /// Sender will take the lock by force if it is not released.
         force: bool,
     },
-    /// The header has changed.
+    /// Header has changed.
     HeaderUpdate,
-    /// The sender has changed the image's reservations, or wants to know whom they belong to.  Ours alone: Ceph's clients
-    /// answer it as one that they do not know.
+    /// Sender has changed the image's reservations, or queries their owner. A Forebay extension: Ceph's clients treat
+    /// it as an unknown message.
     Reservations(Client),
-    /// Something is asked of whoever has the lock (a resize, a snapshot, ...), by its number.
+    /// Request to the lock owner (a resize, a snapshot, ...), by its operation number.
     Operation(u32),
-    /// Something that whoever has the lock need not answer.
+    /// Message that needs no response from the lock owner.
     Other(u32),
 }
 
@@ -37,17 +37,18 @@ const ACQUIRED: u32 = 0;
 const RELEASED: u32 = 1;
 const REQUEST: u32 = 2;
 const HEADER_UPDATE: u32 = 3;
-/// Far from what librbd counts up from 0.
+/// Operation number far from librbd's, which count up from 0.
 const RESERVATIONS: u32 = 0x4642_0001;
 
-/// Flatten, resize, and the others that the owner of the lock does for others: snapshots made, removed, renamed,
-/// protected and unprotected, object maps rebuilt, renames, features, migration, sparsify, metadata.
+/// Returns whether the lock owner performs this operation for other clients: flatten, resize, snapshots created,
+/// removed, renamed, protected and unprotected, object maps rebuilt, renames, features, migration, sparsify,
+/// metadata.
 fn is_operation(op: u32) -> bool {
     matches!(op, 6..=17 | 20)
 }
 
 impl Message {
-    /// As librbd sends it.
+    /// Encodes the message as librbd does.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let client = |op: u32, client: &Client| Writer::new().u32(op).u64(client.number).u64(client.watch);
         let body = match self {
@@ -61,7 +62,7 @@ impl Message {
         Writer::new().versioned(6, 1, body).done()
     }
 
-    /// From what came; `None` if it cannot be read.  An empty one is what the oldest clients send of a header update.
+    /// Decodes a message; `None` if it is malformed. Empty input is a header update of the oldest clients.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() {
             return Some(Message::HeaderUpdate);
@@ -90,22 +91,22 @@ impl Message {
     }
 }
 
-/// The answer to a request: 0, or a negative errno.
+/// Encodes the response to a request: 0, or a negative errno.
 pub(crate) fn encode_response(result: i32) -> Vec<u8> {
     Writer::new().versioned(1, 1, Writer::new().u32(result as u32)).done()
 }
 
-/// The result in an answer; `None` if there is none: somebody who has nothing to say to it.
+/// Decodes the result in a response; `None` if there is none, from a client that is not concerned.
 pub(crate) fn decode_response(bytes: &[u8]) -> Option<i32> {
     Some(Reader::new(bytes).versioned(1)?.body.u32()? as i32)
 }
 
-/// The answer to [`Message::Reservations`]: whom those reservations belong to that are not persistent.
+/// Encodes the response to [`Message::Reservations`]: the incarnation that owns the non-persistent reservations.
 pub(crate) fn encode_incarnation(incarnation: u64) -> Vec<u8> {
     Writer::new().versioned(1, 1, Writer::new().u32(RESERVATIONS).u64(incarnation)).done()
 }
 
-/// What is in such an answer; `None` for everybody else's.
+/// Decodes the response to [`Message::Reservations`]; `None` for any other client's.
 pub(crate) fn decode_incarnation(bytes: &[u8]) -> Option<u64> {
     let mut body = Reader::new(bytes).versioned(1)?.body;
     if body.u32()? == RESERVATIONS { body.u64() } else { None }

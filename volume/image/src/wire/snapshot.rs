@@ -1,23 +1,23 @@
-//! What a header keeps of snapshots and of the image that a clone was made of.
+//! Header encodings of snapshots and of the parent of a clone.
 
 use forebay_block::SnapId;
 
 use super::{Reader, Writer};
 use crate::info::SnapshotInfo;
 
-/// Where a clone's other bytes are.
+/// Parent of a clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Parent {
     pub(crate) pool: i64,
     pub(crate) namespace: String,
     pub(crate) image: String,
     pub(crate) snap: SnapId,
-    /// Bytes that the head may find there; `None`: it needs none of them any more, though snapshots do.
+    /// Overlap of the head in bytes; `None` if only snapshots still need the parent.
     pub(crate) overlap: Option<u64>,
 }
 
 impl Parent {
-    /// From the value of the key `parent`.
+    /// Decodes the value of the key `parent`.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         Self::read(&mut Reader::new(bytes))
     }
@@ -32,7 +32,8 @@ impl Parent {
         Some(Self { pool, namespace, image, snap, overlap })
     }
 
-    /// As the key `parent` holds it, of the form that `like` has: clients older than the newer one may still use it.
+    /// Encodes the value of the key `parent`, in the format version of `like`: clients older than the newer version
+    /// may still use it.
     pub(crate) fn encode_like(&self, like: &[u8]) -> Vec<u8> {
         if like.first() == Some(&1) {
             let body = Writer::new().i64(self.pool).string(&self.image).u64(self.snap.0);
@@ -46,35 +47,35 @@ impl Parent {
         Writer::new().versioned(2, 2, body).done()
     }
 
-    /// It is a clone of an image at all: older clusters keep an empty one of a clone that was flattened.
+    /// Returns whether the entry names a parent: older clusters keep an empty one after a flatten.
     pub(crate) fn is_there(&self) -> bool {
         self.pool >= 0 && !self.image.is_empty()
     }
 }
 
-/// What is kept of a snapshot.
+/// Stored snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) id: SnapId,
     pub(crate) name: String,
-    /// Bytes of the image then.
+    /// Size of the image at the snapshot, in bytes.
     pub(crate) size: u64,
-    /// The parent then, of the older form that has one for each snapshot.
+    /// Parent at the snapshot, in the older format that stores one per snapshot.
     pub(crate) parent: Option<Parent>,
-    /// It cannot be removed.
+    /// Set if protected from removal.
     pub(crate) protected: bool,
-    /// As those of an image: 1, its object map is invalid.
+    /// Flags, like those of an image: 1, its object map is invalid.
     pub(crate) flags: u64,
-    /// Made by a user; others belong to groups, to the trash or to mirroring.
+    /// Set if a user created it; others belong to groups, to the trash or to mirroring.
     pub(crate) by_user: bool,
-    /// Clones that name it themselves.
+    /// Number of clones recorded in the snapshot itself (v2 clones).
     pub(crate) children: u32,
-    /// Bytes that it may find in the parent.
+    /// Overlap with the parent in bytes.
     pub(crate) overlap: Option<u64>,
 }
 
 impl Snapshot {
-    /// From the value of its key.
+    /// Decodes the value of a snapshot's key.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut value = Reader::new(bytes).versioned(8)?;
         let body = &mut value.body;
@@ -98,7 +99,7 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// What is told of it.
+    /// Returns the public description.
     pub(crate) fn info(&self) -> SnapshotInfo {
         SnapshotInfo {
             id: self.id.0,
@@ -111,26 +112,26 @@ impl Snapshot {
     }
 }
 
-/// The name in what the trash keeps of an image; `None` if it cannot be read.
+/// Decodes the name in the trash entry of an image; `None` if it is malformed.
 pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
     let mut body = Reader::new(bytes).versioned(u8::MAX)?.body;
-    // Who moved it there.
+    // Source of the entry.
     body.u8()?;
     body.string()
 }
 
-/// The pool and the id of the group that an image's header names; `None` if it cannot be read.
+/// Decodes the group in an image's header: its pool and id; `None` if it is malformed.
 pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
     let mut body = Reader::new(bytes).versioned(1)?.body;
     Some((body.i64()?, body.string()?))
 }
 
-/// The input of `rbd.remove_child`, which forgets a clone of the older kind: the parent's pool keeps a list of them.
+/// Encodes the input of `rbd.remove_child`, which removes a v1 clone: a list in a pool object.
 pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
     Writer::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
 }
 
-/// The input of `rbd.child_detach`, which forgets a clone of the newer kind: the parent's header keeps a list of them.
+/// Encodes the input of `rbd.child_detach`, which removes a v2 clone: a list in the parent's header.
 pub(crate) fn encode_detach_child(snap: SnapId, pool: i64, namespace: &str, child: &str) -> Vec<u8> {
     let body = Writer::new().i64(pool).string(child).string(namespace);
     Writer::new().u64(snap.0).versioned(2, 1, body).done()
@@ -141,7 +142,7 @@ mod tests {
     use super::super::unhex;
     use super::*;
 
-    /// What `rbd clone` 16.2 stored.
+    /// Golden bytes stored by `rbd clone` 16.2.
     #[test]
     fn a_parent_of_rbd_byte_for_byte() {
         let bytes = unhex(
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(expected.encode_like(&older), older);
     }
 
-    /// What `rbd snap create` 16.2 stored, of a clone and of its parent.
+    /// Golden bytes stored by `rbd snap create` 16.2, of a clone and of its parent.
     #[test]
     fn snapshots_of_rbd() {
         let of_clone = unhex(
@@ -187,7 +188,7 @@ mod tests {
         }
     }
 
-    /// What `rbd trash mv rbd/t` 16.2 stored.
+    /// Golden bytes stored by `rbd trash mv rbd/t` 16.2.
     #[test]
     fn a_name_in_the_trash_of_rbd() {
         let bytes = unhex("0201 17000000 00 01000000 74 a898046b 247b3d12 a898046b 247b3d12 00");
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// What `rbd group image add` 16.2 stored.
+    /// Golden bytes stored by `rbd group image add` 16.2.
     #[test]
     fn a_group_of_rbd() {
         let bytes = unhex("0101 18000000 0100000000000000 0c000000 313139353662386234353637");

@@ -1,5 +1,5 @@
-//! A backend that answers late, in any order across objects, that can begin to fail, and that knows what would be
-//! left after a crash.
+//! Test backend that completes late, in any order across objects, that can be made to fail, and that tracks the state
+//! after a crash.
 
 #![allow(dead_code)]
 
@@ -29,36 +29,36 @@ pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
 }
 
 pub fn bytes(data: &[u8]) -> BufList {
-    // In two parts, so that scatter-gather is used.
+    // Split in two parts, so that scatter-gather is used.
     let (a, b) = data.split_at(data.len() / 3);
     [a, b].into_iter().map(Buf::copy_of).collect()
 }
 
-/// The names of all objects.
+/// Returns the names of all objects.
 pub async fn objects(backend: &Rc<dyn ObjectBackend>) -> Vec<String> {
     let page = backend.list(None, None, 100_000).await.expect("a listing");
     assert!(page.next.is_none());
     page.names.iter().map(|name| name.name().to_owned()).collect()
 }
 
-/// What a crash leaves of the changes that nobody made durable.
+/// State of non-durable changes after a crash.
 #[derive(Debug, Clone, Copy)]
 pub enum Left {
-    /// Nothing.
+    /// No changes are kept.
     Nothing,
-    /// Everything.
+    /// Every change is kept.
     Everything,
-    /// Of each object's changes the first few, by this seed.
+    /// A prefix of each object's changes is kept, chosen by this seed.
     Some(u64),
 }
 
-/// When submitted transactions fail, counted from 0.
+/// Failing transactions, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fail {
     Never,
-    /// This one, and everything from then on.
+    /// Transactions from this one on.
     From(u64),
-    /// This one alone.
+    /// Only this transaction.
     Only(u64),
 }
 
@@ -74,13 +74,14 @@ pub struct Stormy {
     dead: Cell<bool>,
     under_way: Cell<usize>,
     under_way_most: Cell<usize>,
-    /// Names are listed in order.
+    /// Set if names are listed in order.
     in_order: bool,
     this: std::rc::Weak<Stormy>,
 }
 
 impl Stormy {
-    /// Answers come up to `late` turns of the executor later, by the seed; an even one keeps names in order.
+    /// Returns a backend whose completions come up to `late` turns of the executor later, by the seed; an even seed
+    /// keeps names in order.
     pub fn new(seed: u64, late: u64) -> Rc<Self> {
         Rc::new_cyclic(|this| Self {
             ram: RamBackend::new("ram"),
@@ -99,19 +100,19 @@ impl Stormy {
         })
     }
 
-    /// From now on, transactions fail so; they are counted from here.
+    /// Sets the failure mode, and restarts the count of transactions.
     pub fn fail(&self, fail: Fail) {
         self.fail.set(fail);
         self.submitted.set(0);
     }
 
-    /// Counts transactions from here.
+    /// Restarts the count of transactions.
     pub fn count(&self) {
         self.submitted.set(0);
         self.under_way_most.set(0);
     }
 
-    /// Transactions since then, and the most that were under way at once.
+    /// Returns the number of transactions since then, and the maximum in flight at once.
     pub fn counted(&self) -> (u64, usize) {
         (self.submitted.get(), self.under_way_most.get())
     }
@@ -175,7 +176,7 @@ impl Stormy {
         }
     }
 
-    /// The power fails; this is what comes up again.
+    /// Simulates a power failure; returns the backend after the restart.
     pub async fn crash(&self, left: Left) -> Rc<dyn ObjectBackend> {
         self.dead.set(true);
         let mut kept: BTreeMap<ObjectName, u64> = BTreeMap::new();
@@ -237,7 +238,7 @@ impl ObjectBackend for Stormy {
         let object = object.clone();
         self.under_way.set(self.under_way.get() + 1);
         self.under_way_most.set(self.under_way_most.get().max(self.under_way.get()));
-        // Tasks begin in the order in which they were spawned, so an object's transactions queue up in order.
+        // Tasks start in the order in which they were spawned, so an object's transactions queue up in order.
         let task = spawn(async move {
             let turn = turns.acquire(1).await;
             this.wait().await;

@@ -1,4 +1,4 @@
-//! One encoded example of each structure: what is on disks out there must stay readable.
+//! Golden encodings of each structure: logs on existing disks must stay readable.
 
 use super::*;
 
@@ -126,5 +126,5 @@ fn a_word_has_a_check() {
     }
 }
 
-/// The check in the word of [`a_word_has_a_check`].
+/// Check in the word of [`a_word_has_a_check`].
 const GOLDEN_CHECK: u64 = 46_967;

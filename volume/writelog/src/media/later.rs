@@ -1,33 +1,33 @@
-//! A search for append blocks past the end that recovery found: one that says that a block recovery could not find was
-//! durable proves that the log is damaged there, and does not merely end.
+//! Search for append blocks past the end that recovery found. A block that records a missing block as durable proves
+//! that the log is damaged there, and does not merely end.
 
 use forebay_block::{Error, Result};
 use forebay_reactor::File;
 
 use crate::format::{AREA_AT, BlockHeader, ENTRY_LEN};
 
-/// Bytes behind the end of a log that are always searched: the block behind a damaged one begins within them, several of
-/// the longest blocks included.
+/// Bytes past the end of a log that are always searched: long enough to contain the start of the block after a
+/// damaged one, even after several blocks of maximum length.
 pub(crate) const WINDOW: u64 = 4 << 20;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const STEP: u64 = 1 << 20;
 
-/// The ring of append blocks of one log.
+/// Ring of append blocks of one log.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'a> {
     pub(crate) file: &'a File,
-    /// Where the log begins on the file, in bytes.
+    /// Byte offset of the log on the file.
     pub(crate) base: u64,
-    /// Bytes of a unit.
+    /// Unit in bytes.
     pub(crate) unit: u32,
-    /// Units of the ring.
+    /// Length of the ring in units.
     pub(crate) units: u64,
     pub(crate) tag: u32,
 }
 
 impl Ring<'_> {
-    /// Returns the highest number for which a valid block among the `units` from position `pos` on says that all blocks
-    /// before it were durable; 0 when none says anything.
+    /// Returns the highest number before which all blocks were durable, as recorded by a valid block among the
+    /// `units` units from position `pos` on; 0 if there is none.
     pub(crate) async fn durable_before(&self, pos: u64, units: u64) -> Result<u64> {
         let (mut at, end) = (pos, pos + units.min(self.units));
         let mut durable = 0;

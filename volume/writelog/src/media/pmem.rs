@@ -1,8 +1,8 @@
-//! A log in persistent memory: a ring of 64-byte entries that point at buffers of any size.
+//! Log in persistent memory: a ring of 64-byte entries that refer to buffers of any size.
 //!
-//! A group is appended in two steps: payloads and entries, a fence; the word that says where the head is, a fence.
-//! The head's step publishes the entries and their buffers, and takes away the buffers of entries that they overwrite:
-//! which those are follows from the entries, so that one store of eight bytes does both.
+//! A group is appended in two steps: payloads and entries, a fence; the head word, a fence. Storing the head word
+//! publishes the entries and their buffers, and frees the buffers of superseded entries: these follow from the
+//! entries, so that one atomic store of eight bytes does both.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,20 +22,20 @@ use crate::format::{
 };
 use crate::hidden::hidden_entries;
 
-/// Bytes of a line: the unit of buffers.
+/// Allocation unit of buffers in bytes: a cache line.
 pub(crate) const LINE: u64 = 64;
-/// Bytes of buffers for which the ring has one entry.
+/// Bytes of buffers per entry of the ring.
 const BYTES_PER_SLOT: u64 = 1024;
 
-/// Entries of the ring of a log of `size` bytes.
+/// Returns the number of ring entries of a log of `size` bytes.
 pub(crate) fn slots(size: u64) -> u64 {
     (size - AREA_AT) / (BYTES_PER_SLOT + ENTRY_LEN as u64)
 }
 
-/// Free runs of lines, found next-fit: a log is mostly freed in the order in which it was written.
+/// Next-fit allocator of lines: a log is mostly freed in the order in which it was written.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Free runs: first line, lines.  Neighbours are one.
+    /// Free runs, start line to length in lines, with adjacent runs merged.
     free: BTreeMap<u32, u32>,
     next: u32,
     free_lines: u64,
@@ -50,10 +50,10 @@ impl Space {
         self.free_lines
     }
 
-    /// Takes a run; `None` when no free one is as long.
+    /// Allocates a run; `None` if no free run is long enough.
     pub(crate) fn take(&mut self, lines: u32) -> Option<u32> {
         let fits = |(&start, &len): (&u32, &u32)| (len >= lines).then_some((start, len));
-        // The run that the last one was cut from may begin where it ended.
+        // The rest of the run used last begins at `next`.
         let after = self.free.range(self.next..).find_map(fits);
         let (start, len) = after.or_else(|| self.free.range(..self.next).find_map(fits))?;
         self.free.remove(&start);
@@ -65,7 +65,7 @@ impl Space {
         Some(start)
     }
 
-    /// Takes this very run; false when a part of it is taken.
+    /// Allocates this exact run; returns false if any part of it is in use.
     pub(crate) fn take_at(&mut self, start: u32, lines: u32) -> bool {
         let Some((&first, &len)) = self.free.range(..=start).next_back() else { return false };
         let (end, free_end) = (u64::from(start) + u64::from(lines), u64::from(first) + u64::from(len));
@@ -83,7 +83,7 @@ impl Space {
         true
     }
 
-    /// Gives a run back.
+    /// Frees a run.
     pub(crate) fn give(&mut self, start: u32, lines: u32) {
         self.free_lines += u64::from(lines);
         let (mut first, mut len) = (start, lines);
@@ -104,15 +104,15 @@ fn lines_of(len: u32) -> u32 {
     len.div_ceil(LINE as u32)
 }
 
-/// The buffers of a log: which are free, and which are being read.
+/// Buffers of a log: free space, and buffers being read.
 struct Buffers {
     space: Space,
-    /// By the first line of a buffer: readers, and the lines to be given back when they are done.
+    /// Readers by first line of a buffer, and the lines to free after the last reader.
     read: BTreeMap<u32, (usize, u32)>,
 }
 
 impl Buffers {
-    /// Nobody needs a buffer any more but those who are reading it.
+    /// Frees a buffer, or defers that until its last reader is done.
     fn give(&mut self, start: u32, lines: u32) {
         match self.read.get_mut(&start) {
             Some((_, given)) => *given = lines,
@@ -121,7 +121,7 @@ impl Buffers {
     }
 }
 
-/// Keeps a buffer from being used again while it is read.
+/// Guard that keeps a buffer from being reused while it is read.
 struct Pin {
     buffers: Rc<RefCell<Buffers>>,
     room: Rc<Notify>,
@@ -158,17 +158,17 @@ struct State {
     head: u64,
     superblock: Superblock,
     copy: usize,
-    /// What the superblock of this run says of being clean; nothing when it is not written yet.
+    /// Clean flag in the superblock of this run; `None` if it is not written yet.
     said: Option<bool>,
 }
 
-/// A log in persistent memory.
+/// Log in persistent memory.
 pub(crate) struct Pmem {
     memory: Rc<dyn PersistentMemory>,
-    /// Where the log begins in the memory, in bytes.
+    /// Byte offset of the log in the memory.
     base: u64,
     slots: u64,
-    /// Where the buffers begin, in bytes from the memory's beginning.
+    /// Byte offset of the buffers in the memory.
     buffers: u64,
     lines: u32,
     tag: u32,
@@ -177,7 +177,7 @@ pub(crate) struct Pmem {
     room: Rc<Notify>,
 }
 
-/// The two words of a new log.
+/// Stores the head and tail words of a new log.
 pub(crate) fn format_words(memory: &dyn PersistentMemory, base: u64, tag: u32, seq: u64) {
     memory.store_word(base + HEAD_AT, encode_word(seq, tag));
     memory.store_word(base + TAIL_AT, encode_word(seq, tag));
@@ -185,7 +185,7 @@ pub(crate) fn format_words(memory: &dyn PersistentMemory, base: u64, tag: u32, s
 }
 
 impl Pmem {
-    /// Finds what is in the log at `base`, and verifies it; changes nothing.
+    /// Reads and verifies the contents of the log at `base`, without changes.
     pub(crate) fn scan(memory: &dyn PersistentMemory, base: u64, superblock: &Superblock) -> Result<Recovered> {
         let (tag, slots) = (tag_of(&superblock.log), superblock.slots);
         let word = |at, what: &str| {
@@ -227,7 +227,7 @@ impl Pmem {
         (at, ((superblock.size - at) / LINE).min(u64::from(u32::MAX - 1)) as u32)
     }
 
-    /// Goes on with a log that was scanned.
+    /// Resumes a log that was scanned.
     pub(crate) fn resume(
         memory: Rc<dyn PersistentMemory>,
         base: u64,
@@ -247,7 +247,7 @@ impl Pmem {
         }
         let head = found.tail_seq + found.entries.len() as u64;
         let (slots, tag) = (superblock.slots, tag_of(&superblock.log));
-        // What a killed process stored may be readable, and not last yet.
+        // Stores of a killed process may be readable, but not durable yet.
         memory.store_word(base + HEAD_AT, encode_word(head, tag));
         memory.store_word(base + TAIL_AT, encode_word(found.tail_seq, tag));
         memory.fence();
@@ -274,7 +274,7 @@ impl Medium for Pmem {
     fn used(&self) -> u64 {
         let state = self.state.borrow();
         let buffers = (u64::from(self.lines) - self.space.borrow().space.free_lines()) * LINE;
-        // Whichever of the two is fuller.
+        // The fuller of the two counts.
         let entries = (state.head - state.tail) as u128 * u128::from(self.capacity()) / u128::from(self.slots);
         buffers.max(entries as u64)
     }
@@ -315,7 +315,7 @@ impl Medium for Pmem {
     fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
         let (memory, at, entry) = (self.memory.clone(), self.buffers + u64::from(entry.place) * LINE, *entry);
         let pin = Pin::new(&self.space, &self.room, entry.place);
-        // Not before it is needed: many are asked for at once, and requests would wait for all of them.
+        // Loaded only when polled: many reads are created at once, and requests would wait for all of them.
         Box::pin(async move {
             let _pin = pin;
             let mut data = BufMut::zeroed(entry.payload_len() as usize);
@@ -333,7 +333,7 @@ impl Medium for Pmem {
     }
 
     fn retire(&self, tail_seq: u64, gone: &[Entry]) {
-        // The buffers may be used again only when no recovery looks at them any more.
+        // Buffers may be reused only after the new tail is durable, so that no recovery reads them.
         self.memory.store_word(self.base + TAIL_AT, encode_word(tail_seq, self.tag));
         self.memory.fence();
         self.state.borrow_mut().tail = tail_seq;
@@ -354,7 +354,7 @@ impl Medium for Pmem {
         let mut state = self.state.borrow_mut();
         let (tail, copy, said) = (state.tail, state.copy, state.said);
         let superblock = &mut state.superblock;
-        // The tail has its own word; the superblock only says for whom and since when the log is open.
+        // The tail has its own word; the superblock holds the clean flag and the run.
         if said != Some(clean) {
             superblock.serial += 1;
             superblock.clean = clean;
@@ -388,7 +388,7 @@ mod tests {
         drop(two);
         assert_eq!(buffers.borrow_mut().space.take(8), Some(start));
         assert!(buffers.borrow().read.is_empty());
-        // Who ends reading first gives nothing back.
+        // The last reader of a buffer that is not freed yet frees nothing.
         drop(Pin::new(&buffers, &room, start));
         assert_eq!(buffers.borrow().space.free_lines(), 0);
         buffers.borrow_mut().give(start, 8);

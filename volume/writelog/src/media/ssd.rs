@@ -1,4 +1,4 @@
-//! A log on a file or device: a ring of append blocks, each a header, entries and payloads in one direct write.
+//! Log on a file or block device: a ring of append blocks, each a header, entries and payloads in one direct write.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,15 +16,15 @@ use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, BLOCK_LEN_MAX, BlockHeader, ENTRY_LEN, SUPER_COPIES, Superblock, tag_of,
 };
 
-/// The tail is known block by block only so often, in entries: what is kept of blocks must not outweigh the entries.
+/// Minimum distance of tail marks, in entries: bounds their memory relative to that of the entries.
 const MARK_EVERY: u64 = 16;
 
-/// Bytes that are read together at most, and those between two payloads that are read with them: a block's header, or
-/// what was overwritten.
+/// Maximum bytes per combined read, and maximum gap between two payloads read together: a block's header, or
+/// superseded data.
 const SPAN_MAX: u64 = 256 << 10;
 const GAP_MAX: u64 = 8 << 10;
 
-/// A block that the tail may be at.
+/// Block where the tail may be.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     number: u64,
@@ -32,29 +32,29 @@ struct Mark {
     first_seq: u64,
 }
 
-/// A block that is not known to be durable.
+/// Block not known to be durable.
 struct Started {
     number: u64,
     done: bool,
 }
 
 struct State {
-    /// Where the next block begins, in units since the log was made.
+    /// Position of the next block, in units since the log's creation.
     head_pos: u64,
     next_block: u64,
     next_seq: u64,
-    /// Blocks before this one are durable.
+    /// Number before which all blocks are durable.
     durable_block: u64,
     started: VecDeque<Started>,
     marks: VecDeque<Mark>,
     tail_seq: u64,
     tail_pos: u64,
     tail_block: u64,
-    /// Number of the entry that a recovery begins with, or of an earlier one, by copy of the superblock.
+    /// Lower bound of the first entry that a recovery replays, by copy of the superblock.
     persisted_seqs: [u64; 2],
-    /// Recovery looks at blocks from here on: the newer copy of the superblock says so.
+    /// Position at which recovery begins, according to the newer copy of the superblock.
     persisted_pos: u64,
-    /// Where payloads are being read, so that they are not overwritten under the reader.
+    /// Positions of payloads being read, with the number of readers, to keep them from being overwritten.
     reads: BTreeMap<u64, usize>,
     superblock: Superblock,
 }
@@ -64,7 +64,7 @@ impl State {
         self.reads.keys().next().map_or(self.persisted_pos, |&read| read.min(self.persisted_pos))
     }
 
-    /// Blocks before `number` are durable.
+    /// Records that completed blocks before `number` are durable.
     fn durable(&mut self, number: u64) {
         while let Some(block) = self.started.front().filter(|block| block.number < number && block.done) {
             self.durable_block = block.number + 1;
@@ -93,26 +93,26 @@ impl State {
     }
 }
 
-/// A log on a file or device.
+/// Log on a file or block device.
 pub(crate) struct Ssd {
     file: File,
-    /// Where the log begins on the file, in bytes.
+    /// Byte offset of the log on the file.
     base: u64,
     unit: u32,
-    /// Units of the ring.
+    /// Length of the ring in units.
     ring: u64,
     tag: u32,
     run: u32,
     state: Rc<RefCell<State>>,
-    /// Told when there may be more room.
+    /// Signaled when there may be more space.
     room: Rc<Notify>,
-    /// One write of the superblock at a time.
+    /// Serializes writes of the superblock.
     turn: Semaphore,
-    /// Where the next superblock goes.
+    /// Copy that the next superblock is written to.
     copy: Rc<Cell<usize>>,
 }
 
-/// Holds the place of a payload while it is read.
+/// Guard that keeps a payload from being overwritten while it is read.
 struct Pin {
     state: Rc<RefCell<State>>,
     room: Rc<Notify>,
@@ -133,7 +133,7 @@ impl Drop for Pin {
     }
 }
 
-/// Payloads that are read together, when the first of them is asked for.
+/// Combined read of several payloads, started when the first of them is polled.
 struct Span {
     file: File,
     offset: u64,
@@ -147,7 +147,7 @@ struct Span {
 impl Span {
     async fn get(self: &Rc<Self>) -> Result<Buf> {
         if !self.begun.replace(true) {
-            // Whoever asked first may go away.
+            // The caller that started the read may be dropped.
             let span = self.clone();
             drop(spawn(async move {
                 let read = span.file.read_exact_at(span.offset, span.len).await;
@@ -162,7 +162,7 @@ impl Span {
     }
 }
 
-/// Units of the ring of a log of `size` bytes.
+/// Returns the length of the ring of a log of `size` bytes, in units.
 pub(crate) fn ring_units(size: u64, unit: u32) -> u64 {
     (size - AREA_AT) / u64::from(unit)
 }
@@ -172,14 +172,14 @@ fn io(error: std::io::Error, what: &str) -> Error {
 }
 
 impl Ssd {
-    /// Finds what is in the log at `base`, as far as it is valid; changes nothing.
+    /// Reads the contents of the log at `base`, as far as they are valid, without changes.
     ///
-    /// Blocks of the opening after the one that the superblock tells of are taken, too: its newer copy may have been lost.
-    /// With `one_lost` a copy is known to be damaged; the whole ring is then searched for proof that it was the newer one
-    /// and that the ring has gone on over what this one refers to.
+    /// Blocks of the run after the one in the superblock are accepted too: its newer copy may have been lost. With
+    /// `one_lost`, a copy is known to be damaged; the whole ring is then searched for proof that it was the newer one
+    /// and that the ring has overwritten what this one refers to.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] when a block is missing that is known to have been durable.
+    /// [`ErrorKind::Corrupt`] if a block is missing that is known to have been durable.
     pub(crate) async fn scan(file: &File, base: u64, superblock: &Superblock, one_lost: bool) -> Result<Found> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);
@@ -198,8 +198,9 @@ impl Ssd {
         let mut run = 0;
         let mut blocks: Vec<(BlockHeader, Vec<crate::format::EntryRecord>)> = Vec::new();
         loop {
-            // Where the last block ended; or, when the next one did not fit there, the ring's beginning.  There may be one
-            // at each: the former was torn, and the next opening's did not fit over it.  Its run is the higher one.
+            // The next block is at the end of the last one or, if it did not fit there, at the start of the ring.
+            // Both may hold one: the former was torn, and a block of the next run did not fit over it. The higher run
+            // is the valid one.
             let wrapped = found.head_pos.next_multiple_of(ring);
             let mut next: Option<(BlockHeader, Vec<crate::format::EntryRecord>)> = None;
             for pos in [found.head_pos, wrapped] {
@@ -259,8 +260,8 @@ impl Ssd {
         Ok(found)
     }
 
-    /// Goes on with a log that was scanned.  `superblock`, which is the one in copy `copy` but for the run, is to be
-    /// written by [`persist_tail`](Medium::persist_tail) before anything is appended.
+    /// Resumes a log that was scanned. `superblock`, equal to copy `copy` except for the run, must be written by
+    /// [`persist_tail`](Medium::persist_tail) before any append.
     pub(crate) fn resume(
         file: File,
         base: u64,
@@ -305,13 +306,14 @@ impl Ssd {
         (log, Recovered { entries, tail_seq })
     }
 
-    /// Where an entry's payload is, in units since the log was made: its place at or after the first that is not free.
+    /// Returns the position of an entry's payload, in units since the log's creation: its place at or after the first
+    /// position that is not free.
     fn pos_of(&self, entry: &Entry) -> u64 {
         let free = self.state.borrow().free_pos();
         free + (u64::from(entry.place) + self.ring - free % self.ring) % self.ring
     }
 
-    /// Keeps what is there from being overwritten.
+    /// Protects a position from being overwritten.
     fn pin(&self, pos: u64) -> Pin {
         *self.state.borrow_mut().reads.entry(pos).or_insert(0) += 1;
         Pin { state: self.state.clone(), room: self.room.clone(), pos }
@@ -321,7 +323,8 @@ impl Ssd {
         (len as u64).div_ceil(u64::from(self.unit))
     }
 
-    /// How many pieces at the front of the queue make a block that fits into so many units, and its units.
+    /// Returns the number of pieces at the front of the queue that form a block of at most `room` units, and its
+    /// units.
     fn fit(&self, queue: &VecDeque<Piece>, room: u64) -> Option<(usize, u64)> {
         let longest = BLOCK_LEN_MAX / u64::from(self.unit);
         let (mut best, mut payload) = (None, 0);
@@ -337,23 +340,23 @@ impl Ssd {
     }
 }
 
-/// What a scan has found.
+/// Result of a scan.
 pub(crate) struct Found {
     pub(crate) entries: Vec<crate::format::EntryRecord>,
     pub(crate) tail_seq: u64,
     head_pos: u64,
     next_block: u64,
     pub(crate) next_seq: u64,
-    /// The last opening that is known of.
+    /// Last known run.
     pub(crate) run: u32,
     marks: VecDeque<Mark>,
-    /// Blocks before this one were durable.
+    /// Number before which all blocks were durable.
     durable: u64,
 }
 
 impl Found {
-    /// Blocks that nobody has said to be durable may be torn: the first of which a payload is not what it should be is
-    /// where the log ends.
+    /// Blocks not known to be durable may be torn: the log ends at the first one with a payload that fails its
+    /// checksum.
     async fn check_payloads(
         &mut self,
         file: &File,
@@ -408,7 +411,7 @@ impl Medium for Ssd {
         let left = self.ring - state.head_pos % self.ring;
         let mut fits = self.fit(queue, free.min(left)).map(|fit| (state.head_pos, fit));
         if fits.is_none() && free > left {
-            // Not before the ring's end: at its beginning.
+            // Does not fit before the end of the ring: place it at the start.
             fits = self.fit(queue, free - left).map(|fit| (state.head_pos + left, fit));
         }
         let (pos, (count, units)) = fits?;
@@ -501,7 +504,7 @@ impl Medium for Ssd {
             while let Some(&(pos, at)) = places.get(to) {
                 let after = end.max(pos + self.units_of(entries[at].payload_len() as usize));
                 let near = pos <= end + GAP_MAX / unit && (after - start) * unit <= SPAN_MAX;
-                // The ring's end is one of the file's too.
+                // Reads must not wrap around the end of the ring.
                 let same_lap = pos / self.ring == start / self.ring;
                 if to > from && !(near && same_lap) {
                     break;
@@ -562,7 +565,7 @@ impl Medium for Ssd {
             let offset = base + SUPER_COPIES[copy.get()];
             let written = file.write_durable_at(Buf::copy_of(&bytes), offset).await;
             written.map_err(|error| io(error, "writing the superblock"))?;
-            // One that failed may be torn, and is written again before the other.
+            // A failed write may have torn this copy, so it is rewritten before the other.
             let written = copy.replace(1 - copy.get());
             let mut state = state.borrow_mut();
             state.persisted_seqs[written] = seq;
@@ -590,7 +593,7 @@ impl Medium for Ssd {
     }
 }
 
-/// The payload is what was written.
+/// Verifies the checksum of a payload.
 pub(crate) fn verify(entry: &Entry, data: &[u8]) -> Result<()> {
     if crc32c(data) == entry.crc {
         return Ok(());

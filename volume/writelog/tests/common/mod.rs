@@ -1,4 +1,4 @@
-//! A volume in memory, and logs of it on a simulated disk.
+//! Volume in memory, and logs of it on a simulated disk.
 #![allow(dead_code, reason = "not every file of tests uses all of it")]
 
 use std::cell::{Cell, RefCell};
@@ -18,40 +18,40 @@ use forebay_writelog::{Limits, LogId, MediumKind, Options, Owner, Shelf, ShelfOp
 
 pub const PATH: &str = "/logs";
 
-/// A volume in memory that counts what reaches it.
+/// Volume in memory that counts requests.
 pub struct Memory {
     pub bytes: Rc<RefCell<Vec<u8>>>,
     pub writes: Rc<Cell<u64>>,
-    /// Of these, those that were asked to last at once.
+    /// Number of these with FUA.
     pub durable: Rc<Cell<u64>>,
     pub flushes: Rc<Cell<u64>>,
-    /// How long a read takes.
+    /// Latency of a read.
     pub pause: Cell<Duration>,
-    /// Writes wait while it is closed.
+    /// Gate of writes.
     pub gate: Rc<Gate>,
-    /// Flushes wait while it is closed.
+    /// Gate of flushes.
     pub flush_gate: Rc<Gate>,
-    /// Writes fail for want of space.
+    /// Set to fail writes with a lack of space.
     pub full: Cell<bool>,
-    /// Requests in the order in which they ended, and what the owner was asked.
+    /// Requests in order of completion, and calls of the owner.
     pub events: Rc<RefCell<Vec<Event>>>,
-    /// Bytes of a unit, and writes that were given together in one.
+    /// Unit in bytes, and number of writes coalesced in one.
     pub unit: Cell<Option<u64>>,
     pub together: Cell<usize>,
 }
 
-/// Something that ended at the backend, or was asked of the log's owner.
+/// Completion at the backend, or call of the log's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A write, zeroes or a discard; whether it was asked to last at once.
+    /// Write, write-zeroes or discard, with its FUA flag.
     Change { fua: bool },
-    /// A flush.
+    /// Flush request.
     Flush,
-    /// The owner was told to release the log.
+    /// Release of the log by its owner.
     Release,
 }
 
-/// What requests wait at.
+/// Gate that requests wait at while it is closed.
 #[derive(Default)]
 pub struct Gate {
     pub closed: Cell<bool>,
@@ -187,12 +187,12 @@ impl Owner for Nobody {
     }
 }
 
-/// Runs a test on an empty shelf in a world of its own.
+/// Runs a test on an empty log device in a world of its own.
 pub fn on_a_shelf(test: impl AsyncFnOnce(World, Rc<Shelf>)) {
     on_a_shelf_of(false, test);
 }
 
-/// The same; with `small`, logs may be smaller than 16 MiB.
+/// Runs a test on an empty log device; with `small`, logs may be smaller than 16 MiB.
 pub fn on_a_shelf_of(small: bool, test: impl AsyncFnOnce(World, Rc<Shelf>)) {
     let world = World::new(1, Faults::none());
     world.add_disk(PATH, 64 << 20, 512);
@@ -205,12 +205,12 @@ pub fn on_a_shelf_of(small: bool, test: impl AsyncFnOnce(World, Rc<Shelf>)) {
     ran.expect("it ends");
 }
 
-/// A new log in front of a volume.
+/// Returns a new log in front of a volume.
 pub async fn fresh(shelf: &Rc<Shelf>, inner: &Rc<Memory>, owner: Rc<dyn Owner>, options: Options) -> Rc<WriteLog> {
     fresh_of(16 << 20, shelf, inner, owner, options).await
 }
 
-/// The same, of so many bytes.
+/// Returns a new log of `size` bytes in front of a volume.
 pub async fn fresh_of(
     size: u64,
     shelf: &Rc<Shelf>,
@@ -223,12 +223,12 @@ pub async fn fresh_of(
     WriteLog::new(inner.clone(), log, owner, options)
 }
 
-/// Nothing is written back unless somebody asks.
+/// Returns options with which entries are written back only on demand.
 pub fn patience() -> Options {
     Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() }
 }
 
-/// A new log that writes nothing back unless somebody asks.
+/// Returns a new log that writes back only on demand.
 pub async fn patient(shelf: &Rc<Shelf>, inner: &Rc<Memory>) -> Rc<WriteLog> {
     fresh(shelf, inner, Rc::new(Nobody), patience()).await
 }
@@ -239,7 +239,7 @@ pub async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>
 }
 
 pub fn write(offset: u64, byte: u8, len: usize) -> Request {
-    // No pattern that the log would shorten.
+    // Content without a pattern that the log would shorten.
     let data: Vec<u8> = (0..len).map(|at| byte ^ (at / 512) as u8).collect();
     Request::Write { offset, data: Buf::copy_of(&data).into(), fua: false }
 }
@@ -248,14 +248,14 @@ pub async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
     device.submit(Request::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
 }
 
-/// Bytes of a log that is soon full.
+/// Size in bytes of a log that is soon full.
 pub const SMALL: u64 = 256 << 10;
 pub const UNIT: u64 = 512;
 pub const MILLISECOND: Duration = Duration::from_millis(1);
-/// Longer than anything takes that ends at all.
+/// Timeout longer than any operation that ends at all.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// The superblocks as they are on the disk now: serial and tail, the newest first.
+/// Returns the superblocks on the disk, the newest first.
 pub fn superblocks(world: &World) -> Vec<Superblock> {
     let decode = |copy| Superblock::decode(&world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("on the disk"));
     let mut found: Vec<Superblock> = SUPER_COPIES.into_iter().filter_map(|copy| decode(copy).ok()).collect();
@@ -268,7 +268,7 @@ pub fn slow_writes(millis: u64) -> Option<DiskFaults> {
     Some(DiskFaults { write_latency: nanos..nanos + 1, ..DiskFaults::none() })
 }
 
-/// A log that keeps nothing in memory of what it has written.
+/// Returns options without a payload cache.
 pub fn forgetful() -> Options {
     Options { recent_bytes: 0, ..patience() }
 }

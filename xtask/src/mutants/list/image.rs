@@ -1,4 +1,4 @@
-//! Images.
+//! Faults of images.
 
 use super::Mutant;
 use crate::mutants::stage::Stage;

@@ -1,4 +1,4 @@
-//! The engine that does each job at once, where it is submitted.
+//! Inline engine: executes each job synchronously, where it is submitted.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

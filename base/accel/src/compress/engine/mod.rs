@@ -1,12 +1,12 @@
-//! Engines: whoever compresses and expands for those who must not wait.
+//! Compression engines: asynchronous compression and expansion for tasks that must not block.
 //!
-//! The shape is an offload device's.  A [`Job`] brings scattered pages of input and of output; [`Engine::submit`]
-//! queues it and returns at once; the [`Ticket`] is a future that is ready when the pages may be used again, and wakes
-//! its task on whatever core that lives.  A queue has an end: a job that finds it full comes back, and
-//! [`Engine::poll_room`] says when to try again.
+//! Modelled on an offload device.  A [`Job`] brings scattered pages of input and of output; [`Engine::submit`] queues
+//! it and returns at once; the [`Ticket`] is a future that completes when the pages may be used again, and wakes its
+//! task on whatever core that lives.  The queue is bounded: a job that finds it full is returned, and
+//! [`Engine::poll_room`] tells when to retry.
 //!
-//! The trait knows no executor: a ticket needs a [`Waker`](std::task::Waker) and nothing else, so it serves the reactor, the simulator
-//! and a plain thread alike, and this crate stays below all of them.
+//! Independent of any executor: a ticket only needs a [`Waker`](std::task::Waker), so it serves the reactor, the
+//! simulator and a plain thread alike, and this crate stays below all of them.
 //!
 //! [`Pool`] has threads of its own; [`Inline`] works where it is called, which suits tests and the simulator since it
 //! is deterministic.  An engine in hardware takes the same jobs: it maps the pages instead of gathering them, keeps
@@ -33,11 +33,11 @@ use super::{Codec, DecompressError};
 
 /// Scattered input: read as one run of bytes, in order.
 pub trait Pages: Any + Send {
-    /// How many pieces there are.
+    /// Returns the number of pages.
     fn count(&self) -> usize;
-    /// One of them.
+    /// Returns one page.
     fn page(&self, index: usize) -> &[u8];
-    /// Bytes in all.
+    /// Returns the number of bytes in all pages.
     fn total(&self) -> usize {
         (0..self.count()).map(|index| self.page(index).len()).sum()
     }
@@ -45,7 +45,7 @@ pub trait Pages: Any + Send {
 
 /// Scattered output: filled in order, as one run of bytes.
 pub trait PagesMut: Pages {
-    /// One of the pieces, to be written to.
+    /// Returns one page for writing.
     fn page_mut(&mut self, index: usize) -> &mut [u8];
 }
 
@@ -65,37 +65,37 @@ impl<P: DerefMut<Target = [u8]> + Send + 'static> PagesMut for Vec<P> {
     }
 }
 
-/// What is to be done.
+/// Operation of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Compress the input, if that is worth it.
     Compress {
-        /// Into what.
+        /// Target format and level.
         codec: Codec,
-        /// A result longer than this many bytes is worth nothing; the job then ends as [`Outcome::PassedThrough`].
+        /// Maximum useful length of the result in bytes; if it is longer, the job ends as [`Outcome::PassedThrough`].
         at_most: usize,
         /// Looks at samples first, and does not even try where they look like noise.
         sample: bool,
     },
     /// Expand the input, which must be one whole stream, into at most the bytes of the output.
     Decompress {
-        /// From what; the level does not matter.
+        /// Source format; the level is ignored.
         codec: Codec,
     },
 }
 
 /// Work and the memory it is done on, which belongs to the engine until the ticket is ready.
 pub struct Job {
-    /// What is to be done.
+    /// Operation to perform.
     pub work: Work,
-    /// From where.
+    /// Input pages.
     pub input: Box<dyn Pages>,
-    /// Into what.
+    /// Output pages.
     pub output: Box<dyn PagesMut>,
 }
 
 impl Job {
-    /// A job on vectors of pages.
+    /// Creates a job on vectors of pages.
     pub fn new<I, O>(work: Work, input: Vec<I>, output: Vec<O>) -> Self
     where
         I: Deref<Target = [u8]> + Send + 'static,
@@ -105,50 +105,51 @@ impl Job {
     }
 }
 
-/// How a job ended that did.
+/// Outcome of a successful job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// This many bytes at the front of the output are the result.
+    /// Result written: this many bytes at the front of the output.
     Done(usize),
-    /// The data does not shrink to what was asked for; the output means nothing, and the input is to be kept as it is.
+    /// Incompressible data, which does not shrink to the requested length; the output is undefined, and the input
+    /// should be stored as it is.
     PassedThrough,
 }
 
-/// Why a job did not.
+/// Error of a failed job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// The compressed data would have been short enough, but not for these pages.
+    /// Output pages too short for the compressed data, which would have been within the requested length.
     #[error("the pages of the output do not hold the compressed data")]
     NoRoom,
-    /// The input could not be expanded.
+    /// Input that could not be expanded.
     #[error(transparent)]
     Decompress(#[from] DecompressError),
 }
 
-/// A job that has ended: what came of it, and its memory.
+/// Completed job: its result, and its memory.
 pub struct Finished {
-    /// What came of it.
+    /// Result of the job.
     pub result: Result<Outcome, JobError>,
-    /// The pages of the input, as they were.
+    /// Input pages, unchanged.
     pub input: Box<dyn Pages>,
-    /// The pages of the output.
+    /// Output pages.
     pub output: Box<dyn PagesMut>,
 }
 
 impl Finished {
-    /// The pages as the vectors that [`Job::new`] was given; `None` where they were of other types.
+    /// Returns the pages as the vectors that [`Job::new`] was given; `None` if they were of other types.
     pub fn into_pages<I: 'static, O: 'static>(self) -> Option<(Vec<I>, Vec<O>)> {
         let (input, output): (Box<dyn Any>, Box<dyn Any>) = (self.input, self.output);
         Some((*input.downcast().ok()?, *output.downcast().ok()?))
     }
 }
 
-/// The queue is full; the job comes back.
+/// Error of a full queue, with the job returned.
 pub struct Full(pub Job);
 
-/// Whoever does jobs.
+/// Compression engine.
 pub trait Engine: Send + Sync {
-    /// What it is called in tables and figures.
+    /// Returns the name in tables and figures.
     fn name(&self) -> &str;
 
     /// Jobs its queue holds.
@@ -156,21 +157,21 @@ pub trait Engine: Send + Sync {
 
     /// Takes a job, without waiting for anything.
     ///
-    /// A ticket that is dropped does not end its job; the pages are freed when it has ended.
+    /// Dropping a ticket does not cancel its job; the pages are freed when the job has ended.
     ///
     /// # Errors
     /// The queue is full.
     fn submit(&self, job: Job) -> Result<Ticket, Full>;
 
-    /// Takes jobs from the front of `jobs` for as long as there is room, with one wake-up for all; the tickets are
-    /// appended to `tickets` in the order of the jobs.
+    /// Takes jobs from the front of `jobs` until the queue is full, with one wake-up for all; the tickets are appended
+    /// to `tickets` in the order of the jobs.
     fn submit_batch(&self, jobs: &mut VecDeque<Job>, tickets: &mut Vec<Ticket>);
 
-    /// Ready when the queue has room, or had some just now: somebody else may take it first.
+    /// Polls for space in the queue: ready if it has, or just had, some; another submitter may take it first.
     fn poll_room(&self, context: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Submits a job as soon as there is room for it.
+/// Submits a job as soon as the queue has space.
 pub async fn submit(engine: &dyn Engine, mut job: Job) -> Ticket {
     loop {
         match engine.submit(job) {

@@ -1,4 +1,4 @@
-//! The engine in software: threads beside the reactors, and one bounded queue before them.
+//! Software engine: worker threads beside the reactors, fed by one bounded queue.
 //!
 //! Submitting costs a push onto a queue without locks.  Only a submitter that finds threads asleep pays for a system
 //! call, and wakes one; a woken thread that finds more work than its own wakes the next.
@@ -17,10 +17,10 @@ use super::worker::Worker;
 use super::{Completion, Engine, Full, Job, Ticket, Work, ticket};
 use crate::compress::Codec;
 
-/// Looks at an empty queue before a thread goes to sleep: some microseconds, about what a wake-up costs.
+/// Polls of an empty queue before a thread goes to sleep: some microseconds, about the cost of a wake-up.
 const LOOKS_BEFORE_SLEEP: usize = 200;
 
-/// How a pool is set up.
+/// Options of a worker pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Threads; at least one.
@@ -30,7 +30,7 @@ pub struct PoolOptions {
     /// Jobs of at most this many bytes of input, of a codec that is quick, are done by the submitter at once: that
     /// takes it no longer than having it done.  Zero means none.
     pub inline_bytes_max: usize,
-    /// The threads' names: this, a dash and a number.
+    /// Prefix of the thread names, followed by a dash and a number.
     pub name: String,
 }
 
@@ -61,7 +61,7 @@ struct Shared {
     asleep: AtomicUsize,
     bed: Mutex<()>,
     bell: Condvar,
-    /// Tasks that wait for room, and whether there are any.
+    /// Flag and wakers of tasks that wait for space in the queue.
     waiting: AtomicBool,
     waiters: Mutex<Vec<Waker>>,
 }
@@ -154,7 +154,7 @@ impl Engine for Pool {
         shared.waiting.store(true, Ordering::SeqCst);
         drop(waiters);
         fence(Ordering::SeqCst);
-        // A thread may have made room before it could see that somebody waits.
+        // A thread may have freed a slot before it could see the waiting task.
         if shared.queue.is_full() { Poll::Pending } else { Poll::Ready(()) }
     }
 }
@@ -165,14 +165,14 @@ impl Drop for Pool {
         drop(lock(&self.shared.bed));
         self.shared.bell.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so already, and its ticket has told whoever waited.
+            // A panicked thread has reported its panic, and its ticket has failed the waiting task.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// What a thread does all its life.
+    /// Runs a worker thread.
     fn serve(&self) {
         let mut worker = Worker::default();
         while let Some(Queued { job, completion }) = self.next() {
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// The next job; `None` at the end.
+    /// Returns the next job, or `None` at shutdown.
     fn next(&self) -> Option<Queued> {
         loop {
             for _ in 0..LOOKS_BEFORE_SLEEP {
@@ -198,7 +198,7 @@ impl Shared {
             let mut bed = lock(&self.bed);
             self.asleep.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Whoever pushes looks at `asleep` afterwards; so one of the two sees the other.
+            // A submitter checks `asleep` after its push, so that one of the two sees the other.
             while self.queue.is_empty() && !self.stop.load(Ordering::SeqCst) {
                 bed = self.bell.wait(bed).unwrap_or_else(PoisonError::into_inner);
             }
@@ -221,7 +221,7 @@ impl Shared {
     }
 }
 
-/// What the locks here guard is whole after a panic, too.
+/// Locks a mutex, ignoring poisoning: the guarded values are consistent after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

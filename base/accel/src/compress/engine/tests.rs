@@ -54,7 +54,7 @@ fn result(finished: Finished) -> Vec<u8> {
     all
 }
 
-/// A page whose reading waits until somebody lets it: a job that does not end.
+/// Page whose reading blocks until it is released: a job that does not end.
 struct Gate(Vec<u8>, Arc<std::sync::Mutex<mpsc::Receiver<()>>>);
 
 impl Deref for Gate {

@@ -1,4 +1,4 @@
-//! One answer from an engine to the task that waits for it.
+//! Tickets: one-shot completion from an engine to the waiting task.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -28,25 +28,25 @@ unsafe impl Sync for Slot {}
 // SAFETY: what it holds may be sent: the pages of a job are `Send`.
 unsafe impl Send for Slot {}
 
-/// The engine ended, or broke, with the job still in it.
+/// Engine that ended, or failed, with the job still queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the engine has ended")]
 pub struct EngineGone;
 
-/// A job in an engine: the future of its end.
+/// Future of a job's completion.
 pub struct Ticket(Arc<Slot>);
 
-/// The engine's half of a ticket.
+/// Engine's half of a ticket.
 pub struct Completion(Arc<Slot>);
 
-/// A ticket, and what completes it; for those who write engines.
+/// Creates a ticket and its completion half; for implementations of engines.
 pub fn ticket() -> (Completion, Ticket) {
     let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
     (Completion(slot.clone()), Ticket(slot))
 }
 
 impl Completion {
-    /// The job has ended.  Wakes the task that waits, on whatever thread it runs.
+    /// Completes the job, and wakes the waiting task, on whatever thread it runs.
     pub fn complete(self, finished: Finished) {
         // SAFETY: there is one completion, it is used once, and the ticket does not look while the state is EMPTY.
         unsafe { *self.0.value.get() = Some(finished) };
@@ -73,7 +73,7 @@ impl Ticket {
         }
     }
 
-    /// What came of the job, if it has ended.  After that the ticket is spent.
+    /// Returns the result of the job, if it has ended.  After that the ticket is spent.
     pub fn try_take(&mut self) -> Option<Result<Finished, EngineGone>> {
         match self.take() {
             Poll::Ready(result) => Some(result),

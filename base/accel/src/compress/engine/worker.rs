@@ -3,7 +3,7 @@
 use super::{Finished, Job, JobError, Outcome, Pages, PagesMut, Work};
 use crate::compress::{Codec, CompressError, Compressor, Decompressor, looks_incompressible};
 
-/// The memory of one thread that does jobs.
+/// Memory of one worker thread.
 #[derive(Default)]
 pub(super) struct Worker {
     compressor: Compressor,
@@ -55,7 +55,7 @@ impl Worker {
     }
 }
 
-/// The input as one piece: itself where it is one, otherwise a copy.
+/// Returns the input as one slice: the page itself if there is one, otherwise a copy.
 fn contiguous<'a>(pages: &'a dyn Pages, gathered: &'a mut Vec<u8>) -> &'a [u8] {
     if pages.count() == 1 {
         return pages.page(0);
@@ -65,7 +65,7 @@ fn contiguous<'a>(pages: &'a dyn Pages, gathered: &'a mut Vec<u8>) -> &'a [u8] {
     gathered
 }
 
-/// Has up to `limit` bytes produced, and puts them into the pages.
+/// Calls a producer of up to `limit` bytes, and puts them into the pages.
 fn into_pages<E>(
     pages: &mut dyn PagesMut,
     limit: usize,

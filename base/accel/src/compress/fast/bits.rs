@@ -3,7 +3,7 @@
 use super::super::error::CompressError;
 use super::STORED_MAX;
 
-/// Where a stream has got to in its output: whole bytes, and up to seven bits of the next.
+/// Write position of a bit stream: whole bytes, and up to seven bits of the next.
 pub(super) struct BitWriter {
     at: usize,
     pending: u64,
@@ -11,7 +11,7 @@ pub(super) struct BitWriter {
 }
 
 impl BitWriter {
-    /// Bytes behind the last one that a writer may touch.
+    /// Number of bytes past the last one that a writer may overwrite.
     pub(super) const SLACK: usize = 16;
 
     pub(super) fn new() -> Self {
@@ -23,12 +23,12 @@ impl BitWriter {
         self.at
     }
 
-    /// Bytes that are touched, from the current one on, once `bits` more are written.
+    /// Returns the number of bytes touched, from the current one on, once `bits` more are written.
     pub(super) fn bytes_after(&self, bits: u64) -> usize {
         (u64::from(self.count) + bits).div_ceil(8) as usize
     }
 
-    /// Goes on at byte `at` of another output.
+    /// Continues at byte `at` of another output.
     pub(super) fn rebase(&mut self, at: usize) {
         self.at = at;
     }
@@ -48,7 +48,7 @@ impl BitWriter {
         self.count &= 7;
     }
 
-    /// What the fast loop takes over, and gives back with [`resume`](Self::resume).
+    /// Returns the state that the fast loop takes over, and returns with [`resume`](Self::resume).
     pub(super) fn state(&self) -> (usize, u64, u32) {
         (self.at, self.pending, self.count)
     }

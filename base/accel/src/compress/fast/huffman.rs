@@ -6,11 +6,11 @@ use super::matches::{Counts, LENGTHS, LITERAL_DISTANCE, TOKEN_DISTANCE_SHIFT, TO
 use super::{DISTANCE_SYMBOLS, END_OF_BLOCK, LITLEN_SYMBOLS};
 use crate::tier::Tier;
 
-/// The longest code of a literal, length or distance, in bits, and of a code length.
+/// Maximum code lengths in bits: of a literal, length or distance, and of a code length.
 const CODE_MAX: usize = 15;
 const CODE_LENGTH_CODE_MAX: usize = 7;
 
-/// The order in which the lengths of the code length code are sent.
+/// Transmission order of the lengths of the code length code.
 const ORDER: [usize; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
 /// Bits behind a length or distance symbol of the alphabets in section 3.2.5.
@@ -24,7 +24,7 @@ pub(super) fn distance_extra_bits(symbol: usize) -> u32 {
     if symbol < 4 { 0 } else { (symbol as u32 - 2) / 2 }
 }
 
-/// The codes of one block, and what they come to.
+/// Codes of one block, and the resulting length.
 pub(super) struct Plan {
     litlen_lengths: [u8; LITLEN_SYMBOLS],
     distance_lengths: [u8; DISTANCE_SYMBOLS],
@@ -80,7 +80,7 @@ impl Plan {
         plan
     }
 
-    /// The block's length in bits, with its header and its end.
+    /// Returns the length of the block in bits, with its header and its end.
     pub(super) fn total_bits(&self) -> u64 {
         self.bits
     }
@@ -137,7 +137,7 @@ impl Plan {
 
     /// Writes the whole block.
     ///
-    /// The output must be [`BitWriter::SLACK`] bytes longer than the block.
+    /// Requires an output that is [`BitWriter::SLACK`] bytes longer than the block.
     pub(super) fn write(&self, tokens: &[u32], last: bool, tier: Tier, writer: &mut BitWriter, output: &mut [u8]) {
         assert!(writer.len() + writer.bytes_after(self.bits) + BitWriter::SLACK <= output.len());
         self.write_header(last, writer, output);
@@ -172,19 +172,19 @@ fn run_extra_bits(symbol: u8) -> u32 {
     }
 }
 
-/// Symbols up to and with the last that has a code.
+/// Returns the number of symbols up to the last that has a code.
 fn used(lengths: &[u8]) -> usize {
     lengths.iter().rposition(|&length| length > 0).map_or(0, |last| last + 1)
 }
 
-/// What a token is looked up in.
+/// Lookup tables of tokens.
 struct Tables {
-    /// For each literal and each match length: the code with a length's extra bits from bit 8 on, the number of bits
-    /// in the low byte.
+    /// Entry of each literal and each match length: the code with a length's extra bits from bit 8 on, the number of
+    /// bits in the low byte.
     litlen: [u32; 512],
-    /// For each distance symbol: the code from bit 16 on, bits of code and extra bits in the second byte, bits of the
-    /// code alone in the low byte.  It is indexed by a whole byte of the token, whose top bit is a litlen's and counts
-    /// for nothing.
+    /// Entry of each distance symbol: the code from bit 16 on, bits of code and extra bits in the second byte, bits of
+    /// the code alone in the low byte.  Indexed by a whole byte of the token, whose top bit belongs to a litlen and is
+    /// ignored.
     distance: [u32; 256],
     litlen_end: (u16, u8),
 }
@@ -270,7 +270,7 @@ impl Tables {
         writer.resume((at, pending, count));
     }
 
-    /// A token's bits, at most 48, and in the low byte their number; the bytes above that are rubbish.
+    /// Returns a token's bits, at most 48, and in the low byte their number; the bytes above are undefined.
     #[inline(always)]
     fn bits_of(&self, token: u32) -> (u64, u32) {
         let litlen = self.litlen[(token >> TOKEN_LITLEN_SHIFT) as usize];
@@ -281,7 +281,7 @@ impl Tables {
     }
 }
 
-/// The codes that belong to these lengths, first bit lowest (section 3.2.2).
+/// Returns the canonical codes of these lengths, first bit lowest (section 3.2.2).
 fn canonical<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     let mut count = [0u16; 16];
     lengths.iter().for_each(|&length| count[usize::from(length)] += 1);
@@ -303,13 +303,13 @@ fn canonical<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     codes
 }
 
-/// The most symbols an alphabet here has.
+/// Maximum number of symbols of an alphabet.
 const SYMBOLS_MAX: usize = LITLEN_SYMBOLS;
 
 /// Lengths of a complete code for the symbols that occur, none longer than `max` bits.
 ///
-/// Huffman's lengths where they fit.  Where some are longer, those are cut to `max` and room for them is made by
-/// lengthening the longest of the others, which costs next to nothing at these sizes.
+/// Computes Huffman's code lengths where they fit.  Longer ones are cut to `max`, which is compensated by lengthening
+/// the longest of the other codes, at negligible cost for these sizes.
 pub(super) fn code_lengths(counts: &[u32], max: usize, lengths: &mut [u8]) {
     const SYMBOL_BITS: u32 = 9;
     let mut first = [0u32; SYMBOLS_MAX];
@@ -387,7 +387,7 @@ fn fit(of_length: &mut [u32], max: usize) {
     }
 }
 
-/// A radix sort by what is above the low `shift` bits; `seen` has every bit that occurs there.
+/// Radix sort by the bits above the low `shift` bits; `seen` has every bit that occurs there.
 fn sort_by_count<'a>(first: &'a mut [u32], second: &'a mut [u32], shift: u32, seen: u32) -> &'a [u32] {
     let (mut from, mut to) = (first, second);
     let mut shift_now = shift;

@@ -1,4 +1,4 @@
-//! Finding repetitions: a table from the hash of four bytes to where they last were, and the first match is taken.
+//! Match finder: a hash table maps four bytes to their last position, and the first match is taken.
 //!
 //! Four positions are looked at from one load of eight bytes.  Their branches are left to the predictor: it is right
 //! more often than a selection without branches is quick, since the next lookup hangs on the end of this match.
@@ -10,29 +10,29 @@ use crate::tier::Tier;
 /// Bits of the hash.  8192 places of two bytes: half of a small first-level cache, and better than zlib's ratio.
 const HASH_BITS: u32 = 13;
 
-/// How far back a match may lie (RFC 1951 section 2), and how long it may be.
+/// Maximum distance of a match (RFC 1951 section 2), and its maximum length, in bytes.
 const WINDOW: u32 = 32 << 10;
 const MATCH_MAX: usize = 258;
 
-/// The shortest match that is looked for, in bytes.
+/// Minimum length of a match that is searched for, in bytes.
 const MATCH_MIN: usize = 4;
 
-/// Bytes behind a position that the quick loop may read.
+/// Number of bytes past a position that the fast loop may read.
 const LOOKAHEAD: usize = 48;
 
-/// Tokens behind the last one that may be touched.
+/// Number of tokens past the last one that may be overwritten.
 pub(super) const TOKEN_SLACK: usize = 16;
 
-/// A token is a literal or a match, in one word: from bit 23 on the literal or 256 + length - 3, from bit 16 on the
-/// distance symbol, below that the distance's extra bits.
+/// Token layout: a literal or a match in one word, with the literal or 256 + length - 3 from bit 23 on, the distance
+/// symbol from bit 16 on, and the distance's extra bits below.
 pub(super) const TOKEN_LITLEN_SHIFT: u32 = 23;
 pub(super) const TOKEN_DISTANCE_SHIFT: u32 = 16;
 pub(super) const TOKEN_EXTRA_MASK: u32 = 0x1FFF;
 
-/// What a literal has in place of a distance symbol: it stands for no bits.
+/// Distance symbol of a literal: encodes no bits.
 pub(super) const LITERAL_DISTANCE: u32 = 31;
 
-/// For each match length from 3 on: its symbol, counted from that of length 3, and the value of its extra bits.
+/// Symbol (relative to that of length 3) and extra bits of each match length from 3 on.
 pub(super) const LENGTHS: [(u8, u8); 256] = lengths();
 
 const fn lengths() -> [(u8, u8); 256] {
@@ -52,28 +52,28 @@ const fn lengths() -> [(u8, u8); 256] {
     table
 }
 
-/// How often each symbol occurs in a block.
+/// Symbol frequencies of a block.
 pub(super) struct Counts {
-    /// Literals, then lengths from 3 on, each by itself.
+    /// Literals, then lengths from 3 on, each counted separately.
     pub(super) literals_and_lengths: [u32; 512],
     /// Distance symbols.
     pub(super) distances: [u32; 32],
 }
 
-/// The table, and the tokens of the current block.
+/// Hash table, and the tokens of the current block.
 pub(super) struct MatchFinder {
-    /// The low 16 bits of the position.  What has gone round once cannot be told from what is near, and need not be:
-    /// a match is compared before it is believed.
+    /// Low 16 bits of the position.  A wrapped position cannot be distinguished from a near one, and need not be: every
+    /// match is verified by comparison.
     heads: Box<[u16; 1 << HASH_BITS]>,
     tokens: Box<[u32]>,
     token_count: usize,
     counts: Counts,
-    /// Every second literal is counted here, so that a run of one byte does not wait for its own last count.
+    /// Counts of every second literal, so that a run of one byte does not depend on its own previous increment.
     odd_literals: [u32; 256],
 }
 
 impl MatchFinder {
-    /// With room for `tokens` tokens, [`TOKEN_SLACK`] of which are never used.
+    /// Creates a match finder for `tokens` tokens, [`TOKEN_SLACK`] of which are never used.
     pub(super) fn new(tokens: usize) -> Self {
         Self {
             heads: Box::new([0; 1 << HASH_BITS]),
@@ -89,17 +89,18 @@ impl MatchFinder {
         self.heads.fill(0);
     }
 
-    /// The tokens of the block that was looked at last.
+    /// Returns the tokens of the last block.
     pub(super) fn tokens(&self) -> &[u32] {
         &self.tokens[..self.token_count]
     }
 
-    /// How often each symbol is in them; the end of the block is not counted.
+    /// Returns the symbol frequencies of the last block, without the end-of-block symbol.
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Turns `input[part]` into tokens.  Since the last reset all bytes before it must have been seen, in order.
+    /// Turns `input[part]` into tokens.  All bytes before `part` since the last reset must have been processed, in
+    /// order.
     pub(super) fn run(&mut self, tier: Tier, input: &[u8], part: Range<usize>) {
         assert!(part.end <= input.len() && part.len() + TOKEN_SLACK <= self.tokens.len());
         self.counts = Counts { literals_and_lengths: [0; 512], distances: [0; 32] };
@@ -153,7 +154,7 @@ impl MatchFinder {
             let counts = self.counts.literals_and_lengths.as_mut_ptr();
             let odd = self.odd_literals.as_mut_ptr();
             let distances = self.counts.distances.as_mut_ptr();
-            // Where the four bytes at `at` were last; now they are here.
+            // Looks up the last position of the four bytes at `at`, and records the new one.
             let look = |word: u64, at: usize| {
                 let head = heads.add(hash(word as u32));
                 (at as u16).wrapping_sub(head.replace(at as u16)) as usize
@@ -216,7 +217,7 @@ impl MatchFinder {
                 *token = match_token(length, distance as u32, counts, distances);
                 token = token.add(1);
             }
-            // The last few bytes, without looking ahead.
+            // Last few bytes, without lookahead.
             while at < end {
                 let here = base.add(at);
                 if at + MATCH_MIN <= end && at + MATCH_MIN <= input.len() {
@@ -245,7 +246,7 @@ fn hash(bytes: u32) -> usize {
     (bytes.wrapping_mul(0x9E37_79B1) >> (32 - HASH_BITS)) as usize
 }
 
-/// The token of a match, which is counted.
+/// Returns the token of a match, and counts it.
 ///
 /// # Safety
 /// `length` is from 3 to 258 and `distance` from 1 to 32768; the counters are those of [`Counts`].
@@ -268,7 +269,7 @@ unsafe fn match_token(length: usize, distance: u32, counts: *mut u32, distances:
     (litlen as u32) << TOKEN_LITLEN_SHIFT | symbol << TOKEN_DISTANCE_SHIFT | extra
 }
 
-/// How long a match is of which the first `known` bytes are known, and which may have `max`.
+/// Returns the length of a match whose first `known` bytes are equal, up to `max`.
 ///
 /// # Safety
 /// `max` bytes from `here` on are in the input, and `distance` bytes before it.
@@ -303,7 +304,7 @@ unsafe fn load8(from: *const u8) -> u64 {
     u64::from_le_bytes(unsafe { from.cast::<[u8; 8]>().read_unaligned() })
 }
 
-/// What is done with vectors.
+/// Vector operations.
 trait Vector {
     /// Writes four literals as tokens.
     ///
@@ -311,14 +312,14 @@ trait Vector {
     /// Four bytes and four tokens are there.
     unsafe fn store_literals(from: *const u8, to: *mut u32);
 
-    /// How many of the next 32 bytes are equal, up to the first that differs.
+    /// Returns the number of equal bytes among the next 32, up to the first difference.
     ///
     /// # Safety
     /// 32 bytes are there in both places.
     unsafe fn equal_bytes(left: *const u8, right: *const u8) -> usize;
 }
 
-/// Without vectors.
+/// Scalar implementation.
 struct Words;
 
 impl Vector for Words {
@@ -352,7 +353,7 @@ mod x86 {
 
     use super::{LITERAL_DISTANCE, TOKEN_DISTANCE_SHIFT, TOKEN_LITLEN_SHIFT, Vector};
 
-    /// With AVX2; used only inside functions that have it switched on.
+    /// AVX2 implementation; used only inside functions that enable it.
     pub(super) struct Avx2;
 
     impl Vector for Avx2 {

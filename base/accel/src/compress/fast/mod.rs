@@ -1,11 +1,11 @@
-//! DEFLATE level 1, our own: one pass that finds matches, one code a block, no second thoughts.
+//! DEFLATE level 1: one pass that finds matches, one code per block, no lazy matching.
 //!
 //! A call cuts its input into blocks of at most [`BLOCK`] bytes.  For each, [`mod@matches`] turns the bytes
 //! into tokens and counts them, [`huffman`] makes the codes, and [`bits`] writes the tokens.  The size of a block is
 //! known to the bit before anything of it is written, so that a block which would grow is stored instead, and an output
 //! that is too short is found out at once.
 //!
-//! The format is RFC 1951's; section numbers in this folder are that document's.
+//! Format: RFC 1951; section numbers in this folder are those of that document.
 
 mod bits;
 mod huffman;
@@ -19,29 +19,29 @@ use self::matches::{MatchFinder, TOKEN_SLACK};
 use super::error::CompressError;
 use crate::tier::Tier;
 
-/// The longest stretch of input one Huffman code is made for, in bytes.
+/// Maximum length of input per Huffman code, in bytes.
 const BLOCK: usize = 128 << 10;
 
-/// The longest stored block (section 3.2.4).
+/// Maximum length of a stored block in bytes (section 3.2.4).
 const STORED_MAX: usize = 65_535;
 
 /// Symbols of the literal and length alphabet that may occur, and those of the distance alphabet (section 3.2.5).
 const LITLEN_SYMBOLS: usize = 286;
 const DISTANCE_SYMBOLS: usize = 30;
 
-/// The end of a block among the literals and lengths.
+/// End-of-block symbol among the literals and lengths.
 const END_OF_BLOCK: usize = 256;
 
-/// The level-1 encoder and its memory: about half a MiB, touched only as far as blocks are long.
+/// Level-1 encoder and its memory: about half a MiB, touched only as far as blocks are long.
 pub(super) struct FastEncoder {
     finder: MatchFinder,
     tier: Tier,
-    /// For an output without room for the last, partly filled word.
+    /// Scratch output, for an output without space for the last, partly filled word.
     spare: Vec<u8>,
 }
 
 impl FastEncoder {
-    /// An encoder that uses the instructions of `tier` (which must be available) or plainer ones.
+    /// Creates an encoder that uses the instructions of `tier` (which must be available) or plainer ones.
     pub(super) fn new(tier: Tier) -> Self {
         Self { finder: MatchFinder::new(BLOCK + TOKEN_SLACK), tier, spare: Vec::new() }
     }
@@ -81,7 +81,7 @@ impl FastEncoder {
         if plan.total_bits() >= stored_bits as u64 {
             return writer.stored(&input[part], last, output);
         }
-        // Whole words are written, so what is behind the last byte must belong to us.
+        // Whole words are written, so the bytes past the last one must be inside the output.
         let need = writer.bytes_after(plan.total_bits());
         if writer.len() + need > output.len() {
             return Err(CompressError::NoRoom);

@@ -1,4 +1,4 @@
-//! The encoder against an inflater, on every tier, and its codes against Kraft's inequality.
+//! Tests of the encoder against an inflater, on every tier, and of its codes against Kraft's inequality.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn check(data: &[u8]) {
         let mut out = vec![0; data.len() + data.len() / 1000 + 64];
         let length = encoder.compress(data, &mut out).unwrap();
         assert_eq!(inflated(&out[..length], data.len()), data, "{tier}");
-        // The exact room is enough, one byte less is not, and nothing is written behind the end.
+        // The exact length is enough, one byte less is not, and nothing is written past the end.
         let mut tight = vec![0x5A; length + 32];
         assert_eq!(encoder.compress(data, &mut tight[..length]), Ok(length));
         assert_eq!(tight[..length], out[..length]);
@@ -35,7 +35,7 @@ fn check(data: &[u8]) {
     assert!(streams.iter().all(|stream| *stream == streams[0]), "the tiers differ");
 }
 
-/// Bytes with repetitions near and far.
+/// Generates bytes with near and far repetitions.
 fn mixed(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -105,7 +105,7 @@ fn what_does_not_shrink_is_stored() {
 
 #[test]
 fn two_blocks_of_one_byte_each_find_what_was_before() {
-    // What lies exactly 65536 bytes back has the same low bits as what is here, and is too far.
+    // Data exactly 65536 bytes back has the same low position bits, and is too far.
     let mut data = mixed(3, 65_536);
     data.extend_from_within(..);
     data.extend_from_within(..70_000);

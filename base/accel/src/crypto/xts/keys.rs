@@ -2,10 +2,10 @@
 
 use zeroize::Zeroize;
 
-/// Most rounds of a key, with the first addition of a key counted.
+/// Maximum number of round keys, including the initial key addition.
 pub(super) const ROUND_KEYS_MAX: usize = 15;
 
-/// A round key four times side by side, as 512-bit instructions want it; the others take the first quarter.
+/// Round key, replicated four times for 512-bit instructions; narrower ones use the first quarter.
 pub(super) type RoundKey = [u8; 64];
 
 /// Schedules of both halves of an XTS key, erased when they are dropped.

@@ -23,8 +23,8 @@ use self::shapes::Shapes;
 use super::KeyError;
 use crate::tier::Tier;
 
-/// Bytes that are encrypted as one: a change of one of them changes the sixteen around it, under a tweak of its own
-/// for each sector and place.
+/// Size of an encrypted sector: a change of one byte changes the sixteen around it, under a tweak specific to the
+/// sector and the position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SectorSize {
     /// Sectors of 512 bytes.
@@ -43,9 +43,9 @@ impl SectorSize {
     }
 }
 
-/// A key for AES-128-XTS or AES-256-XTS, with its schedules worked out for both directions.
+/// Key for AES-128-XTS or AES-256-XTS, with its schedules expanded for both directions.
 ///
-/// It can be shared by threads; its memory is erased when it is dropped.
+/// Can be shared by threads; its memory is erased when it is dropped.
 pub struct Xts {
     keys: Keys,
     bits: u16,
@@ -83,7 +83,7 @@ struct Run {
 impl Xts {
     /// Makes a cipher of a key of 32 bytes (AES-128) or 64 bytes (AES-256), the half for the data first.
     ///
-    /// The caller's copy of the key is the caller's to erase.
+    /// Does not erase the caller's copy of the key.
     ///
     /// # Errors
     /// The key has another length, or equal halves.
@@ -159,7 +159,7 @@ impl Xts {
         }
     }
 
-    /// Says whether the implementation has several loops.
+    /// Returns true if the implementation has several loops.
     pub(crate) fn has_shapes(&self) -> bool {
         !matches!(self.keys, Keys::Plain(_))
     }

@@ -1,4 +1,4 @@
-//! How many vectors are in flight at once: the loop shapes of XTS, and which of them is in use.
+//! Loop shapes of XTS: the number of vectors in flight, and the selection of the one in use.
 //!
 //! More vectors hide the latency of a round; fewer leave registers free, and a sector of 512 bytes is over sooner.
 
@@ -19,7 +19,7 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    /// All shapes, the default first.
+    /// Shapes, the default first.
     pub(crate) const ALL: [Shape; 2] = [Shape::V8, Shape::V4];
 
     /// Returns its name among choices.

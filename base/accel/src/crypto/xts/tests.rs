@@ -94,7 +94,7 @@ proptest! {
     }
 }
 
-/// The library's own AES-256-XTS agrees, for what it has.
+/// Compares with the library's AES-256-XTS, for the sizes that it supports.
 #[test]
 fn agrees_with_the_library() {
     let key: Vec<u8> = (0..64).map(|byte| byte * 3 + 1).collect();

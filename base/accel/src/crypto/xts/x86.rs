@@ -2,26 +2,26 @@
 //!
 //! A tweak is multiplied by x for each block (IEEE 1619 section 5.2), in the field of x^128 + x^7 + x^2 + x + 1 with
 //! the lowest bit first, which is how the processor holds it.  Both sector sizes are multiples of 512 bytes, that is
-//! of 32 blocks, so nobody here needs to steal ciphertext.
+//! of 32 blocks, so ciphertext stealing is not needed.
 
 use std::arch::x86_64::*;
 
 use super::keys::{ROUND_KEYS_MAX, RoundKey, Schedules};
 use super::{Direction, Run, Shape};
 
-/// The smallest sector, of which others are multiples.
+/// Smallest sector in bytes, of which all sizes are multiples.
 const SECTOR_MIN: usize = 512;
 
 /// Sectors whose tweaks are encrypted together.
 const TWEAKS: usize = 32;
 
-/// The polynomial without its highest term.
+/// Polynomial without its highest term.
 const POLYNOMIAL: i64 = 0x87;
 
 /// Fills a schedule from a key of 16 or 32 bytes (FIPS 197 section 5.2).
 #[target_feature(enable = "aes,sse2")]
 pub(super) fn expand(key: &[u8], schedule: &mut [RoundKey; ROUND_KEYS_MAX]) {
-    // SubWord of the last word of a key; the instruction gives it plain and rotated.
+    // Computes SubWord of the last word of a key; the instruction returns it plain and rotated.
     let substituted = |key: __m128i| _mm_aeskeygenassist_si128::<0>(key);
     // Each word is the sum of all before it in its key.
     let spread = |key: __m128i| {
@@ -119,7 +119,7 @@ pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, 
     }
 }
 
-/// Goes over a run, `BLOCKS` blocks at a time, each in a vector of its own.
+/// Processes a run, `BLOCKS` blocks at a time, each in a vector of its own.
 ///
 /// # Safety
 /// That of [`run_aes_ni`]; `ROUNDS` is the schedule's.
@@ -165,7 +165,7 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(
             }
             let last = load(&data[ROUNDS]);
             for block in 0..BLOCKS {
-                // The tweak is added to the last key, so that the two additions at the end are one.
+                // XORs the tweak into the last key, so that the two additions at the end are one.
                 let key = _mm_xor_si128(last, tweaks[block]);
                 let sealed = if ENCRYPT {
                     _mm_aesenclast_si128(blocks[block], key)
@@ -179,7 +179,7 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(
     }
 }
 
-/// Goes over a run, `V` vectors at a time, four blocks in each.
+/// Processes a run, `V` vectors at a time, four blocks in each.
 ///
 /// # Safety
 /// That of [`run_vaes`]; `ROUNDS` is the schedule's.
@@ -220,7 +220,7 @@ fn powers<const V: usize>(tweak: __m128i) -> [__m512i; V] {
         let first = 4 * vector as i64;
         let left = _mm512_add_epi64(_mm512_set1_epi64(first), _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3));
         let right = _mm512_sub_epi64(_mm512_set1_epi64(64), left);
-        // What leaves the lower half enters the upper; what leaves the upper half is reduced into the lower.
+        // Bits shifted out of the lower half enter the upper; those of the upper half are reduced into the lower.
         let out = _mm512_srlv_epi64(tweak, right);
         let reduced = _mm512_clmulepi64_epi128::<0x01>(out, polynomial);
         let carried = _mm512_bslli_epi128::<8>(out);
@@ -254,7 +254,7 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
     let vectors = number.div_ceil(4);
     let mut blocks = [_mm512_setzero_si512(); TWEAKS / 4];
     for (vector, block) in blocks.iter_mut().enumerate() {
-        // Numbers past the last sector may wrap; nobody uses them.
+        // Numbers past the last sector may wrap; they are never used.
         let at = first.wrapping_add(4 * vector as u64) as i64;
         *block = _mm512_xor_si512(
             _mm512_setr_epi64(at, 0, at.wrapping_add(1), 0, at.wrapping_add(2), 0, at.wrapping_add(3), 0),
@@ -284,8 +284,8 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
     }
 }
 
-/// Goes over one group, under the tweaks `powers`, which become the next group's if there is `MORE` of the sector: a
-/// vector a round, because behind the rounds they would keep the next group waiting.
+/// Processes one group, under the tweaks `powers`, which become the next group's if there is `MORE` of the sector: one
+/// vector per round, because behind the rounds they would delay the next group.
 ///
 /// # Safety
 /// 64 bytes for each vector can be read at `from` and written at `to`.
@@ -318,7 +318,7 @@ unsafe fn group<const ENCRYPT: bool, const ROUNDS: usize, const V: usize, const 
     }
     let last = load(&data[ROUNDS]);
     for vector in 0..V {
-        // The tweak is added to the last key, so that the two additions at the end are one.
+        // XORs the tweak into the last key, so that the two additions at the end are one.
         let key = _mm512_xor_si512(last, powers[vector]);
         let sealed = if ENCRYPT {
             _mm512_aesenclast_epi128(blocks[vector], key)

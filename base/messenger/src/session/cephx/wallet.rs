@@ -1,5 +1,5 @@
-//! What a client holds between its connections: its number in the cluster and its tickets; and how it shows a ticket to
-//! the service that it is for.
+//! Client credentials kept across connections: global ID and tickets; and the authorizer that presents a ticket to its
+//! service.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use crate::wire::control::{method, mode};
 use crate::wire::entity;
 
 const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
-/// What an authorizer begins with: its version, which is also what it is for.
+/// First byte of an authorizer: its version, which also marks the service type.
 const AUTHORIZER: u8 = 1;
 
 #[derive(Default)]
@@ -20,37 +20,38 @@ struct Content {
     tickets: Vec<Ticket>,
 }
 
-/// A client's number and tickets, shared by its connections to monitors, which fill it, and to services, which use it.
+/// Global ID and tickets of a client, shared by its connections to monitors, which fill it, and to services, which use
+/// it.
 ///
-/// With it a client stays the same one for the cluster when it authenticates again: locks, watches and the detection of
-/// repeated writes go by the number.
+/// It preserves the client's identity in the cluster across re-authentication: locks, watches and the detection of
+/// repeated writes depend on the global ID.
 #[derive(Default)]
 pub struct Wallet(RefCell<Content>);
 
 impl std::fmt::Debug for Wallet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Tickets are not for logs.
+        // Tickets are kept out of logs.
         write!(f, "Wallet(client.{})", self.global_id())
     }
 }
 
 impl Wallet {
-    /// An empty one: the next authentication brings a new number.
+    /// Creates an empty wallet: the next authentication assigns a new global ID.
     pub fn new() -> Rc<Self> {
         Rc::default()
     }
 
-    /// The client's number; zero before the first authentication.
+    /// Returns the global ID; zero before the first authentication.
     pub fn global_id(&self) -> u64 {
         self.0.borrow().global_id
     }
 
-    /// The ticket for a service, of [`entity`].
+    /// Returns the ticket for a service, of [`entity`].
     pub fn ticket(&self, service: u32) -> Option<Ticket> {
         self.0.borrow().tickets.iter().find(|ticket| ticket.service == service).cloned()
     }
 
-    /// Forgets everything: for who is not taken for the old client any more.
+    /// Drops all content, once the cluster no longer accepts this client's old identity.
     pub fn clear(&self) {
         *self.0.borrow_mut() = Content::default();
     }
@@ -67,8 +68,8 @@ impl Wallet {
         self.0.borrow_mut().global_id = global_id;
     }
 
-    /// The payload by which a monitor is asked, on an open connection, for new tickets of `services` (of [`entity`],
-    /// added up); `None` before the first authentication.
+    /// Builds the payload that requests new tickets of `services` (bit mask of [`entity`]) from a monitor on an open
+    /// connection; `None` before the first authentication.
     pub fn renewal(&self, services: u32, nonce: u64) -> Option<Vec<u8>> {
         let ticket = self.ticket(u32::from(entity::AUTH))?;
         let mut out = Writer::new();
@@ -78,7 +79,7 @@ impl Wallet {
         Some(out.finish())
     }
 
-    /// Takes in the monitor's answer to a [`renewal`](Self::renewal).
+    /// Stores the tickets of the monitor's answer to a [`renewal`](Self::renewal).
     pub fn renewed(&self, payload: &[u8]) -> Result<(), AuthError> {
         let mut reader = Reader::new(payload, WHAT);
         let kind = reader.u16()?;
@@ -97,7 +98,7 @@ impl Wallet {
     }
 }
 
-/// A ticket, and the proof that we have its key; the second one answers the service's challenge.
+/// Builds a ticket with the proof of possession of its key; a second authorizer answers the service's challenge.
 fn authorizer(global_id: u64, ticket: &Ticket, nonce: u64, challenge: Option<u64>) -> Vec<u8> {
     let mut out = Writer::new();
     out.u8(AUTHORIZER).u64(global_id).u32(ticket.service).raw(&ticket.blob);
@@ -108,18 +109,18 @@ fn authorizer(global_id: u64, ticket: &Ticket, nonce: u64, challenge: Option<u64
     out.finish()
 }
 
-/// The client's side of a connection to a service, such as an OSD.
+/// Client side of a connection to a service, such as an OSD.
 #[derive(Debug)]
 pub struct Authorizer {
     wallet: Rc<Wallet>,
     service: u32,
-    /// What is shown on this connection: the ticket, and the nonce of the proof.
+    /// Ticket presented on this connection, and the nonce of the proof.
     shown: Option<(Ticket, u64)>,
     challenged: bool,
 }
 
 impl Authorizer {
-    /// Shows the wallet's ticket for `service`, of [`entity`].
+    /// Creates an authorizer with the wallet's ticket for `service`, of [`entity`].
     pub fn new(wallet: Rc<Wallet>, service: u32) -> Self {
         Self { wallet, service, shown: None, challenged: false }
     }
@@ -136,7 +137,7 @@ impl AuthClient for Authorizer {
 
     fn begin(&mut self, _modes: &[u32], random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         self.challenged = false;
-        // Without a ticket the service refuses us, and says so.
+        // Without a ticket the service rejects this client, with an error.
         self.shown = self.wallet.ticket(self.service).map(|ticket| (ticket, random()));
         let Some((ticket, nonce)) = &self.shown else { return vec![AUTHORIZER] };
         authorizer(self.wallet.global_id(), ticket, *nonce, None)
@@ -147,7 +148,7 @@ impl AuthClient for Authorizer {
             return Err(AuthError::OutOfTurn);
         }
         let Some((ticket, nonce)) = &self.shown else { return Err(AuthError::OutOfTurn) };
-        // Unlike everything else that is encrypted, it has no length in front.
+        // Unlike all other ciphertexts, the challenge has no length prefix.
         let content = ticket.session.decrypt(payload)?;
         let mut reader = Reader::new(&content, WHAT);
         reader.u8()?;
@@ -159,7 +160,7 @@ impl AuthClient for Authorizer {
         let content = session.open(&mut Reader::new(payload, WHAT))?;
         let mut reader = Reader::new(&content, WHAT);
         let version = reader.u8()?;
-        // Whoever can add one to our number has opened our proof, so it is the service.
+        // A peer that returns the nonce plus one has decrypted the proof, so it is the service.
         if reader.u64()? != nonce.wrapping_add(1) {
             return Err(AuthError::Decrypt);
         }
@@ -188,7 +189,7 @@ mod tests {
         wallet
     }
 
-    /// What a service does with an authorizer: the nonce, and the challenge's answer if there is one.
+    /// Decodes an authorizer as a service does: the nonce, and the challenge's answer if there is one.
     fn open(bytes: &[u8], key: &Secret) -> (u64, Option<u64>) {
         let mut reader = Reader::new(bytes, WHAT);
         assert_eq!((reader.u8(), reader.u64()), (Ok(1), Ok(4711)));

@@ -1,4 +1,4 @@
-//! Two sessions over a connection that is cut again and again, against what must come out.
+//! Property test: two sessions over a connection that is cut repeatedly, against the expected delivery.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One side (0 or 1) has a message of this priority to send.
+    /// Queues a message of this priority on one side (0 or 1).
     Push(usize, u16),
-    /// One side sends one message, if it has any.
+    /// Sends one message of one side, if it has any.
     Send(usize),
-    /// One side receives one message, if any is under way to it.
+    /// Receives one message on one side, if any is in flight to it.
     Receive(usize),
-    /// One side says what it has received.
+    /// Acknowledges what one side has received.
     Ack(usize),
-    /// The connection is cut: what is under way is lost; then both resume.
+    /// Cuts the connection: messages in flight are lost; then both sides resume.
     Cut,
 }
 
@@ -30,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A message: its priority, and its place among those of its priority.
+/// Message: its priority, and its sequence number within the priority.
 type Token = (u16, u64);
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Side {
     pushed: BTreeMap<u16, u64>,
     settled: Vec<Token>,
     delivered: Vec<Token>,
-    /// Under way to this side: messages with their numbers and acks, or acks alone.
+    /// In flight to this side: messages with their numbers and acks, or acks alone.
     arriving: VecDeque<(Option<(u64, Token)>, u64)>,
 }
 
@@ -90,7 +90,7 @@ fn apply(sides: &mut [Side; 2], step: &Step) {
     }
 }
 
-/// Each priority's messages came once each and in order.
+/// Returns true if each priority's messages were delivered exactly once and in order.
 fn in_order(tokens: &[Token]) -> bool {
     let mut last = BTreeMap::new();
     tokens.iter().all(|&(priority, number)| {

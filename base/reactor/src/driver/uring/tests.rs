@@ -1,4 +1,4 @@
-//! The ring on sockets and files of this machine.
+//! Tests of the ring on sockets and files of this machine.
 
 use super::*;
 use crate::buf::{Buf, BufMut};
@@ -50,7 +50,7 @@ async fn exercise() {
     file.read_exact_at(0, 1 << 20).await.expect("reads");
 }
 
-/// This kernel knows newer flags, but older kernels must do without them.
+/// Sets rings up with each set of flags: older kernels must do without the newer ones.
 #[test]
 fn every_way_to_set_up_works() {
     for first in 0..SET_UPS.len() {

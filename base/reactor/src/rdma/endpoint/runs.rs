@@ -1,4 +1,4 @@
-//! Long runs of bytes, which stay where they are until the peer has read them, and writes into its memory.
+//! Long data, which stays in place until the peer has read it, and writes into the peer's memory.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use crate::buf::{Buf, BufMut};
 use crate::rdma::ffi::{self, Piece};
 
 impl Endpoint {
-    /// Begins to read of the long run that comes next what fits into the buffer.
+    /// Starts to read as much of the next long data as fits into the buffer.
     pub(in crate::rdma) fn begin_read(&self, mut buf: BufMut) -> io::Result<()> {
         self.check()?;
         let mut state = self.state.borrow_mut();
         if state.reading.is_some() {
-            // The device may still write to the buffer of a receive that was given up.
+            // The device may still write to the buffer of an abandoned receive.
             let text = "a receive over RDMA was given up halfway; the stream cannot be received from any more";
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
         }
@@ -36,11 +36,11 @@ impl Endpoint {
         self.post(ffi::OP_READ, READ, piece, (addr, key))
     }
 
-    /// Takes the buffer back.
+    /// Takes the buffer back after the read.
     pub(in crate::rdma) fn end_read(&self) -> io::Result<BufMut> {
         let mut state = self.state.borrow_mut();
         if !state.read_done {
-            // The device may still write to it; it goes with the connection.
+            // The device may still write to the buffer; it is dropped with the connection.
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let (mut buf, len, bounce) = state.reading.take().expect("a read was under way");
@@ -61,8 +61,8 @@ impl Endpoint {
         Ok(buf)
     }
 
-    /// The next run of `rest`, which lies in registered memory or is copied there; and where.  `None` when all of that
-    /// is in use.
+    /// Splits off the next run of `rest`, in registered memory or copied there; returns it with its address and key.
+    /// `None` when all bounce buffers are in use.
     pub(in crate::rdma) fn lend(&self, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
         if let Some(piece) = self.device.lent(rest.region(), rest.as_ptr(), rest.len()) {
             return Some((rest.split_to(rest.len()), piece));
@@ -70,7 +70,8 @@ impl Endpoint {
         self.copied(self.device.bounce.get(), rest)
     }
 
-    /// The same through a short buffer, of which there are many.
+    /// Splits off the next run of `rest` like [`lend`](Self::lend), but copied to a short buffer, of which there are
+    /// many.
     pub(in crate::rdma) fn lend_short(&self, rest: &mut Buf) -> io::Result<(Buf, (Piece, u32))> {
         self.copied(self.device.eager.get(), rest).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
@@ -82,7 +83,7 @@ impl Endpoint {
         Some((copy.freeze(), piece))
     }
 
-    /// Tells the peer of a run that it is to read.
+    /// Announces long data for the peer to read.
     pub(in crate::rdma) fn send_long(&self, run: Buf, (piece, key): (Piece, u32)) -> io::Result<()> {
         self.check()?;
         let mut buf = self.eager();

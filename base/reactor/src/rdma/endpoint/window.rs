@@ -1,4 +1,4 @@
-//! Memory that is opened to a peer.
+//! Memory window that is open to a peer.
 
 use std::cell::Cell;
 use std::io;
@@ -15,8 +15,8 @@ impl Endpoint {
         let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?.max(1);
         let buf = BufMut::zeroed(len as usize);
         let access = ffi::LOCAL_WRITE | ffi::REMOTE_WRITE;
-        // SAFETY: the window keeps the memory as long as it is registered, and nobody in this process refers to it while
-        // it is, but for copying bytes out.
+        // SAFETY: the window keeps the memory as long as it is registered, and this process has no reference to it
+        // meanwhile, except to copy bytes in or out.
         let mr = unsafe { (self.lib.ibv_reg_mr)(self.device.pd, buf.as_ptr().cast(), len as usize, access) };
         if mr.is_null() {
             return Err(io::Error::last_os_error());
@@ -25,19 +25,20 @@ impl Endpoint {
     }
 }
 
-/// Memory to which the peer writes by itself.
+/// Memory window that the peer writes to by itself.
 pub struct Window {
-    /// Its protection domain lives as long.
+    /// Keeps the protection domain alive.
     endpoint: Rc<Endpoint>,
-    /// Never looked at as a slice: the peer may be writing to it.
+    /// Never accessed as a slice: the peer may be writing to it.
     buf: BufMut,
     len: u32,
-    /// Null once it was revoked.
+    /// Null once revoked.
     mr: Cell<*mut Mr>,
 }
 
 impl Window {
-    /// What the peer needs to know; the key opens nothing when it was [revoked](Self::revoke).
+    /// Returns the window's address, key and length for the peer; the key gives no access once it was
+    /// [revoked](Self::revoke).
     pub fn place(&self) -> Place {
         let mr = self.mr.get();
         // SAFETY: registered until it is revoked, and null then.
@@ -45,15 +46,15 @@ impl Window {
         Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
     }
 
-    /// Copies out `out.len()` bytes from `offset` on.  The peer may be writing them: who needs them whole is told by the
-    /// peer, in a message, that they are.
+    /// Copies out `out.len()` bytes from `offset`.  The peer may be writing them concurrently: it must announce
+    /// complete data in a message.
     ///
     /// # Panics
     /// When they are not all in the window.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(offset.checked_add(out.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
         for (at, byte) in out.iter_mut().enumerate() {
-            // SAFETY: within the buffer, which lives; volatile, because the device writes to it behind our back.
+            // SAFETY: within the buffer, which lives; volatile, because the device writes to it concurrently.
             *byte = unsafe { self.buf.as_ptr().add(offset + at).read_volatile() };
         }
     }
@@ -67,19 +68,19 @@ impl Window {
     pub fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len as usize), "past the window's end");
         for (at, &byte) in bytes.iter().enumerate() {
-            // SAFETY: within the buffer, which lives and which nobody in this process refers to as a slice; volatile, as the
-            // device may write to it too.
+            // SAFETY: within the buffer, which lives and to which this process has no slice; volatile, as the device
+            // may write to it too.
             unsafe { self.buf.as_ptr().add(offset + at).write_volatile(byte) };
         }
     }
 }
 
 impl Window {
-    /// From here on the device refuses what anybody writes to it; what was written can still be read.
+    /// Revokes the peer's access: the device refuses all further writes; bytes written before can still be read.
     pub fn revoke(&self) {
         let mr = self.mr.replace(ptr::null_mut());
         if !mr.is_null() {
-            // SAFETY: registered by `Endpoint::window`, and not named here any more.
+            // SAFETY: registered by `Endpoint::window`, and its pointer was cleared above.
             unsafe { (self.endpoint.lib.ibv_dereg_mr)(mr) };
         }
     }

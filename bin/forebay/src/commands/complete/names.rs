@@ -30,7 +30,7 @@ pub enum Kind {
 pub fn find(global: &Global, kind: Kind, typed: &str) -> Vec<Candidate> {
     let (sender, found) = mpsc::channel();
     let (global, typed) = (global.clone(), typed.to_owned());
-    // A connection to a daemon that hangs can wait for ever; this thread ends with the process.
+    // A connection to a daemon that hangs may never answer; this thread ends with the process.
     std::thread::spawn(move || {
         // Whoever asked may have gone on without an answer.
         let _ = sender.send(ask(&global, kind, &typed));

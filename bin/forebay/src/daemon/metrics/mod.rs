@@ -1,7 +1,7 @@
-//! `/metrics`, in the text formats of OpenMetrics and of Prometheus.
+//! Metrics endpoint `/metrics`, in the text formats of OpenMetrics and of Prometheus.
 //!
-//! A scrape of everything has a handful of lines a volume, and times by front and pool; `?volume=POOL/IMAGE` asks for all
-//! that is counted of some volumes instead.
+//! A full scrape has a few lines per volume, and latencies by front and pool; `?volume=POOL/IMAGE` returns all
+//! counters of the given volumes instead.
 
 mod fronts;
 mod process;
@@ -29,7 +29,7 @@ const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 type Encoded = std::result::Result<(), std::fmt::Error>;
 
-/// Answers a scrape.
+/// Handles a scrape.
 pub async fn metrics(
     State(app): State<App>,
     Query(asked): Query<Vec<(String, String)>>,
@@ -70,8 +70,8 @@ async fn render(app: &App, asked: &[(String, String)]) -> Result<String> {
     Ok(out)
 }
 
-/// Rewrites OpenMetrics text in the older format: a counter is called there what its samples are called, and there are
-/// no units and no end.
+/// Converts OpenMetrics text to the older Prometheus format: a counter there has the name of its samples, and there
+/// are no units and no end marker.
 fn classic(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut lines = text.lines().peekable();
@@ -96,17 +96,17 @@ fn classic(text: &str) -> String {
     out
 }
 
-/// The line after a counter's help says its type.
+/// Returns whether the line after a counter's help declares its type.
 fn is_counter(line: &str, name: &str) -> bool {
     line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_prefix(name)) == Some(" counter")
 }
 
-/// Encodes a number that may go up and down.
+/// Encodes a gauge.
 fn gauge(out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit>, value: f64) -> Encoded {
     ConstGauge::new(value).encode(out.encode_descriptor(name, help, unit, MetricType::Gauge)?)
 }
 
-/// Encodes a number that only grows.
+/// Encodes a counter.
 fn counter<N>(out: &mut DescriptorEncoder, name: &str, help: &str, unit: Option<&Unit>, value: N) -> Encoded
 where
     ConstCounter<N>: EncodeMetric,
@@ -114,7 +114,7 @@ where
     ConstCounter::new(value).encode(out.encode_descriptor(name, help, unit, MetricType::Counter)?)
 }
 
-/// A scrape of everything.
+/// Collector for a full scrape.
 #[derive(Debug)]
 struct All(Snapshot);
 

@@ -1,4 +1,4 @@
-//! Memory, processor time and descriptors of the process, under the names that Prometheus's own libraries use.
+//! Memory, CPU time and file descriptors of the process, under the names of the Prometheus client libraries.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -11,11 +11,11 @@ pub(super) struct Process {
     resident_bytes: u64,
     virtual_bytes: u64,
     cpu_seconds: f64,
-    /// Seconds since 1970; 0 where it is not known.
+    /// Start time in seconds since 1970; 0 if unknown.
     started: f64,
     threads: u64,
     open_files: u64,
-    /// 0 where there is no limit.
+    /// Maximum number of open files; 0 if unlimited.
     open_files_max: u64,
 }
 
@@ -28,9 +28,9 @@ impl Process {
         Self { open_files, open_files_max: limit.current.unwrap_or(0), ..found }
     }
 
-    /// Fields of proc(5)'s stat, counted from the closing parenthesis, because the program's name may hold anything: 14
-    /// and 15 (ticks in user and kernel mode), 20 (threads), 22 (its start, in ticks since the boot), 23 (virtual bytes)
-    /// and 24 (resident pages).
+    /// Parses the fields of stat in proc(5), counted from the closing parenthesis, because the program's name may
+    /// contain anything: 14 and 15 (ticks in user and kernel mode), 20 (threads), 22 (its start, in ticks since
+    /// boot), 23 (virtual bytes) and 24 (resident pages).
     fn parse(own: &str, system: &str) -> Self {
         let fields: Vec<&str> = own.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);

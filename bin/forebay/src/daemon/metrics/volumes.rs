@@ -1,4 +1,4 @@
-//! Volumes, what fronts do for pools, and write logs.
+//! Metrics of volumes, of fronts by pool, and of write logs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::engine::{LogSnapshot, Snapshot};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
-/// Kinds of requests that every scrape counts by volume.
+/// Request kinds that every scrape counts by volume.
 const COMMON: [Kind; 2] = [Kind::Read, Kind::Write];
 
-/// Something counted of requests: name, help, unit, value.
+/// Request metric: name, help, unit, value.
 type Field<N> = (&'static str, &'static str, Option<&'static Unit>, fn(&Requests) -> N);
 
 const REQUESTS: Field<u64> = ("requests", "Requests from hosts that have ended", None, |counts| counts.count.get());
@@ -30,10 +30,10 @@ const BYTES: Field<u64> =
 const TIME: Field<f64> =
     ("busy", "Time that requests took together", Some(&Unit::Seconds), |counts| counts.nanos.get() as f64 / 1e9);
 
-/// Labels of one row.
+/// Labels of a row.
 type Labels = Vec<(&'static str, String)>;
 
-/// Encodes the counters that every scrape has.
+/// Encodes the counters of a full scrape.
 pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     let paths: Vec<(Labels, _)> = snapshot
         .meters
@@ -52,7 +52,7 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
         encode_counter(out, "volume", field, &volumes, &COMMON)?;
     }
     encode_counter(out, "volume", TIME, &volumes, &COMMON)?;
-    // Of all kinds together.
+    // Sum over all kinds.
     let mut family = out.encode_descriptor("volume_errors", ERRORS.1, None, MetricType::Counter)?;
     for (labels, counts) in &volumes {
         let sum: u64 = counts.iter().map(ERRORS.3).sum();
@@ -61,7 +61,7 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
     encode_log_gauges(out, &snapshot.logs.iter().collect::<Vec<_>>())
 }
 
-/// All that is counted of some volumes.
+/// Collector for all counters of the requested volumes.
 #[derive(Debug)]
 pub(super) struct Asked {
     volumes: Vec<(ImageSpec, Arc<RequestsByKind>)>,
@@ -104,7 +104,7 @@ fn labelled<T>(volumes: Vec<(ImageSpec, T)>) -> Vec<(Labels, T)> {
     volumes.into_iter().map(|(spec, counts)| (vec![("pool", spec.pool), ("image", spec.image)], counts)).collect()
 }
 
-/// The labels of a row, with the kind of request.
+/// Adds the kind of request to the labels of a row.
 fn with_kind(labels: &Labels, kind: Kind) -> Labels {
     labels.iter().cloned().chain([("request", kind.name().to_owned())]).collect()
 }
@@ -139,7 +139,7 @@ fn encode_latency(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, Arc<
             let seen = &counts[kind as usize];
             let buckets: Vec<(f64, u64)> =
                 seen.latency.iter().enumerate().map(|(bucket, count)| (end(bucket), count.get())).collect();
-            // A request that ends meanwhile is in the buckets or not; the count is of what is in them.
+            // A request that ends meanwhile may or may not be in the buckets; the count is the sum of the buckets.
             let count = buckets.iter().map(|(_, count)| count).sum();
             family.encode_family(&with_kind(labels, kind))?.encode_histogram::<NoLabelSet>(
                 seen.nanos.get() as f64 / 1e9,

@@ -1,4 +1,4 @@
-//! `/`: a page for people with what the daemon holds and serves.
+//! Status page `/`: the daemon's images, exports and logs in HTML.
 
 mod render;
 
@@ -10,21 +10,21 @@ use serde::Deserialize;
 use super::control::App;
 use crate::engine::overview::PageNumbers;
 
-/// Keeps the page to itself: it needs nothing from elsewhere, and whatever a name holds, nothing of it runs.
+/// Content security policy: the page loads nothing from elsewhere, and no content of a name is executed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// Pages of the lists that are asked for.
+/// Query for pages of the lists.
 #[derive(Debug, Default, Deserialize)]
 pub struct Wanted {
-    /// Of the images, from 1.
+    /// Page of the images, from 1.
     page: Option<String>,
-    /// Of the exports, from 1.
+    /// Page of the exports, from 1.
     exports: Option<String>,
 }
 
-/// Answers with the page.
+/// Handles a request for the page.
 pub async fn page(State(app): State<App>, Query(wanted): Query<Wanted>) -> Response {
-    // People type these; what is no number is the first page.
+    // Typed by users; anything but a number selects the first page.
     let number = |text: Option<String>| text.and_then(|text| text.parse().ok()).unwrap_or(1);
     let numbers = PageNumbers { images: number(wanted.page), exports: number(wanted.exports) };
     match app.engine.call(async move |engine| engine.overview(numbers).await).await {

@@ -1,4 +1,4 @@
-//! Exports a page at a time: describing thousands at once would hold up the reactor.
+//! Paged list of exports: describing thousands at once would block the reactor.
 
 use super::{Engine, Export, ExportState};
 use crate::api::{Front, Target};
@@ -6,7 +6,7 @@ use crate::engine::overview::Page;
 use crate::spec::ImageSpec;
 
 impl Export {
-    /// Returns whether hosts get nothing from it but errors, or do not reach it.
+    /// Returns whether hosts cannot reach it, or get only errors from it.
     fn is_unserved(&self) -> bool {
         match &self.state {
             ExportState::Serving { volume, .. } => volume.is_fenced(),
@@ -17,7 +17,7 @@ impl Export {
 }
 
 impl Engine {
-    /// Returns page `number` of the exports; those that hosts do not reach come first.
+    /// Returns page `number` of the exports; those that hosts cannot reach come first.
     pub fn targets_page(&self, number: usize) -> Page<Target> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();

@@ -1,4 +1,4 @@
-//! Changes of exports on their way to the files: those that come while others are written go together, in one write.
+//! Queue of export changes to persist: changes that arrive during a write are combined into the next write.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use forebay_reactor::sync::Semaphore;
 use crate::engine::targets::{Change, TargetsFiles};
 use crate::failure::Result;
 
-/// Changes that wait to be written, and what came of those that others wrote.
+/// Queued changes, and outcomes of changes that another task has written.
 pub(super) struct Saves {
-    /// The files; whoever has the turn uses them, on a thread of its own.
+    /// Export files; the task that holds the permit uses them, on a separate thread.
     pub(super) files: Arc<Mutex<TargetsFiles>>,
-    /// Permit to write: one write after another.
+    /// Permit to write: one write at a time.
     pub(super) turn: Semaphore,
     waiting: RefCell<Vec<(u64, Change)>>,
-    /// Outcomes that nobody has taken yet, by the number of the change.
+    /// Outcomes not yet collected, by change number.
     outcomes: RefCell<BTreeMap<u64, Result<()>>>,
-    /// Numbers of the changes that the one who has the turn writes.
+    /// Numbers of the changes that the permit holder is writing.
     writing: RefCell<Vec<u64>>,
     next: Cell<u64>,
 }
@@ -35,33 +35,33 @@ impl Saves {
         }
     }
 
-    /// Adds a change to those that wait; returns its number.
+    /// Queues a change; returns its number.
     pub(super) fn enqueue(&self, change: Change) -> u64 {
         let number = self.next.replace(self.next.get() + 1);
         self.waiting.borrow_mut().push((number, change));
         number
     }
 
-    /// Takes what came of a change that somebody else has written.
+    /// Takes the outcome of a change that another task has written.
     pub(super) fn outcome(&self, number: u64) -> Option<Result<()>> {
         self.outcomes.borrow_mut().remove(&number)
     }
 
-    /// Takes all changes that wait, to be written by the one who has the turn.
+    /// Takes all queued changes, to be written by the permit holder.
     pub(super) fn take_all(&self) -> Vec<Change> {
         let (numbers, changes) = self.waiting.take().into_iter().unzip();
         *self.writing.borrow_mut() = numbers;
         changes
     }
 
-    /// Notes what came of the changes that were taken, for all but the one who wrote them.
+    /// Records the outcome of the changes that were taken, for all but the task that wrote them.
     pub(super) fn settle(&self, own: u64, outcome: &Result<()>) {
         let others = self.writing.take().into_iter().filter(|&number| number != own);
         self.outcomes.borrow_mut().extend(others.map(|number| (number, outcome.clone())));
     }
 }
 
-/// The files are whole between any two of their operations.
+/// Locks the files, ignoring poison: they are consistent between any two operations.
 pub(super) fn lock(files: &Mutex<TargetsFiles>) -> MutexGuard<'_, TargetsFiles> {
     files.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,32 +1,32 @@
-//! What one core offers to the others, by name.
+//! Values that one core publishes to the others, by name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Values by name, as every core sees them.  The engine's core changes them; the lock is held for a lookup when a
-/// host connects, never for a request.
+/// Published values by name, shared by all cores.  Only the engine's core changes them.  The lock is held for a
+/// lookup when a host connects, never for a request.
 pub struct Published<T>(Arc<RwLock<BTreeMap<String, T>>>);
 
 impl<T> Published<T> {
-    /// Looks at what there is.
+    /// Reads the published values under the lock.
     pub fn read<R>(&self, look: impl FnOnce(&BTreeMap<String, T>) -> R) -> R {
         look(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Offers a value under a name, in the place of the one before.
+    /// Publishes a value under a name, replacing the previous one.
     pub fn insert(&self, name: String, value: T) {
         let before = self.write(|published| published.insert(name, value));
-        // It is dropped after the lock is given back: its own end may look here.
+        // Dropped after the lock is released: the destructor may read these values.
         drop(before);
     }
 
-    /// Offers it no more; those who have it keep it.
+    /// Withdraws a value; holders keep it.
     pub fn remove(&self, name: &str) {
         let before = self.write(|published| published.remove(name));
         drop(before);
     }
 
-    /// Offers nothing any more.
+    /// Withdraws all values.
     pub fn clear(&self) {
         drop(self.write(std::mem::take));
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Whose a series is.
 #[derive(Clone, Copy)]
 pub enum Side {
-    /// Ours.
+    /// Kernel of Forebay.
     Ours,
     /// A peer that counts.
     Peer,

@@ -34,12 +34,12 @@ const PATIENCE: Duration = Duration::from_secs(200);
 /// How long ending a log waits for a backend that takes nothing.
 const STALL: Duration = Duration::from_secs(1);
 
-/// What runs of attachments did, to see that they reach the corners they are meant to reach.
+/// Counters of attachment runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttachmentTally {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Requests that were answered.
+    /// Requests that were completed.
     pub requests: u64,
     /// Logs put in front of the volume, or left there, when one was asked for.
     pub attached: u64,
@@ -87,7 +87,7 @@ pub fn run_attachment(seed: u64) -> std::result::Result<AttachmentTally, Failure
     go(false).map_err(|failure| go(true).err().unwrap_or(failure))
 }
 
-/// Where a log is.
+/// Location of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     device: &'static str,

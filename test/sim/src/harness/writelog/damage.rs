@@ -27,7 +27,7 @@ struct Before {
     epoch: u64,
 }
 
-/// What opening the log led to.
+/// Result of opening the log.
 enum Looked {
     Refused(Error),
     Opened {

@@ -109,7 +109,7 @@ struct Run {
     crashed_as_told: bool,
 }
 
-/// How a life ends.
+/// End of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Close { flush: bool },

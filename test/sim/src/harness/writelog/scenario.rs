@@ -1,4 +1,4 @@
-//! What a run of a write log is made of, and what it did.
+//! Scenario of a write log run, and its counters.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::rng::Rng;
 pub struct LogScenario {
     /// The seed.
     pub seed: u64,
-    /// What the log is on.
+    /// Medium of the log.
     pub medium: MediumKind,
     /// Bytes a sector of the log's disk.
     pub sector: u32,
@@ -20,9 +20,9 @@ pub struct LogScenario {
     pub log_size: u64,
     /// Bytes of the volume.
     pub size: u64,
-    /// When writes are answered.
+    /// Acknowledgement mode of writes.
     pub persist: Persist,
-    /// Sequential writes from so many bytes on go round the log.
+    /// Length in bytes from which sequential writes bypass the log.
     pub direct_min: Option<u32>,
     /// Limit of dirty bytes.
     pub dirty_bytes_max: Option<u64>,
@@ -50,7 +50,7 @@ pub struct LogScenario {
     pub close_ppm: u32,
     /// Chances of a million that only the process dies.
     pub kill_ppm: u32,
-    /// What a crash does to writes that were not synced.
+    /// Effect of a crash on writes that were not synced.
     pub crash: CrashPolicy,
     /// Changes of the volume's size in each life, under load.
     pub resizes: u64,
@@ -146,20 +146,20 @@ impl LogScenario {
     }
 }
 
-/// What runs did, to see that they reach the corners they are meant to reach.
+/// Counters of runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogTally {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Of these, in persistent memory.
+    /// Runs in persistent memory.
     pub pmem: u64,
-    /// Requests that were answered.
+    /// Requests that were completed.
     pub requests: u64,
     /// Persistence points passed.
     pub points: u64,
     /// Power failures.
     pub crashes: u64,
-    /// Of these, while the log was being opened.
+    /// Power failures while the log was being opened.
     pub crashes_opening: u64,
     /// Processes killed.
     pub kills: u64,
@@ -177,7 +177,7 @@ pub struct LogTally {
     pub direct: u64,
     /// Bytes of these.
     pub direct_bytes: u64,
-    /// Writes that were held back.
+    /// Writes that were throttled.
     pub throttled: u64,
     /// Bytes read from the log.
     pub hit_bytes: u64,
@@ -193,11 +193,11 @@ pub struct LogTally {
     pub grown: u64,
     /// Bits that were flipped on the log's medium.
     pub flips: u64,
-    /// Of these, those with which the log was refused.
+    /// Flips with which the log was refused.
     pub flips_refused: u64,
-    /// Those with which some of it could not be read.
+    /// Flips with which some of the log could not be read.
     pub flips_read: u64,
-    /// Those in what a power failure might have torn, too: the log ended before.
+    /// Flips in parts that a power failure might have torn: the log ended before them.
     pub flips_shortened: u64,
 }
 
