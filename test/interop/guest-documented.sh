@@ -109,10 +109,17 @@ given() {
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
       serve "forebay serve --data $DATA"; create local/disk local/db ;;
+    'NBD')
+      if [[ ! -e $DATA/store.img ]]; then serve "forebay serve --data $DATA"; create local/disk1 local/disk2; stop; fi ;;
     'NVMe/TCP' | 'iSCSI')
       leave
       rm -f /dev/nvme1n1 # the kernel may want the name
       if [[ ! -e $DATA/store.img ]]; then serve "forebay serve --data $DATA"; create local/disk1; stop; fi ;;
+    'Several subsystems and targets')
+      leave
+      serve "forebay serve --data $DATA --nvme 127.0.0.1:4420 --iscsi 127.0.0.1:3260"; create local/disk1 local/disk2
+      IQN=$(sed 's/InitiatorName=//' /etc/iscsi/initiatorname.iscsi)
+      (umask 077; nvme gen-dhchap-key --nqn "$HOSTNQN" >host.key) ;;
   esac
 }
 holds() {
@@ -129,9 +136,14 @@ holds() {
     'iSCSI')
       await "a unit's disk" grep -q Forebay /sys/class/scsi_device/*/device/model
       iscsiadm -m node --logout >/dev/null || fail "log out" ;;
+    'Several subsystems and targets')
+      forebay nvme-subsystem ls --format json >/run/command.log || fail "list the subsystems"
+      jq -e '.[1] | .exports == 1 and .hosts == []' /run/command.log >/dev/null || fail "an export, and no host any more"
+      forebay iscsi-target ls --format json >/run/command.log || fail "list the targets"
+      jq -e '.[1] | .exports == 1 and .initiators == []' /run/command.log >/dev/null || fail "an export, and no initiator" ;;
     'Other daemons')
       forebay status --format json >/run/command.log || fail "the status with peers"
-      [[ $(tr -d '\n' <peer.key 2>/dev/null | wc -c) == 64 || $block == *.toml ]] || fail "a key of 64 digits" ;;
+      [[ $block == *.toml || $(tr -d "\n" <peer.key | wc -c) == 64 ]] || fail "a key of 64 digits" ;;
     'Images')
       [[ $(forebay ls) == disk2 ]] || fail "disk1 is gone, disk2 is there"
       [[ $(zstd -dc disk1.zst | head -c 1048576 | wc -c) == 1048576 ]] || fail "what was exported" ;;

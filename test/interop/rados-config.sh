@@ -9,20 +9,11 @@ set -uo pipefail
 
 NAME=rados-config; source "$(dirname "$0")/../lab/cluster.sh"
 
-lab() { limit "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
 stop_daemon() {
   kill "$DAEMON" && wait "$DAEMON" 2>/dev/null
   DAEMON=
 }
 holds() { grep -q "$1" "$WORK/out" || fail "$2"; }
-# Another file, with more in it.
-conf_with() { # NAME LINE...
-  local file=$WORK/$1.conf
-  shift
-  cp "$CLUSTER_DIR/ceph.conf" "$file"
-  printf '%s\n' "$@" >>"$file"
-  echo "$file"
-}
 
 start_cluster
 
@@ -47,6 +38,50 @@ lab status || fail "secure mode, as the monitors keep it"
 lab settings true 'osd_modes: [2]' || fail "a mode of connections"
 ask ceph config rm client ms_client_mode
 ok "settings of the monitors: at the start, changed while we run, taken back; the file goes before them"
+
+# Connection modes that do not overlap: commands are told at once, and by which settings.
+differs() { # CONF THEIRS OURS COMMAND...
+  local file=$1 theirs=$2 ours=$3 text status who=${WHO:-osd\\.[0-2]} setting=${SETTING:-ms_client_mode}
+  shift 3
+  FOREBAY_DATA=$WORK/nothing CEPH_CONF=$file limit 20 "$FOREBAY" "$@" >"$WORK/out" 2>&1 </dev/null
+  status=$?
+  text="$who at [^ ]* accepts connections in mode $theirs only, and this client offers $ours only: change $setting"
+  [[ $status == 9 ]] && grep -q "forebay: .*$text of the client or ${setting/client/service}" "$WORK/out" &&
+    [[ $(grep -c 'forebay: ' "$WORK/out") == 1 && $(grep 'forebay: ' "$WORK/out" | grep -o 'accepts' | wc -l) == 1 ]]
+}
+crc=$(conf_with crc '[client]' 'ms client mode = crc' 'rados osd op timeout = 3')
+secure=$(conf_with secure '[client]' 'ms client mode = secure')
+for file in "$crc" "$secure"; do CEPH_CONF=$file lab status || fail "modes that OSDs take"; done
+ask ceph config set osd ms_service_mode secure
+await 30 "a list before OSDs that take secure only says so" differs "$crc" secure crc ls rbd
+differs "$crc" secure crc create rbd/no --size 1M || fail "creating an image before OSDs that take secure only"
+ask ceph config set osd ms_service_mode crc
+await 30 "a list before OSDs that take crc only says so" differs "$secure" crc secure ls rbd
+ask ceph config rm osd ms_service_mode
+alone=$(conf_with alone '[client]' 'ms mon client mode = crc')
+ask ceph config set mon ms_mon_service_mode secure
+WHO='the monitor' SETTING=ms_mon_client_mode await 30 "monitors that take secure only say so" differs "$alone" secure crc ls rbd
+ask ceph config rm mon ms_mon_service_mode
+FOREBAY_DATA=$WORK/nothing CEPH_CONF=$crc await 30 "OSDs take both again" limit 20 "$FOREBAY" ls rbd
+ok "connection modes that do not overlap: commands name the OSD, the modes of both and the settings"
+
+# A volume in use waits for OSDs that take other modes now: the log says why at once, its host after rados_osd_op_timeout.
+CEPH_CONF=$crc start_daemon
+ask "$FOREBAY" create rbd/modes --size 32M
+uri=$(limit 60 "$FOREBAY" attach rbd/modes --nbd 2>"$WORK/out") || fail "attaching"
+ask qemu-io -f raw -c 'write -P 0x32 0 1M' -c flush "$uri"
+ask ceph config set osd ms_service_mode secure
+for osd in 0 1 2; do ask "$LAB/ceph-cluster" kill-osd $osd; ask "$LAB/ceph-cluster" start-osd $osd; done
+limit 60 qemu-io -r -f raw -c 'read 0 4096' "$uri" >"$WORK/out" 2>&1 </dev/null
+holds 'read failed' "a read while OSDs take other modes"
+until_says "$WORK/daemon.log" 'WARN.*osd\.[0-2] at .* accepts connections in mode secure only'
+ask ceph config rm osd ms_service_mode
+modes_again() { limit 30 qemu-io -r -f raw -c 'read -P 0x32 0 1M' "$uri" && ! grep -Eq 'failed|error' "$WORK/out"; }
+await 120 "reading goes on" modes_again
+await 120 "all copies are back" is_clean
+ask "$FOREBAY" detach rbd/modes
+stop_daemon
+ok "a volume in use waits for OSDs with other modes, and goes on when they take its mode again"
 
 # Timeouts report: the OSDs are gone, and whoever reads is told; when they are back, reading goes on.
 ask ceph config set client rados_osd_op_timeout 3

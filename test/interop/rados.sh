@@ -8,7 +8,7 @@ set -uo pipefail
 
 NAME=rados; source "$(dirname "$0")/../lab/cluster.sh"
 
-lab() { limit "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
+compare() { compare_placement "$1"; ok "$1: placement groups are where osdmaptool says"; }
 
 start_cluster
 lab status || fail "connecting"
@@ -20,20 +20,8 @@ ask ceph osd pool create maps 64 64
 ask ceph osd erasure-code-profile set small k=2 m=1 crush-failure-domain=osd
 ask ceph osd pool create coded 32 32 erasure small
 ask ceph osd set-require-min-compat-client luminous --yes-i-really-mean-it
-compare() {
-  local pool
-  ask ceph osd getmap -o "$WORK/map"
-  for pool in $(ceph osd lspools -f json 2>/dev/null | grep -o '"poolnum":[0-9]*' | cut -d: -f2); do
-    lab groups "$WORK/map" "$pool" || fail "$1: pool $pool"
-    cp "$WORK/out" "$WORK/ours"
-    osdmaptool "$WORK/map" --test-map-pgs-dump --pool "$pool" 2>/dev/null | grep "^$pool\." >"$WORK/theirs"
-    [[ -s $WORK/theirs ]] || fail "$1: osdmaptool says nothing of pool $pool"
-    diff "$WORK/ours" "$WORK/theirs" >"$WORK/out" || fail "$1: placement groups of pool $pool"
-  done
-  ok "$1: placement groups are where osdmaptool says"
-}
 compare "a fresh cluster"
-POOL=$(ceph osd pool stats maps -f json 2>/dev/null | grep -o '"pool_id":[0-9]*' | cut -d: -f2)
+POOL=$(pool_number maps)
 ask ceph osd reweight 1 0.4
 ask ceph osd primary-affinity 0 0.3
 ask ceph osd primary-affinity 2 0

@@ -283,7 +283,8 @@ checked rbd/disk
 cached() { # Bytes of objects in the OSDs' caches
   local osd sum=0
   for osd in 0 1 2; do
-    sum=$((sum + $(ceph daemon "$CLUSTER_DIR/run/osd.$osd.asok" perf dump bluestore 2>/dev/null | jq .bluestore.bluestore_buffer_bytes)))
+    sum=$((sum + $(ceph daemon "$CLUSTER_DIR/run/osd.$osd.asok" perf dump bluestore 2>/dev/null |
+      jq '.bluestore | .bluestore_buffer_bytes // .buffer_bytes')))
   done
   echo $sum
 }
@@ -312,6 +313,56 @@ ask rbd info rbd/adult
 ask "$FOREBAY" rm rbd/adult
 rbd info rbd/adult >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
 ok "through the daemon: snapshots, turns and resizes by rbd under NBD, a clone, import, export, resize, mv, rm"
+
+# What cannot be served is refused in one sentence, that says what was wanted: reading or writing.
+refused() { # TEXT ARGUMENTS...
+  local text=$1
+  shift
+  limit 60 "$FOREBAY" "$@" >"$WORK/out" 2>&1
+  [[ $? == 9 && $(cat "$WORK/out") == "forebay: $text: not supported" ]] || fail "the refusal of $*"
+}
+ask rbd create --size 8M --image-feature layering,exclusive-lock,journaling rbd/journaled
+ask rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 65536 rbd/journaled
+ask rbd create --size 8M --stripe-unit 65536 --stripe-count 4 rbd/striped
+ask rbd create --size 8M rbd/old
+ask rbd migration prepare rbd/old rbd/moved
+for image in striped:striping moved:migrating; do
+  feature=${image#*:} image=${image%:*}
+  refused "rbd/$image: image $image: reading an image with the features $feature" export "rbd/$image" "$WORK/none"
+  refused "rbd/$image: image $image: reading an image with the features $feature" attach "rbd/$image" --nbd --read-only
+  refused "rbd/$image: image $image: writing an image with the features $feature" attach "rbd/$image" --nbd
+  refused "rbd/$image: removing image $image: it has the features $feature" rm "rbd/$image"
+done
+rm -f "$WORK/export.ours"
+ask "$FOREBAY" export --no-progress rbd/journaled "$WORK/export.ours"
+theirs rbd/journaled "$WORK/export.ours" "a journaled image, read"
+refused "rbd/journaled: image journaled: writing an image with the features journaling" attach rbd/journaled --nbd
+uri=$(limit 60 "$FOREBAY" attach rbd/journaled --nbd --read-only 2>"$WORK/out") || fail "a journaled image, attached for reading"
+ask qemu-img compare -f raw -F raw "$uri" "$WORK/export.ours"
+refused "rbd/journaled: image journaled: writing an image with the features journaling" attach rbd/journaled --iscsi
+ask "$FOREBAY" detach rbd/journaled
+ask rbd migration execute --no-progress rbd/moved
+ask rbd migration commit --no-progress rbd/moved
+for image in journaled striped moved; do ask rbd rm --no-progress rbd/$image; done
+ok "striping, migration and journaling are refused once, for reading and for writing; a journaled image is read"
+
+# An image that rbd has encrypted is attached as it is, and whoever does so is told.
+echo secret >"$WORK/passphrase"
+for version in 1 2; do
+  ask rbd create --size 24M rbd/locked
+  ask "$FOREBAY" attach rbd/locked --nbd
+  grep -q warning "$WORK/out" && fail "a warning about an image that is not encrypted"
+  ask "$FOREBAY" detach rbd/locked
+  ask rbd encryption format rbd/locked luks$version "$WORK/passphrase"
+  limit 60 "$FOREBAY" --format json attach rbd/locked --nbd >"$WORK/json" 2>"$WORK/out" || fail "an encrypted image"
+  for file in json out daemon.log; do
+    grep -q "rbd/locked holds a LUKS$version header: hosts get the encrypted bytes" "$WORK/$file" || fail "a warning in $file"
+  done
+  [[ $(jq -r '.warnings | length' "$WORK/json") == 1 ]] || fail "one warning"
+  ask "$FOREBAY" detach rbd/locked
+  ask rbd rm --no-progress rbd/locked
+done
+ok "images encrypted with LUKS 1 and 2 are attached with a warning: in the answer, on standard error, in the log"
 
 # The shapes of rbd: what both print of the same images.  Keys that only we have are named.
 shape() { # "MORE KEYS" ARGUMENTS...

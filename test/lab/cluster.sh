@@ -3,6 +3,7 @@
 #
 #   NAME=rbd; source "$(dirname "$0")/../lab/cluster.sh"
 #
+# CEPH_RELEASE chooses the release of the cluster and of Ceph's programs, as for ceph-cluster.
 # Sets LAB, WORK (goes at the end), CEPH_CONF, and what ceph-cluster takes.  What was run last is in $WORK/out.
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$LAB/limits.sh"
@@ -11,6 +12,10 @@ WORK=$(mktemp -d "${TMPDIR:-/tmp}/$NAME.XXXXXX")
 export LAB CLUSTER_DIR=$WORK/cluster MON_PORT=$((12000 + RANDOM % 10000)) MON_V1_PORT=$((22000 + RANDOM % 10000))
 export CEPH_CONF=$CLUSTER_DIR/ceph.conf
 DAEMON=
+# Programs of another release than this machine's, where one is asked for.
+if [[ -n ${CEPH_RELEASE:-} ]]; then
+  PATH=$("$LAB/ceph-release" "$CEPH_RELEASE"):$PATH || exit 1
+fi
 
 finish() {
   local status=$? hook
@@ -53,6 +58,30 @@ until_says() { # FILE TEXT
 start_cluster() { "$LAB/ceph-cluster" up "${1:-3}" >"$WORK/out" 2>&1 || fail "a cluster"; }
 # Every placement group has all its copies, and the maps are those of now.
 is_clean() { ceph pg stat 2>/dev/null | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;'; }
+# Writes a configuration with more in it than the cluster's own, and prints its place.
+conf_with() { # NAME LINE...
+  local file=$WORK/$1.conf
+  shift
+  cp "$CLUSTER_DIR/ceph.conf" "$file"
+  printf '%s\n' "$@" >>"$file"
+  echo "$file"
+}
+# Runs a step of the RADOS client, whose program is $PROGRAM.
+lab() { limit "${LIMIT:-120}" "$PROGRAM" "$@" >"$WORK/out" 2>&1 </dev/null; }
+# Compares the places of all placement groups, by the cluster's map of now, with those of its osdmaptool.
+compare_placement() { # WHAT
+  local pool
+  ask ceph osd getmap -o "$WORK/map"
+  for pool in $(ceph osd lspools -f json 2>/dev/null | grep -o '"poolnum":[0-9]*' | cut -d: -f2); do
+    lab groups "$WORK/map" "$pool" || fail "$1: pool $pool"
+    cp "$WORK/out" "$WORK/ours"
+    osdmaptool "$WORK/map" --test-map-pgs-dump --pool "$pool" 2>/dev/null | grep "^$pool\." >"$WORK/theirs"
+    [[ -s $WORK/theirs ]] || fail "$1: osdmaptool says nothing of pool $pool"
+    diff "$WORK/ours" "$WORK/theirs" >"$WORK/out" || fail "$1: placement groups of pool $pool"
+  done
+}
+# Prints the number of a pool.
+pool_number() { ceph osd pool stats "$1" -f json 2>/dev/null | grep -o '"pool_id":[0-9]*' | cut -d: -f2; }
 start_daemon() { # MORE FLAGS
   export FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
   mkdir -p "$WORK/data"

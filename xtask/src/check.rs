@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::shell::{self, cargo};
-use crate::{layers, mutants, policy};
+use crate::{commits, layers, mutants, policy, words};
 
 /// What `check` takes.
 #[derive(clap::Args)]
@@ -34,7 +34,9 @@ pub fn run(arguments: &CheckArguments) -> Result<()> {
     });
     step("layering", &mut layers::check);
     step("house rules", &mut policy::check);
+    step("words of comments", &mut words::check);
     step("planted faults", &mut mutants::check);
+    step("commit subjects", &mut commits::check);
     if !arguments.quick {
         step("clippy", &mut || {
             shell::run(cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))

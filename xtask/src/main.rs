@@ -3,6 +3,7 @@
 mod bench;
 mod ceph;
 mod check;
+mod commits;
 mod conduct;
 mod daemon;
 mod demo;
@@ -19,6 +20,7 @@ mod quiet;
 mod shell;
 mod sim;
 mod test;
+mod words;
 
 use std::process::ExitCode;
 

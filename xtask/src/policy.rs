@@ -48,6 +48,15 @@ const FORBIDDEN: &[Forbidden] = &[
     Forbidden { pattern: "#[ignore", reason: "a test that does not run tells nothing", allowed: &[] },
 ];
 
+/// Modules that only decide, so that fuzzers and the simulator can drive them: nothing there awaits.
+const PURE: &[&str] = &["wire", "session"];
+
+/// Returns whether a file belongs to a module of [`PURE`] in a crate that speaks a protocol.
+fn is_pure(name: &str) -> bool {
+    let source = name.split_once("/src/").filter(|(room, _)| room.starts_with("front/") || *room == "base/messenger");
+    source.is_some_and(|(_, path)| path.split(['/', '.']).next().is_some_and(|module| PURE.contains(&module)))
+}
+
 /// Reads every source file of the project.
 pub fn check() -> Result<()> {
     let root = shell::root();
@@ -81,6 +90,12 @@ fn source(name: &str, text: &str, wrong: &mut Vec<String>) {
         // A crate's own tests may use the edge of the world; by the house's habit they are the end of the file.
         in_tests |= line.trim_start().starts_with("#[cfg(test)]") && !line.contains("mod tests;");
         let code = line.split("//").next().unwrap_or_default();
+        if !in_tests && is_pure(name) && (code.contains(".await") || code.contains("async ")) {
+            wrong.push(format!(
+                "{name}:{}: `wire` and `session` decide and do no I/O: nothing awaits there",
+                number + 1
+            ));
+        }
         for rule in FORBIDDEN {
             let exempt = rule.allowed.iter().any(|folder| name.starts_with(folder))
                 || (!rule.allowed.is_empty() && (in_tests || name.contains("/tests/") || name.contains("/examples/")));
@@ -146,6 +161,22 @@ mod tests {
         source("volume/image/src/lib.rs", "operand::run()", &mut wrong);
         source("volume/image/src/lib.rs", "#[cfg(test)]\nmod tests { use std::thread; }", &mut wrong);
         assert_eq!(wrong, Vec::<String>::new());
+    }
+
+    #[test]
+    fn nothing_awaits_where_a_protocol_is_decided() {
+        for (name, refused) in [
+            ("front/nbd/src/session.rs", true),
+            ("front/nbd/src/session/receive.rs", true),
+            ("base/messenger/src/wire/frame.rs", true),
+            ("front/nbd/src/serve/session.rs", false),
+            ("volume/image/src/session.rs", false),
+            ("front/nbd/src/sessions.rs", false),
+        ] {
+            let mut wrong = Vec::new();
+            source(name, "let next = stream.read().await;", &mut wrong);
+            assert_eq!(!wrong.is_empty(), refused, "{name}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A client of one cluster, on one core.
+//! Client of one cluster, on one core.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,40 +18,40 @@ use crate::monitor::{Listener, Monitors, malformed};
 use crate::osd::Objecter;
 use crate::pool::RadosPool;
 
-/// What a client knows of its cluster at the moment.
+/// Snapshot of the client's view of its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterStatus {
-    /// The cluster's identity, as it is usually written.
+    /// Cluster fsid in the usual UUID notation.
     pub fsid: String,
-    /// Our number in it.
+    /// Global id of this client.
     pub client: u64,
-    /// The monitor that we talk to.
+    /// Address of the monitor of the current session; `None` without a session.
     pub monitor: Option<String>,
-    /// Monitors.
+    /// Number of monitors.
     pub monitors: usize,
-    /// The epoch of the OSDs' map.
+    /// Epoch of the OSD map.
     pub epoch: Epoch,
-    /// OSDs that are up ...
+    /// Number of OSDs that are up.
     pub osds_up: usize,
-    /// ... of these.
+    /// Number of OSDs that the map has slots for.
     pub osds: usize,
-    /// Pools.
+    /// Number of pools.
     pub pools: usize,
-    /// Sessions with OSDs.
+    /// Number of sessions with OSDs.
     pub sessions: usize,
-    /// Requests that are not answered.
+    /// Number of requests in flight.
     pub requests: usize,
-    /// The cluster has put us on its blocklist.
+    /// Set if this client is on the cluster's blocklist.
     pub fenced: bool,
 }
 
-/// A client: its session with the monitors, and those with OSDs.
+/// Client: its session with the monitors, and its sessions with OSDs.
 pub struct Cluster {
     wallet: Rc<Wallet>,
     monitors: Monitors,
     objecter: Rc<Objecter>,
     nonce: u32,
-    /// Pools that somebody has, so that each is there once.
+    /// Open pools, by pool id, so that each exists only once.
     pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
 }
 
@@ -78,17 +78,19 @@ impl Listener for Maps {
 }
 
 impl Cluster {
-    /// Connects: to a monitor, and until a map of the OSDs is there.
+    /// Connects to a monitor, and waits until an OSD map has arrived.
     ///
     /// # Errors
-    /// `Denied` when the monitors refuse our key; `TimedOut` when none answers in time.
+    /// `Denied` if the monitors reject the key; `Unsupported` if they accept none of the configured connection modes,
+    /// or the cluster requires a newer client; `TimedOut` if no monitor answers in time.
     ///
     /// # Panics
     /// When no reactor runs on this thread.
     pub async fn connect(config: Config) -> Result<Rc<Self>> {
         let portal = Portal::default();
         let wallet = Wallet::new();
-        // One number for all connections: by it, and by our address, the cluster fences us.
+        // One nonce for all connections: the cluster identifies this client by its nonce and address when it blocklists
+        // it.
         let nonce = (random() as u32).max(1);
         let limit = config.connect_timeout;
         let objecter = Objecter::new(wallet.clone());
@@ -99,20 +101,24 @@ impl Cluster {
         let cluster = Rc::new(Self { wallet, monitors, objecter, nonce, pools: RefCell::default() });
         cluster.monitors.connected().await?;
         cluster.objecter.start(who, nonce, &portal, &cluster.monitors.settings());
-        let came = cluster.objecter.changed.wait_until(|| cluster.objecter.map().is_some());
+        let settled = || cluster.objecter.map().is_some() || cluster.objecter.newer_map().is_some();
+        let came = cluster.objecter.changed.wait_until(settled);
         if timeout(limit, came).await.is_err() {
             let text = format!("no map of the OSDs came within {} s", limit.as_secs_f32());
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
+        if let Some(error) = cluster.objecter.newer_map() {
+            return Err(error);
+        }
         Ok(cluster)
     }
 
-    /// The cluster has put us on its blocklist: nothing of ours is taken any more, and never will be.
+    /// Returns whether this client is on the cluster's blocklist, after which it remains fenced.
     pub fn is_fenced(&self) -> bool {
         self.objecter.is_fenced()
     }
 
-    /// What is known at the moment.
+    /// Returns the current status.
     pub fn status(&self) -> ClusterStatus {
         let (requests, sessions) = self.objecter.counts();
         let map = self.map();
@@ -131,20 +137,21 @@ impl Cluster {
         }
     }
 
-    /// What holds of the settings that the monitors may keep for us: the file goes before them.
+    /// Returns the effective values of settings that the monitors may store for this client. The configuration file
+    /// takes precedence.
     pub fn settings(&self) -> Settings {
         self.monitors.settings()
     }
 
-    /// The map of the OSDs, as it is now.
+    /// Returns the current OSD map.
     pub fn map(&self) -> Rc<OsdMap> {
         self.objecter.map().expect("a client that has connected has a map")
     }
 
-    /// A pool by its name.
+    /// Opens a pool by name.
     ///
     /// # Errors
-    /// `NotFound`; `Unsupported` for a pool that needs more than this client knows.
+    /// `NotFound`; `Unsupported` for a pool that requires features unknown to this client.
     pub fn pool(self: &Rc<Self>, name: &str) -> Result<Rc<RadosPool>> {
         let map = self.map();
         let absent = || Error::new(ErrorKind::NotFound, format!("pool {name}"));
@@ -152,7 +159,7 @@ impl Cluster {
         self.pool_by_id(id)
     }
 
-    /// A pool by its number: the same one for all who have it.
+    /// Opens a pool by id. All users of a pool share one instance.
     pub(crate) fn pool_by_id(self: &Rc<Self>, id: i64) -> Result<Rc<RadosPool>> {
         let map = self.map();
         let absent = || Error::new(ErrorKind::NotFound, format!("pool {id}"));
@@ -168,7 +175,7 @@ impl Cluster {
         Ok(pool)
     }
 
-    /// Returns what other clients know us by.
+    /// Returns the identity by which other clients know this one.
     pub fn identity(&self) -> ClientIdentity {
         let seen = self.monitors.own_addr();
         let address = match seen.and_then(|addr| addr.socket) {
@@ -178,11 +185,12 @@ impl Cluster {
         ClientIdentity { number: self.wallet.global_id(), address }
     }
 
-    /// Fences a client, for `expire` or the cluster's own time (`mon_osd_blocklist_default_expire`, an hour), and waits until
-    /// our map says so.  From then on no OSD that we write to takes anything of it; its watches end.
+    /// Blocklists a client, for `expire` or the cluster's default (`mon_osd_blocklist_default_expire`, an hour), and
+    /// waits until the local OSD map includes that.  From then on, every OSD that this client writes to rejects
+    /// requests of the blocklisted client; its watches end.
     ///
     /// # Errors
-    /// Errors of the monitors: `Denied` where our key does not allow it.
+    /// Errors of the monitors: `Denied` if the key's capabilities do not allow it.
     pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
@@ -200,19 +208,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs a command of the monitors: its fields as name and value, both as text, `prefix` the first.  What it prints.
+    /// Runs a monitor command and returns its output. `fields` are names and values as text, `prefix` first.
     ///
     /// # Errors
-    /// What the monitors answer.
+    /// Errors returned by the monitors.
     pub async fn command(&self, fields: &[(&str, &str)]) -> Result<Vec<u8>> {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, wire::quote(value))).collect();
         self.monitors.command(&fields).await
     }
 
-    /// Creates a pool of replicated objects, and waits until it is in the map.
+    /// Creates a replicated pool, and waits until it is in the OSD map.
     ///
     /// # Errors
-    /// What the monitors answer.
+    /// Errors returned by the monitors.
     pub async fn create_pool(&self, name: &str, groups: u32) -> Result<()> {
         let fields = [
             ("prefix", wire::quote("osd pool create")),
@@ -226,10 +234,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes a pool and everything in it, if the cluster allows that (`mon allow pool delete`).
+    /// Deletes a pool and all its objects, if the cluster allows it (`mon allow pool delete`).
     ///
     /// # Errors
-    /// What the monitors answer.
+    /// Errors returned by the monitors.
     pub async fn delete_pool(&self, name: &str) -> Result<()> {
         let fields = [
             ("prefix", wire::quote("osd pool delete")),
@@ -240,7 +248,7 @@ impl Cluster {
         self.monitors.command(&fields).await.map(drop)
     }
 
-    /// Takes new snapshot numbers for a pool.
+    /// Allocates a new self-managed snapshot id in a pool.
     pub(crate) async fn create_snap(&self, pool: i64) -> Result<u64> {
         let (status, epoch, number) = self.pool_op(pool, pool_op::CREATE_UNMANAGED_SNAP, 0).await?;
         if status < 0 {
@@ -250,7 +258,7 @@ impl Cluster {
         number.ok_or_else(|| Error::new(ErrorKind::Io, "the monitors gave no snapshot's number"))
     }
 
-    /// Gives up a snapshot's number.
+    /// Removes a self-managed snapshot id of a pool.
     pub(crate) async fn remove_snap(&self, pool: i64, snap: u64) -> Result<()> {
         let (status, epoch, _) = self.pool_op(pool, pool_op::DELETE_UNMANAGED_SNAP, snap).await?;
         if status < 0 {
@@ -266,7 +274,7 @@ impl Cluster {
         wire::pool_reply(&reply.front.to_vec()).map_err(malformed)
     }
 
-    /// Waits until our map is as new as this.
+    /// Waits until the local OSD map has reached an epoch.
     async fn reached(&self, epoch: Epoch) {
         self.objecter.changed.wait_until(|| self.map().epoch >= epoch).await;
     }
@@ -281,7 +289,7 @@ impl Cluster {
         &self.objecter
     }
 
-    /// Ends all sessions; what is not answered fails.
+    /// Closes all sessions; requests in flight fail.
     pub fn close(&self) {
         self.objecter.close();
         self.monitors.close();
@@ -294,7 +302,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A cluster's identity in its usual form.
+/// Formats a cluster fsid as a UUID.
 fn text(fsid: &Fsid) -> String {
     let hex: Vec<String> = fsid.iter().map(|byte| format!("{byte:02x}")).collect();
     let part = |range: std::ops::Range<usize>| hex[range].concat();

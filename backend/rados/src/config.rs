@@ -1,7 +1,7 @@
-//! What a client of a Ceph cluster is told: who it is, its key, where the monitors are, and a few settings.
+//! Client configuration for a Ceph cluster: identity, key, monitor addresses, and a few settings.
 //!
-//! The rules are those of every Ceph client: a `ceph.conf` with sections, keyrings, and the environment.  Files, names
-//! and the environment are reached through [`Surroundings`], so that everything here is pure.
+//! Follows the rules of all Ceph clients: a `ceph.conf` with sections, keyrings, and environment variables.  Files,
+//! names and the environment are accessed through [`Surroundings`], so that everything here is pure.
 
 mod conf;
 mod keyring;
@@ -23,114 +23,115 @@ pub use monitors::parse_monitors;
 pub use settings::{Said, Settings};
 use settings::{modes, seconds};
 
-/// What the outside gives to who resolves a configuration.
+/// Environment in which a configuration is resolved.
 pub trait Surroundings {
-    /// A file's text.
+    /// Returns the content of a file.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// A variable of the environment.
+    /// Returns an environment variable.
     fn variable(&self, name: &str) -> Option<String>;
-    /// This machine's name, up to its first dot.
+    /// Returns the host name of this machine, up to its first dot.
     fn host(&self) -> String;
-    /// The addresses of another machine, by its name.
+    /// Resolves the addresses of another host by name.
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
-    /// Names and ports of the service `_NAME._tcp` in a domain, or in those of this machine, the most wanted first.
+    /// Returns names and ports of the SRV records `_NAME._tcp` in a domain, or in this machine's search domains, most
+    /// preferred first.
     fn service(&self, name: &str, domain: Option<&str>) -> io::Result<Vec<(String, u16)>>;
 }
 
-/// What the user says: the flags that every Ceph client has.
+/// Command-line flags common to all Ceph clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// `-c`: the configuration file.
+    /// `-c`: path of the configuration file.
     pub conf: Option<PathBuf>,
-    /// `--id`: the part of the name behind `client.`.
+    /// `--id`: the part of the client name after `client.`.
     pub id: Option<String>,
-    /// `--keyring`.
+    /// `--keyring`: path of the keyring.
     pub keyring: Option<PathBuf>,
-    /// `--cluster`: the name that configuration files and keyrings begin with.
+    /// `--cluster`: name that prefixes configuration files and keyrings.
     pub cluster: Option<String>,
 }
 
-/// Why there is no configuration.
+/// Error in resolving a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No configuration file was named, and none is at the usual places.
+    /// No configuration file was specified, and none is in the default locations.
     #[error("no configuration of a Ceph cluster was found (looked for {0})")]
     NoConf(String),
-    /// A file cannot be read.
+    /// File that cannot be read.
     #[error("reading {path}: {error}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the read.
         error: io::Error,
     },
-    /// A line is wrong.
+    /// Syntax error in a line.
     #[error("{path}:{line}: {text}")]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the error.
         text: String,
     },
-    /// A setting has a value that it cannot have.
+    /// Invalid value of a setting.
     #[error("the setting '{name}' is '{value}': {text}")]
     Value {
-        /// The setting.
+        /// Name of the setting.
         name: &'static str,
-        /// Its value.
+        /// Value found.
         value: String,
-        /// What it must be.
+        /// Description of valid values.
         text: String,
     },
-    /// There is no key for us.
+    /// No key was found for this client.
     #[error("no key for {name} was found (looked for {places})")]
     NoKey {
-        /// Who we are.
+        /// Name of this client.
         name: String,
-        /// Where a keyring could be.
+        /// Keyring locations searched.
         places: String,
     },
-    /// The configuration names no monitor that can be reached.
+    /// No reachable monitor is configured.
     #[error("{0}")]
     NoMonitors(String),
 }
 
-/// How we show who we are.
+/// Authentication credentials of the client.
 #[derive(Debug, Clone)]
 pub enum Credentials {
-    /// The cluster asks nobody.
+    /// No authentication required by the cluster.
     None,
-    /// By a key.
+    /// Cephx secret key.
     Cephx(Secret),
 }
 
-/// A client's configuration.
+/// Configuration of a client.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The part of our name behind `client.`.
+    /// Part of the client name after `client.`.
     pub id: String,
-    /// How we show it.
+    /// Authentication credentials.
     pub credentials: Credentials,
-    /// Where monitors are, by the second version of the protocol.
+    /// Monitor addresses for msgr2.
     pub monitors: Vec<SocketAddr>,
-    /// How connections to monitors are protected, of [`mode`], the most wanted first.
+    /// Connection modes for monitors, as defined in [`mode`], most preferred first.
     pub monitor_modes: Vec<u32>,
-    /// What the file says of settings that the monitors may keep, too.
+    /// Configuration file values of settings that the monitors may also store.
     pub said: Said,
-    /// The monitors are asked what they keep for us.
+    /// Set if the monitors are asked for the settings they store for this client.
     pub ask_monitors: bool,
-    /// The first connection fails after so long.
+    /// Time limit for the initial connection.
     pub connect_timeout: Duration,
 }
 
-/// When nothing is said.
+/// Default time limit for the initial connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 impl Config {
-    /// Resolves flags, files and the environment.
+    /// Resolves a configuration from flags, files and the environment.
     pub fn resolve(flags: &Flags, outside: &dyn Surroundings) -> Result<Self, ConfigError> {
         let cluster = flags.cluster.clone().unwrap_or_else(|| "ceph".into());
         let id = flags.id.clone().unwrap_or_else(|| "admin".into());
@@ -206,7 +207,16 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> R
         return Err(ConfigError::Value { name: "auth_client_required", value: methods, text });
     }
     let secret = |name: &'static str, text: &str| {
-        let wrong = || ConfigError::Value { name, value: "(hidden)".into(), text: "it is no key".into() };
+        let wrong = || {
+            // Releases after Squid may use other key types.
+            let text = match Secret::kind_of(text) {
+                Some(kind @ 2..=15) => {
+                    format!("its type is {kind}, and this build knows keys of type 1 (AES-128) only")
+                }
+                _ => "it is no key".into(),
+            };
+            ConfigError::Value { name, value: "(hidden)".into(), text }
+        };
         Secret::from_base64(text).map(Credentials::Cephx).ok_or_else(wrong)
     };
     let named = flags.keyring.clone().or_else(|| outside.variable("CEPH_KEYRING").map(PathBuf::from));
@@ -237,7 +247,7 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> R
             return secret("keyring", &key);
         }
     }
-    // Who wants either, and has no key, can only have the other.
+    // Without a key, a client that accepts both methods can only use `none`.
     if may_be_none && takes("none") {
         return Ok(Credentials::None);
     }
@@ -266,7 +276,7 @@ fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAd
     }
     if texts.is_empty() {
         let service = conf.get("mon_dns_srv_name").unwrap_or_else(|| "ceph-mon".into());
-        // The domain may stand behind the service's name.
+        // A domain may follow the service name.
         let (service, domain) = match service.split_once('_') {
             Some((service, domain)) => (service, Some(domain)),
             None => (service.as_str(), None),
@@ -276,7 +286,7 @@ fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAd
             ConfigError::NoMonitors(text)
         };
         for (name, port) in outside.service(service, domain).map_err(none)? {
-            // A record for the first version of the protocol says its port.
+            // SRV records for msgr1 have its port.
             if port == monitors::PORT_V1 {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! The session with the monitors: one of them at a time, whichever answers.
+//! Monitor session: with one monitor at a time, whichever is reachable.
 //!
-//! A task keeps a connection to a monitor: it tries one after the other until one takes us, subscribes to the maps,
-//! repeats what is not answered yet, and begins anew when the connection ends.  Tickets are renewed in time.
+//! A task maintains the connection: it tries monitors in turn until one accepts this client, subscribes to maps,
+//! resends pending requests, and reconnects when the connection ends.  Tickets are renewed before they expire.
 
 pub(crate) mod wire;
 
@@ -14,6 +14,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_messenger::session::Violation;
 use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
 use forebay_messenger::{Address, Auth, Connection, Handler, Message, Messenger, Options, Policy, Portal, Reason};
 use forebay_reactor::sync::{Notify, oneshot};
@@ -23,20 +24,20 @@ use crate::config::{Config, Credentials, Settings};
 use crate::map::{Epoch, Fsid, MonMap};
 use wire::kind;
 
-/// Features of messages that we know: those of Pacific.  They decide in which encodings maps come.
+/// Supported message features: those of 16.2 to 18.2.  They determine the encodings of maps.
 pub(crate) const FEATURES: u64 = 0x3f01_cfbd_fffd_ffff;
-/// Time for a monitor to take us.
+/// Time limit for a connection handshake with a monitor.
 const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
-/// Rest after every monitor was tried.
+/// Pause after all monitors were tried.
 const REST: Duration = Duration::from_secs(1);
-/// Tickets are renewed at least so often.
+/// Maximum interval between ticket renewals.
 const RENEWAL_MAX: Duration = Duration::from_secs(3600);
-/// Tickets are not renewed more often, however short they are valid.
+/// Minimum interval between ticket renewals, however short their validity.
 const RENEWAL_MIN: Duration = Duration::from_secs(5);
-/// Services whose tickets we want.
+/// Services for which tickets are requested.
 const SERVICES: u32 = entity::MON as u32 | entity::OSD as u32;
 
-/// A request that waits for its answer.
+/// Request that awaits its reply.
 struct Pending {
     kind: u16,
     versions: (u16, u16),
@@ -45,48 +46,48 @@ struct Pending {
     answer: oneshot::Sender<Message>,
 }
 
-/// What monitors tell to whom it concerns.
+/// Receiver of updates from the monitors.
 pub(crate) trait Listener {
-    /// Maps of OSDs came.
+    /// Called when OSD maps arrive.
     fn osd_maps(&self, maps: &wire::OsdMaps<'_>);
-    /// Settings came that the monitors keep for us.
+    /// Called when settings stored by the monitors arrive.
     fn settings(&self, settings: &Settings);
-    /// Every monitor refuses our key; `None`: one has taken us.
+    /// Called with an error when every monitor rejects the key, and with `None` when a monitor accepts this client.
     fn refused(&self, error: Option<Error>);
 }
 
 struct Shared {
     config: Config,
     settings: RefCell<Settings>,
-    /// The monitors have told what they keep for us.
+    /// Set once the monitors have sent the settings they store for this client.
     told: Cell<bool>,
     wallet: Rc<Wallet>,
     messenger: RefCell<Option<Messenger>>,
     connection: RefCell<Option<Connection>>,
     map: RefCell<MonMap>,
-    /// The epoch of the OSDs' map that we wait for.
+    /// Epoch from which on OSD maps are wanted.
     wanted: Cell<Epoch>,
     pending: RefCell<BTreeMap<u64, Pending>>,
     last_tid: Cell<u64>,
-    /// Why the last monitor did not take us.
+    /// Reason why the last monitor did not accept this client.
     trouble: RefCell<Option<Error>>,
-    /// Every place was tried so often.
+    /// Number of complete rounds over all monitors.
     rounds: Cell<u32>,
-    /// Since when the tickets of the monitors themselves are valid.
+    /// Time of the last authentication, from which the monitors' own tickets are valid.
     authenticated: Cell<Option<Instant>>,
     changed: Notify,
     closed: Cell<bool>,
-    /// Our address, as the last monitor saw it.
+    /// Address of this client, as seen by the last monitor.
     seen: Cell<Option<EntityAddr>>,
     listener: Rc<dyn Listener>,
 }
 
-/// The session with the monitors.
+/// Session with the monitors.
 #[derive(Clone)]
 pub(crate) struct Monitors(Rc<Shared>);
 
 impl Monitors {
-    /// Begins a session; [`connected`](Self::connected) waits until it is there.
+    /// Starts a session; [`connected`](Self::connected) waits until it is established.
     pub(crate) fn start(
         config: Config,
         wallet: Rc<Wallet>,
@@ -144,11 +145,14 @@ impl Monitors {
         Self(shared)
     }
 
-    /// Waits until a monitor has taken us and told of itself.
+    /// Waits until a monitor has accepted this client and sent the monitor map.
     pub(crate) async fn connected(&self) -> Result<()> {
         let shared = &self.0;
-        // A monitor may be down for a while, but a key that is refused by all is wrong.
-        let denied = || shared.trouble.borrow().as_ref().is_some_and(|error| error.kind() == ErrorKind::Denied);
+        // A monitor may be down for a while, but a key rejected by all is invalid, and so are modes that none accepts.
+        let denied = || {
+            let trouble = shared.trouble.borrow();
+            trouble.as_ref().is_some_and(|error| matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported))
+        };
         let settled = || shared.fsid().is_some() || shared.closed.get() || (shared.rounds.get() > 0 && denied());
         let limit = shared.config.connect_timeout;
         let settled = timeout(limit, shared.changed.wait_until(settled)).await;
@@ -165,42 +169,42 @@ impl Monitors {
         }))
     }
 
-    /// The cluster's identity.
+    /// Returns the cluster fsid.
     pub(crate) fn fsid(&self) -> Fsid {
         self.0.map.borrow().fsid
     }
 
-    /// What holds at the moment, of the file and of the monitors.
+    /// Returns the effective settings, merged from the file and the monitors.
     pub(crate) fn settings(&self) -> Settings {
         self.0.settings.borrow().clone()
     }
 
-    /// The monitor that we talk to at the moment.
+    /// Returns the address of the current monitor.
     pub(crate) fn current(&self) -> Option<String> {
         self.0.connection.borrow().as_ref().map(|connection| connection.address().to_string())
     }
 
-    /// Where the monitor sees us.
+    /// Returns the address of this client, as seen by the monitors.
     pub(crate) fn own_addr(&self) -> Option<EntityAddr> {
         self.0.seen.get()
     }
 
-    /// How many monitors there are.
+    /// Returns the number of monitors.
     pub(crate) fn count(&self) -> usize {
         self.0.map.borrow().monitors.len()
     }
 
-    /// The map of this epoch and all later ones are wanted.
+    /// Sets the epoch from which on OSD maps are wanted.
     pub(crate) fn want_osd_map(&self, from: Epoch) {
         self.0.wanted.set(from);
     }
 
-    /// The next map was missed: asks for it again.
+    /// Resends the subscription, after an OSD map was missed.
     pub(crate) fn ask_again(&self) {
         self.0.subscribe();
     }
 
-    /// Sends a request, again if the monitor is lost, and waits for its answer.
+    /// Sends a request, resends it if the connection is lost, and waits for its reply.
     pub(crate) async fn request(
         &self,
         kind: u16,
@@ -230,7 +234,7 @@ impl Monitors {
         }
     }
 
-    /// Runs a command: its fields as name and JSON value, the first one being its `prefix`.  What it prints.
+    /// Runs a monitor command and returns its output. `fields` are names and JSON values, `prefix` first.
     pub(crate) async fn command(&self, fields: &[(&str, String)]) -> Result<Vec<u8>> {
         let fields: Vec<String> =
             fields.iter().map(|(name, value)| format!("{}: {value}", wire::quote(name))).collect();
@@ -244,7 +248,7 @@ impl Monitors {
         Ok(reply.data.to_vec())
     }
 
-    /// Ends the session.
+    /// Closes the session.
     pub(crate) fn close(&self) {
         self.0.closed.set(true);
         self.0.changed.notify_all();
@@ -269,7 +273,7 @@ impl Shared {
         let mut message = Message::new(pending.kind).front(pending.front.clone()).data(pending.data.clone());
         (message.version, message.compat_version) = pending.versions;
         message.tid = tid;
-        // What is refused is sent again over the next connection.
+        // Messages that cannot be sent are resent over the next connection.
         if let Err(error) = connection.post(message) {
             tracing::debug!(%error, "a request to a monitor waits for the next one");
         }
@@ -291,7 +295,8 @@ impl Shared {
         }
     }
 
-    /// Places to try, in the order of trying: those of the map first, from a random one on.
+    /// Returns the addresses to try, in order: those of the monitor map first, then the configured ones, each list
+    /// starting at a random entry.
     fn places(&self) -> Vec<SocketAddr> {
         let map = self.map.borrow();
         let known = map.monitors.iter().flat_map(|monitor| &monitor.addrs);
@@ -313,7 +318,7 @@ impl Shared {
     fn settle(&self, message: Message) {
         let mut tid = message.tid;
         if message.kind == kind::AUTH_REPLY {
-            // These answers have no number; there is one request at a time.
+            // Authentication replies have no tid; at most one request is in flight.
             let waits = |(&tid, pending): (&u64, &Pending)| (pending.kind == kind::AUTH).then_some(tid);
             tid = self.pending.borrow().iter().find_map(waits).unwrap_or(tid);
         }
@@ -361,7 +366,7 @@ impl Shared {
     }
 }
 
-/// What comes from monitors.
+/// Handler of messages from monitors.
 struct Incoming(Weak<Shared>);
 
 impl Handler for Incoming {
@@ -389,10 +394,10 @@ impl Handler for Incoming {
     }
 }
 
-/// Keeps a connection to one of the monitors until the session is closed.
+/// Maintains a connection to one of the monitors until the session is closed.
 async fn keep_connected(shared: Rc<Shared>) {
     while !shared.closed.get() {
-        // Whether every monitor of this round says that it knows us, and does not want us.
+        // Set while every monitor of this round has denied access.
         let mut all_refuse = true;
         for place in shared.places() {
             let Some(messenger) = shared.messenger.borrow().clone() else { return };
@@ -421,7 +426,7 @@ async fn keep_connected(shared: Rc<Shared>) {
     }
 }
 
-/// Speaks to a monitor until the connection ends.
+/// Uses a monitor connection until it ends.
 async fn serve(shared: &Rc<Shared>, connection: &Connection) -> Reason {
     *shared.connection.borrow_mut() = Some(connection.clone());
     shared.trouble.borrow_mut().take();
@@ -437,12 +442,62 @@ async fn serve(shared: &Rc<Shared>, connection: &Connection) -> Reason {
     connection.ended().await
 }
 
-/// Remembers why a monitor is lost, and what that means.
+/// Returns the error for a daemon that accepts none of this client's connection modes. It names the modes of both
+/// sides, and the settings of client and daemon that determine them.
+fn mode_conflict(peer: &str, (ours, theirs): (&[u32], &[u32]), (client, service): (&str, &str)) -> Error {
+    let (ours, theirs) = (mode::names(ours), mode::names(theirs));
+    let text = format!(
+        "{peer} accepts connections in mode {theirs} only, and this client offers {ours} only: change {client} of the client \
+         or {service} of the daemon"
+    );
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Returns the error for a daemon that requires features that this client lacks.
+fn features_missing(peer: &str, bits: u64) -> Error {
+    let name = |bit: u32| match bit {
+        38 => "CRUSH_MSR".to_owned(),
+        44 => "NVMEOFHA".to_owned(),
+        45 => "NVMEOFHAMAP".to_owned(),
+        49 => "SERVER_SQUID".to_owned(),
+        50 => "SERVER_TENTACLE".to_owned(),
+        other => format!("bit {other}"),
+    };
+    let names: Vec<String> = (0..64).filter(|bit| bits >> bit & 1 == 1).map(name).collect();
+    let text = format!(
+        "{peer} requires features of releases newer than this build understands: {} ({bits:#x}); see 'ceph osd dump' and \
+         'ceph osd crush dump' for what uses them",
+        names.join(", ")
+    );
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Returns the error for a daemon that will reject this client until settings change; `None` for any other reason of a
+/// lost connection.  `settings` are those that select modes, of the client and of the daemon.
+pub(crate) fn conflict_of(peer: &str, reason: &Reason, settings: (&str, &str)) -> Option<Error> {
+    match reason {
+        Reason::Violation(Violation::ModesDiffer { ours, theirs }) => {
+            Some(mode_conflict(peer, (ours, theirs), settings))
+        }
+        Reason::Violation(Violation::FeaturesRequired(bits)) => Some(features_missing(peer, *bits)),
+        _ => None,
+    }
+}
+
+/// Records why a monitor connection was lost, and logs it.
 fn note(shared: &Shared, place: SocketAddr, reason: &Reason) {
+    let peer = format!("the monitor at {place}");
+    if let Some(error) = conflict_of(&peer, reason, ("ms_mon_client_mode", "ms_mon_service_mode")) {
+        let before = shared.trouble.replace(Some(error.clone()));
+        if before.as_ref().map(Error::context) != Some(error.context()) {
+            tracing::warn!("{}", error.context());
+        }
+        return;
+    }
     let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
     let name = format!("client.{}", shared.config.id);
     if refused && shared.wallet.global_id() != 0 {
-        // Whoever we were, we are not taken for it any more.
+        // The monitor no longer accepts the former global id.
         tracing::warn!(%place, %reason, "a monitor does not take {name} for the client that it was; it begins anew");
         shared.wallet.clear();
         return;
@@ -457,7 +512,7 @@ fn note(shared: &Shared, place: SocketAddr, reason: &Reason) {
     *shared.trouble.borrow_mut() = Some(Error::new(kind, text));
 }
 
-/// Renews tickets when half of the time for which they are valid is over.
+/// Renews tickets when half of their validity has passed.
 async fn renew(shared: Weak<Shared>) {
     let mut due = None;
     loop {
@@ -475,7 +530,7 @@ async fn renew(shared: Weak<Shared>) {
             let old = session.authenticated.get().is_some_and(|since| since.elapsed() >= own);
             let connection = session.connection.borrow().clone().filter(|_| old);
             if let Some(connection) = connection {
-                // The monitors' own ticket comes with authentication only.
+                // The monitors' own ticket is only issued by authentication.
                 connection.close();
             } else if let Err(error) = renew_now(&Monitors(session)).await {
                 tracing::warn!(%error, "tickets cannot be renewed; it is tried again");
@@ -487,7 +542,7 @@ async fn renew(shared: Weak<Shared>) {
     }
 }
 
-/// Asks for new tickets.  That of the monitors themselves is renewed by authenticating again.
+/// Requests new tickets.  The monitors' own ticket is renewed by authenticating again.
 pub(crate) async fn renew_now(monitors: &Monitors) -> Result<()> {
     let wallet = monitors.0.wallet.clone();
     let Some(payload) = wallet.renewal(SERVICES, random()) else { return Ok(()) };

@@ -1,6 +1,6 @@
-//! What each entry of the log does to the state in memory: the same code when it is written and when it is replayed.
+//! Application of log entries to the in-memory state, shared by writing and replay.
 //!
-//! Nothing here waits: the pages that an entry needs have been loaded before ([`needs`]).
+//! All functions are synchronous: the pages that an entry needs have been loaded before ([`needs`]).
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::format::entry::Entry;
 use crate::format::page::Slot;
 use crate::object::{CloneState, HEAD, Map, Object};
 
-/// The pages that must be in memory before an entry is applied: blocks from, count, of all states.
+/// Returns the block range (start, count), in all states, whose pages must be in memory before an entry is applied.
 pub fn needs(entry: &Entry) -> Option<(u32, u32)> {
     match entry {
         Entry::Write { start, crcs, .. } | Entry::Relocate { start, crcs, .. } => Some((*start, crcs.len() as u32)),
@@ -21,7 +21,7 @@ pub fn needs(entry: &Entry) -> Option<(u32, u32)> {
     }
 }
 
-/// The object that an entry is about.
+/// Returns the number of the object that an entry concerns.
 pub fn subject(entry: &Entry) -> Option<u64> {
     match entry {
         Entry::Create { oid, .. }
@@ -36,13 +36,13 @@ pub fn subject(entry: &Entry) -> Option<u64> {
         | Entry::KvRemove { oid, .. }
         | Entry::Relocate { oid, .. } => Some(*oid),
         Entry::SnapAllocate { .. } | Entry::SnapRemove { .. } => None,
-        // The checkpoint's own, of no account to a replay.
-        Entry::Page { .. } | Entry::Node { .. } | Entry::Segments { .. } => None,
+        // Metadata of a checkpoint, irrelevant to replay.
+        Entry::Page { .. } | Entry::Node { .. } | Entry::Segments { .. } | Entry::Checkpoint { .. } => None,
     }
 }
 
 impl Core {
-    /// Takes in a new object.
+    /// Registers a new object.
     pub fn apply_create(&self, object: Object) -> Rc<Object> {
         self.next_oid.set(self.next_oid.get().max(object.oid + 1));
         self.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
@@ -51,8 +51,8 @@ impl Core {
         object
     }
 
-    /// Applies an entry about `object`; `first` is the block number on the device where its blocks lie, `value` the
-    /// value of a `KvSetLong`, none when it is lost.
+    /// Applies an entry for `object`. `first` is the device block number of the entry's blocks; `value` is the value of
+    /// a `KvSetLong`, or `None` if it is lost.
     pub fn apply(&self, object: &Rc<Object>, entry: &Entry, first: u64, value: Option<Vec<u8>>) {
         self.mark_dirty(object);
         match entry {
@@ -98,7 +98,7 @@ impl Core {
         }
     }
 
-    /// An entry that is about no single object.
+    /// Applies an entry that concerns no single object.
     pub fn apply_global(&self, entry: &Entry) {
         match entry {
             Entry::SnapAllocate { snap } => self.snap_seq.set(self.snap_seq.get().max(*snap)),
@@ -121,7 +121,7 @@ impl Core {
         self.version.set(self.version.get().max(version));
     }
 
-    /// Space was given up: the cleaner may have something to gain again.
+    /// Records that space was freed, which ends a stall of garbage collection.
     fn freed(&self) {
         if self.stuck.replace(false) {
             self.futile.set((self.user_bytes.get(), 0, 0));
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// Gives up a map's page blobs and the blocks that no other state refers to.
+    /// Releases a map's page blobs, and the blocks that no other state references.
     fn drop_map(&self, object: &Object, of: u64) {
         let mut state = object.state_mut();
         let map = match state.map_of_mut(of) {
@@ -171,7 +171,7 @@ impl Core {
         self.freed();
     }
 
-    /// Nothing is left of it: its name is free, its number is never used again.
+    /// Removes an object without head and clones: its name can be reused, its number is not.
     fn forget_if_gone(&self, object: &Rc<Object>) {
         if object.is_gone() {
             self.put(keys::name(&object.name), None);

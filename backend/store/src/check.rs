@@ -1,4 +1,4 @@
-//! Checking a store: every structure, every reference, and if asked every stored byte.
+//! Consistency check of a store: every structure, every reference, and on request every stored byte.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,56 +16,63 @@ use crate::format::superblock::{
 use crate::format::{BLOCK, BlobPtr};
 use crate::object::{HEAD, Object};
 use crate::occupant::{self, Occupant};
-use crate::recover::read_superblock_bytes;
+use crate::rebuild::{RebuildReport, rebuild};
+use crate::recover::{FoundSuperblock, read_superblock};
 use crate::store::{Store, StoreOptions, open_file};
 
 /// Names looked up at a time.
 const PAGE: usize = 256;
 
-/// What is checked.
+/// Options of a check.
 #[derive(Debug, Clone, Default)]
 pub struct CheckOptions {
-    /// Read every stored block and compare its checksum, not only the metadata's.
+    /// Set to read every stored block and compare its checksum, not only those of metadata.
     pub data: bool,
-    /// Renew damaged copies of the superblock from the good one, or both from the newest anchor if the store is in a file.
+    /// Set to rewrite damaged copies of the superblock from the intact one, or both from the newest anchor if the store
+    /// is in a file.
     pub repair: bool,
-    /// If the newest checkpoint is damaged, go back to the one before for good, though what was acknowledged since may
-    /// be lost by it.
+    /// Set to roll back permanently to the previous checkpoint if the newest one is damaged, although data acknowledged
+    /// since then may be lost.
     pub roll_back: bool,
+    /// Set to rebuild lost superblocks or anchors from the checkpoint records in the log.  If that loses data, the loss
+    /// is reported and the store left unchanged, unless `roll_back` is set too.
+    pub rebuild: bool,
 }
 
-/// Something that is not as it should be.
+/// Inconsistency found by a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Where: an object, a segment, a structure.
+    /// Location: an object, a segment, a structure.
     pub place: String,
-    /// What.
+    /// Description of the problem.
     pub problem: String,
-    /// It was put right.
+    /// Set if the problem was repaired.
     pub repaired: bool,
 }
 
-/// What a check saw.
+/// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Objects with a head.
+    /// Number of objects with a head.
     pub objects: u64,
-    /// Clones.
+    /// Number of clones.
     pub clones: u64,
     /// Mapped blocks, each counted once.
     pub blocks: u64,
-    /// Blocks whose content was read and compared.
+    /// Blocks whose content was read and verified.
     pub blocks_read: u64,
-    /// Tree nodes.
+    /// Number of tree nodes.
     pub nodes: u64,
     /// Batches that had to be replayed.
     pub replayed: u64,
-    /// What is wrong.
+    /// Problems found.
     pub findings: Vec<Finding>,
+    /// Result of the rebuild, if one was performed.
+    pub rebuild: Option<RebuildReport>,
 }
 
 impl CheckReport {
-    /// Nothing is wrong that was not put right.
+    /// Returns whether all problems found were repaired.
     pub fn is_clean(&self) -> bool {
         self.findings.iter().all(|finding| finding.repaired)
     }
@@ -75,7 +82,7 @@ impl CheckReport {
     }
 }
 
-/// Which blocks are referred to, and what each segment should count as live.
+/// Referenced blocks, and the live bytes that each segment should have.
 struct Ledger {
     seen: Vec<u64>,
     live: Vec<u64>,
@@ -91,20 +98,36 @@ impl Ledger {
 }
 
 impl Store {
-    /// Checks the store at `path`, which nobody may have open.  `progress` is told (objects done, objects in all).
+    /// Checks the store at `path`, which must not be open elsewhere.  Calls `progress` with (objects done, objects in
+    /// total).
     ///
     /// # Errors
-    /// When it cannot be opened at all; what is wrong inside is in the report.
+    /// When the store cannot be opened at all; internal problems are in the report.
     pub async fn check(
         path: impl AsRef<Path>,
-        options: CheckOptions,
+        mut options: CheckOptions,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<CheckReport> {
         let path = path.as_ref();
         let mut report = CheckReport::default();
+        if options.rebuild {
+            report.rebuild = rebuild(path, options.roll_back, options.data, &mut progress).await?;
+        }
+        if let Some(rebuilt) = report.rebuild.clone() {
+            report.objects = rebuilt.objects;
+            for problem in rebuilt.lost {
+                report.findings.push(Finding { place: "the log".into(), problem, repaired: rebuilt.written });
+            }
+            if !rebuilt.written {
+                return Ok(report);
+            }
+            report.objects = 0;
+            options.repair = true;
+            options.roll_back = false;
+        }
         check_copies(path, &options, &mut report).await?;
         if options.roll_back {
-            // Opening it takes a checkpoint, and that is the newest one then.
+            // Opening takes a checkpoint, which then is the newest one.
             let store = Store::open(path, StoreOptions { roll_back: true, ..StoreOptions::default() }).await?;
             report
                 .findings
@@ -126,32 +149,43 @@ impl Store {
             report.add(*place, lost.clone());
         }
         report.replayed = store.stats().replay.batches;
-        let core = store.core.clone();
+        store.check_structures(&options, &mut report, &mut progress).await?;
+        Ok(report)
+    }
+
+    /// Checks the structures of an open store.
+    pub(crate) async fn check_structures(
+        &self,
+        options: &CheckOptions,
+        report: &mut CheckReport,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<()> {
+        let core = self.core.clone();
         let geometry = core.segments.borrow().geometry;
         let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
         let mut ledger =
             Ledger { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] };
-        let whole = core.check_tree(&mut ledger, &mut report).await;
-        match core.check_objects(&options, &mut ledger, &mut report, &mut progress).await {
-            Ok(()) if whole => core.check_live(&ledger, &mut report),
-            // What hangs on a damaged node can be neither found nor counted.
+        let whole = core.check_tree(&mut ledger, report).await;
+        match core.check_objects(options, &mut ledger, report, progress).await {
+            Ok(()) if whole => core.check_live(&ledger, report),
+            // Data below a damaged node can be neither found nor counted.
             _ if !whole => {}
             Err(error) => return Err(error),
             Ok(()) => {}
         }
-        Ok(report)
+        Ok(())
     }
 }
 
-/// The copies of superblock and anchor, one by one.
+/// Checks each copy of superblock and anchor.
 async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckReport) -> Result<()> {
     let how = if options.repair { OpenOptions::read_write() } else { OpenOptions::read() };
     let file = open_file(path, how.direct().lock()).await?;
-    let (good, bytes) = match read_superblock_bytes(&file).await {
-        Ok(found) => found,
+    let (good, bytes) = match read_superblock(&file).await {
+        Ok(FoundSuperblock { superblock, bytes, .. }) => (superblock, bytes),
         Err(error) => {
             let found = occupant::look(&file).await?;
-            // Whoever has the place now keeps it.
+            // Never overwrites a place that now holds another format.
             let mine = !matches!(found, Occupant::Foreign(_));
             let made = if mine { rebuild_superblock(&file, options).await? } else { None };
             let Some(made) = made else { return Err(occupant::explain(&file, error, found)) };
@@ -164,17 +198,21 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
         if Superblock::decode(&block).is_ok() {
             continue;
         }
-        let mut finding =
-            Finding { place: format!("superblock at byte {at}"), problem: "damaged".into(), repaired: false };
+        let mut finding = Finding {
+            place: format!("superblock at byte {at}"),
+            problem: "damaged; `forebay store check --repair` renews it".into(),
+            repaired: false,
+        };
         if options.repair {
             let failed = |error| Error::from_io(error, format!("renewing the superblock at byte {at}"));
             file.write_at(bytes.clone(), at).await.map_err(failed)?;
             file.sync_data().await.map_err(failed)?;
+            finding.problem = "damaged".into();
             finding.repaired = true;
         }
         report.findings.push(finding);
     }
-    let store = crate::checkpoint::store_id(&good.uuid);
+    let store = good.store_number();
     for slot in SLOTS {
         let mut found = Vec::new();
         for at in slot {
@@ -192,8 +230,8 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
     Ok(())
 }
 
-/// Makes the superblock anew, of which no copy can be read, from the newest anchor and the size of the file; `None` when
-/// nobody asked for repairs, or it cannot be told what it held.
+/// Rebuilds the superblock, of which no copy is readable, from the newest anchor and the size of the file. Returns
+/// `None` unless repair is requested and the former content can be determined.
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] on a device: a store may be smaller, so that the size of its segments does not follow.
@@ -207,18 +245,18 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
         }
     }
     for at in COPIES {
-        // What a newer program wrote is not ours to make anew.
+        // A superblock written by a newer version must not be rebuilt.
         if matches!(Superblock::decode(&read_block(file, at).await?), Err(Refused::Newer(_))) {
             return Ok(None);
         }
     }
-    // A segment's entry in the table has four bytes.
+    // The segment table has four bytes per segment.
     let Some((anchor, segments)) = newest.map(|anchor| (anchor.clone(), anchor.segments.len / 4)) else {
         return Ok(None);
     };
     if file.info().block_device {
-        let text = "both copies of the superblock are damaged, and cannot be made anew: a device does not tell how large its \
-                    store was";
+        let text = "both copies of the superblock are damaged; a device does not tell how large its store was, but the log \
+                    may: `forebay store check --rebuild`";
         return Err(Error::new(ErrorKind::Corrupt, format!("{}: {text}", file.path().display())));
     }
     let size = file.info().size;
@@ -261,7 +299,7 @@ impl Core {
         }
     }
 
-    /// False when a part of it cannot be read.
+    /// Checks the tree. Returns false if a part of it cannot be read.
     async fn check_tree(&self, ledger: &mut Ledger, report: &mut CheckReport) -> bool {
         let mut places = Vec::new();
         let mut damaged = Vec::new();
@@ -332,7 +370,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records and keys of objects that no name leads to, and keys whose values are lost.
+    /// Checks for records and keys of objects without a name, and for keys whose values are lost.
     async fn check_orphans(&self, named: &BTreeSet<u64>, report: &mut CheckReport) -> Result<()> {
         for kind in [b'o', b'k', b'x'] {
             let mut from = vec![kind];
@@ -372,7 +410,7 @@ impl Core {
             state.clones.iter().map(|clone| clone.id).chain([HEAD]).collect()
         };
         let geometry = self.segments.borrow().geometry;
-        // What clones share is counted once.
+        // Blocks shared by clones are counted once.
         let mut mine: BTreeSet<u64> = BTreeSet::new();
         let mut to_read = Vec::new();
         for of in states {
@@ -410,7 +448,7 @@ impl Core {
                 report.add(name.to_string(), format!("{error:?}"));
             }
         }
-        // Checking must not fill the memory: what was loaded can go again.
+        // Bounds memory use: loaded pages can be evicted.
         self.objects.reweigh(object);
         self.objects.shrink(self.changes_bytes());
         Ok(())

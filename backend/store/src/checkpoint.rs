@@ -1,6 +1,6 @@
-//! Checkpoints: the state as of one position of the log, stored so that replay need go no further back.
+//! Checkpoints: the state at one position of the log, stored so that replay can start there.
 //!
-//! Writers do not wait: what changes while a checkpoint is under way is given to it as it was first
+//! Writers are not blocked: an object that changes during a checkpoint is first passed to it in its old state
 //! ([`Core::mark_dirty`]).
 
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use forebay_block::{Buf, Error, Result};
-use forebay_reactor::yield_now;
+use forebay_reactor::{wall_clock, yield_now};
 
 use crate::core::Core;
 use crate::format::BlobPtr;
@@ -16,13 +16,15 @@ use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::entry::Entry;
 use crate::format::node::Node;
 use crate::format::page::Slot;
+use crate::format::record::CheckpointRecord;
 use crate::log::Log;
 use crate::tree::NodeSink;
 
-/// Objects stored between two pauses.
+/// Objects stored between two yields.
 const OBJECTS_A_TURN: usize = 16;
 
-/// Where a checkpoint's nodes go: into the log, counted when they come, released when it has succeeded.
+/// Node sink of a checkpoint: appends nodes to the log, counts them when written, and releases replaced ones after
+/// success.
 struct Nodes<'a> {
     core: &'a Core,
     log: &'a Log,
@@ -56,36 +58,36 @@ impl NodeSink for Nodes<'_> {
 }
 
 impl Core {
-    /// Bytes of changed metadata in memory, about.
+    /// Returns the approximate size of changed metadata in memory, in bytes.
     pub fn dirty_bytes(&self) -> usize {
         let page = crate::format::PAGE_BLOCKS as usize * size_of::<Slot>();
         self.dirty_pages.get() * page + self.dirty.borrow().len() * 256 + self.overlay_bytes.get()
     }
 
-    /// Bytes of memory that metadata takes, about.
+    /// Returns the approximate memory use of metadata, in bytes.
     pub fn metadata_bytes(&self) -> usize {
         self.objects.weight() + self.tree.weight() + self.changes_bytes()
     }
 
-    /// Bytes of memory that changed keys take, about.
+    /// Returns the approximate memory use of changed keys, in bytes.
     pub fn changes_bytes(&self) -> usize {
         self.overlay_bytes.get() + self.frozen_bytes.get()
     }
 
-    /// A checkpoint is due.
+    /// Returns whether a checkpoint is due.
     pub fn wants_checkpoint(&self) -> bool {
         let since = self.log().bytes_appended() - self.appended_at_redo.get();
-        // What a checkpoint that failed has left frozen counts too: writers wait for it.
+        // Changes still frozen after a failed checkpoint count too, because writers wait for them.
         let changed = self.dirty_bytes() + self.frozen_bytes.get();
         !self.checkpointing.get() && (since >= self.checkpoint_interval || changed >= self.dirty_max)
     }
 
-    /// So much is changed and not stored that writers wait for the checkpoint.
+    /// Returns whether there is so much dirty metadata that writers must wait for the checkpoint.
     pub fn is_dirty_beyond_bounds(&self) -> bool {
         self.dirty_bytes() + self.frozen_bytes.get() >= self.dirty_max * 3 / 2
     }
 
-    /// Takes a checkpoint.  `clean`: the last one, nothing follows it in the log.
+    /// Takes a checkpoint.  `clean`: the last one before closing, which nothing follows in the log.
     pub async fn checkpoint(&self, clean: bool) -> Result<()> {
         assert!(!self.checkpointing.replace(true), "two checkpoints at once");
         let done = self.take_checkpoint(clean).await;
@@ -99,7 +101,7 @@ impl Core {
 
     async fn take_checkpoint(&self, clean: bool) -> Result<()> {
         let log = self.log();
-        // Everything up to here is in this checkpoint, nothing after.  No waiting until the borders are drawn.
+        // The checkpoint includes everything up to here, and nothing later.  No await until the boundary is recorded.
         let redo = log.position();
         let (redo_segment, redo_next_segment) = log.segment_and_next();
         let appended = log.bytes_appended();
@@ -147,14 +149,14 @@ impl Core {
                 anchor.root = root;
                 let finished = self.finish(&log, &mut anchor).await;
                 if finished.is_err() {
-                    // The next one begins with the old root again.
+                    // The next checkpoint starts from the old root again.
                     released.into_iter().for_each(|ptr| self.segments.borrow_mut().add_checkpoint_blob(ptr));
                     sink.added.take().into_iter().for_each(|ptr| self.segments.borrow_mut().sub_checkpoint_blob(ptr));
                 }
                 finished
             }
             Err(error) => {
-                // The tree stays as it was; the new nodes are nobody's.
+                // The tree is unchanged; the new nodes are unreferenced.
                 sink.added.take().into_iter().for_each(|ptr| self.segments.borrow_mut().sub_checkpoint_blob(ptr));
                 Err(error)
             }
@@ -178,17 +180,27 @@ impl Core {
         Ok(())
     }
 
-    /// Stores the segment table, makes everything durable, then says so in the anchor.
+    /// Makes everything durable, stores the segment table and the checkpoint record, and then writes the anchor.
+    ///
+    /// The record in the log is written only when everything it references is durable: if the record is found, the
+    /// checkpoint is complete.
     async fn finish(&self, log: &Log, anchor: &mut Anchor) -> Result<()> {
+        log.sync(log.last_seq()).await?;
         let table = self.segments.borrow().checkpoint_table().encode();
         let len = table.len() as u32;
-        anchor.segments = log.append_blob(&table, |at| Entry::Segments { at, len });
+        let taken_s = wall_clock().as_secs();
+        let record = |segments| {
+            let anchor = Anchor { segments, ..anchor.clone() };
+            let record = CheckpointRecord { superblock: self.superblock.clone(), anchor, taken_s };
+            Entry::Checkpoint { record: record.encode() }
+        };
+        anchor.segments = log.append_described_blob(&table, |at| Entry::Segments { at, len }, record);
         log.sync(log.last_seq()).await?;
         self.write_anchor(anchor).await
     }
 
-    /// Writes an anchor durably, one copy after the other: a crash leaves one of them as it should be or as it was, so
-    /// that two that cannot be read tell of damage.
+    /// Writes an anchor durably, one copy after the other. A crash leaves at least one copy intact, old or new, so that
+    /// two unreadable copies are evidence of damage.
     pub async fn write_anchor(&self, anchor: &Anchor) -> Result<()> {
         let block = Buf::copy_of(&anchor.encode());
         let failed =
@@ -204,13 +216,8 @@ impl Core {
         Ok(())
     }
 
-    /// What batches and anchors carry of the store's identity.
+    /// Returns the store number that batches and anchors carry.
     pub fn store_id(&self) -> u64 {
-        store_id(&self.superblock.uuid)
+        self.superblock.store_number()
     }
-}
-
-/// What batches and anchors carry of a store's identity.
-pub fn store_id(uuid: &[u8; 16]) -> u64 {
-    u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes"))
 }

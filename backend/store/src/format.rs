@@ -1,7 +1,8 @@
-//! Bytes to types and back, nothing else: no I/O, no state.  `docs/formats/store.md` describes every structure.
+//! On-disk format: encoding and decoding only, without I/O or state.  `docs/formats/store.md` describes every
+//! structure.
 //!
-//! All integers are little-endian.  Every decoder takes bytes that may be anything: it checks lengths before it
-//! reads, bounds what it allocates, and answers [`Malformed`] with what was wrong.
+//! All integers are little-endian.  Decoders accept arbitrary bytes: they check lengths before reading, bound their
+//! allocations, and return [`Malformed`] with a description of the error.
 
 pub mod anchor;
 pub mod batch;
@@ -11,18 +12,19 @@ mod golden;
 pub mod node;
 pub mod onode;
 pub mod page;
+pub mod record;
 pub mod superblock;
 
 use std::fmt;
 
 /// Unit of allocation and of checksums, in bytes.
 pub const BLOCK: usize = 4096;
-/// As a 64-bit number.
+/// [`BLOCK`] as a 64-bit number.
 pub const BLOCK64: u64 = BLOCK as u64;
-/// Map entries in a page: one page maps this many blocks of an object.
+/// Map entries per page: one page maps this many blocks of an object.
 pub const PAGE_BLOCKS: u32 = 128;
 
-/// Why bytes are not what they should be.
+/// Decoding error, with a description.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(pub String);
 
@@ -38,12 +40,12 @@ pub(crate) fn malformed<T>(what: impl Into<String>) -> Result<T, Malformed> {
     Err(Malformed(what.into()))
 }
 
-/// Where a piece of metadata lies in the log: `len` bytes from byte `addr` of the device, with their CRC32C.
+/// Location of a metadata blob in the log: `len` bytes at byte `addr` of the device, with their CRC32C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct BlobPtr {
     /// Byte address on the device; 0 when there is none.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// CRC32C of the bytes.
     pub crc: u32,
@@ -53,13 +55,13 @@ impl BlobPtr {
     /// Encoded size in bytes.
     pub const SIZE: usize = 16;
 
-    /// Points nowhere.
+    /// Returns whether the pointer is null.
     pub fn is_none(&self) -> bool {
         self.addr == 0
     }
 }
 
-/// Reads fields off a byte slice, checking that they are there.
+/// Bounds-checked reader of fields in a byte slice.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     what: &'static str,
@@ -127,7 +129,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends fields to a vector.
+/// Appends encoded fields to a vector.
 pub(crate) trait Put {
     fn put(&mut self, bytes: &[u8]);
     fn put_u8(&mut self, value: u8) {
@@ -159,14 +161,14 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Puts the CRC32C of `block`, its field at `at` taken as zero, into that field.
+/// Computes the CRC32C of `block`, with the field at `at` taken as zero, and stores it in that field.
 pub(crate) fn seal(block: &mut [u8], at: usize) {
     block[at..at + 4].fill(0);
     let crc = forebay_accel::crc32c::crc32c(block);
     block[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// True when the CRC32C in the field at `at` is right.
+/// Returns whether the CRC32C in the field at `at` is correct.
 pub(crate) fn is_sealed(block: &[u8], at: usize) -> bool {
     let Some(field) = block.get(at..at + 4) else { return false };
     let crc = forebay_accel::crc32c::crc32c_parts([&block[..at], &[0; 4], &block[at + 4..]]);

@@ -1,5 +1,5 @@
-//! Entry points for fuzzing: whatever the bytes are, decoding ends in a value or an error, and a value encodes to what
-//! decodes to it again.
+//! Entry points for fuzzing: any bytes decode to a value or an error, and a decoded value survives re-encoding
+//! unchanged.
 
 use crate::format::anchor::Anchor;
 use crate::format::batch::BatchHeader;
@@ -7,10 +7,12 @@ use crate::format::entry::Entry;
 use crate::format::node::Node;
 use crate::format::onode::Onode;
 use crate::format::page;
+use crate::format::record::CheckpointRecord;
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, seal};
 
-/// A block of `data`, padded, once as it is and once with the checksum made right, so that the fields are reached.
+/// Returns a block with `data`, zero-padded, once unchanged and once with a valid checksum, so that field decoding is
+/// reached.
 fn blocks(data: &[u8], crc_at: usize) -> [Vec<u8>; 2] {
     let mut block = data.to_vec();
     block.resize(BLOCK, 0);
@@ -19,9 +21,12 @@ fn blocks(data: &[u8], crc_at: usize) -> [Vec<u8>; 2] {
     [block, sealed]
 }
 
-/// Superblocks.
+/// Decodes superblocks and checkpoint records.
 pub fn superblock(data: &[u8]) {
     let _ = Superblock::decode(data);
+    if let Ok(record) = CheckpointRecord::decode(data) {
+        assert_eq!(CheckpointRecord::decode(&record.encode()), Ok(record));
+    }
     for block in blocks(data, 12) {
         if let Ok(superblock) = Superblock::decode(&block) {
             assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
@@ -29,7 +34,7 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// Batch headers and their entries.
+/// Decodes batch headers and their entries.
 pub fn record(data: &[u8]) {
     let _ = BatchHeader::decode(data);
     for block in blocks(data, 8) {
@@ -51,7 +56,7 @@ fn entries(data: &[u8]) {
     }
 }
 
-/// Anchors, tree nodes, object records, map pages.
+/// Decodes anchors, tree nodes, object records and map pages.
 pub fn checkpoint(data: &[u8]) {
     let store = data.get(16..24).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     for block in blocks(data, 8) {

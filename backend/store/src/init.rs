@@ -1,4 +1,4 @@
-//! Making a store.
+//! Creation of a store.
 
 use std::io;
 use std::ops::Range;
@@ -7,7 +7,6 @@ use std::path::Path;
 use forebay_block::{Buf, Error, ErrorKind, Result};
 use forebay_reactor::{File, OpenOptions, fs, random, wall_clock, yield_now};
 
-use crate::checkpoint::store_id;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
 use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
@@ -15,43 +14,44 @@ use crate::host::RESERVE_MAX;
 use crate::occupant::{self, Occupant};
 use crate::store::{Store, open_file};
 
-/// Fewest segments a store works with.
+/// Minimum number of segments of a store.
 const SEGMENTS_MIN: u32 = 24;
 /// Bytes allocated at a time.
 const ALLOCATE_STEP: u64 = 64 << 20;
-/// Space that an allocated store leaves to others on its file system: a twentieth of it, but no more than this many bytes.
+/// Maximum space in bytes that preallocation leaves free in the file system for other users; the actual value is a
+/// twentieth of its size.
 const LEFT_TO_OTHERS_MAX: u64 = 1 << 30;
 
 /// Options of [`Store::init`].
 #[derive(Debug, Clone, Default)]
 pub struct InitOptions {
-    /// Bytes of the device to use; 0: all of a block device or of the file as it is.
+    /// Bytes of the device to use; 0 for all of a block device, or the current size of a file.
     pub size: u64,
-    /// Bytes a segment, a power of two from 64 KiB to 1 GiB; 0: by size.
+    /// Segment size in bytes, a power of two from 64 KiB to 1 GiB; 0 to derive it from the store size.
     pub segment_size: u32,
-    /// Overwrite what is there: a store, signatures of others, data.
+    /// Set to overwrite existing content: a store, signatures of other formats, data.
     pub force: bool,
-    /// Allocate all of the file, so that others cannot take its space; not for a device.  Where a file system copies on
-    /// write, overwriting may still need more.
+    /// Set to allocate the whole file, so that other users cannot take its space; not for devices.  On a copy-on-write
+    /// file system, overwriting may still need more space.
     pub preallocate: bool,
 }
 
 impl Store {
-    /// Makes a store: on a file (created if it is not there, `size` bytes, sparse) or a block device.
+    /// Creates a store in a file (created if missing, with `size` bytes, sparse) or on a block device.
     ///
     /// # Errors
-    /// `Exists` when there is a store already, or anything of others; `Corrupt` when it is a store that is damaged; `Busy`
-    /// when somebody has it open, or the system uses it; `Invalid` for a size too small; `NoSpace` when all of the file is
-    /// to be allocated and the file system has too little; `Unsupported` when that is asked of a device, or the file system
-    /// cannot do it.  What is refused has changed nothing.
+    /// `Exists` if there already is a store, or any other content; `Corrupt` if there is a damaged store; `Busy` if it
+    /// is open elsewhere or used by the system; `Invalid` for a size that is too small; `NoSpace` if the file is to be
+    /// preallocated and the file system has too little space; `Unsupported` if preallocation is requested for a device,
+    /// or not supported by the file system.  A rejected request changes nothing.
     pub async fn init(path: impl AsRef<Path>, options: InitOptions) -> Result<()> {
         Self::init_with_progress(path, options, |_, _| {}).await
     }
 
-    /// Makes a store as [`init`](Self::init) does; `progress` is told (bytes allocated, bytes in all).
+    /// Creates a store like [`init`](Self::init); calls `progress` with (bytes allocated, bytes in total).
     ///
     /// # Errors
-    /// As [`init`](Self::init).
+    /// Same errors as [`init`](Self::init).
     pub async fn init_with_progress(
         path: impl AsRef<Path>,
         options: InitOptions,
@@ -66,7 +66,7 @@ impl Store {
         let (file, created) = open_or_create(path, how).await?;
         let made = make(&file, &options, &mut progress).await;
         if made.is_err() && created {
-            // What was made for a store that is none.
+            // Remove the file that was created for the failed store.
             if let Err(error) = fs::remove_file(path) {
                 tracing::warn!(%error, "{shown}, which was created for a store, is left");
             }
@@ -75,7 +75,8 @@ impl Store {
     }
 }
 
-/// Opens a file, or creates it if there is none.  True when it was created here, and by nobody else: it may be removed again.
+/// Opens a file, or creates it if it does not exist.  Returns true if this call created it, so that it may be removed
+/// again.
 async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
     let absent = match open_file(path, how).await {
         Err(error) if error.kind() == ErrorKind::NotFound => error,
@@ -83,7 +84,7 @@ async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
     };
     match File::open(path, how.create_new()) {
         Ok(file) => Ok((file, true)),
-        // Another process creates it at the same time, or had its lock before this one; or it is a link.
+        // Another process creates the file at the same time, or locked it first; or it is a symbolic link.
         Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::WouldBlock) => {
             match open_file(path, how).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -93,7 +94,7 @@ async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
                 opened => Ok((opened?, false)),
             }
         }
-        // Its directory is missing.
+        // The parent directory does not exist.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent),
         Err(error) => Err(Error::from_io(error, format!("creating {}", path.display()))),
     }
@@ -118,19 +119,19 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
     if options.preallocate {
         preallocate(file, size, progress).await?;
     }
-    // Nothing of what was there has been changed up to here.
+    // The existing content is unchanged up to here.
     if kind.is_some() {
         tracing::warn!("overwriting {shown}, which holds {found}");
     }
     if !device {
         if !options.preallocate {
-            // Cut first, so that nothing of an older store is taken for this one's.
+            // Truncate first, so that remains of an older store are not taken for this one's.
             file.set_size(0).map_err(failed)?;
         }
         file.set_size(size).map_err(failed)?;
     }
     if kind.is_some() && (device || options.preallocate) {
-        // Nobody shall take it for what it was: most signatures lie where a store writes nothing for long.
+        // Erase old signatures, most of which are in areas that a store does not write soon.
         let end = if device { file.info().size } else { size };
         let tail = end.saturating_sub(SEGMENTS_START) / BLOCK64 * BLOCK64;
         for (at, len) in [(0, SEGMENTS_START), (tail, end - tail)] {
@@ -138,7 +139,7 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
         }
     }
     let anchor = Anchor {
-        store: store_id(&superblock.uuid),
+        store: superblock.store_number(),
         redo: LogPosition { block: SEGMENTS_START / BLOCK64, seq: 1 },
         next_oid: 1,
         clean: true,
@@ -159,7 +160,7 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
     Ok(())
 }
 
-/// Returns the superblock of a store that was asked for, if there can be one.
+/// Returns the superblock for the requested store, if it is valid.
 fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
     let (info, shown) = (file.info(), file.path().display());
     if options.preallocate && info.block_device {
@@ -197,14 +198,14 @@ fn segment_size_for(size: u64) -> u32 {
     (size / 2048).next_power_of_two().clamp(256 << 10, 32 << 20) as u32
 }
 
-/// Allocates the first `size` bytes of a file, without changing what it reads as or its length; on failure the file is as
-/// long as before, and its holes and what lies behind its end take no space.
+/// Preallocates the first `size` bytes of a file without changing its content or length. On failure, the file length is
+/// restored, and its holes and the space beyond its end are deallocated.
 async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
     let shown = file.path().display();
     let failed = |error| Error::from_io(error, format!("allocating the space of {shown}"));
     let before = file.size().map_err(failed)?;
     let holes = allocatable_holes(file, before).await.map_err(failed)?;
-    // Space behind `size` is of no use for it.
+    // Existing space beyond `size` does not count.
     let kept = size.min(before);
     let missing: u64 = holes.iter().map(|hole| hole.end.min(kept).saturating_sub(hole.start)).sum();
     let needed = size - kept + missing;
@@ -235,8 +236,8 @@ async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)
     Ok(())
 }
 
-/// Returns the holes of a file of `end` bytes; none if all of it is allocated, for what is allocated and not yet written
-/// looks like a hole.
+/// Returns the holes of a file of `end` bytes; none if the whole file is allocated, because allocated but unwritten
+/// space also looks like a hole.
 async fn allocatable_holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>> {
     let mut holes = Vec::new();
     let mut at = 0;
@@ -249,7 +250,7 @@ async fn allocatable_holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>>
         yield_now().await;
     }
     if !holes.is_empty() && file.allocated_size()?.is_some_and(|allocated| allocated >= end) {
-        // It may be a reserve behind the end that makes it as much.
+        // A reserve beyond the end may be included in the allocated size.
         free_behind(file, end, RESERVE_MAX).await?;
         if file.allocated_size()?.is_some_and(|allocated| allocated >= end) {
             holes.clear();
@@ -258,7 +259,7 @@ async fn allocatable_holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>>
     Ok(holes)
 }
 
-/// Frees what was allocated below `to` in the holes of a file of `end` bytes, and behind its end.
+/// Deallocates space below `to` in the former holes of a file of `end` bytes, and beyond its end.
 async fn free_allocated(file: &File, end: u64, to: u64, holes: &[Range<u64>]) -> io::Result<()> {
     let mut freed = Ok(());
     for hole in holes.iter().filter(|hole| hole.start < to) {
@@ -268,9 +269,9 @@ async fn free_allocated(file: &File, end: u64, to: u64, holes: &[Range<u64>]) ->
     freed.and(free_behind(file, end, to.saturating_sub(end)).await)
 }
 
-/// Frees what a file of `end` bytes has allocated in the `len` bytes behind its end.
+/// Deallocates `len` bytes beyond the end of a file of `end` bytes.
 pub(crate) async fn free_behind(file: &File, end: u64, len: u64) -> io::Result<()> {
-    // Some file systems free it with a hole, some with the length.
+    // Depending on the file system, punching a hole or setting the length deallocates the space.
     let punched = if len > 0 { file.punch_hole(end, len).await } else { Ok(()) };
     file.set_size(end).and(punched)
 }

@@ -1,11 +1,12 @@
-//! The embedded object store: a pool of objects in a sparse file or on a block device, with no cluster at all.
+//! Embedded object store: a pool of objects in a sparse file or on a block device, without a cluster.
 //!
-//! Everything is appended to a log, in segments; a map says where each 4 KiB block of an object lies and what its
-//! CRC32C is; checkpoints store the map in a copy-on-write tree that lies in the same log; a cleaner empties segments
-//! that are mostly dead.  `docs/design/store.md` explains it, `docs/formats/store.md` has every byte.
+//! Log-structured. Every write is appended to a log, in segments. A map records the location and the CRC32C of each 4
+//! KiB block of an object. Checkpoints store the map in a copy-on-write tree in the same log. A cleaner (garbage
+//! collector) empties segments that are mostly dead.  `docs/design/store.md` explains the design;
+//! `docs/formats/store.md` specifies every byte.
 //!
-//! The path of a write: `backend` -> `transact` (`plan`, `commit`) -> `log`, `apply` -> `object`, `segments`.
-//! The path of a read: `backend` -> `read` -> `object` -> `media`.
+//! Write path: `backend` -> `transact` (`plan`, `commit`) -> `log`, `apply` -> `object`, `segments`.
+//! Read path: `backend` -> `read` -> `object` -> `media`.
 
 mod apply;
 mod backend;
@@ -28,6 +29,7 @@ mod object;
 mod occupant;
 mod plan;
 mod read;
+mod rebuild;
 mod recover;
 mod segments;
 mod snaps;
@@ -39,5 +41,6 @@ pub use cache::CacheStats;
 pub use check::{CheckOptions, CheckReport, Finding};
 pub use init::InitOptions;
 pub use occupant::Occupant;
+pub use rebuild::{RebuildReport, RecordFound};
 pub use recover::Replay;
 pub use store::{Store, StoreOptions, StoreStats};

@@ -1,8 +1,8 @@
-//! The log: entries and blocks are appended in memory at once, written in batches, made durable by group commit.
+//! Log: entries and blocks are appended in memory, written in batches, and made durable by group commit.
 //!
-//! Appending never waits and never fails: whoever appends has passed the gate for space and memory before.  A batch
-//! is written when it is full, when somebody waits for it, or when it has been open for a while.  Its blocks can be
-//! read from memory until they are on the device.
+//! Appending never blocks and never fails: callers have passed admission control for space and memory before.  A batch
+//! is written when it is full, when a task waits for it, or when it has been open for `BATCH_OPEN_MAX`.  Its blocks are
+//! readable from memory until they are on the device.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,25 +20,25 @@ use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::host::Host;
 use crate::segments::Segments;
 
-/// Payload of a batch at which it is written, in blocks: no more than a device takes in one request (254 scattered pages
-/// on virtio), for the kernel hands to a thread what it has to split.
+/// Payload of a batch at which it is written, in blocks. Limited to what a device accepts in one request (254 scattered
+/// pages on virtio), because the kernel offloads requests that it must split to a worker thread.
 const BATCH_BLOCKS: u32 = 128;
-/// A batch that nobody waits for is written after this long.
+/// Delay after which an open batch is written even if no task waits for it.
 const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
-/// Writes in flight at once.
-const WRITES_MAX: usize = 8;
-/// Bytes a staging buffer.
+/// Maximum number of writes in flight.
+pub const WRITES_MAX: usize = 8;
+/// Size of a staging buffer in bytes.
 const STAGING: usize = 256 * 1024;
-/// Bytes appended and not yet written, past which those who append wait.
+/// Bytes appended but not yet written, above which appending tasks are throttled.
 const PENDING_BYTES_MAX: usize = 32 << 20;
-/// After a write failed, it is tried again after this long.
+/// Delay before a failed write is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 struct Batch {
     seq: u64,
     /// Block number of the header.
     block: u64,
-    /// In front of the payload, empty while the batch is open.
+    /// Header block that precedes the payload; `None` while the batch is open.
     header: RefCell<Option<Buf>>,
     payload: RefCell<BufList>,
     entries: RefCell<Vec<u8>>,
@@ -51,12 +51,13 @@ impl Batch {
     }
 }
 
-/// It can be written as it is, and kept until it is written: long, aligned, and not a small part of something larger.
+/// Returns whether the buffer can be written without a copy and retained until it is written: it is long, aligned, and
+/// not a small part of a larger allocation.
 fn is_direct(part: &Buf) -> bool {
     part.len() >= 16 * BLOCK && part.is_aligned(BLOCK) && part.retained() <= 2 * part.len()
 }
 
-/// The log's position and the batches in memory.
+/// Log position and in-memory batches.
 pub struct Log {
     file: File,
     store: u64,
@@ -68,7 +69,7 @@ pub struct Log {
     open: RefCell<Option<Rc<Batch>>>,
     /// Metadata blobs at the end of the open batch, not yet padded to a block.
     blobs: RefCell<Vec<u8>>,
-    /// Closed, oldest first; the front ones leave when they are written.
+    /// Closed batches, oldest first. Written batches are removed from the front.
     closed: RefCell<VecDeque<Rc<Batch>>>,
     waiting: RefCell<VecDeque<Rc<Batch>>>,
     writing: Cell<usize>,
@@ -82,22 +83,22 @@ pub struct Log {
     syncing: Cell<bool>,
     in_transaction: Cell<bool>,
     transaction_began: Cell<bool>,
-    /// Where the transaction's entries begin: batch, and bytes of entries there before them.
+    /// Start of the transaction's entries: batch number, and bytes of earlier entries in that batch.
     transaction_from: Cell<(u64, u32)>,
-    /// Why writes are refused: the device failed and has not recovered.
+    /// Error for which writes are rejected: the device failed and has not recovered.
     failure: RefCell<Option<Error>>,
-    /// It will not recover before the store is opened again.
+    /// Set if the failure persists until the store is reopened.
     dead: Cell<bool>,
     progress: Notify,
     opened: Rc<Notify>,
     bytes_appended: Cell<u64>,
-    /// The file system beneath, for a store in a file.
+    /// File system that holds the store file; `None` unless the store is in a file.
     host: Option<Rc<Host>>,
     this: RefCell<Weak<Log>>,
 }
 
 impl Log {
-    /// A log that goes on in a fresh segment with batch `next_seq`.
+    /// Creates a log that starts in a newly allocated segment with batch `next_seq`.
     pub fn new(
         file: File,
         store: u64,
@@ -150,7 +151,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Bytes appended since the log was opened, headers included.
+    /// Returns the bytes appended since the log was opened, including headers.
     pub fn bytes_appended(&self) -> u64 {
         self.bytes_appended.get()
     }
@@ -160,35 +161,36 @@ impl Log {
         self.pending_bytes.get() as u64
     }
 
-    /// Why the device takes no writes now.
+    /// Returns the error for which the device currently rejects writes.
     pub fn failure(&self) -> Option<Error> {
         self.failure.borrow().clone()
     }
 
-    /// Too much is waiting to be written.
+    /// Returns whether more than `PENDING_BYTES_MAX` bytes wait to be written.
     pub fn is_congested(&self) -> bool {
         self.pending_bytes.get() > PENDING_BYTES_MAX
     }
 
-    /// Waits until less is waiting to be written, or the device has failed.
+    /// Waits until the log is no longer congested, or the device has failed.
     pub async fn wait_uncongested(&self) {
         self.progress.wait_until(|| !self.is_congested() || self.failure.borrow().is_some()).await;
     }
 
-    /// What follows belongs together until [`end_transaction`](Self::end_transaction): after a crash it is there
-    /// wholly or not at all.
+    /// Begins a transaction. Entries up to [`end_transaction`](Self::end_transaction) are atomic: after a crash, either
+    /// all or none of them are recovered.
     pub fn begin_transaction(&self) {
         assert!(!self.in_transaction.replace(true), "transactions do not nest");
         self.transaction_began.set(false);
     }
 
-    /// Ends what [`begin_transaction`](Self::begin_transaction) began; answers the batch that must be durable for it.
+    /// Ends the transaction started by [`begin_transaction`](Self::begin_transaction). Returns the number of the batch
+    /// that must be durable for it.
     pub fn end_transaction(&self) -> u64 {
         assert!(self.in_transaction.replace(false), "no transaction to end");
         self.last_seq()
     }
 
-    /// The newest batch that holds something.
+    /// Returns the number of the newest batch that has content.
     pub fn last_seq(&self) -> u64 {
         match &*self.open.borrow() {
             Some(batch) => batch.seq,
@@ -196,7 +198,7 @@ impl Log {
         }
     }
 
-    /// Room in the open batch: bytes of entries, and payload blocks.
+    /// Returns the space in the open batch: bytes of entries, and payload blocks.
     fn room(&self, batch: &Batch) -> (usize, u32) {
         let entries = ENTRY_ROOM - batch.entries.borrow().len();
         let geometry = self.segments.borrow().geometry;
@@ -206,7 +208,8 @@ impl Log {
         (entries, left)
     }
 
-    /// The open batch, with room for `entry_bytes` and at least `blocks` payload blocks.
+    /// Returns the open batch, with space for `entry_bytes` and at least `blocks` payload blocks. Closes and opens
+    /// batches as needed.
     fn batch_with(&self, entry_bytes: usize, blocks: u32) -> Rc<Batch> {
         loop {
             let open = self.open.borrow().clone();
@@ -226,7 +229,7 @@ impl Log {
     fn open_batch(&self, blocks: u32) {
         let geometry = self.segments.borrow().geometry;
         let end = geometry.first_block(self.segment.get()) + geometry.segment_blocks();
-        // A header with hardly any room after it is not worth a batch.
+        // A header must be followed by space for at least one payload block.
         let least = u64::from(blocks.max(1)) + 1;
         if self.next_block.get() + least > end {
             self.advance_segment();
@@ -255,8 +258,8 @@ impl Log {
         match segments.allocate() {
             Some(next) => self.next_segment.set(next),
             None => {
-                // The gate keeps enough segments back, so this is a fault of ours; it must not become one of the
-                // data: nothing more is written, and every flush fails.
+                // The reserve watermark keeps enough segments free, so this is a bug in the store. To keep it from
+                // corrupting data, the log writes nothing more and every flush fails.
                 drop(segments);
                 self.dead.set(true);
                 self.fail(Error::new(ErrorKind::NoSpace, "the log has no free segment left"));
@@ -273,16 +276,17 @@ impl Log {
         batch.entries.borrow_mut().extend_from_slice(&bytes);
     }
 
-    /// Called before each entry.
+    /// Records the start of a transaction. Called before each entry.
     fn note_entry(&self, batch: &Batch) {
         if self.in_transaction.get() && !self.transaction_began.replace(true) {
             self.transaction_from.set((batch.seq, batch.entries.borrow().len() as u32));
         }
     }
 
-    /// Appends blocks: calls `entry` for each piece with (blocks before it, its place in the payload, its first block
-    /// number on the device, its data) for the entry that describes it.  Pieces are as long as batches allow; `size_of`
-    /// gives an entry's bytes for so many blocks.
+    /// Appends blocks, split into pieces as long as batches allow. For each piece, calls `entry` with the number of
+    /// blocks before it, its position in the payload, its first block number on the device, and its data; `entry`
+    /// returns the entry that describes the piece.  `size_of` returns the size of an entry in bytes for a number of
+    /// blocks.
     pub fn append_blocks(
         &self,
         data: &BufList,
@@ -305,7 +309,7 @@ impl Log {
             let block = batch.block + 1 + u64::from(at);
             self.pending_bytes.set(self.pending_bytes.get() + piece.len());
             let stored = if direct { piece.parts().to_vec() } else { self.stage(piece) };
-            // Whatever the caller does with the place must not append: the place would not be this one.
+            // The callback must not append, as that would change the position given to it.
             let made = entry(done, at, block, &stored);
             assert!(
                 batch.payload_blocks() == at && self.blobs.borrow().is_empty(),
@@ -320,7 +324,7 @@ impl Log {
         }
     }
 
-    /// Copies of it that can be written directly, packed with their neighbours.
+    /// Copies data that cannot be written directly into staging buffers, packed with its neighbours.
     fn stage(&self, data: BufList) -> Vec<Buf> {
         let mut out = Vec::with_capacity(data.parts().len());
         let mut staging = self.staging.borrow_mut();
@@ -349,12 +353,36 @@ impl Log {
         out
     }
 
-    /// Appends a metadata blob, packed with its neighbours; `entry` makes its entry from its place in the payload.
+    /// Appends a metadata blob, packed with its neighbours; `entry` builds its entry from its position in the payload.
     pub fn append_blob(&self, bytes: &[u8], entry: impl Fn(u32) -> Entry) -> BlobPtr {
+        self.append_blob_before(bytes, 0, entry)
+    }
+
+    /// Appends a metadata blob and an entry without payload that describes it, both in one batch.
+    pub fn append_described_blob(
+        &self,
+        bytes: &[u8],
+        entry: impl Fn(u32) -> Entry,
+        about: impl Fn(BlobPtr) -> Entry,
+    ) -> BlobPtr {
+        let encoded = |ptr| {
+            let mut encoded = Vec::with_capacity(256);
+            about(ptr).encode(&mut encoded);
+            encoded
+        };
+        let ptr = self.append_blob_before(bytes, encoded(BlobPtr::default()).len(), entry);
+        let batch = self.open.borrow().clone().expect("the batch of the blob is open");
+        self.note_entry(&batch);
+        batch.entries.borrow_mut().extend_from_slice(&encoded(ptr));
+        ptr
+    }
+
+    /// Appends a blob to a batch that also has space for `entry_bytes` bytes of entries after the blob's own.
+    fn append_blob_before(&self, bytes: &[u8], entry_bytes: usize, entry: impl Fn(u32) -> Entry) -> BlobPtr {
         let mut encoded = Vec::with_capacity(64);
         entry(0).encode(&mut encoded);
         let blocks = bytes.len().div_ceil(BLOCK) as u32 + 1;
-        let batch = self.batch_with(encoded.len(), blocks);
+        let batch = self.batch_with(encoded.len() + entry_bytes, blocks);
         let mut blobs = self.blobs.borrow_mut();
         let at = batch.payload_blocks() as usize * BLOCK + blobs.len();
         blobs.extend_from_slice(bytes);
@@ -369,7 +397,7 @@ impl Log {
         BlobPtr { addr, len: bytes.len() as u32, crc: forebay_accel::crc32c::crc32c(bytes) }
     }
 
-    /// Makes whole blocks of the blobs at the end of the open batch.
+    /// Pads the blobs at the end of the open batch to whole blocks.
     fn pad_blobs(&self, batch: &Batch) {
         let bytes = std::mem::take(&mut *self.blobs.borrow_mut());
         if bytes.is_empty() {
@@ -381,13 +409,13 @@ impl Log {
         batch.payload.borrow_mut().push(buf.freeze());
     }
 
-    /// Ends the open batch and sends it to the device.
+    /// Closes the open batch and submits it to the device.
     pub fn close(&self) {
         let Some(batch) = self.open.borrow_mut().take() else { return };
         self.pad_blobs(&batch);
         let payload_blocks = batch.payload_blocks();
         let continues = self.in_transaction.get() && self.transaction_began.get();
-        // Transactions that are complete here may be answered as durable before the one that goes on is.
+        // Transactions that are complete here may be acknowledged as durable before the unfinished one.
         let settled = match self.transaction_from.get() {
             (seq, bytes) if continues && seq == batch.seq => bytes,
             _ => 0,
@@ -433,7 +461,7 @@ impl Log {
             match self.file.write_at(bufs.clone(), batch.block * BLOCK64).await {
                 Ok(()) => break,
                 Err(error) => {
-                    // The same bytes to the same place, until the device takes them: nothing appended is given up.
+                    // Retries the same write until the device accepts it: appended data is never discarded.
                     let no_space = error.kind() == std::io::ErrorKind::StorageFull;
                     if let Some(host) = self.host.as_ref().filter(|_| no_space) {
                         if host.give_reserve(given).await {
@@ -474,15 +502,15 @@ impl Log {
         self.start_writes();
     }
 
-    /// A flush has failed, this one's or an anchor's: what the device has kept of its cache is anybody's guess, and
-    /// a later flush that succeeds says nothing about it.
+    /// Marks the log as failed after a failed flush of the log or of an anchor. The state of the device's cache is
+    /// unknown then, and a later successful flush proves nothing about it.
     pub fn flush_failed(&self, error: Error) {
         self.dead.set(true);
         self.fail(error);
     }
 
-    /// The store is given up with writes that the device does not take: they are tried no more, so that the device is
-    /// let go of.
+    /// Abandons writes that the device rejects when the store is dropped. They are no longer retried, so that the
+    /// device is released.
     pub fn abandon(&self) {
         self.dead.set(true);
         let closed = || Error::new(ErrorKind::ShuttingDown, "the store was closed");
@@ -500,14 +528,14 @@ impl Log {
         self.progress.notify_all();
     }
 
-    /// Waits until every batch that is closed is on the device (not yet durable).
+    /// Waits until all closed batches are written to the device (not yet durable).
     pub async fn wait_written(&self) -> Result<()> {
         let seq = self.closed.borrow().back().map_or(0, |batch| batch.seq);
         self.progress.wait_until(|| self.written_seq.get() >= seq || self.failure.borrow().is_some()).await;
         if self.written_seq.get() >= seq { Ok(()) } else { Err(self.failure().expect("it has failed")) }
     }
 
-    /// Waits until everything up to batch `seq` is durable.
+    /// Waits until all batches up to `seq` are durable.
     pub async fn sync(&self, seq: u64) -> Result<()> {
         loop {
             if self.durable_seq.get() >= seq {
@@ -528,7 +556,7 @@ impl Log {
         }
     }
 
-    /// One group commit: everything that is written when it begins.
+    /// Performs one group commit, of everything that is written when it begins.
     async fn sync_round(self: Rc<Self>, seq: u64) {
         self.progress.wait_until(|| self.written_seq.get() >= seq || self.failure.borrow().is_some()).await;
         let target = self.written_seq.get();
@@ -542,14 +570,14 @@ impl Log {
         self.progress.notify_all();
     }
 
-    /// Closes batches that have been open for a while; runs as long as the log is in use.
+    /// Closes batches that have been open for `BATCH_OPEN_MAX`; runs until the log is dropped.
     pub async fn tick(log: Weak<Log>) {
         loop {
             let Some(this) = log.upgrade() else { return };
             let seq = this.open.borrow().as_ref().map(|batch| batch.seq);
             match seq {
                 None => {
-                    // Awaited without holding the log, which would keep it alive for ever.
+                    // Awaited without a reference to the log, which would keep it alive indefinitely.
                     let opened = this.opened.clone();
                     let next = opened.wait();
                     drop(this);
@@ -568,18 +596,18 @@ impl Log {
         }
     }
 
-    /// Where the next batch will go; the open one is closed.
+    /// Closes the open batch and returns the position of the next one.
     pub fn position(&self) -> LogPosition {
         self.close();
         LogPosition { block: self.next_block.get(), seq: self.next_seq.get() }
     }
 
-    /// The segment where the log is, and the one where it goes on.
+    /// Returns the current segment of the log and the next one.
     pub fn segment_and_next(&self) -> (u32, u32) {
         (self.segment.get(), self.next_segment.get())
     }
 
-    /// Bytes that are still in memory; all of them or none.
+    /// Returns bytes that are still in memory; `None` unless all of them are.
     pub fn pending_bytes_at(&self, addr: u64, len: usize) -> Option<BufList> {
         if let Some(batch) = &*self.open.borrow() {
             let start = (batch.block + 1) * BLOCK64;
@@ -594,7 +622,7 @@ impl Log {
                 if let Some(bytes) = bytes {
                     return Some(Buf::copy_of(bytes).into());
                 }
-                // The log may have gone on at a lower place than where closed batches still wait to be written.
+                // The log may have moved to a lower address than closed batches that still wait to be written.
             }
         }
         let closed = self.closed.borrow();
@@ -612,7 +640,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The ticker waits for the next batch; it sees that the log is gone and ends.
+        // Wakes the ticker, which waits for the next batch, so that it ends.
         self.opened.notify_all();
     }
 }

@@ -1,5 +1,4 @@
-//! Recovery: the newest anchor's state, and the log since replayed over it, up to the first batch that is not there
-//! whole.
+//! Recovery: loads the state of the newest anchor, and replays the log after it up to the first incomplete batch.
 
 use std::rc::Rc;
 
@@ -21,24 +20,32 @@ use crate::segments::{Geometry, LiveTable};
 /// Blocks read at a time.
 const WINDOW_BLOCKS: u64 = 512;
 
-/// What a replay found.
+/// Upper bound of the batches that the checkpoint of a clean close writes. The next opening skips this many numbers, so
+/// that no two batches of a store have the same number.
+const CLOSING_BATCHES_MAX: u64 = 1 << 20;
+
+/// Result of a log replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Replay {
     /// Batches replayed.
     pub batches: u64,
     /// Bytes of log replayed.
     pub bytes: u64,
-    /// The next batch's number.
+    /// Number of the next batch.
     pub next_seq: u64,
 }
 
-/// Reads the superblock; one good copy is enough, two that differ are not.
-pub async fn read_superblock(file: &forebay_reactor::File) -> Result<Superblock> {
-    Ok(read_superblock_bytes(file).await?.0)
+/// Superblock found in the copies.
+pub struct FoundSuperblock {
+    pub superblock: Superblock,
+    /// Content of an intact copy, which may include fields that only a newer version knows.
+    pub bytes: Buf,
+    /// Set if the other copy is damaged.
+    pub one_damaged: bool,
 }
 
-/// As [`read_superblock`], and the bytes of a good copy: they may hold what only a newer version knows.
-pub async fn read_superblock_bytes(file: &forebay_reactor::File) -> Result<(Superblock, Buf)> {
+/// Reads the superblock. One intact copy is sufficient; two intact copies that differ are an error.
+pub async fn read_superblock(file: &forebay_reactor::File) -> Result<FoundSuperblock> {
     let path = file.path().display();
     let mut found: Vec<std::result::Result<Superblock, Refused>> = Vec::new();
     let mut bytes = None;
@@ -51,10 +58,11 @@ pub async fn read_superblock_bytes(file: &forebay_reactor::File) -> Result<(Supe
         }
     }
     let superblock = agreed(&found, &path)?;
-    Ok((superblock, bytes.expect("a good copy has its bytes")))
+    let one_damaged = found.iter().any(|copy| copy.is_err());
+    Ok(FoundSuperblock { superblock, bytes: bytes.expect("a good copy has its bytes"), one_damaged })
 }
 
-/// What the copies say together.
+/// Returns the superblock on which the copies agree.
 fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::Display<'_>) -> Result<Superblock> {
     let good: Vec<&Superblock> = found.iter().flatten().collect();
     match good[..] {
@@ -77,15 +85,16 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
                 let text = format!("{path} is not a Forebay store (no superblock)");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
-            Err(corrupt(format!("{path}: both copies of the superblock are damaged")))
+            let how = "`forebay store check --rebuild` looks for what they held in the log";
+            Err(corrupt(format!("{path}: both copies of the superblock are damaged; {how}")))
         }
     }
 }
 
-/// Reads the newest anchor; and, if neither copy in the other slot can be read, the places of these.
+/// Reads the newest anchor; also returns the locations of the other slot's copies if neither of them is readable.
 ///
-/// That is damage, for a crash in the middle of a checkpoint leaves one copy whole.  It may have held the newest anchor:
-/// see [`Core::replay`] and [`Core::find_lost`].
+/// An unreadable slot is damage, because a crash during a checkpoint leaves one copy intact.  The slot may have held
+/// the newest anchor: see [`Core::replay`] and [`Core::find_lost`].
 pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(Anchor, Option<[u64; 2]>)> {
     let path = file.path().display();
     let mut found: [Option<Anchor>; 2] = [None, None];
@@ -102,8 +111,10 @@ pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(An
     }
     let unreadable = found.iter().zip(SLOTS).find(|(slot, _)| slot.is_none()).map(|(_, places)| places);
     let newest = found.into_iter().flatten().max_by_key(|anchor| anchor.generation);
-    let newest =
-        newest.ok_or_else(|| corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost")))?;
+    let newest = newest.ok_or_else(|| {
+        let how = "`forebay store check --rebuild` looks for it in the log";
+        corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost; {how}"))
+    })?;
     if let Some([first, second]) = unreadable {
         tracing::warn!(
             "the anchors at bytes {first} and {second} of {path} cannot be read; going on from checkpoint {}",
@@ -122,7 +133,7 @@ pub async fn read_table(media: &Media, anchor: &Anchor, geometry: &Geometry) -> 
     LiveTable::decode(&bytes, geometry).map_err(|error| corrupt(error.to_string()))
 }
 
-/// Reads along the log, a window at a time.
+/// Read-ahead window that moves along the log.
 struct Window<'a> {
     media: &'a Media,
     start: u64,
@@ -144,28 +155,33 @@ impl Window<'_> {
     }
 }
 
-/// Where a replay ends: no batch `seq` is at block `at`, nor at the beginning of the next segment.
+/// End of a replay: batch `seq` is neither at block `at` nor at the beginning of the next segment.
 #[derive(Clone, Copy)]
 struct LogEnd {
     at: u64,
     next_segment: u32,
     seq: u64,
-    /// A newer anchor may have been there.
+    /// Set if a newer anchor may have been lost.
     anchor_lost: bool,
 }
 
-/// An entry of the log, with where its blocks lie and the value it brings along.
+/// Log entry with the location of its blocks and its value.
 type Placed = (Entry, u64, Option<Vec<u8>>);
 
 impl Core {
-    /// Replays the log since the anchor.  Where that ends before what was durable, tells why.
+    /// Replays the log since the anchor.  Returns a description if the log ends before the end of durable data.
     ///
-    /// With `anchor_lost` a newer anchor may have been there.  Everything before its redo point was durable, whatever
-    /// batches say of each other, so that a damaged batch is no end of the log then.
+    /// With `anchor_lost`, a newer anchor may have existed.  Everything before its redo point was durable, whatever
+    /// batches record about each other, so a damaged batch does not count as the end of the log in that case.
     pub async fn replay(self: &Rc<Self>, anchor: &Anchor, anchor_lost: bool) -> Result<(Replay, Option<String>)> {
         let geometry = self.segments.borrow().geometry;
         let mut replay = Replay { next_seq: anchor.redo.seq, ..Replay::default() };
-        if anchor.clean || anchor.generation == 0 {
+        if anchor.generation == 0 {
+            return Ok((replay, None));
+        }
+        if anchor.clean {
+            // The batches of the checkpoint itself follow the redo point.
+            replay.next_seq += CLOSING_BATCHES_MAX;
             return Ok((replay, None));
         }
         let mut window = Window { media: &self.media, start: 0, buf: BufMut::with_capacity(0) };
@@ -229,7 +245,7 @@ impl Core {
         Ok((replay, gap))
     }
 
-    /// The batch `seq` at `block`, if that is what is there.
+    /// Returns batch `seq` at `block`; `None` if something else is there.
     async fn header_at(
         &self,
         window: &mut Window<'_>,
@@ -247,9 +263,9 @@ impl Core {
         Ok((ours && fits && header.seq == seq).then_some(header))
     }
 
-    /// The log ends here - unless a later batch says that more of it was durable: then a header is damaged, and going
-    /// on without what follows would lose what was promised.  Tells so.  After the loss of an anchor any later batch, and
-    /// what is left of this one, says so.
+    /// Determines whether the log really ends here.  If a later batch records that more of the log was durable, a
+    /// header is damaged, and continuing without the rest would lose acknowledged data; returns a description of that.
+    /// After the loss of an anchor, any later batch or remains of this one are sufficient evidence.
     async fn find_gap(
         &self,
         window: &mut Window<'_>,
@@ -294,12 +310,13 @@ impl Core {
         Ok(None)
     }
 
-    /// What was durable and is not in what was replayed, if the newest anchor has been lost: the batch that says so.
+    /// Returns a batch that proves the existence of durable data beyond the replay, if the newest anchor has been lost.
     ///
-    /// Batches are numbered on from one life to the next, and each tells up to which number they were durable when it was
-    /// made; so one that tells of the number after the replay's last or a later one comes after a checkpoint that is not
-    /// known here.  (What a crash left of an opening tells of none: it was the first to be made durable in its life.)
-    pub async fn find_lost(&self, replay: &Replay, store: u64) -> Result<Option<BatchHeader>> {
+    /// Batch numbers continue from one epoch to the next, and each batch records the highest durable number at its
+    /// creation. A batch that records the number after the replay's last one, or a later one, therefore follows a
+    /// checkpoint that is not known here.  (Batches left by an opening that crashed record no such number: their
+    /// checkpoint would have been the first durable data of that epoch.)
+    pub async fn find_lost(&self, replay: &Replay, anchor: &Anchor, store: u64) -> Result<Option<BatchHeader>> {
         let geometry = self.segments.borrow().geometry;
         for segment in 0..geometry.segment_count {
             let (mut at, mut before): (u64, Option<BatchHeader>) = (geometry.first_block(segment), None);
@@ -307,10 +324,13 @@ impl Core {
                 let block = self.media.read_raw(at * BLOCK64, BLOCK).await?;
                 let Ok(header) = BatchHeader::decode(&block) else { break };
                 let follows = before.as_ref().is_none_or(|b| header.epoch == b.epoch && header.seq == b.seq + 1);
-                if header.store != store || header.block != at || header.seq < replay.next_seq || !follows {
+                // A later opening may have continued the numbering from a clean checkpoint without a gap.
+                let later =
+                    if anchor.clean && header.epoch != anchor.epoch { anchor.redo.seq } else { replay.next_seq };
+                if header.store != store || header.block != at || header.seq < later || !follows {
                     break;
                 }
-                if header.durable_seq >= replay.next_seq {
+                if header.durable_seq >= later {
                     return Ok(Some(header));
                 }
                 at = header.block + 1 + u64::from(header.payload_blocks);
@@ -320,8 +340,8 @@ impl Core {
         Ok(None)
     }
 
-    /// A later batch says that this one was durable: its entries count, and its damaged blocks are told to who reads
-    /// them.
+    /// Returns whether a later batch records that this one was durable. In that case its entries are valid, and reads
+    /// of its damaged blocks report errors.
     async fn is_followed(
         &self,
         window: &mut Window<'_>,
@@ -346,7 +366,7 @@ impl Core {
         }
     }
 
-    /// Loads side by side what the entries will need; what fails here fails again, and is told, where it is needed.
+    /// Loads the metadata that the entries need, in parallel. Errors are ignored here and reported by the later use.
     async fn load_ahead(self: &Rc<Self>, placed: &[Placed]) {
         let loads = placed.iter().map(|(entry, _, _)| async move {
             let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
@@ -381,7 +401,7 @@ impl Core {
     }
 }
 
-/// What an entry says is within what an object can be.
+/// Rejects entries outside the limits of an object.
 fn check_bounds(entry: &Entry) -> Result<()> {
     let blocks_max = OBJECT_SIZE_MAX / BLOCK64;
     let fits = match entry {
@@ -396,7 +416,7 @@ fn check_bounds(entry: &Entry) -> Result<()> {
     if fits { Ok(()) } else { Err(corrupt(format!("an entry of the log is out of bounds: {entry:?}"))) }
 }
 
-/// All that the entry has in the payload is there as it was written.
+/// Returns whether all payload data of the entry is intact.
 fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
     match entry {
         Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
@@ -409,12 +429,12 @@ fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
             let end = (*at as usize).saturating_add(*len as usize);
             payload.get(*at as usize..end).is_some_and(|value| crc32c(value) == *crc)
         }
-        // Metadata of a checkpoint that came to nothing, or whose own anchor vouches for it.
+        // Metadata of an aborted checkpoint, or of one whose own anchor verifies it.
         _ => true,
     }
 }
 
-/// Where an entry's blocks lie on the device, and its value.
+/// Returns the location of an entry's blocks on the device, and its value.
 fn place(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
     match entry {
         Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {

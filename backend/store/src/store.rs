@@ -1,4 +1,4 @@
-//! Opening and closing a store, and the task that keeps it in shape.
+//! Store opening and closing, and the maintenance task.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
@@ -11,7 +11,6 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, JoinHandle, OpenOptions, random, sleep, spawn};
 
 use crate::cache::{Cache, CacheStats};
-use crate::checkpoint::store_id;
 use crate::core::Core;
 use crate::format::anchor::Anchor;
 use crate::format::superblock::Superblock;
@@ -21,30 +20,36 @@ use crate::log::Log;
 use crate::media::Media;
 use crate::object::ObjectCache;
 use crate::occupant;
-use crate::recover::{Replay, read_anchor, read_superblock, read_table};
+use crate::recover::{FoundSuperblock, Replay, read_anchor, read_superblock, read_table};
 use crate::segments::{Geometry, LiveTable, Segments};
 use crate::tree::Tree;
 
-/// After a checkpoint or a round of cleaning failed, the next try is this much later.
+/// Retry delay after a failed checkpoint or cleaning round.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Free segments that are used next and keep their space in the file system.
+/// Number of free segments that are used next and keep their space in the file system.
 const SEGMENTS_KEPT: usize = 64;
+/// Checkpoint numbers skipped after durable data was discarded. More than can have been discarded with it, and even, so
+/// that the next checkpoint uses the other slot.
+const GENERATIONS_GIVEN_UP: u64 = 1 << 32;
+/// Batch numbers skipped after durable data was discarded. More than can have been discarded, so that no discarded
+/// batch implies the loss of a later one.
+const BATCHES_GIVEN_UP: u64 = 1 << 40;
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// The pool's name.
+    /// Name of the pool.
     pub pool: String,
-    /// Bytes of memory for metadata: map pages, tree nodes, changes not yet stored.
+    /// Memory for metadata, in bytes: map pages, tree nodes, changes not yet stored.
     pub metadata_cache: usize,
-    /// Bytes of memory for data: blocks that were read or written not long ago.
+    /// Memory for the data cache, in bytes: recently read or written blocks.
     pub data_cache: usize,
-    /// Give the space of free segments back to the file system or device.
+    /// Set to return the space of free segments to the file system or device (punch holes).
     pub punch_free: bool,
-    /// Change nothing: for checking, and for looking into a store.
+    /// Set to open the store read-only, for checking and inspecting a store.
     pub read_only: bool,
-    /// Open the store also if its newest checkpoint is damaged and the one before does not have all that was durable,
-    /// or if the log is damaged before its end: what was acknowledged since is lost then.
+    /// Set to open the store even if its newest checkpoint is damaged and the previous one lacks durable data, or if
+    /// the log is damaged before its end. Data acknowledged since then is lost.
     pub roll_back: bool,
 }
 
@@ -61,71 +66,83 @@ impl Default for StoreOptions {
     }
 }
 
-/// What a store has done and has, for people and metrics.
+/// Store statistics: counters and gauges.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StoreStats {
-    /// Bytes that can be stored.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes stored, metadata included.
+    /// Bytes stored, including metadata.
     pub used: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Bytes of the device that the segments take.
+    /// Bytes of the device that the segments occupy.
     pub device_size: u64,
-    /// Bytes a segment.
+    /// Segment size in bytes.
     pub segment_size: u64,
-    /// Segments.
+    /// Number of segments.
     pub segments: u32,
-    /// Free ones.
+    /// Number of free segments.
     pub segments_free: u32,
-    /// Bytes of memory that metadata takes, about.
+    /// Approximate memory use of metadata, in bytes.
     pub metadata_bytes: u64,
-    /// Bytes users wrote, since the store was made.
+    /// Bytes written by users since the store was created.
     pub user_bytes: u64,
-    /// Bytes the store wrote to its device, since it was made.
+    /// Bytes written to the device since the store was created.
     pub device_bytes: u64,
-    /// Bytes the cleaner moved, since it was opened.
+    /// Bytes moved by the cleaner since the store was opened.
     pub cleaned_bytes: u64,
-    /// Checkpoints since it was opened.
+    /// Checkpoints since the store was opened.
     pub checkpoints: u64,
-    /// Map pages read since it was opened.
+    /// Map pages read since the store was opened.
     pub page_loads: u64,
-    /// Stored pairs of the index that lookups of ranges have gone through since it was opened.
+    /// Stored index pairs scanned by range lookups since the store was opened.
     pub pairs_looked_at: u64,
-    /// Checksum errors found since it was opened.
+    /// Checksum errors found since the store was opened.
     pub checksum_errors: u64,
-    /// The data cache.
+    /// Data cache statistics.
     pub cache: CacheStats,
-    /// What the replay found when it was opened.
+    /// Result of the log replay at opening.
     pub replay: Replay,
 }
 
-/// An open store: a pool of objects in a file or on a block device.  See [`ObjectBackend`](forebay_block::ObjectBackend).
+/// Checkpoint that a store is opened from.
+pub(crate) struct StartingPoint {
+    /// Anchor of the checkpoint.
+    pub anchor: Anchor,
+    /// Set if a newer checkpoint may have been lost.
+    pub anchor_lost: bool,
+    /// Set if durable data is discarded that opening does not detect.
+    pub given_up: bool,
+}
+
+/// Open store: a pool of objects in a file or on a block device.  See
+/// [`ObjectBackend`](forebay_block::ObjectBackend).
 pub struct Store {
     pub(crate) core: Rc<Core>,
     pub(crate) info: BackendInfo,
     replay: Replay,
     tasks: RefCell<Vec<JoinHandle<()>>>,
-    /// How the first close ended.
+    /// Result of the first close.
     closed: RefCell<Option<Result<()>>>,
-    /// Something is in `closed`.
+    /// Signals that `closed` is set.
     close_ended: Notify,
-    /// Where and what was lost as it was opened although not all that was durable is there.
+    /// Location and description of durable data that was lost at opening.
     pub(crate) lost: Option<(&'static str, String)>,
+    /// Set if one copy of the superblock was damaged at opening.
+    one_superblock: Cell<bool>,
 }
 
 impl Store {
     /// Opens a store and recovers it.
     ///
-    /// # Errors
-    /// `NotFound` when there is no file, `Busy` when somebody else has it open, `Invalid` when it is no store,
-    /// `Unsupported` when it was made by a newer version, `Corrupt` when what it needs to open is damaged.
+    /// `NotFound` if the file does not exist, `Busy` if it is already open elsewhere, `Invalid` if it is not a store,
+    /// `Unsupported` if a newer version created it, `Corrupt` if structures needed for opening are damaged.
     pub async fn open(path: impl AsRef<Path>, options: StoreOptions) -> Result<Rc<Self>> {
         let path = path.as_ref();
         let how = if options.read_only { OpenOptions::read() } else { OpenOptions::read_write() };
         let file = open_file(path, how.direct().lock()).await?;
-        let superblock = match read_superblock(&file).await {
-            Ok(superblock) => superblock,
+        let FoundSuperblock { superblock, one_damaged, .. } = match read_superblock(&file).await {
+            Ok(found) => found,
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 return Err(match occupant::look(&file).await {
                     Ok(found) => occupant::explain(&file, error, found),
@@ -134,46 +151,55 @@ impl Store {
             }
             Err(error) => return Err(error),
         };
-        if file.info().size < superblock.device_size() {
-            let text = format!(
-                "{}: {} bytes, but its superblock says {}; it was cut short",
-                path.display(),
-                file.info().size,
-                superblock.device_size()
-            );
-            return Err(Error::new(ErrorKind::Corrupt, text));
-        }
-        let (anchor, unreadable) = read_anchor(&file, store_id(&superblock.uuid)).await?;
+        let (anchor, unreadable) = read_anchor(&file, superblock.store_number()).await?;
+        let from = StartingPoint { anchor, anchor_lost: unreadable.is_some(), given_up: false };
+        let store = Self::open_at(file, superblock, from, options).await?;
+        store.one_superblock.set(one_damaged);
+        Ok(store)
+    }
+
+    /// Opens a store from a given checkpoint.
+    pub(crate) async fn open_at(
+        file: File,
+        superblock: Superblock,
+        from: StartingPoint,
+        options: StoreOptions,
+    ) -> Result<Rc<Self>> {
+        let StartingPoint { anchor, anchor_lost, given_up } = from;
+        let shown = file.path().display().to_string();
+        refuse_cut_short(&file, &superblock)?;
         let core = open_core(file, superblock, &anchor, &options).await?;
         core.look_for_lost_keys().await;
-        let (replay, gap) = core.replay(&anchor, unreadable.is_some()).await?;
+        let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
         if replay.batches > 0 {
-            let path = path.display();
-            tracing::info!("recovered {path}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
+            tracing::info!("recovered {shown}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
         }
-        let lost = match unreadable {
-            Some(_) => core.find_lost(&replay, core.store_id()).await?,
-            None => None,
-        };
+        let lost = if anchor_lost { core.find_lost(&replay, &anchor, core.store_id()).await? } else { None };
         let lost = lost.map(|batch| {
             format!(
-                "{}: the newest checkpoint is damaged, and checkpoint {} before it does not have all that was durable: \
+                "{shown}: the newest checkpoint is damaged, and checkpoint {} before it does not have all that was durable: \
                  batch {} of the log, at byte {}, comes after what can be recovered (up to batch {})",
-                path.display(),
                 anchor.generation,
                 batch.seq,
                 batch.block * BLOCK64,
                 replay.next_seq.saturating_sub(1)
             )
         });
-        // Either is reason enough.
+        // The checkpoint takes precedence; either is sufficient.
         let lost = lost.map(|text| ("the newest checkpoint", text)).or(gap.map(|text| ("the log", text)));
         if let Some((_, text)) = &lost {
             if !options.roll_back {
-                let how = "`forebay store check --roll-back` goes on with what comes before it, and loses the rest";
+                let how = "`forebay store check --rebuild` looks for the checkpoint in the log; `--roll-back` goes on with \
+                           what comes before it, and loses the rest";
                 return Err(Error::new(ErrorKind::Corrupt, format!("{text}; {how}")));
             }
             tracing::error!("{text}; giving that up, as was asked for");
+        }
+        let mut first_seq = replay.next_seq.max(1);
+        if lost.is_some() || given_up {
+            // Discarded checkpoints and batches must not be taken for newer ones.
+            core.generation.set(core.generation.get() + GENERATIONS_GIVEN_UP);
+            first_seq += BATCHES_GIVEN_UP;
         }
         let store = Rc::new(Self {
             info: BackendInfo {
@@ -189,17 +215,18 @@ impl Store {
             closed: RefCell::default(),
             close_ended: Notify::new(),
             lost,
+            one_superblock: Cell::new(false),
         });
         if !options.read_only {
-            store.start(&anchor, &options).await?;
+            store.start(&anchor, first_seq, &options).await?;
         }
         Ok(store)
     }
 
-    /// Begins a new life of the log, and the tasks.
-    async fn start(&self, anchor: &Anchor, options: &StoreOptions) -> Result<()> {
+    /// Starts a new log epoch at batch `first_seq`, and starts the tasks.
+    async fn start(&self, anchor: &Anchor, first_seq: u64, options: &StoreOptions) -> Result<()> {
         let core = &self.core;
-        // Unlike any before, also that of an opening that a crash cut short.
+        // Differs from all earlier epochs, including one of an opening interrupted by a crash.
         let epoch = random() | 1;
         core.epoch.set(if epoch == anchor.epoch { epoch ^ 2 } else { epoch });
         let log = Log::new(
@@ -207,7 +234,7 @@ impl Store {
             core.store_id(),
             core.epoch.get(),
             core.segments.clone(),
-            self.replay.next_seq.max(1),
+            first_seq,
             core.host.clone(),
         )?;
         if let Some(host) = &core.host {
@@ -218,26 +245,25 @@ impl Store {
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(spawn(Log::tick(Rc::downgrade(&log))));
-        // What was allocated on purpose stays so.
+        // Space that was preallocated on purpose stays allocated.
         let punch = options.punch_free && !core.host.as_ref().is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
         tasks.push(spawn(crate::snaps::trim(core.clone())));
         Ok(())
     }
 
-    /// Stores everything and closes the store.  Later requests are answered with `ShuttingDown`, and a second close as
-    /// the first one was.
+    /// Writes a final checkpoint and closes the store.  Later requests fail with `ShuttingDown`; a second close returns
+    /// the result of the first.
     ///
-    /// # Errors
-    /// When the device does not take what is left: what was not durable before may be lost.  The device is let go of
-    /// all the same when the store is dropped.
+    /// Errors of the device: data that was not durable before may be lost.  The device is released in any case when the
+    /// store is dropped.
     pub async fn close(&self) -> Result<()> {
         let core = &self.core;
         if core.read_only {
             return Ok(());
         }
         if core.closing.replace(true) {
-            // Somebody else is at it.
+            // Another task is already closing the store.
             self.close_ended.wait_until(|| self.closed.borrow().is_some()).await;
             return self.closed.borrow().clone().unwrap_or(Ok(()));
         }
@@ -255,7 +281,7 @@ impl Store {
         core.snaps_changed.notify_all();
         let tasks = self.tasks.take();
         for (i, task) in tasks.into_iter().enumerate() {
-            // The ticker (the first) ends by itself with the log; the others see that the store is closing.
+            // The ticker (the first task) ends with the log; the others check that the store is closing.
             if i > 0 {
                 task.await;
             }
@@ -271,7 +297,7 @@ impl Store {
         core.checkpoint(true).await
     }
 
-    /// What it has and has done.
+    /// Returns the statistics of the store.
     pub fn stats(&self) -> StoreStats {
         let core = &self.core;
         let segments = core.segments.borrow();
@@ -297,7 +323,7 @@ impl Store {
         }
     }
 
-    /// The store's identity.
+    /// Returns the UUID of the store.
     pub fn uuid(&self) -> [u8; 16] {
         self.core.superblock.uuid
     }
@@ -309,20 +335,28 @@ impl Store {
         Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
     }
 
-    /// Returns why the store takes no writes, if it does not: its device has failed, it is read-only, or it is closing.
+    /// Returns a description of damage that the store was opened with, and the repair procedure; `None` if there is
+    /// none.
+    pub fn needs_repair(&self) -> Option<String> {
+        let text = "one copy of the superblock is damaged; stop the daemon and run `forebay store check --repair`";
+        self.one_superblock.get().then(|| text.to_owned())
+    }
+
+    /// Returns the reason why the store rejects writes, if it does: its device failed, it is read-only, or it is
+    /// closing.
     pub fn refuses_writes(&self) -> Option<Error> {
         self.core.refuse_writes().err()
     }
 
-    /// Returns the bytes that the store itself could still take where the file system that its file lies on has less; `None`
-    /// where that is no limit.
+    /// Returns the bytes that the store itself could still accept, if its file system has less space; `None` if the
+    /// file system is not the limit.
     pub fn limited_by_host(&self) -> Option<u64> {
         let available = self.core.available();
         (self.core.host_room(u64::MAX) < available).then_some(available)
     }
 }
 
-/// Ends the wait of those who close a store a second time, also when the first is given up half way.
+/// Wakes later callers of close, also if the first close is cancelled.
 struct EndOfClose<'a>(&'a Store);
 
 impl Drop for EndOfClose<'_> {
@@ -335,7 +369,7 @@ impl Drop for EndOfClose<'_> {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Not closed in order: as a crash would leave it, but without tasks that go on.
+        // Not closed cleanly: the state is that of a crash, but no tasks continue.
         self.core.closing.set(true);
         if let Some(log) = self.core.log.borrow().as_ref().filter(|_| !matches!(*self.closed.borrow(), Some(Ok(())))) {
             log.abandon();
@@ -363,6 +397,16 @@ pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File>
     })
 }
 
+/// Rejects a file or device that is smaller than its store (truncated).
+pub(crate) fn refuse_cut_short(file: &File, superblock: &Superblock) -> Result<()> {
+    let (size, expected) = (file.info().size, superblock.device_size());
+    if size >= expected {
+        return Ok(());
+    }
+    let text = format!("{}: {size} bytes, but its superblock says {expected}; it was cut short", file.path().display());
+    Err(Error::new(ErrorKind::Corrupt, text))
+}
+
 async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options: &StoreOptions) -> Result<Rc<Core>> {
     let geometry = Geometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
@@ -375,7 +419,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     }
     let host = if options.read_only { None } else { Host::new(&media.file, superblock.device_size()) };
     let count = geometry.segment_count;
-    // Kept back from users: what the cleaner needs to work with when the store is full, and the gate below.
+    // Reserved space: for the cleaner when the store is full, and the reserve watermark below.
     let reserve = (count / 10).max(14);
     let capacity = u64::from(count.saturating_sub(reserve)) * geometry.segment_size;
     let limit = options.metadata_cache;
@@ -431,7 +475,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     }))
 }
 
-/// Takes checkpoints and cleans when that is due, until the store closes.
+/// Writes checkpoints and cleans segments when due, until the store closes.
 async fn maintain(core: Rc<Core>, punch: bool) {
     loop {
         let due = || core.closing.get() || core.wants_checkpoint() || core.wants_cleaning();
@@ -440,7 +484,8 @@ async fn maintain(core: Rc<Core>, punch: bool) {
             return;
         }
         if core.log().failure().is_some() {
-            // Each try would append to the log what cannot be written; who waits for room is told why there is none.
+            // Each retry would append to the log, which cannot be written. Writers that wait for space receive the
+            // error.
             core.changed.notify_all();
             sleep(RETRY_AFTER).await;
             continue;
@@ -448,7 +493,7 @@ async fn maintain(core: Rc<Core>, punch: bool) {
         if let Err(error) = maintain_once(&core).await {
             tracing::error!(?error, "keeping the store in shape failed; trying again");
             core.last_victims.borrow_mut().clear();
-            // Who would wait for it to succeed is told why it does not.
+            // Tasks that wait for its success receive the error.
             *core.upkeep_failure.borrow_mut() = Some(error);
             core.changed.notify_all();
             sleep(RETRY_AFTER).await;
@@ -468,14 +513,15 @@ async fn maintain_once(core: &Rc<Core>) -> Result<()> {
     let free_before = core.segments.borrow().free_count();
     let live_before = core.segments.borrow().live_bytes();
     let appended_before = core.log().bytes_appended();
-    // With much to be stored by the checkpoint, the cleaner had no room to work in: that says nothing yet.
+    // With much dirty metadata for the checkpoint, the cleaner had little space to work with, so the result is
+    // inconclusive.
     let cramped = core.dirty_bytes() as u64 > 2 * core.segments.borrow().geometry.segment_size;
     let gain = core.clean_round().await?;
     core.checkpoint(false).await?;
     let free = core.segments.borrow().free_count();
     let quiet = core.segments.borrow().live_bytes() >= live_before;
-    // Three ways to be stuck: nothing worth moving, or moving it won nothing although hardly anybody wrote meanwhile, or
-    // round after round wins what the next one loses.
+    // Garbage collection is stalled in three cases: nothing is worth moving; moving gained nothing although almost
+    // nothing else was written meanwhile; or each round gains only what the next one loses.
     let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
     let scarce = free <= core.gate + core.room_wanted.replace(0);
     let nothing_won = free <= free_before && !cramped && (gain == 0 || (quiet && moved_only));
@@ -491,7 +537,7 @@ async fn punch_free(core: &Rc<Core>) {
     let geometry = core.segments.borrow().geometry;
     let segments = core.segments.borrow_mut().take_punchable(SEGMENTS_KEPT);
     for segment in segments {
-        // Somebody may have taken it into use while the others were punched.
+        // Another task may have allocated it while other segments were punched.
         if core.segments.borrow().state(segment) != crate::segments::SegmentState::Free {
             continue;
         }

@@ -1,7 +1,9 @@
-//! The newest checkpoint's anchors are damaged: what can be recovered from the one before is, and what cannot is not given
-//! up without being asked.
+//! Tests with damaged anchors of the newest checkpoint: everything recoverable from the previous one is recovered, and
+//! durable data is discarded only on request.
 
 mod common;
+#[path = "common/flip.rs"]
+mod flip;
 
 use std::rc::Rc;
 
@@ -14,6 +16,7 @@ use forebay_store::format::entry::Entry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 use common::{DISK, machine, run};
+use flip::flip;
 
 const SIZE: u64 = 64 << 20;
 
@@ -50,7 +53,7 @@ async fn is_there(store: &Store, name: &str) -> bool {
     }
 }
 
-/// Spoils both copies of the newest anchor, or of the older one.
+/// Damages both copies of the newest anchor, or of the older one.
 async fn spoil(newest: bool) {
     let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
     let mut generations = Vec::new();
@@ -76,7 +79,7 @@ fn what_the_log_still_has_is_recovered_from_the_checkpoint_before() {
             write(&store, "a").await;
             store.close().await.expect("close");
             drop(store);
-            // Closing took the newest checkpoint; the one before is that of the opening.
+            // The newest checkpoint is that of closing; the previous one is that of opening.
             spoil(newest).await;
             let found = check(false).await;
             assert_eq!(found.len(), 2, "both copies are told of, and nothing else: {found:?}");
@@ -102,7 +105,8 @@ fn what_was_acknowledged_is_not_given_up_unasked() {
         write(&store, "b").await;
     });
     run(&world, async {
-        // The newest is that of the second opening, the one before says that nothing is to be replayed.
+        // The newest checkpoint is that of the second opening; the previous one is clean, so that nothing would be
+        // replayed.
         spoil(true).await;
         let error = open(false).await.err().expect("acknowledged data would be lost");
         assert_eq!(error.kind(), ErrorKind::Corrupt);
@@ -117,17 +121,7 @@ fn what_was_acknowledged_is_not_given_up_unasked() {
     });
 }
 
-/// Flips a bit of one byte.
-async fn flip(at: u64) {
-    let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
-    let start = at / 4096 * 4096;
-    let mut block = disk.read_exact_at(start, 4096).await.expect("read").to_vec();
-    block[(at - start) as usize] ^= 4;
-    disk.write_at(Buf::copy_of(&block), start).await.expect("write");
-    disk.sync_data().await.expect("sync");
-}
-
-/// The headers of batches on the disk.
+/// Returns the batch headers on the disk, sorted by number.
 fn headers(world: &World) -> Vec<BatchHeader> {
     let header = |block| {
         let bytes = world.peek(DISK, block * 4096, 4096).expect("peek");
@@ -140,7 +134,8 @@ fn headers(world: &World) -> Vec<BatchHeader> {
 
 #[test]
 fn a_damaged_batch_before_a_lost_checkpoint_is_not_taken_for_one_that_was_never_durable() {
-    // One flush makes the write and the closing checkpoint's batches durable, so that no batch tells of another.
+    // One flush makes the write and the batches of the closing checkpoint durable, so that no batch records another as
+    // durable.
     for (damaged_byte, later_too) in [(0, false), (20, false), (100, false), (4096, false), (100, true)] {
         let world = world();
         run(&world, async {
@@ -165,6 +160,14 @@ fn a_damaged_batch_before_a_lost_checkpoint_is_not_taken_for_one_that_was_never_
                 flip(header.block * 4096 + damaged_byte).await;
             }
             flip(batch.block * 4096 + damaged_byte).await;
+            if damaged_byte == 4096 {
+                // The batch of the closing checkpoint's record records this one as durable: only its data is damaged.
+                let store = open(false).await.expect("no batch is missing");
+                let read = store.read(&ObjectName::new("b"), ObjectRead::head(0, 1)).await;
+                assert_eq!(read.expect_err("its data is damaged").kind(), ErrorKind::Corrupt);
+                store.close().await.expect("close");
+                return;
+            }
             let error = open(false).await.err().expect("acknowledged data would be lost");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {damaged_byte}: {error}");
             assert!(error.to_string().contains("--roll-back"), "{error}");
@@ -251,7 +254,7 @@ fn a_log_that_was_reused_since_is_not_taken_for_its_beginning() {
     let world = world();
     run(&world, async {
         let store = open(false).await.expect("open");
-        // Overwritten many times over: every segment has been used again since the opening.
+        // Overwritten many times: every segment has been reused since the opening.
         let before = store.stats().checkpoints;
         for round in 0..40_u32 {
             for i in 0..64 {
@@ -266,7 +269,7 @@ fn a_log_that_was_reused_since_is_not_taken_for_its_beginning() {
     run(&world, async {
         spoil(true).await;
         match open(false).await {
-            // From the one before, all that was durable is there.
+            // The previous checkpoint recovers all durable data.
             Ok(store) => {
                 for i in 0..64 {
                     let name = ObjectName::new(format!("o{i}"));
@@ -279,4 +282,122 @@ fn a_log_that_was_reused_since_is_not_taken_for_its_beginning() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
         }
     });
+}
+
+/// Batch numbers that an opening skips after a clean checkpoint.
+const LEFT_OUT: u64 = 1 << 20;
+
+/// Renumbers the batches of the newest opening as if written by a version that skips no numbers after a clean close.
+async fn number_without_a_gap(world: &World) {
+    let batches = headers(world);
+    let epoch = batches.last().expect("a batch").epoch;
+    let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
+    for mut header in batches.into_iter().filter(|header| header.epoch == epoch) {
+        header.seq -= LEFT_OUT;
+        header.durable_seq -= LEFT_OUT;
+        let mut block = vec![0; 4096];
+        header.encode(&mut block);
+        disk.write_at(Buf::copy_of(&block), header.block * 4096).await.expect("write");
+    }
+    disk.sync_data().await.expect("sync");
+}
+
+/// Returns a store that was closed cleanly with "a", and then opened again for "b" and interrupted. The second opening
+/// is by a version that skips numbers, or by one that does not.
+fn two_lives(leaves_out: bool) -> World {
+    let world = world();
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        write(&store, "a").await;
+        store.close().await.expect("close");
+    });
+    let numbers = |world: &World| headers(world).last().expect("a batch").seq;
+    let before = numbers(&world);
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        write(&store, "b").await;
+    });
+    assert!(numbers(&world) >= before + LEFT_OUT - 2, "the second life leaves numbers out");
+    if !leaves_out {
+        run(&world, number_without_a_gap(&world));
+        assert!(numbers(&world) < before + 20);
+    }
+    world
+}
+
+#[test]
+fn a_life_after_an_orderly_close_is_noticed_whether_or_not_it_left_numbers_out() {
+    for leaves_out in [true, false] {
+        let world = two_lives(leaves_out);
+        run(&world, async {
+            // The anchor of the second opening; the previous one is clean, so that nothing would be replayed.
+            spoil(true).await;
+            let error = open(false).await.err().expect("acknowledged data would be lost");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(error.to_string().contains("--roll-back"), "{error}");
+            assert_eq!(check(false).await.len(), 3, "both copies, and what is lost by it");
+            assert!(check(true).await.is_empty());
+            let store = open(false).await.expect("it was gone back for good");
+            assert_eq!((is_there(&store, "a").await, is_there(&store, "b").await), (true, false));
+            store.close().await.expect("close");
+            drop(store);
+            assert!(check(false).await.is_empty());
+        });
+    }
+}
+
+#[test]
+fn an_orderly_close_that_no_life_came_after_is_opened_without_a_word() {
+    // The closing checkpoint's batches may be anywhere in a segment, including its beginning.
+    for writes in 1..=20 {
+        let world = world();
+        run(&world, async {
+            for name in ["a", "b"] {
+                let store = open(false).await.expect("open");
+                for _ in 0..writes {
+                    write(&store, name).await;
+                }
+                store.close().await.expect("close");
+                drop(store);
+            }
+            spoil(false).await;
+            assert_eq!(check(false).await.len(), 2, "{writes} writes: both copies, and nothing else");
+            let store = open(false).await.unwrap_or_else(|error| panic!("{writes} writes: {error}"));
+            assert_eq!((is_there(&store, "a").await, is_there(&store, "b").await), (true, true));
+            store.close().await.expect("close");
+            drop(store);
+            assert!(check(false).await.is_empty());
+        });
+    }
+}
+
+#[test]
+fn a_rebuild_notices_a_life_after_an_orderly_close_whose_checkpoints_are_lost() {
+    for leaves_out in [true, false] {
+        let world = two_lives(leaves_out);
+        let epoch = headers(&world).into_iter().rfind(|header| header.durable_seq > 0).expect("a batch").epoch;
+        let has_record = |header: &&BatchHeader| {
+            let entries = Entry::decode_all(&header.entries).expect("entries");
+            header.epoch == epoch && entries.iter().any(|entry| matches!(entry, Entry::Checkpoint { .. }))
+        };
+        let records: Vec<BatchHeader> = headers(&world).iter().filter(has_record).cloned().collect();
+        run(&world, async {
+            assert!(!records.is_empty());
+            for record in &records {
+                flip(record.block * 4096 + 100).await;
+            }
+            spoil(true).await;
+            let options = CheckOptions { data: true, rebuild: true, ..CheckOptions::default() };
+            let report = Store::check(DISK, options, |_, _| {}).await.expect("a report");
+            let rebuilt = report.rebuild.as_ref().expect("a rebuild");
+            let told = rebuilt.lost.iter().any(|lost| lost.contains("were durable"));
+            assert!(!rebuilt.written && told, "{rebuilt:?}");
+            let options = CheckOptions { data: true, rebuild: true, roll_back: true, ..CheckOptions::default() };
+            let report = Store::check(DISK, options, |_, _| {}).await.expect("a report");
+            assert!(report.is_clean() && report.rebuild.is_some_and(|rebuilt| rebuilt.written));
+            let store = open(false).await.expect("it was gone back for good");
+            assert_eq!((is_there(&store, "a").await, is_there(&store, "b").await), (true, false));
+            store.close().await.expect("close");
+        });
+    }
 }

@@ -4,45 +4,45 @@ use std::sync::Arc;
 /// Shorthand for results of this crate's traits.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, in the terms that a front maps to its protocol's status.
+/// Kind of an error, which a front maps to its protocol's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// No such object, image or snapshot (ENOENT).
+    /// Object, image or snapshot does not exist (ENOENT).
     NotFound,
-    /// It is there already (EEXIST).
+    /// Object, image or snapshot exists already (EEXIST).
     Exists,
-    /// The device or pool is full (ENOSPC).
+    /// Device or pool is full (ENOSPC).
     NoSpace,
-    /// The medium failed (EIO).
+    /// Medium error (EIO).
     Io,
-    /// Stored bytes do not have the checksum they were stored with (EIO; never retried, never returned as data).
+    /// Checksum mismatch of stored bytes (EIO; never retried, never returned as data).
     Corrupt,
-    /// Writing is not allowed here (EROFS, EPERM).
+    /// Write to a read-only or write-protected target (EROFS, EPERM).
     ReadOnly,
-    /// Past the end of the device or object (EINVAL, or ENOSPC for a write).
+    /// Offset past the end of the device or object (EINVAL, or ENOSPC for a write).
     OutOfRange,
-    /// The request makes no sense (EINVAL).
+    /// Invalid request (EINVAL).
     Invalid,
-    /// Somebody else holds it (EBUSY).
+    /// Resource is in use or locked by another owner (EBUSY).
     Busy,
-    /// A compare found other data; the offset of the first differing byte, counted from the compare's start.
+    /// Compare mismatch; the offset of the first differing byte, relative to the start of the compare.
     Mismatch(u64),
-    /// A guard of a transaction did not hold; nothing was changed (ECANCELED).
+    /// Guard of a transaction failed; nothing was changed (ECANCELED).
     Guard,
-    /// No answer in time (ETIMEDOUT).
+    /// Timeout (ETIMEDOUT).
     TimedOut,
-    /// Another owner has taken over; this one must not go on (ESHUTDOWN).
+    /// Fenced: another owner has taken over, and this one must stop (ESHUTDOWN).
     Fenced,
-    /// Not offered here (ENOTSUP).
+    /// Operation not supported (ENOTSUP).
     Unsupported,
-    /// It is closing down (ESHUTDOWN).
+    /// Shutdown in progress (ESHUTDOWN).
     ShuttingDown,
-    /// Not permitted (EPERM).
+    /// Permission denied (EPERM).
     Denied,
 }
 
 impl ErrorKind {
-    /// A few words for people.
+    /// Returns a short text for operators.
     pub fn describe(self) -> &'static str {
         match self {
             ErrorKind::NotFound => "not found",
@@ -65,8 +65,8 @@ impl ErrorKind {
     }
 }
 
-/// An error of a block device or object backend: its kind, what was being done, and the cause.  Cheap to clone, so
-/// that one failed group commit can answer everybody who waited for it.
+/// Error of a block device or object backend: its kind, the failed operation, and the cause.  Cheap to clone, so that
+/// one failed group commit can be reported to all its waiters.
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
@@ -75,12 +75,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with the words that say what was being done, and to what.
+    /// Creates an error; `context` names the operation and its object.
     pub fn new(kind: ErrorKind, context: impl AsRef<str>) -> Self {
         Self { kind, context: context.as_ref().into(), source: None }
     }
 
-    /// Of an I/O error; the kind follows from it.
+    /// Creates an error from an I/O error, which determines the kind and becomes the source.
     pub fn from_io(error: std::io::Error, context: impl AsRef<str>) -> Self {
         use std::io::ErrorKind as Os;
         let kind = match error.kind() {
@@ -97,18 +97,31 @@ impl Error {
         Self { kind, context: context.as_ref().into(), source: Some(Arc::new(error)) }
     }
 
-    /// With the error that caused it.
+    /// Sets the error that caused it.
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// Its kind.
+    /// Prepends `what` to the context, unless the context begins with it already.  The kind and the cause stay.
+    pub fn within(self, what: impl fmt::Display) -> Self {
+        let what = what.to_string();
+        let context = match self.context() {
+            "" => what,
+            context if context.strip_prefix(&what).is_some_and(|rest| rest.is_empty() || rest.starts_with(':')) => {
+                return self;
+            }
+            context => format!("{what}: {context}"),
+        };
+        Self { context: context.into(), ..self }
+    }
+
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What was being done.
+    /// Returns the context: the operation that failed.
     pub fn context(&self) -> &str {
         &self.context
     }
@@ -146,5 +159,21 @@ impl std::error::Error for Error {
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
         Error::new(kind, "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_in_front_are_said_once_and_keep_the_cause() {
+        let cause = std::io::Error::other("the disk is on fire");
+        let error = Error::from_io(cause, "reading block 7").within("image a").within("image a");
+        assert_eq!(error.to_string(), "image a: reading block 7: input/output error");
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        assert_eq!(source.as_deref(), Some("the disk is on fire"));
+        assert_eq!(Error::from(ErrorKind::Busy).within("image a").to_string(), "image a: busy");
+        assert_eq!(Error::new(ErrorKind::Busy, "image ab").within("image a").context(), "image a: image ab");
     }
 }

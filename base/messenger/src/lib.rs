@@ -1,10 +1,9 @@
-//! Moves messages between processes: ordered, typed, over TCP, Unix sockets, shared memory and within the
+//! Messenger of ordered, typed messages between processes, over TCP, RDMA, Unix sockets, shared memory and within the
 //! process.
 //!
 //! A [`Messenger`] is an endpoint on a reactor's [`Portal`]; it listens and connects.  A [`Connection`] carries
-//! [`Message`]s in order, over as many streams as it takes.  [`wire`] is Ceph's msgr2.1 in bytes, [`session`] its state
-//! machines without any I/O.  How the parts work together is in `docs/design/messenger.md`, what goes over the wire in
-//! `docs/formats/msgr2.md`.
+//! [`Message`]s in order, across reconnects.  [`wire`] is the wire format of Ceph's msgr2.1, [`session`] its state
+//! machines without any I/O.  The design is in `docs/design/messenger.md`, the wire format in `docs/formats/msgr2.md`.
 //!
 //! ```
 //! use forebay_messenger::{Connection, Message, Messenger, Options, Policy, Portal};
@@ -46,8 +45,9 @@ mod window;
 pub mod wire;
 
 pub use connection::{Connection, Reason, SendError, State};
+pub use forebay_reactor::Network;
 pub use message::{Message, Role, priority as message_priority};
-pub use messenger::{Auth, Handler, Messenger, Network, Options};
+pub use messenger::{Auth, Handler, Messenger, Options};
 pub use portal::Portal;
 pub use session::{Key, Keyring, Policy, Violation};
 pub use throttle::Budget;

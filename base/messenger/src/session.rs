@@ -1,8 +1,9 @@
-//! The protocol's state machines: bytes and frames in, bytes and decisions out; no I/O, no time, no chance of its own.
+//! Protocol state machines: bytes and frames in, bytes and decisions out; no I/O, no clock, no random source of their
+//! own.
 //!
-//! A [`Link`] is one connection from its banner to the point where both sides agree on a session; [`Session`] is what
-//! outlives connections: sequence numbers, what is queued and what is not acknowledged yet.  The states and their
-//! transitions are in `docs/design/messenger.md`.
+//! A [`Link`] is one connection from its banner to the agreement on a session; a [`Session`] is the state that survives
+//! reconnects: sequence numbers, queued and unacknowledged messages.  The states and their transitions are in
+//! `docs/design/messenger.md`.
 
 pub mod auth;
 pub mod cephx;
@@ -15,80 +16,96 @@ pub use link::{Answer, Asked, ClientConfig, Established, Link, Outcome, Progress
 pub use shared_key::{Key, Keyring};
 pub use state::{Policy, Session};
 
+use crate::wire::control::mode;
 use crate::wire::{Malformed, SecretTooShort, Tag, WireError};
 
-/// Why a connection is ended: the peer broke a rule, or is not whom we talk to.
+/// Protocol violation or mismatch that ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// It is not this protocol, or not intact.
+    /// Frame that is malformed or corrupted.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// A frame that has no place in the connection's state.
+    /// Frame that is not allowed in the connection's state.
     #[error("a {tag:?} frame came while {state}")]
     Unexpected {
-        /// Which frame.
+        /// Tag of the frame.
         tag: Tag,
-        /// What was going on.
+        /// Current step of the connection.
         state: &'static str,
     },
-    /// The two versions of the protocol do not fit.
+    /// Protocol features that do not match.
     #[error("the peer's protocol lacks features {lacks:#x} and wants {wants:#x}")]
     Features {
-        /// What we require and it lacks.
+        /// Features required by this side that the peer lacks.
         lacks: u64,
-        /// What it requires and we lack.
+        /// Features required by the peer that this side lacks.
         wants: u64,
     },
-    /// The peer's messages lack features.
+    /// Message features that the peer lacks.
     #[error("the peer lacks features {0:#x} of messages")]
     MessageFeatures(u64),
-    /// The peer refuses our method of authentication or our modes.
+    /// Message features required by the peer that this side lacks.
+    #[error("the peer requires features {0:#x} of messages, which we lack")]
+    FeaturesRequired(u64),
+    /// Authentication method or modes rejected by the peer.
     #[error("the peer refuses method {method:#x} (error {result}); it takes methods {methods:?} in modes {modes:?}")]
     MethodRefused {
-        /// What we asked for.
+        /// Method that was requested.
         method: u32,
-        /// Its error number.
+        /// Error number of the peer.
         result: i32,
-        /// What it takes.
+        /// Methods that the peer accepts.
         methods: Vec<u32>,
-        /// Of these.
+        /// Modes that the peer accepts.
         modes: Vec<u32>,
     },
-    /// The peer picked a mode that was not offered.
+    /// Connection modes without overlap, whatever the authentication.
+    #[error(
+        "connection modes do not overlap: the peer accepts {}, we offer {}",
+        mode::names(theirs),
+        mode::names(ours)
+    )]
+    ModesDiffer {
+        /// Modes offered by this side, of [`mode`].
+        ours: Vec<u32>,
+        /// Modes accepted by the peer.
+        theirs: Vec<u32>,
+    },
+    /// Mode picked by the peer that was not offered.
     #[error("the peer picked mode {0}, which was not offered")]
     ModeNotOffered(u32),
-    /// The peer is not who it says it is.
+    /// Authentication failure.
     #[error("authentication failed: {0}")]
     Auth(#[from] AuthError),
-    /// What was said before authentication was changed on the way.
+    /// Handshake signature mismatch: what was sent before authentication was changed in transit.
     #[error("the peer received something else than what was sent before it authenticated")]
     Signature,
-    /// The connection's secret is too short.
+    /// Connection secret that is too short.
     #[error(transparent)]
     Secret(#[from] SecretTooShort),
-    /// Somebody else answered at that address.
+    /// Peer at that address that has another identity.
     #[error("the peer at {target} says it is at {found}")]
     WrongPeer {
-        /// Whom we meant.
+        /// Address that was meant.
         target: String,
-        /// Who it is.
+        /// Addresses that the peer claims.
         found: String,
     },
-    /// The server keeps telling us to try again.
+    /// Retry limit exceeded: the server keeps asking to retry.
     #[error("the peer asks to retry without end")]
     Retries,
-    /// The server is connecting to us, and its connection is to win.
+    /// Connection race lost: the server is connecting to this side, and its connection wins.
     #[error("the peer asks to wait for its own connection")]
     Wait,
-    /// A message was left out, or the peer acknowledges what was never sent.
+    /// Sequence number out of order: a message is missing, or the peer acknowledged one that was never sent.
     #[error("sequence number {got} came, and {expected} was expected")]
     Sequence {
-        /// What came.
+        /// Number received.
         got: u64,
-        /// What could have.
+        /// Number expected, or the highest valid one.
         expected: u64,
     },
-    /// So much was said before authentication that it cannot be in earnest.
+    /// Byte limit before authentication exceeded.
     #[error("more than {0} bytes came before authentication was done")]
     TooMuchBeforeAuth(usize),
 }

@@ -1,7 +1,7 @@
-//! The bytes of msgr2.1: banner, frames, control payloads, message headers, and the two ways to protect them.
+//! Wire format of msgr2.1: banner, frames, control payloads, message headers, and the crc and secure modes.
 //!
-//! Nothing here does I/O or knows time.  Integers are little-endian unless said otherwise.  What is implemented, and
-//! what of Ceph's protocol is left out, is in `docs/formats/msgr2.md`; section names in comments are those of Ceph's
+//! Free of I/O and clocks.  Integers are little-endian unless said otherwise.  `docs/formats/msgr2.md` lists which
+//! parts of Ceph's protocol are implemented and which are left out; section names in comments are those of Ceph's
 //! `doc/dev/msgr2.rst`.
 
 pub mod addr;
@@ -16,80 +16,80 @@ pub mod header;
 
 pub use addr::{AddrKind, EntityAddr, entity};
 pub use banner::Banner;
-pub use codec::{Malformed, Reader, Writer};
+pub use codec::{Malformed, NewerEncoding, Reader, Writer};
 pub use crypto::{Direction, SecretTooShort};
 pub use decode::{Decoder, Frame, Next, Pools, Want};
 pub use encode::Encoder;
 pub use frame::{Layout, Limits, Tag};
 pub use header::Header;
 
-/// Why what was received is not a frame of this protocol, or not one that is taken.
+/// Decoding error: received bytes that are not a frame of this protocol, or not an accepted one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The first bytes are not the banner.
+    /// Banner prefix mismatch; the first bytes received.
     #[error("the peer does not speak msgr2: its banner begins with {0:02x?}")]
     BadBanner([u8; 8]),
-    /// The banner's payload is not what version 2 has.
+    /// Banner payload length out of range.
     #[error("the banner announces {0} bytes of features, and 16 to {max} are taken", max = banner::PAYLOAD_MAX)]
     BadBannerLength(u16),
-    /// A preamble's checksum does not match.
+    /// Preamble checksum mismatch.
     #[error("a frame's preamble has checksum {found:#010x}, and says {said:#010x}")]
     BadPreambleCrc {
-        /// Calculated from what was received.
+        /// Checksum calculated from the received bytes.
         found: u32,
-        /// Stated by the peer.
+        /// Checksum stated by the peer.
         said: u32,
     },
-    /// A tag that is not defined, or not offered.
+    /// Frame tag that is not defined, or not offered.
     #[error("a frame has the unknown tag {0}")]
     UnknownTag(u8),
-    /// Flags that were not agreed upon.
+    /// Frame flags that were not negotiated.
     #[error("a frame has flags {0:#04x}, and none were agreed upon")]
     BadFlags(u8),
-    /// The number of segments, or an empty last one.
+    /// Invalid number of segments, or an empty last one.
     #[error("a frame of {count} segments, the last of {last} bytes, is not allowed for {tag:?}")]
     BadSegments {
-        /// Which frame.
+        /// Tag of the frame.
         tag: Tag,
-        /// Segments.
+        /// Number of segments.
         count: u8,
-        /// Bytes of the last.
+        /// Length of the last segment in bytes.
         last: u32,
     },
-    /// A segment is longer than this side takes.
+    /// Segment longer than the limit.
     #[error("segment {segment} of a {tag:?} frame has {len} bytes, and at most {max} are taken")]
     TooLong {
-        /// Which frame.
+        /// Tag of the frame.
         tag: Tag,
-        /// Which segment, from 0.
+        /// Index of the segment, from 0.
         segment: usize,
-        /// Bytes announced.
+        /// Length announced, in bytes.
         len: u32,
-        /// Bytes taken at most.
+        /// Limit in bytes.
         max: u32,
     },
-    /// A segment's checksum does not match.
+    /// Segment checksum mismatch.
     #[error("segment {segment} of a {tag:?} frame has checksum {found:#010x}, and its epilogue says {said:#010x}")]
     BadSegmentCrc {
-        /// Which frame.
+        /// Tag of the frame.
         tag: Tag,
-        /// Which segment, from 0.
+        /// Index of the segment, from 0.
         segment: usize,
-        /// Calculated from what was received.
+        /// Checksum calculated from the received bytes.
         found: u32,
-        /// Stated by the peer.
+        /// Checksum stated by the peer.
         said: u32,
     },
-    /// The epilogue says neither complete nor aborted.
+    /// Epilogue status that is neither complete nor aborted.
     #[error("a frame's epilogue has the status {0:#04x}")]
     BadStatus(u8),
-    /// A frame was changed, replayed or left out, or is not from who has the key.
+    /// Authentication tag mismatch: the frame was changed, replayed or left out, or its sender does not have the key.
     #[error("a frame does not authenticate")]
     BadTag,
-    /// So many frames were exchanged under one key that the next nonce was used already.
+    /// Nonce space exhausted: the next nonce under this key was used already.
     #[error("the key of this connection is used up")]
     NonceUsedUp,
-    /// A payload is not what its tag promises.
+    /// Control payload that does not match its tag's format.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }

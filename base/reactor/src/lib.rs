@@ -1,8 +1,8 @@
-//! One thread a core: tasks, timers, files, sockets, aligned buffers, on io_uring.
+//! Thread-per-core runtime: tasks, timers, files, sockets and aligned buffers on io_uring.
 //!
-//! Everything in Forebay that reaches a disk, a socket or a clock does it through this crate, and this crate does it
-//! through one trait, [`driver::Driver`].  On a machine that is io_uring, or epoll with a few file threads where
-//! io_uring is forbidden; in `test/sim` it is a virtual disk, network and clock that replay from a seed.
+//! Forebay reaches every disk, socket and clock through this crate, and this crate through one trait,
+//! [`driver::Driver`].  On a real machine the driver is io_uring, or epoll with a few file threads where io_uring is
+//! forbidden.  In `test/sim` it is a virtual disk, network and clock that replay from a seed.
 //!
 //! ```
 //! use forebay_reactor::{DriverChoice, Reactor, sleep, spawn};
@@ -22,8 +22,10 @@ pub mod cross;
 pub mod driver;
 mod executor;
 pub mod fs;
+pub mod heap;
 mod memory;
 pub mod net;
+mod network;
 mod ops;
 pub mod pmem;
 pub mod pool;
@@ -38,5 +40,6 @@ pub use driver::{DriverChoice, FileSystemSpace, OpenOptions};
 pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spawn, yield_now};
 pub use fs::File;
 pub use net::{Addr, Listener, SharedListener, Stream};
+pub use network::Network;
 pub use pool::Pool;
 pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};

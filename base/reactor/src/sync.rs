@@ -1,4 +1,4 @@
-//! Waiting for one another inside a reactor: nothing here is `Send`, nothing locks.
+//! Synchronization between tasks of one reactor: single-threaded, not `Send`, without locks.
 
 mod inflight;
 mod keyed;
@@ -6,8 +6,10 @@ mod notify;
 pub mod oneshot;
 pub mod queue;
 mod semaphore;
+mod weak_map;
 
 pub use inflight::InFlight;
 pub use keyed::{KeyedGuard, KeyedLock};
 pub use notify::Notify;
 pub use semaphore::{Permit, Semaphore};
+pub use weak_map::WeakMap;

@@ -11,21 +11,21 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, Listener, Stream, sleep};
 
-/// How long accepting rests after it failed, as it does when there are no file descriptors left.
+/// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Why [`Bell::within`] did not wait to the end.
+/// Reason for which [`Bell::within`] ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Interrupted {
-    /// The connection is to end.
+    /// Stopped: the connection is to end.
     #[error("the server is closing down")]
     Stopped,
-    /// It has taken too long.
+    /// Timeout of the peer.
     #[error("the other side took too long")]
     TooSlow,
 }
 
-/// Stops a connection of the same core, and wakes it to see that.
+/// Stop signal of a connection on the same core; wakes its task.
 #[derive(Debug, Default)]
 pub struct Bell {
     stopping: Cell<bool>,
@@ -33,7 +33,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The connection is to end.
+    /// Signals the connection to end.
     pub fn stop(&self) {
         self.stopping.set(true);
         if let Some(task) = &*self.task.borrow() {
@@ -41,15 +41,15 @@ impl Bell {
         }
     }
 
-    /// True once the connection is to end.
+    /// Returns whether the connection is to end.
     pub fn stopping(&self) -> bool {
         self.stopping.get()
     }
 
-    /// What `future` comes to, unless the connection is to end before, or patience does.
+    /// Waits for `future`, until the connection is to end or `patience` is over.
     ///
     /// # Errors
-    /// Which of the two it was.
+    /// [`Interrupted::Stopped`] or [`Interrupted::TooSlow`].
     pub async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Interrupted> {
         let mut future = pin!(future);
         std::future::poll_fn(|cx| {
@@ -65,7 +65,7 @@ impl Bell {
         .await
     }
 
-    /// Who is to be woken.
+    /// Sets the task to wake.
     pub fn set_task(&self, waker: &Waker) {
         let mut task = self.task.borrow_mut();
         if !task.as_ref().is_some_and(|task| task.will_wake(waker)) {
@@ -74,17 +74,17 @@ impl Bell {
     }
 }
 
-/// The connections of a server on one core, each with what reaches it.
+/// Connections of a server on one core, each with its control `C`.
 pub struct Connections<C> {
     list: RefCell<BTreeMap<u64, C>>,
     next: Cell<u64>,
     stopping: Cell<bool>,
-    /// A connection has gone, or the server is to stop.
+    /// Notified when a connection has gone, or the server is to stop.
     changed: Notify,
 }
 
 impl<C> Connections<C> {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Rc<Self> {
         Rc::new(Self {
             list: RefCell::default(),
@@ -94,27 +94,27 @@ impl<C> Connections<C> {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.list.borrow().len()
     }
 
-    /// True without any.
+    /// Returns whether there are no connections.
     pub fn is_empty(&self) -> bool {
         self.list.borrow().is_empty()
     }
 
-    /// True once the server is to stop: no more connections are served.
+    /// Returns whether the server is to stop: no more connections are served then.
     pub fn stopping(&self) -> bool {
         self.stopping.get()
     }
 
-    /// All of them, by their numbers.  None can come or go while this is held.
+    /// Returns all connections, by number.  None can be added or removed while the borrow lives.
     pub fn list(&self) -> Ref<'_, BTreeMap<u64, C>> {
         self.list.borrow()
     }
 
-    /// Another one, until its place is dropped.
+    /// Adds a connection, until its [`Place`] is dropped.
     pub fn enter(self: &Rc<Self>, control: C) -> Place<C> {
         let id = self.next.get();
         self.next.set(id + 1);
@@ -122,7 +122,7 @@ impl<C> Connections<C> {
         Place { connections: self.clone(), id }
     }
 
-    /// Hands on what a listener accepts, until the server is to stop.
+    /// Accepts connections and passes them to `adopt`, until the server is to stop.
     pub async fn accept(&self, listener: &Listener, mut adopt: impl FnMut(Stream, Addr)) {
         while !self.stopping.get() {
             match self.unless_stopped(listener.accept()).await {
@@ -137,7 +137,7 @@ impl<C> Connections<C> {
         }
     }
 
-    /// Accepts no more, ends all connections with `end`, and waits until they are gone.
+    /// Stops accepting, ends all connections with `end`, and waits until they are gone.
     pub async fn stop(&self, end: impl Fn(&C)) {
         self.stopping.set(true);
         self.list.borrow().values().for_each(end);
@@ -145,12 +145,12 @@ impl<C> Connections<C> {
         self.changed.wait_until(|| self.is_empty()).await;
     }
 
-    /// Waits until no connection is as described.
+    /// Waits until no connection matches.
     pub async fn wait_for_none(&self, matches: impl Fn(&C) -> bool) {
         self.changed.wait_until(|| !self.list.borrow().values().any(&matches)).await;
     }
 
-    /// What `future` comes to; `None` when the server is to stop before.
+    /// Waits for `future`; `None` when the server is to stop before.
     pub async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         let mut stopped = pin!(self.changed.wait_until(|| self.stopping.get()));
@@ -170,7 +170,7 @@ impl<C> fmt::Debug for Connections<C> {
     }
 }
 
-/// A connection's place in the list, given up when its task ends, however it ends.
+/// Entry of a connection in the list, removed when its task ends, however it ends.
 pub struct Place<C> {
     connections: Rc<Connections<C>>,
     id: u64,
@@ -180,6 +180,7 @@ impl<C> Drop for Place<C> {
     fn drop(&mut self) {
         self.connections.list.borrow_mut().remove(&self.id);
         self.connections.changed.notify_all();
+        forebay_reactor::heap::connection_closed();
     }
 }
 

@@ -1,17 +1,20 @@
-//! What every front's server is made of, whatever its protocol: the list of its connections, the turns of a connection
-//! that receives and sends at once, and the buffers that it receives into.
+//! Protocol-independent parts of a front's server: the connection list, the send and receive loop of a connection, and
+//! its receive buffers.
 //!
 //! ```text
 //! Connections   accepts, knows who is there, ends them all          connections.rs
 //! Bell          stops one connection, and wakes it to see that      connections.rs
 //! exchange      one connection: receive, take in, send, again       exchange.rs
 //! Staging       what was received and is not parsed yet             staging.rs
+//! SecureStream  TLS beneath a connection (feature `tls`)            secure.rs
 //! ```
 //!
-//! Nothing here knows a protocol.  [`Staging`] does no I/O, so that the pure parts of a front can stand on it.
+//! No part knows a protocol.  [`Staging`] does no I/O, so that the I/O-free parts of a front can use it.
 
 mod connections;
 mod exchange;
+#[cfg(feature = "tls")]
+pub mod secure;
 mod staging;
 
 pub use connections::{Bell, Connections, Interrupted, Place};

@@ -1,37 +1,40 @@
-//! TLS 1.3 (RFC 8446) with pre-shared keys and nothing else, as a state machine over bytes.
+//! TLS 1.3 (RFC 8446) with pre-shared keys or certificates, as a state machine over bytes.
 //!
-//! A [`Session`] never touches a socket: bytes of the peer go in, bytes for the peer come out, so that the same code runs
-//! over every driver of the reactor and in the simulator.  The protocol is s2n-tls; what is ours is which of it is
-//! used: keys that are exchanged beforehand together with an exchange of ephemeral ones (`psk_dhe_ke`), the suites
-//! `TLS_AES_128_GCM_SHA256` and `TLS_AES_256_GCM_SHA384`, no certificates, no tickets, no early data.
-//! Why this library is in `docs/decisions/0019-tls.md`.
+//! A [`Session`] never touches a socket: bytes of the peer are input, bytes for the peer are output, so that the same
+//! code runs over every driver of the reactor and in the simulator.  The implementation is s2n-tls; this crate
+//! restricts it to pre-shared keys together with an exchange of ephemeral keys (`psk_dhe_ke`), or certificates (X.509)
+//! of the server and, where it asks for them, of its clients; the suites `TLS_AES_128_GCM_SHA256` and
+//! `TLS_AES_256_GCM_SHA384`, no tickets, no early data.  The choice of this library is `docs/decisions/0019-tls.md`,
+//! that for certificates `0026-nbd-tls.md`.
 
 mod hello;
 mod pipe;
 mod session;
+mod subject;
 
 pub use hello::offered;
-pub use session::{Acceptor, Failure, Read, Session, Suite, alert, sealed_len};
+pub use session::{Acceptor, Failure, Peer, Read, Session, Suite, alert, sealed_len};
+pub use subject::Subject;
 
 use zeroize::Zeroizing;
 
-/// The hash of a pre-shared key, and with it the suites that it is good for.
+/// Hash of a pre-shared key, which also determines the suites that the key is valid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hash {
-    /// SHA-256, with AES-128 in GCM.
+    /// SHA-256, with AES-128-GCM.
     Sha256,
-    /// SHA-384, with AES-256 in GCM.
+    /// SHA-384, with AES-256-GCM.
     Sha384,
 }
 
-/// A pre-shared key.  It is erased when dropped, and `Debug` does not show it.
+/// Pre-shared key.  It is erased when dropped, and `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Psk {
-    /// What names it, in the clear.
+    /// Identity of the key, sent in the clear.
     pub identity: Vec<u8>,
-    /// The key, at least 16 bytes.
+    /// Secret, at least 16 bytes.
     pub secret: Zeroizing<Vec<u8>>,
-    /// Its hash.
+    /// Hash of the key.
     pub hash: Hash,
 }
 
@@ -41,8 +44,32 @@ impl std::fmt::Debug for Psk {
     }
 }
 
-/// Where a server finds its keys.
+/// Key lookup of a server.
 pub trait Keys: Send + Sync + 'static {
-    /// The keys with this identity, mostly one.  Where there are several, the one is taken that the peer has.
+    /// Returns the keys with this identity, usually one.  With several, the one that the peer has is used.
     fn find(&self, identity: &[u8]) -> Vec<Psk>;
+}
+
+/// Certificate and its private key, both in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// Certificate, with the intermediate certificates up to its authority.
+    pub chain: Vec<u8>,
+    /// Private key, unencrypted.
+    pub key: Zeroizing<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Certificate({} bytes)", self.chain.len())
+    }
+}
+
+/// Certificate of a server for clients that offer no pre-shared key, and the authorities of client certificates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerCertificate {
+    /// Certificate of the server.
+    pub certificate: Certificate,
+    /// Authorities (PEM), one of which must have signed a client's certificate; clients need none if left out.
+    pub client_authorities: Option<Vec<u8>>,
 }

@@ -1,73 +1,73 @@
-//! One side of a connection.
+//! TLS session: one side of a connection.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
-use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
+use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture, VerifyHostNameCallback};
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Blinding, PskHmac};
+use s2n_tls::enums::{Blinding, ClientAuthType, PskHmac};
 use s2n_tls::error::{Error, ErrorType};
 use s2n_tls::security::Policy;
 
 use crate::hello::offered;
 use crate::pipe::{Pipe, receive, send};
-use crate::{Hash, Keys, Psk};
+use crate::{Certificate, Hash, Keys, Psk, ServerCertificate, Subject};
 
-/// The library's list of what may be agreed on that has TLS 1.3 only, the two suites that we want only, and the curves
-/// secp256r1, secp384r1 and secp521r1.
+/// Security policy of s2n-tls with TLS 1.3 only, the two allowed suites only, and the curves secp256r1, secp384r1 and
+/// secp521r1.
 const POLICY: &str = "ELBSecurityPolicy-TLS13-1-3-FIPS-2023-04";
-/// Plain bytes of a record, at most (RFC 8446, section 5.1).
+/// Maximum plaintext bytes of a record (RFC 8446, section 5.1).
 const RECORD: usize = 1 << 14;
-/// What a record has beside them: its header, the kind of content, and the tag.
+/// Overhead of a record in bytes: header, content type and tag.
 const RECORD_EXTRA: usize = 5 + 1 + 16;
-/// What may come before data of its own accord: a KeyUpdate.
+/// Bytes of a KeyUpdate, which may precede data.
 const KEY_UPDATE: usize = 5 + RECORD_EXTRA;
-/// Bytes that a handshake may take from a peer: a ClientHello twice, and what ends the handshake.
+/// Maximum bytes of a peer's handshake: a ClientHello twice, and the messages that end the handshake.
 const HANDSHAKE_MAX: usize = 16 << 10;
-/// The first byte of every handshake.
+/// Content type of handshake records: the first byte of every handshake.
 const HANDSHAKE: u8 = 22;
 
 /// Alerts (RFC 8446, section 6) that are sent while nothing is encrypted.
 pub mod alert {
-    /// Something that may not come now.
+    /// Unexpected message.
     pub const UNEXPECTED_MESSAGE: u8 = 10;
-    /// There is nothing to agree on.
+    /// No acceptable parameters in common.
     pub const HANDSHAKE_FAILURE: u8 = 40;
-    /// It makes no sense.
+    /// Message could not be decoded.
     pub const DECODE_ERROR: u8 = 50;
-    /// A proof is wrong.
+    /// Cryptographic verification failed.
     pub const DECRYPT_ERROR: u8 = 51;
-    /// Another version.
+    /// Unsupported protocol version.
     pub const PROTOCOL_VERSION: u8 = 70;
-    /// The fault is this side's.
+    /// Internal error of this side.
     pub const INTERNAL_ERROR: u8 = 80;
-    /// No key with this identity is known.
+    /// Unknown pre-shared key identity.
     pub const UNKNOWN_PSK_IDENTITY: u8 = 115;
 
-    /// The record of a fatal alert before anything is encrypted.
+    /// Returns the record of a fatal alert before anything is encrypted.
     pub const fn record(code: u8) -> [u8; 7] {
         [21, 3, 3, 0, 2, 2, code]
     }
 }
 
-/// Bytes that `plain` bytes may take once they are sealed.
+/// Returns the maximum encrypted length of `plain` bytes.
 pub fn sealed_len(plain: usize) -> usize {
     plain + plain.div_ceil(RECORD) * RECORD_EXTRA + KEY_UPDATE
 }
 
-/// What was agreed on.
+/// Negotiated cipher suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Suite {
-    /// TLS_AES_128_GCM_SHA256.
+    /// TLS_AES_128_GCM_SHA256 cipher suite.
     Aes128Gcm,
-    /// TLS_AES_256_GCM_SHA384.
+    /// TLS_AES_256_GCM_SHA384 cipher suite.
     Aes256Gcm,
 }
 
 impl Suite {
-    /// Its name as it is registered.
+    /// Returns the registered name of the suite.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
@@ -76,31 +76,34 @@ impl Suite {
     }
 }
 
-/// Why there is no session, or not any more.
+/// Failure of a handshake or of a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The peer does not speak TLS.
+    /// Peer does not speak TLS.
     #[error("the peer does not speak TLS")]
     Plain,
-    /// It offers no pre-shared key.
+    /// Peer offers no pre-shared key.
     #[error("the peer offers no pre-shared key")]
     NoKey,
-    /// It offers keys of which none is known, the first with this identity.
+    /// Peer offers only unknown keys; the identity of the first.
     #[error("no key with the identity '{0}' is known")]
     UnknownIdentity(String),
-    /// It does not have the key of the identity that it offers.
+    /// Peer does not have the key of the identity that it offers.
     #[error("the peer does not have the key of the identity that it offers")]
     WrongKey,
-    /// Its handshake goes on and on.
+    /// Peer must show a certificate, and does not.
+    #[error("the peer shows no certificate")]
+    NoCertificate,
+    /// Handshake exceeds the maximum length.
     #[error("a handshake of more than {HANDSHAKE_MAX} bytes")]
     TooLong,
-    /// It has ended the session with an alert.
+    /// Peer has ended the session with an alert.
     #[error("the peer has ended the session with an alert")]
     Alert,
-    /// Something that the protocol does not allow, or that we do not.
+    /// Violation of the protocol, or of this crate's restrictions.
     #[error("{0}")]
     Protocol(&'static str),
-    /// The library has failed.
+    /// Internal failure of the library.
     #[error("{0}")]
     Library(&'static str),
 }
@@ -109,18 +112,19 @@ impl Failure {
     fn of(error: &Error) -> Self {
         match error.kind() {
             ErrorType::Alert => Failure::Alert,
-            // The second is how the library puts a proof of another length: one by another hash.
+            // S2N_ERR_SAFETY is the library's error for a binder of another length, computed with another hash.
             _ if ["S2N_ERR_BAD_PSK_BINDER", "S2N_ERR_SAFETY"].contains(&error.name()) => Failure::WrongKey,
+            _ if error.name() == "S2N_ERR_MISSING_CLIENT_CERT" => Failure::NoCertificate,
             ErrorType::ProtocolError => Failure::Protocol(error.message()),
             _ => Failure::Library(error.message()),
         }
     }
 
-    /// What the peer is told.
+    /// Returns the alert for the peer; `None` when it has sent one itself.
     fn alert(&self) -> Option<u8> {
         Some(match self {
             Failure::Plain => alert::UNEXPECTED_MESSAGE,
-            Failure::NoKey => alert::HANDSHAKE_FAILURE,
+            Failure::NoKey | Failure::NoCertificate => alert::HANDSHAKE_FAILURE,
             Failure::UnknownIdentity(_) => alert::UNKNOWN_PSK_IDENTITY,
             Failure::WrongKey => alert::DECRYPT_ERROR,
             Failure::TooLong => alert::DECODE_ERROR,
@@ -132,29 +136,53 @@ impl Failure {
     }
 }
 
-/// What came of looking at the keys that a ClientHello offers.
+/// Result of the lookup of a ClientHello's keys.
 #[derive(Debug, Default)]
 struct Offer {
-    /// Keys of the identity that were tried before.
+    /// Number of keys tried before.
     tried: usize,
-    /// What was found, and whether there is another.
+    /// Lookup result: whether there is another key, or the failure.
     found: OnceLock<Result<bool, Failure>>,
 }
 
-/// Finds the key that a ClientHello asks for, before the library looks at it.
-struct Finder(Arc<dyn Keys>);
+/// Maximum keys tried for a ClientHello: each costs a few hashes before the peer is authenticated.
+const TRIES_MAX: usize = 16;
+
+/// Callback that finds a ClientHello's key before the library processes it.
+struct Finder {
+    keys: Arc<dyn Keys>,
+    /// True if a client that offers no key is shown a certificate.
+    has_certificate: bool,
+}
 
 impl Finder {
-    /// The key after those that were tried, and whether there is another.
-    fn look(&self, connection: &Connection, tried: usize) -> Result<(Psk, bool), Failure> {
+    /// Returns the next key after those tried, and whether there is another; no key where a certificate replaces it.
+    fn look(&self, connection: &Connection, tried: usize) -> Result<(Option<Psk>, bool), Failure> {
         let hello = connection.client_hello().and_then(|hello| hello.raw_message());
         let hello = hello.map_err(|error| Failure::of(&error))?;
         let identities = offered(&hello).ok_or(Failure::Protocol("a damaged ClientHello"))?;
-        let first = identities.first().ok_or(Failure::NoKey)?;
-        let mut found = identities.iter().flat_map(|identity| self.0.find(identity)).skip(tried);
+        let first = match identities.first() {
+            Some(first) => first,
+            None if self.has_certificate => return Ok((None, false)),
+            None => return Err(Failure::NoKey),
+        };
+        let mut distinct: Vec<&[u8]> = Vec::new();
+        let mut known: Vec<Psk> = Vec::new();
+        for &identity in &identities {
+            if distinct.contains(&identity) {
+                continue;
+            }
+            distinct.push(identity);
+            for psk in self.keys.find(identity) {
+                if known.len() < TRIES_MAX && !known.contains(&psk) {
+                    known.push(psk);
+                }
+            }
+        }
+        let mut found = known.into_iter().skip(tried);
         found
             .next()
-            .map(|psk| (psk, found.next().is_some()))
+            .map(|psk| (Some(psk), found.next().is_some()))
             .ok_or_else(|| Failure::UnknownIdentity(first.escape_ascii().to_string()))
     }
 }
@@ -164,11 +192,12 @@ impl ClientHelloCallback for Finder {
         let tried = connection.application_context::<Offer>().map_or(0, |offer| offer.tried);
         let found = self.look(connection, tried);
         let known = match &found {
-            Ok((psk, _)) => append(connection, psk),
+            Ok((Some(psk), _)) => append(connection, psk),
+            Ok((None, _)) => Ok(()),
             Err(failure) => Err(Error::application(Box::new(failure.clone()))),
         };
         if let Some(offer) = connection.application_context::<Offer>() {
-            // It is called once a connection.
+            // Called once per connection.
             let _ = offer.found.set(found.map(|(_, more)| more));
         }
         known.map(|()| None)
@@ -185,27 +214,85 @@ fn append(connection: &mut Connection, psk: &Psk) -> Result<(), Error> {
     connection.append_psk(&builder.build()?)
 }
 
-fn configuration(keys: Option<Arc<dyn Keys>>) -> Result<Config, Error> {
+/// Returns a configuration with the policy of every session.
+fn builder() -> Result<s2n_tls::config::Builder, Error> {
     let mut builder = Config::builder();
     builder.with_system_certs(false)?;
     builder.set_security_policy(&Policy::from_version(POLICY)?)?;
-    if let Some(keys) = keys {
-        builder.set_client_hello_callback(Finder(keys))?;
-    }
-    builder.build()
+    Ok(builder)
 }
 
-/// What the sessions of a server share.
+/// Hostname check that accepts a client's certificate with any name: its subject is checked against access lists later.
+struct AnyName;
+
+impl VerifyHostNameCallback for AnyName {
+    fn verify_host_name(&self, _: &str) -> bool {
+        true
+    }
+}
+
+/// Empty set of keys.
+struct NoKeys;
+
+impl Keys for NoKeys {
+    fn find(&self, _: &[u8]) -> Vec<Psk> {
+        Vec::new()
+    }
+}
+
+/// Configuration shared by the sessions of a server.
 #[derive(Clone)]
-pub struct Acceptor(Config);
+pub struct Acceptor {
+    config: Config,
+    /// Demands on clients without a pre-shared key; `None` refuses them.
+    certificate: Option<ClientCertificate>,
+}
+
+/// Demand on clients that are shown a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClientCertificate {
+    Required,
+    Ignored,
+}
 
 impl Acceptor {
-    /// One whose peers have keys out of `keys`.
+    /// Creates a configuration for peers with a key from `keys`.
     ///
     /// # Errors
-    /// Of the library.
+    /// Errors of the library.
     pub fn new(keys: Arc<dyn Keys>) -> Result<Self, Failure> {
-        configuration(Some(keys)).map(Self).map_err(|error| Failure::of(&error))
+        Self::with_certificate(Some(keys), None)
+    }
+
+    /// Creates a configuration for peers with a key from `keys`, or without a key if there is a certificate to show.  A
+    /// peer that offers a key must have a known one: it does not fall back to certificates.
+    ///
+    /// # Errors
+    /// When the certificate or its key cannot be used; otherwise errors of the library.
+    pub fn with_certificate(
+        keys: Option<Arc<dyn Keys>>,
+        certificate: Option<&ServerCertificate>,
+    ) -> Result<Self, Failure> {
+        let keys = keys.unwrap_or_else(|| Arc::new(NoKeys));
+        let asked = certificate.map(|shown| match shown.client_authorities {
+            Some(_) => ClientCertificate::Required,
+            None => ClientCertificate::Ignored,
+        });
+        let config = || {
+            let mut builder = builder()?;
+            builder.set_client_hello_callback(Finder { keys, has_certificate: certificate.is_some() })?;
+            if let Some(shown) = certificate {
+                builder.load_pem(&shown.certificate.chain, &shown.certificate.key)?;
+                if let Some(authorities) = &shown.client_authorities {
+                    builder.trust_pem(authorities)?;
+                    builder.set_client_auth_type(ClientAuthType::Required)?;
+                    builder.set_verify_host_callback(AnyName)?;
+                }
+            }
+            builder.build()
+        };
+        let config = config().map_err(|error| Failure::of(&error))?;
+        Ok(Self { config, certificate: asked })
     }
 }
 
@@ -215,56 +302,92 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-/// What [`Session::read`] came to.
+/// Result of [`Session::read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
-    /// So many bytes of data.
+    /// Number of decrypted bytes.
     Data(usize),
-    /// The peer has to send more.
+    /// Incomplete record: the peer must send more.
     Hungry,
-    /// The peer has said that it sends no more.
+    /// End of data: the peer has sent its closing alert.
     Closed,
 }
 
-/// One side of a connection.
+/// TLS session: one side of a connection.
 pub struct Session {
-    /// Before the pipe, so that it is dropped first.
+    /// Declared before the pipe, so that it is dropped first.
     connection: Connection,
     pipe: Pipe,
-    /// Bytes of the peer that the handshake has taken.
+    /// Bytes of the peer that the handshake has consumed.
     taken: usize,
     server: bool,
-    /// Of a server until its first answer: how it began, and what it has taken, to begin anew with another key.
+    /// On a server until its first reply: its configuration and the bytes consumed, to restart with another key.
     first: Option<(Acceptor, Vec<u8>)>,
-    /// A read failed behind data that was given out first.
+    /// Read failure behind data that was returned first.
     failed: Option<Failure>,
+    /// Demand on a peer without a pre-shared key; `None` refuses it.
+    certificate: Option<ClientCertificate>,
+}
+
+/// Proven identity of a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peer {
+    /// Holder of the pre-shared key with this identity.
+    Key(Vec<u8>),
+    /// Subject of a certificate that an authority has signed.
+    Certificate(Subject),
+    /// Peer was not asked for an identity.
+    Anonymous,
 }
 
 impl Session {
-    /// The side that waits for a ClientHello.
+    /// Creates a server session, which waits for a ClientHello.
     ///
     /// # Errors
-    /// Of the library.
+    /// Errors of the library.
     pub fn accept(acceptor: &Acceptor) -> Result<Self, Failure> {
         Self::accept_after(acceptor, 0)
     }
 
-    /// The same with another key, after so many were tried.
+    /// Creates a server session that skips the first `tried` keys.
     fn accept_after(acceptor: &Acceptor, tried: usize) -> Result<Self, Failure> {
-        let mut session = Self::new(Connection::new_server(), acceptor.0.clone(), true)?;
+        let mut session = Self::new(Connection::new_server(), acceptor.config.clone(), true)?;
+        session.certificate = acceptor.certificate;
         session.connection.set_application_context(Offer { tried, ..Offer::default() });
         session.first = Some((acceptor.clone(), Vec::new()));
         Ok(session)
     }
 
-    /// The side that begins, and offers these keys.
+    /// Creates a client session that offers these keys.
     ///
     /// # Errors
-    /// Of the library; a key that is too short.
+    /// Errors of the library; a key that is too short.
     pub fn connect(psks: &[Psk]) -> Result<Self, Failure> {
-        let config = configuration(None).map_err(|error| Failure::of(&error))?;
+        let config = builder().and_then(|builder| builder.build()).map_err(|error| Failure::of(&error))?;
         let mut session = Self::new(Connection::new_client(), config, false)?;
         psks.iter().try_for_each(|psk| append(&mut session.connection, psk)).map_err(|error| Failure::of(&error))?;
+        Ok(session)
+    }
+
+    /// Creates a client session that requires the certificate of `server`, signed by one of the authorities (PEM).  It
+    /// shows the certificate `own`, if there is one.
+    ///
+    /// # Errors
+    /// Errors of the library; certificates that cannot be used.
+    pub fn connect_to(server: &str, authorities: &[u8], own: Option<&Certificate>) -> Result<Self, Failure> {
+        let config = || {
+            let mut builder = builder()?;
+            builder.trust_pem(authorities)?;
+            if let Some(own) = own {
+                builder.load_pem(&own.chain, &own.key)?;
+                builder.set_client_auth_type(ClientAuthType::Optional)?;
+            }
+            builder.build()
+        };
+        let config = config().map_err(|error| Failure::of(&error))?;
+        let mut session = Self::new(Connection::new_client(), config, false)?;
+        session.connection.set_server_name(server).map_err(|error| Failure::of(&error))?;
+        session.certificate = Some(ClientCertificate::Ignored);
         Ok(session)
     }
 
@@ -272,7 +395,7 @@ impl Session {
         let pipe = Pipe::new();
         let set = || -> Result<(), Error> {
             connection.set_config(config)?;
-            // Nobody waits here for whoever sends nonsense: there is no padding to guess at in these suites.
+            // No delay on bad records: these suites have no padding oracle to hide.
             connection.set_blinding(Blinding::SelfService)?;
             connection.prefer_throughput()?;
             connection.set_receive_callback(Some(receive))?;
@@ -281,19 +404,19 @@ impl Session {
             unsafe { connection.set_receive_context(pipe.context())? };
             // SAFETY: the same.
             unsafe { connection.set_send_context(pipe.context())? };
-            // Our callback never waits, but the library wants to be able to.
+            // The callback never waits, but the library requires a waker.
             connection.set_waker(Some(Waker::noop()))?;
             Ok(())
         };
         set().map_err(|error| Failure::of(&error))?;
-        Ok(Self { connection, pipe, taken: 0, server, first: None, failed: None })
+        Ok(Self { connection, pipe, taken: 0, server, first: None, failed: None, certificate: None })
     }
 
-    /// Goes on with the handshake: takes bytes of the peer from `input`, and adds to `output` what it is to be sent, after a
-    /// failure too.  True when the handshake is over; what is left of the input is then data.
+    /// Continues the handshake: consumes bytes of the peer from `input`, and appends bytes for the peer to `output`,
+    /// also on failure.  Returns true when the handshake is complete; the rest of the input is data then.
     ///
     /// # Errors
-    /// Why there will be no session.
+    /// Reason for which there will be no session.
     pub fn handshake(&mut self, input: &mut &[u8], output: &mut Vec<u8>) -> Result<bool, Failure> {
         let whole = *input;
         let result = self.negotiate(input);
@@ -302,11 +425,11 @@ impl Session {
         {
             taken.extend_from_slice(&whole[..whole.len() - input.len()]);
             if result == Err(Failure::WrongKey) && self.has_another() {
-                // Nothing was said yet, so that it can be heard anew.
+                // Nothing was sent yet, so the handshake can restart.
                 let tried = self.connection.application_context::<Offer>().map_or(0, |offer| offer.tried);
                 *self = Self::accept_after(&acceptor, tried + 1)?;
                 let mut again = &taken[..];
-                // What was taken is one ClientHello, and all of it is taken again.
+                // The consumed bytes are one ClientHello, and all of it is consumed again.
                 return self.handshake(&mut again, output);
             }
             self.first = Some((acceptor, taken));
@@ -338,47 +461,70 @@ impl Session {
         }
     }
 
-    /// Why the offered keys were refused, where that is why there is no session.
+    /// Returns the reason for which the offered keys were refused, if that failed the handshake.
     fn refusal(&self) -> Option<Failure> {
         self.connection.application_context::<Offer>()?.found.get()?.as_ref().err().cloned()
     }
 
-    /// There is another key with the identity that the peer offers.
+    /// Returns whether there is another key to try for this ClientHello.
     fn has_another(&self) -> bool {
         let offer = self.connection.application_context::<Offer>();
         offer.is_some_and(|offer| matches!(offer.found.get(), Some(Ok(true))))
     }
 
-    /// The suite and the identity of the key that were agreed on.
+    /// Returns the negotiated suite and the proven identity of the peer.
     ///
     /// # Errors
-    /// When a handshake has not come to what we allow.
-    fn agreed(&self) -> Result<(Suite, Vec<u8>), Failure> {
+    /// When the negotiated parameters are not allowed here.
+    fn agreed(&self) -> Result<(Suite, Peer), Failure> {
         let suite = self.suite().ok_or(Failure::Protocol("a suite that is not allowed"))?;
         let len = self.connection.negotiated_psk_identity_length().map_err(|error| Failure::of(&error))?;
         let mut identity = vec![0; len];
         self.connection.negotiated_psk_identity(&mut identity).map_err(|error| Failure::of(&error))?;
-        if identity.is_empty() {
-            return Err(Failure::NoKey);
-        }
-        Ok((suite, identity))
+        let peer = match self.certificate {
+            _ if !identity.is_empty() => Peer::Key(identity),
+            None => return Err(Failure::NoKey),
+            // On a client, the library has checked the server's name already.
+            Some(ClientCertificate::Ignored) => Peer::Anonymous,
+            Some(ClientCertificate::Required) => Peer::Certificate(self.peer_subject()?),
+        };
+        Ok((suite, peer))
     }
 
-    /// The suite that was agreed on.
+    /// Returns the subject of the certificate that the peer has shown.
+    fn peer_subject(&self) -> Result<Subject, Failure> {
+        if !self.connection.client_cert_used() {
+            return Err(Failure::NoCertificate);
+        }
+        let chain = self.connection.peer_cert_chain().map_err(|error| Failure::of(&error))?;
+        let first = chain.iter().next().ok_or(Failure::NoCertificate)?.map_err(|error| Failure::of(&error))?;
+        let der = first.der().map_err(|error| Failure::of(&error))?;
+        Subject::of_certificate(der).ok_or(Failure::Protocol("a certificate whose subject makes no sense"))
+    }
+
+    /// Returns the proven identity of the peer; `None` before the handshake is over.
+    pub fn peer(&self) -> Option<Peer> {
+        self.connection.handshake_complete().then(|| self.agreed().ok().map(|(_, peer)| peer)).flatten()
+    }
+
+    /// Returns the negotiated suite.
     pub fn suite(&self) -> Option<Suite> {
         let name = self.connection.cipher_suite().ok()?;
         [Suite::Aes128Gcm, Suite::Aes256Gcm].into_iter().find(|suite| suite.name() == name)
     }
 
-    /// The identity of the key that was agreed on; empty before that.
+    /// Returns the identity of the negotiated key; empty before the handshake is complete, and without a key.
     pub fn identity(&self) -> Vec<u8> {
-        self.agreed().map(|(_, identity)| identity).unwrap_or_default()
+        match self.agreed() {
+            Ok((_, Peer::Key(identity))) => identity,
+            _ => Vec::new(),
+        }
     }
 
-    /// Opens records of the peer from `input`, and puts what was in them into `out`.
+    /// Decrypts records of the peer from `input` into `out`.
     ///
     /// # Errors
-    /// When the session cannot go on.
+    /// When the session cannot continue.
     pub fn read(&mut self, input: &mut &[u8], out: &mut [u8]) -> Result<Read, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -386,7 +532,7 @@ impl Session {
         let Self { connection, pipe, failed, .. } = self;
         let (polled, _) = pipe.lend(input, &mut [], || {
             let mut filled = 0;
-            // One record a call; there is more in the input often.
+            // The library decrypts one record per call; the input often contains more.
             while filled < out.len() {
                 match connection.poll_recv(&mut out[filled..]) {
                     Poll::Ready(Ok(0)) if filled == 0 => return Ok(Read::Closed),
@@ -404,7 +550,7 @@ impl Session {
         polled
     }
 
-    /// Seals `plain` into `out`, which has room for [`sealed_len`] bytes; says how many it took.
+    /// Encrypts `plain` into `out`, which must have space for [`sealed_len`] bytes; returns the bytes written.
     ///
     /// # Errors
     /// When the session has ended.
@@ -418,23 +564,23 @@ impl Session {
         }
     }
 
-    /// Has the keys of what is sent changed with the next data, and asks the peer for the same.
+    /// Schedules a KeyUpdate of the send keys with the next data; the peer is not asked to update its own.
     ///
     /// # Errors
-    /// Of the library.
+    /// Errors of the library.
     pub fn update_keys(&mut self) -> Result<(), Failure> {
         use s2n_tls::enums::PeerKeyUpdate;
         let asked = self.connection.request_key_update(PeerKeyUpdate::KeyUpdateNotRequested);
         asked.map(drop).map_err(|error| Failure::of(&error))
     }
 
-    /// Gives back what the library keeps for its next record, if there is nothing in it.
+    /// Releases the library's record buffers if they are empty.
     pub fn rest(&mut self) {
-        // It refuses while a part of a record is there, which is what we want.
+        // Refused while part of a record is buffered, as intended.
         let _ = self.connection.release_buffers();
     }
 
-    /// The record that says that nothing follows.
+    /// Returns the closing alert as a record.
     pub fn close(&mut self) -> Vec<u8> {
         let Self { connection, pipe, .. } = self;
         let _ = pipe.lend(&mut &[][..], &mut [], || connection.poll_shutdown_send().map_ok(drop));

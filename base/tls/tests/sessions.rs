@@ -1,8 +1,10 @@
-//! Two sides in memory.
+//! Tests of two sessions in memory.
 
 use std::sync::Arc;
 
-use forebay_tls::{Acceptor, Failure, Hash, Keys, Psk, Read, Session, Suite, sealed_len};
+use forebay_tls::{
+    Acceptor, Certificate, Failure, Hash, Keys, Peer, Psk, Read, ServerCertificate, Session, Suite, sealed_len,
+};
 
 fn psk(identity: &str, byte: u8, hash: Hash) -> Psk {
     let len = if hash == Hash::Sha256 { 32 } else { 48 };
@@ -22,7 +24,7 @@ fn server() -> Session {
     Session::accept(&Acceptor::new(Arc::new(ring)).expect("an acceptor")).expect("a session")
 }
 
-/// Moves bytes until both are done or one has failed, in pieces of so many bytes.
+/// Moves bytes until both sides have completed the handshake or one has failed, in pieces of `piece` bytes.
 fn shake(client: &mut Session, server: &mut Session, piece: usize) -> Result<(), Failure> {
     let (mut up, mut down) = (Vec::new(), Vec::new());
     let (mut client_done, mut server_done) = (client.handshake(&mut &[][..], &mut up)?, false);
@@ -123,7 +125,7 @@ fn of_several_keys_with_one_identity_the_peers_is_used() {
     }
 }
 
-/// What a server says to the first bytes of a client, and the alert that it sends.
+/// Returns a server's failure on the first bytes of a client, and the alert that it sends.
 fn refused(bytes: &[u8]) -> (Failure, Option<u8>) {
     let mut output = Vec::new();
     let failure = server().handshake(&mut &bytes[..], &mut output).expect_err("refused");
@@ -146,14 +148,14 @@ fn who_is_refused_is_told_why() {
     let unknown = Failure::UnknownIdentity("else".into());
     assert_eq!(refused(&hello(&psk("else", 1, Hash::Sha256))), (unknown, Some(115)));
     assert_eq!(refused(&hello(&psk("one", 2, Hash::Sha256))), (Failure::WrongKey, Some(51)));
-    // The right key for another hash.
+    // Correct secret with another hash.
     assert_eq!(refused(&hello(&psk("one", 1, Hash::Sha384))), (Failure::WrongKey, Some(51)));
-    // A connection without TLS, and whatever else.
+    // Connection without TLS, and other garbage.
     assert_eq!(refused(&[0, 0, 128, 0, 128, 0, 0, 0]), (Failure::Plain, Some(10)));
     assert_eq!(refused(b"GET / HTTP/1.1\r\n\r\n"), (Failure::Plain, Some(10)));
     let (failure, alert) = refused(&[22, 3, 1, 0, 4, 9, 9, 9, 9]);
     assert!(matches!(failure, Failure::Protocol(_)) && alert.is_some(), "{failure}");
-    // A client without a key is not let in.
+    // Client without a key is refused.
     let mut plain = Session::connect(&[]).expect("a session");
     let mut out = Vec::new();
     assert_eq!(plain.handshake(&mut &[][..], &mut out), Ok(false));
@@ -217,7 +219,7 @@ fn whatever_a_handshake_is_changed_into_it_ends() {
             let mut changed = hello.clone();
             changed[at] ^= mask;
             let mut output = Vec::new();
-            // The record's version is not looked at, and a longer record waits for its rest.
+            // The record's version is not checked, and a longer record waits for its rest.
             match server().handshake(&mut &changed[..], &mut output) {
                 Ok(done) => assert!(!done && (at < 9 || output.is_empty()), "byte {at}"),
                 Err(failure) => assert_ne!(failure, Failure::Alert),
@@ -225,4 +227,107 @@ fn whatever_a_handshake_is_changed_into_it_ends() {
         }
         assert_eq!(server().handshake(&mut &hello[..at], &mut Vec::new()), Ok(false));
     }
+}
+
+macro_rules! pem {
+    ($name:literal) => {
+        include_bytes!(concat!("certs/", $name, ".pem"))
+    };
+}
+
+const AUTHORITY: &[u8] = pem!("ca-cert");
+
+fn certificate(chain: &[u8], key: &[u8]) -> Certificate {
+    Certificate { chain: chain.to_vec(), key: key.to_vec().into() }
+}
+
+/// Creates a server session that shows a certificate and knows the key "one"; with `asks` it requires a client
+/// certificate.
+fn certified(asks: bool) -> Session {
+    let shown = ServerCertificate {
+        certificate: certificate(pem!("server-cert"), pem!("server-key")),
+        client_authorities: asks.then(|| AUTHORITY.to_vec()),
+    };
+    let ring = Ring(vec![psk("one", 1, Hash::Sha256)]);
+    Session::accept(&Acceptor::with_certificate(Some(Arc::new(ring)), Some(&shown)).expect("an acceptor"))
+        .expect("a session")
+}
+
+fn known() -> Certificate {
+    certificate(pem!("client-cert"), pem!("client-key"))
+}
+
+#[test]
+fn certificates_say_who_is_who() {
+    for piece in [1, 100, 100_000] {
+        for (asks, own) in [(false, None), (false, Some(known())), (true, Some(known()))] {
+            let mut server = certified(asks);
+            let mut client = Session::connect_to("storage", AUTHORITY, own.as_ref()).expect("a session");
+            assert_eq!(server.peer(), None);
+            shake(&mut client, &mut server, piece).expect("a handshake");
+            match (asks, server.peer()) {
+                (false, Some(Peer::Anonymous)) => {}
+                (true, Some(Peer::Certificate(subject))) => {
+                    assert_eq!(subject.distinguished_name, "CN=host one,OU=a\\+b,O=Forebay\\, tests,C=DE");
+                    assert_eq!(subject.common_name.as_deref(), Some("host one"));
+                }
+                (_, other) => panic!("{other:?}"),
+            }
+            assert!(server.suite().is_some() && server.identity().is_empty());
+            let plain = vec![7; 50_000];
+            pass(&mut client, &mut server, &plain, piece);
+            pass(&mut server, &mut client, &plain, piece);
+        }
+    }
+}
+
+#[test]
+fn keys_are_taken_beside_certificates_and_do_not_fall_back_to_them() {
+    for asks in [false, true] {
+        let mut server = certified(asks);
+        let mut client = Session::connect(&[psk("one", 1, Hash::Sha256)]).expect("a session");
+        shake(&mut client, &mut server, 1000).expect("a handshake");
+        assert_eq!(server.peer(), Some(Peer::Key(b"one".to_vec())));
+        pass(&mut client, &mut server, b"up", 1000);
+        for (key, failure) in [
+            (psk("else", 1, Hash::Sha256), Failure::UnknownIdentity("else".into())),
+            (psk("one", 2, Hash::Sha256), Failure::WrongKey),
+        ] {
+            let mut client = Session::connect(&[key]).expect("a session");
+            assert_eq!(shake(&mut client, &mut certified(asks), 1000), Err(failure));
+        }
+    }
+}
+
+#[test]
+fn certificates_that_do_not_fit_are_refused() {
+    // Certificate of another authority, and none at all.
+    let stranger = certificate(pem!("stranger-cert"), pem!("stranger-key"));
+    let mut client = Session::connect_to("storage", AUTHORITY, Some(&stranger)).expect("a session");
+    let failure = shake(&mut client, &mut certified(true), 1000).expect_err("not signed by the authority");
+    assert_eq!(failure, Failure::Protocol("Certificate is untrusted"));
+    let mut client = Session::connect_to("storage", AUTHORITY, None).expect("a session");
+    assert_eq!(shake(&mut client, &mut certified(true), 1000), Err(Failure::NoCertificate));
+    // Verification by the client.
+    for (name, authority) in [("storage", &pem!("other-ca-cert")[..]), ("elsewhere", AUTHORITY)] {
+        let mut client = Session::connect_to(name, authority, None).expect("a session");
+        assert!(matches!(shake(&mut client, &mut certified(false), 1000), Err(Failure::Protocol(_))), "{name}");
+    }
+    // Certificate with the key of another, and data that is no certificate.
+    for (chain, key) in [(&pem!("server-cert")[..], &pem!("client-key")[..]), (b"x", pem!("server-key"))] {
+        let shown = ServerCertificate { certificate: certificate(chain, key), client_authorities: None };
+        assert!(Acceptor::with_certificate(None, Some(&shown)).is_err());
+    }
+}
+
+#[test]
+fn a_server_without_keys_refuses_those_who_offer_one() {
+    let shown = ServerCertificate {
+        certificate: certificate(pem!("server-cert"), pem!("server-key")),
+        client_authorities: None,
+    };
+    let acceptor = Acceptor::with_certificate(None, Some(&shown)).expect("an acceptor");
+    let mut client = Session::connect(&[psk("one", 1, Hash::Sha256)]).expect("a session");
+    let mut server = Session::accept(&acceptor).expect("a session");
+    assert_eq!(shake(&mut client, &mut server, 1000), Err(Failure::UnknownIdentity("one".into())));
 }

@@ -1,6 +1,6 @@
-//! What the control API says and is asked: plain data, shared by the daemon, the command line and OpenAPI.
+//! Control API types: requests and responses shared by the daemon, the command line and OpenAPI.
 //!
-//! Field names are `rbd`'s where `rbd` has the same thing, and stable.  Sizes are bytes.
+//! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
 mod image;
 
@@ -14,20 +14,20 @@ use utoipa::ToSchema;
 
 use crate::failure::Failure;
 
-/// What `status` shows.
+/// Response of `status`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Status {
-    /// It serves.
+    /// Set if the daemon serves hosts.
     pub ready: bool,
     /// The daemon's version.
     pub version: String,
-    /// Its process number.
+    /// Process id.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_s: u64,
-    /// Reactors.
+    /// Number of reactors.
     pub cores: u16,
-    /// How they reach disks and sockets: `io_uring` or `epoll`.
+    /// I/O driver of the reactors: `io_uring` or `epoll`.
     pub driver: String,
     /// The data directory.
     #[schema(value_type = String)]
@@ -35,96 +35,99 @@ pub struct Status {
     /// The control socket.
     #[schema(value_type = String)]
     pub control: PathBuf,
-    /// Where HTTP is served besides.
+    /// Address of HTTP over TCP, besides the control socket.
     pub http: Option<String>,
-    /// Where NBD is served.
+    /// NBD addresses.
     pub nbd: Vec<String>,
-    /// Where NVMe/TCP is served.
+    /// NVMe/TCP addresses.
     pub nvme: Vec<String>,
-    /// The name of the NVMe subsystem.
+    /// NQN of the default NVMe subsystem.
     pub nvme_nqn: String,
-    /// Where iSCSI is served.
+    /// iSCSI addresses.
     pub iscsi: Vec<String>,
-    /// The name of the iSCSI target.
+    /// Name of the default iSCSI target.
     pub iscsi_name: String,
-    /// The pools.
+    /// Pools and their space.
     pub pools: Vec<Pool>,
-    /// How many images are exported.
+    /// Number of exports.
     pub targets: usize,
-    /// Number of them that hosts cannot reach; `targets` says why.
+    /// Number of exports that hosts cannot reach; `targets` gives the reasons.
     #[serde(default)]
     pub unserved: usize,
-    /// How many connections hosts hold.
+    /// Number of connections from hosts.
     pub connections: usize,
-    /// Where other daemons come.
+    /// Addresses of the peer messenger.
     #[serde(default)]
     pub peer: Vec<String>,
-    /// Other daemons, and clients that speak in messages.
+    /// Other daemons, and messenger clients.
     #[serde(default)]
     pub peers: Vec<Peer>,
 }
 
-/// Another daemon, or a client that speaks in messages.
+/// Another daemon, or a messenger client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
-    /// Where it is.
+    /// Peer address.
     pub address: String,
-    /// Who it has shown to be; empty on this machine without a key, and of those that we connect to.
+    /// Authenticated name; empty for a peer on this machine without a key, and for outgoing connections.
     pub name: String,
-    /// We connect to it, by configuration; otherwise it has connected to us.
+    /// Set if this daemon connects to the peer, by configuration; unset if the peer connected to this daemon.
     pub outgoing: bool,
-    /// `open`, `connecting` (why not is in `reason`), or `standby`: it may come back to its session.
+    /// `open`, `connecting` (with the failure in `reason`), or `standby`: the peer may resume its session.
     pub state: String,
-    /// What carries the messages now or did last: `tcp`, `rdma`, `unix` or `shm`; empty before the first time.
+    /// Current or last transport: `tcp`, `rdma`, `unix` or `shm`; empty before the first connection.
     pub transport: String,
-    /// Messages to it that are not sent or not acknowledged yet.
+    /// Messages to the peer that are unsent or not acknowledged.
     pub pending: usize,
-    /// Messages of it that are held here.
+    /// Messages from the peer that are buffered here.
     pub held: usize,
-    /// Why there is no stream.
+    /// Reason why there is no connection.
     pub reason: Option<String>,
 }
 
-/// A pool and its space.
+/// Pool and its space.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
-    /// Its name.
+    /// Pool name.
     pub name: String,
     /// `store` or `ram`.
     pub kind: String,
-    /// What can be stored in all.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// What is stored.
+    /// Bytes in use.
     pub used: u64,
-    /// What can still be stored.
+    /// Bytes available.
     pub available: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Why less can be stored than the pool itself would take.
+    /// Limit outside the pool that leaves less space than its capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
-    /// Reason why nothing can be written, if so.
+    /// Reason why writes are refused, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_writes: Option<String>,
+    /// Damage and how to repair it, if any is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needs_repair: Option<String>,
 }
 
-/// How an image is exported.
+/// Protocol over which an image is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Front {
-    /// Over NBD.
+    /// NBD front.
     Nbd,
-    /// Over NVMe/TCP.
+    /// NVMe/TCP.
     Nvme,
-    /// Over iSCSI.
+    /// iSCSI front.
     Iscsi,
 }
 
 impl Front {
-    /// All of them.
+    /// All fronts.
     pub const ALL: [Front; 3] = [Front::Nbd, Front::Nvme, Front::Iscsi];
 
-    /// Its name in URIs and listings.
+    /// Returns the name used in URIs and listings.
     pub fn name(self) -> &'static str {
         match self {
             Front::Nbd => "nbd",
@@ -133,8 +136,8 @@ impl Front {
         }
     }
 
-    /// The numbers that exports may have within their front: namespace ids, LUNs.  `None` where exports have names
-    /// instead.
+    /// Returns the numbers that exports may have within the front: namespace ids or LUNs.  `None` if exports have
+    /// names instead.
     pub fn units(self) -> Option<RangeInclusive<u32>> {
         match self {
             Front::Nbd => None,
@@ -146,7 +149,7 @@ impl Front {
     /// Checks that an export may have a number.
     ///
     /// # Errors
-    /// When there are no such numbers; the limit is named.
+    /// If the front has no such numbers; the error names the limit.
     pub fn check_unit(self, unit: u32) -> Result<(), Failure> {
         match self.units() {
             None => Err(Failure::invalid(format!("number {unit}: exports over {} have no numbers", self.name()))),
@@ -161,29 +164,32 @@ impl Front {
     }
 }
 
-/// An export.
+/// Export of an image over one front.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Target {
-    /// The image's pool.
+    /// Pool of the image.
     pub pool: String,
-    /// The image's name.
+    /// Image name.
     pub image: String,
-    /// How it is exported.
+    /// Front of the export.
     pub front: Front,
-    /// Writes are refused.
+    /// Set if writes are refused.
     pub read_only: bool,
-    /// What a client uses; nothing while no daemon serves it.
+    /// URI for clients; `None` while no daemon serves it.
     pub uri: Option<String>,
-    /// The same through each of the daemon's addresses.
+    /// URIs through each of the daemon's addresses.
     pub uris: Vec<String>,
-    /// Connections that hosts hold.
+    /// Number of connections from hosts.
     pub connections: usize,
-    /// Its write log, while it is served.
+    /// Write log of the image, while it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Log>,
-    /// Why it is not served.
+    /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+    /// Warnings for the operator, as sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 pub use crate::log_place::{LogMedium, LogPlace};
@@ -191,39 +197,39 @@ pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };
 
-/// A write log.
+/// Write log of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Log {
-    /// Its name.
+    /// Log id.
     pub id: String,
-    /// The image it belongs to, by the name it had when the log was made.
+    /// Image of the log, by its name when the log was created.
     pub image: String,
-    /// Where it is.
+    /// Location of the log.
     pub place: LogPlace,
-    /// The epoch of its membership.
+    /// Epoch of its membership.
     pub epoch: u64,
-    /// `acquiring`, `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere), `abandoned` (no
-    /// image's record names it) or `unreachable`.
+    /// `acquiring`, `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere),
+    /// `abandoned` (no image's record names it) or `unreachable`.
     pub state: String,
-    /// Why it is not on, or does not get on.
+    /// Reason why it is not on, or why write-back is stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Bytes of the image that the backend may lack at most; as many as the log holds if left out.
+    /// Maximum of dirty bytes; if omitted, limited by the capacity of the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_max: Option<u64>,
-    /// Milliseconds for which it may lack a write.
+    /// Maximum age of a dirty write, in milliseconds.
     pub dirty_age_max_ms: u64,
-    /// Entries that the backend may not hold.
+    /// Number of dirty entries.
     pub dirty_entries: u64,
-    /// Bytes they are about.
+    /// Number of dirty bytes.
     pub dirty_bytes: u64,
-    /// When the oldest of them was written: milliseconds since 1970.
+    /// Time of the oldest dirty write: milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_since_ms: Option<u64>,
 }
 
 impl Log {
-    /// One of which nothing is known but where it is.
+    /// Returns a log of which only the location is known.
     pub fn at(place: LogPlace) -> Self {
         Self {
             id: String::new(),
@@ -240,203 +246,338 @@ impl Log {
         }
     }
 
-    /// What is dirty, for people.
+    /// Formats the dirty bytes and entries for display.
     pub fn dirty(&self) -> String {
         format!("{} in {} entries", crate::units::Size(self.dirty_bytes), self.dirty_entries)
     }
 }
 
-/// What came of reading hosts and secrets again.
+/// Result of a reload of hosts and secrets.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Reloaded {
-    /// Other settings differ from those that the daemon was started with, and count after a restart.
+    /// Set if other settings differ from the running ones; they take effect after a restart.
     pub restart: bool,
 }
 
-/// Who may read and write an image that several hosts share.
+/// Persistent reservations of an image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Reservations {
-    /// The hosts that are registered.
+    /// Registered hosts.
     pub registrants: Vec<Registrant>,
-    /// The kind of the reservation that is held.
+    /// Type of the current reservation.
     pub kind: Option<String>,
-    /// The host that holds the whole image (SPC-2's RESERVE).
+    /// Host that has reserved the whole image (SPC-2's RESERVE).
     pub whole: Option<String>,
-    /// They survive a restart.
+    /// Set if they survive a restart (APTPL).
     pub persistent: bool,
 }
 
-/// A host that is registered.
+/// Registered host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Registrant {
-    /// Its identity in its protocol; what is not printable is escaped.
+    /// Identity in its protocol; non-printable characters are escaped.
     pub host: String,
-    /// Its key.
+    /// Reservation key.
     pub key: u64,
-    /// It holds the reservation, maybe with others.
+    /// Set if it holds the reservation, possibly with other hosts.
     pub holder: bool,
 }
 
-/// Asks for a new image.
+/// Request for a new image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateImage {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
-    /// The new image's name.
+    /// Name of the new image.
     pub image: String,
-    /// Its size.
+    /// Image size in bytes.
     pub size: u64,
-    /// Bytes an object, a power of two from 64 KiB to 32 MiB; 4 MiB if left out.
+    /// Object size in bytes, a power of two from 64 KiB to 32 MiB; 4 MiB if omitted.
     #[serde(default = "default_object_size")]
     pub object_size: u64,
 }
 
-/// Bytes an object when nothing is said, as in `rbd`.
+/// Returns the default object size in bytes, as in `rbd`.
 pub fn default_object_size() -> u64 {
     4 << 20
 }
 
-/// Asks for a change of an image: another size or another name.
+/// Request to resize or rename an image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateImage {
-    /// The new size.
+    /// New size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// The size may shrink, which loses the data past the new end.
+    /// Set to allow shrinking, which loses the data past the new end.
     #[serde(default)]
     pub allow_shrink: bool,
-    /// The new name.
+    /// New name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// Asks for an export.
+/// Request for an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Attach {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
-    /// The image.
+    /// Image name.
     pub image: String,
-    /// How.
+    /// Front of the export.
     pub front: Front,
-    /// Refuse writes.
+    /// Set to refuse writes.
     #[serde(default)]
     pub read_only: bool,
-    /// Its number within the front (a LUN from 0 to 16383, a namespace id from 1 to 8192), kept over restarts; if left
-    /// out the one it had before, or the lowest that none had.
+    /// Number within the front (a LUN from 0 to 16383, a namespace id from 1 to 8192), kept across restarts; if
+    /// omitted, the previous number of the image, or the lowest that is neither taken nor retired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<u32>,
-    /// Hosts that see it, by their names in the front's protocol (over iSCSI; `*` at the end of one stands for
-    /// anything); all do if left out.
+    /// Hosts that see it, by their names in the front's protocol (over iSCSI, and over NBD with TLS; a trailing `*`
+    /// is a wildcard) or, over NBD, by their networks; if omitted, all do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// Over NVMe: its ANA group, from 1 to 16; 1 if left out.
+    /// NVMe only: NQN of its subsystem; the default subsystem if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subsystem: Option<String>,
+    /// iSCSI only: name of its target; the default target if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// NVMe only: ANA group, from 1 to 16; 1 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_group: Option<u32>,
-    /// Over NVMe: its UUID, from which NGUID and EUI64 follow, for daemons that serve it together; its own if left out.
+    /// NVMe only: UUID, from which NGUID and EUI64 are derived, for daemons that serve the image together; the
+    /// image's own if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Put a write log in front of it.
+    /// Write log to put in front of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlace>,
 }
 
-/// How a group of NVMe namespaces is reached through a port.
+impl Attach {
+    /// Returns the name of the subsystem or target that the export is in, if not the default one.
+    pub fn within(&self) -> Option<&str> {
+        match self.front {
+            Front::Nbd => None,
+            Front::Nvme => self.subsystem.as_deref(),
+            Front::Iscsi => self.target.as_deref(),
+        }
+    }
+
+    /// Returns the field with the name of the subsystem or target.
+    pub fn within_mut(&mut self) -> Option<&mut Option<String>> {
+        match self.front {
+            Front::Nbd => None,
+            Front::Nvme => Some(&mut self.subsystem),
+            Front::Iscsi => Some(&mut self.target),
+        }
+    }
+}
+
+/// Host that may connect to an NVMe subsystem, with the files of its secrets and keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NvmeHost {
+    /// NVMe qualified name of the host.
+    pub nqn: String,
+    /// File with the secret by which the host authenticates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub secret: Option<PathBuf>,
+    /// File with the secret by which the controller authenticates to the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub controller_secret: Option<PathBuf>,
+    /// File with the host's TLS key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// NVMe subsystem of the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NvmeSubsystem {
+    /// NVMe qualified name of the subsystem.
+    pub nqn: String,
+    /// Set for the default subsystem, which the configuration defines.
+    pub is_default: bool,
+    /// Set if every host may connect.
+    pub any_host: bool,
+    /// Hosts that may connect.
+    pub hosts: Vec<NvmeHost>,
+    /// Number of exports.
+    pub exports: usize,
+    /// Number of controllers that hosts have created.
+    pub controllers: usize,
+}
+
+/// Request for a new NVMe subsystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateNvmeSubsystem {
+    /// NVMe qualified name of the subsystem.
+    pub nqn: String,
+    /// Set if every host may connect.
+    #[serde(default)]
+    pub any_host: bool,
+    /// Hosts that may connect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<NvmeHost>,
+}
+
+/// CHAP user name and the file of its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChapUser {
+    /// CHAP user name.
+    pub user: String,
+    /// File with the secret.
+    #[schema(value_type = String)]
+    pub secret: PathBuf,
+}
+
+/// iSCSI target of the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IscsiTarget {
+    /// iSCSI name of the target.
+    pub name: String,
+    /// Set for the default target, which the configuration defines.
+    pub is_default: bool,
+    /// Set if every initiator may log in.
+    pub any_initiator: bool,
+    /// Initiators that may log in; a trailing `*` is a wildcard.
+    pub initiators: Vec<String>,
+    /// CHAP name of initiators, if they have to authenticate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chap: Option<String>,
+    /// CHAP name of the target, if it authenticates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mutual_chap: Option<String>,
+    /// Number of exports.
+    pub exports: usize,
+    /// Number of sessions.
+    pub sessions: usize,
+}
+
+/// Request for a new iSCSI target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateIscsiTarget {
+    /// iSCSI name of the target.
+    pub name: String,
+    /// Set if every initiator may log in.
+    #[serde(default)]
+    pub any_initiator: bool,
+    /// Initiators that may log in; a trailing `*` is a wildcard.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initiators: Vec<String>,
+    /// CHAP credentials of initiators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chap: Option<ChapUser>,
+    /// CHAP credentials of the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mutual_chap: Option<ChapUser>,
+}
+
+/// ANA state of a group on a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Ana {
-    /// The port's number, from 1 in the order of the addresses.
+    /// Port number, from 1 in the order of the addresses.
     pub port: u16,
-    /// Where it listens.
+    /// Listening address of the port.
     pub address: String,
-    /// The group.
+    /// ANA group.
     pub group: u32,
     /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
     pub state: String,
-    /// Ids of its namespaces.
+    /// Name of the subsystem.
+    #[serde(default)]
+    pub subsystem: String,
+    /// Namespace ids of the subsystem in the group.
     pub namespaces: Vec<u32>,
 }
 
-/// Sets how groups are reached through ports.
+/// Request to set the ANA state of groups on ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetAna {
-    /// One of the states of [`Ana`].
+    /// ANA state, one of those of [`Ana`].
     pub state: String,
-    /// The port; all of them if left out.
+    /// Port number; all ports if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// The group; all of them if left out.
+    /// ANA group; all groups if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
 }
 
-/// What an import has made.
+/// Result of an import.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Imported {
     /// The new image.
     pub image: ImageInfo,
-    /// Bytes that were written; the rest is holes.
+    /// Bytes written; the rest of the image is holes.
     pub written: u64,
 }
 
-/// What an export has written.
+/// Result of an export of an image's content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Exported {
-    /// The image's size.
+    /// Size of the image in bytes.
     pub size: u64,
     /// Bytes that were data; the rest reads as zeroes.
     pub data: u64,
 }
 
-/// The embedded store's space.
+/// Space of the embedded store.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct StoreSpace {
-    /// Its file or device.
+    /// File or device of the store.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What can be stored in all.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// What is stored.
+    /// Bytes in use.
     pub used: u64,
-    /// What can still be stored.
+    /// Bytes available.
     pub available: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Why less can be stored than the store itself would take.
+    /// Limit outside the store that leaves less space than its capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
-    /// Reason why nothing can be written, if so.
+    /// Reason why writes are refused, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_writes: Option<String>,
 }
 
-/// Done of what there is to do.
+/// Progress of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
-    /// So much is done.
+    /// Completed units.
     pub done: u64,
-    /// Of so much.
+    /// Total units.
     pub total: u64,
 }
 
-/// A line of a streamed answer: any number of progress lines, then a result or an error.
+/// Line of a streamed response: any number of progress lines, then a result or an error.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line<T> {
-    /// It goes on.
+    /// Progress; more lines follow.
     Progress(Progress),
-    /// It is done.
+    /// Result; the last line.
     Result(T),
-    /// It has failed.
+    /// Failure; the last line.
     Error(Failure),
 }
 
-/// The body of an answer that is an error.
+/// Body of an error response.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// Why.
+    /// Failure of the request.
     pub error: Failure,
 }

@@ -1,5 +1,6 @@
 //! The command line: what can be typed, and the help that says so.
 
+mod access;
 mod complete;
 mod exports;
 mod images;
@@ -15,6 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Deserialize;
 
+pub use access::{AdmitInitiator, IscsiTargetCommand, NvmeSubsystemCommand};
 pub use complete::{Complete, Quoting};
 pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
 pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, Resize};
@@ -247,8 +249,18 @@ pub enum Command {
     #[command(subcommand)]
     Ana(AnaCommand),
 
-    /// Have the daemon read again who may connect and with which secrets, from its configuration and the files that it
-    /// names; hosts that are connected stay, other settings need a restart
+    /// Manage NVMe subsystems, and the hosts that may connect to each, while the daemon runs
+    #[command(subcommand)]
+    NvmeSubsystem(NvmeSubsystemCommand),
+
+    /// Manage iSCSI targets, and the initiators that may log in to each, while the daemon runs
+    #[command(subcommand)]
+    IscsiTarget(IscsiTargetCommand),
+
+    /// Reload access-control settings: hosts, secrets and keys, from the configuration and the files that it names
+    ///
+    /// Hosts that are not allowed any more are disconnected, once their requests in flight are done.  Other settings need
+    /// a restart.
     #[command(after_help = "Example:\n  forebay reload")]
     Reload,
 

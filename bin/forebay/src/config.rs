@@ -1,6 +1,7 @@
-//! Where things are and how the daemon runs: flags, environment, configuration file, defaults.
+//! Daemon configuration, resolved from flags, environment, configuration file and defaults.
 
 mod iscsi;
+mod nbd;
 mod nvme;
 pub mod peers;
 
@@ -9,6 +10,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_nbd::Tls;
 use forebay_reactor::{Addr, DriverChoice};
 use forebay_writelog::Limits;
 use peers::{Peers, Transport};
@@ -18,26 +20,30 @@ use crate::cli::{Ceph, Driver, Global, LogFormat, Serve};
 use crate::failure::{Failure, Result};
 use crate::units::{Size, Span};
 use iscsi::IscsiSection;
-pub use iscsi::IscsiTarget;
+pub use iscsi::{IscsiAccess, IscsiTarget, check_iqn, parse_chap};
+pub use nbd::NbdAccess;
+use nbd::NbdTlsSection;
 use nvme::NvmeSection;
-pub use nvme::NvmeSubsystem;
+pub use nvme::{NvmeAccess, NvmeSubsystem, check_nqn, parse_host};
 
-/// How long a reactor polls before it sleeps, in microseconds: about what being woken takes on a virtual machine.
+/// Default time a reactor busy-polls before it sleeps, in microseconds: about the wake-up latency of a virtual
+/// machine.
 pub const LINGER_US: u32 = 50;
-/// Longest a reactor polls before it sleeps, in microseconds.
+/// Maximum time a reactor busy-polls before it sleeps, in microseconds.
 const LINGER_US_MAX: u32 = 1000;
-/// The store's data cache, when nothing is said.
+/// Default size of the store's data cache.
 pub const STORE_CACHE: Size = Size(256 << 20);
-/// Most reactors: more than any machine this runs on has cores to give.
+/// Maximum number of reactors: more than any machine can provide cores for.
 const CORES_MAX: u16 = 256;
 
-/// The configuration file of `serve`.
+/// Configuration file of `serve`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ConfigFile {
     data: Option<PathBuf>,
     control: Option<PathBuf>,
     nbd: Option<Vec<String>>,
+    nbd_allow: Option<Vec<String>>,
     nvme: Option<Vec<String>>,
     iscsi: Option<Vec<String>>,
     http: Option<String>,
@@ -65,6 +71,8 @@ struct ConfigFile {
     #[serde(default)]
     ceph: CephSection,
     #[serde(default)]
+    nbd_tls: NbdTlsSection,
+    #[serde(default)]
     nvme_subsystem: NvmeSection,
     #[serde(default)]
     iscsi_target: IscsiSection,
@@ -81,7 +89,7 @@ impl ConfigFile {
     }
 }
 
-/// The `[store]` section.
+/// `[store]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct StoreSection {
@@ -90,14 +98,14 @@ struct StoreSection {
     cache: Option<Size>,
 }
 
-/// The `[ram]` section.
+/// `[ram]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RamSection {
     size: Option<Size>,
 }
 
-/// The `[write-log]` section.
+/// `[write-log]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct WriteLogSection {
@@ -117,7 +125,7 @@ impl WriteLogSection {
     }
 }
 
-/// The `[ceph]` section.
+/// `[ceph]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CephSection {
@@ -127,53 +135,55 @@ struct CephSection {
     cluster: Option<String>,
 }
 
-/// Everything the daemon needs to know, resolved.
+/// Resolved configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The data directory.
+    /// Data directory.
     pub data: PathBuf,
-    /// The control socket.
+    /// Control socket.
     pub control: PathBuf,
-    /// Where NBD is served; never empty.
+    /// NBD addresses; never empty.
     pub nbd: Vec<Addr>,
-    /// Where NVMe/TCP is served.
+    /// Access control and TLS of the NBD addresses.
+    pub nbd_access: NbdAccess,
+    /// NVMe/TCP addresses.
     pub nvme: Vec<Addr>,
-    /// What hosts see of it.
+    /// Settings of the default NVMe subsystem.
     pub nvme_subsystem: NvmeSubsystem,
-    /// Where iSCSI is served.
+    /// iSCSI addresses.
     pub iscsi: Vec<Addr>,
-    /// What hosts see of it.
+    /// Settings of the default iSCSI target.
     pub iscsi_target: IscsiTarget,
-    /// Where HTTP is served besides the control socket.
+    /// Address of HTTP over TCP, besides the control socket.
     pub http: Option<std::net::SocketAddr>,
-    /// Reactors.
+    /// Number of reactors.
     pub cores: u16,
-    /// How long they poll after their last work before they sleep.
+    /// Time that reactors busy-poll after their last work before they sleep.
     pub linger: Duration,
-    /// How they reach disks and sockets.
+    /// I/O driver of the reactors.
     pub driver: DriverChoice,
-    /// The embedded store's file or device.
+    /// File or device of the embedded store.
     pub store: PathBuf,
-    /// Its size when it is created.
+    /// Size of the store at creation.
     pub store_size: Option<Size>,
     /// Bytes of memory for the store's data cache.
     pub store_cache: usize,
-    /// Most bytes that the pool in memory holds.
+    /// Maximum bytes of the pool in memory.
     pub ram_size: u64,
-    /// What is logged.
+    /// Log filter.
     pub log_level: Option<String>,
-    /// Format of its lines.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// How much images may lack of what their write logs hold, where these do not say.
+    /// Limits on dirty data, for write logs that specify none.
     pub log_limits: Limits,
-    /// How a Ceph cluster is reached.
+    /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
-    /// Other daemons and clients that come by messages.
+    /// Peer messenger settings.
     pub peers: Peers,
 }
 
 impl Config {
-    /// Flags over the configuration file over defaults.
+    /// Resolves the configuration: flags override the configuration file, which overrides defaults.
     pub fn resolve(global: &Global, serve: &Serve) -> Result<Self> {
         let mut file = match &serve.config {
             None => ConfigFile::default(),
@@ -190,9 +200,11 @@ impl Config {
             Some(addrs) if addrs.is_empty() => {
                 return Err(Failure::invalid("the configuration's list 'nbd' is empty; leave it out for the default"));
             }
-            Some(addrs) => addrs.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?,
-            None => vec![Addr::Unix(data.join("nbd.sock"))],
+            Some(addrs) => addrs.iter().map(|text| nbd::parse_listener(text)).collect::<Result<Vec<_>>>()?,
+            None => vec![(Addr::Unix(data.join("nbd.sock")), Tls::None)],
         };
+        let (nbd, nbd_tls): (Vec<_>, Vec<_>) = nbd.into_iter().unzip();
+        let nbd_access = NbdAccess::resolve(file.nbd_tls, file.nbd_allow, serve, nbd_tls)?;
         let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
         let nvme = nvme.iter().map(|text| nvme::parse_listener(text)).collect::<Result<Vec<_>>>()?;
         let (nvme, nvme_tls): (Vec<_>, Vec<_>) = nvme.into_iter().unzip();
@@ -237,6 +249,7 @@ impl Config {
         Ok(Self {
             control,
             nbd,
+            nbd_access,
             nvme,
             nvme_subsystem,
             iscsi,
@@ -264,7 +277,7 @@ impl Config {
     }
 }
 
-/// An address, made absolute where it is a path, so that what is printed works from any directory.
+/// Parses an address.  A path is made absolute, so that printed addresses are valid in any directory.
 fn parse_addr(text: &str) -> Result<Addr> {
     match text.parse::<Addr>().map_err(|error| Failure::invalid(error.to_string()))? {
         Addr::Unix(path) => Ok(Addr::Unix(absolute(&path)?)),
@@ -272,15 +285,15 @@ fn parse_addr(text: &str) -> Result<Addr> {
     }
 }
 
-/// A path that does not depend on the working directory.
+/// Returns a path that does not depend on the working directory.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Failure::io(error, format_args!("the path '{}'", path.display())))
 }
 
-/// Returns the file that a path leads to by way of symbolic links, also when it is not there yet; links whose target is
-/// relative are read from their own directory, as the system does.
+/// Resolves symbolic links of a path, even if the target does not exist yet.  Relative links are resolved from their
+/// own directory, as the kernel does.
 pub fn follow_links(path: &Path) -> PathBuf {
-    /// As many as Linux follows; what goes in a circle is refused by opening it.
+    /// Maximum number of links followed, as in Linux; opening a path that exceeds it fails.
     const LINKS_MAX: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -290,12 +303,12 @@ pub fn follow_links(path: &Path) -> PathBuf {
     path
 }
 
-/// Where the store is when nothing else is said.
+/// Returns the default path of the store.
 pub fn default_store(data: &Path) -> PathBuf {
     data.join("store.img")
 }
 
-/// The data directory when none is named.
+/// Returns the default data directory.
 pub fn default_data_dir() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return "/var/lib/forebay".into();
@@ -305,19 +318,19 @@ pub fn default_data_dir() -> PathBuf {
     base.map_or_else(|| "/var/lib/forebay".into(), |base| base.join("forebay"))
 }
 
-/// The machine's memory in bytes.
+/// Returns the memory of the machine in bytes.
 fn memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
-    // Where the kernel does not say, an amount that any machine has.
+    // Fallback if the kernel does not report it: an amount that any machine has.
     total.map_or(512 << 20, |kib: u64| kib.saturating_mul(1024))
 }
 
-/// Part of the free space that a store takes when nothing is said, in percent.
+/// Default size of a store, in percent of the free space.
 pub const STORE_PERCENT: u64 = 80;
 
-/// Returns the store's size when nothing is said: [`STORE_PERCENT`] of what the file system has free, in whole GiB if that
-/// is many.
+/// Returns the default size of the store: [`STORE_PERCENT`] of the free space of the file system, rounded down to
+/// whole GiB from 10 GiB on, otherwise to whole MiB.
 pub fn size_from_free_space(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir)
         .map_err(|error| Failure::io(error.into(), format_args!("asking for the free space of {}", dir.display())))?;
@@ -379,7 +392,7 @@ mod tests {
         let example = include_str!("../../../packaging/forebay.toml");
         let plain = Config::resolve(&global("/d"), &Serve::default()).expect("defaults");
         assert_eq!(with_file(example, Serve::default()), Ok(plain));
-        // A setting that is commented out has no space behind the mark.
+        // A commented-out setting has no space after the `#`.
         let setting = |line: &&str| !line.is_empty() && !line.starts_with("# ") && *line != "#";
         let all: String =
             example.lines().filter(setting).map(|line| format!("{}\n", line.trim_start_matches('#'))).collect();
@@ -408,6 +421,9 @@ mod tests {
             ("cores = 0", "from 1"),
             ("nbd = []", "empty"),
             ("nbd = ['nowhere']", "nowhere"),
+            ("nbd = ['127.0.0.1:1,tls=maybe']", "'maybe'"),
+            ("nbd = ['127.0.0.1:1,tls=required']", "neither"),
+            ("nbd-allow = ['somewhere']", "nbd-allow"),
             ("http = 'unix:/x'", "--control"),
             ("nvme = ['nowhere']", "nowhere"),
             ("iscsi = ['nowhere']", "nowhere"),

@@ -1,7 +1,7 @@
-//! Each thing that can be asked of the engine, once: how it travels over HTTP, and what does it.
+//! Operations on the engine, each defined once: its HTTP request and its implementation.
 //!
-//! The command line sends an operation to the daemon or runs it on an engine of its own; the daemon's HTTP handlers
-//! build the same operations from requests.  So both ways do the same.
+//! The command line sends an operation to the daemon or runs it on its own engine; the daemon's HTTP handlers build
+//! the same operations from requests.  So both paths behave identically.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -17,13 +17,13 @@ use crate::engine::Engine;
 use crate::failure::Result;
 use crate::spec::{ImageSpec, uri_encode};
 
-/// A request over HTTP.
+/// HTTP request of an operation.
 pub struct Route {
-    /// `GET` and so on.
+    /// HTTP method.
     pub method: &'static str,
     /// Path and query.
     pub target: String,
-    /// A JSON body.
+    /// JSON body.
     pub body: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Route {
 /// work on an object does.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Tells how far an operation has come; only the newest state is kept for whoever looks.
+/// Progress reporter of an operation; only the latest state is kept for the reader.
 #[derive(Clone)]
 pub struct ProgressSink {
     told: watch::Sender<Option<api::Progress>>,
@@ -50,13 +50,13 @@ pub struct ProgressSink {
 }
 
 impl ProgressSink {
-    /// A sink, and where to look.
+    /// Creates a reporter, and a receiver for its states.
     pub fn channel() -> (Self, watch::Receiver<Option<api::Progress>>) {
         let (told, receiver) = watch::channel(None);
         (Self { told, last: Cell::new(None) }, receiver)
     }
 
-    /// Reports that so much is done of so much.  The first and the last report are told, and one every 50 ms between them.
+    /// Reports `done` of `total` units.  The first and the last report are sent, and one every 50 ms between them.
     pub fn report(&self, done: u64, total: u64) {
         let now = Instant::now();
         if done < total && self.last.get().is_some_and(|last| now.duration_since(last) < PROGRESS_INTERVAL) {
@@ -67,15 +67,15 @@ impl ProgressSink {
     }
 }
 
-/// Something that can be asked of the engine.
+/// Operation on the engine.
 pub trait Operation: Send + 'static {
-    /// What comes back.
+    /// Result of the operation.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
 
-    /// How it is asked over HTTP.
+    /// Returns its HTTP request.
     fn route(&self) -> Route;
 
-    /// Does it.
+    /// Runs it on the engine.
     fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> impl Future<Output = Result<Self::Reply>>;
 }
 
@@ -84,7 +84,7 @@ pub fn image_path(spec: &ImageSpec) -> String {
     format!("/v1/images/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
 }
 
-/// What the daemon is and does.
+/// Returns the state of the daemon.
 pub struct GetStatus;
 
 impl Operation for GetStatus {
@@ -99,9 +99,9 @@ impl Operation for GetStatus {
     }
 }
 
-/// The images of a pool.
+/// Lists the images of a pool.
 pub struct ListImages {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
 }
 
@@ -117,7 +117,7 @@ impl Operation for ListImages {
     }
 }
 
-/// Names of the pools.
+/// Lists the names of the pools.
 pub struct ListPools;
 
 impl Operation for ListPools {
@@ -132,11 +132,11 @@ impl Operation for ListPools {
     }
 }
 
-/// Names of a pool's images, which takes less than what they are.
+/// Lists the names of a pool's images, which is cheaper than listing the images.
 pub struct ListNames {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
-    /// What they begin with.
+    /// Prefix that the names must have.
     pub prefix: String,
 }
 
@@ -155,9 +155,9 @@ impl Operation for ListNames {
     }
 }
 
-/// The images of a pool with their snapshots, and more of each.
+/// Lists the images of a pool with their snapshots and more properties.
 pub struct ListImagesLong {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
 }
 
@@ -173,7 +173,7 @@ impl Operation for ListImagesLong {
     }
 }
 
-/// Watchers and exports of an image.
+/// Returns the watchers and exports of an image.
 pub struct GetImageStatus(pub ImageSpec);
 
 impl Operation for GetImageStatus {
@@ -188,7 +188,7 @@ impl Operation for GetImageStatus {
     }
 }
 
-/// A new image.
+/// Creates an image.
 pub struct CreateImage(pub api::CreateImage);
 
 impl Operation for CreateImage {
@@ -203,7 +203,7 @@ impl Operation for CreateImage {
     }
 }
 
-/// An image's size and layout.
+/// Returns the size and layout of an image.
 pub struct GetImage(pub ImageSpec);
 
 impl Operation for GetImage {
@@ -218,11 +218,11 @@ impl Operation for GetImage {
     }
 }
 
-/// Another size or name.
+/// Resizes or renames an image.
 pub struct UpdateImage {
-    /// Which.
+    /// Image to change.
     pub spec: ImageSpec,
-    /// What changes.
+    /// Requested changes.
     pub update: api::UpdateImage,
 }
 
@@ -238,7 +238,7 @@ impl Operation for UpdateImage {
     }
 }
 
-/// An image goes.
+/// Removes an image.
 pub struct RemoveImage(pub ImageSpec);
 
 impl Operation for RemoveImage {
@@ -253,13 +253,13 @@ impl Operation for RemoveImage {
     }
 }
 
-/// What an image, or each image of a pool, takes up.
+/// Returns the disk usage of an image, or of each image of a pool.
 pub struct GetUsage {
-    /// The pool.
+    /// Pool name.
     pub pool: String,
-    /// Only this image.
+    /// Image name; `None` for all images of the pool.
     pub image: Option<String>,
-    /// Count bytes, of images alone, also where `rbd` counts objects.
+    /// Set to count bytes, of images without snapshots, even where `rbd` counts objects.
     pub exact: bool,
 }
 
@@ -283,7 +283,7 @@ impl Operation for GetUsage {
     }
 }
 
-/// What is exported.
+/// Lists the exports.
 pub struct ListTargets;
 
 impl Operation for ListTargets {
@@ -298,7 +298,7 @@ impl Operation for ListTargets {
     }
 }
 
-/// A new export.
+/// Creates an export.
 pub struct Attach(pub api::Attach);
 
 impl Operation for Attach {
@@ -313,15 +313,15 @@ impl Operation for Attach {
     }
 }
 
-/// An export ends.
+/// Ends an export.
 pub struct Detach {
-    /// Which image's.
+    /// Exported image.
     pub spec: ImageSpec,
-    /// How it is exported.
+    /// Front of the export.
     pub front: api::Front,
-    /// Disconnect the hosts that have it open.
+    /// Set to disconnect the hosts that have it open.
     pub force: bool,
-    /// Leave the write log as it is.
+    /// Set to keep the write log as it is.
     pub keep_log: bool,
 }
 
@@ -339,7 +339,7 @@ impl Operation for Detach {
     }
 }
 
-/// How NVMe namespaces are reached.
+/// Lists the ANA states of NVMe namespaces.
 pub struct ListAna;
 
 impl Operation for ListAna {
@@ -354,7 +354,7 @@ impl Operation for ListAna {
     }
 }
 
-/// Sets how NVMe namespaces are reached.
+/// Sets ANA states of NVMe namespaces.
 pub struct SetAna(pub api::SetAna);
 
 impl Operation for SetAna {
@@ -369,7 +369,170 @@ impl Operation for SetAna {
     }
 }
 
-/// Reads hosts and secrets again.
+/// Lists the NVMe subsystems of the daemon.
+pub struct ListNvmeSubsystems;
+
+impl Operation for ListNvmeSubsystems {
+    type Reply = Vec<api::NvmeSubsystem>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/nvme-subsystems")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        Ok(engine.list_nvme_subsystems())
+    }
+}
+
+/// Creates an NVMe subsystem.
+pub struct CreateNvmeSubsystem(pub api::CreateNvmeSubsystem);
+
+impl Operation for CreateNvmeSubsystem {
+    type Reply = api::NvmeSubsystem;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/nvme-subsystems").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.create_nvme_subsystem(self.0).await
+    }
+}
+
+/// Path of an NVMe subsystem or an iSCSI target; `default` is the default one.
+fn access_path(kind: &str, name: Option<&str>) -> String {
+    format!("/v1/{kind}/{}", uri_encode(name.unwrap_or("default"), false))
+}
+
+/// Removes an NVMe subsystem.
+pub struct RemoveNvmeSubsystem(pub String);
+
+impl Operation for RemoveNvmeSubsystem {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        Route::new("DELETE", access_path("nvme-subsystems", Some(&self.0)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.remove_nvme_subsystem(&self.0).await
+    }
+}
+
+/// Allows a host to connect to a subsystem; without an NQN, to the default one.
+pub struct AllowNvmeHost {
+    /// NQN of the subsystem; `None` for the default one.
+    pub subsystem: Option<String>,
+    /// Host with its credentials.
+    pub host: api::NvmeHost,
+}
+
+impl Operation for AllowNvmeHost {
+    type Reply = api::NvmeSubsystem;
+
+    fn route(&self) -> Route {
+        Route::new("POST", access_path("nvme-subsystems", self.subsystem.as_deref()) + "/hosts").json(&self.host)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.allow_nvme_host(self.subsystem.as_deref(), self.host).await
+    }
+}
+
+/// Revokes a host's access to a subsystem.
+pub struct DenyNvmeHost {
+    /// NQN of the subsystem; `None` for the default one.
+    pub subsystem: Option<String>,
+    /// The host's name.
+    pub host: String,
+}
+
+impl Operation for DenyNvmeHost {
+    type Reply = api::NvmeSubsystem;
+
+    fn route(&self) -> Route {
+        let path = access_path("nvme-subsystems", self.subsystem.as_deref());
+        Route::new("DELETE", format!("{path}/hosts/{}", uri_encode(&self.host, false)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.deny_nvme_host(self.subsystem.as_deref(), &self.host).await
+    }
+}
+
+/// Lists the iSCSI targets of the daemon.
+pub struct ListIscsiTargets;
+
+impl Operation for ListIscsiTargets {
+    type Reply = Vec<api::IscsiTarget>;
+
+    fn route(&self) -> Route {
+        Route::new("GET", "/v1/iscsi-targets")
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        Ok(engine.list_iscsi_targets())
+    }
+}
+
+/// Creates an iSCSI target.
+pub struct CreateIscsiTarget(pub api::CreateIscsiTarget);
+
+impl Operation for CreateIscsiTarget {
+    type Reply = api::IscsiTarget;
+
+    fn route(&self) -> Route {
+        Route::new("POST", "/v1/iscsi-targets").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.create_iscsi_target(self.0).await
+    }
+}
+
+/// Removes an iSCSI target.
+pub struct RemoveIscsiTarget(pub String);
+
+impl Operation for RemoveIscsiTarget {
+    type Reply = ();
+
+    fn route(&self) -> Route {
+        Route::new("DELETE", access_path("iscsi-targets", Some(&self.0)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.remove_iscsi_target(&self.0).await
+    }
+}
+
+/// Allows or revokes an initiator's login to a target; without a name, to the default one.
+pub struct AdmitInitiator {
+    /// Name of the target; `None` for the default one.
+    pub target: Option<String>,
+    /// The initiator's name.
+    pub initiator: String,
+    /// Set to allow the login, unset to revoke it.
+    pub allowed: bool,
+}
+
+impl Operation for AdmitInitiator {
+    type Reply = api::IscsiTarget;
+
+    fn route(&self) -> Route {
+        let path = access_path("iscsi-targets", self.target.as_deref());
+        let method = if self.allowed { "PUT" } else { "DELETE" };
+        Route::new(method, format!("{path}/initiators/{}", uri_encode(&self.initiator, false)))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        match self.allowed {
+            true => engine.allow_initiator(self.target.as_deref(), &self.initiator).await,
+            false => engine.deny_initiator(self.target.as_deref(), &self.initiator).await,
+        }
+    }
+}
+
+/// Reloads hosts and secrets.
 pub struct Reload;
 
 impl Operation for Reload {
@@ -384,7 +547,7 @@ impl Operation for Reload {
     }
 }
 
-/// Who may read and write an image.
+/// Returns the persistent reservations of an image.
 pub struct GetReservations(pub ImageSpec);
 
 impl Operation for GetReservations {
@@ -399,7 +562,7 @@ impl Operation for GetReservations {
     }
 }
 
-/// Everybody may read and write an image again.
+/// Clears the persistent reservations of an image.
 pub struct ClearReservations(pub ImageSpec);
 
 impl Operation for ClearReservations {
@@ -418,7 +581,7 @@ fn reservations_path(spec: &ImageSpec) -> String {
     format!("/v1/reservations/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
 }
 
-/// The write logs.
+/// Lists the write logs.
 pub struct ListLogs;
 
 impl Operation for ListLogs {
@@ -433,7 +596,7 @@ impl Operation for ListLogs {
     }
 }
 
-/// An image's write log.
+/// Returns the write log of an image.
 pub struct GetLog(pub ImageSpec);
 
 impl Operation for GetLog {
@@ -448,7 +611,7 @@ impl Operation for GetLog {
     }
 }
 
-/// Everything in an image's write log goes to the backend.
+/// Writes back all dirty data of an image's write log.
 pub struct FlushLog(pub ImageSpec);
 
 impl Operation for FlushLog {
@@ -463,11 +626,11 @@ impl Operation for FlushLog {
     }
 }
 
-/// An image's write log is given up.
+/// Discards the write log of an image.
 pub struct DiscardLog {
-    /// Which image's.
+    /// Image of the log.
     pub spec: ImageSpec,
-    /// With what it holds.
+    /// Set to discard dirty data, too.
     pub force: bool,
 }
 
@@ -487,7 +650,7 @@ fn log_path(spec: &ImageSpec) -> String {
     format!("/v1/logs/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
 }
 
-/// The embedded store's space.
+/// Returns the space of the embedded store.
 pub struct GetStoreSpace;
 
 impl Operation for GetStoreSpace {

@@ -42,7 +42,7 @@ fn each_says_what_is_wrong_and_what_to_do() {
         (&["create", "a b", "--size", "1G"], 2, &["' '"]),
         (&["attach", "x", "--iscsi", "--initiator", "not a name"], 2, &["'not a name'", "initiatorname.iscsi"]),
         (&["attach", "x", "--iscsi", "--initiator", "iqn."], 2, &["'iqn.'", "initiator"]),
-        // What is not to be had.
+        // Unavailable resources.
         (&["attach", "zero", "--nbd"], 2, &["0 bytes", "forebay resize local/zero"]),
         (&["attach", "none", "--nbd"], 3, &["no image local/none", "forebay ls local"]),
         (&["attach", "x", "--nbd", "--log", &nowhere], 3, &["no/such/logs", "a write log for local/x", "directory"]),
@@ -118,4 +118,38 @@ fn a_cluster_that_cannot_be_reached_says_what_was_tried() {
         let said = site.run(args).fails(*code);
         assert!(words.iter().all(|word| said.contains(word)), "{args:?} says {said}, not {words:?}");
     }
+}
+
+#[test]
+fn a_rebuild_of_what_is_no_store_says_so_and_writes_nothing() {
+    let site = Site::new();
+    let file = |name: &str, parts: &[(usize, &[u8])]| {
+        let mut bytes = vec![0; 8 << 20];
+        parts.iter().for_each(|(at, part)| bytes[*at..at + part.len()].copy_from_slice(part));
+        let path = site.path(name);
+        std::fs::write(&path, bytes).expect("written");
+        path.display().to_string()
+    };
+    let (empty, luks) = (file("empty", &[]), file("luks", &[(0, b"LUKS\xba\xbe\0\x02")]));
+    let (text, nowhere) =
+        (file("text", &[(2 << 20, b"remember the milk")]), site.path("nowhere").display().to_string());
+    // A log without its first segments, or of which no checkpoint is left.
+    let lines: &[(&str, i32, &[&str])] = &[
+        (&empty, 8, &["cannot be rebuilt", "no checkpoint record"]),
+        (&text, 8, &["cannot be rebuilt", "no checkpoint record"]),
+        (&luks, 2, &["is not rebuilt", "a LUKS volume", "something else"]),
+        (&nowhere, 3, &["nowhere is not there", "forebay store init"]),
+    ];
+    for (store, code, words) in lines {
+        let before = std::fs::read(store).ok();
+        for more in [&[][..], &["--roll-back"], &["--repair"]] {
+            let args = [&["store", "check", "--rebuild", "--store", store][..], more].concat();
+            let said = site.run(&args).fails(*code);
+            assert!(words.iter().all(|word| said.contains(word)), "{args:?} says {said}, not {words:?}");
+        }
+        assert!(std::fs::read(store).ok() == before, "{store} was written to");
+    }
+    let site = Site::serving(&[]);
+    let said = site.run(&["store", "check", "--rebuild"]).fails(6);
+    assert!(said.contains("stop the daemon"), "{said}");
 }

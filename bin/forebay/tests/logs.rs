@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,30 @@ fn limits_come_from_the_log_or_from_the_daemon_and_are_shown() {
     site.stop();
     assert_eq!(limits(&site, "a"), (json!(null), json!(2000)));
     assert_eq!(limits(&site, "b"), (json!(1 << 20), json!(700)));
+}
+
+#[test]
+fn a_shared_file_is_small_again_when_its_logs_are_gone() {
+    const LOGS: usize = 100;
+    let site = Site::serving(&[]);
+    let file = site.path("logs");
+    let taken = || file.metadata().map_or(0, |meta| meta.len().max(meta.blocks() * 512));
+    let images: Vec<String> = (0..LOGS).map(|i| format!("image{i}")).collect();
+    for image in &images {
+        site.run(&["create", image, "--size", "1M"]).ok();
+        site.run(&["attach", image, "--nbd", "--log", &place(&site, "")]).ok();
+    }
+    assert!(taken() > (LOGS as u64 * 16) << 20, "{} bytes", taken());
+    // Those at the end first, then from the beginning: the end is cut, holes are punched.
+    let (kept, gone) = images.split_last().expect("images");
+    let (first, last) = gone.split_at(LOGS / 2);
+    for image in last.iter().rev().chain(first) {
+        site.run(&["detach", image]).ok();
+    }
+    let blocks = file.metadata().expect("the file").blocks() * 512;
+    assert!(blocks < 40 << 20, "{blocks} bytes are allocated for one log");
+    site.run(&["detach", kept]).ok();
+    assert!(taken() <= 2 << 20, "{} bytes are left without a log", taken());
 }
 
 #[test]

@@ -287,7 +287,7 @@ fn a_store_with_both_superblocks_damaged_is_kept_and_repaired() {
         let before = std::fs::read(&path).expect("the store");
         for args in [&["store", "init", "--size", "128M"][..], &["serve"], &["ls"], &["store", "check"]] {
             let said = site.run(args).fails(8);
-            assert!(said.contains("--repair"), "{what}, {args:?}: {said}");
+            assert!(said.contains("--repair") && said.contains("--rebuild"), "{what}, {args:?}: {said}");
             assert!(!said.contains("--force") && !said.contains("store init"), "{what}, {args:?}: {said}");
         }
         assert!(std::fs::read(&path).expect("the store") == before, "{what}: it was changed");
@@ -299,6 +299,58 @@ fn a_store_with_both_superblocks_damaged_is_kept_and_repaired() {
 }
 
 #[test]
+fn a_store_without_superblocks_and_anchors_is_rebuilt_from_its_log() {
+    // Superblocks and anchors; or the anchors alone.
+    for (from, pages) in [(0_u64, &[0_u64, 64, 128, 192, 256, 320][..]), (1, &[128, 192, 256, 320])] {
+        let site = Site::with_store();
+        let bytes = content(4 << 20, 5);
+        std::fs::write(site.path("file"), &bytes).expect("a file");
+        site.run(&["import", "file", "x"]).ok();
+        let path = site.data().join("store.img");
+        let file = std::fs::File::options().write(true).open(&path).expect("the store");
+        pages.iter().for_each(|at| file.write_all_at(&[from as u8; 4096], at << 10).expect("overwritten"));
+        let before = std::fs::read(&path).expect("the store");
+        for args in [&["store", "init", "--size", "128M"][..], &["serve"], &["ls"], &["store", "check"]] {
+            let done = site.run(args);
+            let said = done.stderr();
+            let whole = from == 1 && args.get(1) == Some(&"init");
+            assert!(whole || said.contains("forebay store check --rebuild"), "{args:?}: {said}");
+            assert_ne!(done.0.status.code(), Some(0), "{args:?}");
+        }
+        assert!(std::fs::read(&path).expect("the store") == before, "it was changed");
+        let report = site.json(&["store", "check", "--rebuild"]);
+        let rebuilt = &report["rebuild"];
+        assert_eq!(
+            (&rebuilt["written"], &rebuilt["lost"], &rebuilt["unproven"]),
+            (&json!(true), &json!([]), &json!([]))
+        );
+        assert!(rebuilt["objects"].as_u64().expect("a number") >= 1 && rebuilt["checkpoints"] != json!(0), "{report}");
+        assert_eq!(site.export("x"), bytes);
+        assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+        // It is whole now: nothing is rebuilt, and nothing is said of it.
+        assert!(site.json(&["store", "check", "--rebuild"])["rebuild"].is_null());
+    }
+}
+
+#[test]
+fn one_damaged_superblock_is_told_until_it_is_renewed() {
+    let mut site = Site::with_store();
+    let path = site.data().join("store.img");
+    let file = std::fs::File::options().write(true).open(&path).expect("the store");
+    file.write_all_at(&[0xff; 16], (64 << 10) + 40).expect("damaged");
+    let said = site.run(&["store", "check"]);
+    assert!(said.stdout().contains("forebay store check --repair"), "{}", said.stdout());
+    site.start();
+    assert!(site.log().contains("forebay store check --repair"), "{}", site.log());
+    let status = site.run(&["status"]).ok();
+    assert!(status.contains("needs a repair") && status.contains("forebay store check --repair"), "{status}");
+    site.stop();
+    site.run(&["store", "check", "--repair"]).ok();
+    site.start();
+    assert!(!site.run(&["status"]).ok().contains("repair"));
+}
+
+#[test]
 fn what_others_have_made_over_a_store_is_theirs() {
     let site = Site::with_store();
     let path = site.data().join("store.img");
@@ -306,7 +358,9 @@ fn what_others_have_made_over_a_store_is_theirs() {
     file.write_all_at(&[0; 128 << 10], 0).expect("cleared");
     file.write_all_at(b"XFSB", 0).expect("the other's superblock");
     let before = std::fs::read(&path).expect("the file");
-    for args in [&["store", "init", "--size", "128M"][..], &["store", "check", "--repair"]] {
+    for args in
+        [&["store", "init", "--size", "128M"][..], &["store", "check", "--repair"], &["store", "check", "--rebuild"]]
+    {
         let said = site.run(args).0;
         let text = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(!said.status.success() && text.contains("XFS"), "{args:?}: {text}");

@@ -17,7 +17,7 @@ use forebay_block::{
 };
 use forebay_iscsi::scsi::inquiry::Identity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{Devices, Limits, Options, Server, Site, Space, UnitSpec};
+use forebay_iscsi::{Devices, Limits, Options, Server, Space, TargetSpec, Targets, UnitSpec};
 use forebay_reactor::{Addr, Cores, CoresOptions, DriverChoice, Listener, Pool, Reactor};
 
 /// The unit of allocation in bytes.
@@ -33,7 +33,7 @@ struct RamDisk {
     reservations: Reservations,
 }
 
-/// Nothing survives the end of the process.
+/// Reservation store that persists nothing: reservations end with the process.
 struct Forget;
 
 impl Keep for Forget {
@@ -157,7 +157,7 @@ impl BlockDevice for RamDisk {
     }
 }
 
-/// The disks as their own core sees them.
+/// Disks as accessed from their own core.
 struct Own(Vec<Rc<RamDisk>>);
 
 impl Devices for Own {
@@ -166,7 +166,7 @@ impl Devices for Own {
     }
 }
 
-/// The disks as other cores see them.
+/// Disks as accessed from other cores.
 struct Far(Arc<Vec<DeviceHandle>>);
 
 impl Devices for Far {
@@ -213,7 +213,9 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
     let options = CoresOptions { count: cores.max(2) - 1, driver, pin: false, ..CoresOptions::default() };
     let others = (cores > 1).then(|| Cores::start(&options)).transpose()?;
     reactor.block_on(async {
-        let site = Site::new("iqn.2026-11.io.forebay:ramdisk", Limits::default());
+        let targets = Targets::new(Limits::default());
+        let spec = TargetSpec { name: "iqn.2026-11.io.forebay:ramdisk".into(), ..TargetSpec::default() };
+        let target = targets.create(spec).map_err(std::io::Error::other)?;
         let disks: Vec<Rc<RamDisk>> = (0..units).map(|_| Rc::new(RamDisk::new(size))).collect();
         for lun in 0..units {
             let mut uuid = *b"ram disk number ";
@@ -226,17 +228,17 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                 space: Arc::new(Space::new(0)),
                 initiators: Vec::new(),
             };
-            site.add(lun.into(), spec).map_err(std::io::Error::other)?;
+            target.add(lun.into(), spec).map_err(std::io::Error::other)?;
         }
         let listener = Listener::bind(&addr)?;
-        site.set_portals(vec![listener.local_addr().clone()]);
-        println!("iscsi://{}/{}/0", listener.local_addr(), site.target());
+        targets.set_portals(vec![listener.local_addr().clone()]);
+        println!("iscsi://{}/{}/0", listener.local_addr(), target.name());
         if let Some(others) = &others {
             let handles = Arc::new(disks.iter().map(|disk| DeviceHandle::new(disk.clone())).collect::<Vec<_>>());
             for core in others.handles() {
-                let (site, handles, shared) = (site.clone(), handles.clone(), listener.share()?);
+                let (targets, handles, shared) = (targets.clone(), handles.clone(), listener.share()?);
                 drop(core.run(move || async move {
-                    let server = Server::new(site, Rc::new(Far(handles)), Options::default());
+                    let server = Server::new(targets, Rc::new(Far(handles)), Options::default());
                     match shared.attach() {
                         Ok(listener) => server.serve(listener).await,
                         Err(error) => eprintln!("{error}"),
@@ -244,7 +246,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                 }));
             }
         }
-        Server::new(site, Rc::new(Own(disks)), Options::default()).serve(listener).await;
+        Server::new(targets, Rc::new(Own(disks)), Options::default()).serve(listener).await;
         Ok(())
     })
 }

@@ -1,4 +1,4 @@
-//! What the fuzzers and property tests call: bytes in, and a panic when the state machines do not keep their word.
+//! Entry points of the fuzzers and property tests. They take bytes and panic when a state machine breaks an invariant.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ impl Directory for Place {
         let credential = |name: &str| Credential { name: name.into(), secret: name.as_bytes().to_vec() };
         let chap = Chap { initiator: credential("initiator"), target: Some(credential("target")) };
         match target {
-            TARGET => Ok(Access { chap: self.chap.then_some(chap) }),
+            TARGET => Ok(Access { target_id: 1, chap: self.chap.then_some(chap) }),
             _ => Err(Denied::NotFound),
         }
     }
@@ -40,7 +40,8 @@ impl Directory for Place {
     }
 }
 
-/// What came out of a stream: each PDU's header, data, and whether it was damaged; and how it ended.
+/// Result of parsing a stream: header, data and digest-error flag of each PDU, and the error that ended the stream, if
+/// any.
 type Cut = (Vec<(Bhs, Vec<u8>, bool)>, Option<Garbled>);
 
 fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
@@ -70,7 +71,7 @@ fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
     }
 }
 
-/// A stream of PDUs comes to the same, however it is cut.
+/// Checks that a stream yields the same PDUs regardless of how it is split into receives.
 pub fn pdus(data: &[u8]) {
     let Some((&[flags, a, b, c], stream)) = data.split_first_chunk() else { return };
     let rules = Rules { header_digest: flags & 1 != 0, data_digest: flags & 2 != 0, data_max: 128 * 1024 };
@@ -84,7 +85,7 @@ pub fn pdus(data: &[u8]) {
     assert_eq!(whole, pieces, "how the stream is cut makes a difference");
 }
 
-/// A login ends, and never with a session that nobody may have.
+/// Checks that a login terminates, and never with a session that the access rules forbid.
 pub fn login(data: &[u8]) {
     let Some((&flags, mut rest)) = data.split_first() else { return };
     let chap = flags & 1 != 0;
@@ -122,7 +123,7 @@ pub fn login(data: &[u8]) {
     }
 }
 
-/// Texts are read or refused, and what is read can be written.
+/// Checks that texts are parsed or rejected, and that parsed texts can be encoded again.
 pub fn texts(data: &[u8]) {
     let Ok(pairs) = text::parse(data) else { return };
     let mut out = Vec::new();
@@ -133,7 +134,7 @@ pub fn texts(data: &[u8]) {
     assert_eq!(text::parse(&out).as_ref(), Ok(&pairs));
 }
 
-/// Commands and their parameter lists are understood or refused.
+/// Checks that commands and their parameter lists are parsed or rejected.
 pub fn commands(data: &[u8]) {
     let Some((cdb, list)) = data.split_first_chunk::<16>() else { return };
     if let Ok(command) = cdb::parse(cdb) {

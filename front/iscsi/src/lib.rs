@@ -1,21 +1,26 @@
-//! Volumes over iSCSI (RFC 7143) as SCSI disks (SPC-4, SBC-3).
+//! iSCSI target (RFC 7143) that exports volumes as SCSI disks (SPC-4, SBC-3).
 //!
-//! [`serve::Server`] accepts connections and serves the units of a [`site::Site`]; one server a core, all on one
-//! shared listener.  [`session`] is the protocol without any I/O, [`wire`] its bytes, [`scsi`] what units say and
-//! understand, [`mod@unit`] what cores share.  What is offered and what is left out is in `docs/design/iscsi.md`.
+//! [`serve::Server`] accepts connections and serves the logical units of all [`targets::Targets`]. There is one server
+//! per core, all on one shared listener.  [`session`] is the protocol without I/O, [`wire`] its PDU formats, [`scsi`]
+//! the SCSI commands and unit data, [`mod@unit`] the state shared between cores. `docs/design/iscsi.md` lists the
+//! supported and the omitted features.
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod memory;
 pub mod scsi;
 pub mod serve;
 pub mod session;
+pub mod sessions;
 pub mod signal;
-pub mod site;
 pub mod stats;
+pub mod target;
+pub mod targets;
 pub mod unit;
 pub mod wire;
 
 pub use serve::{Devices, Options, Server};
 pub use session::chap::{Chap, Credential};
-pub use site::{Gatekeeping, Limits, LunOutOfRange, Site};
+pub use target::{AccessControl, AddError, Ending, LunOutOfRange, Target, TargetSpec};
+pub use targets::{Exists, Limits, Targets};
 pub use unit::{Space, UnitSpec};

@@ -1,14 +1,14 @@
-//! Serving: accepts connections, logs hosts in, and runs their sessions.  The only part of this crate that waits for
-//! anything.
+//! Server: accepts connections, logs hosts in, and runs their sessions.  The only part of this crate that performs
+//! socket I/O.
 
 mod connection;
+mod data_out;
 mod execute;
-mod gather;
 mod handshake;
-mod local;
-mod lun;
+mod logical_unit;
+mod nexus;
+mod orphaned_tasks;
 mod outbox;
-mod remains;
 mod requests;
 mod tasks;
 mod units;
@@ -26,36 +26,41 @@ use forebay_serve::{Bell, Connections};
 
 use crate::session::params::Offer;
 use crate::session::receive::Pools;
-use crate::site::Site;
-use crate::stats::SiteEvent;
+use crate::stats::ConnectionEvent;
+use crate::target::Target;
+use crate::targets::Targets;
 use crate::unit::Unit;
 use connection::{Connection, End};
-use handshake::Handshake;
-use local::Local;
+use handshake::{Ended, Handshake};
+use logical_unit::LogicalUnit;
 
-/// How this core reaches the devices of units.
+/// Placeholder for the target name of discovery sessions in the log.
+const DISCOVERY: &str = "discovery";
+
+/// Access to the block devices of units from this core.
 pub trait Devices {
-    /// The device behind a unit; `None` when it is not to be had any more.
+    /// Returns the device behind a unit; `None` once it is no longer available.
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>>;
 }
 
 /// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Connections of this core at a time; more are closed as soon as they are accepted.
+    /// Maximum number of concurrent connections of this core; further ones are closed right after they are accepted.
     pub connections_max: usize,
-    /// What is offered in logins.
+    /// Parameters offered in logins.
     pub offer: Offer,
-    /// Commands that a session may have under way.
+    /// Maximum number of commands in flight per session.
     pub commands_max: u32,
-    /// Bytes that commands of a session under way and answers not sent yet hold.  A single command may hold more.
+    /// Maximum number of bytes held by a session's commands in flight and unsent responses.  A single command may hold
+    /// more.
     pub bytes_max: usize,
-    /// Time from accepting to the end of the login.
+    /// Login timeout, counted from accepting the connection.
     pub login_timeout: Duration,
-    /// A host that has said nothing for so long is asked whether it is still there, and has as long to answer.  So long
-    /// it has to send data that it was asked for, too.
+    /// Idle time after which a host is pinged. It has the same time again to respond.  It is also the timeout for
+    /// solicited data.
     pub ping_after: Duration,
-    /// Time that commands under way have to end when their session ends.
+    /// Timeout for commands in flight when their session ends.
     pub drain_timeout: Duration,
 }
 
@@ -73,29 +78,41 @@ impl Default for Options {
     }
 }
 
-/// The units of a core, shared by its sessions.
+/// Logical units of a core, shared by its sessions.
 pub(crate) struct Cores {
     devices: Rc<dyn Devices>,
-    locals: RefCell<BTreeMap<u16, Weak<Local>>>,
+    locals: RefCell<LogicalUnits>,
+}
+
+/// Units in use on a core, by unit id.
+#[derive(Default)]
+struct LogicalUnits {
+    by_unit: BTreeMap<u64, Weak<LogicalUnit>>,
+    /// Number of entries at which those of unused units are dropped.
+    sweep_at: usize,
 }
 
 impl Cores {
-    /// A unit on this core.
-    pub(crate) fn local(&self, unit: &Arc<Unit>) -> Option<Rc<Local>> {
-        let found = self.locals.borrow().get(&unit.lun()).and_then(Weak::upgrade);
-        // The number may have been given to another unit meanwhile.
-        if let Some(local) = found.filter(|local| Arc::ptr_eq(&local.unit, unit)) {
-            return Some(local);
+    /// Returns the logical unit of `unit` on this core.
+    pub(crate) fn local(&self, unit: &Arc<Unit>) -> Option<Rc<LogicalUnit>> {
+        let found = self.locals.borrow().by_unit.get(&unit.id()).and_then(Weak::upgrade);
+        if found.is_some() {
+            return found;
         }
-        let local = Rc::new(Local::new(unit.clone(), self.devices.device(unit)?));
-        self.locals.borrow_mut().insert(unit.lun(), Rc::downgrade(&local));
+        let local = Rc::new(LogicalUnit::new(unit.clone(), self.devices.device(unit)?));
+        let mut locals = self.locals.borrow_mut();
+        if locals.by_unit.len() >= locals.sweep_at {
+            locals.by_unit.retain(|_, local| local.strong_count() > 0);
+            locals.sweep_at = locals.by_unit.len() * 2 + 16;
+        }
+        locals.by_unit.insert(unit.id(), Rc::downgrade(&local));
         Some(local)
     }
 }
 
-/// A server on one core.  Several cores each have their own, on one shared listener and with the same [`Site`].
+/// iSCSI server on one core.  Each core has its own, on one shared listener and with the same [`Targets`].
 pub struct Server {
-    site: Site,
+    targets: Targets,
     options: Options,
     pools: Rc<Pools>,
     cores: Rc<Cores>,
@@ -103,10 +120,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server of a site's units.
-    pub fn new(site: Site, devices: Rc<dyn Devices>, options: Options) -> Rc<Self> {
+    /// Creates a server for the units of all targets.
+    pub fn new(targets: Targets, devices: Rc<dyn Devices>, options: Options) -> Rc<Self> {
         Rc::new(Self {
-            site,
+            targets,
             options,
             pools: Rc::new(Pools::new()),
             cores: Rc::new(Cores { devices, locals: RefCell::default() }),
@@ -114,27 +131,27 @@ impl Server {
         })
     }
 
-    /// What it serves.
-    pub fn site(&self) -> &Site {
-        &self.site
+    /// Returns the targets that are served.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
     }
 
-    /// Connections now, those that still log in too.
+    /// Returns the number of open connections, including those still logging in.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
+    /// Accepts connections until [`stop`](Self::stop), and spawns a task for each.
     pub async fn serve(self: Rc<Self>, listener: Listener) {
-        tracing::info!(addr = %listener.local_addr(), target = self.site.target(), "serving iSCSI");
+        tracing::info!(addr = %listener.local_addr(), targets = ?self.targets, "serving iSCSI");
         self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer)).await;
     }
 
     /// Serves a connection that was accepted elsewhere.
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr) {
-        self.site.counters().count(SiteEvent::Accepted);
+        self.targets.counters().count(ConnectionEvent::Accepted);
         if self.connections.stopping() || self.connections() >= self.options.connections_max {
-            self.site.counters().count(SiteEvent::TurnedAway);
+            self.targets.counters().count(ConnectionEvent::TurnedAway);
             tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
             return;
         }
@@ -147,28 +164,24 @@ impl Server {
         }));
     }
 
-    /// Stops accepting, ends all connections, their commands under way first, and waits until they are gone.
+    /// Stops accepting, ends all connections after their commands in flight, and waits until they are gone.
     pub async fn stop(&self) {
         self.connections.stop(|control| control.stop()).await;
     }
 
-    /// A connection from its first byte to its last.
+    /// Serves a connection from login to shutdown.
     async fn connection(&self, control: &Bell, stream: Stream, peer: Addr) {
         let ready = match (Handshake { server: self, control, stream: &stream, peer: &peer }).run().await {
             Ok(ready) => ready,
             Err(ended) => {
-                if ended.is_cause() {
-                    self.site.counters().count(SiteEvent::EndedForCause);
-                    tracing::warn!(%peer, reason = %ended, "a login is ended");
-                } else {
-                    tracing::debug!(%peer, reason = %ended, "a login has ended");
-                }
+                self.login_ended(&ended, &peer);
                 return stream.shutdown();
             }
         };
         let session = ready.entered.session().clone();
         let initiator = session.initiator.clone();
-        tracing::info!(%peer, initiator, tsih = session.tsih, discovery = session.discovery, "logged in");
+        let target = session.target.as_ref().map_or(DISCOVERY, Target::name);
+        tracing::info!(%peer, initiator, target, tsih = session.tsih, "logged in");
         let end = match Connection::new(self, control, stream.clone(), ready) {
             Some(connection) => connection.run().await,
             None => End::Stopped,
@@ -176,12 +189,28 @@ impl Server {
         stream.shutdown();
         match end {
             End::Violation(reason) => {
-                self.site.counters().count(SiteEvent::EndedForCause);
+                self.targets.counters().count(ConnectionEvent::EndedForCause);
                 tracing::warn!(%peer, initiator, %reason, "a connection is ended");
             }
             End::Socket(error) => tracing::info!(%peer, initiator, %error, "a connection failed"),
             End::Broken => tracing::info!(%peer, initiator, "a connection ended in the middle of a message"),
             end => tracing::info!(%peer, initiator, ?end, "logged out"),
+        }
+    }
+
+    /// Logs a failed login: one line per refused host, regardless of the reason.
+    fn login_ended(&self, ended: &Ended, address: &Addr) {
+        if ended.is_cause() {
+            self.targets.counters().count(ConnectionEvent::EndedForCause);
+        }
+        match ended {
+            Ended::Refused { initiator, target, reason } => {
+                let initiator = initiator.as_deref().unwrap_or("unknown");
+                let target = target.as_deref().unwrap_or(DISCOVERY);
+                tracing::warn!(front = "iscsi", initiator, %address, target, reason, "host refused");
+            }
+            ended if ended.is_cause() => tracing::warn!(%address, reason = %ended, "a login is ended"),
+            ended => tracing::debug!(%address, reason = %ended, "a login has ended"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a session is reached from any core.
+//! Cross-core signalling to a session.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -6,21 +6,23 @@ use std::task::Waker;
 
 use crate::unit::lock;
 
-/// Why a session is to end.
+/// Reason for ending a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stop {
-    /// It is not.
+    /// Session is not ending.
     No = 0,
-    /// The server stops.
+    /// Server shutdown.
     Shutdown = 1,
-    /// The same initiator has logged in again.
+    /// Session reinstatement: the same initiator port has logged in again.
     Reinstated = 2,
-    /// Somebody reset the target.
+    /// Target reset by a host.
     Reset = 3,
+    /// Target removed, or the initiator may not log in any more.
+    Logout = 4,
 }
 
-/// Wakes a session's task, and tells it what for.
+/// Wake-up of a session's task, with the reason.
 #[derive(Debug)]
 pub struct Signal {
     stop: AtomicU8,
@@ -35,7 +37,7 @@ impl Default for Signal {
 }
 
 impl Signal {
-    /// Says whom to wake.
+    /// Sets the waker of the session's task.
     pub fn set_task(&self, waker: &Waker) {
         let mut task = lock(&self.task);
         if !task.will_wake(waker) {
@@ -43,32 +45,33 @@ impl Signal {
         }
     }
 
-    /// There is something to look at.
+    /// Notifies the session of new orders.
     pub fn tell(&self) {
         self.told.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// There was something to look at since the last call.
+    /// Returns true if [`tell`](Self::tell) was called since the last call.
     #[inline]
     pub fn take_told(&self) -> bool {
         self.told.load(Ordering::Acquire) && self.told.swap(false, Ordering::AcqRel)
     }
 
-    /// The session is to end; the first reason counts.
+    /// Requests the end of the session; the first reason counts.
     pub fn stop(&self, why: Stop) {
         let _ = self.stop.compare_exchange(Stop::No as u8, why as u8, Ordering::AcqRel, Ordering::Acquire);
         self.wake();
     }
 
-    /// Whether the session is to end, and why.
+    /// Returns the reason for which the session is to end, if any.
     #[inline]
     pub fn stopping(&self) -> Stop {
         match self.stop.load(Ordering::Acquire) {
             0 => Stop::No,
             1 => Stop::Shutdown,
             2 => Stop::Reinstated,
-            _ => Stop::Reset,
+            3 => Stop::Reset,
+            _ => Stop::Logout,
         }
     }
 

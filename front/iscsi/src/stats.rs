@@ -1,29 +1,29 @@
-//! What is counted, readable from any thread: by unit, by session, and for the whole site.
+//! Statistics counters, readable from any thread: per unit, per session, and for all connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Kinds of commands that are counted apart.
+/// Command kind with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CommandKind {
-    /// Reads.
+    /// READ commands.
     Read,
-    /// Writes, with verifying or without.
+    /// WRITE commands, with or without verification.
     Write,
-    /// Writes of the same block again and again, and unmapping.
+    /// WRITE SAME and UNMAP.
     Unmap,
     /// COMPARE AND WRITE.
     CompareAndWrite,
-    /// Making writes durable.
+    /// SYNCHRONIZE CACHE.
     Sync,
     /// EXTENDED COPY.
     Copy,
-    /// Whatever else.
+    /// Other commands.
     Other,
 }
 
 impl CommandKind {
-    /// All of them, in the order of [`Snapshot::commands`].
+    /// All kinds, in the order of [`Snapshot::commands`].
     pub const ALL: [CommandKind; 7] = [
         CommandKind::Read,
         CommandKind::Write,
@@ -34,7 +34,7 @@ impl CommandKind {
         CommandKind::Other,
     ];
 
-    /// A label for metrics.
+    /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
             CommandKind::Read => "read",
@@ -50,7 +50,7 @@ impl CommandKind {
 
 const KINDS: usize = CommandKind::ALL.len();
 
-/// Counters that any core adds to.
+/// Command counters that any core adds to.
 #[derive(Debug, Default)]
 pub struct Counters {
     commands: [AtomicU64; KINDS],
@@ -60,23 +60,23 @@ pub struct Counters {
     bytes_written: AtomicU64,
 }
 
-/// Numbers at one moment.
+/// Snapshot of command counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Commands answered, in the order of [`CommandKind::ALL`].
+    /// Commands completed, in the order of [`CommandKind::ALL`].
     pub commands: [u64; KINDS],
-    /// Time that they took in all, in nanoseconds and the same order.
+    /// Total service time in nanoseconds, in the same order.
     pub nanos: [u64; KINDS],
-    /// Commands that were answered with anything but GOOD.
+    /// Commands completed without GOOD status.
     pub errors: u64,
     /// Bytes sent to initiators.
     pub bytes_read: u64,
-    /// Bytes that came from initiators.
+    /// Bytes received from initiators.
     pub bytes_written: u64,
 }
 
 impl Snapshot {
-    /// Adds another's numbers.
+    /// Adds the counts of another snapshot.
     pub fn add(&mut self, other: &Snapshot) {
         self.commands.iter_mut().zip(other.commands).for_each(|(sum, more)| *sum += more);
         self.nanos.iter_mut().zip(other.nanos).for_each(|(sum, more)| *sum += more);
@@ -86,7 +86,7 @@ impl Snapshot {
     }
 }
 
-/// Counts of one turn of a session, added to the shared counters at its end, so that a command costs no atomic
+/// Counts of one poll of a session, added to the shared counters at its end, so that a command costs no atomic
 /// operation.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
@@ -95,7 +95,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// A command was answered.
+    /// Counts a completed command.
     #[inline]
     pub fn answered(&mut self, kind: CommandKind, took: Duration, failed: bool, read: u64, written: u64) {
         self.any = true;
@@ -106,7 +106,7 @@ impl Tally {
         self.snapshot.bytes_written += written;
     }
 
-    /// Adds what was counted to `counters`, and begins anew.
+    /// Adds the counts to `counters`, and resets them.
     pub fn flush(&mut self, counters: &[&Counters]) {
         if !std::mem::take(&mut self.any) {
             return;
@@ -130,7 +130,7 @@ impl Counters {
         add(&self.bytes_written, more.bytes_written);
     }
 
-    /// What has been counted so far.
+    /// Returns the current counts.
     pub fn snapshot(&self) -> Snapshot {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {
@@ -143,21 +143,21 @@ impl Counters {
     }
 }
 
-/// What is counted besides commands.
+/// Connection counters, for events other than commands.
 #[derive(Debug, Default)]
-pub struct SiteCounters {
+pub struct ConnectionCounters {
     accepted: AtomicU64,
     turned_away: AtomicU64,
     logins_refused: AtomicU64,
     ended_for_cause: AtomicU64,
 }
 
-/// Its numbers at one moment.
+/// Snapshot of the connection counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SiteSnapshot {
+pub struct ConnectionSnapshot {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections turned away because there were too many.
+    /// Connections rejected because there were too many.
     pub turned_away: u64,
     /// Logins refused.
     pub logins_refused: u64,
@@ -165,35 +165,35 @@ pub struct SiteSnapshot {
     pub ended_for_cause: u64,
 }
 
-/// What can be counted of a site.
+/// Connection event that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SiteEvent {
-    /// A connection was accepted.
+pub enum ConnectionEvent {
+    /// Connection accepted.
     Accepted,
-    /// A connection was turned away.
+    /// Connection rejected because there were too many.
     TurnedAway,
-    /// A login was refused.
+    /// Login refused.
     LoginRefused,
-    /// A connection was ended for cause.
+    /// Connection ended for cause.
     EndedForCause,
 }
 
-impl SiteCounters {
-    /// Counts one.
-    pub fn count(&self, event: SiteEvent) {
+impl ConnectionCounters {
+    /// Counts one event.
+    pub fn count(&self, event: ConnectionEvent) {
         let counter = match event {
-            SiteEvent::Accepted => &self.accepted,
-            SiteEvent::TurnedAway => &self.turned_away,
-            SiteEvent::LoginRefused => &self.logins_refused,
-            SiteEvent::EndedForCause => &self.ended_for_cause,
+            ConnectionEvent::Accepted => &self.accepted,
+            ConnectionEvent::TurnedAway => &self.turned_away,
+            ConnectionEvent::LoginRefused => &self.logins_refused,
+            ConnectionEvent::EndedForCause => &self.ended_for_cause,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What has been counted so far.
-    pub fn snapshot(&self) -> SiteSnapshot {
+    /// Returns the current counts.
+    pub fn snapshot(&self) -> ConnectionSnapshot {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        SiteSnapshot {
+        ConnectionSnapshot {
             accepted: get(&self.accepted),
             turned_away: get(&self.turned_away),
             logins_refused: get(&self.logins_refused),

@@ -1,7 +1,7 @@
-//! A unit as all cores and sessions see it: who it is, what is set, who uses it, and what there is to tell them.
+//! Logical unit as shared by all cores and sessions: identity, settings, users, and pending notifications.
 //!
-//! What a command needs is read without a lock: counters that only grow say that something is new, and only then is
-//! looked closer.  Locks are taken when a session first uses a unit, when it ends, and by who resets a unit.
+//! Command processing reads it without locks: monotonic counters indicate changes, and only then is the state examined.
+//! Locks are taken when a session first uses a unit, when it ends, and by unit resets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,34 +17,34 @@ use crate::scsi::mode::Modes;
 use crate::signal::Signal;
 use crate::stats::Counters;
 
-/// Space of a pool, kept up to date by who owns the pool.
+/// Pool space, updated by the owner of the pool.
 #[derive(Debug, Default)]
 pub struct Space {
     used: AtomicU64,
     available: AtomicU64,
-    /// Bytes in use from which hosts are told; 0 for never.
+    /// Used bytes from which hosts are notified; 0 disables the threshold.
     threshold: AtomicU64,
-    /// How often the threshold was passed.
+    /// Number of times the threshold was exceeded.
     passed: AtomicU32,
 }
 
 impl Space {
-    /// Hosts are told when `threshold` bytes are in use; 0 for never.
+    /// Creates a record whose threshold is `threshold` used bytes; 0 disables it.
     pub fn new(threshold: u64) -> Self {
         Self { threshold: threshold.into(), ..Self::default() }
     }
 
-    /// What is known now.
+    /// Returns the last known space.
     pub fn provisioning(&self) -> Provisioning {
         Provisioning { available: self.available.load(Ordering::Relaxed), used: self.used.load(Ordering::Relaxed) }
     }
 
-    /// From so many bytes in use hosts are told.
+    /// Returns the threshold in used bytes, if enabled.
     pub fn threshold(&self) -> Option<u64> {
         Some(self.threshold.load(Ordering::Relaxed)).filter(|&threshold| threshold > 0)
     }
 
-    /// The pool has so much in use and so much left.
+    /// Updates used and available bytes, and the threshold.
     pub fn update(&self, used: u64, available: u64, threshold: u64) {
         let before = self.used.swap(used, Ordering::Relaxed);
         self.available.store(available, Ordering::Relaxed);
@@ -55,39 +55,39 @@ impl Space {
         }
     }
 
-    /// How often the threshold was passed.
+    /// Returns the number of times the threshold was exceeded.
     pub fn passed(&self) -> u32 {
         self.passed.load(Ordering::Acquire)
     }
 }
 
-/// What a unit is made of.
+/// Configuration of a unit.
 #[derive(Debug, Clone)]
 pub struct UnitSpec {
-    /// Its name for people: the volume's.
+    /// Volume name.
     pub name: String,
-    /// Who it is.
+    /// Unit identity.
     pub identity: Identity,
-    /// Writes are refused.
+    /// Read-only unit.
     pub read_only: bool,
-    /// The medium turns.
+    /// Rotational medium.
     pub rotational: bool,
-    /// The pool's space.
+    /// Space of the pool.
     pub space: Arc<Space>,
-    /// Initiators that see it; all do when there is none.
+    /// Initiators that see the unit; an empty list admits all.
     pub initiators: Vec<String>,
 }
 
-/// Why tasks of a unit end.
+/// Order to a session to end its tasks on a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// They are given up, and nobody is answered.
+    /// Abort the tasks without a response.
     Abort,
-    /// They are done first; then the unit is gone.
+    /// Complete the tasks and stop using the unit, which is removed.
     Leave,
 }
 
-/// Held by each session that has something to do before somebody else goes on, who learns of it when all are dropped.
+/// Drain guard, held by each session with tasks to end. The waiter is notified when all guards are dropped.
 pub struct Drain {
     answer: Mutex<Option<Answer<()>>>,
 }
@@ -99,7 +99,7 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
-    /// One to hold, and what tells when it and its copies are dropped.
+    /// Creates a guard, and the future that completes when all its clones are dropped.
     pub(crate) fn new() -> (Arc<Self>, Answered<()>) {
         let (answer, answered) = oneshot();
         (Arc::new(Self { answer: Mutex::new(Some(answer)) }), answered)
@@ -114,42 +114,45 @@ impl Drop for Drain {
     }
 }
 
-/// A session's use of a unit.
+/// I_T_L nexus: use of a unit by a session.
 #[derive(Debug)]
 pub struct Nexus {
-    /// The unit's number.
+    /// LUN of the unit.
     pub lun: u16,
-    /// The session's number.
+    /// Id of the session.
     pub session: u64,
-    /// Who it is to reservations.
+    /// Host id for reservations.
     pub host: HostId,
     signal: Arc<Signal>,
     orders: Mutex<Vec<(Order, Arc<Drain>)>>,
 }
 
 impl Nexus {
-    /// What was ordered since the last look.
+    /// Takes the orders since the last call.
     pub fn orders(&self) -> Vec<(Order, Arc<Drain>)> {
         std::mem::take(&mut lock(&self.orders))
     }
 }
 
-/// Why a session cannot use a unit.
+/// Reason for which a session cannot use a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoEntry {
-    /// There is none.
+    /// Unit removed.
     Gone,
-    /// Commands of the same host's session before are not done yet.
+    /// Commands of an earlier session of the same host are still in flight.
     Occupied,
 }
 
-/// A unit.
+/// Logical unit.
 #[derive(Debug)]
 pub struct Unit {
+    id: u64,
+    target_id: u64,
+    target: Arc<str>,
     lun: u16,
     spec: UnitSpec,
     modes: AtomicU8,
-    /// Counts whatever sessions have to look at.
+    /// Change counter of everything that sessions have to examine.
     news: AtomicU32,
     modes_changed: AtomicU32,
     resets: AtomicU32,
@@ -159,9 +162,12 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Nobody uses it yet.
-    pub fn new(lun: u16, spec: UnitSpec) -> Self {
+    /// Creates a unit of a target; `id` must never have been used for another unit.
+    pub(crate) fn new(id: u64, (target_id, target): (u64, Arc<str>), lun: u16, spec: UnitSpec) -> Self {
         Self {
+            id,
+            target_id,
+            target,
             lun,
             spec,
             modes: AtomicU8::new(Modes::DEFAULT.0),
@@ -174,33 +180,47 @@ impl Unit {
         }
     }
 
-    /// Its number.
+    /// Returns the unit id, unique among all units past and future.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn target_id(&self) -> u64 {
+        self.target_id
+    }
+
+    /// Returns the name of its target.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Returns its LUN.
     pub fn lun(&self) -> u16 {
         self.lun
     }
 
-    /// What it is made of.
+    /// Returns its configuration.
     pub fn spec(&self) -> &UnitSpec {
         &self.spec
     }
 
-    /// What was done with it, by all sessions on all cores.
+    /// Returns its command counters, over all sessions and cores.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// An initiator sees it.
+    /// Returns true if an initiator sees the unit.
     pub fn is_seen_by(&self, initiator: &str) -> bool {
         is_listed(&self.spec.initiators, initiator)
     }
 
-    /// What is set.
+    /// Returns the current mode settings.
     #[inline]
     pub fn modes(&self) -> Modes {
         Modes(self.modes.load(Ordering::Relaxed))
     }
 
-    /// Sets it; sessions other than the one that does are told.
+    /// Changes the mode settings; other sessions get a unit attention.
     pub fn set_modes(&self, modes: Modes) {
         if self.modes.swap(modes.0, Ordering::Relaxed) != modes.0 {
             self.modes_changed.fetch_add(1, Ordering::Release);
@@ -208,40 +228,40 @@ impl Unit {
         }
     }
 
-    /// It is not to be had any more.
+    /// Returns true once the unit has been removed.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Counts what sessions have to look at.
+    /// Returns the change counter of everything that sessions have to examine.
     #[inline]
     pub fn news(&self) -> u32 {
         self.news.load(Ordering::Acquire)
     }
 
-    /// Changes of what is set, and resets.
+    /// Returns the counts of mode changes and of resets.
     pub fn changes(&self) -> (u32, u32) {
         (self.modes_changed.load(Ordering::Acquire), self.resets.load(Ordering::Acquire))
     }
 
-    /// Sessions that use it.
+    /// Returns the number of sessions that use it.
     pub fn sessions(&self) -> usize {
         lock(&self.nexuses).len()
     }
 
-    /// The sessions that use it, by their numbers.
+    /// Returns the ids of the sessions that use it.
     pub fn users(&self) -> Vec<u64> {
         lock(&self.nexuses).keys().copied().collect()
     }
 
-    /// A session begins to use it.
+    /// Registers a session as user of the unit.
     ///
     /// # Errors
-    /// When it is gone, or the host still has commands under way from a session before.
+    /// When the unit is removed, or commands of an earlier session of the host are still in flight.
     pub fn enter(&self, session: u64, host: HostId, signal: Arc<Signal>) -> Result<Arc<Nexus>, NoEntry> {
         let nexus = Arc::new(Nexus { lun: self.lun, session, host, signal, orders: Mutex::default() });
         let mut nexuses = lock(&self.nexuses);
-        // Under the lock: whoever removes the unit looks at the list after it has said so.
+        // Checked under the lock: `remove` sets the flag before it reads the list.
         if self.is_gone() {
             return Err(NoEntry::Gone);
         }
@@ -252,14 +272,15 @@ impl Unit {
         Ok(nexus)
     }
 
-    /// A session uses it no more.
+    /// Unregisters a session.
     pub fn leave(&self, session: u64) {
         let nexus = lock(&self.nexuses).remove(&session);
-        // What was ordered meanwhile is done with the session.
+        // Dropping the nexus completes its pending orders.
         drop(nexus);
     }
 
-    /// Resets it: what was set is forgotten, tasks are given up, and all sessions are told.  Ends when no task is left.
+    /// Resets the unit: modes return to default, tasks are aborted, and all sessions get a unit attention.  Completes
+    /// when no task is left.
     pub fn reset(&self) -> Answered<()> {
         self.modes.store(Modes::DEFAULT.0, Ordering::Relaxed);
         self.resets.fetch_add(1, Ordering::Release);
@@ -267,12 +288,13 @@ impl Unit {
         self.order(Order::Abort, |_| true)
     }
 
-    /// Gives up the tasks of some sessions.  Ends when none is left.
+    /// Aborts the tasks of some sessions.  Completes when none is left.
     pub fn abort(&self, whose: impl Fn(&Nexus) -> bool) -> Answered<()> {
         self.order(Order::Abort, whose)
     }
 
-    /// It is gone: new requests are refused, those under way are done.  Ends when nobody uses it.
+    /// Removes the unit: new requests are refused, those in flight are completed.  The future completes when no session
+    /// uses it.
     pub fn remove(&self) -> Answered<()> {
         self.gone.store(true, Ordering::Release);
         self.news.fetch_add(1, Ordering::Release);
@@ -289,7 +311,8 @@ impl Unit {
     }
 }
 
-/// A name is in a list, in which `*` at the end of an entry stands for anything; an empty list holds all.
+/// Returns true if a name is in a list, in which `*` at the end of an entry matches any suffix; an empty list matches
+/// all.
 pub fn is_listed(list: &[String], name: &str) -> bool {
     list.is_empty()
         || list.iter().any(|entry| match entry.strip_suffix('*') {

@@ -1,22 +1,22 @@
-//! The bytes of iSCSI: opcodes, flags, and the 48-byte basic header segment of each PDU (RFC 7143, chapter 11).
+//! PDU formats of iSCSI: opcodes, flags, and the 48-byte basic header segment of each PDU (RFC 7143, chapter 11).
 
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a basic header segment.
+/// Length of a basic header segment in bytes.
 pub const BHS_LEN: usize = 48;
-/// Bytes of a digest.
+/// Length of a digest in bytes.
 pub const DIGEST_LEN: usize = 4;
-/// "No task tag", "no transfer tag".
+/// Reserved task tag: no initiator task tag, or no target transfer tag.
 pub const TAG_NONE: u32 = 0xffff_ffff;
-/// The port that IANA gave iSCSI.
+/// TCP port assigned by IANA.
 pub const PORT: u16 = 3260;
-/// Longest name of a node in bytes (RFC 7143, section 4.2.7.1).
+/// Maximum length of a node name in bytes (RFC 7143, section 4.2.7.1).
 pub const NAME_MAX: usize = 223;
 
-/// Opcodes of an initiator.
+/// Initiator opcodes.
 pub mod request {
-    /// NOP-Out.
+    /// NOP-Out request.
     pub const NOP_OUT: u8 = 0x00;
     /// SCSI Command.
     pub const SCSI_COMMAND: u8 = 0x01;
@@ -34,9 +34,9 @@ pub mod request {
     pub const SNACK: u8 = 0x10;
 }
 
-/// Opcodes of a target.
+/// Target opcodes.
 pub mod response {
-    /// NOP-In.
+    /// NOP-In response.
     pub const NOP_IN: u8 = 0x20;
     /// SCSI Response.
     pub const SCSI: u8 = 0x21;
@@ -54,214 +54,226 @@ pub mod response {
     pub const R2T: u8 = 0x31;
     /// Asynchronous Message.
     pub const ASYNC: u8 = 0x32;
-    /// Reject.
+    /// Reject of a PDU.
     pub const REJECT: u8 = 0x3f;
 }
 
-/// The bit of an opcode byte that asks for immediate delivery.
+/// Immediate delivery bit of the opcode byte.
 pub const IMMEDIATE: u8 = 0x40;
-/// The bits of an opcode byte that are the opcode.
+/// Opcode mask of the opcode byte.
 pub const OPCODE: u8 = 0x3f;
-/// The final bit: the last PDU of a sequence; in a login, "transit".
+/// Final bit: last PDU of a sequence; transit bit in login PDUs.
 pub const FINAL: u8 = 0x80;
-/// In login and text PDUs: the text goes on in the next PDU.
+/// Continue bit of login and text PDUs: the text continues in the next PDU.
 pub const CONTINUE: u8 = 0x40;
 
 /// Flags of a SCSI Command.
 pub mod command_flag {
-    /// Data comes from the target.
+    /// Command reads data from the target.
     pub const READ: u8 = 0x40;
-    /// Data goes to the target.
+    /// Command writes data to the target.
     pub const WRITE: u8 = 0x20;
-    /// The task attribute's bits.
+    /// Task attribute mask.
     pub const ATTRIBUTE: u8 = 0x07;
-    /// No order.
+    /// SIMPLE task attribute: no ordering.
     pub const SIMPLE: u8 = 1;
-    /// After all before it, and before all after it.
+    /// ORDERED task attribute: after all earlier tasks, before all later ones.
     pub const ORDERED: u8 = 2;
-    /// Before all others.
+    /// HEAD OF QUEUE task attribute: before all other tasks.
     pub const HEAD_OF_QUEUE: u8 = 3;
 }
 
 /// Flags of a SCSI Response and of a Data-In that carries status.
 pub mod response_flag {
-    /// More was to be transferred than the initiator expected.
+    /// Residual overflow: the command had more to transfer than the initiator expected.
     pub const OVERFLOW: u8 = 0x04;
-    /// Less was transferred than the initiator expected.
+    /// Residual underflow: less was transferred than the initiator expected.
     pub const UNDERFLOW: u8 = 0x02;
-    /// Data-In only: the status is in this PDU.
+    /// Status bit of Data-In: the PDU carries the SCSI status.
     pub const STATUS: u8 = 0x01;
 }
 
-/// Why a PDU is rejected (RFC 7143, section 11.17.1).
+/// Reject reason (RFC 7143, section 11.17.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RejectReason {
-    /// Its data has another digest than it says.
+    /// Data digest error.
     DataDigest = 0x02,
-    /// A SNACK at an error recovery level without.
+    /// SNACK reject: the error recovery level does not support SNACK.
     Snack = 0x03,
-    /// It breaks the protocol.
+    /// Protocol error.
     Protocol = 0x04,
-    /// The PDU is not supported.
+    /// Command not supported.
     NotSupported = 0x05,
-    /// More immediate commands than can be kept.
+    /// Too many immediate commands.
     ImmediateCommands = 0x06,
-    /// The task that it belongs to is already under way.
+    /// Task in progress.
     TaskInProgress = 0x07,
-    /// A field has a value that makes no sense.
+    /// Invalid PDU field.
     InvalidField = 0x09,
-    /// Too long to be kept.
+    /// Long operation reject: out of resources.
     LongOperation = 0x0a,
-    /// Another login for the same connection goes on.
+    /// Negotiation reset: another login for the same connection is in progress.
     Negotiation = 0x0b,
-    /// It must wait for a logout.
+    /// Waiting for logout.
     WaitingForLogout = 0x0c,
 }
 
-/// A login's outcome: class in the upper byte, detail in the lower (RFC 7143, section 11.13.5).
+/// Login status: class in the upper byte, detail in the lower (RFC 7143, section 11.13.5).
 pub mod login_status {
-    /// It goes on, or is done.
+    /// Success: the login proceeds or is complete.
     pub const SUCCESS: u16 = 0x0000;
-    /// The initiator did something wrong.
+    /// Initiator error.
     pub const INITIATOR_ERROR: u16 = 0x0200;
-    /// Who it is could not be proven.
+    /// Authentication failure.
     pub const AUTHENTICATION: u16 = 0x0201;
-    /// It may not use the target.
+    /// Authorization failure: the initiator may not use the target.
     pub const FORBIDDEN: u16 = 0x0202;
-    /// There is no such target.
+    /// Target not found.
     pub const NOT_FOUND: u16 = 0x0203;
-    /// The protocol version is not known.
+    /// Unsupported version.
     pub const VERSION: u16 = 0x0205;
-    /// A connection more than the session can have.
+    /// Too many connections in the session.
     pub const TOO_MANY_CONNECTIONS: u16 = 0x0206;
-    /// A key that must be there is not.
+    /// Missing parameter.
     pub const MISSING_PARAMETER: u16 = 0x0207;
-    /// Connections of one session on several portals of which not all lead there.
+    /// Cannot include in session: the session does not span all portals of its connections.
     pub const CANNOT_INCLUDE: u16 = 0x0208;
-    /// The kind of session is not known.
+    /// Session type not supported.
     pub const SESSION_TYPE: u16 = 0x0209;
-    /// There is no such session.
+    /// Session does not exist.
     pub const NO_SESSION: u16 = 0x020a;
-    /// What was sent makes no sense in a login.
+    /// Invalid request during login.
     pub const INVALID_REQUEST: u16 = 0x020b;
-    /// The target is at fault.
+    /// Target error.
     pub const TARGET_ERROR: u16 = 0x0300;
-    /// The target cannot be used now.
+    /// Service unavailable.
     pub const UNAVAILABLE: u16 = 0x0301;
-    /// There is no room for another session.
+    /// Out of resources: no further session possible.
     pub const OUT_OF_RESOURCES: u16 = 0x0302;
 }
 
 /// Task management functions (RFC 7143, section 11.5.1).
 pub mod task_function {
-    /// One task.
+    /// Aborts one task.
     pub const ABORT_TASK: u8 = 1;
-    /// All tasks of this session on the unit.
+    /// Aborts all tasks of this session on the unit.
     pub const ABORT_TASK_SET: u8 = 2;
     /// Ends an automatic contingent allegiance.
     pub const CLEAR_ACA: u8 = 3;
-    /// All tasks on the unit.
+    /// Clears all tasks on the unit.
     pub const CLEAR_TASK_SET: u8 = 4;
     /// Resets the unit.
     pub const LOGICAL_UNIT_RESET: u8 = 5;
     /// Resets every unit of the target.
     pub const TARGET_WARM_RESET: u8 = 6;
-    /// The same, and ends all sessions.
+    /// Resets every unit of the target, and ends all sessions.
     pub const TARGET_COLD_RESET: u8 = 7;
     /// Moves a task to another connection.
     pub const TASK_REASSIGN: u8 = 8;
 }
 
-/// What a task management function came to (RFC 7143, section 11.6.1).
+/// Task management response (RFC 7143, section 11.6.1).
 pub mod task_response {
-    /// It is done.
+    /// Function complete.
     pub const COMPLETE: u8 = 0;
-    /// There is no such task (any more).
+    /// Task does not exist (any more).
     pub const NO_TASK: u8 = 1;
-    /// There is no such unit.
+    /// LUN does not exist.
     pub const NO_LUN: u8 = 2;
-    /// Tasks stay on their connection.
+    /// Task allegiance reassignment not supported.
     pub const NO_REASSIGNMENT: u8 = 4;
-    /// Not a function that is offered.
+    /// Function not supported.
     pub const NOT_SUPPORTED: u8 = 5;
-    /// Refused.
+    /// Function rejected.
     pub const REJECTED: u8 = 255;
+}
+
+/// Logout response (RFC 7143, section 11.15.1).
+pub mod logout_response {
+    /// Connection or session closed.
+    pub const CLOSED: u8 = 0;
+    /// CID not found.
+    pub const NO_CONNECTION: u8 = 1;
+    /// Connection recovery not supported.
+    pub const NO_RECOVERY: u8 = 2;
+    /// Cleanup failed: tasks of the session are still in the device.
+    pub const CLEANUP_FAILED: u8 = 3;
 }
 
 /// Events of an Asynchronous Message (RFC 7143, section 11.9.1).
 pub mod async_event {
     /// A SCSI event with sense data.
     pub const SCSI: u8 = 0;
-    /// Log out, please, all connections of the session.
+    /// Logout request for all connections of the session.
     pub const LOGOUT: u8 = 1;
-    /// This connection is going to be dropped.
+    /// Target will drop this connection.
     pub const DROP_CONNECTION: u8 = 2;
-    /// All connections of the session are going to be dropped.
+    /// Target will drop all connections of the session.
     pub const DROP_SESSION: u8 = 3;
 }
 
-/// What all PDUs have.
+/// Basic header segment, in the fields common to all PDUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bhs {
-    /// [`IMMEDIATE`] and the opcode.
+    /// Opcode and the [`IMMEDIATE`] bit.
     pub opcode: u8,
-    /// [`FINAL`] and what the opcode says.
+    /// Flags: [`FINAL`] and opcode-specific bits.
     pub flags: u8,
-    /// What the opcode says.
+    /// Opcode-specific bytes.
     pub specific: [u8; 2],
-    /// Additional header segments, in units of four bytes.
+    /// Length of the additional header segments, in four-byte words.
     pub ahs_len: u8,
-    /// Bytes of data, without padding.
+    /// Length of the data segment in bytes, without padding.
     pub data_len: [u8; 3],
-    /// The unit, or what the opcode says.
+    /// LUN, or opcode-specific.
     pub lun: [u8; 8],
-    /// The initiator's name for the task.
+    /// Initiator task tag.
     pub itt: U32,
-    /// What the opcode says.
+    /// Opcode-specific bytes.
     pub rest: [u8; 28],
 }
 
 impl Bhs {
-    /// The opcode.
+    /// Returns the opcode.
     pub fn opcode(&self) -> u8 {
         self.opcode & OPCODE
     }
 
-    /// Delivered as it comes, without regard to its number.
+    /// Returns true if the PDU is for immediate delivery, regardless of its CmdSN.
     pub fn is_immediate(&self) -> bool {
         self.opcode & IMMEDIATE != 0
     }
 
-    /// The last of its sequence.
+    /// Returns true if the PDU is the last of its sequence.
     pub fn is_final(&self) -> bool {
         self.flags & FINAL != 0
     }
 
-    /// Bytes of data, without padding.
+    /// Returns the length of the data segment in bytes, without padding.
     pub fn data_len(&self) -> usize {
         usize::from(self.data_len[0]) << 16 | usize::from(self.data_len[1]) << 8 | usize::from(self.data_len[2])
     }
 
-    /// Bytes of additional headers.
+    /// Returns the length of the additional header segments in bytes.
     pub fn ahs_len(&self) -> usize {
         usize::from(self.ahs_len) * 4
     }
 
-    /// The same bytes as one kind of PDU.
+    /// Reinterprets the header as one kind of PDU.
     pub fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> &T {
         const { assert!(size_of::<T>() == BHS_LEN) };
         T::ref_from_bytes(self.as_bytes()).expect("every header has 48 bytes")
     }
 }
 
-/// Bytes that fill a segment of `len` bytes up to a multiple of four.
+/// Returns the number of bytes that pad a segment of `len` bytes to a multiple of four.
 pub const fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// Three bytes of a length.
+/// Encodes a length in three bytes.
 ///
 /// # Panics
 /// When `len` needs more.
@@ -283,27 +295,27 @@ macro_rules! header {
 header! {
     /// SCSI Command (section 11.3).
     ScsiCommand {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final, read, write, attribute.
+        /// Flags: final, read, write, task attribute.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 2],
-        /// Additional headers.
+        /// Length of the additional header segments, in four-byte words.
         ahs_len: u8,
-        /// Immediate data.
+        /// Length of the immediate data in bytes.
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// Bytes that the initiator wants to send or receive.
+        /// Expected data transfer length in bytes.
         edtl: U32,
-        /// The command's number.
+        /// CmdSN of the command.
         cmd_sn: U32,
-        /// The status that the initiator expects next.
+        /// ExpStatSN: next status that the initiator expects.
         exp_stat_sn: U32,
-        /// The command.
+        /// Command descriptor block.
         cdb: [u8; 16],
     }
 }
@@ -311,35 +323,35 @@ header! {
 header! {
     /// SCSI Response (section 11.4).
     ScsiResponse {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final, residuals.
+        /// Flags: final, residual overflow and underflow.
         flags: u8,
-        /// 0: completed at the target.
+        /// Response code; 0: command completed at target.
         response: u8,
         /// SCSI status.
         status: u8,
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Sense data with its length.
+        /// Length of the data segment: sense data with its length field.
         data_len: [u8; 3],
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// For recovery that is not offered.
+        /// SNACK tag; error recovery by SNACK is not supported.
         snack_tag: U32,
-        /// Number of this status.
+        /// StatSN of this status.
         stat_sn: U32,
-        /// Next command expected.
+        /// ExpCmdSN: next expected command.
         exp_cmd_sn: U32,
-        /// Last command that may be sent.
+        /// MaxCmdSN: last command that may be sent.
         max_cmd_sn: U32,
-        /// Data-In PDUs and R2Ts of the task.
+        /// ExpDataSN: number of Data-In PDUs and R2Ts of the task.
         exp_data_sn: U32,
-        /// Of bidirectional commands.
+        /// Bidirectional read residual count.
         read_residual: U32,
-        /// Bytes not transferred, or not transferable.
+        /// Residual count: bytes not transferred, or not transferable.
         residual: U32,
     }
 }
@@ -347,33 +359,33 @@ header! {
 header! {
     /// SCSI Data-Out (section 11.7.1).
     DataOut {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final.
+        /// Flags: final.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 2],
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes.
+        /// Length of the data segment in bytes.
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// Which R2T it answers; none for what comes unasked.
+        /// Target transfer tag of the R2T; [`TAG_NONE`] for unsolicited data.
         ttt: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved2: U32,
-        /// The status that the initiator expects next.
+        /// ExpStatSN: next status that the initiator expects.
         exp_stat_sn: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved3: U32,
-        /// Number within its sequence.
+        /// DataSN within its sequence.
         data_sn: U32,
-        /// First byte, counted within the task's data.
+        /// Buffer offset in bytes within the task's data.
         offset: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved4: U32,
     }
 }
@@ -381,35 +393,35 @@ header! {
 header! {
     /// SCSI Data-In (section 11.7.2).
     DataIn {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final, residuals, status.
+        /// Flags: final, residual overflow and underflow, status.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: u8,
-        /// SCSI status, if there is one.
+        /// SCSI status, if the status flag is set.
         status: u8,
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes.
+        /// Length of the data segment in bytes.
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// None: nothing is to be acknowledged.
+        /// Target transfer tag; [`TAG_NONE`]: no data acknowledgement is requested.
         ttt: U32,
-        /// Number of this status, if there is one.
+        /// StatSN, if the status flag is set.
         stat_sn: U32,
-        /// Next command expected.
+        /// ExpCmdSN: next expected command.
         exp_cmd_sn: U32,
-        /// Last command that may be sent.
+        /// MaxCmdSN: last command that may be sent.
         max_cmd_sn: U32,
-        /// Number within the task.
+        /// DataSN within the task.
         data_sn: U32,
-        /// First byte, counted within the task's data.
+        /// Buffer offset in bytes within the task's data.
         offset: U32,
-        /// Bytes not transferred, or not transferable.
+        /// Residual count: bytes not transferred, or not transferable.
         residual: U32,
     }
 }
@@ -417,33 +429,33 @@ header! {
 header! {
     /// Ready To Transfer (section 11.8).
     R2t {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final.
+        /// Flags: final.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 2],
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Nothing.
+        /// Length of the data segment (DataSegmentLength).
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// What the data is to say.
+        /// Target transfer tag that the Data-Out PDUs have to carry.
         ttt: U32,
-        /// Next status.
+        /// Next StatSN.
         stat_sn: U32,
-        /// Next command expected.
+        /// ExpCmdSN: next expected command.
         exp_cmd_sn: U32,
-        /// Last command that may be sent.
+        /// MaxCmdSN: last command that may be sent.
         max_cmd_sn: U32,
-        /// Number within the task.
+        /// R2TSN within the task.
         r2t_sn: U32,
-        /// First byte wanted.
+        /// Offset of the first byte that is requested.
         offset: U32,
-        /// Bytes wanted.
+        /// Desired data transfer length in bytes.
         len: U32,
     }
 }
@@ -451,64 +463,64 @@ header! {
 header! {
     /// Task Management Function Request (section 11.5).
     TaskRequest {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final, and the function.
+        /// Flags: final, and the function code.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 2],
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Nothing.
+        /// Length of the data segment (DataSegmentLength).
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// This task.
+        /// Initiator task tag of this request.
         itt: U32,
-        /// The task that is meant.
+        /// Initiator task tag of the referenced task.
         referenced: U32,
-        /// The request's number.
+        /// CmdSN of the request.
         cmd_sn: U32,
-        /// The status that the initiator expects next.
+        /// ExpStatSN: next status that the initiator expects.
         exp_stat_sn: U32,
-        /// The number of the command that is meant.
+        /// CmdSN of the referenced command.
         ref_cmd_sn: U32,
-        /// For reassignment.
+        /// ExpDataSN, for task reassignment.
         exp_data_sn: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved2: U64,
     }
 }
 
 header! {
-    /// Every other response: Task Management, Text, Logout, NOP-In, Reject, Asynchronous Message (sections 11.6 to
-    /// 11.17).  They differ in what the last bytes mean.
+    /// Generic response: Task Management, Text, Logout, NOP-In, Reject, Asynchronous Message (sections 11.6 to 11.17).
+    /// Their last bytes differ in meaning.
     Response {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final.
+        /// Flags: final.
         flags: u8,
-        /// Response or reason.
+        /// Response or reason code.
         code: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: u8,
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes of data.
+        /// Length of the data segment in bytes.
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// Target's tag.
+        /// Target transfer tag.
         ttt: U32,
-        /// Number of this status, or the next.
+        /// StatSN of this status, or the next one.
         stat_sn: U32,
-        /// Next command expected.
+        /// ExpCmdSN: next expected command.
         exp_cmd_sn: U32,
-        /// Last command that may be sent.
+        /// MaxCmdSN: last command that may be sent.
         max_cmd_sn: U32,
-        /// What the opcode says.
+        /// Opcode-specific bytes.
         rest: [U16; 6],
     }
 }
@@ -516,33 +528,33 @@ header! {
 header! {
     /// Login Request (section 11.12).
     LoginRequest {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Transit, continue, stages.
+        /// Flags: transit, continue, current and next stage.
         flags: u8,
-        /// Highest version that the initiator knows.
+        /// Highest protocol version that the initiator supports.
         version_max: u8,
-        /// Lowest.
+        /// Lowest protocol version that the initiator supports.
         version_min: u8,
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes of text.
+        /// Length of the text in bytes.
         data_len: [u8; 3],
-        /// Initiator's part of the session's name.
+        /// ISID: initiator part of the session identifier.
         isid: [u8; 6],
-        /// Target's part; 0 for a new session.
+        /// TSIH; 0 for a new session.
         tsih: U16,
-        /// This login.
+        /// Initiator task tag of the login.
         itt: U32,
-        /// The connection's number.
+        /// Connection identifier (CID).
         cid: U16,
-        /// Nothing.
+        /// Reserved field.
         reserved: U16,
-        /// The number of the first command.
+        /// CmdSN of the first command.
         cmd_sn: U32,
-        /// The status that the initiator expects next.
+        /// ExpStatSN: next status that the initiator expects.
         exp_stat_sn: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved2: [u8; 16],
     }
 }
@@ -550,83 +562,83 @@ header! {
 header! {
     /// Login Response (section 11.13).
     LoginResponse {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Transit, continue, stages.
+        /// Flags: transit, continue, current and next stage.
         flags: u8,
-        /// Highest version that the target knows.
+        /// Highest protocol version that the target supports.
         version_max: u8,
-        /// The version in use.
+        /// Active protocol version.
         version_active: u8,
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes of text.
+        /// Length of the text in bytes.
         data_len: [u8; 3],
-        /// Initiator's part of the session's name.
+        /// ISID: initiator part of the session identifier.
         isid: [u8; 6],
-        /// Target's part.
+        /// Target session identifying handle.
         tsih: U16,
-        /// This login.
+        /// Initiator task tag of the login.
         itt: U32,
-        /// Nothing.
+        /// Reserved field.
         reserved: U32,
-        /// Number of this status.
+        /// StatSN of this status.
         stat_sn: U32,
-        /// Next command expected.
+        /// ExpCmdSN: next expected command.
         exp_cmd_sn: U32,
-        /// Last command that may be sent.
+        /// MaxCmdSN: last command that may be sent.
         max_cmd_sn: U32,
-        /// Class and detail.
+        /// Status class and detail.
         status: U16,
-        /// Nothing.
+        /// Reserved field.
         reserved2: [u8; 10],
     }
 }
 
 header! {
-    /// Every other request: Text, Logout, NOP-Out, SNACK (sections 11.10 to 11.18).
+    /// Generic request: Text, Logout, NOP-Out, SNACK (sections 11.10 to 11.18).
     Request {
-        /// Opcode.
+        /// Opcode of the PDU.
         opcode: u8,
-        /// Final, and what the opcode says.
+        /// Flags: final, and opcode-specific bits.
         flags: u8,
-        /// Nothing.
+        /// Reserved field.
         reserved: [u8; 2],
-        /// Nothing.
+        /// Length of additional header segments (TotalAHSLength).
         ahs_len: u8,
-        /// Bytes of data.
+        /// Length of the data segment in bytes.
         data_len: [u8; 3],
-        /// Unit.
+        /// Logical unit number.
         lun: [u8; 8],
-        /// Task.
+        /// Initiator task tag.
         itt: U32,
-        /// Target's tag; for a logout, the connection's number in the upper half.
+        /// Target transfer tag; for a logout, the CID in the upper half.
         ttt: U32,
-        /// The request's number.
+        /// CmdSN of the request.
         cmd_sn: U32,
-        /// The status that the initiator expects next.
+        /// ExpStatSN: next status that the initiator expects.
         exp_stat_sn: U32,
-        /// What the opcode says.
+        /// Opcode-specific bytes.
         rest: [u8; 16],
     }
 }
 
-/// A unit's number as it stands in a PDU (SAM-5, section 4.6), or why there is none.
+/// LUN field of a PDU, decoded (SAM-5, section 4.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lun {
-    /// A unit of the target.
+    /// Logical unit of the target.
     Unit(u16),
-    /// The well-known unit that answers REPORT LUNS.
+    /// REPORT LUNS well-known logical unit.
     ReportLuns,
-    /// A form that this target does not use.
+    /// Addressing method that this target does not use.
     Foreign,
 }
 
 impl Lun {
-    /// Largest number of a unit.
+    /// Largest LUN.
     pub const MAX: u16 = 0x3fff;
 
-    /// From the eight bytes of a PDU.
+    /// Decodes the eight bytes of a PDU.
     #[inline]
     pub fn parse(bytes: &[u8; 8]) -> Self {
         if bytes == &[0; 8] {
@@ -643,7 +655,7 @@ impl Lun {
         }
     }
 
-    /// As eight bytes.
+    /// Encodes the LUN in eight bytes.
     pub fn to_bytes(self) -> [u8; 8] {
         let mut bytes = [0; 8];
         match self {

@@ -13,12 +13,13 @@ use forebay_block::{
     BlockDevice, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
     LocalFuture, Reply, Request, Result, SizeWatch,
 };
-use forebay_nbd::{Export, ExportSummary, Exports, Options, Server, Stats};
+use forebay_nbd::access::Host;
+use forebay_nbd::{Export, ExportSummary, Exports, Options, Server, Stats, Tls};
 use forebay_reactor::{Addr, Cores, CoresOptions, DriverChoice, Listener, Pool, Reactor};
 
-/// The unit of allocation in bytes.
+/// Allocation unit in bytes.
 const CHUNK: u64 = 64 * 1024;
-/// Reads up to this length come from a pool.
+/// Maximum length of reads from a pool buffer, in bytes.
 const POOLED: usize = 256 * 1024;
 
 struct RamDisk {
@@ -35,7 +36,7 @@ impl RamDisk {
         Self { size, chunks: RefCell::new(chunks), small, large }
     }
 
-    /// Calls `f` with each chunk that `extent` touches: its number, where in it, and where in the extent.
+    /// Calls `f` with each chunk that `extent` touches: its number, the range in it, and the position in the extent.
     fn each(extent: Extent, mut f: impl FnMut(usize, std::ops::Range<usize>, usize)) {
         let mut at = extent.offset;
         while at < extent.end() {
@@ -134,7 +135,7 @@ impl BlockDevice for RamDisk {
     }
 }
 
-/// One export, called `ram`; the default one, too.
+/// Single export, called `ram`; also the default export.
 struct One {
     device: Rc<dyn BlockDevice>,
     read_only: bool,
@@ -143,11 +144,11 @@ struct One {
 const NAME: &str = "ram";
 
 impl Exports for One {
-    fn list(&self) -> Vec<ExportSummary> {
+    fn list(&self, _: &Host) -> Vec<ExportSummary> {
         vec![ExportSummary { name: NAME.into(), description: "a disk of RAM".into() }]
     }
 
-    fn open(&self, name: &str) -> LocalFuture<Result<Export>> {
+    fn open(&self, name: &str, _: &Host) -> LocalFuture<Result<Export>> {
         let found = if name.is_empty() || name == NAME {
             let export = Export::new(NAME, self.device.clone());
             Ok(export.description("a disk of RAM").read_only(self.read_only))
@@ -206,7 +207,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> std::io::Result<()> {
     let Arguments { addr, size, cores: count, read_only, driver } = arguments;
     let reactor = Reactor::system(driver)?;
-    // Beside this core, which owns the device, there are others that only have connections.
+    // This core owns the device; the other cores only have connections.
     let others = (count > 1).then(|| {
         Cores::start(&CoresOptions { count: count - 1, driver, name: "ramdisk".into(), ..CoresOptions::default() })
     });
@@ -223,7 +224,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                     match listener.attach() {
                         Ok(listener) => {
                             let exports = Rc::new(One { device: device.attach(), read_only });
-                            Server::new(exports, Options::default(), stats).serve(listener).await;
+                            Server::new(exports, Options::default(), stats).serve(listener, Tls::None).await;
                         }
                         Err(error) => eprintln!("a core cannot accept: {error}"),
                     }
@@ -231,7 +232,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
             }
         }
         println!("ready at {}", listener.local_addr());
-        Server::new(Rc::new(One { device, read_only }), Options::default(), stats).serve(listener).await;
+        Server::new(Rc::new(One { device, read_only }), Options::default(), stats).serve(listener, Tls::None).await;
         Ok(())
     })
 }

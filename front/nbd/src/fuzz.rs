@@ -1,18 +1,21 @@
-//! What the fuzzers and property tests call: bytes in, and a panic when the state machines do not keep their word.
+//! Entry points of the fuzzers and property tests: bytes in, and a panic if a state machine breaks an invariant.
 //!
-//! The first bytes of the input say how the rest is cut into pieces, since the result must not depend on that.
+//! The first bytes of the input determine how the rest is cut into pieces, since the result must not depend on
+//! that.
 
 use std::rc::Rc;
 
 use forebay_block::{Buf, Error, ErrorKind, Extent, ExtentState};
+use forebay_tls::Subject;
 
+use crate::access::HostName;
 use crate::session::{
     Action, Ask, Command, ExportInfo, Negotiation, Origin, Pools, Receiver, Replies, ReplyStyle, Rules, StatusRun,
-    Step, Violation,
+    Step, Tls, Violation,
 };
 use crate::wire::{self, Errno};
 
-/// The one export that the negotiation finds.
+/// Only export that the negotiation finds.
 const NAME: &str = "disk";
 
 /// Lengths of pieces, from a few bytes of input.
@@ -25,7 +28,7 @@ impl Cuts<'_> {
     fn next(&mut self) -> usize {
         let Some(&length) = self.lengths.get(self.at % self.lengths.len().max(1)) else { return usize::MAX };
         self.at += 1;
-        // Short pieces mostly, long ones at times.
+        // Mostly short pieces, sometimes long ones.
         if length < 128 { usize::from(length) + 1 } else { usize::from(length) * 64 }
     }
 }
@@ -36,7 +39,7 @@ fn split(data: &[u8]) -> (u8, &[u8], &[u8]) {
     (style, lengths, rest)
 }
 
-/// What a negotiation came to.
+/// Result of a negotiation.
 #[derive(Debug, PartialEq, Eq)]
 enum Negotiated {
     Unfinished,
@@ -45,7 +48,7 @@ enum Negotiated {
     Violation(Violation),
 }
 
-fn negotiate(input: &[u8], mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>) {
+fn negotiate(input: &[u8], tls: Tls, mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>) {
     let info = ExportInfo {
         name: NAME.into(),
         description: "for people".into(),
@@ -59,7 +62,7 @@ fn negotiate(input: &[u8], mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>) {
         fast_zero: true,
     };
     let mut out = Vec::new();
-    let mut negotiation = Negotiation::new(&mut out);
+    let mut negotiation = Negotiation::new(tls, &mut out);
     let (mut from, mut to) = (0, 0);
     loop {
         let step = match negotiation.feed(&input[from..to], &mut out) {
@@ -91,25 +94,28 @@ fn negotiate(input: &[u8], mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>) {
             Step::More if to == input.len() => return (Negotiated::Unfinished, out),
             Step::More => to = to.saturating_add(cuts.next()).min(input.len()),
             Step::Goodbye => return (Negotiated::Goodbye, out),
+            // Bytes that follow are taken as decrypted.
+            Step::StartTls => negotiation.secured(),
             Step::Transmit(agreed) => return (Negotiated::Transmit(agreed, input[from..].to_vec()), out),
             Step::Ask(_) => unreachable!("answered above"),
         }
     }
 }
 
-/// A client's side of a negotiation.
+/// Checks a client's side of a negotiation.
 pub fn negotiation(data: &[u8]) {
-    let (_, lengths, input) = split(data);
-    let whole = negotiate(input, Cuts { lengths: &[], at: 0 });
-    let pieces = negotiate(input, Cuts { lengths, at: 0 });
+    let (style, lengths, input) = split(data);
+    let tls = [Tls::None, Tls::Allowed, Tls::Required][usize::from(style) % 3];
+    let whole = negotiate(input, tls, Cuts { lengths: &[], at: 0 });
+    let pieces = negotiate(input, tls, Cuts { lengths, at: 0 });
     assert!(whole == pieces, "the result depends on how the stream is cut: {:?}, {:?}", whole.0, pieces.0);
     assert!(whole.1.len() <= 18 + input.len() * 40 + 4096, "{} bytes in, {} out", input.len(), whole.1.len());
 }
 
-/// Commands with their payloads, and what ended the stream.
+/// Commands with their payloads, and the violation that ended the stream, if any.
 type Parsed = (Vec<(Command, Vec<u8>)>, Option<Violation>);
 
-/// What the stream says, parsed in one piece.
+/// Parses a stream in one piece.
 fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
     let mut found = Vec::new();
     loop {
@@ -118,7 +124,7 @@ fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
                 let payload = command.payload as usize;
                 let written = matches!(command.action, Action::Write { .. });
                 let Some(bytes) = input[head..].get(..payload) else {
-                    // A refusal is known before its payload is there.
+                    // A refused command is known before its payload is complete.
                     if !written {
                         found.push((command, Vec::new()));
                     }
@@ -136,7 +142,7 @@ fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
     }
 }
 
-/// What the receiver finds in the stream, cut into pieces.
+/// Receives a stream in pieces of the given lengths, and returns the commands and the violation, if any.
 fn receive(rules: &Rules, input: &[u8], mut cuts: Cuts<'_>) -> Parsed {
     let mut found = Vec::new();
     let first = cuts.next().min(input.len());
@@ -169,14 +175,14 @@ fn receive(rules: &Rules, input: &[u8], mut cuts: Cuts<'_>) -> Parsed {
     }
 }
 
-/// A client's side of transmission.
+/// Checks a client's side of transmission.
 pub fn requests(data: &[u8]) {
     let (style, lengths, input) = split(data);
     let replies = [ReplyStyle::Simple, ReplyStyle::Structured, ReplyStyle::Extended][usize::from(style) % 3];
     let rules = Rules {
         replies,
         allocation: style & 4 != 0,
-        size: 1 << 30,
+        size: if style & 64 != 0 { 1 << 44 } else { 1 << 30 },
         block_min: if style & 8 != 0 { 512 } else { 1 },
         payload_max: 256 * 1024,
         read_only: style & 16 != 0,
@@ -193,7 +199,18 @@ pub fn requests(data: &[u8]) {
     assert_eq!(sent.len(), sent.parts().iter().map(|part| part.len()).sum::<usize>());
 }
 
-/// Checks that a command keeps to the rules, and answers it.
+/// Checks the parser of a host's certificate, from which its name is read.
+pub fn certificate(data: &[u8]) {
+    let Some(subject) = Subject::of_certificate(data) else { return };
+    let name = &subject.distinguished_name;
+    assert!(!name.chars().any(|c| c.is_ascii_control()), "it would break a line of the log: {name:?}");
+    let host = HostName::Certificate(subject.clone());
+    // A name without `=` is compared with the common name.
+    assert!(host.matches(name) || name.ends_with('*') || !name.contains('='));
+    assert!(host.matches("*"));
+}
+
+/// Checks that a command conforms to the rules, and answers it.
 fn answer(rules: &Rules, out: &mut Replies, command: &Command, payload: &[u8]) {
     let origin = Origin::from(command);
     let inside = |extent: Extent| {
@@ -204,7 +221,7 @@ fn answer(rules: &Rules, out: &mut Replies, command: &Command, payload: &[u8]) {
         Action::Read { extent, whole } => {
             inside(extent);
             assert!(extent.len <= u64::from(rules.payload_max));
-            // The offset decides what is read: data, zeroes, or both.
+            // The offset determines the data read: non-zero bytes, zeroes, or both.
             let mut bytes = vec![command.offset as u8; extent.len as usize];
             let middle = bytes.len() / 2;
             bytes[middle..].fill((command.offset >> 8) as u8);
@@ -267,13 +284,14 @@ mod tests {
         let kind = prop_oneof![
             6 => Just(option::STRUCTURED_REPLY), 2 => Just(option::EXTENDED_HEADERS), 4 => Just(option::INFO),
             2 => Just(option::SET_META_CONTEXT), 2 => Just(option::LIST_META_CONTEXT), 2 => Just(option::LIST),
-            1 => Just(option::GO), 1 => Just(option::EXPORT_NAME), 1 => Just(option::ABORT), 1 => any::<u32>(),
+            2 => Just(option::STARTTLS), 1 => Just(option::GO), 1 => Just(option::EXPORT_NAME), 1 => Just(option::ABORT), 1 => any::<u32>(),
         ];
         (kind, data).prop_map(|(kind, data)| option_bytes(kind, &data))
     }
 
     fn any_request(style: u8) -> impl Strategy<Value = Vec<u8>> {
-        let len = prop_oneof![0_u64..5000, 60_000_u64..70_000, 100_000_u64..300_000, any::<u64>()];
+        let len =
+            prop_oneof![0_u64..5000, 60_000_u64..70_000, 100_000_u64..300_000, (1_u64 << 32)..1 << 40, any::<u64>()];
         let offset = prop_oneof![Just(0), 0_u64..1 << 30, any::<u64>()];
         let aligned = any::<bool>();
         (0_u16..9, any::<u16>(), offset, len, any::<u64>(), aligned).prop_map(
@@ -313,11 +331,12 @@ mod tests {
         #[test]
         fn negotiation_does_not_depend_on_how_the_stream_is_cut(
             cuts in prop::collection::vec(any::<u8>(), 1..15),
+            style in 0_u8..3,
             flags in 0_u8..5,
             options in prop::collection::vec(any_option(), 0..8),
         ) {
             let stream = [&[vec![0, 0, 0, flags]][..], &options].concat();
-            negotiation(&input(0, &cuts, &stream));
+            negotiation(&input(style, &cuts, &stream));
         }
 
         #[test]
@@ -334,6 +353,20 @@ mod tests {
         fn noise_is_survived(noise in prop::collection::vec(any::<u8>(), 0..2000)) {
             negotiation(&noise);
             requests(&noise);
+            certificate(&noise);
+        }
+
+        #[test]
+        fn damaged_certificates_are_survived(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut bytes = include_bytes!("../../../fuzz/seeds/nbd_certificate/host").to_vec();
+            certificate(&bytes);
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            certificate(&bytes);
         }
     }
 

@@ -1,9 +1,11 @@
-//! Volumes over the NBD protocol.
+//! NBD server for volumes.
 //!
-//! [`serve::Server`] accepts connections and serves what [`serve::Exports`] offers; one server a core, all on one
-//! shared listener.  [`session`] is the protocol without any I/O, [`wire`] its bytes, [`stats`] what is counted.
-//! What is offered of the protocol and what is left out is in `docs/design/nbd.md`.
+//! [`serve::Server`] accepts connections and serves the exports of [`serve::Exports`].  There is one server per
+//! core, and all share one listener.  [`session`] is the protocol without any I/O, [`wire`] the encodings,
+//! [`stats`] the counters, [`access`] the access control.
+//! Supported and omitted features of the protocol are listed in `docs/design/nbd.md`.
 
+pub mod access;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod serve;
@@ -12,4 +14,5 @@ pub mod stats;
 pub mod wire;
 
 pub use serve::{Export, ExportSummary, Exports, Options, Server};
+pub use session::Tls;
 pub use stats::Stats;

@@ -1,4 +1,5 @@
-//! Serving: accepts connections, negotiates, and runs them.  The only part of this crate that waits for anything.
+//! Per-core server: accepts connections, negotiates, and runs them.  The only module of this crate that performs
+//! I/O or waits.
 
 mod connection;
 mod handshake;
@@ -11,36 +12,42 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, Error, ErrorKind, Geometry, LocalFuture, Result};
 use forebay_reactor::{Addr, Listener, Stream, spawn, wall_clock};
+use forebay_serve::secure::{RecordBuffer, SealBuffers, drain};
 use forebay_serve::{Bell, Connections};
 
-use crate::session::{ExportInfo, Pools, Rules};
+use crate::access::{Access, Host, HostName, SharedAccess};
+use crate::session::{ExportInfo, Pools, Rules, Tls};
 use crate::stats::Stats;
 use crate::wire;
 use connection::{End, Transmission};
-use handshake::Handshake;
+use handshake::{Channel, Ended, Handshake};
 
-/// An export's name and description, as lists show them.
+/// Time that a host has to read the alert with which its handshake was refused.
+const REFUSAL_LINGER: Duration = Duration::from_millis(100);
+
+/// Name and description of an export, for lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportSummary {
-    /// Name; at most 4096 bytes.
+    /// Export name; at most 4096 bytes.
     pub name: String,
-    /// A few words for people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
 }
 
-/// What is exported: the server's view of whoever owns the volumes.
+/// Source of exports: the server's interface to the owner of the volumes.
 pub trait Exports {
-    /// Everything that can be opened.
-    fn list(&self) -> Vec<ExportSummary>;
+    /// Lists the exports that this host can open.
+    fn list(&self, host: &Host) -> Vec<ExportSummary>;
 
-    /// Opens an export by the name that a client gave; the empty name asks for the default one, if there is one.
+    /// Opens an export by the name that a client gave; the empty name requests the default export, if there is one.
     ///
     /// # Errors
-    /// `NotFound`; `Denied` or `Busy` when it exists and may not be used now; anything else that opening brings.
-    fn open(&self, name: &str) -> LocalFuture<Result<Export>>;
+    /// `NotFound`; `Denied` when it exists and is not for this host, which is told that there is none; `Busy` when it
+    /// cannot be used now; any other error of opening the device.
+    fn open(&self, name: &str, host: &Host) -> LocalFuture<Result<Export>>;
 }
 
-/// An opened export.  Every connection opens its own, and drops it when it ends.
+/// Opened export.  Every connection opens its own, and drops it when it ends.
 #[derive(Clone)]
 pub struct Export {
     name: String,
@@ -52,41 +59,40 @@ pub struct Export {
 }
 
 impl Export {
-    /// `device` under its canonical name.
+    /// Creates an export of `device` under its canonical name.
     pub fn new(name: impl Into<String>, device: Rc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
         Self { name: name.into(), description: String::new(), device, read_only, rotational: false, fast_zero: true }
     }
 
-    /// With a few words for people.
+    /// Sets the description for people.
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = text.into();
         self
     }
 
-    /// Refuses writes, even if the device would take them.
+    /// Rejects writes, even if the device would accept them.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only || self.device.geometry().read_only;
         self
     }
 
-    /// The medium turns.
+    /// Marks the medium as rotational.
     pub fn rotational(mut self, rotational: bool) -> Self {
         self.rotational = rotational;
         self
     }
 
-    /// Whether writing zeroes that may become holes is faster than writing data; it is taken to be so unless told
-    /// otherwise.
+    /// Sets whether writing zeroes that may become holes is faster than writing data.  True by default.
     pub fn fast_zero(mut self, fast_zero: bool) -> Self {
         self.fast_zero = fast_zero;
         self
     }
 
-    /// What the protocol says of it now.
+    /// Returns the export's properties for negotiation.
     ///
     /// # Errors
-    /// `Invalid` when the device has a shape that the protocol cannot express.
+    /// `Invalid` when the name or the block size cannot be expressed in the protocol.
     fn info(&self, options: &Options) -> Result<ExportInfo> {
         let Geometry { size, block_size, preferred_io, .. } = self.device.geometry();
         let block_min = block_size.max(1);
@@ -105,7 +111,7 @@ impl Export {
             payload_max,
             read_only: self.read_only,
             rotational: self.rotational,
-            // A device's flush covers whatever was answered before, on whichever connection.
+            // A device's flush covers all writes acknowledged before, on any connection.
             multi_conn: true,
             fast_zero: self.fast_zero,
         })
@@ -121,17 +127,18 @@ impl fmt::Debug for Export {
 /// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Connections at a time; more are closed as soon as they are accepted.
+    /// Maximum number of connections at a time; more are closed as soon as they are accepted.
     pub connections_max: usize,
-    /// Longest payload of a request in bytes, which is what is advertised; at least 64 KiB.
+    /// Maximum payload of a request in bytes, as advertised; at least 64 KiB.
     pub payload_max: u32,
-    /// Requests of a connection under way or not sent yet; when reached, nothing is received until one is answered.
+    /// Maximum requests of a connection in flight or not sent yet.  When reached, no more are processed until a reply
+    /// is sent.
     pub requests_max: usize,
-    /// The same in bytes of payload.  A single request may be longer.
+    /// Maximum bytes of payload of a connection in flight or not sent yet.  A single request may be longer.
     pub bytes_max: usize,
-    /// Time from accepting to transmission.
+    /// Maximum time from accepting a connection to transmission.
     pub handshake_timeout: Duration,
-    /// Time that requests under way have to end when their connection ends.
+    /// Maximum time for requests in flight to end when their connection ends.
     pub drain_timeout: Duration,
 }
 
@@ -148,75 +155,112 @@ impl Default for Options {
     }
 }
 
-/// How the rest of the server reaches a connection.
-#[derive(Default)]
+/// Remote control of a connection by its server.
 pub(crate) struct Control {
-    /// The canonical name of its export, once it has one.
+    /// Canonical name of its export, once it has one.
     export: RefCell<Option<String>>,
+    /// Host at the other end; with its name once TLS has proved it.
+    host: RefCell<Host>,
+    /// Set once TLS is in force.
+    secure: Cell<bool>,
     bell: Bell,
 }
 
-/// A server on one core.  Several cores each have their own, on one shared listener, with the same [`Stats`].
+impl Control {
+    fn new(addr: Addr) -> Self {
+        let host = RefCell::new(Host { addr, name: None });
+        Self { export: RefCell::default(), host, secure: Cell::new(false), bell: Bell::default() }
+    }
+
+    /// Records that TLS is in force, and the host name that it has proved.
+    fn secured(&self, name: Option<HostName>) {
+        self.host.borrow_mut().name = name;
+        self.secure.set(true);
+    }
+
+    /// Returns the reason why `access` does not admit its host, if so.
+    fn refused_by(&self, access: &Access) -> Option<&'static str> {
+        let host = self.host.borrow();
+        let by_name = || access.refuses_name(host.name.as_ref()).filter(|_| self.secure.get());
+        access.refuses_address(&host.addr).or_else(by_name)
+    }
+}
+
+/// NBD server on one core.  Several cores each have their own, on one shared listener, with the same [`Stats`].
 pub struct Server {
     exports: Rc<dyn Exports>,
     options: Options,
     stats: Stats,
+    access: SharedAccess,
     pools: Rc<Pools>,
+    record: RecordBuffer,
     connections: Rc<Connections<Rc<Control>>>,
-    /// Calls of [`detach`](Self::detach) so far: an export that was being opened meanwhile is opened again.
+    /// Number of calls of [`detach`](Self::detach) so far.  An export that was being opened during one is opened
+    /// again.
     detaches: Cell<u64>,
 }
 
 impl Server {
-    /// A server of `exports` that counts into `stats`.
+    /// Creates a server of `exports` without access control, which counts into `stats`.
     pub fn new(exports: Rc<dyn Exports>, options: Options, stats: Stats) -> Rc<Self> {
+        Self::with_access(exports, options, stats, SharedAccess::default())
+    }
+
+    /// Creates a server of `exports` with access control, which counts into `stats`.
+    pub fn with_access(exports: Rc<dyn Exports>, options: Options, stats: Stats, access: SharedAccess) -> Rc<Self> {
         Rc::new(Self {
             exports,
             options,
             stats,
+            access,
             pools: Rc::new(Pools::new()),
+            record: RecordBuffer::default(),
             connections: Connections::new(),
             detaches: Cell::new(0),
         })
     }
 
-    /// Where it counts.
+    /// Returns the counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Connections now, those that still negotiate too.
+    /// Returns the number of open connections, including those in negotiation.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
-    pub async fn serve(self: Rc<Self>, listener: Listener) {
-        tracing::info!(addr = %listener.local_addr(), "serving NBD");
-        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer)).await;
+    /// Accepts connections until [`stop`](Self::stop).  Each connection runs as a task of its own.
+    pub async fn serve(self: Rc<Self>, listener: Listener, tls: Tls) {
+        tracing::info!(addr = %listener.local_addr(), ?tls, "serving NBD");
+        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer, tls)).await;
     }
 
-    /// Serves a connection that was accepted elsewhere.
-    pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr) {
+    /// Serves a connection that was accepted elsewhere.  Drops it if the address is refused, the server is stopping
+    /// or the connection limit is reached.
+    pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, tls: Tls) {
         self.stats.count(|counts| counts.accepted += 1);
+        if let Some(reason) = self.access.get().refuses_address(&peer) {
+            return self.host_refused(&Host { addr: peer, name: None }, None, reason);
+        }
         if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.stats.count(|counts| counts.turned_away += 1);
             tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
             return;
         }
-        let control = Rc::new(Control::default());
+        let control = Rc::new(Control::new(peer.clone()));
         let place = self.connections.enter(control.clone());
         let server = self.clone();
         drop(spawn(async move {
-            server.connection(&control, stream, peer).await;
+            server.connection(&control, stream, peer, tls).await;
             drop(place);
         }));
     }
 
-    /// Ends all connections to an export, and waits until they are gone.  Requests under way are done first, further
-    /// ones are answered with an error.  Returns how many connections there were.
+    /// Ends all connections to an export, and waits until they are closed.  Requests in flight complete first,
+    /// further ones fail.  Returns how many connections there were.
     ///
-    /// Whoever calls this sees to it that the export is not opened again.
+    /// The caller must ensure that the export is not opened again.
     pub async fn detach(&self, name: &str) -> usize {
         self.detaches.set(self.detaches.get() + 1);
         let matches = |control: &Rc<Control>| control.export.borrow().as_deref() == Some(name);
@@ -226,19 +270,52 @@ impl Server {
         found.len()
     }
 
-    /// Stops accepting, ends all connections as [`detach`](Self::detach) does, and waits until they are gone.
+    /// Ends the connections of hosts that may no longer connect, after their requests in flight.  Returns their
+    /// number.
+    pub fn expel(&self) -> usize {
+        let access = self.access.get();
+        let mut count = 0;
+        for control in self.connections.list().values() {
+            if let Some(reason) = control.refused_by(&access) {
+                self.host_refused(&control.host.borrow(), control.export.borrow().as_deref(), reason);
+                control.bell.stop();
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Stops accepting and ends all connections as [`detach`](Self::detach) does.  Waits until they are closed.
     pub async fn stop(&self) {
         self.connections.stop(|control| control.bell.stop()).await;
     }
 
-    /// A connection from its first byte to its last.
-    async fn connection(&self, control: &Control, stream: Stream, peer: Addr) {
-        let handshake = Handshake { server: self, control, stream: &stream };
+    /// Counts and logs a refused host, with the reason.
+    fn host_refused(&self, host: &Host, export: Option<&str>, reason: &str) {
+        self.stats.count(|counts| counts.hosts_refused += 1);
+        let name = host.name.as_ref().map(tracing::field::display);
+        tracing::warn!(front = "nbd", host = %host.addr, name, export, reason, "host refused");
+    }
+
+    /// Runs a connection, from handshake to end.
+    async fn connection(&self, control: &Control, stream: Stream, peer: Addr, tls: Tls) {
+        let host = Host { addr: peer.clone(), name: None };
+        let mut handshake =
+            Handshake { server: self, control, tls, channel: Channel::Plain(stream.clone()), host, refused: false };
         let ready = match handshake.run().await {
             Ok(Some(ready)) => ready,
-            Ok(None) => return stream.shutdown(),
+            Ok(None) => {
+                handshake.channel.close().await;
+                return stream.shutdown();
+            }
             Err(ended) => {
-                if ended.is_cause() {
+                if let Ended::Tls(error) = &ended {
+                    self.stats.count(|counts| counts.tls_failures += 1);
+                    tracing::warn!(front = "nbd", host = %peer, reason = %error, "TLS handshake failed");
+                    drain(&stream, self.pools.sealed(false), REFUSAL_LINGER).await;
+                } else if matches!(ended, Ended::Refused) {
+                    handshake.channel.close().await;
+                } else if ended.is_cause() {
                     self.stats.count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, reason = %ended, "a handshake is ended");
                 } else {
@@ -248,8 +325,12 @@ impl Server {
             }
         };
         let export = ready.info.name.clone();
-        let entered = self.stats.enter(peer.to_string(), export.clone(), wall_clock());
-        tracing::info!(%peer, export, replies = ?ready.agreed.replies, "connected");
+        let Handshake { channel, host, .. } = handshake;
+        let name = host.name.as_ref().map(HostName::to_string);
+        let with_tls = matches!(channel, Channel::Secure(_)).then(|| name.clone().unwrap_or_default());
+        let is_secure = with_tls.is_some();
+        let entered = self.stats.enter(peer.to_string(), export.clone(), with_tls, wall_clock());
+        tracing::info!(%peer, name, export, tls = is_secure, replies = ?ready.agreed.replies, "connected");
         let rules = Rules {
             replies: ready.agreed.replies,
             allocation: ready.agreed.allocation,
@@ -261,8 +342,8 @@ impl Server {
         };
         let context = (control, &self.options, entered.counters());
         let device = ready.export.device.clone();
-        let transmission = Transmission::new(stream.clone(), context, &self.pools, device, rules, &ready.received);
-        let end = transmission.run().await;
+        let transmission = Transmission::new(context, &self.pools, device, rules, &ready.received);
+        let end = transmission.run(channel).await;
         stream.shutdown();
         match end {
             End::Violation(reason) => {

@@ -1,7 +1,8 @@
-//! The protocol as pure state machines: bytes in, actions and bytes out, no I/O and no time.
+//! Protocol as pure state machines: bytes in, actions and bytes out, without I/O and without clocks.
 //!
-//! A connection passes through [`Negotiation`], which ends with what was [`Agreed`], and then through transmission:
-//! [`Receiver`] cuts the stream into [`Command`]s and their payloads, [`Replies`] gathers what goes back.
+//! A connection passes through [`Negotiation`], which ends with the [`Agreed`] parameters, and then through
+//! transmission: [`Receiver`] splits the stream into [`Command`]s and their payloads, [`Replies`] gathers
+//! outgoing replies.
 //! `docs/design/nbd.md` has the states and their transitions.
 
 mod command;
@@ -10,7 +11,7 @@ mod receive;
 mod reply;
 
 pub use command::{Action, Command, Rules};
-pub use negotiation::{Agreed, Ask, Negotiation, Purpose, Step};
+pub use negotiation::{Agreed, Ask, Negotiation, Purpose, Step, Tls};
 pub use receive::{Payload, Pools, Receiver};
 pub use reply::{Origin, Replies, StatusRun};
 
@@ -18,86 +19,86 @@ use forebay_block::{Error, ErrorKind};
 
 use crate::wire::{Errno, transmission};
 
-/// Why a connection is ended: the peer broke a rule that leaves no way to answer.
+/// Protocol error of the peer that ends the connection, since it cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Flags that were not offered.
+    /// Client flags that were not offered.
     #[error("client flags {0:#x} were not offered")]
     ClientFlags(u32),
-    /// What should be an option does not start as one.
+    /// Wrong magic number of an option.
     #[error("an option starts with {0:#x}")]
     OptionMagic(u64),
-    /// An option with more data than is worth reading past.
+    /// Option with too much data to skip.
     #[error("option {option} with {len} bytes of data")]
     OptionTooLong {
-        /// The option.
+        /// Option code.
         option: u32,
-        /// Bytes it announced.
+        /// Announced length in bytes.
         len: u32,
     },
-    /// The client goes on asking.
+    /// Too many options.
     #[error("more than {0} options")]
     TooManyOptions(u32),
-    /// Without fixed newstyle, only one option exists.
+    /// Option other than `NBD_OPT_EXPORT_NAME` without fixed newstyle.
     #[error("option {0} without fixed newstyle")]
     NotFixed(u32),
-    /// `NBD_OPT_EXPORT_NAME` cannot be refused but by ending.
+    /// Refused `NBD_OPT_EXPORT_NAME`, for which the protocol has no error reply.
     #[error("NBD_OPT_EXPORT_NAME cannot be granted: {0}")]
     ExportName(String),
-    /// What should be a request does not start as one.
+    /// Wrong magic number of a request.
     #[error("a request starts with {0:#x}")]
     RequestMagic(u32),
-    /// A payload so long that it is not worth reading past.
+    /// Payload too long to skip, in bytes.
     #[error("a payload of {0} bytes")]
     PayloadTooLong(u64),
 }
 
-/// How replies look in transmission.
+/// Format of replies in transmission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReplyStyle {
-    /// 16-byte headers, an error number and no more.
+    /// Simple replies: 16-byte headers and an error number only.
     #[default]
     Simple,
-    /// Chunks with 20-byte headers; simple replies where there is no payload.
+    /// Structured replies: chunks with 20-byte headers; simple replies where there is no payload.
     Structured,
-    /// Chunks with 32-byte headers; requests have 64-bit lengths.
+    /// Extended replies: chunks with 32-byte headers; requests have 64-bit lengths.
     Extended,
 }
 
 impl ReplyStyle {
-    /// Replies consist of chunks, so that errors have a text and metadata can be asked for.
+    /// Returns whether replies consist of chunks, so that errors have a text and metadata contexts are available.
     pub fn has_chunks(self) -> bool {
         self != ReplyStyle::Simple
     }
 }
 
-/// An export as the protocol describes it.
+/// Export properties for negotiation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Canonical name; at most [`STRING_MAX`](crate::wire::STRING_MAX) bytes.
     pub name: String,
-    /// A few words for people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Unit in which requests must be aligned, in bytes: a power of two up to 64 KiB.
+    /// Minimum block size in bytes, to which requests must be aligned: a power of two up to 64 KiB.
     pub block_min: u32,
-    /// Unit that is written efficiently, in bytes: a power of two, at least `block_min` and 512.
+    /// Preferred block size in bytes: a power of two, at least `block_min` and 512.
     pub block_preferred: u32,
-    /// Longest payload of a read or write, in bytes.
+    /// Maximum payload of a read or write, in bytes.
     pub payload_max: u32,
-    /// Writes are refused.
+    /// Writes are rejected.
     pub read_only: bool,
-    /// The medium turns.
+    /// Rotational medium.
     pub rotational: bool,
-    /// A flush on one connection covers writes answered on all.
+    /// A flush on one connection covers writes acknowledged on all.
     pub multi_conn: bool,
     /// Zeroing that may leave holes is faster than writing zeroes.
     pub fast_zero: bool,
 }
 
 impl ExportInfo {
-    /// The transmission flags, for a client that uses `replies`.
+    /// Returns the transmission flags, for a client that uses `replies`.
     pub fn transmission_flags(&self, replies: ReplyStyle) -> u16 {
         use transmission::*;
         let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA;
@@ -117,18 +118,18 @@ impl ExportInfo {
     }
 }
 
-/// What failed, as far as the error value depends on it.
+/// Class of a failed request, as far as the error value depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
-    /// A read, a trim, a status query, a flush.
+    /// Read, trim, status query or flush.
     Other,
-    /// A write, or zeroing.
+    /// Write, or write zeroes.
     Write,
-    /// Zeroing that was asked for only if it is fast.
+    /// Write zeroes with the fast-zero flag.
     FastZero,
 }
 
-/// The protocol's error value ("Error values").
+/// Returns the protocol's error value ("Error values").
 pub fn errno(error: &Error, failed: Failed) -> Errno {
     match error.kind() {
         ErrorKind::NoSpace => Errno::NoSpc,
@@ -136,7 +137,7 @@ pub fn errno(error: &Error, failed: Failed) -> Errno {
         ErrorKind::OutOfRange | ErrorKind::Invalid | ErrorKind::Exists => Errno::Inval,
         ErrorKind::ReadOnly | ErrorKind::Denied => Errno::Perm,
         ErrorKind::Fenced | ErrorKind::ShuttingDown => Errno::Shutdown,
-        // The document keeps ENOTSUP for this one case.
+        // The protocol document reserves ENOTSUP for this case.
         ErrorKind::Unsupported if failed == Failed::FastZero => Errno::NotSup,
         ErrorKind::Unsupported => Errno::Inval,
         ErrorKind::NotFound

@@ -1,7 +1,7 @@
-//! What connections have done, readable from any thread.
+//! Counters of connections, readable from any thread.
 //!
-//! A connection counts into [`Counters`] of its own, which only its core writes; nobody waits for anybody.  The list
-//! of connections is behind a lock that is taken when one comes, when one goes, and by who reads.
+//! A connection counts into its own [`Counters`], which only its core writes, without locks.  The list of
+//! connections is behind a lock, taken when a connection begins or ends and by readers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use crate::wire::command;
 
-/// Kinds of requests that are counted apart.
+/// Request types with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RequestKind {
-    /// `NBD_CMD_READ`.
+    /// `NBD_CMD_READ` command.
     Read,
-    /// `NBD_CMD_WRITE`.
+    /// `NBD_CMD_WRITE` command.
     Write,
-    /// `NBD_CMD_FLUSH`.
+    /// `NBD_CMD_FLUSH` command.
     Flush,
-    /// `NBD_CMD_TRIM`.
+    /// `NBD_CMD_TRIM` command.
     Trim,
-    /// `NBD_CMD_WRITE_ZEROES`.
+    /// `NBD_CMD_WRITE_ZEROES` command.
     WriteZeroes,
-    /// `NBD_CMD_BLOCK_STATUS`.
+    /// `NBD_CMD_BLOCK_STATUS` command.
     BlockStatus,
-    /// Whatever else.
+    /// Any other request.
     Other,
 }
 
 impl RequestKind {
-    /// All of them, in the order of [`Snapshot::requests`].
+    /// Request types, in the order of [`Snapshot::requests`].
     pub const ALL: [RequestKind; 7] = [
         RequestKind::Read,
         RequestKind::Write,
@@ -41,7 +41,7 @@ impl RequestKind {
         RequestKind::Other,
     ];
 
-    /// Of a command's code.
+    /// Returns the type of a command code.
     pub fn of(code: u16) -> Self {
         match code {
             command::READ => RequestKind::Read,
@@ -54,7 +54,7 @@ impl RequestKind {
         }
     }
 
-    /// A label for metrics.
+    /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
             RequestKind::Read => "read",
@@ -69,21 +69,21 @@ impl RequestKind {
 }
 
 const KINDS: usize = RequestKind::ALL.len();
-/// Sub-buckets a power of two.
+/// Sub-buckets per power of two.
 const STEPS: u64 = 4;
-/// Latencies below this many nanoseconds share the first bucket.
+/// Upper end of the first latency bucket, in nanoseconds.
 const FIRST_NANOS: u64 = 256;
 /// Powers of two from [`FIRST_NANOS`] on: the last bucket begins at about a minute.
 const OCTAVES: usize = 28;
-/// Buckets of a latency histogram.
+/// Number of buckets of a latency histogram.
 pub const BUCKETS: usize = 1 + OCTAVES * STEPS as usize;
 
-/// A number that one core adds to and anybody reads.
+/// Counter with one writing core and any number of readers.
 #[derive(Debug, Default)]
 struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds, without the cost of an atomic addition: there is only one writer.
+    /// Adds without an atomic read-modify-write: there is only one writer.
     fn add(&self, count: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
@@ -93,7 +93,7 @@ impl Counter {
     }
 }
 
-/// Which bucket a latency belongs to.
+/// Returns the index of the bucket of a latency.
 fn bucket(nanos: u64) -> usize {
     if nanos < FIRST_NANOS {
         return 0;
@@ -103,7 +103,7 @@ fn bucket(nanos: u64) -> usize {
     (1 + octave as usize * STEPS as usize + step as usize).min(BUCKETS - 1)
 }
 
-/// The latency in nanoseconds below which bucket `index` ends.
+/// Returns the latency in nanoseconds at which bucket `index` ends, exclusive.
 fn bucket_end(index: usize) -> u64 {
     if index == 0 {
         return FIRST_NANOS;
@@ -112,7 +112,7 @@ fn bucket_end(index: usize) -> u64 {
     (FIRST_NANOS << octave) / STEPS * (STEPS + step + 1)
 }
 
-/// What one connection has done.  Written by its core only.
+/// Counters of one connection.  Written by its core only.
 #[derive(Debug)]
 pub struct Counters {
     requests: [Counter; KINDS],
@@ -140,7 +140,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// A request of `kind` was answered after `latency`; `bytes` were read or written by it.
+    /// Counts a request of `kind` that was answered after `latency`, and that read or wrote `bytes`.
     pub(crate) fn answered(&self, kind: RequestKind, bytes: u64, latency: Duration, failed: bool) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self.requests[kind as usize].add(1);
@@ -159,7 +159,7 @@ impl Counters {
         }
     }
 
-    /// What has been counted so far.
+    /// Returns the current counts.
     pub fn snapshot(&self) -> Snapshot {
         let histogram = |counters: &[Counter]| Histogram { counts: counters.iter().map(Counter::get).collect() };
         Snapshot {
@@ -174,7 +174,7 @@ impl Counters {
     }
 }
 
-/// How often which latency was seen.  Buckets grow by a quarter of a power of two.
+/// Latency histogram.  Each power of two is split into four buckets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -187,23 +187,23 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Each bucket that holds something: the latency below which it ends, and how many it holds.
+    /// Returns each non-empty bucket: the latency below which it ends, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let ends = (0..BUCKETS).map(|index| Duration::from_nanos(bucket_end(index)));
         ends.zip(self.counts.iter().copied()).filter(|&(_, count)| count > 0)
     }
 
-    /// How many were counted.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// How many were no longer than `latency`, to the precision of the buckets.
+    /// Returns the number of samples not above `latency`, to the precision of the buckets.
     pub fn count_within(&self, latency: Duration) -> u64 {
         self.buckets().take_while(|&(end, _)| end <= latency).map(|(_, count)| count).sum()
     }
 
-    /// The latency that the share `q` (0 to 1) does not pass, to the precision of the buckets; `None` when empty.
+    /// Returns the quantile `q` (0 to 1), to the precision of the buckets; `None` when empty.
     pub fn quantile(&self, q: f64) -> Option<Duration> {
         let rank = (q.clamp(0.0, 1.0) * self.count() as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -218,12 +218,12 @@ impl Histogram {
     }
 }
 
-/// Numbers of a connection or an export at one moment.
+/// Counts of a connection or an export at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Requests answered, in the order of [`RequestKind::ALL`].
+    /// Answered requests, in the order of [`RequestKind::ALL`].
     pub requests: [u64; KINDS],
-    /// Time that requests took in all, in the same order.
+    /// Total time of requests, in the same order.
     pub time: [Duration; KINDS],
     /// Requests answered with an error.
     pub errors: u64,
@@ -231,19 +231,19 @@ pub struct Snapshot {
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// How long reads took, from the request's arrival to its answer.
+    /// Latency of reads, from the request's arrival to its answer.
     pub read_latency: Histogram,
-    /// How long writes took.
+    /// Latency of writes.
     pub write_latency: Histogram,
 }
 
 impl Snapshot {
-    /// Requests of one kind.
+    /// Returns the number of requests of one type.
     pub fn requests_of(&self, kind: RequestKind) -> u64 {
         self.requests[kind as usize]
     }
 
-    /// Requests of all kinds.
+    /// Returns the number of requests of all types.
     pub fn requests_total(&self) -> u64 {
         self.requests.iter().sum()
     }
@@ -259,45 +259,52 @@ impl Snapshot {
     }
 }
 
-/// A connection that is in transmission.
+/// Connection in transmission.
 #[derive(Debug, Clone)]
 pub struct ConnectionStats {
-    /// Who.
+    /// Address of the host.
     pub peer: String,
-    /// The export's canonical name.
+    /// Canonical name of the export.
     pub export: String,
-    /// When it chose the export, since 1970-01-01T00:00:00Z.
+    /// Host name proved by TLS; empty for an anonymous host, `None` without TLS.
+    pub tls: Option<String>,
+    /// Time at which the export was chosen, since 1970-01-01T00:00:00Z.
     pub since: Duration,
-    /// What it has done.
+    /// Counts of the connection.
     pub numbers: Snapshot,
 }
 
-/// An export, over all of its connections, those that are gone too.
+/// Export, with the counts of all its connections, including ended ones.
 #[derive(Debug, Clone)]
 pub struct ExportStats {
-    /// Its canonical name.
+    /// Canonical name.
     pub name: String,
-    /// Connections now.
+    /// Number of connections now.
     pub connections: usize,
-    /// What they have done, and those before them.
+    /// Counts of all its connections, including ended ones.
     pub numbers: Snapshot,
 }
 
-/// What a server counts besides requests.
+/// Counts of a server other than requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ServerCounts {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections turned away because there were too many.
+    /// Connections rejected by the connection limit or during shutdown.
     pub turned_away: u64,
-    /// Connections ended for breaking the protocol, or for taking too long over the handshake.
+    /// Connections ended for a protocol error or a handshake timeout.
     pub ended_for_cause: u64,
+    /// Failed TLS handshakes.
+    pub tls_failures: u64,
+    /// Hosts refused: by their address, by their name, or by the list of an export.
+    pub hosts_refused: u64,
 }
 
 #[derive(Debug)]
 struct Live {
     peer: String,
     export: String,
+    tls: Option<String>,
     since: Duration,
     counters: Arc<Counters>,
 }
@@ -310,36 +317,43 @@ struct State {
     server: ServerCounts,
 }
 
-/// The statistics of one server, or of the servers of several cores together.  Cloning gives another handle.
+/// Statistics of one server, or of the servers of several cores together.  Clones are handles to the same
+/// statistics.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
     state: Arc<Mutex<State>>,
 }
 
 impl Stats {
-    /// Nothing counted yet.
+    /// Creates counters at zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The connections that are in transmission now.
+    /// Returns the connections in transmission.
     pub fn connections(&self) -> Vec<ConnectionStats> {
         let describe = |live: &Live| ConnectionStats {
             peer: live.peer.clone(),
             export: live.export.clone(),
+            tls: live.tls.clone(),
             since: live.since,
             numbers: live.counters.snapshot(),
         };
         self.lock().live.values().map(describe).collect()
     }
 
-    /// Counts the connections that are in transmission now, to one export or to all.
+    /// Counts the connections in transmission, to one export or to all.
     pub fn connection_count(&self, export: Option<&str>) -> usize {
         let state = self.lock();
         state.live.values().filter(|live| export.is_none_or(|name| live.export == name)).count()
     }
 
-    /// The exports that have had a connection, by name.
+    /// Counts the TLS connections in transmission.
+    pub fn tls_connections(&self) -> usize {
+        self.lock().live.values().filter(|live| live.tls.is_some()).count()
+    }
+
+    /// Returns the exports that have had a connection, by name.
     pub fn exports(&self) -> Vec<ExportStats> {
         let state = self.lock();
         let mut exports: BTreeMap<&str, ExportStats> = BTreeMap::new();
@@ -355,12 +369,12 @@ impl Stats {
         exports.into_values().collect()
     }
 
-    /// What is counted besides requests.
+    /// Returns the counts other than requests.
     pub fn server(&self) -> ServerCounts {
         self.lock().server
     }
 
-    /// Forgets an export that is not offered any more and has no connections.
+    /// Removes the counts of an export that is no longer offered and has no connections.
     pub fn forget(&self, name: &str) {
         self.lock().gone.remove(name);
     }
@@ -369,12 +383,12 @@ impl Stats {
         change(&mut self.lock().server);
     }
 
-    pub(crate) fn enter(&self, peer: String, export: String, since: Duration) -> Entered {
+    pub(crate) fn enter(&self, peer: String, export: String, tls: Option<String>, since: Duration) -> Entered {
         let counters = Arc::new(Counters::default());
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
-        state.live.insert(id, Live { peer, export, since, counters: counters.clone() });
+        state.live.insert(id, Live { peer, export, tls, since, counters: counters.clone() });
         Entered { stats: self.clone(), id, counters }
     }
 
@@ -383,7 +397,8 @@ impl Stats {
     }
 }
 
-/// A connection's place in the statistics; its numbers go to its export's when it is dropped.
+/// Entry of a connection in the statistics.  Dropping it removes the entry and adds its counts to those of the
+/// export.
 #[derive(Debug)]
 pub(crate) struct Entered {
     stats: Stats,
@@ -426,13 +441,14 @@ mod tests {
     #[test]
     fn an_export_keeps_what_its_gone_connections_did() {
         let stats = Stats::new();
-        let first = stats.enter("a".into(), "disk".into(), Duration::ZERO);
-        let second = stats.enter("b".into(), "disk".into(), Duration::ZERO);
+        let first = stats.enter("a".into(), "disk".into(), None, Duration::ZERO);
+        let second = stats.enter("b".into(), "disk".into(), Some("CN=b".into()), Duration::ZERO);
         for micros in 1..=100 {
             first.counters().answered(RequestKind::Read, 4096, Duration::from_micros(micros), false);
         }
         second.counters().answered(RequestKind::Write, 512, Duration::from_micros(3), false);
         second.counters().answered(RequestKind::Trim, 0, Duration::from_micros(3), true);
+        assert_eq!((stats.connection_count(None), stats.tls_connections()), (2, 1));
         drop(first);
         let [export] = &stats.exports()[..] else { panic!("one export") };
         assert_eq!((export.connections, export.numbers.requests_total(), export.numbers.errors), (1, 102, 1));

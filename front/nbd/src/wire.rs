@@ -1,37 +1,37 @@
-//! The bytes of the NBD protocol: magic numbers, codes, and the fixed parts of each message.
+//! Wire format of the NBD protocol: magic numbers, codes, and the fixed parts of each message.
 //!
-//! All integers are big-endian.  Section names in the comments are those of the protocol document, `doc/proto.md`.
-//! Lengths and counts that a peer states are not trusted here: whoever reads a header bounds them.
+//! Integers are big-endian.  Section names in the comments are those of the protocol document, `doc/proto.md`.
+//! Lengths and counts from a peer are not validated here: readers of a header must bound them.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First number of the greeting, `NBDMAGIC`.
+/// Magic number at the start of the greeting, `NBDMAGIC`.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Second number of the greeting, and first of each option: `IHAVEOPT`.
+/// Magic number of the greeting's second field and of each option, `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// First number of each reply to an option.
+/// Magic number of a reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// First number of a compact request.
+/// Magic number of a compact request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// First number of an extended request.
+/// Magic number of an extended request.
 pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
-/// First number of a simple reply.
+/// Magic number of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// First number of a chunk of a structured reply.
+/// Magic number of a chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
-/// First number of a chunk of an extended reply.
+/// Magic number of a chunk of an extended reply.
 pub const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
-/// The longest string of the protocol in bytes ("Conventions").
+/// Maximum bytes of a string of the protocol ("Conventions").
 pub const STRING_MAX: usize = 4096;
-/// Bytes of zeroes after the reply to `NBD_OPT_EXPORT_NAME`, unless the client did not want them.
+/// Bytes of zeroes after the reply to `NBD_OPT_EXPORT_NAME`, unless the client disabled them.
 pub const EXPORT_NAME_PADDING: usize = 124;
-/// The longest payload that every peer takes ("Size constraints").
+/// Maximum payload in bytes that every peer accepts ("Size constraints").
 pub const PAYLOAD_MAX_DEFAULT: u32 = 32 * 1024 * 1024;
-/// The largest minimum block size that may be advertised.
+/// Maximum value of an advertised minimum block size, in bytes.
 pub const BLOCK_MIN_MAX: u32 = 64 * 1024;
-/// The one metadata context that exists here.
+/// Only supported metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
 /// Handshake flags, both sides ("Handshake flags", "Client flags").
@@ -46,154 +46,156 @@ pub mod handshake {
 pub mod transmission {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// Writes are refused.
+    /// Read-only export: writes are rejected.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// `NBD_CMD_FLUSH` works.
+    /// `NBD_CMD_FLUSH` supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// `NBD_CMD_FLAG_FUA` works.
+    /// `NBD_CMD_FLAG_FUA` supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// The medium turns.
+    /// Rotational medium.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// `NBD_CMD_TRIM` works.
+    /// `NBD_CMD_TRIM` supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// `NBD_CMD_WRITE_ZEROES` and `NBD_CMD_FLAG_NO_HOLE` work.
+    /// `NBD_CMD_WRITE_ZEROES` and `NBD_CMD_FLAG_NO_HOLE` supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// `NBD_CMD_FLAG_DF` works; only with structured or extended replies.
+    /// `NBD_CMD_FLAG_DF` supported; only with structured or extended replies.
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush on one connection covers the writes answered on all of them.
+    /// A flush on one connection covers the writes acknowledged on all of them.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// `NBD_CMD_CACHE` works.
+    /// `NBD_CMD_CACHE` supported.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// `NBD_CMD_FLAG_FAST_ZERO` works.
+    /// `NBD_CMD_FLAG_FAST_ZERO` supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// Options a client can send.
+/// Option codes.
 pub mod option {
-    /// Choose an export; cannot fail but by disconnecting.
+    /// Selection of an export; can be refused only by disconnecting.
     pub const EXPORT_NAME: u32 = 1;
-    /// Say goodbye.
+    /// End of the negotiation.
     pub const ABORT: u32 = 2;
-    /// List the exports.
+    /// List of exports.
     pub const LIST: u32 = 3;
     /// Upgrade to TLS.
     pub const STARTTLS: u32 = 5;
-    /// Ask about an export.
+    /// Query of an export's properties.
     pub const INFO: u32 = 6;
-    /// Choose an export.
+    /// Selection of an export.
     pub const GO: u32 = 7;
-    /// Use structured replies.
+    /// Use of structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// List metadata contexts.
+    /// List of metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose metadata contexts.
+    /// Selection of metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Use 32-byte headers with 64-bit lengths.
+    /// Use of 32-byte headers with 64-bit lengths.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of replies to options.
 pub mod rep {
     const ERR: u32 = 1 << 31;
-    /// It is done.
+    /// Reply that acknowledges an option.
     pub const ACK: u32 = 1;
-    /// An export.
+    /// Entry of the export list.
     pub const SERVER: u32 = 2;
-    /// One fact of an export.
+    /// Property of an export.
     pub const INFO: u32 = 3;
-    /// A metadata context.
+    /// Metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// The option is not known.
+    /// Unknown option.
     pub const ERR_UNSUP: u32 = ERR + 1;
-    /// The option is known and forbidden.
+    /// Option or export forbidden by policy.
     pub const ERR_POLICY: u32 = ERR + 2;
-    /// The option is malformed, or not valid at this point.
+    /// Malformed option, or not valid at this point.
     pub const ERR_INVALID: u32 = ERR + 3;
-    /// Not to be had on this platform.
+    /// Not supported on this platform.
     pub const ERR_PLATFORM: u32 = ERR + 4;
-    /// The export is not available.
+    /// TLS required first.
+    pub const ERR_TLS_REQD: u32 = ERR + 5;
+    /// Export not available.
     pub const ERR_UNKNOWN: u32 = ERR + 6;
-    /// The server is closing down.
+    /// Server shutting down.
     pub const ERR_SHUTDOWN: u32 = ERR + 7;
-    /// The request is too large to process.
+    /// Request too large to process.
     pub const ERR_TOO_BIG: u32 = ERR + 9;
-    /// Extended headers are already in force.
+    /// Extended headers already in force.
     pub const ERR_EXT_HEADER_REQD: u32 = ERR + 10;
 }
 
-/// Facts of an export, asked for and answered in `NBD_OPT_INFO` and `NBD_OPT_GO`.
+/// Information types of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// Its canonical name.
+    /// Canonical name.
     pub const NAME: u16 = 1;
-    /// A description for people.
+    /// Description for people.
     pub const DESCRIPTION: u16 = 2;
     /// Block sizes.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Types of requests.
+/// Request types.
 pub mod command {
-    /// Read.
+    /// Read command.
     pub const READ: u16 = 0;
-    /// Write.
+    /// Write command.
     pub const WRITE: u16 = 1;
-    /// Disconnect; not answered.
+    /// Disconnect; has no reply.
     pub const DISC: u16 = 2;
-    /// Flush.
+    /// Flush command.
     pub const FLUSH: u16 = 3;
-    /// Discard.
+    /// Discard command.
     pub const TRIM: u16 = 4;
     /// Read ahead.
     pub const CACHE: u16 = 5;
     /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Ask what is allocated.
+    /// Query of the allocation status.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// Flags of requests.
+/// Request flags.
 pub mod command_flag {
-    /// Durable before it is answered.
+    /// Durable before it is acknowledged.
     pub const FUA: u16 = 1 << 0;
-    /// The zeroed space must stay reserved.
+    /// Zeroed space must stay allocated.
     pub const NO_HOLE: u16 = 1 << 1;
     /// At most one content chunk.
     pub const DF: u16 = 1 << 2;
     /// At most one extent.
     pub const REQ_ONE: u16 = 1 << 3;
-    /// Only if it is faster than writing.
+    /// Fail unless it is faster than writing.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// The length is that of a payload; only with extended headers.
+    /// Payload length in the header's length field; only with extended headers.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
-/// Types and flags of reply chunks.
+/// Reply chunk types and flags.
 pub mod chunk {
-    /// Flag: the last chunk of its reply.
+    /// Flag: last chunk of its reply.
     pub const DONE: u16 = 1 << 0;
-    /// Nothing more to say.
+    /// Chunk without content.
     pub const NONE: u16 = 0;
-    /// Bytes read.
+    /// Data read.
     pub const OFFSET_DATA: u16 = 1;
-    /// Zeroes read.
+    /// Hole of zeroes read.
     pub const OFFSET_HOLE: u16 = 2;
-    /// What is allocated.
+    /// Allocation status.
     pub const BLOCK_STATUS: u16 = 5;
-    /// What is allocated, with 64-bit lengths.
+    /// Allocation status with 64-bit lengths.
     pub const BLOCK_STATUS_EXT: u16 = 6;
-    /// It failed.
+    /// Error chunk.
     pub const ERROR: u16 = (1 << 15) + 1;
-    /// It failed at a known place.
+    /// Error at a known offset.
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
 }
 
-/// States of an extent in `base:allocation`.
+/// Extent state flags of `base:allocation`.
 pub mod state {
-    /// Nothing is allocated.
+    /// Unallocated extent.
     pub const HOLE: u32 = 1 << 0;
-    /// Reads as zeroes.
+    /// Extent that reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
 }
 
@@ -220,7 +222,7 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub const fn code(self) -> u32 {
         self as u32
     }
@@ -239,20 +241,20 @@ macro_rules! wire_struct {
 }
 
 wire_struct! {
-    /// What the server says first.
+    /// Greeting of the server.
     Greeting, 18, {
-        /// [`GREETING_MAGIC`].
+        /// Magic number, [`GREETING_MAGIC`].
         magic: U64,
-        /// [`OPTION_MAGIC`].
+        /// Magic number, [`OPTION_MAGIC`].
         option_magic: U64,
         /// [`handshake`] flags.
         flags: U16,
     }
 }
 wire_struct! {
-    /// Head of an option.
+    /// Header of an option.
     OptionHeader, 16, {
-        /// [`OPTION_MAGIC`].
+        /// Magic number, [`OPTION_MAGIC`].
         magic: U64,
         /// One of [`option`].
         option: U32,
@@ -261,11 +263,11 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Head of a reply to an option.
+    /// Header of a reply to an option.
     OptionReply, 20, {
-        /// [`OPTION_REPLY_MAGIC`].
+        /// Magic number, [`OPTION_REPLY_MAGIC`].
         magic: U64,
-        /// The option it answers.
+        /// Option that is answered.
         option: U32,
         /// One of [`rep`].
         kind: U32,
@@ -276,108 +278,108 @@ wire_struct! {
 wire_struct! {
     /// Reply to `NBD_OPT_EXPORT_NAME`, before the padding.
     ExportNameReply, 10, {
-        /// The export's size in bytes.
+        /// Size of the export in bytes.
         size: U64,
         /// [`transmission`] flags.
         flags: U16,
     }
 }
 wire_struct! {
-    /// The fact `NBD_INFO_EXPORT`.
+    /// Information `NBD_INFO_EXPORT`.
     InfoExport, 12, {
-        /// [`info::EXPORT`].
+        /// Information type, [`info::EXPORT`].
         kind: U16,
-        /// The export's size in bytes.
+        /// Size of the export in bytes.
         size: U64,
         /// [`transmission`] flags.
         flags: U16,
     }
 }
 wire_struct! {
-    /// The fact `NBD_INFO_BLOCK_SIZE`.
+    /// Information `NBD_INFO_BLOCK_SIZE`.
     InfoBlockSize, 14, {
-        /// [`info::BLOCK_SIZE`].
+        /// Information type, [`info::BLOCK_SIZE`].
         kind: U16,
-        /// Smallest unit and alignment in bytes.
+        /// Minimum block size and alignment in bytes.
         minimum: U32,
-        /// Efficient unit in bytes.
+        /// Preferred block size in bytes.
         preferred: U32,
-        /// Longest payload in bytes.
+        /// Maximum payload in bytes.
         maximum: U32,
     }
 }
 wire_struct! {
-    /// A compact request.
+    /// Compact request.
     RequestHeader, 28, {
-        /// [`REQUEST_MAGIC`].
+        /// Magic number, [`REQUEST_MAGIC`].
         magic: U32,
-        /// [`command_flag`]s.
+        /// Command flags, of [`command_flag`].
         flags: U16,
         /// One of [`command`].
         kind: U16,
-        /// Repeated in the reply.
+        /// Cookie, repeated in the reply.
         cookie: U64,
-        /// First byte.
+        /// Offset of the first byte.
         offset: U64,
-        /// Bytes.
+        /// Length in bytes.
         len: U32,
     }
 }
 wire_struct! {
-    /// An extended request.
+    /// Extended request.
     ExtendedRequestHeader, 32, {
-        /// [`EXTENDED_REQUEST_MAGIC`].
+        /// Magic number, [`EXTENDED_REQUEST_MAGIC`].
         magic: U32,
-        /// [`command_flag`]s.
+        /// Command flags, of [`command_flag`].
         flags: U16,
         /// One of [`command`].
         kind: U16,
-        /// Repeated in the reply.
+        /// Cookie, repeated in the reply.
         cookie: U64,
-        /// First byte.
+        /// Offset of the first byte.
         offset: U64,
-        /// Bytes of payload, or of effect.
+        /// Length in bytes, of the payload or of the effect.
         len: U64,
     }
 }
 wire_struct! {
-    /// A simple reply.
+    /// Simple reply.
     SimpleReply, 16, {
-        /// [`SIMPLE_REPLY_MAGIC`].
+        /// Magic number, [`SIMPLE_REPLY_MAGIC`].
         magic: U32,
         /// Zero or an [`Errno`].
         error: U32,
-        /// The request's.
+        /// Cookie of the request.
         cookie: U64,
     }
 }
 wire_struct! {
-    /// Head of a chunk of a structured reply.
+    /// Header of a chunk of a structured reply.
     ChunkHeader, 20, {
-        /// [`CHUNK_MAGIC`].
+        /// Magic number, [`CHUNK_MAGIC`].
         magic: U32,
-        /// [`chunk::DONE`] or nothing.
+        /// [`chunk::DONE`] or 0.
         flags: U16,
         /// One of [`chunk`].
         kind: U16,
-        /// The request's.
+        /// Cookie of the request.
         cookie: U64,
         /// Bytes of payload that follow.
         len: U32,
     }
 }
 wire_struct! {
-    /// Head of a chunk of an extended reply.
+    /// Header of a chunk of an extended reply.
     ExtendedChunkHeader, 32, {
-        /// [`EXTENDED_CHUNK_MAGIC`].
+        /// Magic number, [`EXTENDED_CHUNK_MAGIC`].
         magic: U32,
-        /// [`chunk::DONE`] or nothing.
+        /// [`chunk::DONE`] or 0.
         flags: U16,
         /// One of [`chunk`].
         kind: U16,
-        /// The request's.
+        /// Cookie of the request.
         cookie: U64,
-        /// The request's.
+        /// Offset of the request.
         offset: U64,
         /// Bytes of payload that follow.
         len: U64,
@@ -386,25 +388,25 @@ wire_struct! {
 wire_struct! {
     /// Payload of [`chunk::OFFSET_HOLE`].
     HolePayload, 12, {
-        /// First byte.
+        /// Offset of the first byte.
         offset: U64,
         /// Bytes of zeroes.
         len: U32,
     }
 }
 wire_struct! {
-    /// Start of the payload of an error chunk; the text follows, then for [`chunk::ERROR_OFFSET`] the place.
+    /// Start of the payload of an error chunk; followed by the text, and for [`chunk::ERROR_OFFSET`] by the offset.
     ErrorPayload, 6, {
-        /// An [`Errno`].
+        /// Error value, an [`Errno`].
         error: U32,
-        /// Bytes of text.
+        /// Bytes of text that follow.
         len: U16,
     }
 }
 wire_struct! {
-    /// One extent in the payload of [`chunk::BLOCK_STATUS`].
+    /// Extent in the payload of [`chunk::BLOCK_STATUS`].
     Descriptor, 8, {
-        /// Bytes.
+        /// Length in bytes.
         len: U32,
         /// [`state`] flags.
         state: U32,
@@ -413,23 +415,24 @@ wire_struct! {
 wire_struct! {
     /// Start of the payload of [`chunk::BLOCK_STATUS_EXT`].
     ExtendedStatusHead, 8, {
-        /// The metadata context.
+        /// Metadata context id.
         context: U32,
-        /// Descriptors that follow.
+        /// Number of descriptors that follow.
         count: U32,
     }
 }
 wire_struct! {
-    /// One extent in the payload of [`chunk::BLOCK_STATUS_EXT`].
+    /// Extent in the payload of [`chunk::BLOCK_STATUS_EXT`].
     ExtendedDescriptor, 16, {
-        /// Bytes.
+        /// Length in bytes.
         len: U64,
         /// [`state`] flags.
         state: U64,
     }
 }
 
-/// The fixed part at the start of `bytes`, and its length; `None` when there are too few bytes yet.
+/// Copies the fixed part `T` from the start of `bytes`, and returns its length too; `None` if there are too few
+/// bytes yet.
 pub fn prefix<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(bytes: &[u8]) -> Option<(T, usize)> {
     T::ref_from_prefix(bytes).ok().map(|(head, _)| (*head, size_of::<T>()))
 }

@@ -1,4 +1,4 @@
-//! What clients should not do: each ends its own connection at most, and the server goes on.
+//! Tests of misbehaving clients: each ends at most its own connection, and the server continues.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::*;
-use forebay_nbd::{Options, Server, Stats};
+use forebay_nbd::{Options, Server, Stats, Tls};
 use forebay_reactor::{Addr, Listener, sleep, spawn};
 use forebay_sim::{Faults, World};
 use proptest::prelude::*;
@@ -27,9 +27,9 @@ fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
         let model = Model::new(1 << 20);
         let options = Options { connections_max: 8, ..Options::default() };
         let server = Server::new(Shelf::with("disk", &model), options, Stats::new());
-        drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"))));
+        drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"), Tls::None)));
         test(server.clone()).await;
-        // Whatever happened, the next one is served.
+        // The next client is served in any case.
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         client.write(0, b"all is well").await;
         assert_eq!(client.read(0, 11).await, b"all is well");
@@ -40,7 +40,7 @@ fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
     run.unwrap_or_else(|stop| panic!("seed {seed}: {stop}\n{}", world.trace(60)));
 }
 
-/// Sends bytes after the greeting, and expects the connection to be closed, whatever is answered before.
+/// Sends bytes after the greeting, and expects the connection to be closed, with or without replies before.
 async fn closes(server: &Server, bytes: &[u8]) {
     let before = server.stats().server().ended_for_cause;
     let mut client = Client::connect(&addr()).await;
@@ -58,13 +58,13 @@ fn handshakes_that_cannot_be_answered_end() {
             closes(&server, &[0, 0, 0, 4]).await;
             closes(&server, &[0x80, 0, 0, 3]).await;
             closes(&server, &[&FIXED[..], b"IHAVEOPX\0\0\0\x03\0\0\0\0"].concat()).await;
-            // An unknown export, a name that is none, a name without end.
+            // An unknown export, invalid names, a name that is too long.
             closes(&server, &[&FIXED[..], &option_bytes(1, b"nobody")].concat()).await;
             closes(&server, &[&FIXED[..], &option_bytes(1, &[0xff, 0xfe])].concat()).await;
             closes(&server, &[&FIXED[..], &option_bytes(1, b"a\0b")].concat()).await;
             closes(&server, &[&FIXED[..], &option_bytes(1, &[b'x'; 4097])].concat()).await;
             closes(&server, &[&FIXED[..], b"IHAVEOPT\0\0\0\x03\x7f\xff\xff\xff"].concat()).await;
-            // Without fixed newstyle there is one option.
+            // Without fixed newstyle there is only one option.
             closes(&server, &[&[0, 0, 0, 0][..], &option_bytes(3, &[])].concat()).await;
             let extended = [&FIXED[..], &option_bytes(11, &[]), &option_bytes(1, b"disk")].concat();
             closes(&server, &extended).await;
@@ -182,7 +182,7 @@ fn a_request_that_is_none_ends_the_connection_after_what_came_before_is_answered
 fn one_that_says_nothing_is_not_waited_for() {
     simulate(0, |server| async move {
         let mut silent = Client::connect(&addr()).await;
-        // A byte now and then does not help.
+        // Single bytes at long intervals do not extend the timeout.
         let mut slow = Client::connect(&addr()).await;
         let slow_stream = slow.stream.clone();
         drop(spawn(async move {
@@ -223,7 +223,7 @@ fn connections_past_the_limit_are_turned_away() {
     });
 }
 
-/// The bytes of a session that does a bit of everything.
+/// Encodes a session with most options and requests.
 fn session(client: &mut Client) -> Vec<u8> {
     let mut bytes = FIXED.to_vec();
     bytes.extend(option_bytes(8, &[]));
@@ -255,7 +255,7 @@ proptest! {
             async move {
                 let mut client = Client::connect(&addr()).await;
                 let mut bytes = session(&mut client);
-                // Most of a session is payload; its headers are where damage tells.
+                // Most of a session is payload; damage has effects mainly in its headers.
                 let heads = 400;
                 for (at, value) in damage {
                     let at = if at % 2 == 0 { at % heads } else { at % bytes.len() };

@@ -1,52 +1,31 @@
-//! A server and its clients on a simulated network.
+//! Tests of a server and its clients on a simulated network.
 
 mod common;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
+use common::world::{addr, simulate, simulate_seed};
 use common::*;
-use forebay_block::{BlockDevice, ErrorKind};
+use forebay_block::{
+    BlockDevice, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+};
 use forebay_nbd::stats::RequestKind;
-use forebay_nbd::{Export, Options, Server, Stats};
-use forebay_reactor::{Addr, Listener, random, sleep, spawn};
-use forebay_sim::{Faults, World};
+use forebay_nbd::{Export, Options, Server, Stats, Tls};
+use forebay_reactor::{Listener, random, sleep, spawn};
 use proptest::prelude::*;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 const KIB: u64 = 1024;
 
-fn addr() -> Addr {
-    Addr::Unix("/run/nbd".into())
-}
-
-/// A server of `shelf`, which runs until it is stopped.
+/// Starts a server of `shelf`, which runs until it is stopped.
 fn serve(shelf: &Rc<Shelf>, options: Options) -> Rc<Server> {
     let server = Server::new(shelf.clone(), options, Stats::new());
     let listener = Listener::bind(&addr()).expect("binds");
-    drop(spawn(server.clone().serve(listener)));
+    drop(spawn(server.clone().serve(listener, Tls::None)));
     server
-}
-
-/// Runs a test in a world of its own, for a few seeds.
-fn simulate<F: Future<Output = ()>>(test: impl Fn() -> F) {
-    for seed in 0..8 {
-        simulate_seed(seed, &test);
-    }
-}
-
-fn simulate_seed<F: Future<Output = ()>>(seed: u64, test: impl Fn() -> F) {
-    let mut faults = Faults::none();
-    if seed % 2 == 1 {
-        // Every message arrives in crumbs.
-        faults.net.segment_max = 1 + (seed as usize * 37) % 300;
-        faults.net.latency = 1..5_000;
-    }
-    let world = World::new(seed, faults);
-    let reactor = world.reactor();
-    world.run(&reactor, test()).unwrap_or_else(|stop| panic!("seed {seed}: {stop}\n{}", world.trace(60)));
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -149,7 +128,7 @@ fn block_status_follows_the_map() {
             assert_eq!(client.ask(7, 0, 1 << 20, 1, &[]).await.error, 22);
             client.disconnect().await;
         }
-        // Who did not select the context does not get it.
+        // A client without the selected context gets no status.
         let mut client = Client::fixed(&addr()).await;
         assert_eq!(client.option(8, &[]).await, [(1, vec![])]);
         let contexts = client.option(10, &context_data("disk", &["base:allocation", "qemu:x"])).await;
@@ -218,7 +197,7 @@ fn long_requests_are_cut_for_the_device_and_errors_say_where() {
         );
         assert_eq!(client.read(1000, data.len()).await, data);
         assert_eq!(model.asked().len(), 3);
-        // Which piece fails is said only where that is more than the request's own place.
+        // The offset of a failed piece is reported only if it differs from the request's offset.
         for (style, at) in [(Style::Structured, Some(512 + 131_072)), (Style::Simple, None)] {
             let (mut client, _) = Client::open(&addr(), "disk", style).await;
             for kind in [0, 1] {
@@ -270,7 +249,7 @@ fn too_long_requests_are_refused_and_their_payload_is_read_past() {
             assert_eq!(client.ask(1, 0, 0, 300_000, &pattern(300_000, 1)).await.error, 22);
             client.write(0, b"still in step").await;
             assert_eq!(client.read(0, 13).await, b"still in step");
-            // So long that it is not worth reading past.
+            // Too long to be skipped.
             client.request(9, 1, 0, 0, 65 << 20, &[]).await;
             assert_eq!(client.answer().await, None);
         }
@@ -278,6 +257,70 @@ fn too_long_requests_are_refused_and_their_payload_is_read_past() {
         client.request(9, 1, 0, 0, 129 << 10, &[]).await;
         assert_eq!(client.answer().await, None);
         assert_eq!(server.stats().server().ended_for_cause, 3);
+        server.stop().await;
+    });
+}
+
+/// Empty device of 32 TiB, which logs its requests.
+struct Vast(RefCell<Vec<String>>);
+
+impl BlockDevice for Vast {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: 32 << 40, block_size: 512, preferred_io: 4096, transfer_max: 32 << 20, read_only: false }
+    }
+
+    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+        self.0.borrow_mut().push(match &request {
+            Request::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
+            Request::WriteZeroes { extent, .. } => format!("zero {}+{}", extent.offset, extent.len),
+            other => format!("{other:?}"),
+        });
+        Box::pin(std::future::ready(Ok(Reply::Done)))
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let mut map = ExtentMap::new();
+        map.push(extent.offset, extent.len, ExtentState::Hole);
+        Box::pin(std::future::ready(Ok(map)))
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
+
+#[test]
+fn with_extended_headers_effects_are_longer_than_4_gib() {
+    const GIB: u64 = 1 << 30;
+    simulate(|| async {
+        let device = Rc::new(Vast(RefCell::default()));
+        let shelf = Rc::new(Shelf::default());
+        shelf.add(Export::new("vast", device.clone()), "vast", "");
+        let server = serve(&shelf, Options::default());
+        let (mut client, facts) = Client::open(&addr(), "vast", Style::Extended).await;
+        assert_eq!(facts.size, 32 << 40);
+        assert_eq!(client.ask(4, 0, 0, 32 << 40, &[]).await.error, 0);
+        assert_eq!(client.ask(6, 0, GIB, 5 * GIB, &[]).await.error, 0);
+        assert_eq!(device.0.take(), ["discard 0+35184372088832", "zero 1073741824+5368709120"]);
+        let status = client.ask(7, 0, 512, (32 << 40) - 512, &[]).await.status;
+        let [(len, 3)] = status[..] else { panic!("one hole: {status:?}") };
+        assert!(len > 4 * GIB, "{len}");
+        // Requests past the end, and a read that is too long for a payload.
+        assert_eq!(client.ask(4, 0, 512, 32 << 40, &[]).await.error, 22);
+        assert_eq!(client.ask(6, 0, 512, 32 << 40, &[]).await.error, 28);
+        assert_eq!(client.ask(4, 0, 0, u64::MAX - 511, &[]).await.error, 22);
+        assert_eq!(client.ask(0, 0, 0, 5 * GIB, &[]).await.error, 75);
+        // A filter of contexts was not offered: its payload is skipped and it is refused.
+        assert_eq!(client.ask(7, 1 << 5, 0, 12, &[7; 12]).await.error, 22);
+        assert_eq!(client.ask(4, 1 << 5, 0, 512, &[7; 512]).await.error, 22);
+        assert_eq!(client.ask(3, 0, 0, 0, &[]).await.error, 0, "still in step");
+        assert_eq!(device.0.take(), ["Flush"]);
+        client.disconnect().await;
+        // Clients without extended headers use the same volume.
+        let (mut client, _) = Client::open(&addr(), "vast", Style::Structured).await;
+        let [(len, 3)] = client.ask(7, 0, 0, 0xffff_fe00, &[]).await.status[..] else { panic!("one hole") };
+        assert_eq!(len, 0xffff_fe00);
+        client.disconnect().await;
         server.stop().await;
     });
 }
@@ -302,7 +345,7 @@ fn what_is_out_of_bounds_unaligned_or_read_only_is_refused() {
         assert_eq!(client.ask(0, 0, u64::MAX - 511, 512, &[]).await.error, 22);
         assert_eq!(client.ask(5, 0, 0, 512, &[]).await.error, 22);
         assert_eq!(client.ask(1000, 0, 0, 512, &[]).await.error, 22);
-        // A volume that has grown is larger at once for requests, and in its size for new connections.
+        // A grown volume accepts larger offsets at once, and shows its size to new connections.
         model.bytes.borrow_mut().resize(2 << 20, 0);
         model.stored.borrow_mut().resize(512, false);
         model.change(|geometry| geometry.size = 2 << 20);
@@ -342,7 +385,7 @@ fn in_flight_requests_are_bounded_in_number_and_bytes() {
             }
             assert_eq!(model.in_flight_most.get(), most);
         }
-        // A client that does not read its replies is not served without end, and nobody else waits for it.
+        // A client that does not read its replies is throttled, and does not delay other clients.
         model.bytes.borrow_mut().fill(7);
         model.asked();
         for cookie in 0..24 {
@@ -394,7 +437,7 @@ fn a_vanished_client_leaves_its_writes_done_and_nothing_else() {
         while model.in_flight.get() == 0 {
             sleep(Duration::from_micros(100)).await;
         }
-        // Half of a request, and then the client is gone.
+        // Half of a request, followed by the end of the connection.
         client.send(&[0x25, 0x60]).await;
         drop(client);
         sleep(Duration::from_millis(5)).await;
@@ -466,7 +509,7 @@ fn detaching_ends_the_connections_of_that_export_only() {
         let server = serve(&shelf, Options::default());
         let (mut a, _) = Client::open(&addr(), "first", Style::Simple).await;
         let (mut b, _) = Client::open(&addr(), "second", Style::Simple).await;
-        // One that has only looked, one that is about to open it.
+        // One client that has only queried the export, and one that is about to open it.
         let mut looking = Client::fixed(&addr()).await;
         facts(&looking.option(6, &info_data("first", &[])).await).expect("there");
         let mut opening = Client::fixed(&addr()).await;
@@ -527,7 +570,7 @@ fn numbers_are_kept_by_connection_and_by_export() {
     });
 }
 
-/// Requests at random, many at once, against a vector of bytes.
+/// Sends random requests, many at once, and compares the results with a vector of bytes.
 async fn random_requests(style: Style, count: usize) {
     const SIZE: u64 = 1 << 20;
     let model = Model::new(SIZE as usize);

@@ -1,18 +1,21 @@
-//! Volumes over NVMe/TCP.
+//! NVMe/TCP target for volumes.
 //!
-//! [`Target`] is the subsystem that all cores share: its namespaces, controllers and hosts.  A [`Server`] on each core
-//! accepts connections, and a connection is one queue, which stays on the core that took it.  [`session`] is the
-//! protocol without any I/O, [`wire`] its bytes, [`stats`] what is counted.
-//! What is offered of the protocol and what is left out is in `docs/design/nvmf.md`.
+//! [`Subsystems`] is the state shared by all cores: each [`Subsystem`] with its namespaces, controllers and
+//! hosts.  A [`Server`] on each core accepts connections.  A connection is one queue, and stays on the core that
+//! accepted it.  [`session`] is the protocol without any I/O, [`wire`] the encodings, [`stats`] the counters.
+//! Supported and omitted features of the protocol are listed in `docs/design/nvmf.md`.
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod serve;
 pub mod session;
 pub mod stats;
-pub mod target;
+pub mod subsystem;
+
 pub mod wire;
 
 pub use serve::{Devices, Server};
 pub use stats::Stats;
-pub use target::{Access, Limits, Namespace, NamespaceError, Port, PortAddress, Target};
+pub use subsystem::{
+    Access, Limits, Namespace, NamespaceError, Port, PortAddress, Subsystem, SubsystemExists, Subsystems,
+};

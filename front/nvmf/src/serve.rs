@@ -1,4 +1,4 @@
-//! Serving: accepts connections, and runs them.  The only part of this crate that waits for anything.
+//! Per-core server: accepts and runs connections.  The only module of this crate that performs I/O or waits.
 
 mod admin;
 mod auth;
@@ -24,26 +24,27 @@ use forebay_serve::Connections;
 
 use crate::session::Pools;
 use crate::session::io::Rules;
-use crate::target::{BLOCK_SHIFT, Control, Namespace, Port, Target};
+use crate::subsystem::{BLOCK_SHIFT, Control, Namespace, Port, Subsystem, Subsystems};
 use budget::Budget;
 use connection::{Connection, End};
 
-/// How often is looked whether the commands of a namespace that is to go have ended.
+/// Polling interval while waiting for the commands of a withdrawn namespace to end.
 const LEAVING_LOOK: Duration = Duration::from_millis(1);
 
-/// The devices behind the namespaces, on one core: the server's view of whoever owns the volumes.
+/// Devices behind the namespaces, on one core: the server's interface to the owner of the volumes.
 pub trait Devices {
-    /// Opens the device of a namespace; `None` when it has just gone.
+    /// Opens the device of a namespace.  Returns `None` if the namespace has just been withdrawn.
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>>;
 }
 
-/// A namespace that was opened on this core.
+/// Namespace opened on this core.
 pub(crate) struct OpenNamespace {
+    subsystem: Subsystem,
     info: Arc<Namespace>,
     device: Rc<dyn BlockDevice>,
-    /// Who may read and write, where that can be reserved.
+    /// View of the namespace's reservations, if the device supports them.
     reservations: Option<RefCell<View>>,
-    /// Tells the hosts that lose what they had.
+    /// Task that notifies hosts of lost registrations and reservations.
     telling: Option<JoinHandle<()>>,
 }
 
@@ -56,7 +57,7 @@ impl Drop for OpenNamespace {
 }
 
 impl OpenNamespace {
-    /// What decides about a command, as things are now.
+    /// Returns the current geometry and write protection, against which commands are validated.
     fn rules(&self) -> Rules {
         let geometry = self.device.geometry();
         Rules {
@@ -69,34 +70,36 @@ impl OpenNamespace {
 
 #[derive(Default)]
 struct OpenNamespaces {
-    /// The target's generation when they were looked through last.
+    /// Withdrawal count at the last scan for withdrawn namespaces.
     seen: u64,
-    open: HashMap<u32, Rc<OpenNamespace>>,
-    /// Those that the target has no more, as long as something uses them.
+    /// Open namespaces, keyed by subsystem number and namespace id.
+    open: HashMap<(u32, u32), Rc<OpenNamespace>>,
+    /// Withdrawn namespaces that are still in use.
     leaving: Vec<Rc<OpenNamespace>>,
 }
 
-/// A server on one core.  Several cores each have their own, on shared listeners, with the same [`Target`].
+/// NVMe/TCP server on one core.  Several cores each have their own, on shared listeners, with the same
+/// [`Subsystems`].
 pub struct Server {
-    target: Target,
+    subsystems: Subsystems,
     devices: Box<dyn Devices>,
     pools: Rc<Pools>,
     budget: Rc<Budget>,
-    /// Made when a connection first needs it.
+    /// TLS state of this core, created on first use.
     tls: OnceCell<tls::Shared>,
     hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
     namespaces: RefCell<OpenNamespaces>,
     connections: Rc<Connections<Arc<Control>>>,
-    /// Connections that are no queue yet, or whose host has still to show who it is.
+    /// Connections that are not a queue yet, or whose host has not authenticated yet.
     fresh: Cell<usize>,
 }
 
 impl Server {
-    /// A server of `target` on this core, which opens namespaces through `devices`.
-    pub fn new(target: Target, devices: Box<dyn Devices>) -> Rc<Self> {
-        let budget = Budget::new(target.limits().core_bytes, None);
+    /// Creates a server of `subsystems` on this core, which opens namespaces through `devices`.
+    pub fn new(subsystems: Subsystems, devices: Box<dyn Devices>) -> Rc<Self> {
+        let budget = Budget::new(subsystems.limits().core_bytes, None);
         Rc::new(Self {
-            target,
+            subsystems,
             devices,
             pools: Rc::new(Pools::new()),
             budget,
@@ -108,32 +111,33 @@ impl Server {
         })
     }
 
-    /// What it serves.
-    pub fn target(&self) -> &Target {
-        &self.target
+    /// Returns the subsystems that this server exports.
+    pub fn subsystems(&self) -> &Subsystems {
+        &self.subsystems
     }
 
-    /// Connections now, those without a queue too.
+    /// Returns the number of open connections, including those without a queue.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Bytes of data of commands that are under way or not sent yet.
+    /// Returns the bytes of command data in flight or not sent yet, on this core.
     pub fn bytes_held(&self) -> usize {
         self.budget.used()
     }
 
-    /// Accepts connections, each of which becomes a task of its own, until [`stop`](Self::stop).
+    /// Accepts connections until [`stop`](Self::stop).  Each connection runs as a task of its own.
     pub async fn serve(self: Rc<Self>, listener: Listener, port: Arc<Port>) {
         tracing::info!(addr = %listener.local_addr(), port = port.id, "serving NVMe/TCP");
         self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer, port.clone())).await;
     }
 
-    /// Serves a connection that was accepted elsewhere.
+    /// Serves a connection that was accepted elsewhere.  Drops it if the server is stopping or a connection limit is
+    /// reached.
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, port: Arc<Port>) {
-        let stats = self.target.stats();
+        let stats = self.subsystems.stats();
         stats.count(|counts| counts.accepted += 1);
-        let limits = self.target.limits();
+        let limits = self.subsystems.limits();
         let (max, fresh_max) = (limits.connections_max, limits.handshakes_max);
         if self.connections.stopping() || self.connections() >= max || self.fresh.get() >= fresh_max {
             stats.count(|counts| counts.turned_away += 1);
@@ -148,15 +152,15 @@ impl Server {
             let end = connection.run().await;
             match &end {
                 End::Fatal(fatal) => {
-                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, reason = %fatal, "a connection is ended");
                 }
                 End::TooSlow => {
-                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, "a connection is ended that did not become a queue in time");
                 }
                 End::Refused | End::Overdue => {
-                    server.target.stats().count(|counts| counts.ended_for_cause += 1);
+                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
                     tracing::warn!(%peer, ?end, "a connection is ended");
                 }
                 End::Socket(error) => tracing::info!(%peer, %error, "a connection failed"),
@@ -166,17 +170,17 @@ impl Server {
         }));
     }
 
-    /// Lets go of the namespaces that the target has no more (or has anew), and waits until no command of this core is
-    /// under way on the one that had this id.  Others that were taken away may go on: their devices may hang.
-    pub async fn let_go(&self, nsid: u32) {
+    /// Closes withdrawn namespaces.  Waits until no command of this core is in flight on the withdrawn namespace
+    /// `nsid` of `subsystem`.  Does not wait for other withdrawn namespaces, whose devices may hang.
+    pub async fn let_go(&self, subsystem: &Subsystem, nsid: u32) {
         self.forget_removed();
-        // A connection keeps its last namespace at hand; it looks anew when it is woken.
+        // A connection caches its last namespace, and looks it up again when it is woken.
         self.connections.list().values().for_each(|control| control.wake());
         loop {
             {
                 let leaving = &mut self.namespaces.borrow_mut().leaving;
                 leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-                if leaving.iter().all(|namespace| namespace.info.nsid != nsid) {
+                if leaving.iter().all(|each| each.info.nsid != nsid || each.subsystem.id() != subsystem.id()) {
                     return;
                 }
             }
@@ -184,18 +188,18 @@ impl Server {
         }
     }
 
-    /// Lets go of what is open of namespaces that the target has no more.
+    /// Closes withdrawn namespaces.
     fn forget_removed(&self) {
         let mut namespaces = self.namespaces.borrow_mut();
-        let generation = self.target.generation();
-        if namespaces.seen == generation {
+        let withdrawals = self.subsystems.withdrawals();
+        if namespaces.seen == withdrawals {
             return;
         }
-        namespaces.seen = generation;
+        namespaces.seen = withdrawals;
         let OpenNamespaces { open, leaving, .. } = &mut *namespaces;
         leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-        open.retain(|nsid, open| {
-            let stays = self.target.namespace(*nsid).is_some_and(|now| Arc::ptr_eq(&now, &open.info));
+        open.retain(|(_, nsid), open| {
+            let stays = open.subsystem.namespace(*nsid).is_some_and(|now| Arc::ptr_eq(&now, &open.info));
             if !stays {
                 leaving.push(open.clone());
             }
@@ -203,61 +207,62 @@ impl Server {
         });
     }
 
-    /// Stops accepting, ends all connections, their commands under way first, and waits until they are gone.
+    /// Stops accepting and ends all connections, after their commands in flight.  Waits until the connections are
+    /// closed.
     pub async fn stop(&self) {
         self.connections.stop(|control| control.stop()).await;
         self.namespaces.borrow_mut().open.clear();
     }
 
-    /// A namespace, opened if it is not yet.
-    fn namespace(&self, nsid: u32) -> Option<Rc<OpenNamespace>> {
+    /// Returns a namespace, opening it on first use.  Returns `None` if it does not exist.
+    fn namespace(&self, subsystem: &Subsystem, nsid: u32) -> Option<Rc<OpenNamespace>> {
         self.forget_removed();
         let mut namespaces = self.namespaces.borrow_mut();
-        if let Some(open) = namespaces.open.get(&nsid) {
+        if let Some(open) = namespaces.open.get(&(subsystem.id(), nsid)) {
             return Some(open.clone());
         }
-        let info = self.target.namespace(nsid)?;
+        let info = subsystem.namespace(nsid)?;
         let device = self.devices.open(&info)?;
         let reservations = device.reservations();
         let telling = reservations
             .as_ref()
-            .map(|reservations| spawn(tell_reservations(self.target.clone(), info.clone(), reservations.clone())));
+            .map(|reservations| spawn(tell_reservations(subsystem.clone(), info.clone(), reservations.clone())));
         let reservations = reservations.map(|reservations| RefCell::new(reservations.view()));
-        let open = Rc::new(OpenNamespace { info, device, reservations, telling });
-        namespaces.open.insert(nsid, open.clone());
+        let open = Rc::new(OpenNamespace { subsystem: subsystem.clone(), info, device, reservations, telling });
+        namespaces.open.insert((subsystem.id(), nsid), open.clone());
         Some(open)
     }
 
-    /// What TLS needs on this core.
+    /// Returns the TLS state of this core, creating it on first use.
     fn tls(&self) -> Result<&tls::Shared, forebay_tls::Failure> {
         if let Some(shared) = self.tls.get() {
             return Ok(shared);
         }
-        let shared = tls::Shared::new(&self.target)?;
+        let shared = tls::Shared::new(&self.subsystems)?;
         Ok(self.tls.get_or_init(|| shared))
     }
 
-    /// The budget of a host's connections on this core.
+    /// Returns the byte budget shared by a host's connections on this core.
     fn host_budget(&self, host: &str) -> Rc<Budget> {
         let mut hosts = self.hosts.borrow_mut();
         if let Some(budget) = hosts.get(host).and_then(Weak::upgrade) {
             return budget;
         }
         hosts.retain(|_, budget| budget.strong_count() > 0);
-        let budget = Budget::new(self.target.limits().host_bytes, Some(self.budget.clone()));
+        let budget = Budget::new(self.subsystems.limits().host_bytes, Some(self.budget.clone()));
         hosts.insert(host.to_owned(), Rc::downgrade(&budget));
         budget
     }
 }
 
-/// Tells hosts of what happens to their registrations and reservations.
-async fn tell_reservations(target: Target, namespace: Arc<Namespace>, reservations: Reservations) {
+/// Notifies hosts of changes to their registrations and reservations.
+async fn tell_reservations(subsystem: Subsystem, namespace: Arc<Namespace>, reservations: Reservations) {
     let (mut changes, mut view) = (reservations.changes(), reservations.view());
     let mut seen = view.table().last_event();
     while changes.next().await {
         let table = view.table().clone();
         for event in table.events_after(seen) {
-            target.tell_reservation(&namespace, event);
+            subsystem.tell_reservation(&namespace, event);
         }
         seen = table.last_event();
     }

@@ -1,4 +1,5 @@
-//! What hosts should not do: it costs them their own connection at most, and the target no more memory than it says.
+//! Tests of misbehaving hosts: they lose at most their own connection, and cost the target no more memory than
+//! its limits.
 
 mod common;
 
@@ -11,7 +12,7 @@ use forebay_nvmf::wire::fabrics::fctype;
 use forebay_nvmf::wire::pdu::{DataHeader, kind};
 use forebay_nvmf::wire::{Sqe, Status};
 
-/// Commands that a host sends without reading their answers, and what it sends in all.
+/// Sends `count` commands without reading the responses; returns `None` if that takes more than a minute.
 async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<()> {
     let bytes: Vec<u8> = (0..count).flat_map(|cid| capsule(&command(cid), &[])).collect();
     soon(host.send(&bytes)).await
@@ -24,7 +25,7 @@ fn who_does_not_read_the_answers_is_not_read_either() {
         let (_admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         assert_eq!(flood(&host, COUNT, |cid| Sqe::new(nvm::FLUSH, cid, NSID)).await, None, "all of it was taken");
-        // The send was given up, but what has been taken is answered.
+        // The send was given up, but commands that were taken are completed.
         let (cid, status) = host.pdu().await.expect("an answer").response();
         assert!(cid == 0 && status.is_success());
     });
@@ -68,7 +69,7 @@ fn data_in_tiny_pieces_takes_no_more_memory_than_the_command() {
     let tag = transfers.begin(5, LEN, 0, ());
     let mut whole = None;
     for offset in 0..LEN {
-        // A byte at a time, and each keeps a receive buffer in memory.
+        // Each one-byte piece keeps a receive buffer in memory.
         let mut staging = BufMut::with_capacity(4096);
         staging.extend_from_slice(&[offset as u8; 4]);
         let header = DataHeader { cid: 5, tag, offset, len: 1 };
@@ -92,10 +93,10 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         host.send(&capsule(&write, &[])).await;
         let asked = host.pdu().await.expect("R2T");
         assert_eq!(asked.kind, kind::R2T);
-        server.target().remove_namespace(NSID);
-        soon(server.let_go(NSID)).await.expect("nothing waits for the host");
+        subsystem(&server).remove_namespace(NSID);
+        soon(server.let_go(&subsystem(&server), NSID)).await.expect("nothing waits for the host");
         let begun = disk.begun.get();
-        // It sends the data after all, and is told.
+        // The host sends the data after all, and gets an error.
         host.send(&h2c_data(3, asked.data_header().tag, 0, &[1; 128 << 10], true)).await;
         let (cid, status) = host.pdu().await.expect("an answer").response();
         assert_eq!((cid, status.code()), (3, Status::INVALID_NAMESPACE.code()));
@@ -155,7 +156,7 @@ fn a_write_of_the_past_is_over_before_the_host_is_back() {
         host.stream.shutdown();
         admin.stream.shutdown();
         drop((host, admin));
-        // However long the device takes, and however often the host comes back.
+        // Independent of the device's delay and the number of attempts.
         for _ in 0..10 {
             let mut again = Host::open().await;
             again.ask_queue(0, 32, forebay_nvmf::wire::fabrics::CNTLID_ANY).await;
@@ -174,10 +175,10 @@ fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
         let (mut admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         let write = blocks(nvm::WRITE, 3, 0, 8).with_sgl(Sgl::InCapsule { offset: 0, len: 4096 });
-        server.target().remove_namespace(NSID);
-        server.let_go(NSID).await;
-        server.target().add_namespace(forebay_nvmf::Namespace { uuid: [8; 16], ..namespace() }).expect("in range");
-        // The host does not know yet, and means the former volume.
+        subsystem(&server).remove_namespace(NSID);
+        server.let_go(&subsystem(&server), NSID).await;
+        subsystem(&server).add_namespace(forebay_nvmf::Namespace { uuid: [8; 16], ..namespace() }).expect("in range");
+        // The host does not know of the change yet, and means the former volume.
         for _ in 0..2 {
             host.send(&capsule(&write, &[1; 4096])).await;
             let status = host.pdu().await.expect("an answer").response().1;

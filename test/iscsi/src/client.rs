@@ -1,33 +1,39 @@
-//! A session on the reactor: one connection, error recovery level 0.
+//! iSCSI session on the reactor: one connection, error recovery level 0.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-use forebay_iscsi::wire::{Lun, Response, TAG_NONE, request, response};
+use forebay_iscsi::session::chap::{Algorithm, Chap};
+use forebay_iscsi::session::text;
+use forebay_iscsi::wire::{
+    CONTINUE, FINAL, LoginResponse, Lun, Response, TAG_NONE, logout_response, request, response,
+};
 use forebay_reactor::{Addr, Buf, BufMut, Stream};
 
 use crate::cdb::Cdb;
 use crate::codec::{self, Digests, Pdu};
 
-/// Who logs in, and how.
+/// Login options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// Its part of the session's name.
+    /// Initiator session id (ISID).
     pub isid: [u8; 6],
-    /// The target; empty for a discovery session.
+    /// Target name; empty for a discovery session.
     pub target: String,
-    /// Digests that are asked for.
+    /// Digests to negotiate.
     pub digests: Digests,
-    /// Bytes of data sent along with a command; nothing more is sent unasked.
+    /// Maximum immediate data in bytes; no other unsolicited data is sent.
     pub immediate: usize,
-    /// Longest data segment that is taken.
+    /// Maximum data segment that is received, in bytes.
     pub segment: usize,
+    /// CHAP credential of the initiator; the target has to authenticate too if there is a second credential.
+    pub chap: Option<Chap>,
 }
 
 impl Options {
-    /// A host of a target.
+    /// Creates options for a session with a target.
     pub fn new(target: &str, initiator: &str) -> Self {
         Self {
             initiator: initiator.into(),
@@ -36,43 +42,44 @@ impl Options {
             digests: Digests::default(),
             immediate: 8192,
             segment: 64 << 10,
+            chap: None,
         }
     }
 }
 
-/// What a command came to.
+/// Outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Done {
-    /// The command.
+    /// Initiator task tag of the command.
     pub itt: u32,
-    /// Its status.
+    /// SCSI status.
     pub status: u8,
-    /// Its sense data, without the length before it.
+    /// Sense data, without the length field before it.
     pub sense: Vec<u8>,
-    /// What it read.
+    /// Data read.
     pub data: Vec<u8>,
-    /// Bytes that the command moves beyond those that were expected, or short of them.
+    /// Residual count in bytes: positive for overflow, negative for underflow.
     pub residual: i64,
 }
 
 impl Done {
-    /// What it read, when it went well.
+    /// Returns the data read by a successful command.
     ///
     /// # Panics
-    /// When it failed.
+    /// When the command failed.
     pub fn ok(self) -> Vec<u8> {
         assert_eq!(self.status, 0, "the command failed: {self:x?}");
         self.data
     }
 
-    /// Sense key, and additional sense code with its qualifier.
+    /// Returns sense key, and additional sense code with its qualifier.
     pub fn sense(&self) -> Option<(u8, u16)> {
         let sense = &self.sense;
         (sense.len() >= 14).then(|| (sense[2] & 0xf, u16::from_be_bytes([sense[12], sense[13]])))
     }
 }
 
-/// A residual count as a number with a sign.
+/// Converts residual flags and count to a signed number.
 fn residual(flags: u8, count: u32) -> i64 {
     use forebay_iscsi::wire::response_flag::{OVERFLOW, UNDERFLOW};
     match (flags & OVERFLOW != 0, flags & UNDERFLOW != 0) {
@@ -83,7 +90,7 @@ fn residual(flags: u8, count: u32) -> i64 {
     }
 }
 
-/// A session.
+/// Initiator session.
 pub struct Client {
     stream: Stream,
     options: Options,
@@ -92,11 +99,13 @@ pub struct Client {
     cmd_sn: u32,
     last_cmd_sn: u32,
     next_itt: u32,
-    /// What is to be sent when it is asked for, by command.
+    /// Data-out to send when the target solicits it, by command.
     outgoing: BTreeMap<u32, ([u8; 8], Vec<u8>)>,
     reading: BTreeMap<u32, Vec<u8>>,
     done: VecDeque<Done>,
-    /// Responses to what is not a command, and what came unasked.
+    /// Target session identifying handle (TSIH).
+    pub tsih: u16,
+    /// Responses other than command completions, and unsolicited PDUs.
     pub others: VecDeque<(Response, Vec<u8>)>,
 }
 
@@ -118,27 +127,76 @@ impl Client {
             outgoing: BTreeMap::new(),
             reading: BTreeMap::new(),
             done: VecDeque::new(),
+            tsih: 0,
             others: VecDeque::new(),
         };
         let digest = |on: bool| if on { "CRC32C" } else { "None" };
         let segment = options.segment.to_string();
+        let mut names = vec![("InitiatorName", options.initiator.as_str())];
+        match options.target.as_str() {
+            "" => names.push(("SessionType", "Discovery")),
+            target => names.push(("TargetName", target)),
+        }
         let mut pairs = vec![
-            ("InitiatorName", options.initiator.as_str()),
             ("HeaderDigest", digest(options.digests.header)),
             ("DataDigest", digest(options.digests.data)),
             ("MaxRecvDataSegmentLength", &segment),
         ];
-        match options.target.as_str() {
-            "" => pairs.push(("SessionType", "Discovery")),
-            target => pairs.extend([("TargetName", target), ("InitialR2T", "Yes"), ("ImmediateData", "Yes")]),
+        if !options.target.is_empty() {
+            pairs.extend([("InitialR2T", "Yes"), ("ImmediateData", "Yes")]);
+        }
+        match &options.chap {
+            Some(chap) => client.authenticate(chap, &names).await?,
+            None => pairs.splice(0..0, names).for_each(drop),
         }
         client.send(&codec::login(options.isid, client.cmd_sn, &pairs)).await?;
-        match client.pdu().await? {
-            Some(Pdu::Login(header, _)) if header.status.get() == 0 => {
-                client.digests = options.digests;
-                client.last_cmd_sn = header.max_cmd_sn.get();
-                Ok(client)
+        let (header, _) = client.login_response().await?;
+        client.digests = options.digests;
+        client.last_cmd_sn = header.max_cmd_sn.get();
+        client.tsih = header.tsih.get();
+        Ok(client)
+    }
+
+    /// Authenticates with CHAP, and verifies the target's response if there is a credential for it.
+    async fn authenticate(&mut self, chap: &Chap, names: &[(&str, &str)]) -> io::Result<()> {
+        /// Challenge for the target; its length differs from the one that the target uses.
+        const CHALLENGE: [u8; 20] = *b"what is your secret?";
+        let isid = self.options.isid;
+        let first = [names, &[("AuthMethod", "CHAP")]].concat();
+        self.send(&codec::login_stage(isid, self.cmd_sn, 0, &first)).await?;
+        self.login_response().await?;
+        self.send(&codec::login_stage(isid, self.cmd_sn, 0, &[("CHAP_A", "7")])).await?;
+        let (_, challenge) = self.login_response().await?;
+        let wrong = |what: &str| io::Error::other(format!("{what} is missing or wrong"));
+        let value = |answer: &[u8], key: &str| {
+            let pairs = text::parse(answer).ok()?;
+            pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.to_owned())
+        };
+        let id = value(&challenge, "CHAP_I").and_then(|id| id.parse().ok()).ok_or_else(|| wrong("CHAP_I"))?;
+        let bytes = value(&challenge, "CHAP_C").and_then(|bytes| text::binary(&bytes, 1024));
+        let bytes = bytes.ok_or_else(|| wrong("CHAP_C"))?;
+        let response = text::to_hex(&Algorithm::Sha256.response(id, &chap.initiator.secret, &bytes));
+        let ours = text::to_hex(&CHALLENGE);
+        let mut pairs = vec![("CHAP_N", chap.initiator.name.as_str()), ("CHAP_R", &response)];
+        if chap.target.is_some() {
+            pairs.extend([("CHAP_I", "9"), ("CHAP_C", &ours)]);
+        }
+        // Transits from the security stage to the operational stage.
+        self.send(&codec::login_stage(isid, self.cmd_sn, FINAL | 1, &pairs)).await?;
+        let (_, proof) = self.login_response().await?;
+        if let Some(target) = &chap.target {
+            let right = text::to_hex(&Algorithm::Sha256.response(9, &target.secret, &CHALLENGE));
+            if value(&proof, "CHAP_N").as_deref() != Some(&target.name) || value(&proof, "CHAP_R") != Some(right) {
+                return Err(wrong("the target's proof"));
             }
+        }
+        Ok(())
+    }
+
+    /// Waits for a Login Response; fails if it is a refusal.
+    async fn login_response(&mut self) -> io::Result<(LoginResponse, Vec<u8>)> {
+        match self.pdu().await? {
+            Some(Pdu::Login(header, text)) if header.status.get() == 0 => Ok((header, text)),
             Some(Pdu::Login(header, _)) => {
                 Err(io::Error::other(format!("the login is refused: {:#06x}", header.status.get())))
             }
@@ -146,13 +204,13 @@ impl Client {
         }
     }
 
-    /// Does one command: `data` goes to the target, `read` bytes come back.
+    /// Runs one command: sends `data` to the target, and reads up to `read` bytes.
     pub async fn run(&mut self, lun: u16, cdb: Cdb, data: &[u8], read: usize) -> io::Result<Done> {
         let itt = self.start(lun, cdb, data, read).await?;
         self.finish(itt).await
     }
 
-    /// The same, again and again while a unit attention is in the way.
+    /// Runs one command as [`run`](Self::run) does, and retries while unit attentions are reported.
     pub async fn settle(&mut self, lun: u16, cdb: Cdb, data: &[u8], read: usize) -> io::Result<Done> {
         loop {
             let done = self.run(lun, cdb, data, read).await?;
@@ -162,7 +220,7 @@ impl Client {
         }
     }
 
-    /// Begins a command; returns its number.
+    /// Sends a command; returns its initiator task tag.
     pub async fn start(&mut self, lun: u16, cdb: Cdb, data: &[u8], read: usize) -> io::Result<u32> {
         while self.cmd_sn.wrapping_sub(self.last_cmd_sn) as i32 > 0 {
             self.step().await?;
@@ -181,7 +239,7 @@ impl Client {
         Ok(itt)
     }
 
-    /// Waits until a command is done.
+    /// Waits until the given command completes.
     pub async fn finish(&mut self, itt: u32) -> io::Result<Done> {
         loop {
             if let Some(at) = self.done.iter().position(|done| done.itt == itt) {
@@ -191,7 +249,7 @@ impl Client {
         }
     }
 
-    /// Waits until any command is done.
+    /// Waits until any command completes.
     pub async fn any(&mut self) -> io::Result<Done> {
         loop {
             if let Some(done) = self.done.pop_front() {
@@ -201,12 +259,12 @@ impl Client {
         }
     }
 
-    /// Something has come that nobody has taken.
+    /// Returns true if a completion or response has not been taken yet.
     pub fn has_answers(&self) -> bool {
         !self.done.is_empty() || !self.others.is_empty()
     }
 
-    /// Sends a function of task management; returns its number.
+    /// Sends a task management function; returns its initiator task tag.
     pub async fn start_task(&mut self, function: u8, lun: u16, referenced: u32) -> io::Result<u32> {
         let itt = self.tag();
         let header = codec::task(function, Lun::Unit(lun).to_bytes(), itt, referenced, self.cmd_sn);
@@ -214,20 +272,57 @@ impl Client {
         Ok(itt)
     }
 
-    /// Does a function of task management, and returns the response.
+    /// Runs a task management function, and returns the response.
     pub async fn task(&mut self, function: u8, lun: u16, referenced: u32) -> io::Result<u8> {
         self.start_task(function, lun, referenced).await?;
         Ok(self.response(response::TASK_MANAGEMENT).await?.0.code)
     }
 
-    /// Asks with a text, and returns the answer.
+    /// Sends a text request, and returns the response.
     pub async fn text(&mut self, pairs: &[(&str, &str)]) -> io::Result<Vec<u8>> {
         let header = codec::other(request::TEXT, 0, self.tag(), self.cmd_sn);
         self.send(&codec::pdu(&header, &codec::text(pairs), self.digests)).await?;
         Ok(self.response(response::TEXT).await?.1)
     }
 
-    /// Asks whether the target is there.
+    /// Sends a text request, and returns the complete response, over as many PDUs as needed.
+    pub async fn long_text(&mut self, pairs: &[(&str, &str)]) -> io::Result<Vec<u8>> {
+        let mut header = codec::other(request::TEXT, 0, self.tag(), self.cmd_sn);
+        self.send(&codec::pdu(&header, &codec::text(pairs), self.digests)).await?;
+        let mut all = Vec::new();
+        loop {
+            let (answer, part) = self.response(response::TEXT).await?;
+            all.extend(part);
+            if answer.flags & CONTINUE == 0 {
+                return Ok(all);
+            }
+            header.ttt = answer.ttt;
+            self.send(&codec::pdu(&header, &[], self.digests)).await?;
+        }
+    }
+
+    /// Returns the names and addresses that a SendTargets discovery finds.
+    pub async fn discover(&mut self, which: &str) -> io::Result<Vec<(String, Vec<String>)>> {
+        let answer = self.long_text(&[("SendTargets", which)]).await?;
+        let mut targets: Vec<(String, Vec<String>)> = Vec::new();
+        for pair in String::from_utf8_lossy(&answer).split_terminator('\0') {
+            match (pair.split_once('='), targets.last_mut()) {
+                (Some(("TargetName", name)), _) => targets.push((name.to_owned(), Vec::new())),
+                (Some(("TargetAddress", addr)), Some((_, addrs))) => addrs.push(addr.to_owned()),
+                _ => return Err(io::Error::other(format!("{pair} in an answer to SendTargets"))),
+            }
+        }
+        Ok(targets)
+    }
+
+    /// Waits for an Asynchronous Message, and returns its event code and parameters.
+    pub async fn event(&mut self) -> io::Result<(u8, [u16; 3])> {
+        let (header, _) = self.response(response::ASYNC).await?;
+        let rest = header.rest.map(|word| word.get());
+        Ok(((rest[0] >> 8) as u8, [rest[1], rest[2], rest[3]]))
+    }
+
+    /// Sends a NOP-Out and waits for the response.
     pub async fn ping(&mut self) -> io::Result<()> {
         let header = codec::other(request::NOP_OUT, 0, self.tag(), self.cmd_sn);
         self.send(&codec::pdu(&header, b"ping", self.digests)).await?;
@@ -236,16 +331,25 @@ impl Client {
 
     /// Logs out.
     pub async fn logout(mut self) -> io::Result<()> {
-        let header = codec::other(request::LOGOUT, 0, self.tag(), self.cmd_sn);
-        self.send(&codec::pdu(&header, &[], self.digests)).await?;
-        let (header, _) = self.response(response::LOGOUT).await?;
-        match header.code {
-            0 => Ok(()),
+        self.start_logout().await?;
+        match self.finish_logout().await? {
+            logout_response::CLOSED => Ok(()),
             code => Err(io::Error::other(format!("the logout is refused: {code}"))),
         }
     }
 
-    /// The next PDU with an opcode; what comes before it is kept.
+    /// Sends a logout request, without waiting for the response.
+    pub async fn start_logout(&mut self) -> io::Result<()> {
+        let header = codec::other(request::LOGOUT, 0, self.tag(), self.cmd_sn);
+        self.send(&codec::pdu(&header, &[], self.digests)).await
+    }
+
+    /// Waits for the response to a logout request; returns its code.
+    pub async fn finish_logout(&mut self) -> io::Result<u8> {
+        Ok(self.response(response::LOGOUT).await?.0.code)
+    }
+
+    /// Waits for the next PDU with an opcode; earlier ones are kept.
     pub async fn response(&mut self, opcode: u8) -> io::Result<(Response, Vec<u8>)> {
         loop {
             if let Some(at) = self.others.iter().position(|(header, _)| header.opcode == opcode) {
@@ -255,7 +359,7 @@ impl Client {
         }
     }
 
-    /// Takes the next PDU.
+    /// Receives and handles the next PDU.
     pub async fn step(&mut self) -> io::Result<()> {
         let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the target has closed the connection");
         match self.pdu().await?.ok_or_else(ended)? {
@@ -306,7 +410,7 @@ impl Client {
         Ok(())
     }
 
-    /// The next PDU; `None` at the end of the stream.
+    /// Receives the next PDU; `None` at the end of the stream.
     pub async fn pdu(&mut self) -> io::Result<Option<Pdu>> {
         loop {
             if let Some((pdu, len)) = codec::decode(&self.input, self.digests) {
@@ -321,22 +425,22 @@ impl Client {
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub async fn send(&self, bytes: &[u8]) -> io::Result<()> {
         self.stream.send(Buf::copy_of(bytes)).await
     }
 
-    /// The connection, for who sends while somebody else receives.
+    /// Returns the connection, for sending while another task receives.
     pub fn stream(&self) -> Stream {
         self.stream.clone()
     }
 
-    /// The number of the next command.
+    /// Returns the CmdSN of the next command.
     pub fn cmd_sn(&self) -> u32 {
         self.cmd_sn
     }
 
-    /// Ends the connection without a word.
+    /// Closes the connection without logout.
     pub fn close(self) {
         self.stream.shutdown();
     }

@@ -1,4 +1,4 @@
-//! PDUs as an initiator makes and reads them.
+//! PDU encoding and decoding on the initiator's side.
 
 use forebay_accel::crc32c::crc32c;
 use forebay_iscsi::wire::{
@@ -9,16 +9,16 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::cdb::Cdb;
 
-/// Which digests PDUs carry.
+/// Digest settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
-    /// Of headers.
+    /// Header digest.
     pub header: bool,
-    /// Of data.
+    /// Data digest.
     pub data: bool,
 }
 
-/// Something that the target sent.
+/// PDU sent by the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pdu {
     /// SCSI Response, with its data segment.
@@ -29,11 +29,11 @@ pub enum Pdu {
     Ready(R2t),
     /// Login Response, with its text.
     Login(LoginResponse, Vec<u8>),
-    /// Any other, with its data segment.
+    /// Any other PDU, with its data segment.
     Other(Response, Vec<u8>),
 }
 
-/// A PDU as bytes; the header's length of data is set.
+/// Encodes a PDU; sets the data length in its header.
 pub fn pdu<H: IntoBytes + Immutable>(header: &H, data: &[u8], digests: Digests) -> Vec<u8> {
     const { assert!(size_of::<H>() == BHS_LEN) };
     let mut out = header.as_bytes().to_vec();
@@ -52,7 +52,7 @@ pub fn pdu<H: IntoBytes + Immutable>(header: &H, data: &[u8], digests: Digests) 
     out
 }
 
-/// The first PDU of `bytes` and its length; `None` where more is needed.
+/// Decodes the first PDU of `bytes`, and returns its length; `None` when more is needed.
 ///
 /// # Panics
 /// When a digest is wrong.
@@ -83,23 +83,28 @@ pub fn decode(bytes: &[u8], digests: Digests) -> Option<(Pdu, usize)> {
     Some((pdu, end))
 }
 
-/// Text as keys and values.
+/// Encodes key-value pairs as text.
 pub fn text(pairs: &[(&str, &str)]) -> Vec<u8> {
     pairs.iter().flat_map(|(key, value)| format!("{key}={value}\0").into_bytes()).collect()
 }
 
-/// A Login Request that goes straight to the full feature phase.
+/// Builds a Login Request that transits straight to the full feature phase.
 pub fn login(isid: [u8; 6], cmd_sn: u32, pairs: &[(&str, &str)]) -> Vec<u8> {
+    // Transits from the operational stage to the full feature phase.
+    login_stage(isid, cmd_sn, FINAL | 1 << 2 | 3, pairs)
+}
+
+/// Builds a Login Request with the given stage flags.
+pub fn login_stage(isid: [u8; 6], cmd_sn: u32, flags: u8, pairs: &[(&str, &str)]) -> Vec<u8> {
     let mut header = LoginRequest::new_zeroed();
     header.opcode = request::LOGIN | IMMEDIATE;
-    // From the operational stage to the full feature phase.
-    header.flags = FINAL | 1 << 2 | 3;
+    header.flags = flags;
     header.isid = isid;
     header.cmd_sn = cmd_sn.into();
     pdu(&header, &text(pairs), Digests::default())
 }
 
-/// A SCSI Command with its immediate data.  `expected` bytes are to be moved.
+/// Builds a SCSI Command.  `expected` is the expected data transfer length in bytes.
 pub fn command(lun: [u8; 8], itt: u32, cmd_sn: u32, cdb: Cdb, expected: usize, writes: bool) -> ScsiCommand {
     let mut header = ScsiCommand::new_zeroed();
     header.opcode = request::SCSI_COMMAND;
@@ -115,7 +120,7 @@ pub fn command(lun: [u8; 8], itt: u32, cmd_sn: u32, cdb: Cdb, expected: usize, w
     header
 }
 
-/// A Data-Out.
+/// Builds a Data-Out.
 pub fn data_out(lun: [u8; 8], itt: u32, ttt: u32, number: u32, offset: u32, last: bool) -> DataOut {
     let mut header = DataOut::new_zeroed();
     header.opcode = request::DATA_OUT;
@@ -128,7 +133,7 @@ pub fn data_out(lun: [u8; 8], itt: u32, ttt: u32, number: u32, offset: u32, last
     header
 }
 
-/// A Task Management Function Request, delivered at once.
+/// Builds a Task Management Function Request for immediate delivery.
 pub fn task(function: u8, lun: [u8; 8], itt: u32, referenced: u32, cmd_sn: u32) -> TaskRequest {
     let mut header = TaskRequest::new_zeroed();
     header.opcode = request::TASK_MANAGEMENT | IMMEDIATE;
@@ -140,7 +145,7 @@ pub fn task(function: u8, lun: [u8; 8], itt: u32, referenced: u32, cmd_sn: u32) 
     header
 }
 
-/// A Text, Logout or NOP-Out request, delivered at once.
+/// Builds a Text, Logout or NOP-Out request for immediate delivery.
 pub fn other(opcode: u8, flags: u8, itt: u32, cmd_sn: u32) -> Request {
     let mut header = Request::new_zeroed();
     header.opcode = opcode | IMMEDIATE;

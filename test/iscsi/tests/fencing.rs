@@ -1,19 +1,20 @@
-//! What is over is over: when a reset, an abort, a preemption or a new login is answered, no write of before lands.
+//! Fencing: once a reset, abort, preemption or new login has completed, no earlier write reaches the medium.
 
 mod common;
 
 use std::time::Duration;
 
 use common::{HOST, Model, OTHER, addr, host, simulate, until};
-use forebay_iscsi::wire::{task_function, task_response};
+use forebay_iscsi::wire::{logout_response, task_function, task_response};
 use forebay_iscsi_host::{cdb, client::Client};
 use forebay_reactor::{now, sleep, timeout};
 
-/// Longer than a session has for its commands once it is to end.
+/// Longer than the drain timeout of a session.
 const LONG: Duration = Duration::from_secs(60);
 const BUSY: u8 = 8;
+const RESERVATION_CONFLICT: u8 = 0x18;
 
-/// Something is answered within some time; pings are, meanwhile.
+/// Returns true if the client receives something within the given time.
 async fn is_answered(client: &mut Client, within: Duration) -> bool {
     let answered = timeout(within, async {
         while !client.has_answers() {
@@ -40,14 +41,14 @@ fn a_reset_waits_for_writes_of_a_session_that_is_gone() {
         }
         until(|| model.in_flight.get() == 3).await;
         gone.close();
-        until(|| place.site.session_count() == 0).await;
+        until(|| place.targets.session_count() == 0).await;
         let mut other = login(OTHER, 1).await;
         other.start_task(task_function::LOGICAL_UNIT_RESET, 0, 0).await.expect("sent");
         assert!(!is_answered(&mut other, LONG).await, "seed {seed}: the reset is answered before the writes are over");
         model.release();
         let (answer, _) = other.response(forebay_iscsi::wire::response::TASK_MANAGEMENT).await.expect("an answer");
         assert_eq!((answer.code, model.in_flight.get()), (task_response::COMPLETE, 0), "seed {seed}");
-        // Nothing lands behind the new host's back.
+        // No earlier write lands after the new host's write.
         other.settle(0, cdb::write(0, 3), &[9; 3 * 512], 0).await.expect("answers").ok();
         sleep(LONG).await;
         assert_eq!([0, 1, 2].map(|lba| model.at(lba)), [9; 3], "seed {seed}");
@@ -66,12 +67,12 @@ fn a_host_that_comes_back_waits_for_its_own_writes_of_before() {
         gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
         until(|| slow.in_flight.get() == 1).await;
         let from = now();
-        // The same initiator port: the session before is replaced, and has ten seconds.
+        // Same initiator port: the earlier session is replaced, and has ten seconds to drain.
         let mut back = login(HOST, 1).await;
         assert!(now().since(from) >= Duration::from_secs(9), "seed {seed}: it waits for what is under way first");
         let busy = back.run(0, cdb::write(5, 1), &[9; 512], 0).await.expect("answers");
         assert_eq!(busy.status, BUSY, "seed {seed}: {busy:?}");
-        // The other unit has nothing to do with it, and neither has the list of units.
+        // Neither the other unit nor the LUN inventory is affected.
         back.settle(1, cdb::write(0, 1), &[3; 512], 0).await.expect("answers").ok();
         assert_eq!(back.settle(0, cdb::report_luns(), &[], 1024).await.expect("answers").ok().len(), 8 + 2 * 8);
         slow.release();
@@ -84,6 +85,49 @@ fn a_host_that_comes_back_waits_for_its_own_writes_of_before() {
             }
         }
         assert_eq!(slow.at(5), 9, "seed {seed}");
+    });
+}
+
+#[test]
+fn a_logout_waits_for_writes_and_releases_the_reservation_first() {
+    simulate(6, |seed, place| async move {
+        let model = Model::new(1 << 20, false);
+        place.add(0, &model);
+        let mut leaving = login(HOST, 1).await;
+        let mut other = login(OTHER, 1).await;
+        leaving.settle(0, cdb::reserve6(), &[], 0).await.expect("answers").ok();
+        let refused = other.settle(0, cdb::reserve6(), &[], 0).await.expect("answers");
+        assert_eq!(refused.status, RESERVATION_CONFLICT, "seed {seed}: {refused:?}");
+        model.hold();
+        leaving.start(0, cdb::write(2, 1), &[7; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        leaving.start_logout().await.expect("sent");
+        assert!(
+            !is_answered(&mut leaving, Duration::from_secs(5)).await,
+            "seed {seed}: answered, and the write may land"
+        );
+        model.release();
+        assert_eq!(leaving.finish_logout().await.expect("answers"), logout_response::CLOSED, "seed {seed}");
+        assert_eq!(model.in_flight.get(), 0, "seed {seed}");
+        other.run(0, cdb::reserve6(), &[], 0).await.expect("answers").ok();
+    });
+}
+
+#[test]
+fn a_logout_says_that_writes_are_left_in_the_device() {
+    simulate(6, |seed, place| async move {
+        let model = Model::new(1 << 20, false);
+        place.add(0, &model);
+        let mut leaving = login(HOST, 1).await;
+        leaving.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        model.hold();
+        leaving.start(0, cdb::write(2, 1), &[7; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        leaving.start_logout().await.expect("sent");
+        assert_eq!(leaving.finish_logout().await.expect("answers"), logout_response::CLEANUP_FAILED, "seed {seed}");
+        until(|| place.targets.session_count() == 0).await;
+        model.release();
+        until(|| model.at(2) == 7).await;
     });
 }
 
@@ -102,7 +146,7 @@ fn an_abort_waits_for_the_write_that_it_aborts() {
         model.release();
         let (answer, _) = client.response(forebay_iscsi::wire::response::TASK_MANAGEMENT).await.expect("an answer");
         assert_eq!(answer.code, task_response::COMPLETE, "seed {seed}");
-        // There is no such task any more, and its answer does not come.
+        // The task no longer exists, and its response is not sent.
         assert_eq!(client.task(task_function::ABORT_TASK, 0, write).await.expect("answers"), task_response::NO_TASK);
         client.run(0, cdb::write(1, 1), &[9; 512], 0).await.expect("answers").ok();
         assert_eq!(model.at(1), 9);
@@ -126,7 +170,7 @@ fn sessions_that_left_writes_behind_count_as_sessions() {
                 gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
                 until(|| model.in_flight.get() == usize::from(session)).await;
                 gone.close();
-                until(|| place.site.session_count() == 0).await;
+                until(|| place.targets.session_count() == 0).await;
             }
             let refused = Client::login(&addr(), &host(HOST, 3)).await.err().expect("refused").to_string();
             assert!(refused.contains("0x0302"), "seed {seed}: {refused}");
@@ -153,7 +197,7 @@ fn a_preemption_waits_for_writes_of_a_session_that_is_gone() {
         gone.start(0, cdb::write(5, 1), &[7; 512], 0).await.expect("sent");
         until(|| model.in_flight.get() == 1).await;
         gone.close();
-        until(|| place.site.session_count() == 1).await;
+        until(|| place.targets.session_count() == 1).await;
         let preempt = cdb::reserve_list(2, 1, false);
         let itt = other.start(0, cdb::reserve_out(5, 5), &preempt, 0).await.expect("sent");
         assert!(!is_answered(&mut other, LONG).await, "seed {seed}: preempted, and a write may land");

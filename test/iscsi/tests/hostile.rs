@@ -1,4 +1,4 @@
-//! Hosts that want more than their share.
+//! Hosts that exceed their share of resources.
 
 mod common;
 
@@ -11,7 +11,7 @@ use forebay_iscsi_host::client::Client;
 use forebay_iscsi_host::{cdb, codec};
 use forebay_reactor::{Buf, now, sleep, spawn, timeout};
 
-/// Sees what [`HOST`] sees.
+/// Host that shares the units that [`HOST`] sees.
 const SHARING: &str = "iqn.2026-11.io.forebay:sharing";
 
 async fn login(session: u8) -> Client {
@@ -20,7 +20,7 @@ async fn login(session: u8) -> Client {
     client
 }
 
-/// A write of so many blocks, without any of its data.
+/// Builds a write of the given number of blocks, without its data.
 fn write(itt: u32, cmd_sn: u32, blocks: u32) -> forebay_iscsi::wire::ScsiCommand {
     codec::command(Lun::Unit(0).to_bytes(), itt, cmd_sn, cdb::write(0, blocks), blocks as usize * 512, true)
 }
@@ -65,7 +65,7 @@ fn what_is_aborted_while_it_waits_for_memory_leaves_nothing_behind() {
         let model = Model::new(64 << 20, false);
         place.add(0, &model);
         let mut client = login(1).await;
-        // Each wants half of what a session may hold, so the third waits.
+        // Each command needs half of a session's memory limit, so the third waits.
         let all: Vec<u32> = {
             let mut all = Vec::new();
             for _ in 0..3 {
@@ -80,7 +80,7 @@ fn what_is_aborted_while_it_waits_for_memory_leaves_nothing_behind() {
         client.run(0, cdb::write(0, 1), &[9; 512], 0).await.expect("answers").ok();
         assert_eq!((model.at(0), model.at(1)), (9, 7));
         client.logout().await.expect("logs out");
-        common::until(|| place.site.memory() == 0).await;
+        common::until(|| place.targets.memory() == 0).await;
     });
 }
 
@@ -90,7 +90,7 @@ fn commands_that_come_too_early_with_too_much_end_the_connection() {
         place.add(0, &Model::new(1 << 20, false));
         let mut client = login(1).await;
         for number in 0..40 {
-            // The one before all of them never comes.
+            // The command that precedes all of them never arrives.
             let header = write(1000 + number, 100 + number, 112);
             if client.send(&codec::pdu(&header, &[7; 112 * 512], Default::default())).await.is_err() {
                 break;
@@ -98,7 +98,7 @@ fn commands_that_come_too_early_with_too_much_end_the_connection() {
         }
         let ended = timeout(Duration::from_secs(5), async { while let Ok(Some(_)) = client.pdu().await {} });
         assert!(ended.await.is_ok(), "seed {seed}: the target keeps them all");
-        common::until(|| place.site.memory() == 0).await;
+        common::until(|| place.targets.memory() == 0).await;
     });
 }
 
@@ -112,7 +112,7 @@ fn data_that_never_comes_is_not_waited_for() {
         let from = now();
         let ended = timeout(Duration::from_secs(120), async {
             loop {
-                // It is there, it only does not do what it was asked for.
+                // The host is alive, but never sends the solicited data.
                 let ping = codec::other(request::NOP_OUT, 0, 2000, client.cmd_sn());
                 if client.send(&codec::pdu(&ping, b"here", Default::default())).await.is_err() {
                     return;
@@ -126,7 +126,7 @@ fn data_that_never_comes_is_not_waited_for() {
         });
         assert!(ended.await.is_ok(), "seed {seed}: it waits for the data after {:?}", now().since(from));
         assert!(now().since(from) >= Duration::from_secs(30), "seed {seed}: a slow host has time");
-        common::until(|| place.site.memory() == 0).await;
+        common::until(|| place.targets.memory() == 0).await;
     });
 }
 
@@ -141,14 +141,14 @@ fn who_does_not_read_answers_is_not_listened_to() {
         {
             sent += ping.len();
         }
-        // Two windows of the network, and what the target keeps.
+        // Two network windows, and the data that the target buffers.
         assert!(sent < 2 << 20, "seed {seed}: it has taken {sent} bytes");
-        // Others are served.
+        // Other hosts are still served.
         let mut other = Client::login(&addr(), &host(OTHER, 1)).await.expect("logs in");
         other.settle(0, cdb::write(0, 1), &[9; 512], 0).await.expect("answers").ok();
-        // Who neither reads nor says anything is gone after a while.
+        // A host that neither reads nor sends is disconnected after a while.
         let from = now();
-        while place.site.session_count() > 1 {
+        while place.targets.session_count() > 1 {
             assert!(now().since(from) < Duration::from_secs(150), "seed {seed}: it is still there");
             other.ping().await.expect("answers");
             sleep(Duration::from_secs(1)).await;
@@ -169,7 +169,7 @@ fn a_target_reset_is_about_those_who_share_units() {
         client.start_task(TARGET_COLD_RESET, 0, 0).await.expect("sent");
         while client.step().await.is_ok() {}
         while sharing.step().await.is_ok() {}
-        assert_eq!(place.site.sessions().len(), 1, "seed {seed}");
+        assert_eq!(place.targets.sessions().len(), 1, "seed {seed}");
         let done = stranger.run(1, cdb::test_unit_ready(), &[], 0).await.expect("the session goes on");
         assert_eq!(done.sense(), None, "seed {seed}: its unit was not reset either");
     });

@@ -1,4 +1,4 @@
-//! Commands whose lengths contradict each other, and texts that do not fit their session.
+//! Inconsistent command lengths, and text requests that do not fit their session type.
 
 mod common;
 
@@ -10,7 +10,7 @@ const ILLEGAL_REQUEST: u8 = 5;
 const MISCOMPARE: u8 = 0xe;
 const INFORMATION_UNIT: u16 = 0x0e03;
 
-/// A session that sends so much along with a command, and has been told of its beginning.
+/// Logs in with the given limit of immediate data, and clears the initial unit attention.
 async fn login(immediate: usize) -> Client {
     let options = forebay_iscsi_host::client::Options { immediate, ..host(HOST, 1) };
     let mut client = Client::login(&addr(), &options).await.expect("logs in");
@@ -18,28 +18,28 @@ async fn login(immediate: usize) -> Client {
     client
 }
 
-/// A command of ten bytes on one block or more.
+/// Builds a 10-byte CDB for `blocks` blocks.
 fn ten(opcode: u8, flags: u8, blocks: u8) -> Cdb {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1], cdb[8]) = (opcode, flags, blocks);
     cdb
 }
 
-/// A command of twelve bytes.
+/// Builds a 12-byte CDB.
 fn twelve(opcode: u8, flags: u8, blocks: u8) -> Cdb {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1], cdb[9]) = (opcode, flags, blocks);
     cdb
 }
 
-/// A command of sixteen bytes.
+/// Builds a 16-byte CDB.
 fn sixteen(opcode: u8, flags: u8, blocks: u8) -> Cdb {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1], cdb[13]) = (opcode, flags, blocks);
     cdb
 }
 
-/// Every form of a write of so many blocks, from block 0 on.
+/// Returns every form of a write of `blocks` blocks, from block 0 on.
 fn writes(blocks: u8) -> Vec<Cdb> {
     let mut six = [0; 16];
     (six[0], six[4]) = (0x0a, blocks);
@@ -67,7 +67,7 @@ fn a_write_with_a_part_of_a_block_writes_nothing() {
         place.add(0, &model);
         model.bytes.borrow_mut().fill(b'a');
         let before = model.bytes.borrow().clone();
-        // All along with the command, and all asked for.
+        // All data immediate, then all data solicited.
         for immediate in [8192, 0] {
             let mut client = login(immediate).await;
             for (blocks, expected) in [(1, 1), (1, 200), (1, 511), (2, 1000), (100, 20_000)] {
@@ -79,7 +79,7 @@ fn a_write_with_a_part_of_a_block_writes_nothing() {
                     assert!(*model.bytes.borrow() == before, "{what}: something is written");
                 }
             }
-            // Data is expected, and the command does not say that it writes: none comes.
+            // Data is expected, but the write flag is not set, so none is sent.
             for cdb in writes(1) {
                 for expected in [200, 512, 1024] {
                     let done = client.run(0, cdb, &[], expected).await.expect("answers");
@@ -89,7 +89,7 @@ fn a_write_with_a_part_of_a_block_writes_nothing() {
             }
             client.close();
         }
-        until(|| place.site.memory() == 0).await;
+        until(|| place.targets.memory() == 0).await;
     });
 }
 
@@ -121,7 +121,7 @@ fn a_write_with_fewer_blocks_writes_these_and_says_what_is_missing() {
             }
             client.close();
         }
-        until(|| place.site.memory() == 0).await;
+        until(|| place.targets.memory() == 0).await;
     });
 }
 
@@ -156,7 +156,7 @@ fn compare_and_write_takes_twice_its_blocks_or_does_nothing() {
         for immediate in [8192, 0] {
             let mut client = login(immediate).await;
             for content in [b'a', b'b'] {
-                // What is there is what is compared with, or not; that must make no difference.
+                // The outcome must not depend on whether the stored data matches the data to compare.
                 model.bytes.borrow_mut().fill(content);
                 let before = model.bytes.borrow().clone();
                 for (blocks, expected) in
@@ -171,7 +171,7 @@ fn compare_and_write_takes_twice_its_blocks_or_does_nothing() {
                     assert!(*model.bytes.borrow() == before, "{what}");
                 }
             }
-            // With all of its data it compares, and writes.
+            // With complete data, the command compares and writes.
             let mut data = vec![b'x'; 2048];
             data[1024..].fill(b'y');
             let done = client.run(0, cdb::compare_and_write(0, 2), &data, 0).await.expect("answers");
@@ -214,7 +214,7 @@ fn lists_and_patterns_come_whole_or_nothing_is_done() {
             assert_eq!(keys[4..8], [0; 4], "seed {seed}: nobody is registered");
             client.close();
         }
-        // Whole they are done.
+        // With complete data they succeed.
         let mut client = login(8192).await;
         for (cdb, data) in whole {
             client.run(0, cdb, data, 0).await.expect("answers").ok();
@@ -250,7 +250,7 @@ fn only_discovery_is_told_of_all_targets() {
         let mut client = login(8192).await;
         let answer = told(client.text(&all).await.expect("answers"));
         assert_eq!(answer, "SendTargets=Reject\0", "seed {seed}");
-        // A session may ask for its own target, by name or without one, and learns of no other.
+        // A session may request its own target, by name or without one, and learns of no other.
         let own = format!("TargetName={TARGET}\0");
         for which in ["", TARGET] {
             let answer = told(client.text(&[("SendTargets", which)]).await.expect("answers"));
@@ -281,11 +281,11 @@ fn numbers_past_the_last_are_refused() {
             initiators: Vec::new(),
         };
         for lun in [16_384, 65_536, u32::MAX] {
-            let error = place.site.add(lun, spec()).expect_err("out of range");
-            assert_eq!(error, LunOutOfRange(lun));
+            let error = place.target.add(lun, spec()).expect_err("out of range");
+            assert_eq!(error, LunOutOfRange(lun).into());
             assert!(error.to_string().contains("16383"), "{error}");
         }
-        // The last is reached: by flat addressing, as is every one past 255.
+        // The largest LUN is reachable: by flat addressing, like every LUN above 255.
         for lun in [0, 255, 256, Lun::MAX] {
             place.add(lun, &Model::new(1 << 20, false));
         }

@@ -1,4 +1,4 @@
-//! Hosts that do what hosts do, over a network that is not always there.
+//! Hosts with ordinary workloads, over an unreliable network.
 
 mod common;
 
@@ -13,7 +13,7 @@ use forebay_iscsi_host::codec::Digests;
 use forebay_reactor::{random, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
 
-/// Blocks of each host, and all of them.
+/// Number of blocks per host, and in total.
 const BLOCKS: u64 = 64;
 const HOSTS: u8 = 3;
 
@@ -21,7 +21,7 @@ fn below(end: u64) -> u64 {
     random() % end
 }
 
-/// What a block may hold: what was written last, or what was being written when the way was cut.
+/// Possible contents of a block: the last write, or writes interrupted by a disconnect.
 #[derive(Clone, Default)]
 struct Block(Vec<u8>);
 
@@ -33,7 +33,7 @@ impl Block {
     }
 }
 
-/// A host that writes and reads blocks of its own, and logs in again when it has to.
+/// Runs a host that writes and reads its own blocks, and logs in again when necessary.
 async fn work(number: u8, seed: u64, turns: u32) {
     let mut options = host(HOST, number);
     options.digests = Digests { header: seed.is_multiple_of(2), data: seed.is_multiple_of(3) };
@@ -45,7 +45,7 @@ async fn work(number: u8, seed: u64, turns: u32) {
             sleep(Duration::from_millis(100)).await;
             continue;
         };
-        // An error is the network's; the session is begun again.
+        // Network errors end the session; it is begun again.
         while turn < turns && step(&mut client, number, &mut blocks).await.is_ok() {
             turn += 1;
         }
@@ -90,7 +90,7 @@ async fn step(client: &mut Client, number: u8, blocks: &mut [Block]) -> std::io:
     Ok(())
 }
 
-/// The host's writes of before the cut are not done yet.
+/// BUSY status, while the host's writes from before the disconnect are in flight.
 const BUSY: u8 = 8;
 
 fn written(status: u8, blocks: &mut [Block], fill: u8) {
@@ -113,7 +113,7 @@ fn world(seed: u64, faults: Faults, turns: u32) {
             host.await;
         }
         place.server.stop().await;
-        common::until(|| place.site.memory() == 0 && model.in_flight.get() == 0).await;
+        common::until(|| place.targets.memory() == 0 && model.in_flight.get() == 0).await;
     });
     run.unwrap_or_else(|stop| panic!("seed {seed}: {stop}\n{}", world.trace(60)));
 }

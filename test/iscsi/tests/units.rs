@@ -1,4 +1,4 @@
-//! What happens between units, and what hosts are told of units.
+//! Interaction between units, and unit attentions.
 
 mod common;
 
@@ -16,19 +16,19 @@ const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
 const REGISTRANTS_ONLY: u8 = 5;
 
-/// A session that has been told of its beginning.
+/// Logs in, and clears the initial unit attention.
 async fn login(name: &str, session: u8) -> Client {
     let mut client = Client::login(&addr(), &host(name, session)).await.expect("logs in");
     client.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
     client
 }
 
-/// The sense of a command that does nothing.
+/// Returns the sense data of TEST UNIT READY.
 async fn told(client: &mut Client) -> Option<(u8, u16)> {
     client.run(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").sense()
 }
 
-/// The name by which copies know a unit.
+/// Returns the designator by which copies name a unit.
 async fn designator(client: &mut Client, lun: u16) -> Vec<u8> {
     let page = client.settle(lun, cdb::inquiry(Some(0x83)), &[], 255).await.expect("answers").ok();
     assert_eq!((page[4], page[5], page[7]), (1, 3, 8), "the first is the unit's NAA name");
@@ -49,7 +49,7 @@ fn blocks_are_copied_from_unit_to_unit() {
         assert_ne!(names[0], names[1]);
         let list = cdb::copy_list((&names[0], 100), (&names[1], 3000), 700);
         let copy = cdb::extended_copy(list.len() as u32);
-        // Whichever unit is asked.
+        // The result does not depend on the unit that is asked.
         for lun in [0, 3] {
             to.bytes.borrow_mut().fill(0);
             client.settle(lun, copy, &list, 0).await.expect("answers").ok();
@@ -61,7 +61,7 @@ fn blocks_are_copied_from_unit_to_unit() {
                 "seed {seed}: nothing else is written"
             );
         }
-        // A unit that is not there, and blocks that are not.
+        // A nonexistent unit, and blocks out of range.
         let mut unknown = names[1].clone();
         unknown[11] ^= 1;
         let list = cdb::copy_list((&names[0], 0), (&unknown, 0), 1);
@@ -84,7 +84,7 @@ fn a_copy_onto_itself_further_up_reads_before_it_writes() {
         let before = unit.bytes.borrow().clone();
         let mut client = login(HOST, 1).await;
         let name = designator(&mut client, 0).await;
-        // Longer than what is moved at a time, by less than that, up and down.
+        // Longer than one copy chunk, overlapping by less than a chunk, in both directions.
         for (from, to) in [(0_usize, 1000_usize), (1000, 0)] {
             unit.bytes.borrow_mut().copy_from_slice(&before);
             let blocks = 3 * 2048 + 77;
@@ -109,7 +109,7 @@ fn writes_are_durable_and_compared_as_they_ask() {
         fua[1] |= 8;
         client.settle(0, fua, &[2; 512], 0).await.expect("answers").ok();
         assert_eq!(unit.durable_writes.get(), 1, "seed {seed}: FUA");
-        // What is compared comes first, what is written after it.
+        // Data to compare comes first, data to write after it.
         let both = |expect: u8, new: u8| [[expect; 512], [new; 512]].concat();
         client.settle(0, cdb::compare_and_write(0, 1), &both(1, 9), 0).await.expect("answers").ok();
         assert_eq!(unit.bytes.borrow()[..1024], [[9; 512], [2; 512]].concat());
@@ -136,7 +136,7 @@ fn a_copy_needs_both_units_to_be_visible_and_not_reserved() {
         other.run(0, copy, &list, 0).await.expect("answers").ok();
         assert_eq!(foreign.at(0), 7, "seed {seed}");
 
-        // Now its own unit is written, which another host has reserved.
+        // The destination is the host's own unit, reserved by another host.
         for (action, key, service) in [(REGISTER, 0, 2), (RESERVE, 2, 0)] {
             let list = cdb::reserve_list(key, service, false);
             other.run(0, cdb::reserve_out(action, REGISTRANTS_ONLY), &list, 0).await.expect("answers").ok();
@@ -167,7 +167,7 @@ fn who_is_preempted_is_told() {
         let write = held.run(0, cdb::write(0, 1), &[1; 512], 0).await.expect("answers");
         assert_eq!(write.status, 0x18, "seed {seed}: a reservation conflict");
 
-        // It registers again, and all is cleared.
+        // The host registers again, and all registrations are cleared.
         let list = cdb::reserve_list(0, 3, false);
         held.run(0, cdb::reserve_out(REGISTER, 0), &list, 0).await.expect("answers").ok();
         let list = cdb::reserve_list(2, 0, false);
@@ -208,18 +208,18 @@ fn a_session_holds_no_more_than_its_share() {
         for _ in 0..COMMANDS {
             open.push(client.start(0, cdb::write(0, (MIB / 512) as u32), &vec![7; MIB], 0).await.expect("sent"));
         }
-        // Until nothing comes any more: what was asked for is sent.
+        // Receives until the target is silent: everything solicited has been sent.
         while timeout(Duration::from_secs(2), client.step()).await.is_ok_and(|done| done.is_ok()) {}
-        let held = place.site.memory();
+        let held = place.targets.memory();
         assert!((8 * MIB..=17 * MIB).contains(&held), "seed {seed}: {held} bytes are held for {COMMANDS} MiB");
         assert!(model.in_flight.get() >= 8, "seed {seed}: {} are under way", model.in_flight.get());
-        // Others are not kept waiting by it.
+        // Other hosts are not delayed by it.
         let mut other = login(OTHER, 1).await;
         other.settle(0, cdb::inquiry(None), &[], 255).await.expect("answers").ok();
         model.release();
         for itt in open {
             client.finish(itt).await.expect("answers").ok();
         }
-        until(|| place.site.memory() < MIB).await;
+        until(|| place.targets.memory() < MIB).await;
     });
 }

@@ -1,13 +1,14 @@
-//! What the initiators of `test/` share.
+//! Shared parts of the test initiators in `test/`.
 //!
-//! [`load`] keeps a number of commands under way and says how fast they were; an initiator brings a
-//! [`Session`].  [`dice`] is chance from a seed.  [`model`] is a volume that is a vector of bytes, and the
-//! simulated worlds that targets are tested in.
+//! [`load`] keeps a number of commands in flight and measures their rate; an initiator provides a [`Session`].
+//! [`dice`] is a seeded random generator.  [`log`] collects log lines.  [`model`] is a volume in a byte vector, with
+//! the simulated worlds in which targets are tested.
 
 #![warn(missing_docs)]
 
 pub mod dice;
 pub mod load;
+pub mod log;
 pub mod model;
 
 pub use dice::Dice;

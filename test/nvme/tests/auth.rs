@@ -16,10 +16,10 @@ use forebay_nvmf::session::secret::{Hash, Secret};
 use forebay_reactor::{now, sleep};
 
 const NONE: Digests = Digests { header: false, data: false };
-/// The bytes 0 to 63, not transformed.
+/// Secret of the bytes 0 to 63, not transformed.
 const PLAIN: &str =
     "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+P4zODhA=:";
-/// The bytes of `SHAPED_KEY`, to be transformed with SHA-384.
+/// Secret of the bytes of `SHAPED_KEY`, to be transformed with SHA-384.
 const SHAPED: &str = "DHHC-1:02:UjUpCd6Kzjx6TIqb1h53dLKJaadT3ZUDIf1uqk5N0ct2DhapRv9nBlWeWG36etP9TTSiRQ==:";
 const SHAPED_KEY: [u8; 48] = [
     0x52, 0x35, 0x29, 0x09, 0xde, 0x8a, 0xce, 0x3c, 0x7a, 0x4c, 0x8a, 0x9b, 0xd6, 0x1e, 0x77, 0x74, 0xb2, 0x89, 0x69,
@@ -38,7 +38,7 @@ fn keys(mutual: bool) -> Keys {
 
 fn admit(site: &Site, keys: Keys) {
     let hosts = [(HOST.to_owned(), Some(Arc::new(keys))), (OTHER.to_owned(), None)];
-    site.target.set_access(Access::Listed(hosts.into()));
+    site.subsystem.set_access(Access::Listed(hosts.into()));
 }
 
 fn identity(mutual: bool) -> Identity {
@@ -52,7 +52,7 @@ fn identity(mutual: bool) -> Identity {
     }
 }
 
-/// A queue that is connected and not authenticated.
+/// Connects a queue that is not authenticated yet.
 async fn queue(number: u16, cntlid: u16) -> (Client, u16) {
     let mut client = Client::connect(&addr(), NONE).await.expect("connected");
     let done = client.connect_queue(number, 32, NQN, HOST, cntlid, true).await.expect("answered").completion;
@@ -67,7 +67,7 @@ fn a_host_that_knows_the_secret_gets_in_with_every_queue() {
         let mutual = seed & 2 != 0;
         admit(&site, keys(mutual));
         let (mut admin, cntlid) = queue(0, 0xFFFF).await;
-        // Nothing else is done before.
+        // Other commands are refused before authentication.
         for early in [sqe(0x06, 0), forebay_nvme_host::codec::property(0x1C, false, None)] {
             let read = if early[0] == 6 { 4096 } else { 0 };
             let refused = admin.run(early, &[], read).await.expect("answered").completion;
@@ -80,15 +80,15 @@ fn a_host_that_knows_the_secret_gets_in_with_every_queue() {
         assert_eq!(refused.status, 0x191);
         assert_eq!(io.authenticate(&identity(mutual)).await.expect("answered"), Outcome::Authenticated);
         io.run(blocks(2, 1, 0, 1), &[], 512).await.expect("read").ok();
-        // And again, while it is used.
+        // Reauthentication, while the queues are in use.
         for queue in [&mut admin, &mut io] {
             assert_eq!(queue.authenticate(&identity(mutual)).await.expect("answered"), Outcome::Authenticated);
         }
-        // Long after the time for it.
+        // Long after the authentication timeout.
         sleep(Duration::from_secs(60)).await;
         io.run(blocks(2, 1, 0, 1), &[], 512).await.expect("read").ok();
-        assert_eq!(site.target.stats().counts().auth_failures, 0);
-        // Another host, which needs nothing, and a third that is not known.
+        assert_eq!(site.subsystems.stats().counts().auth_failures, 0);
+        // Another host, which needs no key, and a third that is unknown.
         Client::admin(&addr(), NONE, NQN, OTHER).await.expect("the other host");
         let stranger = Client::admin(&addr(), NONE, NQN, "nqn.2020-01.org.example:stranger").await;
         assert!(stranger.is_err_and(|error| error.to_string().contains("184")));
@@ -102,7 +102,7 @@ fn every_hash_and_group() {
     simulate(1, |_, site| async move {
         for hash in 1..=3_u8 {
             for group in 0..=5_u8 {
-                // The two largest take long in a build without optimisation; once each is enough.
+                // The two largest groups are slow in an unoptimised build; once each is enough.
                 if group > 3 && hash != 2 {
                     continue;
                 }
@@ -124,7 +124,7 @@ fn who_does_not_know_the_secret_is_told_why_later_and_is_out() {
         let wrong_key = Identity { key: vec![1; 64], ..good.clone() };
         let no_hash = Identity { hashes: vec![9], ..good.clone() };
         let no_group = Identity { groups: vec![5], ..good.clone() };
-        // This end has no secret to show.
+        // The target has no secret for bidirectional authentication.
         let not_mutual = identity(true);
         for (host, reason) in [(wrong_key, 1), (no_hash, 4), (no_group, 5), (not_mutual, 1)] {
             admit(&site, keys(false));
@@ -134,8 +134,8 @@ fn who_does_not_know_the_secret_is_told_why_later_and_is_out() {
             assert!(now() - before >= Duration::from_secs(1), "secrets are not tried fast");
             assert!(admin.run(sqe(0x06, 0), &[], 4096).await.is_err(), "the connection is ended");
         }
-        assert_eq!(site.target.stats().counts().auth_failures, 4);
-        until(|| site.target.controller_ids().is_empty()).await;
+        assert_eq!(site.subsystems.stats().counts().auth_failures, 4);
+        until(|| site.subsystem.controller_ids().is_empty()).await;
         // The host does not believe the controller.
         admit(&site, keys(true));
         let host = Identity { controller_key: Some(vec![0; 48]), ..good };
@@ -157,7 +157,7 @@ fn a_failure_of_a_later_authentication_ends_the_controller() {
         io.authenticate(&identity(false)).await.expect("answered");
         let wrong = Identity { key: vec![1; 64], ..identity(false) };
         assert_eq!(admin.authenticate(&wrong).await.expect("answered"), Outcome::Refused(1));
-        until(|| site.target.controller_ids().is_empty()).await;
+        until(|| site.subsystem.controller_ids().is_empty()).await;
         assert!(io.run(blocks(2, 1, 0, 1), &[], 512).await.is_err(), "its queues have gone, too");
     });
 }
@@ -166,21 +166,21 @@ fn a_failure_of_a_later_authentication_ends_the_controller() {
 fn messages_out_of_turn_and_out_of_time() {
     simulate(2, |_, site| async move {
         admit(&site, keys(false));
-        // Nothing is to be had before it has begun; a command that is none of authentication is refused.
+        // Authentication Receive fails before a negotiation; a command of another security protocol is refused.
         let (mut admin, _) = queue(0, 0xFFFF).await;
         assert_eq!(admin.auth_receive().await.expect("answered").completion.status, 0x00C);
         let mut other = auth::command(true, 72);
         other[43] = 0xEA;
         let refused = admin.run(other, &negotiate(1, &[1], &[0]), 0).await.expect("answered").completion;
         assert_eq!(refused.status, 0x002);
-        // A success that nobody has asked for.
+        // An unsolicited success message.
         let mut success = vec![1, 4, 0, 0, 1, 0];
         success.resize(16, 0);
         admin.auth_send(&success).await.expect("answered").ok();
         let failure = admin.auth_receive().await.expect("answered").ok();
-        // There was no transaction yet.
+        // No transaction had begun.
         assert_eq!((failure[1], failure[6], failure[7]), (0xF1, 1, 6));
-        // The reply of another transaction; too little room for the challenge.
+        // The reply of another transaction; then a buffer too small for the challenge.
         let (mut admin, _) = queue(0, 0xFFFF).await;
         admin.auth_send(&negotiate(7, &[1], &[0])).await.expect("answered").ok();
         let small = admin.run(auth::command(false, 8), &[], 8).await.expect("answered").completion;
@@ -190,7 +190,7 @@ fn messages_out_of_turn_and_out_of_time() {
         reply[6] = 32;
         admin.auth_send(&reply).await.expect("answered").ok();
         assert_eq!(admin.auth_receive().await.expect("answered").ok()[7], 6);
-        // Who takes too long is out, however busy.
+        // A host that exceeds the authentication timeout is disconnected, even if it is busy.
         for begin in [false, true] {
             let (mut admin, _) = queue(0, 0xFFFF).await;
             let before = now();
@@ -202,7 +202,7 @@ fn messages_out_of_turn_and_out_of_time() {
             }
             assert!(now() - before < Duration::from_secs(25));
         }
-        // Who has authenticated and begins again has to finish it, too.
+        // A host that begins reauthentication has to finish it, too.
         let (mut admin, _) = queue(0, 0xFFFF).await;
         admin.authenticate(&identity(false)).await.expect("answered");
         admin.auth_send(&negotiate(7, &[1], &[0])).await.expect("answered").ok();

@@ -1,4 +1,4 @@
-//! How controllers, connections and commands come to their ends.
+//! Termination of controllers, connections and commands.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn a_host_that_comes_back_over_a_dead_connection_waits_for_its_old_commands() {
         model.hold();
         io.start(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("sent");
         until(|| model.in_flight.get() == 1).await;
-        // Nobody closes anything: the connection is lost, and only the host knows.
+        // The connection is lost without being closed, and only the host knows.
         let again = spawn(async { Client::admin(&addr(), NONE, NQN, HOST).await });
         sleep(Duration::from_millis(500)).await;
         assert!(!again.is_finished(), "the old write may still land");
@@ -40,7 +40,7 @@ fn a_host_that_comes_back_over_a_dead_connection_waits_for_its_old_commands() {
         if seed & 1 == 0 {
             model.release();
         } else {
-            // It is not lost after all: the host has a second controller.
+            // The connection is not lost after all: the host has a second controller.
             admin.run(sqe(0x18, 0), &[], 0).await.expect("keep alive").ok();
         }
         again.await.expect("connected");
@@ -61,16 +61,16 @@ fn what_is_answered_late_keeps_a_controller() {
             model.hold();
             io.start(blocks(1, nsid, 0, 1), &[1; 512], 0).await.expect("sent");
         }
-        // A host that is answered between two looks of its own does not send Keep Alive (TBKAS).
+        // A host whose commands complete between two of its own checks does not send Keep Alive (TBKAS).
         for model in &models {
             sleep(Duration::from_millis(1900)).await;
             model.release();
             until(|| model.in_flight.get() == 0).await;
         }
         sleep(Duration::from_millis(1900)).await;
-        assert_eq!(site.target.controller_ids(), [cntlid]);
+        assert_eq!(site.subsystem.controller_ids(), [cntlid]);
         sleep(Duration::from_secs(5)).await;
-        assert!(site.target.controller_ids().is_empty());
+        assert!(site.subsystem.controller_ids().is_empty());
     });
 }
 
@@ -130,7 +130,7 @@ fn a_host_that_broke_a_rule_reads_why_behind_what_it_had_not_read() {
             io.start(blocks(2, 1, first * 2048, 2048), &[], 1 << 20).await.expect("sent");
         }
         until(|| site.server.bytes_held() >= 6 << 20).await;
-        // A type that no host sends, while the target cannot send.
+        // An invalid PDU type, while the target cannot send.
         io.send(&[99, 0, 8, 0, 8, 0, 0, 0]).await.expect("sent");
         sleep(Duration::from_millis(10)).await;
         slow.release();
@@ -158,7 +158,7 @@ fn descriptors_that_do_not_fit_the_direction_are_refused() {
         for wrong in 0..2 {
             let (mut first, mut second) = (blocks(5, 1, 0, 1), blocks(1, 1, 0, 1));
             (first[1], second[1]) = (first[1] | 1, second[1] | 2);
-            // Past the end of what is in the capsule.
+            // Beyond the end of the in-capsule data.
             (if wrong == 0 { &mut first } else { &mut second })[25] = 2;
             let first = io.start(first, &[0; 512], 0).await.expect("sent");
             let second = io.start(second, &[7; 512], 0).await.expect("sent");
@@ -208,12 +208,12 @@ fn a_namespace_that_hangs_holds_up_only_its_own_end() {
         let hanging = io.start(blocks(1, 1, 0, 1), &[7; 512], 0).await.expect("sent");
         until(|| models[0].in_flight.get() == 1).await;
         io.run(blocks(1, 2, 0, 1), &[7; 512], 0).await.expect("write").ok();
-        site.target.remove_namespace(1);
-        let server = site.server.clone();
-        let first = spawn(async move { server.let_go(1).await });
-        site.target.remove_namespace(2);
-        // The other is gone at once; the one that hangs is gone when its command has ended.
-        site.server.let_go(2).await;
+        site.subsystem.remove_namespace(1);
+        let (server, subsystem) = (site.server.clone(), site.subsystem.clone());
+        let first = spawn(async move { server.let_go(&subsystem, 1).await });
+        site.subsystem.remove_namespace(2);
+        // The other controller is gone at once; the stuck one is gone when its command has ended.
+        site.server.let_go(&site.subsystem, 2).await;
         assert_eq!(models[0].in_flight.get(), 1);
         assert!(!first.is_finished(), "nobody waits for the command that hangs");
         models[0].release();
@@ -231,7 +231,7 @@ fn groups_have_states_of_their_own() {
         site.shelf.0.borrow_mut().insert(2, models[1].clone());
         let (name, uuid) = ("n2".to_owned(), [3; 16]);
         let namespace = Namespace { nsid: 2, name, uuid, ana_group: 9, read_only: false };
-        site.target.add_namespace(namespace).expect("in range");
+        site.subsystem.add_namespace(namespace).expect("in range");
         let (mut admin, mut io, _) = hosts(HOST).await;
         admin.run(with(with(sqe(0x09, 0), 10, 0xB), 11, 1 << 11), &[], 0).await.expect("set").ok();
         let log = with(sqe(0x02, 0xFFFF_FFFF), 10, 0xC | 1023 << 16);
@@ -244,7 +244,7 @@ fn groups_have_states_of_their_own() {
             (AnaState::Optimized, 0),
         ] {
             let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
-            site.target.set_ana(&site.port, 9, state);
+            site.subsystems.set_ana(&site.port, 9, state);
             assert_eq!(admin.finish(request).await.expect("an event").completion.result, 2 | 3 << 8 | 0xC << 16);
             io.run(blocks(2, 1, 0, 1), &[], 512).await.expect("the other group").ok();
             let done = io.run(blocks(2, 2, 0, 1), &[], 512).await.expect("answered").completion;

@@ -1,4 +1,4 @@
-//! What a host may take of a target, and how more is refused.
+//! Resource limits of hosts, and refusal beyond them.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn connections_past_the_limit_are_closed() {
         let (admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("the first");
         let io = Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("the second");
         assert!(Client::connect(&addr(), NONE).await.is_err(), "one too many");
-        assert_eq!(site.target.stats().counts().turned_away, 1);
+        assert_eq!(site.subsystems.stats().counts().turned_away, 1);
         io.close();
         until(|| site.server.connections() == 1).await;
         Client::connect(&addr(), NONE).await.expect("there is room again");
@@ -34,7 +34,7 @@ fn those_who_never_become_a_queue_do_not_keep_others_out() {
         until(|| site.server.connections() == 3).await;
         assert!(Client::connect(&addr(), NONE).await.is_err(), "one too many");
         admin.run(sqe(0x18, 0), &[], 0).await.expect("who is in is served").ok();
-        // They have so much time.
+        // Silent connections are closed after a timeout.
         until(|| site.server.connections() == 1).await;
         Client::connect(&addr(), NONE).await.expect("there is room again");
         drop(quiet);
@@ -88,7 +88,7 @@ fn a_host_that_is_refused_again_and_again_loses_its_connection() {
             refused += 1;
             assert!(refused < 100, "there is no end to it");
         }
-        assert_eq!((refused, site.target.stats().counts().refused), (8, 8));
+        assert_eq!((refused, site.subsystems.stats().counts().refused), (8, 8));
     });
 }
 
@@ -100,7 +100,7 @@ fn data_that_does_not_come_is_not_waited_for_for_ever() {
         let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
         let mut io = Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("an I/O queue");
         io.run(blocks(1, 1, 0, 2048), &vec![1; 1 << 20], 0).await.expect("write").ok();
-        // Asked for, one after the other in time, and never sent.
+        // Solicited within the time limit, one after the other, and never sent.
         let before = now();
         for first in 0..3 {
             io.start(blocks(1, 1, first * 2048, 2048), &vec![1; 1 << 20], 0).await.expect("sent");
@@ -110,6 +110,6 @@ fn data_that_does_not_come_is_not_waited_for_for_ever() {
         let waited = now() - before;
         assert!(waited >= Duration::from_secs(5) && waited < Duration::from_secs(7), "{waited:?}");
         until(|| site.server.bytes_held() == 0).await;
-        assert_eq!(site.target.stats().counts().ended_for_cause, 1);
+        assert_eq!(site.subsystems.stats().counts().ended_for_cause, 1);
     });
 }

@@ -1,4 +1,4 @@
-//! What hosts should not do: each ends its own connection at most, is told why, and the server goes on.
+//! Malformed requests: each ends at most its own connection, the host is told the reason, and the server continues.
 
 mod common;
 
@@ -11,7 +11,7 @@ use forebay_reactor::{Stream, random};
 const NONE: Digests = Digests { header: false, data: false };
 const BOTH: Digests = Digests { header: true, data: true };
 
-/// Sends bytes on a fresh connection; what the C2HTermReq says.
+/// Sends bytes on a fresh connection; returns the contents of the C2HTermReq.
 async fn told(bytes: &[u8]) -> (u16, u32) {
     let mut client = Client::raw(Stream::connect(&addr()).await.expect("connected"));
     client.send(bytes).await.expect("sent");
@@ -56,7 +56,7 @@ fn every_error_of_the_transport_is_told() {
         assert_eq!(status, 3, "a wrong header digest");
         let undigested = [codec::ic_req(BOTH, 0), capsule].concat();
         assert_eq!(told(&undigested).await, (1, 1), "no header digest");
-        until(|| site.target.stats().counts().ended_for_cause == 11).await;
+        until(|| site.subsystems.stats().counts().ended_for_cause == 11).await;
     });
 }
 
@@ -116,7 +116,7 @@ fn sessions_with_any_byte_damaged_leave_nothing_behind() {
             client.close();
         }
         until(|| site.server.connections() == 0).await;
-        assert_eq!((site.server.bytes_held(), site.target.controller_ids().len()), (0, 0));
+        assert_eq!((site.server.bytes_held(), site.subsystem.controller_ids().len()), (0, 0));
         let (mut admin, _) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("the next one is served");
         admin.run(codec::with(codec::sqe(6, 0), 10, 1), &[], 4096).await.expect("identify").ok();
     });
@@ -126,7 +126,7 @@ fn sessions_with_any_byte_damaged_leave_nothing_behind() {
 fn hosts_that_are_not_listed_are_refused() {
     simulate(2, |_, site| async move {
         site.add(1, &Model::new(1 << 20, false));
-        site.target.set_access(Access::Listed([(HOST.to_owned(), None)].into()));
+        site.subsystem.set_access(Access::Listed([(HOST.to_owned(), None)].into()));
         let other = "nqn.2024-05.org.example:somebody-else";
         assert!(Client::admin(&addr(), NONE, NQN, other).await.is_err(), "not listed");
         let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");

@@ -1,4 +1,4 @@
-//! A target and its hosts on a simulated network.
+//! NVMe/TCP target and its hosts on a simulated network.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn compare_alone_and_fused() {
                 assert_eq!(model.bytes.borrow()[0], 9);
             }
         }
-        // A first half alone, a second half alone, halves that do not fit.
+        // A first fused command alone, a second one alone, and two that do not match.
         let mut first = blocks(0x05, 1, 0, 1);
         first[1] |= 1;
         let lonely = io.start(first, &[9; 512], 0).await.expect("sent");
@@ -157,7 +157,7 @@ fn what_makes_no_sense_is_refused_and_the_next_is_served() {
             let done = admin.run(command, &[], read).await.expect("answered");
             assert_eq!(done.completion.status, status, "{command:x?}");
         }
-        // Of two ranges to deallocate, the second reaches past the end: nothing is done.
+        // The second of two ranges to deallocate exceeds the capacity: nothing is deallocated.
         io.run(blocks(0x01, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
         for (first, count) in [(end - 1, 2_u32), (end, 1), (u64::MAX, 1)] {
             let range = |first: u64, count: u32| {
@@ -187,7 +187,7 @@ fn identify_features_and_logs_say_what_holds() {
         let page = identify(&mut admin, 0, 7).await;
         assert_eq!((le(&page, 0, 8), page[130], page[30] & 1), (4096, 9, 1));
         assert_eq!(&page[104..120], &[8; 16]);
-        // 4 KiB are atomic, and no more is said.
+        // 4 KiB are atomic, and no larger unit is reported.
         assert_eq!((le(&page, 34, 2), le(&page, 36, 2), le(&page, 40, 2), le(&page, 44, 2)), (7, 7, 7, 7));
         assert!(identify(&mut admin, 0, 3).await.iter().all(|&byte| byte == 0), "an inactive namespace");
         let page = identify(&mut admin, 2, 0).await;
@@ -213,13 +213,13 @@ fn nothing_is_claimed_that_is_not_so() {
     simulate(2, |_, site| async move {
         site.add(1, &Model::new(1 << 20, false));
         let (mut admin, mut io) = hosts(NONE, HOST).await;
-        // What is not allocated is not counted, so thin provisioning is not claimed, and all is said to be in use.
+        // Allocation is not tracked, so thin provisioning is not reported, and all blocks count as utilized.
         let page = identify(&mut admin, 0, 1).await;
         assert_eq!(page[24] & 1, 0, "THINP");
         assert_eq!((le(&page, 0, 8), le(&page, 8, 8), le(&page, 16, 8)), (2048, 2048, 2048), "NSZE, NCAP, NUSE");
         io.run(blocks(0x08, 1, 0, 8), &[], 0).await.expect("write zeroes").ok();
         assert_eq!(identify(&mut admin, 0, 1).await, page);
-        // There is no sensor and no measured power.
+        // No temperature sensor and no power measurement exist.
         let controller = identify(&mut admin, 1, 0).await;
         assert_eq!((le(&controller, 266, 2), le(&controller, 268, 2)), (0, 0), "temperature thresholds");
         assert_eq!((controller[263], le(&controller, 2048, 4)), (0, 0), "one power state, without a power");
@@ -227,7 +227,7 @@ fn nothing_is_claimed_that_is_not_so() {
         assert_eq!((health[0], le(&health, 1, 2)), (0, 0), "a temperature is reported");
         let threshold = admin.run(with(sqe(0x0A, 0), 10, 4), &[], 0).await.expect("get").completion;
         assert_eq!((threshold.status, threshold.result), (0, 0xFFFF), "a threshold that nothing passes");
-        // NVM sets, secondary controllers and the like are not there.
+        // NVM sets, secondary controllers and the like are not supported.
         for cns in [0x04, 0x14, 0x15, 0x16, 0x17, 0x18, 0x1D, 0xFF] {
             let done = admin.run(with(sqe(0x06, 1), 10, cns), &[], 4096).await.expect("answered").completion;
             assert_eq!((done.status, done.final_), (0x002, true), "CNS {cns:#x}");
@@ -237,7 +237,7 @@ fn nothing_is_claimed_that_is_not_so() {
 
 #[test]
 fn log_pages_are_claimed_exactly_when_they_are_served() {
-    // The pages behind the bits of LPA, as far as each bit is about whole pages.
+    // Log pages behind the bits of LPA, as far as a bit stands for whole pages.
     const BEHIND: [(u8, &[u32]); 4] = [(1, &[0x05]), (3, &[0x07, 0x08]), (4, &[0x0D]), (5, &[0x00, 0x12, 0x13])];
     simulate(2, |seed, site| async move {
         site.add(1, &Model::new(1 << 20, false));
@@ -262,18 +262,18 @@ fn log_pages_are_claimed_exactly_when_they_are_served() {
         assert_eq!((lpa & 1, lpa >> 2 & 1), (0, 1));
         let part = admin.run(with(log(0x00, 64), 12, 64), &[], 64).await.expect("a part").ok();
         assert_eq!(part, supported[64..128]);
-        // Bit 5: with their effects, commands say what they are about.
+        // Bit 5: the effects log states the scope of each command.
         if served.contains(&0x05) {
             let effects = admin.run(log(0x05, 4096), &[], 4096).await.expect("effects").ok();
             let told: Vec<u64> = (0..512).map(|at| le(&effects, at * 4, 4)).filter(|each| each & 1 == 1).collect();
             assert!(told.len() > 10 && told.iter().all(|each| each >> 20 != 0), "{told:x?}");
         }
-        // Features, too, are listed exactly when they are there.
+        // Features are listed exactly when they are supported.
         let features = admin.run(log(0x12, 1024), &[], 1024).await.expect("features").ok();
         for id in 0..=255_u32 {
             let read = if id == 0x16 || id == 0x81 { 4096 } else { 0 };
             let done = admin.run(with(sqe(0x0A, 1), 10, id), &[], read).await.expect("answered").completion;
-            // One that depends on the namespace's device may be there and still fail.
+            // A listed feature that depends on the namespace's device may still fail.
             let listed = features[id as usize * 4] & 1 == 1;
             assert_eq!(done.status == 0x002, !listed, "feature {id:#x}: {done:x?}");
         }
@@ -287,7 +287,7 @@ fn the_number_of_queues_is_settled_before_the_first() {
         let (mut admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
         let get = |select: u32| with(sqe(0x0A, 0), 10, 7 | select << 8);
         let set = |count: u32| with(with(sqe(0x09, 0), 10, 7), 11, (count - 1) | (count - 1) << 16);
-        // Before anything is set: as many as there can be, which is the default, too.
+        // Before it is set: the maximum, which is also the default.
         for select in 0..3 {
             let queues = admin.run(get(select), &[], 0).await.expect("get").completion;
             assert_eq!((queues.status, queues.result), (0, 63 | 63 << 16), "select {select}");
@@ -302,7 +302,7 @@ fn the_number_of_queues_is_settled_before_the_first() {
         let queues = admin.run(get(0), &[], 0).await.expect("get").completion;
         assert_eq!(queues.result, 1 | 1 << 16, "what was set holds");
         io.run(blocks(0x02, 1, 0, 1), &[], 512).await.expect("read").ok();
-        // A controller that is reset begins anew.
+        // A controller reset restores the defaults.
         admin.run(codec::property(0x14, false, Some(6 << 16 | 4 << 20)), &[], 0).await.expect("reset").ok();
         admin.enable().await.expect("enabled");
         let granted = admin.run(set(4), &[], 0).await.expect("set").completion;
@@ -320,7 +320,7 @@ fn commands_that_are_fused_or_use_prps_are_refused() {
             sqe[1] = flags;
             sqe
         };
-        // FUSE in bits 1:0, PSDT in 7:6; only an SGL without one for metadata is right.
+        // FUSE in bits 1:0, PSDT in 7:6; the only valid value is an SGL without one for metadata.
         for wrong in [0x00, 0x41, 0x42, 0x43, 0x80, 0xC0] {
             for (sqe, read) in [
                 (with(sqe(0x06, 0), 10, 1), 4096),
@@ -338,7 +338,7 @@ fn commands_that_are_fused_or_use_prps_are_refused() {
                 assert_eq!((done.completion.status, done.completion.final_), (0x002, true), "{wrong:#x}");
             }
         }
-        // Nothing of it was done.
+        // None of it was executed.
         let cache = admin.run(with(sqe(0x0A, 0), 10, 6), &[], 0).await.expect("get").completion;
         assert_eq!((cache.status, cache.result), (0, 1));
         assert!(model.bytes.borrow().iter().all(|&byte| byte == 0));
@@ -353,7 +353,7 @@ fn ids_out_of_range_are_refused() {
     simulate(1, |_, site| async move {
         let add = |nsid, ana_group| {
             let namespace = Namespace { nsid, name: "n".into(), uuid: [9; 16], ana_group, read_only: false };
-            site.target.add_namespace(namespace)
+            site.subsystem.add_namespace(namespace)
         };
         for nsid in [0, NAMESPACES_MAX + 1, 9000, u32::MAX] {
             let error = add(nsid, 1).expect_err("out of range");
@@ -363,9 +363,9 @@ fn ids_out_of_range_are_refused() {
         for group in [0, ANA_GROUPS_MAX + 1, u32::MAX] {
             assert_eq!(add(1, group), Err(NamespaceError::AnaGroup(group)));
         }
-        assert_eq!(site.target.namespace_ids(), [] as [u32; 0]);
+        assert_eq!(site.subsystem.namespace_ids(), [] as [u32; 0]);
         assert_eq!((add(1, 1), add(NAMESPACES_MAX, ANA_GROUPS_MAX)), (Ok(()), Ok(())));
-        assert_eq!(site.target.namespace_ids(), [1, NAMESPACES_MAX]);
+        assert_eq!(site.subsystem.namespace_ids(), [1, NAMESPACES_MAX]);
         let (mut admin, _) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
         assert_eq!(le(&identify(&mut admin, 1, 0).await, 516, 4), NAMESPACES_MAX.into(), "NN");
     });
@@ -397,26 +397,26 @@ fn events_tell_of_namespaces_sizes_and_states_once_each() {
         site.add(2, &Model::new(1 << 20, false));
         let told = admin.finish(request).await.expect("an event").completion;
         assert_eq!((told.status, told.result), (0, 2 | 4 << 16));
-        // While it is not read, nothing more is told of that kind, and other kinds are.
+        // Until the log page is read, no further event of that type is reported, and other types are.
         let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
         model.resize(2 << 20);
-        site.target.set_ana(&site.port, 1, AnaState::Inaccessible);
+        site.subsystems.set_ana(&site.port, 1, AnaState::Inaccessible);
         let told = admin.finish(request).await.expect("an event").completion;
         assert_eq!(told.result, 2 | 3 << 8 | 0xC << 16);
         let refused = io.run(blocks(0x02, 1, 0, 1), &[], 512).await.expect("answered").completion;
         assert_eq!((refused.status, refused.final_), (0x302, false));
-        site.target.set_ana(&site.port, 1, AnaState::NonOptimized);
+        site.subsystems.set_ana(&site.port, 1, AnaState::NonOptimized);
         io.run(blocks(0x02, 1, 0, 1), &[], 512).await.expect("read").ok();
         let page = admin.run(log(4, 4096), &[], 4096).await.expect("changed").ok();
         assert_eq!((le(&page, 0, 4), le(&page, 4, 4), le(&page, 8, 4)), (1, 2, 0));
         let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
-        site.target.remove_namespace(2);
+        site.subsystem.remove_namespace(2);
         let told = admin.finish(request).await.expect("an event").completion;
         assert_eq!(told.result, 2 | 4 << 16);
         assert_eq!(io.run(blocks(0x02, 2, 0, 1), &[], 512).await.expect("answered").completion.status, 0x00B);
         let grown = io.run(blocks(0x02, 1, 3000, 1), &[], 512).await.expect("read");
         assert_eq!(grown.completion.status, 0, "past the old end");
-        // Asked five times, it is too often; a request can be taken back.
+        // Five requests exceed the limit; a request can be aborted.
         let mut requests = Vec::new();
         for _ in 0..5 {
             requests.push(admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent"));
@@ -439,7 +439,7 @@ fn discovery_tells_ports_and_that_they_changed() {
         assert_eq!(&page[2048 + 512..2048 + 512 + 9], b"192.0.2.7");
         admin.run(with(with(sqe(0x09, 0), 10, 0xB), 11, 1 << 31), &[], 0).await.expect("set").ok();
         let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
-        site.target.add_port(forebay_nvmf::Port::new(2, vec![]));
+        site.subsystems.add_port(forebay_nvmf::Port::new(2, vec![]));
         let told = admin.finish(request).await.expect("an event").completion;
         assert_eq!(told.result, 2 | 0xF0 << 8 | 0x70 << 16);
         assert_eq!(admin.run(sqe(0x08, 0), &[], 0).await.expect("answered").completion.status, 0x001);
@@ -468,7 +468,7 @@ fn reservations_keep_others_out_and_tell_them() {
         let page = second.run(report, &[], 1024).await.expect("report").ok();
         assert_eq!((page[4], le(&page, 5, 2), page[64 + 2], page[128 + 2]), (1, 2, 1, 0));
         assert_eq!((le(&page, 64 + 8, 8), &page[64 + 16..64 + 32]), (11, &codec::host_id(HOST)[..]));
-        // The second takes it; the first is told, and is kept out.
+        // The second host preempts the first, which is notified and fenced.
         let request = admin.start(sqe(0x0C, 0), &[], 0).await.expect("sent");
         let release = with(sqe(0x15, 1), 10, 1 << 8);
         first.run(with(register, 10, 1), &keys(11, 0), 0).await.expect("unregister").ok();
@@ -497,7 +497,7 @@ fn a_write_whose_data_comes_after_a_preemption_is_refused() {
         first.run(sqe(0x0D, 1), &keys(0, 11), 0).await.expect("register").ok();
         second.run(sqe(0x0D, 1), &keys(0, 22), 0).await.expect("register").ok();
         first.run(with(sqe(0x11, 1), 10, 1 << 8), &keys(11, 0), 0).await.expect("acquire").ok();
-        // Its data waits to be asked for, and to be sent.
+        // Its data is not solicited and sent yet.
         first.in_capsule = 0;
         let late = first.start(blocks(1, 1, 0, 8), &[1; 4096], 0).await.expect("sent");
         until(|| site.server.bytes_held() >= 4096).await;
@@ -544,11 +544,11 @@ fn a_silent_host_loses_its_controller_and_one_that_talks_keeps_it() {
             sleep(Duration::from_millis(1500)).await;
             io.run(blocks(2, 1, 0, 1), &[], 512).await.expect("any traffic counts").ok();
         }
-        assert_eq!(site.target.controller_ids(), [cntlid]);
+        assert_eq!(site.subsystem.controller_ids(), [cntlid]);
         sleep(Duration::from_secs(6)).await;
-        assert!(site.target.controller_ids().is_empty());
+        assert!(site.subsystem.controller_ids().is_empty());
         assert!(io.run(blocks(2, 1, 0, 1), &[], 512).await.is_err(), "its queues have gone, too");
-        assert_eq!(site.target.stats().counts().keep_alive_expired, 1);
+        assert_eq!(site.subsystems.stats().counts().keep_alive_expired, 1);
     });
 }
 

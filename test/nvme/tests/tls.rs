@@ -27,7 +27,7 @@ fn psk(identity: String, hash: Hash, secret: &str) -> Psk {
     Psk { identity: identity.into(), secret: bytes(secret).into(), hash }
 }
 
-/// Keys for TLS worked out apart from the front's own code, with Python's hmac.
+/// TLS keys computed independently of the front's own code, with Python's hmac.
 fn first() -> Psk {
     psk(format!("NVMe0R01 {HOST} {NQN}"), Hash::Sha256, FIRST)
 }
@@ -40,7 +40,7 @@ fn discovery() -> Psk {
     psk(format!("NVMe1R01 {HOST} {DISCOVERY} z4rAhkY6EJj+RFrahJTENhfqnPcAOnDw8FtIL0PQBFc="), Hash::Sha256, OF_DISCOVERY)
 }
 
-/// Of the other host, for the longer hash.
+/// Key of the other host, for the longer hash.
 fn longer() -> Psk {
     psk(
         format!("NVMe1R02 {OTHER} {NQN} yeHgEW57DBmNJK1fAqH11is4I34+gIkSFbNalsgGS3vZFlZ+SrHDClHXCBFVaPeL"),
@@ -58,14 +58,14 @@ fn secure_addr() -> Addr {
     Addr::Unix("/run/nvme-tls".into())
 }
 
-/// Two hosts with keys, one without, and a port with TLS beside the one without.
+/// Sets up two hosts with keys, one without, and a port with TLS beside the one without.
 fn secure(site: &Site) {
     let key = |text| TlsKey::parse(text).expect("a key");
-    site.target.set_tls_keys(&BTreeMap::from([(HOST.to_owned(), key(SHORT)), (OTHER.to_owned(), key(LONG))]));
+    site.subsystem.set_tls_keys(&BTreeMap::from([(HOST.to_owned(), key(SHORT)), (OTHER.to_owned(), key(LONG))]));
     let hosts = [HOST, OTHER, THIRD].map(|host| (host.to_owned(), None));
-    site.target.set_access(Access::Listed(hosts.into()));
+    site.subsystem.set_access(Access::Listed(hosts.into()));
     let port = Port::with_tls(2, vec![PortAddress::Tcp("192.0.2.8".parse().expect("an address"), 4421)]);
-    site.target.add_port(port.clone());
+    site.subsystems.add_port(port.clone());
     let listener = Listener::bind(&secure_addr()).expect("binds");
     drop(spawn(site.server.clone().serve(listener, port)));
 }
@@ -93,8 +93,8 @@ fn a_host_with_its_key_reads_what_it_wrote() {
             assert_eq!(admin.wire.suite(), Some(suite));
             admin.enable().await.expect("enabled");
             let (mut io, _) = queue(&psk, host, 1, cntlid, digests).await;
-            assert_eq!(site.target.stats().suites(), BTreeMap::from([(suite.name(), 2)]));
-            // In the capsule, by R2T, longer than a record and than every buffer.
+            assert_eq!(site.subsystems.stats().suites(), BTreeMap::from([(suite.name(), 2)]));
+            // In-capsule data, data by R2T, and data longer than a record and every buffer.
             for (at, count) in [(0, 1), (8, 8), (100, 100), (1000, 2000)] {
                 let data: Vec<u8> = (0..count * 512).map(|byte| (byte / 7 + seed as u32 + at) as u8).collect();
                 io.run(blocks(1, 1, u64::from(at), count), &data, 0).await.expect("written").ok();
@@ -104,7 +104,7 @@ fn a_host_with_its_key_reads_what_it_wrote() {
                 let read = io.run(blocks(2, 1, u64::from(at), count), &[], data.len()).await.expect("read").ok();
                 assert!(read == data);
             }
-            // Several at once, in one send and in many.
+            // Multiple commands at once, in one send and in many.
             let mut cids = Vec::new();
             for at in 0..20 {
                 cids.push(io.start(blocks(2, 1, at, 16), &[], 8192).await.expect("sent"));
@@ -117,9 +117,9 @@ fn a_host_with_its_key_reads_what_it_wrote() {
                 client.wire.close().await.expect("close_notify");
                 assert_eq!(client.wire.receive().await.expect("the end"), Vec::<u8>::new(), "and it says so too");
             }
-            until(|| site.target.controller_ids().is_empty()).await;
+            until(|| site.subsystem.controller_ids().is_empty()).await;
         }
-        assert_eq!(site.target.stats().counts().tls_failures, 0);
+        assert_eq!(site.subsystems.stats().counts().tls_failures, 0);
         until(|| site.server.connections() == 0).await;
         assert_eq!(site.server.bytes_held(), 0);
     });
@@ -138,11 +138,11 @@ fn discovery_says_where_tls_is_needed() {
         let page = client.run(sqe, &[], 4096).await.expect("answered").ok();
         assert_eq!(page[8], 3, "both ports, and discovery through this one");
         for entry in page[1024..4096].chunks(1024) {
-            // TREQ: required, or nothing is said; SECTYPE: TLS 1.3, or none.
+            // TREQ: required, or not specified; SECTYPE: TLS 1.3, or none.
             let tls = entry[512..].starts_with(b"192.0.2.8");
             assert_eq!((entry[3] & 3, entry[768]), if tls { (1, 2) } else { (0, 0) });
         }
-        // The key is for discovery only.
+        // The key is valid for discovery only.
         let mut client = Client::connect_tls(&secure_addr(), NONE, &[discovery()]).await.expect("TLS");
         let done = client.connect_queue(0, 32, NQN, HOST, 0xFFFF, true).await.expect("answered").completion;
         assert_eq!((done.status, done.result), (0x182, 1 << 16 | 256));
@@ -165,14 +165,14 @@ fn who_has_no_right_to_connect_is_told_so() {
             let error = refused(psk).await;
             assert!(error.contains("alert"), "{error}");
         }
-        assert_eq!(site.target.stats().counts().tls_failures, 4);
-        // The key of one host is not good for another, nor is a host with a key let in without TLS.
+        assert_eq!(site.subsystems.stats().counts().tls_failures, 4);
+        // The key of one host is not valid for another, and a host with a key is not admitted without TLS.
         let mut client = Client::connect_tls(&secure_addr(), NONE, &[first()]).await.expect("TLS");
         let done = client.connect_queue(0, 32, NQN, THIRD, 0xFFFF, true).await.expect("answered").completion;
         assert_eq!((done.status, done.result), (0x182, 1 << 16 | 512));
         let plain = Client::admin(&addr(), NONE, NQN, HOST).await.err().expect("refused").to_string();
         assert!(plain.contains("184"), "{plain}");
-        // Which does not concern others, nor discovery.
+        // Other hosts and discovery are not affected.
         Client::admin(&addr(), NONE, NQN, THIRD).await.expect("without a key");
         Client::admin(&addr(), NONE, DISCOVERY, HOST).await.expect("discovery");
     });
@@ -192,12 +192,12 @@ fn plain_and_tls_do_not_mix_and_say_so() {
         let stream = Stream::connect(&addr()).await.expect("connected");
         let error = Wire::secure(stream, &[first()]).await.err().expect("no TLS there").to_string();
         assert!(error.contains("TLS:"), "{error}");
-        // Garbage has an alert for an answer.
+        // Garbage is answered with an alert.
         let stream = Stream::connect(&secure_addr()).await.expect("connected");
         stream.send(Buf::copy_of(b"GET / HTTP/1.1\r\n\r\n")).await.expect("sent");
         let (got, buf) = stream.recv(BufMut::with_capacity(100)).await;
         assert_eq!((got.expect("answered"), &buf[..]), (7, &[21, 3, 3, 0, 2, 2, 10][..]));
-        until(|| site.target.stats().counts().tls_failures == 2).await;
+        until(|| site.subsystems.stats().counts().tls_failures == 2).await;
         drop(stream);
         until(|| site.server.connections() == 0).await;
     });
@@ -212,7 +212,7 @@ fn handshakes_are_bounded_in_time_and_number() {
         let mut session = Session::connect(&[first()]).expect("a session");
         assert!(!session.handshake(&mut &[][..], &mut hello).expect("begun"));
         let begun = now();
-        // They say nothing, a part, or all but the last word, and stay.
+        // These connections send nothing, a part, or all but the last message, and stay open.
         let mut open = Vec::new();
         for cut in [0, 1, 5, 40, hello.len() - 1, hello.len(), hello.len(), hello.len()] {
             let stream = Stream::connect(&secure_addr()).await.expect("connected");
@@ -222,19 +222,19 @@ fn handshakes_are_bounded_in_time_and_number() {
             open.push(stream);
             until(|| site.server.connections() == open.len()).await;
         }
-        // One more is turned away.
+        // One more connection is rejected.
         let more = Stream::connect(&secure_addr()).await.expect("connected");
         let (got, _) = more.recv(BufMut::with_capacity(10)).await;
         assert!(!got.is_ok_and(|got| got > 0));
-        until(|| site.target.stats().counts().turned_away == 1).await;
+        until(|| site.subsystems.stats().counts().turned_away == 1).await;
         until(|| site.server.connections() == 0).await;
         let took = now() - begun;
         assert!(took >= Duration::from_secs(19) && took < Duration::from_secs(30), "{took:?}");
-        // And there is room again.
+        // Connections are accepted again.
         let (admin, _) = queue(&first(), HOST, 0, 0xFFFF, NONE).await;
         admin.close();
         until(|| site.server.connections() == 0).await;
-        // Cut off wherever it is: nothing stays behind.
+        // A connection cut off at any point leaves nothing behind.
         for cut in 0..hello.len() {
             let stream = Stream::connect(&secure_addr()).await.expect("connected");
             if cut > 0 {
@@ -260,7 +260,7 @@ fn a_session_that_is_damaged_ends() {
         let (mut io, _) = queue(&first(), HOST, 1, cntlid, NONE).await;
         io.run(blocks(2, 1, 0, 8), &[], 4096).await.expect("read").ok();
         let record: &[u8] = match seed {
-            // A record that does not open, one that is too long, one in the clear, an alert in the clear.
+            // A record that cannot be decrypted, one that is too long, one in plaintext, an alert in plaintext.
             0 => &[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0],
             1 => &[&[23, 3, 3, 0x42, 0][..], &[0; 0x4200]].concat(),
             2 => &[22, 3, 3, 0, 4, 24, 0, 0, 1],
@@ -269,7 +269,7 @@ fn a_session_that_is_damaged_ends() {
         io.wire.send_raw(record).await.expect("sent");
         while io.wire.receive().await.is_ok_and(|bytes| !bytes.is_empty()) {}
         until(|| site.server.connections() == 1).await;
-        // Only that queue; the controller is there.
+        // Only that queue is lost; the controller remains.
         admin.run(forebay_nvme_host::codec::property(0x1C, false, None), &[], 0).await.expect("answered").ok();
     });
 }

@@ -1,4 +1,4 @@
-//! Clones: what a clone does not have itself is in its parent, an image at a snapshot.
+//! Clones: data absent from a clone is read from its parent, an image at a snapshot.
 
 use std::rc::Rc;
 
@@ -6,27 +6,34 @@ use forebay_block::{Advice, BufList, Error, ErrorKind, Extent, ObjectOp, Result,
 use forebay_reactor::Buf;
 
 use crate::format::{Features, Header, map_object};
-use crate::image::{Shared, View};
+use crate::image::{Shared, View, mark_in_use};
 use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
 use crate::requests::{Wishes, read_all};
 use crate::wire::bitmap::State;
 use crate::wire::snapshot::Parent;
 
-/// Clones of clones that are followed; more of them is taken for a ring.
+/// Maximum depth of a chain of clones; a deeper one is taken for a cycle.
 const DEPTH_MAX: u32 = 64;
-/// Runs of zeroes of this size are left out of what is copied up.
+/// Granularity of zero detection in bytes: all-zero blocks of this size are not copied up.
 const GRAIN: usize = 4096;
 
-/// The image that a clone was made of, at its snapshot.
+/// Parent image of a clone, at its snapshot.
 pub(crate) struct ParentImage {
     pub(crate) spec: Parent,
     pub(crate) shared: Rc<Shared>,
     pub(crate) view: View,
 }
 
-/// Opens the parent of an image.
-pub(crate) async fn open_parent(images: &Rc<Images>, spec: &Parent, depth: u32) -> Result<Rc<ParentImage>> {
+/// Opens the parent image of a clone. `in_use` marks its pools as in use by hosts; `depth` counts the clones so far.
+///
+/// Fails with `Corrupt` at a depth of `DEPTH_MAX` (64), and with `NotFound` if the snapshot does not exist.
+pub(crate) async fn open_parent(
+    images: &Rc<Images>,
+    spec: &Parent,
+    depth: u32,
+    in_use: bool,
+) -> Result<Rc<ParentImage>> {
     let what = || format!("parent image {} in pool {}", spec.image, spec.pool);
     if depth >= DEPTH_MAX {
         return Err(Error::new(ErrorKind::Corrupt, format!("{}: clones of clones, {DEPTH_MAX} deep", what())));
@@ -35,9 +42,12 @@ pub(crate) async fn open_parent(images: &Rc<Images>, spec: &Parent, depth: u32) 
         Some(shared) if shared.pool_id() != spec.pool => shared.pool(spec.pool).await?,
         _ => images.backend().clone(),
     };
+    if in_use {
+        mark_in_use(&backend);
+    }
     let images = Images::in_namespace(&backend, &spec.namespace);
-    let header = images.header(&spec.image).await.map_err(|error| crate::images::within(what(), error))?;
-    let shared = Shared::open(&images, &what(), &spec.image, header, depth + 1).await?;
+    let header = images.header(&spec.image).await.map_err(|error| error.within(what()))?;
+    let shared = Shared::open(&images, &what(), &spec.image, header, depth + 1, in_use).await?;
     shared.check_features(true)?;
     let view = shared.view_of(spec.snap).ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("{}: its snapshot {}, of which this is a clone", what(), spec.snap.0))
@@ -45,20 +55,20 @@ pub(crate) async fn open_parent(images: &Rc<Images>, spec: &Parent, depth: u32) 
     Ok(Rc::new(ParentImage { spec: spec.clone(), shared, view }))
 }
 
-/// What came of copying up.
+/// Outcome of a copy-up.
 #[derive(PartialEq, Eq)]
 pub(crate) enum CopiedUp {
-    /// The object is there now; the change is still to be made.
+    /// The object exists now; the change is still to be applied.
     Only,
-    /// The change is made, too.
+    /// The object exists now, with the change applied.
     WithChange,
 }
 
-/// Makes an object that is only in the parent one of the clone's own, for a change of it.
+/// Copies an object up from the parent, before a change of it.
 ///
-/// The clone's snapshots must go on seeing what they see.  Without snapshots the copy and the change are one
-/// transaction.  With them the copy goes first and without a snapshot context, as if it had always been there: so all
-/// snapshots see it, and the change after it keeps it for them.
+/// Snapshots of the clone must keep their contents. Without snapshots the copy and the change are one transaction.
+/// With snapshots the copy is submitted first and without a snapshot context, as if the object had always existed:
+/// all snapshots see it, and the change after it preserves it for them.
 pub(crate) async fn copy_up(
     shared: &Rc<Shared>,
     object: u64,
@@ -92,13 +102,13 @@ pub(crate) async fn copy_up(
     };
     match shared.data().submit(&name, transaction).await {
         Ok(_) => Ok(if alone { CopiedUp::Only } else { CopiedUp::WithChange }),
-        // Somebody was faster.
+        // Lost the race: another writer created the object first.
         Err(error) if error.kind() == ErrorKind::Exists => Ok(CopiedUp::Only),
         Err(error) => Err(error),
     }
 }
 
-/// What of `data` is not zero, as writes.
+/// Returns the non-zero blocks of `data` as writes, adjacent blocks merged.
 fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
     let bytes = data.to_vec();
     let mut writes = Vec::new();
@@ -120,7 +130,7 @@ fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
     writes
 }
 
-/// In the object maps of all snapshots, the object is there from now on: dirty in the oldest, clean in the others.
+/// Marks the object as existing in the object maps of all snapshots: dirty in the oldest, clean in the others.
 async fn mark_in_snapshots(shared: &Rc<Shared>, object: u64) -> Result<()> {
     let header = shared.header();
     if !header.features.has(Features::OBJECT_MAP) || shared.map().is_none() {
@@ -136,7 +146,7 @@ async fn mark_in_snapshots(shared: &Rc<Shared>, object: u64) -> Result<()> {
         let state = if clean { State::Clean } else { State::Exists };
         let map = map_object(shared.namespace(), shared.id(), Some(snapshot.id));
         match mark_in_snapshot(shared.backend(), &map, object, state).await {
-            // A snapshot that has no map has none to be kept true.
+            // Snapshots without an object map need no update.
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => oldest = false,
         }

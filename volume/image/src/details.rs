@@ -1,5 +1,4 @@
-//! What `rbd info` and `rbd ls -l` tell of an image beside its size and layout: where it comes from, its snapshots, who
-//! has it locked, who watches it.
+//! Image details of `rbd info` and `rbd ls -l` beyond size and layout: parents, snapshots, lock, watchers.
 
 use std::rc::Rc;
 
@@ -7,22 +6,23 @@ use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result, SnapId, Watche
 
 use crate::directory::Directory;
 use crate::format::{Header, decode_string, id_key};
-use crate::images::{Images, within};
+use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
 use crate::session::GET_INFO;
 use crate::wire::lock::{decode_info, encode_get_info};
 use crate::wire::snapshot::{Parent, decode_group, decode_trashed_name};
 
-/// The header's key for the group that an image is in.
+/// Header key of the group that an image belongs to.
 const GROUP_KEY: &[u8] = b"rbd_group_ref";
-/// The header's key for the most snapshots that an image may have.
+/// Header key of the snapshot limit of an image.
 const LIMIT_KEY: &[u8] = b"snap_limit";
 
 impl Images {
-    /// What an image is and is made of.  Costs several requests more than [`info`](Self::info) where the pool is shared.
+    /// Returns the full description of an image. On a shared pool it costs several requests more than
+    /// [`info`](Self::info).
     ///
     /// # Errors
-    /// `NotFound`; `Corrupt` for a damaged header; those of the backend.
+    /// `NotFound`; `Corrupt` for a damaged header; errors of the backend.
     pub async fn details(&self, name: &str) -> Result<ImageDetails> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.details(name)).await;
@@ -35,7 +35,7 @@ impl Images {
             };
             let mut snapshots = Vec::new();
             for snapshot in header.snapshots.iter().rev() {
-                // The newer form of a snapshot has no parent of its own; it says how much it may find in the image's.
+                // Snapshots of the newer format record no parent, only their overlap with the image's.
                 let own = match (&snapshot.parent, &header.parent) {
                     (Some(spec), _) => Some(self.parent_info(spec).await?),
                     (None, Some(_)) if snapshot.overlap.is_some() => parent.clone(),
@@ -54,13 +54,13 @@ impl Images {
             Ok((parent, snapshots, data_pool, lock, group, snapshot_limit))
         };
         let (parent, snapshots, data_pool, lock, group, snapshot_limit) =
-            told.await.map_err(|error| within(format_args!("image {name}"), error))?;
+            told.await.map_err(|error: forebay_block::Error| error.within(format_args!("image {name}")))?;
         let op_features = header.op_features;
         let info = self.describe(name, id, header);
         Ok(ImageDetails { info, op_features, data_pool, group, snapshot_limit, parent, snapshots, lock })
     }
 
-    /// The group that an image is in, `POOL/NAME`, and how many snapshots it may have.
+    /// Returns the group of an image as `POOL/NAME`, and its snapshot limit.
     async fn group_and_limit(&self, id: &str) -> Result<(Option<String>, Option<u64>)> {
         let keys = vec![GROUP_KEY.to_vec(), LIMIT_KEY.to_vec()];
         let mut values = self.backend.kv_get(&self.header_object(id), keys).await?.into_iter();
@@ -85,7 +85,7 @@ impl Images {
         Ok(name.map(|name| format!("{}/{}{slash}{name}", backend.info().pool, self.namespace)))
     }
 
-    /// A pool by its number; `None` if it is gone.
+    /// Returns the backend of the pool with this number; `None` if the pool is gone.
     async fn pool_of(&self, pool: i64) -> Result<Option<Rc<dyn ObjectBackend>>> {
         match self.backend.shared() {
             Some(shared) if shared.pool_id() != pool => match shared.pool(pool).await {
@@ -97,11 +97,11 @@ impl Images {
         }
     }
 
-    /// Who watches an image's header: the clients that have it open, this one among them.  None where nobody else can use
-    /// the pool.
+    /// Returns the watchers of an image's header: the clients that have the image open, this one included. Empty
+    /// where the pool is not shared.
     ///
     /// # Errors
-    /// `NotFound`; those of the backend.
+    /// `NotFound`; errors of the backend.
     pub async fn watchers(&self, name: &str) -> Result<Vec<Watcher>> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.watchers(name)).await;
@@ -109,10 +109,10 @@ impl Images {
         let id = self.id_of(name).await?;
         let Some(shared) = self.backend.shared() else { return Ok(Vec::new()) };
         let watchers = shared.watchers(&self.header_object(&id)).await;
-        watchers.map_err(|error| within(format_args!("image {name}"), error))
+        watchers.map_err(|error| error.within(format_args!("image {name}")))
     }
 
-    /// Names what a parent's numbers mean.  What is gone is shown by its number.
+    /// Resolves the ids of a parent to names. Deleted pools, images and snapshots are shown by id.
     async fn parent_info(&self, spec: &Parent) -> Result<ParentInfo> {
         let mut info = ParentInfo {
             pool: spec.pool.to_string(),
@@ -145,7 +145,7 @@ impl Images {
         Ok(info)
     }
 
-    /// The name that an image in the trash had.
+    /// Returns the original name of an image in the trash.
     async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
         let trash = ObjectName::in_namespace(self.namespace.clone(), "rbd_trash");
         match self.backend.kv_get(&trash, vec![id_key(id)]).await {
@@ -156,7 +156,7 @@ impl Images {
     }
 
     async fn pool_name(&self, pool: i64) -> Result<String> {
-        // What is gone is said as `rbd` says it.
+        // Deleted pools are shown in the notation of `rbd`.
         let found = self.pool_of(pool).await?;
         Ok(found.map_or_else(|| format!("<missing data pool {pool}>"), |backend| backend.info().pool))
     }
@@ -164,7 +164,7 @@ impl Images {
     async fn lock_kind(&self, id: &str) -> Result<Option<LockKind>> {
         let Some(shared) = self.backend.shared() else { return Ok(None) };
         match shared.exec(&self.header_object(id), SnapId::HEAD, GET_INFO, encode_get_info()).await {
-            // A lock that cannot be read is none that this client understands; whoever wants it is told why.
+            // Unreadable locks are not reported here; taking the lock reports the reason.
             Ok(answer) => {
                 Ok(decode_info(&answer).filter(|lock| !lock.lockers.is_empty()).map(|lock| match lock.exclusive {
                     true => LockKind::Exclusive,
@@ -178,13 +178,13 @@ impl Images {
 }
 
 impl ImageDetails {
-    /// The names of the operations that the feature `operations` stands for, as `rbd` spells them; of an unknown one, its
-    /// number.
+    /// Returns the names of the operations behind the feature `operations`, in the spelling of `rbd`; unknown bits as
+    /// `bit N`.
     pub fn op_feature_names(&self) -> Vec<String> {
         names(self.op_features, &["clone-parent", "clone-child", "group", "snap-trash"])
     }
 
-    /// The names of the flags, as `rbd` spells them; of an unknown one, its number.
+    /// Returns the names of the flags, in the spelling of `rbd`; unknown bits as `bit N`.
     pub fn flag_names(&self) -> Vec<String> {
         debug_assert_eq!((Header::MAP_INVALID, Header::FAST_DIFF_INVALID), (1, 2), "the order of the names");
         names(self.info.flags, &["object map invalid", "fast diff invalid"])

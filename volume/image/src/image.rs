@@ -1,4 +1,4 @@
-//! An open image.
+//! Open image.
 
 use std::cell::{Cell, RefCell};
 use std::future::ready;
@@ -22,63 +22,63 @@ use crate::requests;
 use crate::reserved::{Reserved, outdated};
 use crate::session::{KeptLock, Session};
 
-/// Longest read or write in bytes; longer ones are for the fronts to cut.
+/// Longest read or write in bytes; front ends split longer ones.
 pub(crate) const TRANSFER_MAX: u32 = 32 << 20;
 
-/// How an image is opened.
+/// Options of opening an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenOptions {
-    /// Changes through this handle are refused with [`ErrorKind::ReadOnly`].
+    /// Read-only mode: changes through this handle are refused with [`ErrorKind::ReadOnly`].
     pub read_only: bool,
 }
 
-/// What an image takes up, in bytes.
+/// Space usage of an image, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ImageUsage {
-    /// Its size.
+    /// Provisioned size.
     pub provisioned: u64,
-    /// What is stored of it.
+    /// Bytes stored.
     pub used: u64,
 }
 
-/// What of an image a request sees: its head, or a snapshot.
+/// View of an image that a request operates on: the head, or a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) snap: SnapId,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// Bytes that may be in the parent.
+    /// Overlap with the parent in bytes.
     pub(crate) overlap: u64,
 }
 
-/// Verifies what a client knows of an image whose lock it has just taken.
+/// Callback that verifies this client's knowledge of an image whose lock it has just acquired.
 pub type LockCheck = Rc<dyn Fn() -> LocalFuture<Result<()>>>;
 
-/// What all handles of one open image share.
+/// State shared by all handles of one open image.
 pub(crate) struct Shared {
-    /// Keeps the registry in which this is found.
+    /// Registry of open images that lists this one, kept alive.
     images: Rc<Images>,
-    /// Where the metadata is.
+    /// Pool of the metadata.
     backend: Rc<dyn ObjectBackend>,
-    /// Where the data is.
+    /// Pool of the data.
     data: Rc<dyn ObjectBackend>,
     id: String,
     name: RefCell<String>,
     layout: Layout,
-    /// As it was read last.
+    /// Header as last read.
     header: RefCell<Rc<Header>>,
     size: Cell<u64>,
     snapc: RefCell<Option<Rc<SnapContext>>>,
     parent: RefCell<Option<Rc<ParentImage>>>,
-    /// Bytes of the head that may be in the parent.
+    /// Overlap of the head with the parent in bytes.
     overlap: Cell<u64>,
-    /// Its dealings with other clients of the pool, where there are any.
+    /// Watch and exclusive lock, if the pool is shared.
     session: RefCell<Option<Rc<Session>>>,
-    /// Its reservations, where it shares them with others.
+    /// Shared reservations, if other daemons can serve the image too.
     reserved: RefCell<Option<Rc<Reserved>>>,
-    /// Asked whenever the lock was taken; see [`Image::set_lock_check`].
+    /// Called whenever the lock was acquired; see [`Image::set_lock_check`].
     lock_check: RefCell<Option<LockCheck>>,
-    /// Counts up when what waits to be let in must be refused.
+    /// Admission epoch, incremented when changes that still wait for admission must be refused.
     admission: Cell<u64>,
     refreshing: Semaphore,
     preferred_io: u32,
@@ -86,29 +86,36 @@ pub(crate) struct Shared {
     resizing: Semaphore,
     watch: Rc<SizeWatch>,
     handles: Cell<usize>,
-    /// It is being removed.
+    /// Set once hosts use the image; see [`Image::mark_in_use`].
+    in_use: Cell<bool>,
+    /// Set while the image is being removed, and after.
     ended: Cell<bool>,
-    /// Its last handle has gone, and what belongs to it is being given up.
+    /// Set once the last handle is dropped and the lock and watch are being released.
     closing: Cell<bool>,
     closed: Notify,
 }
 
 impl Shared {
-    /// An image of that header; its parent, if it has one, is opened, and that one's, up to `depth`.
+    /// Opens an image by its header. A parent, if any, is opened recursively; `depth` counts the clones so far.
+    /// `in_use` marks the pools as in use by hosts.
     pub(crate) async fn open(
         images: &Rc<Images>,
         name: &str,
         id: &str,
         header: Header,
         depth: u32,
+        in_use: bool,
     ) -> Result<Rc<Self>> {
         let backend = images.backend().clone();
         let data = match (header.data_pool, backend.shared()) {
             (Some(pool), Some(shared)) => shared.pool(pool).await?,
             _ => backend.clone(),
         };
+        if in_use {
+            mark_in_use(&data);
+        }
         let parent = match &header.parent {
-            Some((_, spec)) => Some(Box::pin(open_parent(images, spec, depth)).await?),
+            Some((_, spec)) => Some(Box::pin(open_parent(images, spec, depth, in_use)).await?),
             None => None,
         };
         Ok(Rc::new(Self {
@@ -133,25 +140,26 @@ impl Shared {
             resizing: Semaphore::new(1),
             watch: Rc::default(),
             handles: Cell::new(0),
+            in_use: Cell::new(in_use),
             ended: Cell::new(false),
             closing: Cell::new(false),
             closed: Notify::new(),
         }))
     }
 
-    /// The cluster has fenced this client.
+    /// Returns whether the session has failed permanently: the cluster has fenced this client, the image was removed,
+    /// or a lock to be kept was lost.
     pub(crate) fn is_fenced(&self) -> bool {
         self.session.borrow().as_ref().is_some_and(|session| session.check().is_err())
     }
 
-    /// What a shared pool is told of an object that may be new, as librbd tells it.
+    /// Returns the allocation hint for an object that may be new, the same as librbd's; `None` in an unshared pool.
     pub(crate) fn expectation(&self) -> Option<ObjectOp> {
         let size = self.layout.object_size();
         self.session.borrow().as_ref().map(|_| ObjectOp::Expect { object_size: size, write_size: size })
     }
 
-    /// Begins to deal with the pool's other clients, if it can have any, and catches up with what they did since the
-    /// header was read.
+    /// Establishes the watch, if the pool is shared, and re-reads the header for changes since it was read.
     pub(crate) async fn begin_session(self: &Rc<Self>) -> Result<()> {
         if let Some(objects) = self.backend.shared() {
             let session = Session::begin(Rc::downgrade(self), objects, self.header_object()).await?;
@@ -161,9 +169,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads the header anew, and shows what it says.
+    /// Re-reads the header and applies it.
     pub(crate) async fn refresh(self: &Rc<Self>) -> Result<()> {
-        // One after another, so that an older one does not come last.
+        // Serialized, so that an older header is not applied last.
         let _alone = self.refreshing.acquire(1).await;
         let header = self.images.header(&self.id).await?;
         let spec = header.parent.as_ref().map(|(_, spec)| (spec.pool, &spec.namespace, &spec.image, spec.snap));
@@ -171,23 +179,37 @@ impl Shared {
         let known = known.as_ref().map(|parent| &parent.spec);
         if spec != known.map(|spec| (spec.pool, &spec.namespace, &spec.image, spec.snap)) {
             let parent = match &header.parent {
-                Some((_, spec)) => Some(open_parent(&self.images, spec, 0).await?),
+                Some((_, spec)) => Some(open_parent(&self.images, spec, 0, self.in_use.get()).await?),
                 None => None,
             };
             *self.parent.borrow_mut() = parent;
+            if self.in_use.get() {
+                // The image may have been marked as in use while the parent was opened.
+                self.mark_in_use();
+            }
         }
         self.apply(header);
         Ok(())
     }
 
-    /// After a change of our own: the header as it is stored now, when there is more in it than the size.
+    /// Marks the pools of the image and of its parents as in use; see [`Image::mark_in_use`].
+    fn mark_in_use(&self) {
+        self.in_use.set(true);
+        mark_in_use(&self.backend);
+        mark_in_use(&self.data);
+        if let Some(parent) = self.parent() {
+            parent.shared.mark_in_use();
+        }
+    }
+
+    /// Re-reads the stored header after a change by this client, if the pool is shared or the image has a parent.
     pub(crate) async fn refresh_stored(self: &Rc<Self>) -> Result<()> {
         if self.session().is_some() || self.parent().is_some() { self.refresh().await } else { Ok(()) }
     }
 
     fn apply(&self, header: Header) {
         *self.snapc.borrow_mut() = context_of(&header);
-        // While we change it ourselves, we are ahead of what is stored.
+        // During a resize by this client, the in-memory size is ahead of the stored one.
         if let Some(_alone) = self.resizing.try_acquire(1) {
             self.overlap.set(overlap_of(&header));
             self.set_size(header.size);
@@ -202,7 +224,7 @@ impl Shared {
         &self.backend
     }
 
-    /// Where the data is.
+    /// Returns the pool of the data.
     pub(crate) fn data(&self) -> &Rc<dyn ObjectBackend> {
         &self.data
     }
@@ -227,17 +249,17 @@ impl Shared {
         self.session.borrow().clone()
     }
 
-    /// The object map, where there is one and it can be kept.
+    /// Returns the object map, if the image has one and this client holds the lock.
     pub(crate) fn map(&self) -> Option<Rc<ObjectMap>> {
         self.session.borrow().as_ref()?.map()
     }
 
-    /// The head as it is now.
+    /// Returns the current view of the head.
     pub(crate) fn head(&self) -> View {
         View { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get() }
     }
 
-    /// A snapshot, if there is one of that number.
+    /// Returns the view of a snapshot; `None` if there is none of that id.
     pub(crate) fn view_of(&self, snap: SnapId) -> Option<View> {
         let header = self.header();
         let snapshot = header.snapshots.iter().find(|snapshot| snapshot.id == snap)?;
@@ -245,7 +267,7 @@ impl Shared {
         Some(View { snap, size: snapshot.size, overlap })
     }
 
-    /// Bytes of an object that may be in the parent.
+    /// Returns the overlap of an object with the parent, in bytes.
     pub(crate) fn overlap_in(&self, view: View, object: u64) -> u64 {
         let start = object.saturating_mul(self.layout.object_size());
         view.overlap.saturating_sub(start).min(self.layout.object_size())
@@ -255,12 +277,12 @@ impl Shared {
         self.overlap.set(overlap);
     }
 
-    /// Only who has the exclusive lock may write this image.
+    /// Returns whether writing requires the exclusive lock.
     fn needs_lock(&self) -> bool {
         self.header.borrow().features.has(Features::EXCLUSIVE_LOCK)
     }
 
-    /// Writes may go, as far as the exclusive lock is concerned.
+    /// Returns whether the exclusive lock, if required, is held.
     pub(crate) fn may_write(&self) -> bool {
         match &*self.session.borrow() {
             None => true,
@@ -268,7 +290,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the exclusive lock, if it is needed.
+    /// Acquires the exclusive lock, if it is required.
     pub(crate) async fn lock(self: &Rc<Self>) -> Result<()> {
         match self.session() {
             Some(session) if self.needs_lock() => session.acquire(self).await,
@@ -284,8 +306,8 @@ impl Shared {
         *self.reserved.borrow_mut() = Some(reserved);
     }
 
-    /// The lock has been taken, and nothing has passed yet: what waits may have been allowed by reservations that are no
-    /// more.
+    /// Handles the acquisition of the lock, before any write is admitted. Changes that waited for the lock may have
+    /// been allowed by superseded reservations.
     pub(crate) async fn claimed(&self) -> Result<()> {
         if let Some(reserved) = self.reserved()
             && reserved.claimed().await?
@@ -299,17 +321,17 @@ impl Shared {
         }
     }
 
-    /// What a change is let in by that has come now; see [`Shared::check_admission`].
+    /// Returns the admission epoch for a change that arrives now; see [`Shared::check_admission`].
     pub(crate) fn admission(&self) -> u64 {
         self.admission.get()
     }
 
-    /// Refuses a change that has waited since before others changed who may write.
+    /// Refuses a change that has waited since before other clients changed the reservations.
     pub(crate) fn check_admission(&self, admission: u64) -> Result<()> {
         if admission == self.admission.get() { Ok(()) } else { Err(outdated()) }
     }
 
-    /// Waits until a change of a range may pass, with the exclusive lock if it needs that.  The lock is not given up
+    /// Waits until a change of a range is admitted, with the exclusive lock if required. The lock is not released
     /// before the change has ended.
     pub(crate) async fn enter(self: &Rc<Self>, extent: Extent) -> Result<Pass> {
         loop {
@@ -317,14 +339,14 @@ impl Shared {
                 self.lock().await?;
             }
             let pass = self.gate.pass(extent).await;
-            // It may have been given up while we waited.
+            // The lock may have been released in the meantime.
             if self.may_write() {
                 return Ok(pass);
             }
         }
     }
 
-    /// Waits until a range is held alone, likewise.
+    /// Locks a range exclusively, with the exclusive lock of the image if required.
     pub(crate) async fn enter_alone(self: &Rc<Self>, extent: Extent) -> Result<Hold> {
         loop {
             if !self.may_write() {
@@ -337,7 +359,7 @@ impl Shared {
         }
     }
 
-    /// Gives up what other clients see of it, when its last handle has gone.
+    /// Releases the lock and the watch, after the last handle was dropped.
     async fn close(self: Rc<Self>) {
         if let Some(session) = self.session() {
             session.end(&self).await;
@@ -346,12 +368,12 @@ impl Shared {
         self.closed.notify_all();
     }
 
-    /// It is being closed: who wants it waits for that, and opens it anew.
+    /// Returns whether the image is closing; to reopen it, wait until it is closed.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.get()
     }
 
-    /// Waits until it has been closed.
+    /// Waits until the image is closed.
     pub(crate) async fn closed(&self) {
         self.closed.wait_until(|| self.session.borrow().is_none()).await;
     }
@@ -402,7 +424,7 @@ impl Shared {
         self.handles.get()
     }
 
-    /// Refuses an image that this crate cannot handle.
+    /// Refuses an image with unsupported features.
     pub(crate) fn check_features(&self, read_only: bool) -> Result<()> {
         let header = self.header();
         let unsupported = header.features.unsupported(read_only, self.backend.shared().is_some());
@@ -419,12 +441,12 @@ impl Shared {
         Err(Error::new(ErrorKind::Unsupported, what))
     }
 
-    /// From now on every request is refused, or no more.
+    /// Enables or disables the refusal of every request, for a removal.
     pub(crate) fn set_ended(&self, ended: bool) {
         self.ended.set(ended);
     }
 
-    /// Refuses what comes after the image has been removed.
+    /// Refuses requests after the image was removed.
     pub(crate) fn check_there(&self) -> Result<()> {
         if self.ended.get() {
             return Err(Error::new(ErrorKind::NotFound, format!("image {} has been removed", self.name())));
@@ -432,7 +454,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Refuses what reaches past the end.
+    /// Refuses a range beyond the end of the view.
     pub(crate) fn check_range(&self, view: View, extent: Extent) -> Result<()> {
         self.check_there()?;
         match extent.checked_end() {
@@ -445,22 +467,29 @@ impl Shared {
     }
 }
 
-/// What writes must keep; an image that never had a snapshot has nothing to say about them.
+/// Marks a shared pool as in use: requests that would fail for a revocable setting wait instead.
+pub(crate) fn mark_in_use(pool: &Rc<dyn ObjectBackend>) {
+    if let Some(shared) = pool.shared() {
+        shared.mark_in_use();
+    }
+}
+
+/// Returns the snapshot context of writes; `None` for an image that never had a snapshot.
 fn context_of(header: &Header) -> Option<Rc<SnapContext>> {
     (header.snap_seq > 0).then(|| Rc::new(header.snap_context()))
 }
 
-/// Bytes of the head that may be in the parent.
+/// Returns the overlap of the head with the parent, in bytes.
 fn overlap_of(header: &Header) -> u64 {
     let overlap = header.parent.as_ref().and_then(|(_, parent)| parent.overlap);
     overlap.unwrap_or(0).min(header.size)
 }
 
-/// An open image: a handle, of which there may be several.
+/// Handle of an open image; several may exist.
 pub struct Image {
     shared: Rc<Shared>,
-    read_only: bool,
-    /// The snapshot that it shows.
+    read_only: Cell<bool>,
+    /// Snapshot that this handle shows; `None` for the head.
     snapshot: Option<View>,
 }
 
@@ -472,15 +501,16 @@ impl Image {
 
     pub(crate) fn new(shared: Rc<Shared>, options: OpenOptions, snapshot: Option<View>) -> Rc<Self> {
         shared.handles.set(shared.handles.get() + 1);
-        Rc::new(Self { shared, read_only: options.read_only || snapshot.is_some(), snapshot })
+        let read_only = Cell::new(options.read_only || snapshot.is_some());
+        Rc::new(Self { shared, read_only, snapshot })
     }
 
     fn view(&self) -> View {
         self.snapshot.unwrap_or_else(|| self.shared.head())
     }
 
-    /// Waits until the image, of which this was the last handle, has been given up: others can have its lock, and
-    /// remove it.  Dropping the handle does the same in the background.
+    /// Closes this handle. If it was the last one, waits until the lock and the watch are released, so that other
+    /// clients can acquire the lock or remove the image. Dropping the handle does the same in the background.
     pub async fn close(self: Rc<Self>) {
         let shared = self.shared.clone();
         drop(self);
@@ -493,33 +523,58 @@ impl Image {
         &self.shared
     }
 
-    /// Why nothing may be written by this handle.
+    /// Refuses a write through a read-only handle.
     fn refuse_write(&self) -> Result<()> {
-        if self.read_only {
+        if self.read_only.get() {
             let what = format!("image {} is open for reading only", self.name());
             return Err(Error::new(ErrorKind::ReadOnly, what));
         }
         Ok(())
     }
 
-    /// The cluster has fenced the client that has the image open: what is asked of it fails, for good.
+    /// Enables writes through a handle opened read-only, if the image's features allow it now. On a shared pool,
+    /// these are the features as of the last header update.
+    ///
+    /// # Errors
+    /// `Unsupported` as on opening for writing; `ReadOnly` for a snapshot. The handle is unchanged then.
+    pub fn allow_writes(&self) -> Result<()> {
+        if self.snapshot.is_some() {
+            return self.refuse_write();
+        }
+        let checked = self.shared.check_features(false);
+        checked.map_err(|error| error.within(format_args!("image {}", self.name())))?;
+        self.read_only.set(false);
+        Ok(())
+    }
+
+    /// Marks the image as used by hosts. Requests to servers that refuse this client because of a revocable setting
+    /// wait from then on, so that hosts get no errors. Before, such a request fails with `Unsupported`, which reports
+    /// the problem to whoever opens the image. Applies to the pools of metadata and data, and to those of present and
+    /// future parents.
+    pub fn mark_in_use(&self) {
+        self.shared.mark_in_use();
+    }
+
+    /// Returns whether the cluster has fenced this client; requests to the image then fail permanently. Also true
+    /// once the image was found to be removed, or a lock to be kept was lost.
     pub fn is_fenced(&self) -> bool {
         self.shared.is_fenced()
     }
 
-    /// Once the image's exclusive lock is taken, it is refused to others until the answer is dropped: for what stands in
-    /// front of the image and answers writes that are not in it yet.
+    /// Keeps the image's exclusive lock, once acquired, from being released on request until the returned guard is
+    /// dropped. For a write-back layer that acknowledges writes before they reach the image.
     pub fn keep_lock(&self) -> KeptLock {
         self.shared.session().map_or_else(KeptLock::none, |session| session.keep())
     }
 
-    /// Has `check` asked whenever the image's lock was taken, before anything passes: what this client knows of the image
-    /// may be of before others had it.  With an error the lock is given back, and what wanted it fails.
+    /// Sets a callback that runs whenever the image's lock was acquired, before any write is admitted: this client's
+    /// knowledge of the image may predate another owner. If it fails, the lock is released, and the operation that
+    /// needed the lock fails.
     pub fn set_lock_check(&self, check: LockCheck) {
         *self.shared.lock_check.borrow_mut() = Some(check);
     }
 
-    /// Takes the lock as [`take_lock`](Self::take_lock) does, in the background, as long as the image is open.
+    /// Acquires the lock like [`take_lock`](Self::take_lock), in the background, as long as the image is open.
     pub fn take_lock_soon(&self) {
         let shared = self.shared.clone();
         drop(spawn(async move {
@@ -532,46 +587,46 @@ impl Image {
         }));
     }
 
-    /// Takes the image's exclusive lock, if it has one, as the first write does otherwise.  That of a dead owner is
-    /// waited for.
+    /// Acquires the image's exclusive lock, if it has one, ahead of the first write. If the owner is dead, waits
+    /// until its watch has expired, and fences it.
     ///
     /// # Errors
-    /// `Busy` when somebody has the lock and keeps it; what taking it brings.
+    /// `Busy` if another client holds the lock and keeps it; errors of acquiring it.
     pub async fn take_lock(&self) -> Result<()> {
         self.shared.lock().await
     }
 
-    /// Its name now.
+    /// Returns the current name.
     pub fn name(&self) -> String {
         self.shared.name()
     }
 
-    /// Its id within the pool, which never changes.
+    /// Returns the id within the pool, which never changes.
     pub fn id(&self) -> &str {
         &self.shared.id
     }
 
-    /// Bytes now.
+    /// Returns the current size in bytes.
     pub fn size(&self) -> u64 {
         self.view().size
     }
 
-    /// Bytes an object.
+    /// Returns the object size in bytes.
     pub fn object_size(&self) -> u64 {
         self.shared.layout.object_size()
     }
 
-    /// Opened for reading only.
+    /// Returns whether the handle is read-only.
     pub fn is_read_only(&self) -> bool {
-        self.read_only
+        self.read_only.get()
     }
 
-    /// What it takes up.
+    /// Returns the space usage.
     pub async fn usage(&self) -> Result<ImageUsage> {
         self.usage_with_progress(|_| {}).await
     }
 
-    /// What it takes up; `progress` tells how many of its objects have been looked at.
+    /// Returns the space usage; `progress` reports the number of objects examined.
     pub async fn usage_with_progress(&self, progress: impl FnMut(Progress)) -> Result<ImageUsage> {
         requests::usage(&self.shared, self.view(), progress).await
     }
@@ -595,7 +650,7 @@ impl BlockDevice for Image {
             block_size: 1,
             preferred_io: self.shared.preferred_io,
             transfer_max: TRANSFER_MAX,
-            read_only: self.read_only,
+            read_only: self.read_only.get(),
         }
     }
 

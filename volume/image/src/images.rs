@@ -1,12 +1,11 @@
-//! The images of one backend: creating, listing, renaming, removing, and which are open.
+//! Registry of the images of one backend: creates, lists, renames and removes them, and tracks which are open.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
-use forebay_reactor::sync::KeyedLock;
+use forebay_reactor::sync::{KeyedLock, WeakMap};
 use forebay_reactor::{random, wall_clock};
 
 use crate::directory::{Added, Directory};
@@ -26,42 +25,40 @@ pub const NAME_LEN_MAX: usize = 95;
 pub const SIZE_MAX: u64 = 1 << 60;
 /// Smallest and largest objects of a new image, in bytes.
 pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
-/// Names or keys read in one go.
+/// Names or keys read in one request.
 const PAGE: usize = 1000;
-/// Fewest entries of open images, held or not, that are worth looking through.
-const SWEEP_MIN: usize = 64;
-/// The feature that says that a header has `op_features`.
+/// Feature bit for a header with `op_features`.
 const OPERATIONS: Features = Features(1 << 8);
-/// Ids tried until one is free.
+/// Attempts to find an unused id.
 const ID_TRIES: usize = 8;
 
-/// The images of one backend, or of one namespace of it.
+/// Images of one backend, or of one of its namespaces.
 pub struct Images {
     pub(crate) backend: Rc<dyn ObjectBackend>,
-    /// RBD's namespace; empty: the one without a name.
+    /// RBD namespace; empty for the default one.
     pub(crate) namespace: Rc<str>,
-    /// By id.  An entry without handles is what is ending.
-    pub(crate) open: RefCell<BTreeMap<String, Weak<Shared>>>,
-    /// Names that are being created, renamed or removed.
+    /// Open images by id. An entry without handles is closing.
+    pub(crate) open: WeakMap<String, Shared>,
+    /// Names of images being created, renamed or removed.
     changing: RefCell<BTreeSet<String>>,
-    /// By id: an image is opened by one at a time, so that it is never open twice.
+    /// Locks by id: one open at a time, so that an image is never open twice.
     opening: KeyedLock<String>,
-    /// Entries of `open` at which those that nobody holds are taken out.
-    sweep_at: Cell<usize>,
 }
 
 thread_local! {
-    /// One of each backend of this core, while anybody uses it.
+    /// Registries of this core, one for each backend and namespace in use.
     static ALL: RefCell<Vec<Weak<Images>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Images {
-    /// The images of `backend`: the same for every caller on this core, so that an image is never open twice.
+    /// Returns the images of `backend`: the same registry for every caller on this core, so that an image is never
+    /// open twice.
     pub fn of(backend: &Rc<dyn ObjectBackend>) -> Rc<Self> {
         Self::in_namespace(backend, "")
     }
 
-    /// Those of one of RBD's namespaces, which must have been made (`rbd namespace create`) before images are.
+    /// Returns the images of an RBD namespace, which must have been created (`rbd namespace create`) before images
+    /// are.
     pub fn in_namespace(backend: &Rc<dyn ObjectBackend>, namespace: &str) -> Rc<Self> {
         ALL.with_borrow_mut(|all| {
             all.retain(|images| images.strong_count() > 0);
@@ -74,27 +71,26 @@ impl Images {
             let images = Rc::new(Self {
                 backend: backend.clone(),
                 namespace: namespace.into(),
-                open: RefCell::default(),
+                open: WeakMap::new(),
                 changing: RefCell::default(),
                 opening: KeyedLock::new(),
-                sweep_at: Cell::new(SWEEP_MIN),
             });
             all.push(Rc::downgrade(&images));
             images
         })
     }
 
-    /// Waits until the images without handles have been given up: others can have their locks.
+    /// Waits until all images without handles are closed, so that other clients can acquire their locks.
     pub async fn settle(&self) {
         loop {
             let is_closing = |shared: &Rc<Shared>| shared.is_closing() && shared.session().is_some();
-            let closing = self.open.borrow().values().filter_map(Weak::upgrade).find(is_closing);
+            let closing = self.open.values().into_iter().find(is_closing);
             let Some(shared) = closing else { return };
             shared.closed().await;
         }
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &Rc<dyn ObjectBackend> {
         &self.backend
     }
@@ -107,19 +103,19 @@ impl Images {
         Directory::of(&self.backend, &self.namespace)
     }
 
-    /// The images that a name of the form `NAMESPACE/IMAGE` means, and the name there.  There are namespaces only
-    /// where a pool is shared.
+    /// Resolves a name of the form `NAMESPACE/IMAGE` to the registry of the namespace and the name in it; `None` for
+    /// any other name. Namespaces exist only in shared pools.
     pub(crate) fn route<'a>(&self, name: &'a str) -> Option<(Rc<Self>, &'a str)> {
         let (namespace, image) = name.split_once('/')?;
         let here = self.namespace.is_empty() && !namespace.is_empty() && self.backend.shared().is_some();
         here.then(|| (Self::in_namespace(&self.backend, namespace), image))
     }
 
-    /// Creates an image.  What a crash left of an earlier attempt at the same name is completed.
+    /// Creates an image. An earlier attempt at the same name that was interrupted by a crash is completed.
     ///
     /// # Errors
-    /// `Exists`; `Invalid` for a name, size, object size or feature that cannot be; `Busy` while another change of
-    /// that name is under way; those of the backend, after which the image is not there.
+    /// `Exists`; `Invalid` for an invalid name, size, object size or feature; `Busy` while another change of that
+    /// name is in progress; errors of the backend, after which the image does not exist.
     pub async fn create(&self, name: &str, mut options: CreateOptions) -> Result<()> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.create(name, options)).await;
@@ -134,14 +130,14 @@ impl Images {
         let (id, is_new) = self.claim(&directory, name).await?;
         let finished = self.finish_create(&directory, name, &id, &options).await;
         if let (Err(error), true) = (&finished, is_new) {
-            // A header that was there already belongs to somebody else.
+            // A header that existed already belongs to another image.
             let with_header = error.kind() != ErrorKind::Exists;
             self.undo_create(&directory, name, &id, with_header).await;
         }
-        finished.map_err(|error| within(format_args!("creating image {name}"), error))
+        finished.map_err(|error| error.within(format_args!("creating image {name}")))
     }
 
-    /// Enters the name in the directory; the id, and whether the entry is new.
+    /// Adds the name to the directory; returns the id, and whether the entry is new.
     async fn claim(&self, directory: &Directory<'_>, name: &str) -> Result<(String, bool)> {
         for _ in 0..ID_TRIES {
             let id = format!("{:014x}", random() >> 8);
@@ -152,7 +148,7 @@ impl Images {
                     if self.header_exists(&id).await? {
                         return Err(Error::new(ErrorKind::Exists, format!("image {name}")));
                     }
-                    // Somebody's creation or removal of it was cut short: an entry, but no header.
+                    // An entry without a header was left by an interrupted creation or removal.
                     return Ok((id, false));
                 }
             }
@@ -197,8 +193,8 @@ impl Images {
         header_object(&self.namespace, id)
     }
 
-    /// Takes back, as far as it goes, what a creation that failed has done.  What cannot be taken back can be completed
-    /// by creating the image again, or removed.
+    /// Rolls back a failed creation, as far as possible. Any remains can be completed by creating the image again, or
+    /// removed.
     async fn undo_create(&self, directory: &Directory<'_>, name: &str, id: &str, with_header: bool) {
         let undo = async {
             if with_header {
@@ -222,8 +218,8 @@ impl Images {
         }
     }
 
-    /// All names, in order.  One whose creation or removal was cut short by a crash is among them; one that is not
-    /// UTF-8, which only other clients make, is not.
+    /// Returns all names, in order. Includes images whose creation or removal was interrupted by a crash; excludes
+    /// names that are not UTF-8, which only other clients create.
     pub async fn list(&self) -> Result<Vec<String>> {
         let mut all = Vec::new();
         let mut cursor = None;
@@ -237,14 +233,14 @@ impl Images {
         }
     }
 
-    /// Up to `max` names in order, from the first or going on at `cursor`; and the cursor to go on at, if there are
-    /// more.
+    /// Returns up to `max` names in order, from the first or from `cursor`, and the cursor of the next page, if there
+    /// is one.
     pub async fn list_page(&self, cursor: Option<Vec<u8>>, max: usize) -> Result<(Vec<String>, Option<Vec<u8>>)> {
         let listed = self.directory().names(cursor, max.max(1)).await;
-        listed.map_err(|error| within("listing images", error))
+        listed.map_err(|error| error.within("listing images"))
     }
 
-    /// What an image is.
+    /// Returns the description of an image.
     pub async fn info(&self, name: &str) -> Result<ImageInfo> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.info(name)).await;
@@ -254,7 +250,7 @@ impl Images {
     }
 
     pub(crate) fn describe(&self, name: &str, id: String, header: Header) -> ImageInfo {
-        // While it shrinks, the open image is ahead of what is stored.
+        // During a shrink, the size of the open image is ahead of the stored one.
         let size = self.find_open(&id).map_or(header.size, |shared| shared.size());
         ImageInfo {
             name: name.to_owned(),
@@ -272,7 +268,7 @@ impl Images {
         }
     }
 
-    /// The snapshots of an image, oldest first.
+    /// Returns the snapshots of an image, oldest first.
     pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.snapshots(name)).await;
@@ -281,12 +277,12 @@ impl Images {
         Ok(header.snapshots.iter().rev().map(Snapshot::info).collect())
     }
 
-    /// Opens an image, or as `IMAGE@SNAPSHOT` a snapshot of it, which can only be read.  Opened again, it is the same
-    /// image by another handle.
+    /// Opens an image, or as `IMAGE@SNAPSHOT` a snapshot of it, which is read-only. Opening an open image returns
+    /// another handle of it.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while it is being created, renamed or removed; `Unsupported` for features that are not
-    /// known here; `Corrupt` for a damaged header.
+    /// `NotFound`; `Busy` while it is being created, renamed or removed; `Unsupported` for unsupported features;
+    /// `Corrupt` for a damaged header.
     pub async fn open(self: &Rc<Self>, name: &str, options: OpenOptions) -> Result<Rc<Image>> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.open(name, options)).await;
@@ -297,48 +293,43 @@ impl Images {
         };
         self.check_unchanging(name)?;
         let id = self.id_of(name).await?;
-        // One after another: between looking for an open one and opening it, nobody else opens and resizes it.
+        // Serialized, so that the image is not opened and resized between the lookup and the open.
         let _opening = self.opening.lock(&id).await;
         let read_only = options.read_only || snapshot.is_some();
         let shared = self.open_shared(name, &id, read_only).await;
-        let shared = shared.map_err(|error| within(format_args!("image {name}"), error))?;
+        let shared = shared.map_err(|error| error.within(format_args!("image {name}")))?;
         shared.check_features(read_only)?;
         let view = match snapshot {
             Some(snapshot) => Some(find_snapshot(&shared, name, snapshot)?),
             None => None,
         };
         self.check_unchanging(name)?;
-        let mut open = self.open.borrow_mut();
-        if open.len() >= self.sweep_at.get() {
-            open.retain(|_, shared| shared.strong_count() > 0);
-            self.sweep_at.set(SWEEP_MIN.max(2 * open.len()));
-        }
-        open.insert(id, Rc::downgrade(&shared));
+        self.open.insert(id, &shared);
         Ok(Image::new(shared, options, view))
     }
 
-    /// The open image of that id, or one that is opened now, which nobody finds yet.
+    /// Returns the open image of that id, or opens it without registering it.
     pub(crate) async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<Shared>> {
         if let Some(shared) = self.find_open(id) {
             if !shared.is_closing() {
                 return Ok(shared);
             }
-            // Its lock and its watch are being given up.
+            // Wait for its lock and its watch to be released.
             shared.closed().await;
         }
         let header = self.header(id).await?;
         check_openable(name, &header)?;
-        let shared = Shared::open(self, name, id, header, 0).await?;
+        let shared = Shared::open(self, name, id, header, 0, false).await?;
         shared.check_features(read_only)?;
         shared.begin_session().await?;
         Ok(shared)
     }
 
-    /// Gives an image another name, open or not.
+    /// Renames an image, open or not.
     ///
     /// # Errors
-    /// `NotFound`; `Exists` if the new name is taken; `Invalid` if it cannot be one; `Busy` while either name is
-    /// being changed.
+    /// `NotFound`; `Exists` if the new name is in use; `Invalid` if it is not a valid name; `Busy` while either name
+    /// is being changed.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         if let (Some((images, from)), Some((there, to))) = (self.route(from), self.route(to))
             && Rc::ptr_eq(&images, &there)
@@ -368,26 +359,27 @@ impl Images {
             }
             directory.remove_id(from, &id).await?;
             if let Some(shared) = self.backend.shared() {
-                // Others that have it open look for its name again; who does not answer has none.
+                // Other clients that have the image open look up its name again; those that do not respond do not
+                // have it open.
                 let update = Message::HeaderUpdate.encode();
                 let told = shared.notify(&self.header_object(&id), update, NOTIFY_TIMEOUT).await;
                 told.map(drop).unwrap_or_else(|error| tracing::debug!(image = to, %error, "others were not told"));
             }
             Ok(())
         };
-        renamed.await.map_err(|error| within(format_args!("renaming image {from} to {to}"), error))
+        renamed.await.map_err(|error| error.within(format_args!("renaming image {from} to {to}")))
     }
 
     pub(crate) async fn id_of(&self, name: &str) -> Result<String> {
         let id = self.directory().id_of(name).await;
-        let id = id.map_err(|error| within(format_args!("image {name}"), error))?;
+        let id = id.map_err(|error| error.within(format_args!("image {name}")))?;
         id.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("image {name}")))
     }
 
-    /// An image's id and metadata.
+    /// Returns an image's id and metadata.
     pub(crate) async fn load(&self, name: &str) -> Result<(String, Header)> {
         let id = self.id_of(name).await?;
-        let header = self.header(&id).await.map_err(|error| within(format_args!("image {name}"), error))?;
+        let header = self.header(&id).await.map_err(|error| error.within(format_args!("image {name}")))?;
         Ok((id, header))
     }
 
@@ -407,12 +399,7 @@ impl Images {
     }
 
     pub(crate) fn find_open(&self, id: &str) -> Option<Rc<Shared>> {
-        let mut open = self.open.borrow_mut();
-        let found = open.get(id)?.upgrade();
-        if found.is_none() {
-            open.remove(id);
-        }
-        found
+        self.open.get(id)
     }
 
     fn check_unchanging(&self, name: &str) -> Result<()> {
@@ -429,7 +416,7 @@ impl Images {
     }
 }
 
-/// A name that is being changed; free again when dropped.
+/// Guard of a name that is being changed; unlocks it when dropped.
 pub(crate) struct Changing<'a> {
     images: &'a Images,
     name: String,
@@ -439,12 +426,6 @@ impl Drop for Changing<'_> {
     fn drop(&mut self) {
         self.images.changing.borrow_mut().remove(&self.name);
     }
-}
-
-/// The error, told with what was being done.
-pub(crate) fn within(what: impl Display, error: Error) -> Error {
-    let context = if error.context().is_empty() { what.to_string() } else { format!("{what}: {}", error.context()) };
-    Error::new(error.kind(), context).with_source(error)
 }
 
 fn check_name(name: &str) -> Result<()> {
@@ -485,7 +466,7 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
         return refuse(format!("an object size of {} is no power of two from 64 KiB to 32 MiB", options.object_size));
     }
     let features = options.features.unwrap_or_default();
-    // That something in a header is newer is noted when there is something.
+    // The feature `operations` is set when the header needs it, not on creation.
     let unsupported = Features(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
     if unsupported != Features::default() {
         return refuse(format!("the features {unsupported} cannot be had"));

@@ -1,12 +1,12 @@
 //! RBD images: thin volumes over objects.
 //!
-//! An image is cut into objects of 64 KiB to 32 MiB, which exist only where something was written.  What is stored is
-//! RBD's format 2 (`docs/formats/rbd-image.md`), so that on a RADOS pool these are ordinary RBD images.  What is open
-//! is described in `docs/design/image.md`.
+//! Stores an image as objects of 64 KiB to 32 MiB, allocated on first write. The on-disk format is RBD format 2
+//! (`docs/formats/rbd-image.md`), so images in a RADOS pool are ordinary RBD images. Open images are described in
+//! `docs/design/image.md`.
 //!
-//! [`Images`] are the images of one backend: it creates, lists, opens, renames and removes them, and knows which are
-//! open.  An open [`Image`] is a [`BlockDevice`](forebay_block::BlockDevice).  The functions of this module are short
-//! forms for callers that have only the backend at hand.
+//! [`Images`] is the image registry of one backend: it creates, lists, opens, renames and removes images, and tracks
+//! which are open. An open [`Image`] is a [`BlockDevice`](forebay_block::BlockDevice). The functions of this module
+//! are shorthands for callers that have only the backend.
 
 mod clone;
 mod details;
@@ -20,6 +20,7 @@ mod images;
 mod info;
 mod layout;
 mod lock;
+mod luks;
 mod metadata;
 mod objectmap;
 mod present;
@@ -43,11 +44,12 @@ pub use info::{
     CreateOptions, ImageDetails, ImageInfo, LockKind, ParentInfo, Progress, RemoveOptions, SnapshotDetails,
     SnapshotInfo,
 };
+pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
 pub use session::KeptLock;
 pub use usage::SnapshotUsage;
 
-/// Objects of 4 MiB, as everywhere in RBD.
+/// Default object size, RBD's own: 4 MiB.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;
 
 /// Creates an image; see [`Images::create`].
@@ -55,12 +57,12 @@ pub async fn create(backend: &Rc<dyn ObjectBackend>, name: &str, options: Create
     Images::of(backend).create(name, options).await
 }
 
-/// The names of all images; see [`Images::list`].
+/// Returns the names of all images; see [`Images::list`].
 pub async fn list(backend: &Rc<dyn ObjectBackend>) -> Result<Vec<String>> {
     Images::of(backend).list().await
 }
 
-/// What an image is; see [`Images::info`].
+/// Returns the description of an image; see [`Images::info`].
 pub async fn info(backend: &Rc<dyn ObjectBackend>, name: &str) -> Result<ImageInfo> {
     Images::of(backend).info(name).await
 }
@@ -70,7 +72,7 @@ pub async fn remove(backend: &Rc<dyn ObjectBackend>, name: &str, progress: impl 
     Images::of(backend).remove(name, RemoveOptions::default(), progress).await
 }
 
-/// Gives an image another name; see [`Images::rename`].
+/// Renames an image; see [`Images::rename`].
 pub async fn rename(backend: &Rc<dyn ObjectBackend>, from: &str, to: &str) -> Result<()> {
     Images::of(backend).rename(from, to).await
 }

@@ -1,5 +1,5 @@
-//! The exclusive lock of an image, without doing anything: what a notification asks of us, and what is to be done
-//! about somebody else's lock.
+//! Protocol of an image's exclusive lock, without I/O: reactions to notifications, and the handling of a lock held by
+//! another client.
 //!
 //! ```text
 //!           a write               got it             caught up
@@ -15,43 +15,44 @@ use forebay_block::Watcher;
 use crate::wire::lock::{LockInfo, Locker, TAG, watch_of};
 use crate::wire::notify::{Client, Message, encode_response};
 
-/// Not supported (EOPNOTSUPP): librbd then asks for the lock, and does it itself.
+/// Response "not supported" (EOPNOTSUPP): librbd then requests the lock, and performs the operation itself.
 const UNSUPPORTED: i32 = -95;
 
-/// Not given up (EROFS): what librbd answers, too, when it was told to keep a lock.
+/// Response "not released" (EROFS): the same as that of a librbd client configured to keep its lock.
 const KEPT: i32 = -30;
 
-/// Where we are with the lock.
+/// Phase of this client's exclusive lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// We do not have it.
+    /// Lock not held.
     Unlocked,
-    /// We are taking it.
+    /// Lock being acquired.
     Acquiring,
-    /// We have it, and catch up with what others did before.
+    /// Lock held; catching up with changes by former owners.
     Opening,
-    /// Writes may go.
+    /// Lock held; writes admitted.
     Locked,
-    /// Writes under way end, new ones wait; then it is given up.
+    /// In-flight writes drain and new ones wait; the lock is then released.
     Releasing,
 }
 
-/// What a notification leads to, after it is answered.
+/// Action that follows a notification, after the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// Nothing.
+    /// No action.
     Nothing,
-    /// Give up the lock.
+    /// Release of the lock.
     Release,
-    /// Read the header anew, before it is answered.
+    /// Refresh of the header, before the response.
     Refresh,
-    /// The lock may be free: those who wait for it look again.
+    /// Wake-up of the waiters for the lock, which may be free now.
     Look,
-    /// Read the reservations anew, before it is answered.
+    /// Refresh of the reservations, before the response.
     Reservations,
 }
 
-/// What to answer to a notification, and what to do then.  With `kept`, the lock is not given up when somebody asks.
+/// Returns the response to a notification, and the action that follows. With `kept`, the lock is not released on
+/// request.
 pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
     let silent = (Vec::new(), Then::Nothing);
     match message {
@@ -71,23 +72,23 @@ pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Messa
     }
 }
 
-/// What is to be done about a lock that we did not get.
+/// Verdict on a lock that could not be acquired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nobody has it by now: try again.
+    /// Lock is free by now: retry.
     Free,
-    /// Its owner lives: ask.
+    /// Owner is alive: request the lock.
     Ask,
-    /// Its owner is gone: fence it, and break its lock.
+    /// Owner is dead: fence it, and break its lock.
     Break(Locker),
-    /// It is none that RBD's clients take by themselves: leave it alone.
+    /// Lock was not acquired automatically by an RBD client: leave it alone.
     Foreign(String),
 }
 
-/// Judges a lock by who watches the header: its owner lives as long as the watch that its cookie names.
+/// Judges a lock by the watchers of the header: its owner is alive as long as the watch named by its cookie exists.
 pub(crate) fn judge(info: &LockInfo, watchers: &[Watcher]) -> Verdict {
     let Some(locker) = info.lockers.first() else { return Verdict::Free };
-    let who = || format!("{}.{} at {}", kind_name(locker.entity.0), locker.entity.1, locker.address);
+    let who = || owner_name(locker);
     if info.tag != TAG {
         return Verdict::Foreign(format!("locked by hand, with the tag '{}', by {}", info.tag, who()));
     }
@@ -104,6 +105,11 @@ pub(crate) fn judge(info: &LockInfo, watchers: &[Watcher]) -> Verdict {
         return Verdict::Foreign(format!("locked by {}, which cannot be fenced", who()));
     }
     Verdict::Break(locker.clone())
+}
+
+/// Returns the owner of a lock for log messages: `client.4123 at 10.0.0.7:0/1`.
+pub(crate) fn owner_name(locker: &Locker) -> String {
+    format!("{}.{} at {}", kind_name(locker.entity.0), locker.entity.1, locker.address)
 }
 
 fn kind_name(kind: u8) -> &'static str {

@@ -1,20 +1,21 @@
-//! Removing images.
+//! Removal of images.
 
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Extent, Method, ObjectOp, Result, Transaction};
 
 use crate::format::{Features, Header, children_object, header_object, map_object};
-use crate::images::{Images, SIZE_MAX, check_openable, within};
+use crate::images::{Images, SIZE_MAX, check_openable};
 use crate::info::{Progress, RemoveOptions};
 use crate::resize::{trim, unless_absent};
 use crate::wire::snapshot::{encode_detach_child, encode_remove_child};
 
-/// The bit of `op_features` that says that a clone is listed by its parent's header.
+/// Bit of `op_features` for a clone listed in its parent's header.
 const CLONE_CHILD: u64 = 2;
 
 impl Images {
-    /// Removes an image and its data.  Cut short, it can be done again: the image stays listed until all is gone.
+    /// Removes an image and its data. An interrupted removal can be repeated: the image stays listed until all of it
+    /// is removed.
     ///
     /// # Errors
     /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, or is being changed.
@@ -32,17 +33,17 @@ impl Images {
             let id = images.id_of(name).await?;
             match images.header(&id).await {
                 Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
-                // Its creation or an earlier removal was cut short.
+                // Left by an interrupted creation or removal.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
             directory.remove_id(name, &id).await?;
             directory.remove(name, &id).await
         };
-        removed.await.map_err(|error| within(format_args!("removing image {name}"), error))
+        removed.await.map_err(|error| error.within(format_args!("removing image {name}")))
     }
 
-    /// Removes data, then header: while there is data, the header tells where.
+    /// Removes the data, then the header: as long as there is data, the header locates it.
     async fn remove_content(
         self: &Rc<Self>,
         name: &str,
@@ -57,7 +58,7 @@ impl Images {
         check_openable(name, header)?;
         let unsupported = header.features.unsupported(false, self.backend.shared().is_some());
         if unsupported != Features::default() {
-            let what = format!("image {name}: removing an image with the features {unsupported}");
+            let what = format!("it has the features {unsupported}");
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
         let open = self.find_open(id).filter(|shared| !shared.is_closing());
@@ -81,9 +82,9 @@ impl Images {
                     return Err(Error::new(ErrorKind::Busy, format!("image {name} is open elsewhere: {other}")));
                 }
             }
-            // Writes that are under way would bring objects back.
+            // In-flight writes would recreate objects.
             let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
-            // What the parent has goes with the header: there is nothing to hide or to keep of it.
+            // The parent's data needs no copy-up and no masking, since the header is removed too.
             shared.set_overlap(0);
             trim(&shared, 0..header.size, progress).await?;
             shared.data().flush().await?;
@@ -100,7 +101,7 @@ impl Images {
         };
         match removed.await {
             Ok(_) => {
-                self.open.borrow_mut().remove(id);
+                self.open.remove(id);
                 Ok(())
             }
             Err(error) => {
@@ -115,7 +116,7 @@ impl Images {
         }
     }
 
-    /// A clone that is being removed is forgotten where its parent's side lists it.
+    /// Removes a clone that is being deleted from the list of its parent's children.
     async fn forget_child(&self, id: &str, header: &Header) -> Result<()> {
         let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
         let pool = shared.pool(parent.pool).await?;
@@ -125,7 +126,7 @@ impl Images {
             let input = encode_detach_child(parent.snap, shared.pool_id(), &self.namespace, id);
             pool.submit(&object, call("child_detach", input)).await
         } else {
-            // The list of the older kind is in the clone's pool.
+            // For v1 clones, the list is in the clone's pool.
             let object = children_object(&self.namespace);
             self.backend.submit(&object, call("remove_child", encode_remove_child(parent, id))).await
         };

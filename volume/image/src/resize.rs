@@ -1,4 +1,4 @@
-//! Changing an image's size while it is in use, and cutting off its end.
+//! Online resize of an image, and removal of the objects past its end.
 
 use std::future::ready;
 use std::ops::Range;
@@ -9,17 +9,18 @@ use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Res
 use crate::clone::copy_up;
 use crate::format::Header;
 use crate::image::{Image, Shared};
-use crate::images::{SIZE_MAX, within};
+use crate::images::SIZE_MAX;
 use crate::info::Progress;
 use crate::present::walk;
 use crate::requests::Wishes;
 use crate::window::{WALK_WINDOW, after_others, windowed};
 use crate::wire::bitmap::State;
 
-/// Removes the objects that lie wholly in `range`, and cuts the one in which it begins.  The object map, if there is
-/// one, knows before and after; what it says is not there is left alone, unless snapshots still need the parent's bytes.
+/// Removes the objects wholly within `range`, and truncates the one in which it begins. Updates the object map, if
+/// there is one, before and after; objects marked nonexistent are skipped, unless snapshots still need the parent's
+/// bytes.
 ///
-/// Nothing of it is durable before the next flush.  It can be repeated: what is gone stays gone.
+/// Not durable before the next flush. Can be repeated: removed objects stay removed.
 pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let layout = shared.layout();
     let first_whole = layout.objects(range.start);
@@ -39,7 +40,7 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
         progress(Progress { done: before, total });
     }
     let remove = |object| trim_object(shared, object, ObjectOp::Remove);
-    // Where snapshots need what the parent has, an object is made of what is not there.
+    // Snapshots may need the parent's data: absent objects are created by copy-up.
     let copied = match shared.snapc().is_some_and(|snapc| !snapc.snaps.is_empty()) {
         true => layout.objects(shared.head().overlap).clamp(first_whole, end.max(first_whole)),
         false => first_whole,
@@ -62,17 +63,18 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
     Ok(())
 }
 
-/// Removes or cuts an object that need not show the parent's bytes any more; but snapshots keep theirs.
+/// Removes or truncates an object that need not show the parent's bytes any more; copies them up first if snapshots
+/// need them.
 fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Result<u64>> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
-    // What snapshots see of the parent becomes their own, so that they need it no more when it is let go of.
+    // Copy-up makes the parent's data the snapshots' own, so that the overlap can shrink.
     let copies = overlap > 0 && snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
     if !copies && shared.map().is_some_and(|map| !map.may_exist(object)) {
         return Box::pin(ready(Ok(0)));
     }
     let state = if matches!(op, ObjectOp::Remove) { State::Pending } else { State::Exists };
-    // One that is cut differs from what it was at the last snapshot.
+    // A truncated object differs from its state at the last snapshot.
     let marks = copies || state == State::Exists && shared.map().is_some_and(|map| !map.is_marked(object));
     let name = shared.object_name(object);
     let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false, advice: Advice::NONE };
@@ -82,7 +84,7 @@ fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Re
     let shared = shared.clone();
     Box::pin(async move {
         if let Some(map) = shared.map() {
-            // Before it is there: copying up may create it.
+            // Marked before it exists: the copy-up may create it.
             map.update(object, state, None).await?;
         }
         if copies {
@@ -92,7 +94,7 @@ fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Re
     })
 }
 
-/// Removing what is not there is done.
+/// Treats the removal of an absent object as done.
 pub(crate) fn unless_absent(work: LocalFuture<Result<u64>>) -> LocalFuture<Result<u64>> {
     Box::pin(async move {
         match work.await {
@@ -102,7 +104,8 @@ pub(crate) fn unless_absent(work: LocalFuture<Result<u64>>) -> LocalFuture<Resul
     })
 }
 
-/// Shows the size that is being shrunk to; unless it is kept, the one before comes back.
+/// Guard that shows the new size during a shrink, and restores the old one when dropped, unless the shrink was
+/// completed.
 struct Shown<'a> {
     shared: &'a Shared,
     before: Option<u64>,
@@ -117,15 +120,15 @@ impl Drop for Shown<'_> {
 }
 
 impl Image {
-    /// Changes the size to `new_size` bytes, while requests go on.
+    /// Resizes the image to `new_size` bytes, online.
     ///
-    /// Growing, the new end reads as zeroes.  Shrinking, which must be allowed, requests beyond the new end are
-    /// refused with `OutOfRange` from now on, those under way are waited for, and the objects there are removed;
-    /// `progress` tells how many.  Cut short by a crash, the size is the old one, and part of the end may be gone:
-    /// shrink again.
+    /// Growing: the new end reads as zeroes. Shrinking must be allowed by `allow_shrink`: requests beyond the new end
+    /// are refused with `OutOfRange` at once, in-flight ones are waited for, and the objects there are removed;
+    /// `progress` reports their number. After a crash in between, the size is the old one, and part of the end may be
+    /// gone: shrink again.
     ///
     /// # Errors
-    /// `Invalid` for a size beyond [`SIZE_MAX`], or a smaller one without `allow_shrink`; `ReadOnly`; those of the
+    /// `Invalid` for a size beyond [`SIZE_MAX`], or a smaller one without `allow_shrink`; `ReadOnly`; errors of the
     /// backend, after which the size is the old one.
     pub async fn resize(&self, new_size: u64, allow_shrink: bool, mut progress: impl FnMut(Progress)) -> Result<()> {
         let shared = self.shared();
@@ -136,7 +139,7 @@ impl Image {
         if new_size > SIZE_MAX {
             return refuse(ErrorKind::Invalid, format!("{new_size} bytes are more than the largest size, {SIZE_MAX}"));
         }
-        // Before the size is looked at, which may be another once we have the lock.
+        // Acquired before the size is read, which may change with the lock's owner.
         shared.lock().await?;
         let alone = shared.resizing().acquire(1).await;
         shared.check_there()?;
@@ -158,13 +161,13 @@ impl Image {
         {
             session.header_changed().await;
         }
-        resized.map_err(|error| within(format_args!("resizing image {} to {new_size} bytes", shared.name()), error))
+        resized.map_err(|error| error.within(format_args!("resizing image {} to {new_size} bytes", shared.name())))
     }
 }
 
 async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     if new_size > size {
-        // While this has passed, the lock is not given up.
+        // While this guard is held, the exclusive lock is not released.
         let _pass = shared.enter(Extent::new(size, new_size - size)).await?;
         check_stored(shared, size)?;
         if let Some(map) = shared.map() {
@@ -180,8 +183,8 @@ async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl
 async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let mut shown = Shown { shared, before: Some(size) };
     shared.set_size(new_size);
-    // A write to what stays of an object copies up what the parent has of all of it, so it waits until it is known that the
-    // parent has no more than what stays.
+    // A write to the kept part of an object copies up the parent's data for all of it, so it waits until the overlap
+    // has been reduced to the kept part.
     let from = match shared.head().overlap > new_size {
         true => new_size - new_size % shared.layout().object_size(),
         false => new_size,
@@ -189,7 +192,7 @@ async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut im
     let hold = shared.enter_alone(Extent::new(from, size - from)).await?;
     check_stored(shared, size)?;
     trim(shared, new_size..size, progress).await?;
-    // What is cut off must be gone for good before the header says so, or growing again would bring it back.
+    // The objects must be durably removed before the header shrinks, or growing again would expose their data.
     shared.data().flush().await?;
     store_size(shared, new_size).await?;
     shown.before = None;
@@ -202,7 +205,7 @@ async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut im
     Ok(())
 }
 
-/// Refuses to go on if somebody else changed the size while we waited for the lock.
+/// Fails with `Busy` if another client changed the size while this one waited for the lock.
 fn check_stored(shared: &Shared, size: u64) -> Result<()> {
     if shared.session().is_some() && shared.header().size != size {
         return Err(Error::new(ErrorKind::Busy, "somebody else has changed the size meanwhile"));
@@ -210,7 +213,7 @@ fn check_stored(shared: &Shared, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Stores the size, and with it how much of the image the parent may still have.
+/// Stores the size, and the overlap with the parent if it exceeds the size.
 async fn store_size(shared: &Shared, size: u64) -> Result<()> {
     let header = shared.header();
     let mut pairs = vec![Header::encode_size(size)];

@@ -1,5 +1,5 @@
-//! What an open image has to do with the other clients of its pool: its watch on the header, its share of the
-//! exclusive lock, and the object map that belongs to the lock.
+//! Coordination of an open image with the other clients of its pool: its watch on the header, the exclusive lock, and
+//! the object map that the lock protects.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -14,10 +14,10 @@ use forebay_reactor::{sleep, spawn, timeout};
 
 use crate::format::{Features, map_object};
 use crate::image::Shared;
-use crate::images::{SIZE_MAX, within};
-use crate::lock::{Phase, Then, Verdict, judge, react};
+use crate::images::SIZE_MAX;
+use crate::lock::{Phase, Then, Verdict, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
-use crate::wire::lock::{self as wire, TAG};
+use crate::wire::lock::{self as wire, Locker, TAG};
 use crate::wire::notify::{Client, Message, decode_response, encode_incarnation};
 
 const LOCK: Method = Method::new("lock", "lock");
@@ -26,42 +26,51 @@ const BREAK: Method = Method::new("lock", "break_lock");
 pub(crate) const GET_INFO: Method = Method::new("lock", "get_info");
 const SET_COOKIE: Method = Method::new("lock", "set_cookie");
 const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
-/// How long others may take to answer; librbd's.
+/// Notification timeout, the same as librbd's.
 pub(crate) const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between looks at a lock whose owner lives and has not given it up yet.
+/// Retry interval for a lock whose living owner has not released it yet.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Between attempts to watch again.
+/// Retry interval for re-establishing the watch.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
 
-/// An open image's dealings with other clients.
+/// Watch and exclusive lock of an open image.
 pub(crate) struct Session {
     image: Weak<Shared>,
     objects: Rc<dyn SharedObjects>,
     header: ObjectName,
     watch: RefCell<Option<Box<dyn Watch>>>,
-    /// The watch that the lock is named after, while we have it.
+    /// Watch that the lock's cookie names, while this client holds it; 0 otherwise.
     locked_by: Cell<u64>,
     phase: Cell<Phase>,
-    /// Taking, giving up and taking again: one at a time.
+    /// Serializes acquiring, releasing and reacquiring the lock.
     turn: Semaphore,
-    /// The lock may be free.
+    /// Owner of the lock when this client began to acquire it, if it was another client.
+    former: RefCell<Option<FormerOwner>>,
+    /// Signaled when the lock may be free.
     look: Notify,
     map: RefCell<Option<Rc<ObjectMap>>>,
-    /// Who wants the lock to be kept, whoever asks for it.
+    /// Number of [`KeptLock`] guards; while there is one, the lock is not released on request.
     keepers: Cell<usize>,
-    /// Others have shut us out; nothing goes any more.
+    /// Set once this client is blocklisted or the image cannot be used any more.
     fenced: RefCell<Option<Error>>,
-    /// It is being closed; the lock is not waited for any more.
+    /// Set while the image is closing; the lock is not waited for any more.
     ending: Cell<bool>,
-    /// It has been closed; nothing is watched again.
+    /// Set once the image is closed; the watch is not re-established.
     ended: Cell<bool>,
 }
 
-/// While it is held, an exclusive lock that is ours goes to nobody who asks for it.
+/// Owner from which an exclusive lock is taken over.
+struct FormerOwner {
+    name: String,
+    /// Set if the owner was dead and has been blocklisted.
+    fenced: bool,
+}
+
+/// Guard that keeps an exclusive lock held by this client from being released on request.
 pub struct KeptLock(Option<Rc<Session>>);
 
 impl KeptLock {
-    /// Of an image that has no lock.
+    /// Returns the guard of an image that has no lock.
     pub(crate) fn none() -> Self {
         Self(None)
     }
@@ -92,7 +101,7 @@ impl WatchHandler for Handler {
 }
 
 impl Session {
-    /// Begins to watch the header of an image that is being opened.
+    /// Establishes the watch on the header of an image that is being opened.
     pub(crate) async fn begin(
         image: Weak<Shared>,
         objects: Rc<dyn SharedObjects>,
@@ -106,6 +115,7 @@ impl Session {
             locked_by: Cell::new(0),
             phase: Cell::new(Phase::Unlocked),
             turn: Semaphore::new(1),
+            former: RefCell::default(),
             look: Notify::new(),
             map: RefCell::default(),
             keepers: Cell::new(0),
@@ -128,41 +138,43 @@ impl Session {
         Client { number: self.objects.identity().number, watch }
     }
 
-    /// We have the lock, and keep it.
+    /// Returns whether this client holds the lock and is not releasing it.
     pub(crate) fn is_locked(&self) -> bool {
         self.phase.get() == Phase::Locked
     }
 
-    /// The object map, while we have the lock.
+    /// Returns the object map, while this client holds the lock.
     pub(crate) fn map(&self) -> Option<Rc<ObjectMap>> {
         self.map.borrow().clone()
     }
 
-    /// What makes a change of the header fail unless we have the lock.
+    /// Returns the assertion that makes a change of the header fail unless this client holds the lock; `None` if it
+    /// does not.
     pub(crate) fn assertion(&self) -> Option<ObjectOp> {
         let cookie = wire::cookie_of(self.locked_by.get());
         let assert = || ObjectOp::Call { method: ASSERT_LOCKED, input: wire::encode_assert(&cookie, TAG) };
         (self.locked_by.get() != 0).then(assert)
     }
 
-    /// The error of a client that was fenced.
+    /// Fails with the recorded error if this client was fenced.
     pub(crate) fn check(&self) -> Result<()> {
         self.fenced.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Tells the other clients that the header has changed.
+    /// Notifies the other clients of a changed header.
     pub(crate) async fn header_changed(&self) {
         self.tell(Message::HeaderUpdate).await;
     }
 
     async fn tell(&self, message: Message) {
-        // Who does not answer has lost its watch, or will look when it comes back.
+        // Clients that do not respond have lost their watch, or re-read when they have it again.
         if let Err(error) = self.objects.notify(&self.header, message.encode(), NOTIFY_TIMEOUT).await {
             tracing::debug!(header = %self.header, %error, "others were not told");
         }
     }
 
-    /// Tells the others of the image's reservations: what they answer, and who has not, of those who still watch.
+    /// Notifies the other clients of the image's reservations; returns their responses, and the clients without one
+    /// that still watch.
     pub(crate) async fn ask_of_reservations(&self) -> Result<(Vec<Vec<u8>>, Vec<String>)> {
         let message = Message::Reservations(self.me());
         let told = self.objects.notify(&self.header, message.encode(), NOTIFY_TIMEOUT).await?;
@@ -175,7 +187,7 @@ impl Session {
         Ok((answers, missed.map(|watcher| format!("client.{} at {}", watcher.client, watcher.address)).collect()))
     }
 
-    /// Who else watches the header, as `client.NUMBER at ADDRESS`.
+    /// Returns the other watchers of the header, as `client.NUMBER at ADDRESS`.
     pub(crate) async fn others(&self) -> Result<Vec<String>> {
         let me = self.objects.identity().number;
         let watchers = self.objects.watchers(&self.header).await?;
@@ -185,7 +197,7 @@ impl Session {
 
     // ---- The lock ----
 
-    /// Takes the lock, unless we have it.
+    /// Acquires the lock, unless this client holds it.
     pub(crate) async fn acquire(self: &Rc<Self>, image: &Rc<Shared>) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.check()?;
@@ -193,10 +205,11 @@ impl Session {
             return Ok(());
         }
         self.phase.set(Phase::Acquiring);
+        self.former.take();
         let taken = async {
             self.take().await?;
             self.phase.set(Phase::Opening);
-            // What others did while they had it: the size, snapshots, features.
+            // Changes by former owners: the size, snapshots, features.
             image.refresh().await?;
             self.open_map(image).await?;
             image.claimed().await
@@ -204,6 +217,9 @@ impl Session {
         match taken.await {
             Ok(()) => {
                 self.phase.set(Phase::Locked);
+                if let Some(FormerOwner { name, fenced }) = self.former.take() {
+                    tracing::info!(image = image.name(), former_owner = name, fenced, "exclusive lock taken over");
+                }
                 let session = self.clone();
                 drop(spawn(async move { session.tell(Message::AcquiredLock(session.me())).await }));
                 Ok(())
@@ -219,12 +235,12 @@ impl Session {
                 if error.kind() == ErrorKind::Fenced {
                     self.fenced.borrow_mut().get_or_insert(error.clone());
                 }
-                Err(within(format_args!("image {}: taking its lock", image.name()), error))
+                Err(error.within(format_args!("image {}: taking its lock", image.name())))
             }
         }
     }
 
-    /// While we have the lock, nobody gets it who asks for it, until the answer is dropped.
+    /// Returns a guard that keeps the lock, while this client holds it, from being released on request.
     pub(crate) fn keep(self: &Rc<Self>) -> KeptLock {
         self.keepers.set(self.keepers.get() + 1);
         KeptLock(Some(self.clone()))
@@ -241,7 +257,7 @@ impl Session {
             }
             let watch = self.me().watch;
             if watch == 0 {
-                // The watch broke, and is being set anew.
+                // The watch broke, and is being re-established.
                 self.check()?;
                 let _ = timeout(WATCH_AGAIN, self.look.wait()).await;
                 continue;
@@ -270,26 +286,28 @@ impl Session {
         wire::decode_info(&answer).ok_or_else(|| Error::new(ErrorKind::Corrupt, "the lock of the image"))
     }
 
-    /// Asks a living owner for the lock, and breaks a dead one's; returns when it is worth trying again.
+    /// Requests the lock from a living owner, and breaks a dead one's; returns when the lock should be tried again.
     async fn deal_with_owner(&self) -> Result<()> {
         let info = self.info().await?;
         let watchers = self.objects.watchers(&self.header).await?;
         match judge(&info, &watchers) {
             Verdict::Free => Ok(()),
             Verdict::Foreign(why) => Err(Error::new(ErrorKind::Busy, why)),
-            Verdict::Ask => self.ask().await,
+            Verdict::Ask => {
+                self.note_former(info.lockers.first(), false);
+                self.ask().await
+            }
             Verdict::Break(locker) => {
-                // It may have been taken over, or given up, since.
+                // The lock may have been taken over, or released, since.
                 if self.info().await?.lockers.first() != Some(&locker) {
                     return Ok(());
                 }
-                let who = format!("client.{}", locker.entity.1);
                 if locker.client() == Some(self.objects.identity().number) {
-                    // Our own, of a watch that is no more: nobody to be fenced.
+                    // The lock of an earlier watch of this client: it must not fence itself.
                     tracing::debug!(header = %self.header, "an earlier lock of this client is broken");
                 } else {
-                    tracing::warn!(header = %self.header, who, address = locker.address, "a dead owner's lock is broken");
                     self.objects.blocklist(&locker.address, None).await?;
+                    self.note_former(Some(&locker), true);
                 }
                 let call = ObjectOp::Call { method: BREAK, input: wire::encode_break(&locker) };
                 match self.image()?.backend().submit(&self.header, Transaction::of(call)).await {
@@ -300,11 +318,26 @@ impl Session {
         }
     }
 
+    /// Records the former owner of the lock, unless it is this client itself.
+    fn note_former(&self, locker: Option<&Locker>, fenced: bool) {
+        if let Some(locker) = locker.filter(|locker| locker.client() != Some(self.objects.identity().number)) {
+            *self.former.borrow_mut() = Some(FormerOwner { name: owner_name(locker), fenced });
+        }
+    }
+
     async fn ask(&self) -> Result<()> {
-        // From before it is asked, so that no release is missed.
+        // Registered before the request, so that no release is missed.
         let released = self.look.wait();
         let request = Message::RequestLock { client: self.me(), force: false };
-        let told = self.objects.notify(&self.header, request.encode(), NOTIFY_TIMEOUT).await?;
+        let told = match self.objects.notify(&self.header, request.encode(), NOTIFY_TIMEOUT).await {
+            Ok(told) => told,
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                // As without a response: if the owner is dead, its watch expires.
+                tracing::debug!(header = %self.header, %error, "a request for the lock is repeated");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         for answer in &told.answers {
             match decode_response(&answer.payload) {
                 Some(refused) if refused < 0 => {
@@ -314,7 +347,7 @@ impl Session {
                 _ => {}
             }
         }
-        // An owner that is busy giving it up says so when it has; one that died says nothing.
+        // An owner that is busy releasing the lock notifies when it is done; a dead one does not.
         let _ = timeout(ASK_AGAIN, released).await;
         Ok(())
     }
@@ -330,10 +363,11 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the lock up, when the writes under way have ended.  Because somebody has `asked`, unless it is kept.
-    async fn release(self: &Rc<Self>, image: &Rc<Shared>, asked: bool) {
+    /// Releases the lock, after the in-flight writes have ended. A lock that is kept is not released if a client has
+    /// `asked`.
+    async fn release(self: &Rc<Self>, image: &Rc<Shared>, asked: Option<Client>) {
         let _turn = self.turn.acquire(1).await;
-        if self.phase.get() != Phase::Locked || (asked && self.is_kept()) {
+        if self.phase.get() != Phase::Locked || (asked.is_some() && self.is_kept()) {
             return;
         }
         self.phase.set(Phase::Releasing);
@@ -348,6 +382,9 @@ impl Session {
         self.unlock().await;
         self.phase.set(Phase::Unlocked);
         drop(hold);
+        if let Some(Client { number, .. }) = asked {
+            tracing::info!(image = image.name(), new_owner = %format_args!("client.{number}"), "exclusive lock handed over");
+        }
         self.tell(Message::ReleasedLock(self.me())).await;
     }
 
@@ -362,10 +399,10 @@ impl Session {
         }
     }
 
-    /// Gives up the lock and the watch.
+    /// Releases the lock and the watch.
     pub(crate) async fn end(self: &Rc<Self>, image: &Rc<Shared>) {
         self.ending.set(true);
-        self.release(image, false).await;
+        self.release(image, None).await;
         self.ended.set(true);
         let watch = self.watch.take();
         if let Some(watch) = watch
@@ -375,13 +412,13 @@ impl Session {
         }
     }
 
-    // ---- What others say ----
+    // ---- Notifications ----
 
     async fn notified(self: Rc<Self>, notification: Notification) {
         let message = Message::decode(&notification.payload);
         let (answer, then) = react(self.phase.get(), self.is_kept(), self.me(), message.as_ref());
         let image = self.image.upgrade();
-        // A header update is answered when what it tells of is known here.
+        // A header update is acknowledged after the change is known here.
         if let (Then::Refresh, Some(image)) = (then, &image)
             && let Err(error) = image.refresh().await
         {
@@ -391,7 +428,7 @@ impl Session {
             (Then::Reservations, Some(reserved)) => match reserved.told().await {
                 Ok(incarnation) => encode_incarnation(incarnation),
                 Err(error) => {
-                    // Not answered: who asks must not take it that they count here.
+                    // Not acknowledged: the sender must not assume that the reservations are in force here.
                     tracing::warn!(header = %self.header, %error, "changed reservations could not be read");
                     return;
                 }
@@ -402,21 +439,26 @@ impl Session {
         if let Err(error) = answered.await {
             tracing::debug!(header = %self.header, %error, "a notification could not be answered");
         }
+        let asked = match message {
+            Some(Message::RequestLock { client, .. }) => Some(client),
+            _ => None,
+        };
         match (then, image) {
-            (Then::Release, Some(image)) => self.release(&image, true).await,
+            (Then::Release, Some(image)) => self.release(&image, asked).await,
             (Then::Look, _) => self.look.notify_all(),
             _ => {}
         }
     }
 
-    /// Watches again; whoever has the lock keeps it under the new watch's name, or has lost it.
+    /// Re-establishes the watch; an owner of the lock moves it to the new watch's cookie, or has lost it.
     async fn watch_broken(self: Rc<Self>, why: Error) {
         let reserved = self.image.upgrade().and_then(|image| image.reserved());
         if let Some(reserved) = &reserved {
             reserved.lost_touch();
         }
         self.watch_again(why).await;
-        if let Some(reserved) = reserved {
+        // Reservations registered in the meantime are re-read too: changes before that may have been missed.
+        if let Some(reserved) = self.image.upgrade().and_then(|image| image.reserved()).or(reserved) {
             let go_on = || !self.ended.get() && self.check().is_ok();
             match go_on() {
                 true => reserved.found_touch(go_on).await,
@@ -432,6 +474,9 @@ impl Session {
         let mut why = why;
         while !self.ended.get() {
             if why.kind() == ErrorKind::Fenced {
+                if let Some(image) = self.image.upgrade().filter(|_| self.is_locked()) {
+                    log_lost(&image, None, &why);
+                }
                 return self.shut_out(why);
             }
             match self.set_watch().await {
@@ -447,42 +492,46 @@ impl Session {
         self.look.notify_all();
         let lost = {
             let _turn = self.turn.acquire(1).await;
-            self.phase.get() == Phase::Locked && !self.rename_lock(&image).await
+            match self.phase.get() {
+                Phase::Locked => self.rename_lock(&image).await.err(),
+                _ => None,
+            }
         };
-        if lost && self.is_kept() {
-            // What is in front of the image would overwrite what others have written meanwhile.
-            return self.shut_out(Error::new(ErrorKind::Fenced, "the lock was lost that was to be kept"));
+        if let Some(error) = lost.as_ref().filter(|_| self.is_kept()) {
+            // The write-back layer in front of the image would overwrite later writes of other clients.
+            self.shut_out(Error::new(ErrorKind::Fenced, "the lock was lost that was to be kept"));
+            return self.lost(&image, error).await;
         }
-        if lost {
-            // Somebody else may have it: nothing of what we know of objects counts any more.  Writes under way are
-            // for who took it to fence.
+        if let Some(error) = lost {
+            // Another client may hold the lock: cached object state is invalid. In-flight writes are fenced by the
+            // client that took the lock.
             self.phase.set(Phase::Releasing);
             let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;
             self.map.take();
             self.locked_by.set(0);
             self.phase.set(Phase::Unlocked);
             drop(hold);
+            self.lost(&image, &error).await;
         }
         if let Err(error) = image.refresh().await {
             tracing::warn!(header = %self.header, %error, "the header could not be read after a watch broke");
         }
     }
 
-    /// The lock goes under the new watch's name, if it is still ours.
-    async fn rename_lock(&self, image: &Rc<Shared>) -> bool {
+    /// Logs that the lock was lost while the watch was broken, with its present owner if known.
+    async fn lost(&self, image: &Rc<Shared>, why: &Error) {
+        let owner = self.info().await.ok().and_then(|info| info.lockers.first().map(owner_name));
+        log_lost(image, owner.as_deref(), why);
+    }
+
+    /// Changes the lock's cookie to the new watch's, if this client still holds the lock.
+    async fn rename_lock(&self, image: &Rc<Shared>) -> Result<()> {
         let watch = self.me().watch;
         let (old, new) = (wire::cookie_of(self.locked_by.get()), wire::cookie_of(watch));
         let call = ObjectOp::Call { method: SET_COOKIE, input: wire::encode_set_cookie(&old, TAG, &new) };
-        match image.backend().submit(&self.header, Transaction::of(call)).await {
-            Ok(_) => {
-                self.locked_by.set(watch);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(header = %self.header, %error, "the lock was lost while nobody watched");
-                false
-            }
-        }
+        image.backend().submit(&self.header, Transaction::of(call)).await?;
+        self.locked_by.set(watch);
+        Ok(())
     }
 
     fn shut_out(&self, why: Error) {
@@ -492,4 +541,10 @@ impl Session {
         self.map.take();
         self.look.notify_all();
     }
+}
+
+/// Logs that an exclusive lock was lost.
+fn log_lost(image: &Rc<Shared>, owner: Option<&str>, why: &Error) {
+    let new_owner = owner.unwrap_or("unknown");
+    tracing::info!(image = image.name(), new_owner, reason = %why, "exclusive lock lost");
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::cluster::{
-    OBJECT, POOL, check_map, clone_with_snapshot, cluster, create_and_open, kind, make_clone, map_of, names, of_size,
-    open, read, take_snapshot, until, write,
+    OBJECT, POOL, check_map, clone_with_snapshot, cluster, create_and_open, kind, make_clone, make_clone_of, map_of,
+    names, of_size, open, read, take_snapshot, until, write,
 };
 use common::{bytes, pattern, run};
 use forebay_block::{
@@ -51,6 +51,35 @@ fn where_a_clone_comes_from_and_who_has_it_open() {
         assert_eq!(images.details("child").await.expect("details").lock, Some(LockKind::Exclusive));
         assert_eq!(kind(images.watchers("none").await), Some(ErrorKind::NotFound));
         assert_eq!(kind(images.details("none").await), Some(ErrorKind::NotFound));
+    });
+}
+
+/// Unused pools refuse requests at once because of a revocable setting; hosts must not see such errors.
+#[test]
+fn all_pools_of_an_image_that_hosts_use_are_marked() {
+    run(async {
+        let cluster = cluster(13, 1);
+        let [data, gold, gold_data, later] = ["data", "gold", "gold-data", "later"].map(|name| cluster.add_pool(name));
+        let client = cluster.client();
+        let pool = |number: i64| client.pool(number);
+        let (a, parents, last) = (pool(POOL), pool(gold), pool(later));
+        let in_pool = |data: Option<&str>| CreateOptions { data_pool: data.map(str::to_owned), ..of_size(4 * OBJECT) };
+        forebay_image::create(&parents, "base", in_pool(Some("gold-data"))).await.expect("created");
+        let snap = take_snapshot(&parents, "base", "then", None).await;
+        forebay_image::create(&a, "child", in_pool(Some("data"))).await.expect("created");
+        make_clone_of(&a, "child", (&parents, gold, "base"), snap, 4 * OBJECT).await;
+        let child = open(&a, "child").await;
+        assert_eq!(client.pools_in_use(), [0; 0], "whoever opens an image is told");
+        child.mark_in_use();
+        assert_eq!(client.pools_in_use(), [POOL, data, gold, gold_data]);
+
+        // Another parent, discovered when the lock is acquired.
+        forebay_image::create(&last, "base", in_pool(None)).await.expect("created");
+        let snap = take_snapshot(&last, "base", "then", None).await;
+        make_clone_of(&a, "child", (&last, later, "base"), snap, 4 * OBJECT).await;
+        write(&child, 0, b"some").await;
+        assert_eq!(client.pools_in_use(), [POOL, data, gold, gold_data, later]);
+        child.close().await;
     });
 }
 
@@ -106,7 +135,7 @@ fn clones_read_through_and_copy_up() {
         base.close().await;
 
         forebay_image::create(&a, "child", of_size(10 * OBJECT)).await.expect("created");
-        // It sees only part of its parent: the overlap ends within an object.
+        // The clone sees only part of its parent: the overlap ends within an object.
         let overlap = 4 * OBJECT + 500;
         make_clone(&a, "child", "base", snap, overlap).await;
         let id = forebay_image::info(&a, "child").await.expect("info").id;
@@ -141,7 +170,7 @@ fn clones_read_through_and_copy_up() {
         check_map(&*cluster.bare(POOL), &id).await;
         assert_eq!(map_of(&*a, &format!("rbd_object_map.{id}")).await[..6], [0, 1, 1, 1, 1, 0]);
 
-        // Shrunk, it sees less of its parent, for good.
+        // A shrink reduces the overlap permanently.
         child.resize(OBJECT / 2, true, |_| {}).await.expect("shrunk");
         child.resize(10 * OBJECT, false, |_| {}).await.expect("grown");
         expected[OBJECT as usize / 2..].fill(0);
@@ -166,7 +195,7 @@ fn what_snapshots_see_of_a_parent_becomes_their_own_when_it_is_copied_up() {
         let snap = Images::of(&a).snapshots("child").await.expect("listed")[0].id;
         let child = open(&a, "child").await;
         write(&child, OBJECT + 10, b"mine").await;
-        // The parent may be let go of: the object itself has been there at the snapshot.
+        // The parent may be detached: the object itself existed at the snapshot.
         let object = ObjectName::new(format!("rbd_data.{id}.{:016x}", 1));
         let at = ObjectRead::new(SnapId(snap), Extent::new(0, OBJECT));
         let kept = cluster.bare(POOL).read(&object, at).await.expect("it is there").fill(at.extent).to_vec();
@@ -188,7 +217,7 @@ fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
         make_clone(&a, "child", "base", snap, 2 * OBJECT).await;
         let child = open(&a, "child").await;
         child.take_lock().await.expect("taken");
-        // All but the header's new size is done.
+        // Only the update of the size in the header is outstanding.
         let stall = cluster.stall(POOL, "rbd_header.");
         let middle = OBJECT + 5000;
         let shrinking = child.clone();
@@ -209,7 +238,8 @@ fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
     });
 }
 
-/// Random requests to a clone that gets snapshots, against vectors: the head and every snapshot stay what they are.
+/// Compares random requests to a clone that gets snapshots with vectors: the head and every snapshot keep their
+/// contents.
 fn clones_with_snapshots(seed: u64, features: Features) {
     run(async {
         let cluster = cluster(seed, seed % 4);

@@ -183,7 +183,7 @@ fn a_forced_removal_ends_open_handles() {
         assert_eq!(kind(after), Some(ErrorKind::NotFound));
         assert_eq!(kind(image.resize(2 * MIB, false, |_| {}).await), Some(ErrorKind::NotFound));
         assert_eq!(objects(&backend).await, ["rbd_directory"]);
-        // A new image of that name is another one.
+        // New images of the same name are distinct.
         images.create("vm", of_size(MIB)).await.expect("created again");
         let again = images.open("vm", OpenOptions::default()).await.expect("opened");
         assert_eq!(read(&again, 0, 1).await, [0]);
@@ -217,7 +217,7 @@ fn handles_of_one_image_share_its_size() {
         }
         two.submit(Request::Flush).await.expect("a flush changes nothing");
         assert_eq!(kind(two.resize(MIB, true, |_| {}).await), Some(ErrorKind::ReadOnly));
-        // What is stored agrees, for those who open it later.
+        // The stored state agrees, for later opens.
         drop((one, two));
         assert_eq!(forebay_image::info(&backend, "vm").await.expect("info").size, 3 * MIB);
     });
@@ -261,6 +261,13 @@ fn a_renamed_image_is_the_same_image() {
     });
 }
 
+/// Returns the text of an error, and asserts that it has no cause that would repeat it.
+fn refusal<T>(result: forebay_block::Result<T>) -> String {
+    let error = result.err().expect("a refusal");
+    assert!(std::error::Error::source(&error).is_none(), "{error:?}");
+    error.to_string()
+}
+
 #[test]
 fn foreign_images_are_opened_only_if_all_their_features_are_known() {
     run(async {
@@ -274,18 +281,32 @@ fn foreign_images_are_opened_only_if_all_their_features_are_known() {
         };
         let open = async |read_only| kind(Image::open(backend.clone(), "vm", OpenOptions { read_only }).await);
         let unsupported = Some(ErrorKind::Unsupported);
-        // The features of an ordinary `rbd create`: it may be read, but only a client with the lock may write.
+        // Features of an ordinary `rbd create`: reading is permitted, writing only with the lock.
         set("features", &0b11_1101u64.to_le_bytes()).await;
         assert_eq!((open(true).await, open(false).await), (None, unsupported));
         assert_eq!(kind(forebay_image::remove(&backend, "vm", |_| {}).await), unsupported);
         let names = forebay_image::info(&backend, "vm").await.expect("info").features.to_string();
         assert_eq!(names, "layering, exclusive-lock, object-map, fast-diff, deep-flatten");
-        // Opened for reading, it is still not opened for writing.
+        // Open for reading, it can still not be opened for writing.
         let reader = Image::open(backend.clone(), "vm", OpenOptions { read_only: true }).await.expect("opened");
         assert_eq!(open(false).await, unsupported);
+        assert_eq!((kind(reader.allow_writes()), reader.is_read_only()), (unsupported, true));
         drop(reader);
         set("features", &(1u64 << 1).to_le_bytes()).await;
         assert_eq!((open(true).await, open(false).await), (unsupported, unsupported));
+        // Each refusal names the image and the operation once, and its cause is not itself.
+        for (read_only, bit, text) in [
+            (true, 1, "image vm: reading an image with the features striping: not supported"),
+            (false, 1, "image vm: writing an image with the features striping: not supported"),
+            (true, 9, "image vm: reading an image with the features migrating: not supported"),
+            (false, 6, "image vm: writing an image with the features journaling: not supported"),
+        ] {
+            set("features", &(1u64 << bit).to_le_bytes()).await;
+            let opened = Image::open(backend.clone(), "vm", OpenOptions { read_only }).await;
+            assert_eq!(refusal(opened), text);
+        }
+        let removed = forebay_image::remove(&backend, "vm", |_| {}).await;
+        assert_eq!(refusal(removed), "removing image vm: it has the features journaling: not supported");
         set("features", &1u64.to_le_bytes()).await;
         assert_eq!((open(true).await, open(false).await), (None, None));
         set("parent", b"anything").await;
@@ -352,7 +373,7 @@ fn usage_counts_what_is_stored() {
 #[test]
 fn a_full_pool_refuses_the_creation_and_is_left_clean() {
     run(async {
-        // One page: enough for the id of one image.
+        // Capacity of one page: enough for the id of one image.
         let backend: Rc<dyn ObjectBackend> = RamBackend::with_capacity("ram", 4096);
         forebay_image::create(&backend, "a", of_size(MIB)).await.expect("created");
         assert_eq!(kind(forebay_image::create(&backend, "b", of_size(MIB)).await), Some(ErrorKind::NoSpace));
@@ -378,7 +399,7 @@ fn metadata_is_kept_with_the_image() {
         assert_eq!(image.metadata("k").await.expect("read").as_deref(), Some(&b"two"[..]));
         assert_eq!(kind(image.set_metadata("k", None).await), Some(ErrorKind::ReadOnly));
         let writable = Image::open(backend.clone(), "y", OpenOptions::default()).await.expect("opened");
-        // As librbd stores it: the bare bytes under the key with its prefix.
+        // Stored like librbd does: the bare bytes under the prefixed key.
         let header = ObjectName::new(format!("rbd_header.{}", image.id()));
         let stored = backend.kv_get(&header, vec![b"metadata_k".to_vec()]).await.expect("keys");
         assert_eq!(stored, [Some(b"two".to_vec())]);

@@ -3,15 +3,20 @@
 mod common;
 
 use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use common::cluster::{
     OBJECT, POOL, check_map, cluster, create_and_open, kind, names, of_size, open, read, two_clients, until, write,
 };
 use common::{bytes, pattern, run};
-use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectName, ObjectOp, Request, Transaction};
-use forebay_image::{Images, RemoveOptions};
+use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Request, Transaction};
+use forebay_image::{Image, Images, RemoveOptions};
 use forebay_reactor::{spawn, yield_now};
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
+use tracing_subscriber::fmt::MakeWriter;
 
 #[test]
 fn the_lock_goes_to_whoever_writes() {
@@ -56,7 +61,7 @@ fn dropped_images_are_given_up_when_their_pool_has_settled() {
             write(&image, 0, b"held").await;
             drop(image);
             Images::of(&a).settle().await;
-            // Neither a watch nor a lock is left, which would keep others from removing it.
+            // Neither a watch nor a lock is left, which would prevent the removal.
             forebay_image::remove(&b, "vm", |_| {}).await.expect("removed");
             assert_eq!(cluster.blocklisted(), [""; 0]);
         });
@@ -107,6 +112,21 @@ fn a_dead_owner_is_fenced_and_its_lock_broken() {
         assert_eq!(read(&two, 0, 13).await, b"before, after");
         assert_eq!(cluster.blocklisted(), [dead.address()]);
         check_map(&*cluster.bare(POOL), two.id()).await;
+    });
+}
+
+#[test]
+fn a_request_for_the_lock_that_is_lost_is_repeated() {
+    run(async {
+        let cluster = cluster(9, 1);
+        let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
+        let one = create_and_open(&a, "vm", 4 * OBJECT).await;
+        write(&one, 0, b"before").await;
+        let two = open(&b, "vm").await;
+        cluster.lose_notifications(2);
+        write(&two, 6, b", after").await;
+        assert_eq!(read(&two, 0, 13).await, b"before, after");
+        assert_eq!(cluster.blocklisted(), [""; 0]);
     });
 }
 
@@ -175,7 +195,7 @@ fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
         assert_eq!(kind(two.take_lock().await), Some(ErrorKind::Busy), "by itself, too");
         drop(also);
         assert_eq!(kind(refused().await), Some(ErrorKind::Busy), "somebody keeps it still");
-        // It goes with its owner to a new watch.
+        // The lock moves with its owner to a new watch.
         cluster.break_watches();
         until(|| cluster.watches() == 2).await;
         assert_eq!(kind(refused().await), Some(ErrorKind::Busy), "under another name");
@@ -218,7 +238,7 @@ fn who_waits_for_a_lock_does_not_keep_an_image_from_being_closed() {
         let cluster = cluster(45, 1);
         let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
         forebay_image::create(&a, "vm", of_size(4 * OBJECT)).await.expect("created");
-        // Nobody answers for its owner, whose watch is there still.
+        // The dead owner does not respond, but its watch still exists.
         let dead = cluster.client();
         let image = open(&dead.pool(POOL), "vm").await;
         write(&image, 0, b"held").await;
@@ -231,6 +251,19 @@ fn who_waits_for_a_lock_does_not_keep_an_image_from_being_closed() {
     });
 }
 
+/// Breaks the lock of an image whose owner is the only watcher, without fencing the owner.
+async fn break_by_hand(image: &Image, other: &Rc<dyn ObjectBackend>) {
+    let header = ObjectName::new(format!("rbd_header.{}", image.id()));
+    let shared = other.shared().expect("shared");
+    let owner = shared.watchers(&header).await.expect("watchers").remove(0);
+    let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let cookie = text(&format!("auto {}", owner.cookie));
+    let body = [text("rbd_lock"), vec![8], owner.client.to_le_bytes().to_vec(), cookie].concat();
+    let input = [vec![1, 1], (body.len() as u32).to_le_bytes().to_vec(), body].concat();
+    let method = forebay_block::Method::new("lock", "break_lock");
+    other.submit(&header, Transaction::of(ObjectOp::Call { method, input })).await.expect("broken");
+}
+
 #[test]
 fn who_loses_a_lock_that_was_to_be_kept_writes_no_more() {
     run(async {
@@ -239,16 +272,7 @@ fn who_loses_a_lock_that_was_to_be_kept_writes_no_more() {
         let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         let kept = image.keep_lock();
         image.take_lock().await.expect("taken");
-        // Somebody breaks it by hand, and does not fence us.
-        let header = ObjectName::new(format!("rbd_header.{}", image.id()));
-        let shared = b.shared().expect("shared");
-        let owner = shared.watchers(&header).await.expect("watchers").remove(0);
-        let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
-        let cookie = text(&format!("auto {}", owner.cookie));
-        let body = [text("rbd_lock"), vec![8], owner.client.to_le_bytes().to_vec(), cookie].concat();
-        let input = [vec![1, 1], (body.len() as u32).to_le_bytes().to_vec(), body].concat();
-        let method = forebay_block::Method::new("lock", "break_lock");
-        b.submit(&header, Transaction::of(ObjectOp::Call { method, input })).await.expect("broken");
+        break_by_hand(&image, &b).await;
         cluster.break_watches();
         for _ in 0..1000 {
             let late = Request::Write { offset: 0, data: bytes(b"late"), fua: false };
@@ -273,7 +297,7 @@ fn a_lock_is_given_up_when_writes_in_flight_have_ended() {
             let stall = cluster.stall(POOL, "rbd_data.");
             let late = one.submit(Request::Write { offset: 0, data: bytes(b"in flight"), fua: false });
             until(|| stall.waiting() == 1).await;
-            // Dropped, it goes on.
+            // A dropped write continues.
             let late = Some(late).filter(|_| waited_for);
             let taken = Rc::new(Cell::new(false));
             let (told, taker) = (taken.clone(), two.clone());
@@ -291,7 +315,7 @@ fn a_lock_is_given_up_when_writes_in_flight_have_ended() {
             }
             taking.await;
             assert_eq!(read(&two, 0, 9).await, b"in flight");
-            // What its next owner removes does not come back.
+            // Objects removed by the next owner are not recreated.
             two.submit(Request::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
             assert_eq!(read(&one, 0, 9).await, [0; 9]);
             check_map(&*cluster.bare(POOL), one.id()).await;
@@ -310,5 +334,109 @@ fn a_forced_removal_gives_up_the_lock() {
         assert_eq!(kind(image.submit(Request::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
         assert_eq!(names(&*cluster.bare(POOL)).await, ["rbd_directory"]);
         assert_eq!(cluster.watches(), 0);
+    });
+}
+
+/// Log lines from level info on.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Runs a test with its log: the lines of this thread.
+    fn of(test: impl FnOnce(&Log)) {
+        // With a single subscriber, a thread without one may disable lines for all threads.
+        static ANOTHER: OnceLock<Dispatch> = OnceLock::new();
+        ANOTHER.get_or_init(|| Dispatch::new(NoSubscriber::default()));
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().without_time().with_ansi(false).with_writer(log.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || test(&log));
+    }
+
+    /// Takes the lines about exclusive locks.
+    fn take(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().expect("no panic"));
+        let text = String::from_utf8(bytes).expect("text");
+        text.lines().filter(|line| line.contains("exclusive lock")).map(|line| line.trim().to_owned()).collect()
+    }
+}
+
+impl io::Write for &Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = &'a Log;
+
+    fn make_writer(&'a self) -> &'a Log {
+        self
+    }
+}
+
+#[test]
+fn a_lock_that_changes_hands_is_a_line_at_each_end() {
+    Log::of(|log| {
+        run(async {
+            let cluster = cluster(4, 2);
+            let (one, two) = (cluster.client(), cluster.client());
+            let (a, b) = (one.pool(POOL), two.pool(POOL));
+            let number = |pool: &Rc<dyn ObjectBackend>| pool.shared().expect("shared").identity().number;
+            let first = create_and_open(&a, "vm", 4 * OBJECT).await;
+            let second = open(&b, "vm").await;
+            write(&first, 0, b"nobody had it").await;
+            write(&first, 0, b"it is there still").await;
+            assert_eq!(log.take(), [""; 0]);
+            write(&second, 0, b"mine").await;
+            let info = |what: &str| format!("INFO forebay_image::session: exclusive lock {what}");
+            let (from, to) = (number(&a), number(&b));
+            let taken = info(&format!(
+                "taken over image=\"vm\" former_owner=\"client.{from} at {}\" fenced=false",
+                one.address()
+            ));
+            assert_eq!(log.take(), [info(&format!("handed over image=\"vm\" new_owner=client.{to}")), taken]);
+            // Dead owners do not hand the lock over.
+            two.die();
+            cluster.expire_watches();
+            write(&first, 0, b"mine again").await;
+            let dead = two.address();
+            let taken = info(&format!("taken over image=\"vm\" former_owner=\"client.{to} at {dead}\" fenced=true"));
+            assert_eq!(log.take(), [taken]);
+        });
+    });
+}
+
+#[test]
+fn a_lock_that_is_lost_is_a_line_with_its_new_owner() {
+    Log::of(|log| {
+        run(async {
+            let cluster = cluster(43, 1);
+            let (one, two) = (cluster.client(), cluster.client());
+            let (a, b) = (one.pool(POOL), two.pool(POOL));
+            let image = create_and_open(&a, "vm", 4 * OBJECT).await;
+            write(&image, 0, b"mine").await;
+            break_by_hand(&image, &b).await;
+            let other = open(&b, "vm").await;
+            write(&other, 0, b"theirs").await;
+            assert_eq!(log.take(), [""; 0], "nobody has handed anything over, or knows of it");
+            cluster.break_watches();
+            let owner = format!("client.{} at {}", b.shared().expect("shared").identity().number, two.address());
+            let line = "INFO forebay_image::session: exclusive lock lost image=\"vm\" new_owner=";
+            let line = format!("{line}\"{owner}\" reason=");
+            let mut found = Vec::new();
+            for _ in 0..1_000_000 {
+                found.extend(log.take());
+                if !found.is_empty() && cluster.watches() == 2 {
+                    break;
+                }
+                yield_now().await;
+            }
+            assert!(found.len() == 1 && found[0].starts_with(&line), "{found:?}");
+        });
     });
 }

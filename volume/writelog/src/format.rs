@@ -1,4 +1,6 @@
-//! What is on the medium: `docs/formats/writelog.md`.  All numbers are little-endian.
+//! On-disk format: `docs/formats/writelog.md`. All numbers are little-endian.
+
+use std::ops::Range;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::Extent;
@@ -8,52 +10,52 @@ use crate::entries::payload_len;
 
 /// First eight bytes of a superblock.
 pub const MAGIC: &[u8; 8] = b"FBYLOG\x00\x01";
-/// First eight bytes of a shelf's directory.
+/// First eight bytes of a log device's directory.
 pub const SHELF_MAGIC: &[u8; 8] = b"FBYSHLF\x01";
-/// Begins the first directory of persistent memory while it is being stored.
+/// First eight bytes of the first directory in persistent memory while it is being stored.
 pub const SHELF_UNFINISHED: &[u8; 8] = b"FBYSHLF\x00";
 /// First four bytes of an append block.
 pub const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBAB");
-/// The format's version; a newer one is refused.
+/// Format version; a newer one is refused.
 pub const VERSION: u32 = 1;
-/// Feature bits that this version can read and write.
+/// Feature bits supported by this version.
 pub const FEATURES_KNOWN: u64 = 0;
 
-/// Bytes of a superblock.
+/// Length of a superblock in bytes.
 pub const SUPER_LEN: usize = 4096;
-/// Byte addresses of the superblock's copies within a log.
+/// Byte offsets of the superblock's copies within a log.
 pub const SUPER_COPIES: [u64; 2] = [0, 4096];
-/// Byte address of the head's word within a log in persistent memory; the tail's is one cache line on.
+/// Byte offset of the head word within a log in persistent memory; the tail word is one cache line further.
 pub const HEAD_AT: u64 = 8192;
-/// Byte address of the tail's word.
+/// Byte offset of the tail word.
 pub const TAIL_AT: u64 = HEAD_AT + 64;
-/// Where the ring begins within a log.
+/// Byte offset of the ring within a log.
 pub const AREA_AT: u64 = 16 << 10;
-/// Bytes of an entry, and of the header of an append block.
+/// Length of an entry, and of the header of an append block, in bytes.
 pub const ENTRY_LEN: usize = 64;
-/// Entries of an append block at most.
+/// Maximum number of entries of an append block.
 pub const BLOCK_ENTRIES_MAX: usize = 256;
-/// Bytes of an append block at most, about.
+/// Approximate maximum length of an append block in bytes.
 pub const BLOCK_LEN_MAX: u64 = 1 << 20;
-/// Longest payload of one entry in bytes; longer writes are cut.
+/// Maximum payload of one entry in bytes; longer writes are split.
 pub const PAYLOAD_MAX: u32 = 64 << 10;
-/// Longest run that one entry may zero or discard, in bytes.
+/// Maximum range that one entry may zero or discard, in bytes.
 pub const RUN_MAX: u64 = 1 << 30;
-/// Smallest log that the format allows, in bytes; tests fill such.
+/// Smallest log that the format permits, in bytes; for tests that fill it.
 pub const LOG_SIZE_LEAST: u64 = 256 << 10;
-/// Smallest log that is made, in bytes.
+/// Smallest log that is created, in bytes.
 pub const LOG_SIZE_MIN: u64 = 16 << 20;
 
-/// Byte addresses of the directory's copies within a shelf.
+/// Byte offsets of the directory's copies on a log device.
 pub const DIRECTORY_COPIES: [u64; 2] = [0, 512 << 10];
-/// Where a shelf's first log begins.
+/// Byte offset of the first log on a log device.
 pub const LOGS_AT: u64 = 1 << 20;
-/// Logs of a shelf at most.
+/// Maximum number of logs on a log device.
 pub const LOGS_MAX: usize = 4096;
-/// Logs begin and end at multiples of this.
+/// Alignment of the start and end of a log, in bytes.
 pub const LOG_ALIGN: u64 = 64 << 10;
 
-/// Bytes that are not what they should be, and how.
+/// Error of malformed bytes, with its description.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub String);
@@ -102,14 +104,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts the CRC32C of `bytes`, in which its own place counts as zeroes, at `at`.
+/// Stores the CRC32C of `bytes` at `at`, computed with zeroes in its own place.
 fn seal(bytes: &mut [u8], at: usize) {
     bytes[at..at + 4].fill(0);
     let crc = crc32c(bytes);
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// As `seal`, for fuzzing.
+/// Stores the checksum like `seal`, for fuzzing.
 pub(crate) fn reseal(bytes: &mut [u8], at: usize) {
     seal(bytes, at);
 }
@@ -121,17 +123,17 @@ fn is_sealed(bytes: &[u8], at: usize) -> bool {
     bytes[at..at + 4] == crc.to_le_bytes()
 }
 
-/// What a log is on.
+/// Kind of log device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediumKind {
-    /// A file or device, written with direct I/O.
+    /// File or block device, written with direct I/O.
     Ssd,
-    /// A mapping of persistent memory.
+    /// Mapping of persistent memory.
     Pmem,
 }
 
 impl MediumKind {
-    /// Its name, as people write it.
+    /// Returns the name, as in configuration and output.
     pub fn name(self) -> &'static str {
         match self {
             MediumKind::Ssd => "ssd",
@@ -151,58 +153,58 @@ impl MediumKind {
     }
 }
 
-/// A log's name, drawn when it is made.
+/// Log id, drawn at random on creation.
 pub type LogId = [u8; 16];
 
-/// A log's superblock.
+/// Superblock of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Bits that a reader must know.
+    /// Incompatible feature bits, which a reader must support.
     pub features: u64,
-    /// Counts the superblock's writes; the copy with the higher one holds.
+    /// Serial number of the superblock, incremented on every write; the valid copy with the higher one counts.
     pub serial: u64,
-    /// The log.
+    /// Log id.
     pub log: LogId,
-    /// The epoch of the log's membership: see `docs/design/writelog.md`.
+    /// Epoch of the log's membership: see `docs/design/writelog.md`.
     pub epoch: u64,
-    /// Counts the times that the log was opened.
+    /// Run: number of times that the log was opened.
     pub run: u32,
-    /// What it is on.
+    /// Kind of log device.
     pub medium: MediumKind,
-    /// Everything is at the backend, and the log was closed.
+    /// Set if the log was closed with all data at the backend.
     pub clean: bool,
-    /// ssd: bytes of the unit in which blocks and payloads are laid out.  pmem: 64.
+    /// ssd: alignment unit of blocks and payloads, in bytes. pmem: 64.
     pub unit: u32,
-    /// Bytes of the log, superblocks included.
+    /// Size of the log in bytes, including superblocks.
     pub size: u64,
-    /// pmem: entries of the ring; ssd: 0.
+    /// pmem: number of entries of the ring; ssd: 0.
     pub slots: u64,
-    /// When it was made: seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_s: u64,
-    /// ssd: where the oldest block that is needed begins, in units since the log was made.
+    /// ssd: position of the oldest block that is needed, in units since creation.
     pub tail_pos: u64,
-    /// ssd: that block's number.
+    /// ssd: number of that block.
     pub tail_block: u64,
-    /// Number of the oldest entry that the backend may not hold.
+    /// Sequence number of the oldest entry that the backend may not hold.
     pub tail_seq: u64,
-    /// ssd: the blocks before this one were durable when this was written.
+    /// ssd: all blocks before this number were durable when the superblock was written.
     pub head_block: u64,
-    /// Which volume this is the log of.
+    /// Identity of the volume.
     pub volume: String,
-    /// What people call that volume.
+    /// Name of the volume, for messages.
     pub name: String,
 }
 
-/// Why a superblock or a directory was not taken.
+/// Reason for the rejection of a superblock or a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Not one of ours at all.
+    /// Not a write log.
     #[error("not a write log")]
     Stranger,
-    /// Ours, but newer than this program.
+    /// Newer version or unknown features.
     #[error("{0}, which this program does not know")]
     Newer(String),
-    /// Ours, but its bytes are damaged.
+    /// Write log with damaged bytes.
     #[error("{0}")]
     Damaged(Malformed),
 }
@@ -210,7 +212,7 @@ pub enum Refused {
 const SUPER_CRC_AT: usize = 12;
 
 impl Superblock {
-    /// [`SUPER_LEN`] bytes.
+    /// Encodes the superblock as [`SUPER_LEN`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(SUPER_LEN);
         out.extend_from_slice(MAGIC);
@@ -239,7 +241,7 @@ impl Superblock {
         out
     }
 
-    /// Of [`SUPER_LEN`] bytes.
+    /// Decodes [`SUPER_LEN`] bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
         if bytes.len() != SUPER_LEN || bytes[..8] != *MAGIC {
             return Err(Refused::Stranger);
@@ -279,13 +281,13 @@ impl Superblock {
         let bounded = (LOG_SIZE_LEAST..1 << 48).contains(&size) && size.is_multiple_of(4096);
         let sane = match medium {
             MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
-            // The ring leaves room for buffers.
+            // The ring must leave space for buffers.
             MediumKind::Pmem => unit == 64 && (1..1 << 42).contains(&slots) && buffers_at(slots) < size,
         };
         if !bounded || !sane {
             return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));
         }
-        // They are counted on from there.
+        // Counters that this opening increments must not overflow.
         if run >= u32::MAX - 1 || serial >= 1 << 56 {
             return malformed(format!("superblock: it was opened {run} times, and written {serial}"));
         }
@@ -314,39 +316,39 @@ impl Superblock {
     }
 }
 
-/// pmem: where the buffers of a log begin, in bytes from the log's beginning.
+/// Returns the offset of the buffers from the start of a log, in bytes. For pmem.
 pub(crate) fn buffers_at(slots: u64) -> u64 {
     (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
 }
 
-/// The mark that a log's blocks and entries carry: those of another log in the same place have another one.
+/// Returns the tag in a log's blocks and entries, which tells them from remains of another log in the same place.
 pub fn tag_of(log: &LogId) -> u32 {
     crc32c(log)
 }
 
-/// One entry as it is on the medium.
+/// Entry as stored on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryRecord {
-    /// What it does.
+    /// Kind of the operation.
     pub kind: Kind,
-    /// To which bytes of the volume.
+    /// Byte range of the volume.
     pub extent: Extent,
-    /// Its number.
+    /// Sequence number.
     pub seq: u64,
-    /// The barrier generation it belongs to.
+    /// Barrier generation.
     pub generation: u64,
-    /// Where its payload is, in units: ssd, from the ring's beginning; pmem, from the buffers' beginning.
+    /// Location of the payload, in units: ssd, from the start of the ring; pmem, from the start of the buffers.
     pub place: u32,
-    /// CRC32C of its payload.
+    /// CRC32C of the payload.
     pub crc: u32,
-    /// When it was written: milliseconds since 1970.
+    /// Time of the write in milliseconds since 1970.
     pub time_ms: u64,
 }
 
 const ENTRY_CRC_AT: usize = 60;
 
 impl EntryRecord {
-    /// [`ENTRY_LEN`] bytes, marked with the log's tag.
+    /// Encodes the entry as [`ENTRY_LEN`] bytes, with the log's tag.
     pub fn encode(&self, tag: u32) -> [u8; ENTRY_LEN] {
         let mut out = [0; ENTRY_LEN];
         out[0] = self.kind.code();
@@ -363,7 +365,7 @@ impl EntryRecord {
         out
     }
 
-    /// Of [`ENTRY_LEN`] bytes that should be entry `seq` of the log with this tag.
+    /// Decodes [`ENTRY_LEN`] bytes expected to be entry `seq` of the log with this tag.
     pub fn decode(bytes: &[u8], tag: u32, seq: u64) -> Result<Self, Malformed> {
         if bytes.len() != ENTRY_LEN || !is_sealed(bytes, ENTRY_CRC_AT) {
             return malformed(format!("entry {seq}: the checksum is wrong"));
@@ -390,46 +392,47 @@ impl EntryRecord {
     }
 }
 
-/// The header of an append block; its entries follow, then, from the next unit on, their payloads.
+/// Header of an append block; its entries follow, then, from the next unit on, their payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// The opening of the log that wrote it.
+    /// Run of the log that wrote the block.
     pub run: u32,
-    /// Entries.
+    /// Number of entries.
     pub count: u16,
-    /// So many blocks before this one were not known to be durable when it was written; [`BEHIND_UNKNOWN`] says nothing.
+    /// Number of blocks before this one not known to be durable when it was written; [`BEHIND_UNKNOWN`] if unknown.
     pub behind: u16,
-    /// Its number.
+    /// Block number.
     pub number: u64,
-    /// Where it begins, in units since the log was made.
+    /// Position of the block, in units since the log's creation.
     pub pos: u64,
-    /// Number of its first entry.
+    /// Sequence number of the first entry.
     pub first_seq: u64,
-    /// Where the block with the oldest entry that the backend may not hold begins.
+    /// Position of the block with the oldest entry that the backend may not hold.
     pub tail_pos: u64,
-    /// That entry's number.
+    /// Sequence number of that entry.
     pub tail_seq: u64,
-    /// Its length in units, payloads included.
+    /// Length in units, including payloads.
     pub units: u32,
 }
 
 const BLOCK_CRC_AT: usize = 60;
 
-/// [`BlockHeader::behind`] of so many blocks, or of more than the field can say.
+/// Value of [`BlockHeader::behind`] for a number that is unknown or exceeds the field.
 pub const BEHIND_UNKNOWN: u16 = u16::MAX;
 
 impl BlockHeader {
-    /// Returns the value of [`behind`](Self::behind) for so many blocks that are not known to be durable.
+    /// Returns the value of [`behind`](Self::behind) for `blocks` blocks not known to be durable.
     pub fn behind_of(blocks: u64) -> u16 {
         u16::try_from(blocks).unwrap_or(BEHIND_UNKNOWN)
     }
 
-    /// Returns the number before which all blocks were durable when this one was written, as far as it says so.
+    /// Returns the number before which all blocks were durable when this one was written, as far as known; 0
+    /// otherwise.
     pub fn durable_before(&self) -> u64 {
         if self.behind == BEHIND_UNKNOWN { 0 } else { self.number.saturating_sub(u64::from(self.behind)) }
     }
 
-    /// Header and entries, padded to whole units.
+    /// Encodes header and entries into `out`, which the caller has padded to whole units.
     pub fn encode(&self, tag: u32, entries: &[EntryRecord], out: &mut [u8]) {
         let mut head = [0; ENTRY_LEN];
         head[0..4].copy_from_slice(&BLOCK_MAGIC.to_le_bytes());
@@ -450,7 +453,8 @@ impl BlockHeader {
         seal(&mut out[..len], BLOCK_CRC_AT);
     }
 
-    /// The header alone, of the first [`ENTRY_LEN`] bytes; whether its checksum is right only the whole can say.
+    /// Decodes only the header, from the first [`ENTRY_LEN`] bytes; its checksum covers the entries too, and is not
+    /// verified here.
     pub fn peek(bytes: &[u8], tag: u32, unit: u32) -> Option<Self> {
         let mut reader = Reader { bytes: bytes.get(..ENTRY_LEN)?, what: "append block" };
         let mut read = || -> Result<Self, Malformed> {
@@ -479,17 +483,18 @@ impl BlockHeader {
         sane.then_some(found)
     }
 
-    /// Bytes of header and entries.
+    /// Returns the length of header and entries in bytes.
     pub fn head_len(&self) -> usize {
         ENTRY_LEN * (1 + usize::from(self.count))
     }
 
-    /// Units of header and entries.
+    /// Returns the length of header and entries in units.
     pub fn head_units(&self, unit: u32) -> u32 {
         (self.head_len() as u32).div_ceil(unit)
     }
 
-    /// The entries, of header and entries; payloads must be where they belong in a ring of so many units.
+    /// Decodes and verifies the entries from the bytes of header and entries; payloads must be inside the block, in a
+    /// ring of `ring` units.
     pub fn entries(&self, bytes: &[u8], tag: u32, unit: u32, ring: u64) -> Result<Vec<EntryRecord>, Malformed> {
         let bytes = bytes.get(..self.head_len()).ok_or_else(|| Malformed("append block: too short".into()))?;
         if !is_sealed(bytes, BLOCK_CRC_AT) {
@@ -512,12 +517,12 @@ impl BlockHeader {
     }
 }
 
-/// A word of persistent memory that is stored at once: a sequence number, and a check of it.
+/// Encodes a word of persistent memory that is stored atomically: a sequence number and its check.
 pub fn encode_word(seq: u64, tag: u32) -> u64 {
     seq << 16 | u64::from(check_of(seq, tag))
 }
 
-/// The sequence number of such a word.
+/// Decodes the sequence number of such a word, if its check matches.
 pub fn decode_word(word: u64, tag: u32) -> Result<u64, Malformed> {
     let seq = word >> 16;
     if word as u16 == check_of(seq, tag) { Ok(seq) } else { malformed(format!("the word {word:#x} has a wrong check")) }
@@ -528,25 +533,25 @@ fn check_of(seq: u64, tag: u32) -> u16 {
     (crc ^ (crc >> 16)) as u16
 }
 
-/// One log of a shelf.
+/// Directory entry of one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShelfEntry {
-    /// Which.
+    /// Log id.
     pub log: LogId,
-    /// Where on the shelf it begins, in bytes.
+    /// Byte offset on the log device.
     pub start: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// What logs are on a file or device, and where.
+/// Directory of the logs on a log device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directory {
-    /// Counts its writes; the copy with the higher one holds.
+    /// Serial number, incremented on every write; the valid copy with the higher one counts.
     pub serial: u64,
-    /// What the shelf is on.
+    /// Kind of log device.
     pub medium: MediumKind,
-    /// The logs, by where they begin.
+    /// Logs, ordered by offset.
     pub logs: Vec<ShelfEntry>,
 }
 
@@ -554,7 +559,7 @@ const DIRECTORY_HEAD: usize = 64;
 const DIRECTORY_CRC_AT: usize = 12;
 
 impl Directory {
-    /// A multiple of 4096 bytes.
+    /// Encodes the directory, padded to a multiple of 4096 bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend_from_slice(SHELF_MAGIC);
@@ -575,7 +580,7 @@ impl Directory {
         out
     }
 
-    /// Bytes of a directory, from its first 4096 bytes or more.
+    /// Returns the length of a directory in bytes, from its first 4096 bytes or more.
     pub fn encoded_len(bytes: &[u8]) -> Result<usize, Refused> {
         let mut reader = Reader { bytes, what: "directory" };
         let magic: [u8; 8] = reader.array().map_err(Refused::Damaged)?;
@@ -593,7 +598,7 @@ impl Directory {
         Ok(DIRECTORY_HEAD + 64 * count)
     }
 
-    /// Of as many bytes as it has, or more.
+    /// Decodes a directory from at least as many bytes as it has.
     pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
         let len = Self::encoded_len(bytes)?;
         let Some(bytes) = bytes.get(..len) else {
@@ -636,7 +641,25 @@ impl Directory {
         Ok(Self { serial, medium, logs })
     }
 
-    /// Where a log of `size` bytes fits; `limit` is the end of the shelf, if it has one.
+    /// Returns the end of the last log, or the offset of the first one.
+    pub fn end(&self) -> u64 {
+        self.logs.iter().map(|log| log.start + log.size).max().unwrap_or(LOGS_AT)
+    }
+
+    /// Returns the unused ranges before the last log.
+    pub fn holes(&self) -> Vec<Range<u64>> {
+        let mut at = LOGS_AT;
+        let mut holes = Vec::new();
+        for log in &self.logs {
+            if log.start > at {
+                holes.push(at..log.start);
+            }
+            at = at.max(log.start + log.size);
+        }
+        holes
+    }
+
+    /// Returns an offset where a log of `size` bytes fits; `limit` is the end of the log device, if it has one.
     pub fn room_for(&self, size: u64, limit: Option<u64>) -> Option<u64> {
         if self.logs.len() >= LOGS_MAX {
             return None;

@@ -1,5 +1,6 @@
-//! The file, device or persistent memory that logs are kept on: a directory, and the logs.
+//! Log device: a file, block device or persistent memory with a directory and logs.
 
+mod directory;
 mod space;
 
 use std::cell::{Cell, RefCell};
@@ -20,59 +21,60 @@ use crate::hidden::hidden_entries;
 use crate::media::pmem::{self, Pmem};
 use crate::media::ssd::Ssd;
 use crate::media::{Medium, Recovered};
-use space::{GiveUp, check_space, cut, fill, given_up_error, grow_memory, open_file, remove};
+use directory::DirectoryCopy;
+use space::{GiveUp, fill, given_up_error, grow_memory, open_file, remove};
 
-/// How a shelf is opened.
+/// Options of opening a log device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShelfOptions {
-    /// Make it, if there is none.
+    /// Set to create it if it does not exist.
     pub create: bool,
-    /// Have room for one more log of so many bytes, if it can be grown.
+    /// Space in bytes to reserve for one more log, growing the device if possible.
     pub room: u64,
-    /// Logs may be smaller than 16 MiB: for tests that fill them.
+    /// Set to permit logs smaller than 16 MiB: for tests that fill them.
     pub small: bool,
-    /// Take memory that does not promise to keep what is stored: for measuring only.
+    /// Set to accept memory that does not guarantee persistence: for benchmarks only.
     pub force: bool,
 }
 
-/// What a log is, from its own superblock and content.
+/// Description of a log, from its own superblock and contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogInfo {
-    /// Which.
+    /// Log id.
     pub id: LogId,
-    /// Which volume it belongs to.
+    /// Identity of the volume that it belongs to.
     pub volume: String,
-    /// What people called that volume when the log was made.
+    /// Name of that volume when the log was created.
     pub name: String,
-    /// What it is on.
+    /// Kind of log device.
     pub medium: MediumKind,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The epoch of its membership.
+    /// Epoch of its membership.
     pub epoch: u64,
-    /// Times it was opened.
+    /// Number of times that it was opened.
     pub run: u32,
-    /// It was closed with everything at the backend.
+    /// Set if it was closed with all data at the backend.
     pub clean: bool,
-    /// When it was made: seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_s: u64,
-    /// Somebody of this process has it open; then only its own counters know what is dirty.
+    /// Set if this process has it open; the dirty data is then known only to its own counters.
     pub open: bool,
-    /// Entries that the backend may not hold.
+    /// Number of entries that the backend may not hold.
     pub dirty_entries: u64,
-    /// Bytes of the volume they are about, overwritten ones not counted.
+    /// Bytes of the volume covered by them, without superseded entries.
     pub dirty_bytes: u64,
-    /// When the oldest of them was written: milliseconds since 1970.
+    /// Time of the oldest of them in milliseconds since 1970.
     pub dirty_since_ms: Option<u64>,
 }
 
-/// A log that was opened, for [`WriteLog::new`](crate::WriteLog::new).
+/// Opened log, for [`WriteLog::new`](crate::WriteLog::new).
 pub struct OpenLog {
     pub(crate) medium: Rc<dyn Medium>,
     pub(crate) found: Recovered,
     pub(crate) kind: MediumKind,
     pub(crate) room: Rc<Notify>,
-    /// Keeps it from being opened twice.
+    /// Guard that keeps it from being opened twice.
     pub(crate) held: Held,
 }
 
@@ -87,12 +89,12 @@ impl Drop for Held {
     }
 }
 
-/// The superblock that holds, of a log's two copies.
+/// Newest valid superblock of a log's two copies.
 struct NewestSuperblock {
     superblock: Superblock,
     /// Index of the copy it was read from.
     copy: usize,
-    /// The other copy, which has been written, is damaged: it may have been the newer one.
+    /// Set if the other copy has been written and is damaged: it may have been the newer one.
     one_lost: bool,
 }
 
@@ -101,7 +103,7 @@ enum Backing {
     Memory(Rc<dyn PersistentMemory>),
 }
 
-/// A place where logs are kept.  One process at a time has it.
+/// Log device, locked by one process at a time.
 pub struct Shelf {
     backing: Backing,
     kind: MediumKind,
@@ -110,12 +112,17 @@ pub struct Shelf {
     copy: Cell<usize>,
     open: RefCell<BTreeSet<LogId>>,
     turn: Semaphore,
-    /// Bytes of the smallest log that is made.
+    /// Minimum size of a new log in bytes.
     smallest: u64,
-    /// Its file was made when it was opened, and goes again if the first log cannot be made.
+    /// Set if opening created the file; it is removed again if the first log cannot be created.
     made: Cell<bool>,
-    /// Its file was removed again.
+    /// Set once the file was removed again.
     removed: Cell<bool>,
+    /// Set if a copy of the directory was damaged when it was read, and may have listed more logs: no space is freed.
+    unsure: Cell<bool>,
+    /// Error that blocks creating and discarding logs: a copy of the directory was damaged, and the search for a log
+    /// that only it may have listed failed. Writing the directory without that log would lose it.
+    frozen: RefCell<Option<Error>>,
 }
 
 fn io(error: std::io::Error, path: &str, what: &str) -> Error {
@@ -129,7 +136,7 @@ pub fn id_text(id: &LogId) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the log that 32 hexadecimal digits name; `None` for any other text.
+/// Parses a log id of 32 hexadecimal digits; `None` for any other text.
 pub fn parse_id(text: &str) -> Option<LogId> {
     if text.len() != 2 * size_of::<LogId>() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -142,12 +149,12 @@ pub fn parse_id(text: &str) -> Option<LogId> {
 }
 
 impl Shelf {
-    /// Opens, or makes, the shelf at `path`.
+    /// Opens, or creates, the log device at `path`.
     ///
     /// # Errors
-    /// When it cannot be opened, is somebody else's ([`ErrorKind::Busy`]), is not a shelf or newer than this program
-    /// ([`ErrorKind::Invalid`]), or damaged; for persistent memory also when the memory is none
-    /// ([`ErrorKind::Unsupported`]).
+    /// If it cannot be opened, is in use by another process ([`ErrorKind::Busy`]), is not a log device or newer than
+    /// this program ([`ErrorKind::Invalid`]), or is damaged; for persistent memory also if the memory is not
+    /// persistent ([`ErrorKind::Unsupported`]).
     pub async fn open(kind: MediumKind, path: &Path, options: ShelfOptions) -> Result<Rc<Self>> {
         let name = path.display().to_string();
         match kind {
@@ -175,7 +182,7 @@ impl Shelf {
                 let shelf = match Self::map(path, &name, how, options).await {
                     Ok(shelf) => shelf,
                     Err(error) => {
-                        // No persistent memory, or somebody else's file.
+                        // Not persistent memory, or a foreign file.
                         if let Some(before) = before
                             && let Ok(file) = File::open(path, OpenOptions::read_write().lock())
                         {
@@ -201,10 +208,10 @@ impl Shelf {
         Self::load(Backing::Memory(Rc::new(mapping)), MediumKind::Pmem, name.to_owned(), options).await
     }
 
-    /// A shelf in memory that somebody else has opened.
+    /// Opens a log device in memory mapped by the caller.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Errors of [`open`](Self::open).
     pub async fn on_memory(memory: Rc<dyn PersistentMemory>, name: &str, options: ShelfOptions) -> Result<Rc<Self>> {
         Self::load(Backing::Memory(memory), MediumKind::Pmem, name.to_owned(), options).await
     }
@@ -223,43 +230,43 @@ impl Shelf {
             smallest,
             made: Cell::new(false),
             removed: Cell::new(false),
+            unsure: Cell::new(false),
+            frozen: RefCell::default(),
         };
-        let mut best: Option<(usize, Directory)> = None;
-        let (mut reasons, mut blank) = (Vec::new(), true);
-        for (copy, &at) in DIRECTORY_COPIES.iter().enumerate() {
-            if shelf.size()? < at + 4096 {
-                continue;
-            }
-            let head = shelf.read(at, 4096).await?;
-            blank &= head.iter().all(|&byte| byte == 0) || copy == 0 && head.starts_with(SHELF_UNFINISHED);
-            let decoded = match Directory::encoded_len(&head) {
-                Err(refused) => Err(refused),
-                Ok(len) => Directory::decode(&shelf.read(at, len.next_multiple_of(4096)).await?),
-            };
-            match decoded {
-                Ok(found) if best.as_ref().is_none_or(|(_, best)| found.serial > best.serial) => {
-                    best = Some((copy, found));
-                }
-                Ok(_) => {}
-                Err(refused) => reasons.push(refused),
-            }
-        }
-        if let Some(Refused::Newer(what)) = reasons.iter().find(|reason| matches!(reason, Refused::Newer(_))) {
+        let copies = shelf.read_directories().await?;
+        let newer = copies.iter().filter_map(DirectoryCopy::refused).find(|why| matches!(why, Refused::Newer(_)));
+        if let Some(Refused::Newer(what)) = newer {
             return Err(Error::new(ErrorKind::Invalid, format!("{}: {what}; use a newer program", shelf.path)));
         }
-        match best {
+        let whole = copies.iter().enumerate().filter_map(|(copy, found)| Some((copy, found.whole()?)));
+        let blank = copies.iter().all(|copy| matches!(copy, DirectoryCopy::Blank));
+        let empty = shelf.directory.borrow().clone();
+        let has_log = create && blank && !shelf.find_unlisted(&empty).await?.is_empty();
+        match whole.max_by_key(|(_, found)| found.serial) {
             Some((_, found)) if found.medium != kind => {
                 let text = format!("{}: its logs are of the medium {}", shelf.path, found.medium.name());
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
             Some((copy, found)) => {
+                let other = &copies[1 - copy];
                 shelf.copy.set(1 - copy);
-                shelf.directory.replace(found);
+                shelf.directory.replace(found.clone());
+                shelf.unsure.set(other.is_lost(found));
+                let differs = other.whole().is_none_or(|other| other.logs != found.logs);
+                if differs && let Err(error) = shelf.restore_directory(shelf.unsure.get()).await {
+                    tracing::warn!(path = shelf.path, %error, "a copy of the directory cannot be written");
+                    shelf.unsure.set(true);
+                }
+                // Remains of a log whose creation or removal was interrupted by a crash.
+                shelf.give_back_unused().await;
+                if !shelf.unsure.get() {
+                    shelf.clear_discarded().await;
+                }
             }
-            None if create && blank => {
+            None if create && blank && !has_log => {
                 shelf.grow(LOGS_AT).await?;
                 if let Backing::Memory(memory) = &shelf.backing {
-                    // A power failure may leave any part of what follows.
+                    // A power failure may leave any part of the following stores.
                     memory.store_word(DIRECTORY_COPIES[0], u64::from_le_bytes(*SHELF_UNFINISHED));
                     memory.fence();
                 }
@@ -267,29 +274,34 @@ impl Shelf {
                 shelf.write_directory(directory).await?;
             }
             None => {
-                let why = reasons.iter().find(|reason| **reason != Refused::Stranger);
-                let (kind, why) = match why {
+                if let Some(error) = copies.iter().find_map(DirectoryCopy::error) {
+                    return Err(error.clone().within(format!("{}: its directory cannot be read", shelf.path)));
+                }
+                let mut reasons = copies.iter().filter_map(DirectoryCopy::refused);
+                let (kind, why) = match reasons.find(|reason| **reason != Refused::Stranger) {
                     Some(why) => (ErrorKind::Corrupt, why.to_string()),
+                    None if has_log => (ErrorKind::Corrupt, "its directory is blank, but not its first log".to_owned()),
                     None => (ErrorKind::Invalid, "no write logs are kept here".to_owned()),
                 };
-                let hint = if create { "; take another file, or clear its first MiB" } else { "" };
+                let hint = if create { "; take another file, or clear its first 2 MiB" } else { "" };
                 return Err(Error::new(kind, format!("{}: {why}{hint}", shelf.path)));
             }
         }
         Ok(Rc::new(shelf))
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Its file was removed again, since nothing came of its first log: it must be opened anew.
+    /// Returns whether the file was removed again because its first log could not be created: the log device must be
+    /// reopened.
     pub fn is_removed(&self) -> bool {
         self.removed.get()
     }
 
-    /// What it is on.
+    /// Returns the kind of log device.
     pub fn medium(&self) -> MediumKind {
         self.kind
     }
@@ -302,7 +314,7 @@ impl Shelf {
         }
     }
 
-    /// The end of the shelf, where it cannot grow.
+    /// Returns the end of the log device in bytes, if it cannot grow.
     fn limit(&self) -> Option<u64> {
         match &self.backing {
             Backing::File(file) if !file.info().block_device => None,
@@ -343,7 +355,7 @@ impl Shelf {
                 written.map_err(|error| io(error, &self.path, "writing"))
             }
             Backing::Memory(memory) => {
-                // The first word says what it is: it comes when the rest lasts.
+                // The first word identifies the structure: it is stored once the rest is durable.
                 let Some((word, rest)) = bytes.split_first_chunk() else {
                     return Err(Error::new(ErrorKind::Invalid, format!("{}: {} bytes", self.path, bytes.len())));
                 };
@@ -356,31 +368,14 @@ impl Shelf {
         }
     }
 
-    async fn write_directory(&self, mut directory: Directory) -> Result<()> {
-        directory.serial += 1;
-        directory.logs.sort_by_key(|log| log.start);
-        self.write(DIRECTORY_COPIES[self.copy.get()], &directory.encode()).await?;
-        if let Backing::File(file) = &self.backing
-            && !file.info().block_device
-        {
-            // The file itself may be new.
-            file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
-            let parent = file.path().parent().filter(|parent| !parent.as_os_str().is_empty());
-            forebay_reactor::fs::sync_dir(parent.unwrap_or(Path::new(".")))
-                .map_err(|error| io(error, &self.path, "syncing its directory"))?;
-        }
-        self.copy.set(1 - self.copy.get());
-        self.directory.replace(directory);
-        Ok(())
-    }
-
-    /// Makes an empty log for a volume.  `volume` says which it is, for machines; `name`, for people.
+    /// Creates an empty log for a volume. `volume` is its identity; `name` is for messages.
     ///
-    /// When it fails, or its future is dropped, what it has allocated is given back.
+    /// If it fails, or its future is dropped, allocated space is freed.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`], before anything
-    /// is allocated where that can be known.
+    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`], before any
+    /// allocation where that is possible; errors of the device, also if the directory may lack a log since it was
+    /// opened.
     pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
         let given_up = Rc::new(Cell::new(false));
         let guard = GiveUp(given_up.clone());
@@ -390,10 +385,11 @@ impl Shelf {
             if shelf.removed.get() {
                 return Err(Error::new(ErrorKind::Busy, format!("{}: removed meanwhile; try again", shelf.path)));
             }
+            shelf.refuse_if_frozen()?;
             let before = shelf.size()?;
             let mut made = shelf.make(&volume, &name, size, epoch, &given_up).await;
             if let (Ok(id), true) = (&made, given_up.get()) {
-                // It is nobody's, and nobody would ever discard it.
+                // No record names the log, so nothing else would ever discard it.
                 made = shelf.forget(id).await.and(Err(given_up_error(&shelf.path)));
             }
             match made {
@@ -407,40 +403,11 @@ impl Shelf {
         made
     }
 
-    /// Gives back what a log has taken that could not be made; `before`: bytes that the file had.
-    async fn undo(&self, before: u64) {
-        let Backing::File(file) = &self.backing else { return };
-        if file.info().block_device {
-            return;
-        }
-        if self.made.get() && self.directory.borrow().logs.is_empty() {
-            self.removed.set(true);
-            // Somebody may have it open for longer, and the space with it.
-            if let Err(error) = cut(file, 0).await {
-                tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
-            }
-            remove(file.path(), &self.path);
-            return;
-        }
-        let end = self.directory.borrow().logs.iter().map(|log| log.start + log.size).max();
-        if let Err(error) = cut(file, before.max(end.unwrap_or(LOGS_AT))).await {
-            tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
-        }
-    }
-
-    /// Looks whether the file system has the space for a log of `size` bytes at `start`.
-    fn check_space(&self, start: u64, size: u64) -> Result<()> {
-        let Backing::File(file) = &self.backing else { return Ok(()) };
-        if file.info().block_device {
-            return Ok(());
-        }
-        let failed = |error| io(error, &self.path, "looking at it");
-        // What the file has beyond its logs, as it is after one was discarded, is used again.
-        let logs: u64 = self.directory.borrow().logs.iter().map(|log| log.size).sum();
-        let allocated = file.allocated_size().map_err(failed)?.unwrap_or(0);
-        let within = file.size().map_err(failed)?.saturating_sub(start).min(size);
-        let spare = allocated.saturating_sub(logs + LOGS_AT).min(within);
-        check_space(file.path(), &self.path, size - spare)
+    /// Refuses to create or discard logs while the directory may lack one.
+    fn refuse_if_frozen(&self) -> Result<()> {
+        let what = "its directory is damaged and may lack a log, so none is made or discarded until it is opened again";
+        let error = |error: &Error| error.clone().within(format!("{}: {what}", self.path));
+        self.frozen.borrow().as_ref().map_or(Ok(()), |frozen| Err(error(frozen)))
     }
 
     async fn make(&self, volume: &str, name: &str, size: u64, epoch: u64, given_up: &Cell<bool>) -> Result<LogId> {
@@ -489,8 +456,18 @@ impl Shelf {
         }
         self.write(start + SUPER_COPIES[0], &superblock.encode()).await?;
         self.write(start + SUPER_COPIES[1], &[0; SUPER_LEN]).await?;
+        // The superblock of a discarded log may be where the next one will be searched.
+        let next = start + size;
+        if self.free_spaces(&directory)?.iter().any(|space| space.start < next && next + LOG_SIZE_LEAST <= space.end) {
+            self.clear_superblocks(&[next]).await;
+        }
         directory.logs.push(ShelfEntry { log: id, start, size });
-        self.write_directory(directory).await?;
+        self.write_directory_copy(directory).await?;
+        // One written copy suffices for the log to exist.
+        let directory = self.directory.borrow().clone();
+        if let Err(error) = self.write_directory_copy(directory).await {
+            tracing::warn!(path = self.path, %error, "the second copy of the directory cannot be written");
+        }
         Ok(id)
     }
 
@@ -532,15 +509,15 @@ impl Shelf {
         }
     }
 
-    /// What logs there are.
+    /// Returns the ids of all logs.
     pub fn ids(&self) -> Vec<LogId> {
         self.directory.borrow().logs.iter().map(|log| log.log).collect()
     }
 
-    /// Looks at a log without opening it.
+    /// Describes a log without opening it.
     ///
     /// # Errors
-    /// When it is not there or damaged.
+    /// If it does not exist or is damaged.
     pub async fn inspect(&self, id: &LogId) -> Result<LogInfo> {
         let entry = self.entry(id)?;
         let NewestSuperblock { superblock, one_lost, .. } = self.superblock(&entry).await?;
@@ -581,8 +558,8 @@ impl Shelf {
     /// Opens a log for its volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Denied`] when it belongs to another volume; [`ErrorKind::Fenced`] when its epoch is older than
-    /// `epoch`; [`ErrorKind::Busy`] when it is open; [`ErrorKind::Corrupt`] when what should be there is not.
+    /// [`ErrorKind::Denied`] if it belongs to another volume; [`ErrorKind::Fenced`] if its epoch is older than
+    /// `epoch`; [`ErrorKind::Busy`] if it is open; [`ErrorKind::Corrupt`] if durable contents are missing or damaged.
     pub async fn open_log(self: &Rc<Self>, id: &LogId, volume: &str, epoch: u64) -> Result<OpenLog> {
         let entry = self.entry(id)?;
         let NewestSuperblock { mut superblock, copy, one_lost } = self.superblock(&entry).await?;
@@ -602,7 +579,7 @@ impl Shelf {
         let room = Rc::new(Notify::new());
         let (medium, found): (Rc<dyn Medium>, Recovered) = match &self.backing {
             Backing::File(file) => {
-                // A process that was killed may have left what it wrote readable, but not lasting.
+                // Writes of a killed process may be readable, but not durable.
                 file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
                 let found = Ssd::scan(file, entry.start, &superblock, one_lost).await?;
                 superblock.run = found.run + 1;
@@ -616,31 +593,33 @@ impl Shelf {
                 (Rc::new(medium), found)
             }
         };
-        // The log is open until the write has ended, even if nobody waits for that any more.
+        // The log counts as open until the write has ended, even if the caller no longer waits.
         let opened = medium.clone();
         let (persisted, held) = spawn(async move { (opened.persist_tail(false).await, held) }).await;
         persisted?;
         Ok(OpenLog { medium, found, kind: self.kind, room, held })
     }
 
-    /// Forgets a log and what is in it.
+    /// Discards a log and its contents.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when it is open.
+    /// [`ErrorKind::Busy`] if it is open; errors of the device, also if the directory may lack a log since it was
+    /// opened.
     pub async fn discard(&self, id: &LogId) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.entry(id)?;
+        self.refuse_if_frozen()?;
         if self.open.borrow().contains(id) {
             return Err(Error::new(ErrorKind::Busy, format!("{}: log {} is open", self.path, id_text(id))));
         }
         self.forget(id).await
     }
 
-    /// Forgets the logs of a volume that are of an epoch before `epoch` and not open: [`open_log`](Self::open_log) refuses
-    /// them for good.  One whose superblock cannot be read is left.
+    /// Discards the logs of a volume with an epoch before `epoch` that are not open: [`open_log`](Self::open_log)
+    /// refuses them permanently. Skips logs whose superblock cannot be read.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub async fn discard_older(&self, volume: &str, epoch: u64) -> Result<()> {
         for id in self.ids() {
             let Ok(entry) = self.entry(&id) else { continue };
@@ -656,11 +635,21 @@ impl Shelf {
         Ok(())
     }
 
-    /// Takes a log out of the directory.
+    /// Removes a log from the directory, and frees its space in the file system.
     async fn forget(&self, id: &LogId) -> Result<()> {
+        let entry = self.entry(id)?;
         let mut directory = self.directory.borrow().clone();
         directory.logs.retain(|log| log.log != *id);
-        self.write_directory(directory).await
+        // From both copies: if one is damaged later, the other must not list a log whose space was freed.
+        self.write_directory(directory).await?;
+        for at in SUPER_COPIES {
+            // Cleared so that a search does not find the log again where its old contents remain.
+            if let Err(error) = self.write(entry.start + at, &[0; SUPER_LEN]).await {
+                tracing::warn!(path = self.path, %error, "the superblock of a log that was discarded is left");
+            }
+        }
+        self.give_back_unused().await;
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The faults that are planted, by area.
 
+mod access;
 mod fronts;
 mod image;
 mod rados;
@@ -11,7 +12,7 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 5] = ["writelog", "store", "image", "rados", "fronts"];
+pub(super) const AREAS: [&str; 6] = ["writelog", "store", "image", "rados", "fronts", "access"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -81,7 +82,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST];
+    let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST, access::LIST];
     let named = AREAS.iter().zip(areas);
     named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

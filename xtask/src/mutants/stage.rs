@@ -201,7 +201,7 @@ pub(super) fn check(stage: &Stage) -> Result<()> {
         Stage::Test(package, file) => (package, Some(file)),
         Stage::Sim(..) => return Ok(()),
     };
-    let room = ["backend", "base", "front", "volume", "test"];
+    let room = ["backend", "base", "bin", "front", "volume", "test"];
     let short = package.strip_prefix("forebay-").unwrap_or(package);
     let short = short.strip_suffix("-host").unwrap_or(short);
     // The crates of the fronts' initiators have the names of the fronts.

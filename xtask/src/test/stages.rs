@@ -35,6 +35,8 @@ fn first() -> Vec<Stage> {
         })
         .on_all_cores(),
         Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25),
+        Stage::tests("interop-tls", "real NBD clients, through TLS", &["build"], |_| Ok(script("nbd-tls.sh")))
+            .takes(15),
         Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
             let mut test = shell::cargo();
             test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
@@ -108,6 +110,12 @@ fn clusters() -> Vec<Stage> {
             Ok(script_with("rbd.sh", "rbd-lab"))
         })
         .takes(240),
+        Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
+            let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
+            fetch.arg("18.2");
+            Ok(fetch)
+        })
+        .idle(),
         Stage::tests("kill-log-ceph", "kill -9 with a write log before a Ceph cluster", &["build"], |length| {
             own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 12, 50).to_string()])
         })
@@ -122,6 +130,18 @@ fn clusters() -> Vec<Stage> {
             Ok(script)
         })
         .long(130, 165, 390),
+        Stage::tests(
+            "ceph-18",
+            "the RADOS client and images in a Ceph cluster of release 18.2",
+            &["build-rados", "build-rbd-lab", "ceph-18-packages"],
+            |length| {
+                let mut script = script_with("ceph-18.sh", "examples/rados-lab");
+                script.env("RBD_LAB", shell::target().join("release/rbd-lab"));
+                script.env("FULL", length.of(0, 0, 1).to_string());
+                Ok(script)
+            },
+        )
+        .long(90, 90, 480),
         Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-rados"], |_| {
             Ok(script_with("rados-failures.sh", "examples/rados-lab"))
         })
@@ -149,7 +169,7 @@ fn clusters() -> Vec<Stage> {
             &["build-rados"],
             |_| Ok(script_with("rados-config.sh", "examples/rados-lab")),
         )
-        .takes(155),
+        .takes(195),
         Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-rados"], |_| {
             Ok(script_with("rados-crush.sh", "examples/rados-lab"))
         })

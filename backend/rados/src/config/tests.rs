@@ -46,7 +46,7 @@ fn keyring(name: &str) -> String {
 #[test]
 fn settings_that_multiply_each_other_end() {
     let conf = |text: &str| Conf::parse(text, "ceph", "admin", "here");
-    // Seven of itself at every depth would be millions.
+    // Seven self-references per level would expand to millions.
     let itself = conf("a = $a$a$a$a$a$a$a\n").expect("settings").get("a").expect("a setting");
     assert!(itself.contains("$a") && itself.len() < 1 << 20, "{} bytes", itself.len());
     let mut text = String::from("z = \n");
@@ -55,7 +55,7 @@ fn settings_that_multiply_each_other_end() {
         text += &format!("{} = {}\n", pair[0], format!("${}", pair[1]).repeat(50));
     }
     assert!(conf(&text).expect("settings").get("b").expect("a setting").len() < 1 << 20);
-    // Without a name there is nothing to stand for.
+    // Without a name, nothing is substituted.
     assert_eq!(conf("a = $$x$\n").expect("settings").get("a").as_deref(), Some("$$x$"));
     let (line, text) = conf("[global]\n = x\n").expect_err("no name");
     assert!(line == 2 && text.contains("sets nothing"), "{line}: {text}");
@@ -108,7 +108,7 @@ fn the_name_service() {
     let config = Config::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
     assert!(matches!(config.credentials, Credentials::None));
-    // The service's name may be another, and have its domain behind it; and the monitors need not be asked for more.
+    // The SRV service name can be changed and may include a domain; settings from monitors can be disabled.
     let text = "auth client required = none\nmon dns srv name = mons_a.example\nno mon config = true\n";
     let outside = Outside::with(&[("/c", text)]);
     let config = Config::resolve(&flags, &outside).expect("a configuration");
@@ -141,6 +141,10 @@ fn what_is_wrong_is_said() {
     check("auth client required = none\nmon host = 1.2.3.4\nms client mode = strange", "'crc' and 'secure'");
     check("auth client required = none\nmon host = 1.2.3.4\nrados osd op timeout = soon", "seconds");
     check("key = short\nmon host = 1.2.3.4", "no key");
+    check(
+        "key = AgABAAAAAgAAACAAAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nmon host = 1.2.3.4",
+        "type is 2, and this build knows keys of type 1",
+    );
     let error = Config::resolve(&Flags::default(), &Outside::default()).expect_err("nothing is there");
     assert!(error.to_string().contains("/etc/ceph/ceph.conf"), "{error}");
 }

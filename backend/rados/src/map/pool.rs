@@ -1,4 +1,4 @@
-//! A pool (`pg_pool_t`).
+//! Pool definition (`pg_pool_t`).
 
 use forebay_messenger::wire::{Malformed, Reader};
 
@@ -7,69 +7,69 @@ use crate::denc::ReaderExt;
 
 /// Bits of [`Pool::flags`].
 pub mod pool_flags {
-    /// Placement groups of different pools do not lie one over another.
+    /// Hash the pool id into placement seeds, so that placement groups of different pools do not overlap.
     pub const HASH_PS_POOL: u64 = 1 << 0;
-    /// A quota is exceeded, or the cluster is full.
+    /// Quota exceeded, or the cluster is full.
     pub const FULL: u64 = 1 << 1;
-    /// Erasure-coded, and objects can be overwritten.
+    /// Erasure-coded pool whose objects can be overwritten.
     pub const EC_OVERWRITES: u64 = 1 << 2;
-    /// The pool's quota is used up.
+    /// Quota of the pool exceeded.
     pub const FULL_QUOTA: u64 = 1 << 10;
-    /// Erasure-coded in the way of Tentacle: temporary placements are listed in an order of their own.
+    /// Erasure coding optimizations of Tentacle: temporary placements are listed in a different order.
     pub const EC_OPTIMIZATIONS: u64 = 1 << 19;
 }
 
-/// How a pool keeps its objects.
+/// Redundancy scheme of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
-    /// Whole copies.
+    /// Replicated: full copies.
     Replicated,
-    /// Shards of an erasure code.
+    /// Erasure-coded shards.
     Erasure,
 }
 
-/// What a client needs to know of a pool.
+/// Pool properties that a client needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
-    /// How it keeps objects.
+    /// Redundancy scheme.
     pub kind: PoolKind,
-    /// Copies or shards.
+    /// Number of copies or shards.
     pub size: u32,
-    /// Copies or shards that must be there for I/O.
+    /// Minimum number of available copies or shards for I/O.
     pub min_size: u32,
-    /// The CRUSH rule's number.
+    /// Id of the CRUSH rule.
     pub rule: u32,
-    /// How names are hashed, of [`crate::crush::hash::name`].
+    /// Hash function for object names, one of [`crate::crush::hash::name`].
     pub hash: u8,
-    /// Placement groups ...
+    /// Number of placement groups.
     pub pg_num: u32,
-    /// ... and how many of them are placed apart.
+    /// Number of placement groups that are placed independently.
     pub pgp_num: u32,
-    /// Of [`pool_flags`].
+    /// Flags, a combination of [`pool_flags`].
     pub flags: u64,
-    /// The newest self-managed snapshot number that was given out.
+    /// Newest self-managed snapshot id allocated.
     pub snap_seq: u64,
-    /// The pool that takes reads for it, if there is a cache tier.
+    /// Pool that serves its reads, if there is a cache tier.
     pub read_tier: Option<i64>,
-    /// The pool that takes writes for it.
+    /// Pool that serves its writes, if there is a cache tier.
     pub write_tier: Option<i64>,
-    /// Bytes of data in a stripe; 0 when replicated.
+    /// Bytes of data per stripe; 0 for replicated pools.
     pub stripe_width: u32,
-    /// Requests from before this epoch are to be sent again.
+    /// Epoch before which sent requests must be resent.
     pub force_resend: Epoch,
-    /// What the pool is for: `rbd` and the like.
+    /// Applications of the pool, for example `rbd`.
     pub applications: Vec<String>,
 }
 
-/// The newest version whose additions are known here; what a later one appends is passed over.
-const VERSION: u8 = 30;
+/// Newest encoding version whose fields are known here; fields that later versions append are skipped.
+pub(super) const VERSION: u8 = 30;
 
 impl Pool {
-    /// Reads one of Luminous or later.
+    /// Decodes a pool as encoded by Luminous or later.
     pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (version, mut from) = from.part(VERSION)?;
         let from = &mut from;
-        // What is older has no place for what we must know.
+        // Older encodings lack required fields.
         if version < 21 {
             return Err(from.malformed());
         }
@@ -82,14 +82,14 @@ impl Pool {
         let rule = u32::from(from.u8()?);
         let hash = from.u8()?;
         let (pg_num, pgp_num) = (from.u32()?, from.u32()?);
-        // Localised groups (2), the epoch of the last change.
+        // Localised PGs (2), epoch of the last change.
         from.take(12)?;
         let snap_seq = from.u64()?;
         from.u32()?;
-        // Snapshots of the pool itself: numbers, and a part each; then removed ones, as intervals.
+        // Pool snapshots: ids, and a versioned part each; then removed ones, as intervals.
         from.map(|from| Ok((from.u64()?, from.part(u8::MAX)?)), |_| ())?;
         from.map(|from| from.take(16), |_| ())?;
-        // An owner of old.
+        // Obsolete owner (auid).
         from.u64()?;
         let flags = from.u64()?;
         from.u32()?;
@@ -97,7 +97,7 @@ impl Pool {
         // Quotas.
         from.take(16)?;
         from.map(|from| from.u64(), |_| ())?;
-        // The pool of which this is a tier, and how it caches.
+        // Base pool of this tier, and its cache mode.
         from.take(9)?;
         let tier = |value: i64| (value >= 0).then_some(value);
         let (read_tier, write_tier) = (tier(from.i64()?), tier(from.i64()?));
@@ -107,11 +107,11 @@ impl Pool {
         from.part(u8::MAX)?;
         from.take(8)?;
         let stripe_width = from.u32()?;
-        // Targets of caching: two of eight bytes, four of four.
+        // Cache targets: two of eight bytes, four of four bytes.
         from.take(32)?;
-        // The name of the code's profile.
+        // Name of the erasure code profile.
         from.blob()?;
-        // When to send again, for clients from before Luminous.
+        // Resend epoch for clients from before Luminous.
         from.u32()?;
         // Recency, expected objects, ratio, recency, times in GMT.
         from.take(4 + 8 + 4 + 4 + 1)?;
@@ -139,7 +139,7 @@ impl Pool {
             from.take(8)?;
         }
         if version >= 28 {
-            // Targets of the numbers of groups, and of a merge of old.
+            // Target numbers of PGs, and an obsolete pending merge.
             from.take(20)?;
             force_resend = from.u32()?;
         }
@@ -164,12 +164,12 @@ impl Pool {
         })
     }
 
-    /// It has such a flag, of [`pool_flags`].
+    /// Returns whether a flag of [`pool_flags`] is set.
     pub fn has(&self, flag: u64) -> bool {
         self.flags & flag != 0
     }
 
-    /// A copy that is missing is made up for by the next one; shards have places.
+    /// Returns whether a missing copy is replaced by the next one in the list. Shards keep their positions instead.
     pub(crate) fn shifts(&self) -> bool {
         self.kind == PoolKind::Replicated
     }

@@ -1,42 +1,44 @@
-//! The session with one OSD.
+//! Session with one OSD.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use forebay_block::Error;
 use forebay_messenger::session::Violation;
 use forebay_messenger::wire::AddrKind;
 use forebay_messenger::{Address, Connection, Handler, Message, Policy, Reason, SendError};
 use forebay_reactor::{Buf, sleep, spawn};
 
+use super::Objecter;
 use super::hobject::HObject;
+use super::placement::{Place, hobject};
 use super::wire::{Backoff, Reply, backoff, kind};
-use super::{Objecter, Place, hobject};
 use crate::map::OsdMap;
 use crate::monitor;
 
-/// Rest before an OSD is connected to again, at first, and at most.
+/// Initial and maximum delay before reconnecting to an OSD.
 const REST_MIN: Duration = Duration::from_millis(50);
 const REST_MAX: Duration = Duration::from_secs(2);
-/// Backoffs that one OSD may have in force.
+/// Maximum number of active backoffs per OSD.
 const BACKOFFS_MAX: usize = 1 << 16;
 
-/// Where a session stands.
+/// Connection state of a session.
 enum State {
-    /// Requests go to the connection.
+    /// Open: requests are sent on the connection.
     Open(Connection),
-    /// The connection's queue is full.
+    /// Send queue of the connection is full.
     Full(Connection),
-    /// The connection was lost, and is made again after a rest.
+    /// Connection lost; reconnects after a delay.
     Resting,
 }
 
 pub(super) struct Session {
     state: State,
-    /// Where the OSD is, and which of its lives this is, by the map by which it was opened.
+    /// Address and nonce (instance) of the OSD, from the map at the time of opening.
     place: Option<(Address, u32)>,
     rest: Duration,
     backoffs: Vec<Backoff>,
-    /// Tells it apart from those before it.
+    /// Serial number that distinguishes it from earlier sessions.
     serial: u64,
 }
 
@@ -63,17 +65,17 @@ impl Session {
         Self { state, place, rest: REST_MIN, backoffs: Vec::new(), serial }
     }
 
-    /// It is still with the OSD of this map.
+    /// Returns whether the session's address is that of the OSD in this map.
     pub(super) fn is_at(&self, map: &OsdMap, osd: i32) -> bool {
         self.place.is_some() && self.place == address(map, osd)
     }
 
-    /// Which session this is; zero while it has no connection.
+    /// Returns the serial number of the session; zero while it has no connection.
     pub(super) fn serial(&self) -> u64 {
         if self.connection().is_some() { self.serial } else { 0 }
     }
 
-    /// A request can be sent now.
+    /// Returns whether a request can be sent now.
     pub(super) fn takes(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
@@ -85,7 +87,7 @@ impl Session {
         }
     }
 
-    /// Ends it; the connection is for the caller to close.
+    /// Closes the session; the caller must close the returned connection.
     pub(super) fn close(&mut self) -> Option<Connection> {
         match std::mem::replace(&mut self.state, State::Resting) {
             State::Open(connection) | State::Full(connection) => Some(connection),
@@ -93,7 +95,7 @@ impl Session {
         }
     }
 
-    /// The OSD has asked not to be sent what is about this object.
+    /// Returns whether a backoff of the OSD covers this object.
     pub(super) fn holds_back(&self, place: &Place, object: impl FnOnce() -> HObject) -> bool {
         if self.backoffs.is_empty() {
             return false;
@@ -102,7 +104,7 @@ impl Session {
         self.backoffs.iter().any(|backoff| covers(backoff, place, &object))
     }
 
-    /// Sends a message; false when there is no room, and the session has to be waited for.
+    /// Sends a message; returns false if the queue is full or the connection is lost, so that the request must wait.
     pub(super) fn post(&mut self, objecter: &Rc<Objecter>, osd: i32, message: Message) -> bool {
         let State::Open(connection) = &self.state else { return false };
         match connection.post(message) {
@@ -113,7 +115,7 @@ impl Session {
                 drop(spawn(drain(Rc::downgrade(objecter), osd, connection)));
                 false
             }
-            // Whoever has ended it says so.
+            // The end of the connection is reported separately.
             Err(error) => {
                 tracing::debug!(osd, %error, "a request waits for the next connection");
                 false
@@ -126,7 +128,7 @@ pub(super) fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool
     backoff.pg == place.pg && backoff.shard == place.shard && backoff.begin <= *object && *object < backoff.end
 }
 
-/// Waits until a connection's queue has room again.
+/// Waits until a connection's send queue has drained.
 async fn drain(objecter: Weak<Objecter>, osd: i32, connection: Connection) {
     while connection.pending().bytes > 0 && connection.reason().is_none() {
         sleep(Duration::from_millis(1)).await;
@@ -142,11 +144,11 @@ async fn drain(objecter: Weak<Objecter>, osd: i32, connection: Connection) {
     objecter.send_waiting(Some(osd));
 }
 
-/// What comes from OSDs, and what becomes of connections to them.
+/// Handler of messages from OSDs, and of connection events.
 pub(super) struct Incoming(pub(super) Weak<Objecter>);
 
 impl Incoming {
-    /// The OSD at the other end, if the connection is one that counts.
+    /// Returns the OSD of a connection, if it is that of a current session.
     fn find(&self, connection: &Connection) -> Option<(Rc<Objecter>, i32)> {
         let objecter = self.0.upgrade()?;
         let osd = {
@@ -156,7 +158,7 @@ impl Incoming {
         Some((objecter, osd))
     }
 
-    /// The same, for an answer: its request knows whom it was sent to, however many sessions there are.
+    /// Returns the OSD of a reply's connection via its request, without a search of all sessions.
     fn find_by_request(&self, connection: &Connection, tid: u64) -> Option<(Rc<Objecter>, i32)> {
         let objecter = self.0.upgrade()?;
         let osd = objecter.ops.borrow().get(&tid)?.place.as_ref()?.mapping.primary;
@@ -206,17 +208,34 @@ impl Handler for Incoming {
         if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
             session.rest = REST_MIN;
         }
+        objecter.clear_conflict(osd);
     }
 
     fn lost(&self, connection: &Connection, reason: &Reason) {
         let Some((objecter, osd)) = self.find(connection) else { return };
+        let peer = format!("osd.{osd} at {}", connection.address());
+        if let Some(error) = monitor::conflict_of(&peer, reason, ("ms_client_mode", "ms_service_mode")) {
+            conflicting(&objecter, osd, error);
+            return;
+        }
         tracing::info!(osd, %reason, "the session with an OSD is lost");
+        objecter.clear_conflict(osd);
         let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
         lost(&objecter, osd, refused);
     }
 }
 
-/// A session has lost its connection: a new one is made after a rest, unless the map has changed by then.
+/// Handles an OSD that accepts none of this client's connection modes, or requires features that it lacks.  Reconnects
+/// repeatedly, because the setting can be changed at run time; logged once per session.
+fn conflicting(objecter: &Rc<Objecter>, osd: i32, error: Error) {
+    if objecter.set_conflict(osd, &error) {
+        tracing::warn!(osd, "{}", error.context());
+    }
+    lost(objecter, osd, false);
+    objecter.fail_conflicting(None);
+}
+
+/// Handles a lost connection: reconnects after a delay, unless the map has changed by then.
 fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
     let rest = {
         let mut sessions = objecter.sessions.borrow_mut();
@@ -236,7 +255,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
         let Some(objecter) = objecter.upgrade() else { return };
         let monitors = objecter.monitors.borrow().clone();
         if let Some(monitors) = monitors.filter(|_| refused) {
-            // Our ticket may have expired.
+            // The ticket may have expired.
             if let Err(error) = monitor::renew_now(&monitors).await {
                 tracing::warn!(%error, "tickets cannot be renewed");
             }
@@ -245,8 +264,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
         {
             let mut sessions = objecter.sessions.borrow_mut();
             let Some(session) = sessions.get_mut(&osd).filter(|session| session.connection().is_none()) else { return };
-            let rest = session.rest;
-            *session = Session { rest, ..Session::open(&objecter, &map, osd) };
+            *session = Session { rest: session.rest, ..Session::open(&objecter, &map, osd) };
         }
         objecter.send_waiting(Some(osd));
     }));
@@ -273,7 +291,7 @@ fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, back
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
                 session.backoffs.retain(|other| other.id != backoff.id);
             }
-            // What was on its way when the OSD began to hold back was dropped there.
+            // The OSD has dropped requests that were in flight when the backoff began.
             objecter.unsend(osd, |op, place| covers(&backoff, place, &hobject(op, place)));
             objecter.send_waiting(Some(osd));
         }

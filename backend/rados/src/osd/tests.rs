@@ -1,26 +1,37 @@
-//! What OSDs send, as it is and as later versions of Ceph may send it.
+//! Tests of messages from OSDs, in current and future encodings.
 
+mod cluster;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use forebay_block::{Advice, ErrorKind, ObjectName};
+use forebay_block::{Advice, Error, ErrorKind, ObjectName};
+use forebay_messenger::Portal;
+use forebay_messenger::session::Violation;
 use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::{Reader, Writer};
 use forebay_reactor::sync::oneshot;
-use forebay_reactor::{Buf, BufList, Instant};
+use forebay_reactor::{Buf, BufList, DriverChoice, Instant, Reactor};
 
 use super::hobject::HObject;
-use super::session::covers;
+use super::session::{Session, covers};
 use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
 use super::{Objecter, Op, Place, Request};
+use crate::config::{Credentials, Said, Settings};
 use crate::denc::WriterExt;
 use crate::error::errno;
-use crate::map::tests::sample;
+use crate::map::tests::{sample, sample_with_osd};
 use crate::map::{Mapping, OsdMap, PgId};
+use crate::monitor::conflict_of;
 
-/// A redirect: to a pool, a key, a namespace, a name; its parts as of these versions.
+/// Encodes a redirect to a pool, key, namespace and name; its parts in the given versions.
 fn redirect(versions: (u8, u8), (pool, key, namespace, name): (i64, &str, &str, &str)) -> Vec<u8> {
     let mut out = Writer::new();
     out.versioned(versions.0, 1, |out| {
@@ -38,11 +49,11 @@ fn redirect(versions: (u8, u8), (pool, key, namespace, name): (i64, &str, &str, 
     out.finish()
 }
 
-/// An answer to one operation whose output is 3 bytes.
+/// Encodes a reply to one operation whose output is 3 bytes.
 fn reply(version: u16, attempt: i32, redirected: Option<&[u8]>) -> Vec<u8> {
     let mut out = Writer::new();
     out.text("object");
-    // The group: a version, the pool, the group's number, what was a preferred OSD.
+    // Placement group: version, pool, number, obsolete preferred OSD.
     out.u8(1).u64(3).u32(7).i32(-1);
     out.u64(0x24).i32(5).raw(&[0; 12]).u32(99).u32(1);
     out.u16(0x1201).u32(0).raw(&[0; 28]).u32(3);
@@ -51,7 +62,7 @@ fn reply(version: u16, attempt: i32, redirected: Option<&[u8]>) -> Vec<u8> {
         out.u8(u8::from(redirected.is_some())).raw(redirected.unwrap_or_default());
     }
     if version >= 8 {
-        // Of a trace.
+        // Trace fields.
         out.raw(&[0; 24]);
     }
     if version > 8 {
@@ -78,7 +89,7 @@ fn answers_of_every_version() {
 #[test]
 fn redirects_name_an_object_or_leave_it_its_name() {
     for versions in [(1, 6), (2, 7)] {
-        // As a cache tier for reading sends it.
+        // Redirect as sent by a read-only cache tier.
         let moved = redirect(versions, (3, "", "space", ""));
         let found = decoded(8, &reply(8, 0, Some(&moved))).redirect.expect("a redirect");
         assert_eq!((found.pool, found.namespace.as_str(), found.key.as_str()), (3, "space", ""));
@@ -87,7 +98,7 @@ fn redirects_name_an_object_or_leave_it_its_name() {
         let found: Redirect = decoded(9, &reply(9, 0, Some(&renamed))).redirect.expect("a redirect");
         assert_eq!((found.pool, found.key.as_str(), found.name_or("own")), (4, "key", "other"));
     }
-    // One that wants more of its reader than there is.
+    // Redirect that requires a newer reader.
     let mut strange = redirect((1, 6), (3, "", "", ""));
     strange[1] = 2;
     assert!(Reply::decode(8, &reply(8, 0, Some(&strange)), BufList::from(Buf::copy_of(b"out"))).is_err());
@@ -119,11 +130,11 @@ fn a_backoff_holds_back_its_range_of_its_group() {
     assert!(covers(&whole, &place(7, -1), &object(7, "a")));
     assert!(!covers(&whole, &place(6, -1), &object(6, "a")), "another group");
     assert!(!covers(&whole, &place(7, 1), &object(7, "a")), "another shard of the group");
-    // One object only, as while it is unfound.
+    // Backoff of a single object, as while it is unfound.
     let one = Backoff { begin: object(7, "b"), end: object(7, "c"), ..whole };
     let held = |name| covers(&one, &place(7, -1), &object(7, name));
     assert_eq!((held("a"), held("b"), held("bb"), held("c")), (false, true, true, false));
-    // With something new behind it.
+    // With unknown data behind it.
     let mut longer = one.encode();
     longer.extend_from_slice(b"something new");
     assert_eq!(Backoff::decode(&longer), Ok(one));
@@ -190,13 +201,13 @@ fn advice_is_in_the_flags_of_operations_on_bytes() {
 
 type Answer = oneshot::Receiver<forebay_block::Result<Reply>>;
 
-/// A change of an object.
+/// Creates a write request for an object.
 fn change(ops: Vec<OsdOp>) -> Request {
     let object = ObjectName::new("o");
     Request { pool: 4, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::WRITE, ops }
 }
 
-/// A write that was sent to an OSD twice, and is not answered; without a map it is nowhere.
+/// Adds a write that was sent to an OSD twice and is not yet acknowledged; without a map it has no target.
 fn sent(objecter: &Objecter, tid: u64, place: Option<Rc<Place>>, sent_epoch: u32) -> Answer {
     let (answer, answered) = oneshot::channel();
     let op = Op {
@@ -288,4 +299,155 @@ fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
     drop(ops);
     take(map);
     assert!(is_sent(), "it was sent since");
+}
+
+/// Returns the error of an OSD that accepts connections in secure mode only.
+fn secure_only(osd: i32) -> Error {
+    let reason = Violation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] };
+    conflict_of(&format!("osd.{osd}"), &reason.into(), ("ms_client_mode", "ms_service_mode")).expect("a conflict")
+}
+
+/// Returns the settings of an empty configuration.
+fn settings() -> Settings {
+    Said::default().with(&BTreeMap::new()).expect("settings").0
+}
+
+/// Creates a write request for the placement group that [`place_at`] assigns to an OSD.
+fn change_in_group() -> Request {
+    Request { object: ObjectName::new(""), group: 1, ..change(Vec::new()) }
+}
+
+/// Creates a client with a map in which an OSD has the group of [`change_in_group`].
+fn objecter_with_group_at(osd: i32, map: OsdMap) -> Rc<Objecter> {
+    let objecter = Objecter::new(Wallet::new());
+    *objecter.map.borrow_mut() = Some(Rc::new(map));
+    let place = place_at(osd);
+    objecter.places.borrow_mut().insert(place.pg, place);
+    objecter
+}
+
+/// Returns the error of a request that exceeds its time limit.
+fn overdue(objecter: &Objecter, waiting: &mut Answer) -> Error {
+    objecter.set_timeout(Some(Duration::ZERO));
+    objecter.look_after();
+    objecter.set_timeout(None);
+    let failed = answered(waiting).expect("an answer").expect_err("too late");
+    assert_eq!(failed.kind(), ErrorKind::TimedOut);
+    failed
+}
+
+#[test]
+fn a_mode_conflict_fails_requests_of_a_pool_that_has_answered_nothing() {
+    Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+        let objecter = objecter_with_group_at(3, sample());
+        let mut before = objecter.submit(change_in_group());
+        assert!(answered(&mut before).is_none(), "it waits for a session");
+        let error = secure_only(3);
+        assert!(objecter.set_conflict(3, &error), "another reason");
+        assert!(!objecter.set_conflict(3, &error), "the same again");
+        objecter.fail_conflicting(None);
+        let failed = answered(&mut before).expect("an answer").expect_err("no session");
+        assert_eq!((failed.kind(), failed.context()), (ErrorKind::Unsupported, error.context()));
+        for text in ["osd.3 accepts", "mode secure only", "offers crc only", "ms_client_mode", "ms_service_mode"] {
+            assert!(failed.context().contains(text), "{failed}");
+        }
+        let failed = answered(&mut objecter.submit(change_in_group())).expect("at once").expect_err("no session");
+        assert_eq!(failed.context(), error.context());
+        assert_eq!(objecter.counts().0, 0);
+
+        // A request of a pool used by hosts waits, although the pool has not answered, and reports the reason when it
+        // times out.
+        objecter.mark_in_use(4);
+        let mut waiting = objecter.submit(change_in_group());
+        assert!(answered(&mut waiting).is_none());
+        let failed = overdue(&objecter, &mut waiting);
+        assert!(
+            failed.context().contains("does not take it") && failed.context().contains("mode secure only"),
+            "{failed}"
+        );
+    });
+}
+
+#[test]
+fn a_submission_looks_at_no_other_request_for_a_conflict() {
+    Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+        let objecter = objecter_with_group_at(3, sample());
+        let mut before = objecter.submit(change_in_group());
+        // The conflict is recorded; waiting requests have not been checked yet.
+        objecter.set_conflict(3, &secure_only(3));
+        let mut after = objecter.submit(change_in_group());
+        assert!(answered(&mut after).is_some_and(|answer| answer.is_err()), "the new one is refused");
+        assert!(answered(&mut before).is_none(), "the old one is left for the walk");
+        objecter.fail_conflicting(None);
+        assert!(answered(&mut before).is_some_and(|answer| answer.is_err()));
+    });
+}
+
+#[test]
+fn a_session_that_is_lost_for_another_reason_forgets_its_conflict() {
+    Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+        // The port is closed again.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = listener.local_addr().expect("an address");
+        drop(listener);
+        let objecter = objecter_with_group_at(3, sample_with_osd(3, socket, 7));
+        objecter.start(("admin".into(), Credentials::None), 1, &Portal::default(), &settings());
+        objecter.served.borrow_mut().insert(4);
+        objecter.set_conflict(3, &secure_only(3));
+        let lost_before = objecter.disturbances();
+        let mut waiting = objecter.submit(change_in_group());
+        objecter.disturbed.wait_until(|| objecter.disturbances() > lost_before).await;
+        assert!(objecter.conflicts.borrow().is_empty(), "the connection was refused");
+        let failed = overdue(&objecter, &mut waiting);
+        assert!(failed.context().contains("osd.3") && !failed.context().contains("mode secure only"), "{failed}");
+        objecter.close();
+    });
+}
+
+#[test]
+fn an_osd_at_another_address_forgets_its_conflict() {
+    Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+        let at = |port, nonce| sample_with_osd(3, SocketAddr::from(([127, 0, 0, 1], port)), nonce);
+        let objecter = objecter_with_group_at(3, at(6800, 1));
+        let _waiting = objecter.submit(change_in_group());
+        let take = |map: OsdMap| {
+            *objecter.map.borrow_mut() = Some(Rc::new(map));
+            objecter.rescan();
+        };
+        let is_known = || !objecter.conflicts.borrow().is_empty();
+        objecter.set_conflict(3, &secure_only(3));
+        take(at(6800, 1));
+        assert!(is_known(), "it is where it was");
+        take(at(6801, 1));
+        assert!(!is_known(), "it is elsewhere");
+        let _session = objecter.sessions.borrow_mut().insert(3, Session::open(&objecter, &at(6801, 1), 3));
+        objecter.set_conflict(3, &secure_only(3));
+        take(at(6801, 2));
+        assert!(!is_known(), "it was started again");
+        let _session = objecter.sessions.borrow_mut().insert(3, Session::open(&objecter, &at(6801, 2), 3));
+        objecter.set_conflict(3, &secure_only(3));
+        take(sample());
+        assert!(!is_known(), "it is down");
+    });
+}
+
+#[test]
+fn the_first_answer_of_a_pool_makes_its_requests_wait_from_then_on() {
+    let objecter = Objecter::new(Wallet::new());
+    let _waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    assert!(objecter.served.borrow().is_empty());
+    objecter.take_reply(3, 9, decoded(8, &reply(8, 1, None)));
+    assert!(objecter.served.borrow().contains(&4));
+}
+
+#[test]
+fn features_that_a_daemon_requires_are_named() {
+    let reason = Violation::FeaturesRequired(1 << 38 | 1 << 50 | 1 << 5).into();
+    let error = conflict_of("osd.1", &reason, ("", "")).expect("a conflict");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(
+        error.context().contains("newer than this build understands: bit 5, CRUSH_MSR, SERVER_TENTACLE ("),
+        "{error}"
+    );
+    assert!(conflict_of("osd.1", &Violation::Wait.into(), ("", "")).is_none());
 }

@@ -1,12 +1,15 @@
 //! Watches and notifications.
 //!
-//! A watch is a registration with an object's OSD, for this client's session with it.  It is kept alive by a ping every
-//! few seconds, and taken up again when the session is lost or the placement group moves; as long as that is done in
-//! time, nothing is missed.  Each watch has a task that does this, and ends with it.
+//! A watch is a registration with an object's OSD, bound to this client's session.  It is kept alive by a periodic
+//! ping, and re-established when the session is lost or the placement group moves; if that happens in time, no
+//! notification is missed.  Each watch has a task for this, which ends with it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, Notification, ObjectName, Result, WatchHandler};
@@ -14,28 +17,29 @@ use forebay_messenger::wire::{Malformed, Reader, Writer};
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
+use super::placement::Place;
 use super::wire::{OsdOp, Reply, SNAP_HEAD, flag, watch};
-use super::{Objecter, Place, Request, check};
+use super::{Objecter, Request, check};
 use crate::error::errno;
 
-/// A watch is looked after so often; OSDs forget it after 30 s.
+/// Interval of watch pings; OSDs drop a watch after 30 s.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// Seconds for which an OSD keeps a watch that it hears nothing of.
+/// Time in seconds after which an OSD drops a silent watch.
 const WATCH_TIMEOUT_S: u32 = 30;
 
-/// A watch of this client.
+/// Watch of this client.
 pub(crate) struct Watched {
     pub(crate) cookie: u64,
     pool: i64,
     object: ObjectName,
     handler: Rc<dyn WatchHandler>,
     generation: Cell<u32>,
-    /// The session and the place with which it is registered.
+    /// Session serial and target with which the watch is registered.
     registered: RefCell<Option<(u64, Rc<Place>)>>,
     ended: Cell<bool>,
 }
 
-/// Answers to a notification, or why there are none: a status, and the bytes.
+/// Result of a notification: a status, and the encoded acknowledgements.
 pub(crate) type Completed = (i32, Vec<u8>);
 
 #[derive(Default)]
@@ -44,7 +48,7 @@ pub(super) struct Watches {
     notifies: RefCell<HashMap<u64, oneshot::Sender<Completed>>>,
 }
 
-/// What an OSD tells of a watch or a notification.
+/// Event message of an OSD for a watch or notification.
 struct Event {
     op: u8,
     cookie: u64,
@@ -54,7 +58,7 @@ struct Event {
     sender: u64,
 }
 
-/// Events of watches.
+/// Event types.
 mod event {
     pub(super) const NOTIFY: u8 = 1;
     pub(super) const COMPLETE: u8 = 2;
@@ -65,7 +69,7 @@ impl Event {
     fn decode(version: u16, front: &[u8]) -> std::result::Result<Self, Malformed> {
         let mut from = Reader::new(front, "an event of a watch");
         let (part, op, cookie) = (from.u8()?, from.u8()?, from.u64()?);
-        // A version of old.
+        // Obsolete version.
         from.u64()?;
         let id = from.u64()?;
         let payload = if part >= 1 { from.blob()?.to_vec() } else { Vec::new() };
@@ -75,7 +79,7 @@ impl Event {
     }
 }
 
-/// For fuzzers: whatever comes is an event or an error.
+/// Decodes any bytes as an event, for fuzzing.
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub(crate) fn decode_any(version: u16, front: &[u8]) {
     let _ = Event::decode(version, front).map(|event| event.payload.len());
@@ -85,14 +89,14 @@ fn lost(object: &ObjectName, reply: &Reply) -> Error {
     let kind = match -reply.result {
         errno::ENOENT => ErrorKind::NotFound,
         errno::ESHUTDOWN => ErrorKind::Fenced,
-        // ENOTCONN: the OSD has forgotten the watch.
+        // ENOTCONN: the OSD has dropped the watch.
         _ => ErrorKind::TimedOut,
     };
     Error::new(kind, format!("the watch on object {object}"))
 }
 
 impl Objecter {
-    /// Takes an event.
+    /// Handles an event.
     pub(super) fn take_event(self: &Rc<Self>, version: u16, front: &[u8], data: BufList) {
         let event = match Event::decode(version, front) {
             Ok(event) => event,
@@ -117,7 +121,7 @@ impl Objecter {
             event::DISCONNECT => {
                 let objecter = self.clone();
                 drop(spawn(async move {
-                    // The object may be gone, which its OSD says when asked.
+                    // The object may be removed; a ping determines that.
                     let error = match objecter.watch_op(&watched, watch::PING).await.unwrap_or_else(|| Err(ended())) {
                         Ok(reply) if reply.result < 0 => lost(&watched.object, &reply),
                         Ok(_) => return,
@@ -134,14 +138,14 @@ impl Objecter {
         let ops = vec![OsdOp::watch(watched.cookie, op, watched.generation.get(), WATCH_TIMEOUT_S)];
         let (pool, object) = (watched.pool, watched.object.clone());
         let flags = flag::READ | flag::WRITE;
-        // What keeps a watch waits as long as it takes: an OSD that comes back knows the watch, and its notifications
-        // would wait for one that we had given up.
+        // Operations that maintain a watch wait indefinitely: an OSD that recovers still knows the watch, and its
+        // notifications would wait for a watch abandoned by this client.
         let lingers = matches!(op, watch::PING | watch::RECONNECT);
         let request = Request { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
         self.submit_for(request, lingers)
     }
 
-    /// Sets a watch.
+    /// Establishes a watch.
     pub(crate) async fn watch(
         self: &Rc<Self>,
         pool: i64,
@@ -157,12 +161,12 @@ impl Objecter {
             registered: RefCell::default(),
             ended: Cell::new(false),
         });
-        // From here on events are for it: they may come before the answer.
+        // Registered first: events may arrive before the reply.
         self.watches.watches.borrow_mut().insert(watched.cookie, watched.clone());
         let answered = self.watch_op(&watched, watch::WATCH).await.unwrap_or_else(|| Err(ended()));
         match answered.and_then(|reply| check(reply, object)) {
             Ok(_) => {
-                *watched.registered.borrow_mut() = self.standing(&watched);
+                *watched.registered.borrow_mut() = self.standing(pool, object);
                 drop(spawn(keep(Rc::downgrade(self), watched.clone())));
                 Ok(watched)
             }
@@ -173,14 +177,14 @@ impl Objecter {
         }
     }
 
-    /// Ends a watch with its OSD.
+    /// Removes a watch from its OSD.
     pub(crate) async fn unwatch(self: &Rc<Self>, watched: &Rc<Watched>) -> Result<()> {
         if watched.ended.get() {
             return Ok(());
         }
         self.end_watch(watched, None);
         let reply = self.watch_op(watched, watch::UNWATCH).await.unwrap_or_else(|| Err(ended()))?;
-        // An object that is gone has no watchers.
+        // A removed object has no watchers.
         if reply.result == -errno::ENOENT {
             return Ok(());
         }
@@ -198,15 +202,15 @@ impl Objecter {
         }
     }
 
-    /// The session and place on which a watch stands at the moment.
-    fn standing(&self, watched: &Watched) -> Option<(u64, Rc<Place>)> {
-        let place = self.place_of(watched.pool, &watched.object)?;
+    /// Returns the current session serial and target of an object.
+    fn standing(&self, pool: i64, object: &ObjectName) -> Option<(u64, Rc<Place>)> {
+        let place = self.place_of(pool, object)?;
         let serial = self.sessions.borrow().get(&place.mapping.primary)?.serial();
         Some((serial, place))
     }
 
     fn stands(&self, watched: &Watched) -> bool {
-        let now = self.standing(watched);
+        let now = self.standing(watched.pool, &watched.object);
         let registered = watched.registered.borrow();
         match (&now, &*registered) {
             (Some((serial, place)), Some((before, registered))) => serial == before && place == registered,
@@ -214,7 +218,8 @@ impl Objecter {
         }
     }
 
-    /// Notifies all who watch an object, and waits for what comes of it.
+    /// Notifies all watchers of an object, and waits for the result.  An OSD forgets a notification when the placement
+    /// of the object changes or its session breaks; it is then sent again, and watchers may receive it twice.
     pub(crate) async fn notify(
         self: &Rc<Self>,
         pool: i64,
@@ -223,20 +228,34 @@ impl Objecter {
         limit: Duration,
     ) -> Result<Completed> {
         let cookie = random().max(1);
-        let (done, completed) = oneshot::channel();
+        let (done, mut completed) = oneshot::channel();
         self.watches.notifies.borrow_mut().insert(cookie, done);
         let seconds = limit.as_secs().clamp(1, u64::from(u32::MAX)) as u32;
         let mut input = Writer::new();
         input.u32(1).u32(seconds).blob(payload);
-        let ops = vec![OsdOp::notify(cookie).with(Buf::copy_of(&input.finish()))];
-        let request =
-            Request { pool, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::READ, ops };
+        let input = Buf::copy_of(&input.finish());
         let asked = async {
-            let reply = self.submit(request).await.unwrap_or_else(|| Err(ended()))?;
-            check(reply, object)?;
-            completed.await.ok_or_else(ended)
+            loop {
+                let before = self.standing(pool, object);
+                let ops = vec![OsdOp::notify(cookie).with(input.clone())];
+                let (copy, flags) = (object.clone(), flag::READ);
+                let request = Request { pool, object: copy, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
+                let reply = self.submit(request).await.unwrap_or_else(|| Err(ended()))?;
+                check(reply, object)?;
+                let before = before.or_else(|| self.standing(pool, object));
+                let forgotten = self.disturbed.wait_until(|| self.standing(pool, object) != before);
+                let mut forgotten = pin!(forgotten);
+                let event = poll_fn(|cx| match Pin::new(&mut completed).poll(cx) {
+                    Poll::Ready(completed) => Poll::Ready(Some(completed)),
+                    Poll::Pending => forgotten.as_mut().poll(cx).map(|()| None),
+                });
+                match event.await {
+                    Some(completed) => return completed.ok_or_else(ended),
+                    None => tracing::debug!(%object, "a notification is sent again"),
+                }
+            }
         };
-        // The OSD ends it in time; if the OSD is lost meanwhile, nobody does.
+        // The OSD enforces the time limit; the local limit applies if the OSD is lost meanwhile.
         let patience = Duration::from_secs(u64::from(seconds)) + 2 * PING_INTERVAL;
         let result = timeout(patience, asked).await;
         self.watches.notifies.borrow_mut().remove(&cookie);
@@ -249,7 +268,7 @@ fn ended() -> Error {
     Error::new(ErrorKind::ShuttingDown, "the client has ended")
 }
 
-/// Looks after a watch until it ends.
+/// Maintains a watch until it ends.
 async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
     loop {
         let Some(now) = objecter.upgrade() else { return };
@@ -266,8 +285,8 @@ async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
         let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(ended()));
         let error = match answered {
             Ok(reply) if reply.result >= 0 => None,
-            // A ping that was on its way when its session was lost was sent again on another, where the watch has not
-            // been taken up yet.
+            // A ping in flight when its session was lost was resent on another one, where the watch is not
+            // re-established yet.
             Ok(_) if op == watch::PING && !now.stands(&watched) => continue,
             Ok(reply) => Some(lost(&watched.object, &reply)),
             Err(error) => Some(error),
@@ -277,7 +296,7 @@ async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
             return;
         }
         if op == watch::RECONNECT {
-            *watched.registered.borrow_mut() = now.standing(&watched);
+            *watched.registered.borrow_mut() = now.standing(watched.pool, &watched.object);
         }
         let changed = now.disturbed.wait_until(|| now.disturbances() != seen || watched.ended.get());
         let _ = timeout(PING_INTERVAL, changed).await;

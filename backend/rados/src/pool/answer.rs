@@ -1,4 +1,4 @@
-//! What operations put out.
+//! Decoding of operation outputs.
 
 use forebay_block::{Error, ErrorKind, Extent, KvPage, ObjectName, SnapClone, SnapId, SnapSet, SparseData};
 use forebay_messenger::wire::{Malformed, Reader};
@@ -7,19 +7,19 @@ use forebay_reactor::BufList;
 use crate::denc::ReaderExt;
 use crate::osd::wire::SNAP_HEAD;
 
-/// An answer that cannot be read.
+/// Returns the error for an undecodable reply.
 pub(super) fn strange(object: &ObjectName, error: Malformed) -> Error {
     Error::new(ErrorKind::Io, format!("object {object}: {error}, as an OSD sent it"))
 }
 
-/// Size in bytes, and the time of the last change.
+/// Decodes size in bytes and modification time.
 pub(crate) fn stat(data: &BufList) -> Result<(u64, u64), Malformed> {
     let bytes = data.to_vec();
     let mut from = Reader::new(&bytes, "an object's size");
     Ok((from.u64()?, from.u64()?))
 }
 
-/// Runs: offset and length.
+/// Decodes extents: offset and length.
 pub(crate) fn extents(data: &BufList) -> Result<Vec<(u64, u64)>, Malformed> {
     let bytes = data.to_vec();
     let mut from = Reader::new(&bytes, "a list of runs");
@@ -27,9 +27,9 @@ pub(crate) fn extents(data: &BufList) -> Result<Vec<(u64, u64)>, Malformed> {
     (0..count).map(|_| Ok((from.u64()?, from.u64()?))).collect()
 }
 
-/// Runs and their bytes, all within `asked`; the bytes are not copied.
+/// Decodes extents with their data, all within `asked`; the data is not copied.
 pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, Malformed> {
-    let malformed = Malformed { what: "stored runs" };
+    let malformed = Malformed { what: "stored runs", newer: None };
     let head = |from: usize, len: usize| -> Result<Vec<u8>, Malformed> {
         let end = from.checked_add(len).filter(|&end| end <= data.len()).ok_or(malformed)?;
         Ok(data.slice(from..end).to_vec())
@@ -60,24 +60,24 @@ pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, Malform
     Ok(out)
 }
 
-/// Attributes, by name.
+/// Decodes attributes, by name.
 pub(crate) fn attrs(data: &BufList) -> Result<Vec<(String, Vec<u8>)>, Malformed> {
     let bytes = data.to_vec();
     let mut from = Reader::new(&bytes, "an object's attributes");
     from.vec(|from| Ok((from.text()?, from.blob()?.to_vec())))
 }
 
-/// Keys and values, and whether there are more.
+/// Decodes keys and values, and whether there are more.
 pub(crate) fn pairs(data: &BufList) -> Result<KvPage, Malformed> {
     let bytes = data.to_vec();
     let mut from = Reader::new(&bytes, "keys and values");
     let pairs = from.vec(|from| Ok((from.blob()?.to_vec(), from.blob()?.to_vec())))?;
-    // Only lists say whether there are more.
+    // Only list operations report whether there are more.
     let more = !from.rest().is_empty() && from.flag()?;
     Ok(KvPage { pairs, more })
 }
 
-/// An object's clones.
+/// Decodes an object's clones.
 pub(crate) fn snap_set(data: &BufList) -> Result<SnapSet, Malformed> {
     let bytes = data.to_vec();
     let mut whole = Reader::new(&bytes, "an object's snapshots");
@@ -104,10 +104,10 @@ pub(crate) fn snap_set(data: &BufList) -> Result<SnapSet, Malformed> {
     Ok(set)
 }
 
-/// A page of names of a placement group, and where to go on.
+/// Page of object names of a placement group, and the position to continue from.
 pub(crate) struct Names {
     pub(crate) next: crate::osd::hobject::HObject,
-    /// Namespace, name, and the key by which it is found instead, if it has one.
+    /// Namespace, name, and locator key, if any.
     pub(crate) names: Vec<(String, String, String)>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn names(data: &BufList) -> Result<Names, Malformed> {
     let mut whole = Reader::new(&bytes, "a list of objects");
     let (_, mut from) = whole.part(1)?;
     let next = crate::osd::hobject::HObject::decode(&mut from)?;
-    // Names that are no text are nobody's of ours.
+    // Names that are not UTF-8 are not used by this client.
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let names = from.vec(|from| Ok((text(from.blob()?), text(from.blob()?), text(from.blob()?))))?;
     Ok(Names { next, names })

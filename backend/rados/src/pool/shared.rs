@@ -1,4 +1,4 @@
-//! What a pool offers because others use it at the same time.
+//! Operations for pools shared with other clients: watches, notifications, blocklisting.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::osd::Objecter;
 use crate::osd::watch::Watched;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
 
-/// A watch that is set; ends in the background when it is dropped.
+/// Active watch; dropping it removes the watch in the background.
 struct Held {
     objecter: Rc<Objecter>,
     watched: Rc<Watched>,
@@ -46,7 +46,7 @@ impl Drop for Held {
     }
 }
 
-/// An address as clients are named by it.
+/// Formats an address as it appears in client identities.
 pub(crate) fn address_text(addr: &EntityAddr) -> String {
     match addr.socket {
         Some(socket) => format!("{socket}/{}", addr.nonce),
@@ -54,7 +54,7 @@ pub(crate) fn address_text(addr: &EntityAddr) -> String {
     }
 }
 
-/// Those who watch, as an OSD lists them.
+/// Decodes a list of watchers.
 pub(crate) fn watchers(bytes: &[u8]) -> std::result::Result<Vec<Watcher>, Malformed> {
     let mut whole = Reader::new(bytes, "a list of watchers");
     let (_, mut list) = whole.part(1)?;
@@ -68,7 +68,7 @@ pub(crate) fn watchers(bytes: &[u8]) -> std::result::Result<Vec<Watcher>, Malfor
     })
 }
 
-/// What came of a notification, as an OSD gathers it.
+/// Decodes the result of a notification, as collected by the OSD.
 pub(crate) fn notified(bytes: &[u8]) -> std::result::Result<Notified, Malformed> {
     if bytes.is_empty() {
         return Ok(Notified::default());
@@ -125,7 +125,7 @@ impl SharedObjects for RadosPool {
         Box::pin(async move {
             check_name(&object)?;
             let (status, data) = objecter.notify(pool, &object, &payload, timeout).await?;
-            // That somebody has not answered in time is said in the data.
+            // Missing acknowledgements are reported in the data.
             if status < 0 && status != -errno::ETIMEDOUT {
                 return Err(failure(status, format!("a notification on object {object}")));
             }
@@ -150,6 +150,10 @@ impl SharedObjects for RadosPool {
     fn blocklist(&self, address: &str, expire: Option<Duration>) -> LocalFuture<Result<()>> {
         let (cluster, address) = (self.cluster.clone(), address.to_owned());
         Box::pin(async move { cluster.blocklist(&address, expire).await })
+    }
+
+    fn mark_in_use(&self) {
+        self.cluster.objecter().mark_in_use(self.id);
     }
 
     fn pool_id(&self) -> i64 {

@@ -1,8 +1,8 @@
-//! Pools that several clients use at once: what RADOS shares, in memory.
+//! Pools shared by several clients: an in-memory model of RADOS's shared state.
 //!
-//! A [`Cluster`] has pools and clients.  Each [`Client`] sees a pool as an [`ObjectBackend`] with
-//! [`SharedObjects`]: the object classes `lock` and `rbd` as far as images call them, watch and notify, and a
-//! blocklist.  A client can die: then it answers nothing any more, and its watches stay until they are expired.
+//! A [`Cluster`] has pools and clients.  Each [`Client`] sees a pool as an [`ObjectBackend`] with [`SharedObjects`]:
+//! the object classes `lock` and `rbd` as far as images call them, watch and notify, and a blocklist.  A client can
+//! die: it no longer answers, and its watches stay until they are expired.
 
 mod classes;
 pub mod rbd;
@@ -18,12 +18,12 @@ use forebay_block::{
     SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
 };
 use forebay_reactor::sync::{KeyedLock, Notify};
-use forebay_reactor::{spawn, timeout, yield_now};
+use forebay_reactor::{sleep, spawn, timeout, yield_now};
 
 use crate::RamBackend;
 use classes::Caller;
 
-/// An object of a pool.
+/// Object of a pool: pool ID and name.
 type Place = (i64, ObjectName);
 
 struct WatchEntry {
@@ -33,9 +33,9 @@ struct WatchEntry {
     handler: Rc<dyn WatchHandler>,
 }
 
-/// A notification that waits for answers.
+/// Notification that waits for acknowledgements.
 struct Pending {
-    /// By client and cookie.
+    /// Outstanding watchers, by client and cookie.
     wanted: BTreeSet<(u64, u64)>,
     answers: Vec<NotifyAnswer>,
     changed: Rc<Notify>,
@@ -48,31 +48,33 @@ struct Inner {
     blocked: RefCell<BTreeSet<String>>,
     last_client: Cell<u64>,
     last_notify: Cell<u64>,
+    /// Number of notifications that are still to be lost.
+    lost_notifies: Cell<u32>,
     late: Cell<u64>,
     rng: Cell<u64>,
-    /// Transactions take effect late, too.
+    /// Set if transactions are delayed too.
     delayed: Cell<bool>,
-    /// Transactions on one object take effect one after another.
+    /// Lock that serializes the transactions on one object.
     order: KeyedLock<Place>,
-    /// Transactions on objects of these names wait: pool, beginning of the name, number of the [`Stall`].
+    /// Stalled object names: pool, name prefix, number of the [`Stall`].
     stalls: RefCell<Vec<(i64, String, u64)>>,
     last_stall: Cell<u64>,
-    /// Transactions that wait for a stall to end.
+    /// Number of transactions that wait for a stall to end.
     stalled: Cell<usize>,
     stalls_changed: Rc<Notify>,
     in_flight: Cell<usize>,
-    /// Told of each transaction that has changed an object.
+    /// Callback for each transaction that has changed an object.
     observer: RefCell<Option<Rc<dyn Fn(i64, &ObjectName)>>>,
 }
 
-/// While it is kept, transactions on some objects of a pool have arrived and take no effect; then they do.
+/// Guard that stalls transactions on some objects of a pool: they have arrived, and take effect once it is dropped.
 pub struct Stall {
     cluster: Rc<Inner>,
     number: u64,
 }
 
 impl Stall {
-    /// Returns how many transactions wait for the end of a stall, of this one or another.
+    /// Returns the number of transactions that wait for the end of a stall, of this one or another.
     pub fn waiting(&self) -> usize {
         self.cluster.stalled.get()
     }
@@ -85,12 +87,13 @@ impl Drop for Stall {
     }
 }
 
-/// A cluster in memory.
+/// In-memory cluster.
 #[derive(Clone)]
 pub struct Cluster(Rc<Inner>);
 
 impl Cluster {
-    /// Without pools.  Answers come up to `late` turns of the executor after what they answer was done, by the seed.
+    /// Creates a cluster without pools.  Completions are delayed by up to `late` executor turns after the operation was
+    /// executed, at random from the seed.
     pub fn new(seed: u64, late: u64) -> Self {
         Self(Rc::new(Inner {
             pools: RefCell::default(),
@@ -99,6 +102,7 @@ impl Cluster {
             blocked: RefCell::default(),
             last_client: Cell::new(4100),
             last_notify: Cell::new(0),
+            lost_notifies: Cell::new(0),
             late: Cell::new(late),
             rng: Cell::new(seed | 1),
             delayed: Cell::new(false),
@@ -112,18 +116,18 @@ impl Cluster {
         }))
     }
 
-    /// From now on transactions are as long on their way as their answers: up to `late` turns, and those of a client that
-    /// has died meanwhile arrive all the same.
+    /// Delays transactions, from now on, on their way as well: by up to `late` turns, and those of a client that has
+    /// died meanwhile still arrive.
     pub fn delay_transactions(&self) {
         self.0.delayed.set(true);
     }
 
-    /// From now on `observer` is told of every transaction that has just changed an object: its pool and its name.
+    /// Sets `observer`, which is called with the pool and name of each object that a transaction has just changed.
     pub fn observe(&self, observer: impl Fn(i64, &ObjectName) + 'static) {
         *self.0.observer.borrow_mut() = Some(Rc::new(observer));
     }
 
-    /// Adds a pool; its number.
+    /// Adds a pool; returns its ID.
     pub fn add_pool(&self, name: &str) -> i64 {
         let mut pools = self.0.pools.borrow_mut();
         let id = pools.len() as i64 + 1;
@@ -131,7 +135,7 @@ impl Cluster {
         id
     }
 
-    /// A new client.
+    /// Creates a client.
     pub fn client(&self) -> Client {
         let number = self.0.last_client.get() + 13;
         self.0.last_client.set(number);
@@ -142,15 +146,16 @@ impl Cluster {
             last_cookie: Cell::new(0x5000 + number),
             dead: Cell::new(false),
             pools: RefCell::default(),
+            in_use: RefCell::default(),
         }))
     }
 
-    /// A pool without a client, to look what is in it.
+    /// Returns the backend of a pool without a client, to inspect its content.
     pub fn bare(&self, pool: i64) -> Rc<RamBackend> {
         self.0.pools.borrow()[&pool].1.clone()
     }
 
-    /// Lets transactions on the objects of a pool whose names begin with `prefix` wait.
+    /// Stalls transactions on the objects of a pool whose names begin with `prefix`.
     pub fn stall(&self, pool: i64, prefix: &str) -> Stall {
         let number = self.0.last_stall.get() + 1;
         self.0.last_stall.set(number);
@@ -158,29 +163,34 @@ impl Cluster {
         Stall { cluster: self.0.clone(), number }
     }
 
-    /// Returns how many transactions have been submitted and have taken no effect yet.
+    /// Returns the number of transactions that have been submitted and have not taken effect yet.
     pub fn in_flight(&self) -> usize {
         self.0.in_flight.get()
     }
 
-    /// Who is on the blocklist.
+    /// Returns the addresses on the blocklist.
     pub fn blocklisted(&self) -> Vec<String> {
         self.0.blocked.borrow().iter().cloned().collect()
     }
 
-    /// The watches of dead clients run out.
+    /// Expires the watches of dead clients.
     pub fn expire_watches(&self) {
         self.0.watches.borrow_mut().retain(|entry| entry.client.upgrade().is_some_and(|client| !client.dead.get()));
     }
 
-    /// Every watch of a living client breaks, as when its connection was cut for too long.
+    /// Loses the next notifications: their senders are told of a timeout.
+    pub fn lose_notifications(&self, count: u32) {
+        self.0.lost_notifies.set(count);
+    }
+
+    /// Breaks every watch of a living client, as a connection loss beyond the timeout does.
     pub fn break_watches(&self) {
         for entry in self.0.watches.take() {
             entry.handler.broken(Error::new(ErrorKind::TimedOut, "the watch was cut"));
         }
     }
 
-    /// How many watches there are.
+    /// Returns the number of watches.
     pub fn watches(&self) -> usize {
         self.0.watches.borrow().len()
     }
@@ -228,29 +238,36 @@ struct ClientInner {
     last_cookie: Cell<u64>,
     dead: Cell<bool>,
     pools: RefCell<BTreeMap<i64, Weak<ClientPool>>>,
+    /// Pools marked as in use by hosts.
+    in_use: RefCell<BTreeSet<i64>>,
 }
 
-/// A client of a cluster.
+/// Client of a cluster.
 #[derive(Clone)]
 pub struct Client(Rc<ClientInner>);
 
 impl Client {
-    /// A pool by its number.
+    /// Returns a pool by its ID.
     pub fn pool(&self, id: i64) -> Rc<dyn ObjectBackend> {
         self.0.pool(id).expect("a pool of the cluster")
     }
 
-    /// From now on it does and answers nothing: its operations never end.
+    /// Kills the client: from now on its operations never complete.
     pub fn die(&self) {
         self.0.dead.set(true);
     }
 
-    /// The cluster forgets its watches, and it does not know.
+    /// Drops the client's watches in the cluster, without notifying it.
     pub fn lose_watches(&self) {
         self.0.cluster.watches.borrow_mut().retain(|entry| entry.watcher.client != self.0.number);
     }
 
-    /// Its address.
+    /// Returns the pools that were marked as in use by hosts.
+    pub fn pools_in_use(&self) -> Vec<i64> {
+        self.0.in_use.borrow().iter().copied().collect()
+    }
+
+    /// Returns the address of the client.
     pub fn address(&self) -> String {
         self.0.address.clone()
     }
@@ -282,7 +299,7 @@ impl ClientInner {
     }
 }
 
-/// A pool as one client sees it.
+/// Pool as seen by one client.
 struct ClientPool {
     client: Rc<ClientInner>,
     id: i64,
@@ -291,7 +308,8 @@ struct ClientPool {
 }
 
 impl ClientPool {
-    /// Does something at once, unless this client is fenced, and answers late; a dead client never has an answer.
+    /// Executes an operation at once, unless this client is fenced, and delays its completion; operations of a dead
+    /// client never complete.
     fn act<T: 'static>(&self, work: impl FnOnce(&Self) -> LocalFuture<Result<T>>) -> LocalFuture<Result<T>> {
         let client = self.client.clone();
         if client.dead.get() {
@@ -346,7 +364,7 @@ impl ObjectBackend for ClientPool {
                 Box::pin(std::future::ready(done))
             });
         }
-        // On its way: it arrives even if nobody waits for it any more, and its client has died meanwhile.
+        // In flight: the transaction arrives even if its future was dropped, or its client has died meanwhile.
         let (ram, client) = (self.ram.clone(), self.client.clone());
         cluster.in_flight.set(cluster.in_flight.get() + 1);
         let task = spawn(async move {
@@ -490,6 +508,13 @@ impl SharedObjects for ClientPool {
         let place = (self.id, object.clone());
         self.act(|this| {
             let cluster = this.client.cluster.clone();
+            if let Some(left) = cluster.lost_notifies.get().checked_sub(1) {
+                cluster.lost_notifies.set(left);
+                return Box::pin(async move {
+                    sleep(limit).await;
+                    Err(Error::new(ErrorKind::TimedOut, "the notification was lost"))
+                });
+            }
             let sender = this.client.number;
             let id = cluster.last_notify.get() + 1;
             cluster.last_notify.set(id);
@@ -538,7 +563,7 @@ impl SharedObjects for ClientPool {
         self.act(|this| {
             let cluster = &this.client.cluster;
             cluster.blocked.borrow_mut().insert(address.to_owned());
-            // OSDs end the watches of whom they take nothing of any more.
+            // OSDs end the watches of blocklisted clients.
             let mut gone = Vec::new();
             cluster.watches.borrow_mut().retain(|entry| {
                 let stays = entry.watcher.address != address;
@@ -550,6 +575,10 @@ impl SharedObjects for ClientPool {
             drop(gone);
             Box::pin(std::future::ready(Ok(())))
         })
+    }
+
+    fn mark_in_use(&self) {
+        self.client.in_use.borrow_mut().insert(self.id);
     }
 
     fn pool_id(&self) -> i64 {

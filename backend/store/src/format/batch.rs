@@ -1,43 +1,43 @@
-//! A batch: what is appended to the log in one piece.  A header block with the entries, then the payload blocks.
+//! Batch: unit of appending to the log.  A header block with the entries, followed by payload blocks.
 
 use super::{BLOCK, Malformed, Put, Reader, is_sealed, malformed, seal};
 
 const MAGIC: &[u8; 8] = b"FBLOGBAT";
 const CRC_AT: usize = 8;
-/// Bytes of the header before the entries.
+/// Size of the fixed header fields before the entries, in bytes.
 pub const FIXED: usize = 72;
-/// Room for entries in a header, in bytes.
+/// Space for entries in a header, in bytes.
 pub const ENTRY_ROOM: usize = BLOCK - FIXED;
 
 const FLAG_CONTINUES: u32 = 1;
 
-/// A batch's header.
+/// Header of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchHeader {
-    /// First eight bytes of the store's identity.
+    /// First eight bytes of the store's UUID.
     pub store: u64,
-    /// The life of the store in which it was written.
+    /// Epoch of the store opening that wrote it.
     pub epoch: u64,
-    /// Consecutive.
+    /// Sequence number; consecutive.
     pub seq: u64,
-    /// Block number on the device where this header lies.
+    /// Block number of this header on the device.
     pub block: u64,
-    /// Batches up to this number were known to be durable when this one was written.
+    /// Highest batch number known to be durable when this batch was written.
     pub durable_seq: u64,
-    /// The segment where the log goes on when this one is full.
+    /// Segment in which the log continues when this one is full.
     pub next_segment: u32,
-    /// Payload blocks after the header.
+    /// Payload blocks behind the header.
     pub payload_blocks: u32,
-    /// The last transaction goes on in the next batch, and counts only when that is there too.
+    /// Set if the last transaction continues in the next batch, and is valid only if that batch is recovered too.
     pub continues: bool,
-    /// When it continues: bytes of entries before those of that transaction, which count by themselves.
+    /// If it continues: bytes of entries before those of that transaction, which are valid on their own.
     pub settled: u32,
-    /// The entries, encoded.
+    /// Encoded entries.
     pub entries: Vec<u8>,
 }
 
 impl BatchHeader {
-    /// One block.
+    /// Encodes the header as one block.
     pub fn encode(&self, out: &mut [u8]) {
         assert!(self.entries.len() <= ENTRY_ROOM && out.len() == BLOCK);
         let mut head = Vec::with_capacity(FIXED);
@@ -57,7 +57,7 @@ impl BatchHeader {
         seal(out, CRC_AT);
     }
 
-    /// Tests whether a block holds what is left of the batch `seq` there: all but one of the fields that tell are right.
+    /// Returns whether a block holds the remains of batch `seq` there: at most one of the identifying fields differs.
     pub fn resembles(block: &[u8], store: u64, epoch: u64, seq: u64, number: u64) -> bool {
         let field = |at: usize| block.get(at..at + 8);
         let fields = [(0, *MAGIC), (16, store.to_le_bytes()), (24, epoch.to_le_bytes()), (32, seq.to_le_bytes())];
@@ -66,7 +66,13 @@ impl BatchHeader {
         wrong <= 1
     }
 
-    /// Of one block.
+    /// Returns store and sequence number of a damaged header, if the block has a header of block `number`.
+    pub fn remains(block: &[u8], number: u64) -> Option<(u64, u64)> {
+        let field = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
+        (block.starts_with(MAGIC) && field(40)? == number).then(|| Some((field(16)?, field(32)?)))?
+    }
+
+    /// Decodes a header from one block.
     pub fn decode(block: &[u8]) -> Result<Self, Malformed> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
             return malformed("batch: not one");
@@ -135,6 +141,9 @@ mod tests {
             bad[at] ^= 1;
             assert!(BatchHeader::decode(&bad).is_err(), "byte {at}");
             assert!(BatchHeader::resembles(&bad, 1, 2, 3, 300), "byte {at}");
+            let tells = !(0..8).contains(&at) && !(16..24).contains(&at) && !(32..48).contains(&at);
+            assert_eq!(BatchHeader::remains(&bad, 300) == Some((1, 3)), tells, "byte {at}");
+            assert_eq!(BatchHeader::remains(&bad, 9999), None, "another place");
         }
         assert!(!BatchHeader::resembles(&block, 1, 7, 4, 300), "another batch of another life");
     }

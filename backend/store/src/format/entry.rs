@@ -1,189 +1,199 @@
-//! Entries: what a batch says happened.  Replaying them in order over a checkpoint gives the state again.
+//! Log entries: the changes recorded by a batch.  Replaying them in order on top of a checkpoint restores the state.
 //!
-//! `payload` and `at` place data within the batch's payload: in blocks for data, in bytes for metadata blobs, which
+//! `payload` and `at` are positions within the batch's payload: in blocks for data, in bytes for metadata blobs, which
 //! are packed.
 
 use super::{Malformed, Put, Reader, malformed};
 
-/// Longest object name and namespace in bytes.
+/// Maximum length of an object name and of a namespace, in bytes.
 pub const NAME_MAX: usize = 1024;
-/// Longest key of an object's map in bytes.
+/// Maximum length of a key in an object's key-value map, in bytes.
 pub const KEY_MAX: usize = 1024;
-/// Longest value of an object's map in bytes.
+/// Maximum length of a value in an object's key-value map, in bytes.
 pub const VALUE_MAX: usize = 4 << 20;
-/// Longest value that lies in the entry itself.
+/// Maximum length of a value stored in the entry itself, in bytes.
 pub const VALUE_INLINE_MAX: usize = 1024;
-/// Most snapshots that one clone stands for.
+/// Maximum number of snapshots that one clone represents.
 pub const CLONE_SNAPS_MAX: usize = 400;
 
 const HEAD: usize = 4;
 
-/// One thing that happened.
+/// Log entry: one recorded change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// An object with a new number came to be.
+    /// Creation of an object with a new number.
     Create {
-        /// Its number.
+        /// Object number.
         oid: u64,
-        /// Namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Name.
+        /// Name of the object.
         name: String,
     },
-    /// Whole blocks were written.
+    /// Write of whole blocks.
     Write {
-        /// Object.
+        /// Object number.
         oid: u64,
         /// First block within the object.
         start: u32,
-        /// Where the blocks lie in the payload, in blocks.
+        /// Position of the blocks in the payload, in blocks.
         payload: u32,
-        /// The object's size after it, in bytes.
+        /// Object size after the change, in bytes.
         size: u64,
-        /// The object's version after it.
+        /// Object version after the change.
         version: u64,
         /// CRC32C of each block.
         crcs: Vec<u32>,
     },
-    /// Blocks were given up (or, with none, only size and version changed).
+    /// Unmapping of blocks (with a count of 0, a change of size and version only).
     Unmap {
-        /// Object.
+        /// Object number.
         oid: u64,
         /// First block within the object.
         start: u32,
-        /// Blocks.
+        /// Number of blocks.
         count: u32,
-        /// The object's size after it, in bytes.
+        /// Object size after the change, in bytes.
         size: u64,
-        /// The object's version after it.
+        /// Object version after the change.
         version: u64,
     },
-    /// The head was removed; the whole object, if it has no clones.
+    /// Removal of the head, or of the whole object if it has no clones.
     Remove {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The object's version after it.
+        /// Object version after the change.
         version: u64,
     },
-    /// The head's state was kept as a clone, whose number is `seq`.
+    /// Preservation of the head's state as a clone with id `seq`.
     Clone {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The newest snapshot number that the object has seen.
+        /// Newest snapshot number that the object has seen.
         seq: u64,
-        /// The snapshots that the clone stands for, newest first; none: only `seq` changed.
+        /// Snapshots that the clone represents, newest first; if empty, only `seq` changed.
         snaps: Vec<u64>,
     },
-    /// A clone stands for fewer snapshots; for none: it is gone.
+    /// Reduction of the snapshots that a clone represents; without any left, the clone is removed.
     CloneSnaps {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number.
+        /// Clone id.
         clone: u64,
-        /// What is left.
+        /// Remaining snapshots.
         snaps: Vec<u64>,
     },
-    /// The head became what a clone is.
+    /// Rollback of the head to the state of a clone.
     Rollback {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number.
+        /// Clone id.
         clone: u64,
-        /// The object's version after it.
+        /// Object version after the change.
         version: u64,
     },
-    /// A key was set.
+    /// Setting of a key.
     KvSet {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number, or `u64::MAX` for the head.
+        /// Clone id, or `u64::MAX` for the head.
         of: u64,
-        /// Key.
+        /// Key of the pair.
         key: Vec<u8>,
-        /// Value.
+        /// Value of the pair.
         value: Vec<u8>,
     },
-    /// A key was set to a value that lies in the payload.
+    /// Setting of a key to a value stored in the payload.
     KvSetLong {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number, or `u64::MAX` for the head.
+        /// Clone id, or `u64::MAX` for the head.
         of: u64,
-        /// Key.
+        /// Key of the pair.
         key: Vec<u8>,
-        /// Place in the payload, in bytes.
+        /// Position in the payload, in bytes.
         at: u32,
-        /// Bytes of the value.
+        /// Length of the value in bytes.
         len: u32,
         /// CRC32C of the value.
         crc: u32,
     },
-    /// A key was removed.
+    /// Removal of a key.
     KvRemove {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number, or `u64::MAX` for the head.
+        /// Clone id, or `u64::MAX` for the head.
         of: u64,
-        /// Key.
+        /// Key of the pair.
         key: Vec<u8>,
     },
-    /// The cleaner moved blocks; each place that still refers to the old block refers to the new one.
+    /// Relocation of blocks by the cleaner; all remaining references to an old block then refer to the new one.
     Relocate {
-        /// Object.
+        /// Object number.
         oid: u64,
         /// First block within the object.
         start: u32,
-        /// Where the blocks lie in the payload, in blocks.
+        /// Position of the blocks in the payload, in blocks.
         payload: u32,
-        /// Block number on the device where the first one lay before.
+        /// Block number of the first block's previous location on the device.
         old: u64,
         /// CRC32C of each block.
         crcs: Vec<u32>,
     },
-    /// A snapshot number was taken.
+    /// Allocation of a snapshot number.
     SnapAllocate {
-        /// The number.
+        /// Snapshot number.
         snap: u64,
     },
-    /// A snapshot number was given up; its clones are going.
+    /// Removal of a snapshot; its clones are trimmed.
     SnapRemove {
-        /// The number.
+        /// Snapshot number.
         snap: u64,
-        /// All its clones are gone, the number needs no more attention.
+        /// Set if all its clones are removed, so that trimming is complete.
         done: bool,
     },
-    /// A map page, of the checkpoint in progress.
+    /// Map page, written by the checkpoint in progress.
     Page {
-        /// Object.
+        /// Object number.
         oid: u64,
-        /// The clone's number, or `u64::MAX` for the head.
+        /// Clone id, or `u64::MAX` for the head.
         of: u64,
-        /// Which page.
+        /// Page index.
         index: u32,
-        /// Place in the payload, in bytes.
+        /// Position in the payload, in bytes.
         at: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// A node of the tree, of the checkpoint in progress.
+    /// Tree node, written by the checkpoint in progress.
     Node {
-        /// 0 for a leaf.
+        /// Level of the node; 0 for a leaf.
         level: u8,
-        /// Place in the payload, in bytes.
+        /// Position in the payload, in bytes.
         at: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// Its first key.
+        /// First key of the node.
         key: Vec<u8>,
     },
-    /// The segment table, of the checkpoint in progress.
+    /// Segment table, written by the checkpoint in progress.
     Segments {
-        /// Place in the payload, in bytes.
+        /// Position in the payload, in bytes.
         at: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
+    /// Checkpoint record, an encoded [`CheckpointRecord`](super::record::CheckpointRecord).
+    ///
+    /// Encoded as a node of a level that no tree has, so that programs that do not know it skip it.
+    Checkpoint {
+        /// Encoded record.
+        record: Vec<u8>,
+    },
 }
+
+/// Node level that denotes a checkpoint record.
+const CHECKPOINT_LEVEL: u8 = u8::MAX;
 
 impl Entry {
     fn kind(&self) -> u8 {
@@ -202,17 +212,17 @@ impl Entry {
             Entry::SnapAllocate { .. } => 12,
             Entry::SnapRemove { .. } => 13,
             Entry::Page { .. } => 14,
-            Entry::Node { .. } => 15,
+            Entry::Node { .. } | Entry::Checkpoint { .. } => 15,
             Entry::Segments { .. } => 16,
         }
     }
 
-    /// Encoded size of a `Write` or `Relocate` of that many blocks, in bytes.
+    /// Returns the encoded size in bytes of a `Write` or `Relocate` of `blocks` blocks.
     pub const fn write_size(blocks: usize) -> usize {
         HEAD + 32 + 4 * blocks
     }
 
-    /// Appends it to `out`.
+    /// Appends the encoded entry to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start_at = out.len();
         out.put_u8(self.kind());
@@ -305,12 +315,17 @@ impl Entry {
                 out.put_u32(*at);
                 out.put_u32(*len);
             }
+            Entry::Checkpoint { record } => {
+                out.put_u8(CHECKPOINT_LEVEL);
+                out.put_u64(0);
+                out.put(record);
+            }
         }
         let len = u16::try_from(out.len() - start_at).expect("an entry fits a header");
         out[start_at + 2..start_at + 4].copy_from_slice(&len.to_le_bytes());
     }
 
-    /// All entries of a header.
+    /// Decodes all entries of a header.
     pub fn decode_all(mut bytes: &[u8]) -> Result<Vec<Entry>, Malformed> {
         let mut entries = Vec::new();
         while !bytes.is_empty() {
@@ -372,7 +387,10 @@ impl Entry {
             12 => Entry::SnapAllocate { snap: r.u64()? },
             13 => Entry::SnapRemove { snap: r.u64()?, done: r.u8()? != 0 },
             14 => Entry::Page { oid: r.u64()?, of: r.u64()?, index: r.u32()?, at: r.u32()?, len: r.u32()? },
-            15 => Entry::Node { level: r.u8()?, at: r.u32()?, len: r.u32()?, key: rest(&mut r)? },
+            15 => match (r.u8()?, r.u32()?, r.u32()?) {
+                (CHECKPOINT_LEVEL, 0, 0) => Entry::Checkpoint { record: rest(&mut r)? },
+                (level, at, len) => Entry::Node { level, at, len, key: rest(&mut r)? },
+            },
             16 => Entry::Segments { at: r.u32()?, len: r.u32()? },
             other => return malformed(format!("entry: kind {other}, which this program does not know")),
         };
@@ -421,12 +439,13 @@ mod tests {
             Entry::Page { oid: 1, of: u64::MAX, index: 2, at: 3, len: 4 },
             Entry::Node { level: 1, at: 2, len: 3, key: b"key".to_vec() },
             Entry::Segments { at: 1, len: 2 },
+            Entry::Checkpoint { record: vec![1; 224] },
         ];
         let mut bytes = Vec::new();
         entries.iter().for_each(|entry| entry.encode(&mut bytes));
         assert_eq!(Entry::decode_all(&bytes), Ok(entries));
         for len in 0..bytes.len() {
-            // Cut anywhere: an error or fewer entries, never a panic.
+            // Truncation anywhere: an error or fewer entries, never a panic.
             let _ = Entry::decode_all(&bytes[..len]);
         }
     }

@@ -1,5 +1,5 @@
-//! One encoded example of each structure, byte for byte as `docs/formats/store.md` says.  A change here is a change of
-//! the format: it takes a feature bit or a version, not another expectation.
+//! Encoded example of each structure, byte for byte as specified in `docs/formats/store.md`.  A changed expectation is
+//! a format change: it requires a feature bit or a new version instead.
 
 use super::anchor::{Anchor, LogPosition, SLOTS};
 use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
@@ -10,14 +10,14 @@ use super::page::{self, Slot};
 use super::superblock::{COPIES, SEGMENTS_START};
 use super::{BLOCK, BlobPtr};
 
-/// Hexadecimal digits, with blanks between fields.
+/// Decodes hexadecimal digits, with spaces between fields.
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
     assert!(digits.len().is_multiple_of(2), "half a byte");
     digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
 }
 
-/// A block that begins so; all else is zero.
+/// Returns a block with the given beginning, zero-padded.
 fn block(begin: &str) -> Vec<u8> {
     let mut out = hex(begin);
     out.resize(BLOCK, 0);
@@ -136,6 +136,7 @@ fn entries() {
         ),
         (Entry::Node { level: 1, at: 0x22, len: 0x23, key: b"key".to_vec() }, "0f 00 1000 01 22000000 23000000 6b6579"),
         (Entry::Segments { at: 0x22, len: 0x23 }, "10 00 0c00 22000000 23000000"),
+        (Entry::Checkpoint { record: b"record".to_vec() }, "0f 00 1300 ff 00000000 00000000 7265636f7264"),
     ];
     for (entry, expected) in cases {
         let expected = hex(expected);

@@ -1,61 +1,66 @@
-//! The superblock: what the store is and how it is cut up.  Written once, in two copies, when the store is made.
+//! Superblock: identity and geometry of the store.  Written once, in two copies, when the store is created.
 
 use super::{BLOCK, BLOCK64, Malformed, Put, Reader, is_sealed, malformed, seal};
 
-/// First eight bytes of a store.
+/// Magic number: the first eight bytes of a store.
 pub const MAGIC: &[u8; 8] = b"FOREBAY\x01";
-/// The format's version; a newer one is refused.
+/// Version of the format; newer versions are rejected.
 pub const VERSION: u32 = 1;
 /// Byte addresses of the two copies.
 pub const COPIES: [u64; 2] = [0, 64 * 1024];
-/// Feature bits that this version can read and write; an unknown one is refused.
+/// Feature bits that this version can read and write; unknown ones are rejected.
 pub const FEATURES_KNOWN: u64 = 0;
-/// Feature bits that do not matter to readers who do not know them.
+/// Compatible feature bits: readers that do not know them may ignore them.
 pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
-/// First segment's byte address.
+/// Byte address of the first segment.
 pub const SEGMENTS_START: u64 = 1 << 20;
 
 const CRC_AT: usize = 12;
 
-/// The store's identity and geometry.
+/// Identity and geometry of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Bits that a reader must know.
+    /// Incompatible feature bits: a reader must know all of them.
     pub features: u64,
-    /// Bits that a reader need not know.
+    /// Compatible feature bits: a reader may ignore unknown ones.
     pub features_compatible: u64,
-    /// The store's identity.
+    /// UUID of the store.
     pub uuid: [u8; 16],
-    /// When it was made: seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_s: u64,
-    /// Bytes a segment: a power of two.
+    /// Segment size in bytes; a power of two.
     pub segment_size: u32,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u32,
-    /// Data devices in a row (k); 1.
+    /// Data devices per row (k); always 1.
     pub data_devices: u16,
-    /// Parity devices in a row (m); 0.
+    /// Parity devices per row (m); always 0.
     pub parity_devices: u16,
 }
 
-/// Why a superblock was not taken.
+/// Reason why a superblock was rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
-    /// Not one of ours at all.
+    /// No Forebay store.
     NotAStore,
-    /// Ours, but newer than this program; what it has.
+    /// Forebay store of a newer version, with a description of the unknown features.
     Newer(String),
-    /// Ours, but its bytes are damaged.
+    /// Forebay store whose superblock is damaged.
     Damaged(Malformed),
 }
 
 impl Superblock {
-    /// Bytes of the device that are in use.
+    /// Returns the number of bytes of the device in use.
     pub fn device_size(&self) -> u64 {
         SEGMENTS_START + u64::from(self.segment_size) * u64::from(self.segment_count)
     }
 
-    /// One block.
+    /// Returns the store number, the part of the UUID that batches and anchors carry.
+    pub fn store_number(&self) -> u64 {
+        u64::from_le_bytes(self.uuid[..8].try_into().expect("eight bytes"))
+    }
+
+    /// Encodes the superblock as one block.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK);
         out.put(MAGIC);
@@ -75,7 +80,7 @@ impl Superblock {
         out
     }
 
-    /// Of one block.
+    /// Decodes a superblock from one block.
     pub fn decode(block: &[u8]) -> Result<Self, Refused> {
         let mut reader = Reader::new(block, "superblock");
         let magic = reader.bytes(8).map_err(Refused::Damaged)?;
@@ -91,7 +96,7 @@ impl Superblock {
         if block.len() != BLOCK || !is_sealed(block, CRC_AT) {
             return Err(damaged(Malformed("superblock: the checksum is wrong".into())));
         }
-        // Only now that the bytes are known to be what was written is a strange version a newer one.
+        // An unknown version counts as newer only after the checksum has been verified.
         if version != VERSION {
             return Err(Refused::Newer(format!("format version {version}, this program knows {VERSION}")));
         }
@@ -133,7 +138,7 @@ impl Superblock {
         if !(8..=1 << 20).contains(&self.segment_count) {
             return malformed(format!("superblock: {} segments", self.segment_count));
         }
-        // The table has four bytes a segment, and lies in one of them with a header before it.
+        // The table has four bytes per segment, and is stored in one segment behind a header.
         if u64::from(self.segment_count) * 4 > u64::from(self.segment_size) - 2 * BLOCK64 {
             return malformed(format!(
                 "superblock: {} segments of {} bytes, too many for their table",
@@ -151,10 +156,10 @@ impl Superblock {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn sample() -> Superblock {
+    pub(in crate::format) fn sample() -> Superblock {
         Superblock {
             features: 0,
             features_compatible: 0,

@@ -1,4 +1,4 @@
-//! The side that connects: makes a stream, and makes it again when it is lost.
+//! Connecting side: establishes the stream, and re-establishes it when it is lost.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::session::{ClientConfig, Link, Outcome, Progress, Violation};
 use crate::transport::Channel;
 use crate::wire::EntityAddr;
 
-/// Keeps a connection going until it ends.
+/// Runs an outgoing connection, with reconnects, until it ends.
 pub(crate) async fn client(conn: Rc<Conn>) {
     let options = conn.messenger.options.clone();
     let connection = Connection::new(conn.clone());
@@ -53,22 +53,24 @@ pub(crate) async fn client(conn: Rc<Conn>) {
         if interrupted {
             conn.handler().interrupted(&connection, &reason);
         }
-        // Not all that have lost the same peer come back in the same moment.
+        // Jitter keeps clients of the same lost peer from reconnecting in the same moment.
         let rest = backoff / 2 + Duration::from_nanos(random() % (backoff.as_nanos() as u64 / 2).max(1));
-        // Woken early only to see that it was closed.
+        // Woken early only when the connection was closed.
         let _ = timeout(rest, conn.changed.wait_until(|| conn.is_closed())).await;
         backoff = (backoff * 2).min(options.backoff_max);
     }
 }
 
-/// It will not be otherwise the next time.
+/// Returns true if a retry cannot succeed.
 fn is_final(reason: &Reason) -> bool {
     let Reason::Violation(violation) = reason else { return false };
     matches!(
         violation,
         Violation::MethodRefused { .. }
+            | Violation::ModesDiffer { .. }
             | Violation::Features { .. }
             | Violation::MessageFeatures(_)
+            | Violation::FeaturesRequired(_)
             | Violation::ModeNotOffered(_)
             | Violation::WrongPeer { .. }
             | Violation::Auth(_)
@@ -77,7 +79,7 @@ fn is_final(reason: &Reason) -> bool {
     )
 }
 
-/// A stream, and the session on it.
+/// Connects a stream and establishes the session on it.
 async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
     let messenger = &conn.messenger;
     let options = &messenger.options;
@@ -144,7 +146,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     Ok((channel, transmission))
 }
 
-/// Ends a server's session when its client stays away.
+/// Ends a server's session if its client does not reconnect within `linger`.
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
     sleep(conn.messenger.options.linger).await;
     if conn.epoch.get() == epoch && conn.state.get() == State::Standby {

@@ -1,8 +1,8 @@
-//! The client's side of cephx, as far as a monitor asks for it ("Authentication"; Ceph's `doc/dev/cephx_protocol.rst`).
+//! Client side of cephx, as far as a monitor requires it ("Authentication"; Ceph's `doc/dev/cephx_protocol.rst`).
 //!
-//! The monitor sends a challenge; we answer with a number that only the key's holder can compute; it sends a ticket with
-//! a session key, and in secure mode a connection's secret, both encrypted.  Tickets for other services go into a
-//! [`Wallet`], for the connections to those.
+//! The monitor sends a challenge; the client answers with a number that only the key's holder can compute; the monitor
+//! sends a ticket with a session key, and in secure mode a connection secret, both encrypted.  Tickets for other
+//! services go into a [`Wallet`], for the connections to those.
 
 mod wallet;
 
@@ -24,15 +24,15 @@ use crate::wire::entity;
 const GET_AUTH_SESSION_KEY: u16 = 0x0100;
 const CRYPTO_AES: u16 = 1;
 const KEY_LEN: usize = 16;
-/// The initial vector of all of cephx's encryption.
+/// Initialization vector of all cephx encryption.
 const IV: &[u8; 16] = b"cephsageyudagreg";
-/// Begins whatever is encrypted.
+/// Magic number at the start of encrypted content.
 const MAGIC: u64 = 0xff00_9cad_8826_aa55;
 const WHAT: &str = "a step of cephx";
-/// Tickets in a reply at most.
+/// Maximum number of tickets in a reply.
 const TICKETS_MAX: u32 = 32;
 
-/// A key of cephx: AES-128.
+/// Cephx key: AES-128.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub(super) [u8; KEY_LEN]);
 
@@ -43,15 +43,21 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// From the text of a keyring: `key = AQ...==`.
+    /// Parses the text of a keyring: `key = AQ...==`.  Returns `None` if it is malformed or not AES-128.
     pub fn from_base64(text: &str) -> Option<Self> {
         let bytes = base64::decode(text.trim())?;
         Self::read(&mut Reader::new(&bytes, WHAT)).ok()
     }
 
+    /// Returns the type of a key, from the text of a keyring; [`from_base64`](Self::from_base64) accepts type 1 only,
+    /// AES-128.
+    pub fn kind_of(text: &str) -> Option<u16> {
+        Reader::new(&base64::decode(text.trim())?, WHAT).u16().ok()
+    }
+
     fn read(from: &mut Reader<'_>) -> Result<Self, AuthError> {
         let kind = from.u16()?;
-        // When it was made does not matter.
+        // The creation time is ignored.
         from.take(8)?;
         let len = usize::from(from.u16()?);
         let bytes = from.take(len)?;
@@ -65,7 +71,7 @@ impl Secret {
         UnboundCipherKey::new(&AES_128, &self.0).expect("a key of the right length")
     }
 
-    /// Encrypts with the marks that cephx puts before the content; the length goes in front.
+    /// Encrypts `content` behind the version and magic number of cephx; the result is preceded by its length.
     fn seal(&self, content: &[u8], out: &mut Writer) {
         let mut plain = Writer::new();
         plain.u8(1).u64(MAGIC).raw(content);
@@ -76,7 +82,7 @@ impl Secret {
         out.blob(&data);
     }
 
-    /// Decrypts what follows a length.
+    /// Decrypts a length-prefixed ciphertext.
     fn open(&self, from: &mut Reader<'_>) -> Result<Vec<u8>, AuthError> {
         self.decrypt(from.blob()?)
     }
@@ -94,7 +100,7 @@ impl Secret {
         Ok(reader.rest().to_vec())
     }
 
-    /// The number that shows that we have the key.
+    /// Computes the number that proves possession of the key.
     fn answer(&self, server_challenge: u64, client_challenge: u64) -> u64 {
         let mut challenges = Writer::new();
         challenges.u64(server_challenge).u64(client_challenge);
@@ -105,26 +111,26 @@ impl Secret {
     }
 }
 
-/// A service's ticket, for its holder an opaque text, and the key that goes with it.
+/// Service ticket, opaque to its holder, and its session key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// Of [`entity`].
+    /// Service, of [`entity`].
     pub service: u32,
-    /// Shared with the service.
+    /// Session key shared with the service.
     pub session: Secret,
-    /// Seconds for which it is valid.
+    /// Validity in seconds.
     pub valid_seconds: u32,
-    /// For the service.
+    /// Opaque ticket, to be presented to the service.
     pub blob: Vec<u8>,
 }
 
-/// The client's side, for one connection to a monitor.
+/// Client side of cephx, for one connection to a monitor.
 #[derive(Debug)]
 pub struct Client {
-    /// The part of the name behind `client.`.
+    /// Entity ID: the part of the name after `client.`.
     id: String,
     secret: Secret,
-    /// Services whose tickets are wanted too, of [`entity`].
+    /// Bit mask of the services to request tickets for, of [`entity`].
     services: u32,
     challenged: bool,
     tickets: Vec<Ticket>,
@@ -132,13 +138,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// As `client.ID`, who has `secret`; with tickets for `services` (of [`entity`], added up), which go into `wallet`.
-    /// What is in there already lets the client stay the one that it was.
+    /// Creates the client `client.ID` with its `secret`; tickets for `services` (bit mask of [`entity`]) go into
+    /// `wallet`.  If the wallet is not empty, the client keeps its global ID.
     pub fn new(id: impl Into<String>, secret: Secret, services: u32, wallet: Rc<Wallet>) -> Self {
         Self { id: id.into(), secret, services, challenged: false, tickets: wallet.tickets(), wallet }
     }
 
-    /// The tickets that came with authentication.
+    /// Returns the tickets obtained by authentication.
     pub fn tickets(&self) -> &[Ticket] {
         &self.tickets
     }
@@ -148,7 +154,7 @@ fn session_of(tickets: &[Ticket], service: u32) -> Option<Secret> {
     tickets.iter().find(|ticket| ticket.service == service).map(|ticket| ticket.session.clone())
 }
 
-/// Reads tickets whose keys are sealed with `secret`; each takes the place of the one that was there before.
+/// Reads tickets whose keys are encrypted with `secret`; each replaces the previous ticket of its service.
 fn read_tickets(tickets: &mut Vec<Ticket>, secret: &Secret, from: &mut Reader<'_>) -> Result<(), AuthError> {
     from.u8()?;
     let count = from.u32()?;
@@ -164,7 +170,7 @@ fn read_tickets(tickets: &mut Vec<Ticket>, secret: &Secret, from: &mut Reader<'_
         let session = Secret::read(&mut inner)?;
         let valid_seconds = inner.u32()?;
         let encrypted = from.u8()? != 0;
-        // A ticket is encrypted once more when it replaces one, with that one's key.
+        // A ticket that replaces another one is also encrypted with the session key of the old one.
         let blob = match (encrypted, session_of(tickets, service)) {
             (false, _) => from.blob()?.to_vec(),
             (true, Some(before)) => Reader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
@@ -200,7 +206,7 @@ impl AuthClient for Client {
         let mut out = Writer::new();
         out.u16(GET_AUTH_SESSION_KEY).u8(3).u64(client_challenge);
         out.u64(self.secret.answer(server_challenge, client_challenge));
-        // The old ticket shows that the number is ours.
+        // The old ticket proves ownership of the global ID.
         match self.wallet.ticket(u32::from(entity::AUTH)) {
             Some(old) => out.raw(&old.blob),
             None => out.u8(1).u64(0).blob(b""),
@@ -222,7 +228,7 @@ impl AuthClient for Client {
         if kind != GET_AUTH_SESSION_KEY {
             return Err(reader.malformed().into());
         }
-        // Whoever can encrypt with our key is the monitor: this is its proof.
+        // Encryption with this client's key proves that the peer is the monitor.
         let secret = self.secret.clone();
         read_tickets(&mut self.tickets, &secret, &mut reader)?;
         let session = session_of(&self.tickets, u32::from(entity::AUTH)).ok_or(AuthError::Decrypt)?;
@@ -253,7 +259,7 @@ mod tests {
 
     #[test]
     fn keys_come_out_of_a_keyring() {
-        // kind 1, made at 0, 16 bytes of 7.
+        // Type 1, created at 0, 16 bytes of 7.
         let text = "AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==";
         assert_eq!(Secret::from_base64(text), Some(Secret([7; 16])));
         for text in ["", "AQ", "AQAAAAAAAAAAABAABwcHBw==", "A!==", "===="] {
@@ -274,7 +280,7 @@ mod tests {
         }
     }
 
-    /// A monitor, as far as this client can tell.
+    /// Builds the reply of a monitor.
     fn reply(secret: &Secret, session: &Secret, connection: Option<&[u8]>) -> Vec<u8> {
         let mut ticket = Writer::new();
         ticket.u8(1).u16(CRYPTO_AES).u64(0).u16(16).raw(&session.0).u32(3600).u32(0);

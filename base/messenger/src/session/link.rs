@@ -1,4 +1,4 @@
-//! One connection, from its banner to the agreement on a session.
+//! Handshake of one connection, from the banner to the agreement on a session.
 
 use std::rc::Rc;
 
@@ -12,135 +12,136 @@ use crate::wire::control::{
 };
 use crate::wire::{Banner, Decoder, Direction, Encoder, EntityAddr, Frame, Limits, Next, Pools, Tag, Want};
 
-/// Bytes that either side says before authentication is done, at most.
+/// Maximum number of bytes that either side sends before authentication is complete.
 const TRANSCRIPT_MAX: usize = 64 << 10;
-/// Requests for authentication that a server hears on a connection.
+/// Maximum number of authentication requests that a server accepts on a connection.
 const AUTH_REQUESTS_MAX: u32 = 3;
-/// Times that a client lets itself be told to try again on a connection.
+/// Maximum number of retry requests that a client follows on a connection.
 const RETRIES_MAX: u32 = 16;
-/// Before the peer has authenticated it sends nothing long.
+/// Frame limits before the peer has authenticated.
 const LIMITS_BEFORE_AUTH: Limits = Limits { control_max: 16 << 10, front_max: 0, middle_max: 0, data_max: 0 };
 
 const EACCES: i32 = 13;
 const EOPNOTSUPP: i32 = 95;
 
-/// What a client is set up with.
+/// Configuration of a client handshake.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// What we are, of [`entity`](crate::wire::entity).
+    /// Entity type of this side, of [`entity`](crate::wire::entity).
     pub entity: u8,
-    /// What the peer must be; `None` for whatever it is.
+    /// Entity type required of the peer; `None` accepts any.
     pub peer_entity: Option<u8>,
-    /// Our own addresses.
+    /// Addresses of this side.
     pub addrs: Vec<EntityAddr>,
-    /// Whom we want to reach.
+    /// Address of the peer to reach.
     pub target: EntityAddr,
-    /// Our number.
+    /// Global ID of this side.
     pub gid: u64,
-    /// Of [`mode`], the most wanted first.
+    /// Connection modes, of [`mode`], most preferred first.
     pub modes: Vec<u32>,
-    /// Features of messages that we know.
+    /// Message features supported by this side.
     pub supported: u64,
-    /// Features of messages that we ask for.
+    /// Message features required of the peer.
     pub required: u64,
-    /// No session is kept across connections.
+    /// Lossy session: no state is kept across reconnects.
     pub lossy: bool,
-    /// Segments carry checksums in crc mode; both sides must agree on it beforehand.
+    /// Enables segment checksums in crc mode; both sides must be configured alike.
     pub checksum: bool,
 }
 
-/// What a server is set up with.
+/// Configuration of a server handshake.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// What we are, of [`entity`](crate::wire::entity).
+    /// Entity type of this side, of [`entity`](crate::wire::entity).
     pub entity: u8,
-    /// Where the client is, as we see it.
+    /// Address of the client, as seen by this side.
     pub peer: EntityAddr,
-    /// Of [`mode`]: those that are taken.
+    /// Connection modes that are accepted, of [`mode`].
     pub modes: Vec<u32>,
-    /// Segments carry checksums in crc mode; both sides must agree on it beforehand.
+    /// Enables segment checksums in crc mode; both sides must be configured alike.
     pub checksum: bool,
 }
 
-/// The session that a client begins or goes on with.
+/// Identifiers and sequence numbers of a session that a client begins or resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resume {
-    /// Our name for it; zero for a lossy one.
+    /// Session ID assigned by the client; zero for a lossy one.
     pub client_cookie: u64,
-    /// The server's name for it; zero to begin one.
+    /// Session ID assigned by the server; zero to begin one.
     pub server_cookie: u64,
-    /// Counts our connections.
+    /// Sequence number of the client's connections.
     pub global_seq: u64,
-    /// Counts the attempts of this session to reconnect.
+    /// Number of attempts to reconnect this session.
     pub connect_seq: u64,
-    /// The highest sequence number received.
+    /// Highest sequence number received.
     pub in_seq: u64,
 }
 
-/// What a server is asked by a client that has authenticated.
+/// Session request of an authenticated client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// For a new session.
+    /// Request for a new session.
     Ident(ClientIdent),
-    /// To go on with one.
+    /// Request to resume a session.
     Reconnect(Reconnect),
 }
 
-/// What a server answers.
+/// Answer of a server to a session request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// A session begins.
+    /// New session accepted.
     Ident(ServerIdent),
-    /// The client lacks these features.
+    /// Features that the client lacks.
     Missing(u64),
-    /// The session goes on; the highest sequence number received.
+    /// Session resumed; the highest sequence number received.
     ReconnectOk(u64),
-    /// There is no such session (any more).
+    /// Session unknown, or no longer known.
     Reset,
-    /// A later attempt was seen: this one.
+    /// Later reconnect attempt seen; its number.
     Retry(u64),
-    /// A later connection was seen: this one.
+    /// Later connection seen; its number.
     RetryGlobal(u64),
 }
 
-/// How a client's session came about.
+/// Origin of a client's session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is new.
+    /// New session.
     Fresh,
-    /// It goes on; the server has received everything up to this sequence number.
+    /// Resumed session; the server has received everything up to this sequence number.
     Resumed(u64),
 }
 
-/// What both sides agreed upon, for the client.
+/// Result of the handshake, for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Established {
-    /// How the session came about.
+    /// New or resumed session.
     pub outcome: Outcome,
-    /// The server has lost the session that we wanted to go on with: all of it (`true`), or its half.
+    /// Reset by the server, if it has lost the session that was to be resumed: full (`true`), or only the server's
+    /// half.
     pub reset: Option<bool>,
-    /// The numbers to go on with next time.
+    /// Identifiers and numbers for the next resume.
     pub resume: Resume,
-    /// No session is kept across connections.
+    /// Lossy session: no state is kept across reconnects.
     pub lossy: bool,
-    /// The server's own addresses; empty when the session goes on.
+    /// Addresses of the server; empty for a resumed session.
     pub peer_addrs: Vec<EntityAddr>,
-    /// Features of messages that both know; zero when the session goes on.
+    /// Message features supported by both sides; zero for a resumed session.
     pub features: u64,
 }
 
-/// What a look at the received bytes came to.
+/// Progress of the handshake after parsing received bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// More has to be received.
+    /// More bytes must be received.
     Hungry,
-    /// Of a server: the client asks; [`Link::answer`] is next.
+    /// Server only: session request of the client; [`Link::answer`] is next.
     Asked(Asked),
-    /// Of a client: the session begins or goes on.
+    /// Client only: session established, new or resumed.
     Established(Box<Established>),
 }
 
-/// What is going on; also its name in errors.
+/// Handshake state; also named in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Banner,
@@ -174,14 +175,14 @@ enum Role {
     Server { config: ServerConfig, auth: Box<dyn AuthServer>, requests: u32, refused: Option<AuthError>, name: String },
 }
 
-/// All that was said before authentication was done.
+/// Bytes exchanged before authentication was complete.
 #[derive(Default)]
 struct Transcript {
     received: Vec<u8>,
     sent: Vec<u8>,
 }
 
-/// One connection, from its banner to the agreement on a session.
+/// Handshake of one connection, from the banner to the agreement on a session.
 pub struct Link {
     role: Role,
     state: State,
@@ -190,20 +191,20 @@ pub struct Link {
     out: BufList,
     transcript: Option<Transcript>,
     keys: Keys,
-    /// What the peer's signature must be.
+    /// Expected signature of the peer.
     expected: [u8; 32],
     mode: u32,
     peer_entity: u8,
 }
 
 impl Link {
-    /// As a client that begins or goes on with a session.
+    /// Creates the handshake of a client that begins or resumes a session.
     pub fn client(config: ClientConfig, auth: Box<dyn AuthClient>, resume: Resume, pools: Rc<Pools>) -> Self {
         let checksum = config.checksum;
         Self::new(Role::Client { config, auth, resume, retries: 0, reset: None }, checksum, pools)
     }
 
-    /// As a server.
+    /// Creates the handshake of a server.
     pub fn server(config: ServerConfig, auth: Box<dyn AuthServer>, pools: Rc<Pools>) -> Self {
         let checksum = config.checksum;
         let role = Role::Server { config, auth, requests: 0, refused: None, name: String::new() };
@@ -229,32 +230,32 @@ impl Link {
         link
     }
 
-    /// What is to be sent.
+    /// Takes the bytes to send.
     pub fn output(&mut self) -> BufList {
         std::mem::take(&mut self.out)
     }
 
-    /// Into what to receive.
+    /// Returns the buffer to receive into.
     pub fn want(&mut self) -> Want {
         self.decoder.want()
     }
 
-    /// Takes back the buffer of [`want`](Self::want), into which `got` bytes were received.
+    /// Returns the buffer of [`want`](Self::want), into which `got` bytes were received.
     pub fn received(&mut self, buf: BufMut, got: usize) {
         self.decoder.received(buf, got);
     }
 
-    /// Takes some of `bytes` as if they had just been received; returns how many.
+    /// Copies some of `bytes` in as if they had just been received; returns the number of bytes taken.
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         self.decoder.feed(bytes)
     }
 
-    /// What is going on, for people.
+    /// Returns the current step as text.
     pub fn state(&self) -> &'static str {
         self.state.name()
     }
 
-    /// Of a server: why it has not believed the client so far.
+    /// Server only: returns the last authentication error of the client.
     pub fn refused(&self) -> Option<&AuthError> {
         match &self.role {
             Role::Server { refused, .. } => refused.as_ref(),
@@ -262,7 +263,7 @@ impl Link {
         }
     }
 
-    /// Of a server: who the client is; empty without authentication.
+    /// Server only: returns the name of the client; empty without authentication.
     pub fn client_name(&self) -> &str {
         match &self.role {
             Role::Server { name, .. } => name,
@@ -270,7 +271,7 @@ impl Link {
         }
     }
 
-    /// Our own address, of a client; with the place that the peer sees, when it has told.
+    /// Client only: returns the address of this side, with the IP address that the peer sees, once it has told.
     pub fn own_addr(&self) -> Option<EntityAddr> {
         match &self.role {
             Role::Client { config, .. } => config.addrs.first().copied(),
@@ -278,17 +279,17 @@ impl Link {
         }
     }
 
-    /// What the peer is, of [`entity`](crate::wire::entity); known after its hello.
+    /// Returns the entity type of the peer, of [`entity`](crate::wire::entity); known after its hello.
     pub fn peer_entity(&self) -> u8 {
         self.peer_entity
     }
 
-    /// The mode that was picked, of [`mode`]; known after authentication.
+    /// Returns the picked mode, of [`mode`]; known after authentication.
     pub fn mode(&self) -> u32 {
         self.mode
     }
 
-    /// The two halves, to go on with messages, and what is still to be sent.
+    /// Returns the decoder and encoder for the message phase, and the bytes still to be sent.
     pub fn into_parts(self) -> (Decoder, Encoder, BufList) {
         (self.decoder, self.encoder, self.out)
     }
@@ -307,10 +308,10 @@ impl Link {
         Ok(())
     }
 
-    /// Works on what was received.  `random` brings numbers that nobody can guess.
+    /// Processes received bytes.  `random` must return unpredictable numbers.
     ///
     /// # Errors
-    /// The connection must be ended; nobody else is concerned.
+    /// The connection must be ended; other connections are unaffected.
     pub fn step(&mut self, random: &mut dyn FnMut() -> u64) -> Result<Progress, Violation> {
         loop {
             if self.state == State::Banner {
@@ -355,6 +356,11 @@ impl Link {
             (State::Auth | State::AuthMore, Tag::AuthBadMethod, true) => {
                 let refusal = AuthBadMethod::decode(payload)?;
                 let AuthBadMethod { method, result, methods, modes } = refusal;
+                let Role::Client { config, .. } = &self.role else { unreachable!("a client") };
+                let differ = !modes.is_empty() && !modes.iter().any(|mode| config.modes.contains(mode));
+                if result == -EOPNOTSUPP && differ {
+                    return Err(Violation::ModesDiffer { ours: config.modes.clone(), theirs: modes });
+                }
                 return Err(Violation::MethodRefused { method, result, methods, modes });
             }
             (State::Auth | State::AuthMore, Tag::AuthReplyMore, true) => {
@@ -377,7 +383,7 @@ impl Link {
                 return self.server_ident(ServerIdent::decode(payload)?).map(Some);
             }
             (State::Ident, Tag::IdentMissingFeatures, true) => {
-                return Err(Violation::MessageFeatures(IdentMissingFeatures::decode(payload)?.features));
+                return Err(Violation::FeaturesRequired(IdentMissingFeatures::decode(payload)?.features));
             }
             (State::Ident | State::Reconnect, Tag::Wait, true) => return Err(Violation::Wait),
             (State::Reconnect, Tag::SessionReset, true) => {
@@ -432,8 +438,8 @@ impl Link {
             let text = |entity: u8| format!("{} (a kind {entity:#x})", config.target);
             return Err(Violation::WrongPeer { target: text(wanted), found: text(hello.entity) });
         }
-        // Ceph's daemons want to know where we are; they have just told us.  Ours know a session by its address, which
-        // must not change with the way.
+        // Ceph daemons require the client's address, and have just reported it.  Forebay servers identify a session by
+        // its address, which must not change with the route.
         if let (Some(own), Some(seen)) = (config.addrs.first_mut(), hello.peer.socket)
             && own.socket.is_none()
             && hello.entity != crate::wire::entity::FOREBAY
@@ -466,7 +472,7 @@ impl Link {
         self.auth_step_for(method, step)
     }
 
-    /// Sends what a server's step of authentication came to.
+    /// Sends the result of a server's authentication step.
     fn auth_step_for(&mut self, method: u32, step: Result<ServerStep, AuthError>) -> Result<(), Violation> {
         match step {
             Ok(ServerStep::More(payload)) => {
@@ -509,7 +515,7 @@ impl Link {
         self.protect(true)
     }
 
-    /// Begins the mode that was picked, and signs what came before.
+    /// Switches to the picked mode, and signs the bytes received before.
     fn protect(&mut self, client: bool) -> Result<(), Violation> {
         if self.mode == mode::SECURE {
             let (receive, send) = Direction::pair(&self.keys.connection, client)?;
@@ -535,7 +541,7 @@ impl Link {
         }
     }
 
-    /// Asks the server for a session, new or not.
+    /// Requests a session from the server, new or resumed.
     fn begin_session(&mut self) -> Result<(), Violation> {
         let Role::Client { config, resume, .. } = &self.role else { unreachable!("a client") };
         if resume.server_cookie != 0 {
@@ -553,7 +559,7 @@ impl Link {
         let ident = ClientIdent {
             addrs: config.addrs.clone(),
             target: config.target,
-            // With cephx our number is the one that the monitor gave us.
+            // With cephx the global ID is the one that the monitor assigned.
             gid: if self.keys.global_id != 0 { self.keys.global_id } else { config.gid },
             global_seq: resume.global_seq,
             supported: config.supported,
@@ -577,7 +583,8 @@ impl Link {
 
     fn server_ident(&mut self, ident: ServerIdent) -> Result<Progress, Violation> {
         let Role::Client { config, resume, reset, .. } = &self.role else { unreachable!("a client") };
-        // Who was found by a path has no address to be held to; it may listen at other places too, and name one of those.
+        // A peer reached by a path has no socket address to check; it may listen at other addresses too, and state one
+        // of those.
         if config.target.socket.is_some() && !ident.addrs.iter().any(|addr| config.target.means(addr)) {
             let found: Vec<String> = ident.addrs.iter().map(ToString::to_string).collect();
             return Err(Violation::WrongPeer { target: config.target.to_string(), found: found.join(", ") });
@@ -599,10 +606,10 @@ impl Link {
         Ok(Progress::Established(Box::new(established)))
     }
 
-    /// Of a server: answers what it was asked.  True when the connection is ready for messages.
+    /// Server only: answers the session request.  Returns true when the connection is ready for messages.
     ///
     /// # Panics
-    /// When nothing was asked.
+    /// When there is no pending request.
     pub fn answer(&mut self, answer: &Answer) -> Result<bool, Violation> {
         assert_eq!(self.state, State::Asked, "an answer without a question");
         self.state = match answer {

@@ -1,14 +1,44 @@
 //! Reading and writing integers, byte strings and counted lists, as Ceph encodes them.
 
-/// A payload that ends too early or states an impossible length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} is malformed")]
+use std::fmt;
+
+/// Malformed payload: truncated, with an impossible length, or with a part that only later releases can read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed {
-    /// What was being read.
+    /// Name of the payload.
     pub what: &'static str,
+    /// Versions of the part, if it requires a later release.
+    pub newer: Option<NewerEncoding>,
 }
 
-/// Reads a payload from its first byte to its last.
+/// Versions of a part that requires a later decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewerEncoding {
+    /// Version of the encoding.
+    pub version: u8,
+    /// Oldest decoder version that can read it.
+    pub compat: u8,
+    /// Newest version supported here.
+    pub known: u8,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(NewerEncoding { version, compat, known }) = self.newer else {
+            return write!(f, "{} is malformed", self.what);
+        };
+        write!(
+            f,
+            "{} is from a release newer than this build understands: a part of it is encoded in version {version} for \
+             readers of version {compat} and later, and {known} is the newest known here",
+            self.what
+        )
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// Payload reader, from the first byte to the last.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -16,23 +46,23 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes`, which are a `what`.
+    /// Creates a reader of `bytes`, which `what` names in errors.
     pub fn new(bytes: &'a [u8], what: &'static str) -> Self {
         Self { rest: bytes, what }
     }
 
-    /// The error for this payload.
+    /// Returns the error for this payload.
     pub fn malformed(&self) -> Malformed {
-        Malformed { what: self.what }
+        Malformed { what: self.what, newer: None }
     }
 
-    /// What is left.
+    /// Returns the unread bytes.
     #[inline]
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The next `len` bytes.
+    /// Reads `len` bytes.
     #[inline]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (head, rest) = self.rest.split_at_checked(len).ok_or(self.malformed())?;
@@ -40,7 +70,7 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The next `N` bytes.
+    /// Reads `N` bytes.
     #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(self.malformed())?;
@@ -48,90 +78,91 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// One byte.
+    /// Reads one byte.
     #[inline]
     pub fn u8(&mut self) -> Result<u8, Malformed> {
         Ok(self.array::<1>()?[0])
     }
 
-    /// Two bytes.
+    /// Reads a 16-bit integer.
     #[inline]
     pub fn u16(&mut self) -> Result<u16, Malformed> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    /// Four bytes.
+    /// Reads a 32-bit integer.
     #[inline]
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// Four bytes, signed.
+    /// Reads a signed 32-bit integer.
     #[inline]
     pub fn i32(&mut self) -> Result<i32, Malformed> {
         Ok(i32::from_le_bytes(self.array()?))
     }
 
-    /// Eight bytes.
+    /// Reads a 64-bit integer.
     #[inline]
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A byte string: its length in four bytes, then the bytes.
+    /// Reads a byte string: a 32-bit length, then the bytes.
     #[inline]
     pub fn blob(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.u32()?;
         self.take(len as usize)
     }
 
-    /// A list of 32-bit numbers: how many in four bytes, then the numbers.
+    /// Reads a list of 32-bit integers: a 32-bit count, then the integers.
     pub fn list(&mut self) -> Result<Vec<u32>, Malformed> {
         let count = self.u32()? as usize;
-        // The numbers must all be there before room is made for them.
+        // Checks that all integers are present before memory is allocated for them.
         if count > self.rest.len() / 4 {
             return Err(self.malformed());
         }
         (0..count).map(|_| self.u32()).collect()
     }
 
-    /// A part with a version of its own (`ENCODE_START`): its version and a reader of just that part.  What a newer
-    /// version appends is passed over.
+    /// Reads a part with a version of its own (`ENCODE_START`): returns its version and a reader of just that part.
+    /// Fields appended by a newer version are skipped.
     pub fn versioned(&mut self, known: u8) -> Result<(u8, Reader<'a>), Malformed> {
         let (version, compat, len) = (self.u8()?, self.u8()?, self.u32()?);
         if compat > known {
-            return Err(self.malformed());
+            let newer = Some(NewerEncoding { version, compat, known });
+            return Err(Malformed { newer, ..self.malformed() });
         }
         Ok((version, Reader { rest: self.take(len as usize)?, what: self.what }))
     }
 }
 
-/// Writes a payload.
+/// Payload writer.
 #[derive(Debug, Clone, Default)]
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Nothing yet.
+    /// Creates an empty writer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Nothing yet, with room for so many bytes.
+    /// Creates an empty writer with a capacity of `len` bytes.
     pub fn with_capacity(len: usize) -> Self {
         Self(Vec::with_capacity(len))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes written.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Nothing yet.
+    /// Returns true if no bytes were written.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -143,46 +174,46 @@ impl Writer {
         self
     }
 
-    /// Appends a byte.
+    /// Appends one byte.
     #[inline]
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.raw(&[value])
     }
 
-    /// Appends two bytes.
+    /// Appends a 16-bit integer.
     #[inline]
     pub fn u16(&mut self, value: u16) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends four bytes.
+    /// Appends a 32-bit integer.
     #[inline]
     pub fn u32(&mut self, value: u32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends four bytes, signed.
+    /// Appends a signed 32-bit integer.
     #[inline]
     pub fn i32(&mut self, value: i32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends eight bytes.
+    /// Appends a 64-bit integer.
     #[inline]
     pub fn u64(&mut self, value: u64) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends a byte string with its length.
+    /// Appends a byte string behind its 32-bit length.
     ///
     /// # Panics
-    /// When it is longer than the four bytes of its length can say.
+    /// When it is longer than a 32-bit length can state.
     #[inline]
     pub fn blob(&mut self, bytes: &[u8]) -> &mut Self {
         self.u32(u32::try_from(bytes.len()).expect("a byte string below 4 GiB")).raw(bytes)
     }
 
-    /// Appends a list of numbers with its length.
+    /// Appends a list of 32-bit integers behind its count.
     pub fn list(&mut self, numbers: &[u32]) -> &mut Self {
         self.u32(numbers.len() as u32);
         for &number in numbers {
@@ -194,7 +225,7 @@ impl Writer {
     /// Appends a part with a version of its own.
     ///
     /// # Panics
-    /// When it is longer than the four bytes of its length can say.
+    /// When it is longer than a 32-bit length can state.
     pub fn versioned(&mut self, version: u8, compat: u8, part: impl FnOnce(&mut Writer)) -> &mut Self {
         self.u8(version).u8(compat).u32(0);
         let begin = self.0.len();

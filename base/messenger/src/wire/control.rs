@@ -1,59 +1,69 @@
-//! The payloads of control frames ("Authentication", "Message flow handshake", "Message exchange").
+//! Payloads of control frames ("Authentication", "Message flow handshake", "Message exchange").
 
 use super::addr::EntityAddr;
 use super::codec::{Malformed, Reader, Writer};
 use super::frame::Tag;
 
-/// Text in an entity's name at most, in bytes.
+/// Maximum length of an entity's name in bytes.
 pub const NAME_MAX: usize = 256;
 
-/// Methods of authentication.
+/// Authentication methods.
 pub mod method {
-    /// None: the peer is whoever it says it is.
+    /// No authentication: the peer's identity is not verified.
     pub const NONE: u32 = 1;
-    /// Ceph's own.
+    /// Cephx, Ceph's own method.
     pub const CEPHX: u32 = 2;
-    /// Mutual proof by a shared key, between our own processes: `docs/formats/msgr2.md`.  The number is in nobody's
-    /// use; Ceph numbers its methods from 1.
+    /// Mutual authentication by a shared key, between Forebay processes: `docs/formats/msgr2.md`.  The number is
+    /// otherwise unused; Ceph numbers its methods from 1.
     pub const SHARED_KEY: u32 = 0x4642_0001;
 }
 
-/// How frames are protected after authentication.
+/// Connection modes: protection of frames after authentication.
 pub mod mode {
-    /// Checksums against accidents.
+    /// CRC32C checksums against accidental corruption.
     pub const CRC: u32 = 1;
-    /// AES-128-GCM.
+    /// AES-128-GCM encryption and authentication.
     pub const SECURE: u32 = 2;
+
+    /// Returns the names of modes, as Ceph's settings have them.
+    pub fn names(modes: &[u32]) -> String {
+        let name = |mode: &u32| match *mode {
+            CRC => "crc".to_owned(),
+            SECURE => "secure".to_owned(),
+            other => format!("mode {other}"),
+        };
+        modes.iter().map(name).collect::<Vec<_>>().join(" or ")
+    }
 }
 
-/// Flag of idents: no session is kept across connections.
+/// Flag of idents: lossy session, no state is kept across reconnects.
 pub const FLAG_LOSSY: u64 = 1;
 
-/// The payload of one kind of control frame.
+/// Payload of one kind of control frame.
 pub trait Control: Sized {
-    /// Which kind.
+    /// Tag of the frame.
     const TAG: Tag;
 
-    /// Appends the bytes.
+    /// Appends the encoded payload.
     fn write(&self, out: &mut Writer);
 
-    /// Reads it; what a later version appends is passed over.
+    /// Reads the payload; fields appended by a later version are skipped.
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 
-    /// The bytes.
+    /// Encodes the payload.
     fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new();
         self.write(&mut out);
         out.finish()
     }
 
-    /// Reads it from the payload of a frame.
+    /// Decodes the payload of a frame.
     fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         Self::read(&mut Reader::new(payload, what(Self::TAG)))
     }
 }
 
-/// What a payload is called in errors.
+/// Returns the name of a payload in errors.
 fn what(tag: Tag) -> &'static str {
     match tag {
         Tag::Hello => "a hello",
@@ -112,188 +122,188 @@ macro_rules! control {
 }
 
 control! {
-    /// Who we are, and where we see the peer.
+    /// Hello: the sender's type, and the peer's address as seen by the sender.
     Hello, Hello, {
-        /// One of [`entity`](super::entity).
+        /// Entity type, of [`entity`](super::entity).
         entity: u8 => u8,
-        /// The peer's address, as the sender sees it.
+        /// Address of the peer, as seen by the sender.
         peer: EntityAddr => addr,
     }
 }
 control! {
-    /// The client picks a method.
+    /// Authentication request of the client, with the method it picks.
     AuthRequest, AuthRequest, {
-        /// One of [`method`].
+        /// Authentication method, of [`method`].
         method: u32 => u32,
-        /// Of [`mode`], the most wanted first.
+        /// Connection modes, of [`mode`], most preferred first.
         modes: Vec<u32> => list,
-        /// The method's own.
+        /// Method-specific payload.
         payload: Vec<u8> => blob,
     }
 }
 control! {
-    /// The server takes other methods or modes.
+    /// Rejection by a server that accepts other methods or modes.
     AuthBadMethod, AuthBadMethod, {
-        /// The method it was asked for.
+        /// Method that was requested.
         method: u32 => u32,
-        /// A negative error number.
+        /// Negative error number.
         result: i32 => i32,
-        /// Methods it takes.
+        /// Methods that the server accepts.
         methods: Vec<u32> => list,
-        /// Modes it takes.
+        /// Modes that the server accepts.
         modes: Vec<u32> => list,
     }
 }
 control! {
-    /// The server's next step.
+    /// Next authentication step of the server.
     AuthReplyMore, AuthReplyMore, {
-        /// The method's own.
+        /// Method-specific payload.
         payload: Vec<u8> => blob,
     }
 }
 control! {
-    /// The client's next step.
+    /// Next authentication step of the client.
     AuthRequestMore, AuthRequestMore, {
-        /// The method's own.
+        /// Method-specific payload.
         payload: Vec<u8> => blob,
     }
 }
 control! {
-    /// The peer is who it says it is.
+    /// Authentication success.
     AuthDone, AuthDone, {
-        /// A number for this client, unique in its cluster.
+        /// Global ID of this client, unique in its cluster.
         global_id: u64 => u64,
-        /// One of [`mode`].
+        /// Connection mode, of [`mode`].
         mode: u32 => u32,
-        /// The method's own.
+        /// Method-specific payload.
         payload: Vec<u8> => blob,
     }
 }
 control! {
-    /// HMAC-SHA256, by the session's key, of all that its sender received before.
+    /// HMAC-SHA256 under the session key of all bytes that the sender received before.
     AuthSignature, AuthSignature, {
-        /// The HMAC; zeroes when the method brought no key.
+        /// HMAC; zeroes when the method yields no key.
         signature: [u8; 32] => raw32,
     }
 }
 control! {
-    /// The client begins a session.
+    /// Session request of a client.
     ClientIdent, ClientIdent, {
-        /// Its own addresses.
+        /// Addresses of the client.
         addrs: Vec<EntityAddr> => addrs,
-        /// Whom it wants to reach.
+        /// Address of the peer to reach.
         target: EntityAddr => addr,
-        /// Its number.
+        /// Global ID of the client.
         gid: u64 => u64,
-        /// Counts its connections.
+        /// Sequence number of the client's connections.
         global_seq: u64 => u64,
-        /// Features of messages that it knows.
+        /// Message features supported by the client.
         supported: u64 => u64,
-        /// Features that it asks for.
+        /// Message features required by the client.
         required: u64 => u64,
-        /// [`FLAG_LOSSY`].
+        /// Flags: [`FLAG_LOSSY`].
         flags: u64 => u64,
-        /// Names the session; zero when it is lossy.
+        /// Session ID assigned by the client; zero when lossy.
         cookie: u64 => u64,
     }
 }
 control! {
-    /// The server agrees to a session.
+    /// Session acceptance of a server.
     ServerIdent, ServerIdent, {
-        /// Its own addresses.
+        /// Addresses of the server.
         addrs: Vec<EntityAddr> => addrs,
-        /// Its number.
+        /// Global ID of the server.
         gid: u64 => u64,
-        /// Counts its connections.
+        /// Sequence number of the server's connections.
         global_seq: u64 => u64,
-        /// Features of messages that it knows.
+        /// Message features supported by the server.
         supported: u64 => u64,
-        /// Features that it asks for.
+        /// Message features required by the server.
         required: u64 => u64,
-        /// [`FLAG_LOSSY`].
+        /// Flags: [`FLAG_LOSSY`].
         flags: u64 => u64,
-        /// Names the session; zero when it is lossy.
+        /// Session ID assigned by the server; zero when lossy.
         cookie: u64 => u64,
     }
 }
 control! {
-    /// The server wants more.
+    /// Session rejection by a server that requires more features.
     IdentMissingFeatures, IdentMissingFeatures, {
-        /// What the client lacks.
+        /// Features that the client lacks.
         features: u64 => u64,
     }
 }
 control! {
-    /// The client goes on with a session.
+    /// Request of a client to resume a session.
     Reconnect, SessionReconnect, {
-        /// Its own addresses.
+        /// Addresses of the client.
         addrs: Vec<EntityAddr> => addrs,
-        /// The session's name by the client.
+        /// Session ID assigned by the client.
         client_cookie: u64 => u64,
-        /// The session's name by the server.
+        /// Session ID assigned by the server.
         server_cookie: u64 => u64,
-        /// Counts its connections.
+        /// Sequence number of the client's connections.
         global_seq: u64 => u64,
-        /// Counts the attempts of this session to reconnect.
+        /// Number of attempts to reconnect this session.
         connect_seq: u64 => u64,
-        /// The highest sequence number it received.
+        /// Highest sequence number that the client received.
         msg_seq: u64 => u64,
     }
 }
 control! {
-    /// The server does not know that session.
+    /// Reset by a server that does not know the session.
     Reset, SessionReset, {
-        /// Everything is lost; otherwise only the server's half, and the client begins anew with what it has to send.
+        /// Full reset: everything is lost; otherwise only the server's half, and the client sends its queue anew.
         full: bool => flag,
     }
 }
 control! {
-    /// The server has seen a later attempt.
+    /// Retry request of a server that has seen a later reconnect attempt.
     Retry, SessionRetry, {
-        /// The highest that it saw.
+        /// Highest number that the server saw.
         connect_seq: u64 => u64,
     }
 }
 control! {
-    /// The server has seen a later connection.
+    /// Retry request of a server that has seen a later connection.
     RetryGlobal, SessionRetryGlobal, {
-        /// The highest that it saw.
+        /// Highest number that the server saw.
         global_seq: u64 => u64,
     }
 }
 control! {
-    /// The session goes on.
+    /// Session resumption by the server.
     ReconnectOk, SessionReconnectOk, {
-        /// The highest sequence number the server received.
+        /// Highest sequence number that the server received.
         msg_seq: u64 => u64,
     }
 }
 control! {
-    /// The server is just connecting to the client itself.
+    /// Wait request of a server that is connecting to the client itself.
     Wait, Wait, {}
 }
 control! {
-    /// Are you there?
+    /// Keepalive request.
     Keepalive, Keepalive2, {
-        /// The sender's clock: seconds.
+        /// Sender's clock: seconds.
         seconds: u32 => u32,
-        /// The sender's clock: nanoseconds.
+        /// Sender's clock: nanoseconds.
         nanos: u32 => u32,
     }
 }
 control! {
-    /// Yes.
+    /// Keepalive acknowledgement.
     KeepaliveAck, Keepalive2Ack, {
-        /// From the question.
+        /// Seconds copied from the request.
         seconds: u32 => u32,
-        /// From the question.
+        /// Nanoseconds copied from the request.
         nanos: u32 => u32,
     }
 }
 control! {
-    /// Messages have arrived.
+    /// Acknowledgement of messages.
     Ack, Ack, {
-        /// The highest sequence number received.
+        /// Highest sequence number received.
         seq: u64 => u64,
     }
 }

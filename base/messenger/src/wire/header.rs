@@ -1,14 +1,14 @@
-//! The header of a message: the first segment of its frame (`ceph_msg_header2`).
+//! Message header: the first segment of a message frame (`ceph_msg_header2`).
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::codec::Malformed;
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_LEN: usize = 41;
 
-/// `Header::flags`: the message is whole.  Ceph's daemons expect it.
+/// Flag in `Header::flags`: the message is complete.  Ceph's daemons require it.
 pub const FLAG_COMPLETE: u8 = 1;
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -29,33 +29,33 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() == HEADER_LEN);
 
-/// The header of a message.
+/// Message header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Header {
-    /// Counts the messages of a session in this direction, from 1.
+    /// Sequence number of the message in its session and direction, from 1.
     pub seq: u64,
-    /// Matches a reply with its request; chosen by who asks.
+    /// Transaction ID that matches a reply with its request; chosen by the requester.
     pub tid: u64,
-    /// What the message is, in the space of whoever uses the messenger.
+    /// Message type, in the number space of the messenger's user.
     pub kind: u16,
-    /// Higher goes first.
+    /// Priority; higher goes first.
     pub priority: u16,
-    /// Of the encoding of the front segment.
+    /// Version of the encoding of the front segment.
     pub version: u16,
-    /// Where the data is meant to begin within a page, in bytes; a hint.
+    /// Suggested offset in bytes of the data within a page; a hint.
     pub data_off: u16,
-    /// The highest sequence number received in the other direction.
+    /// Highest sequence number received in the other direction.
     pub ack_seq: u64,
-    /// [`FLAG_COMPLETE`].
+    /// Flags: [`FLAG_COMPLETE`].
     pub flags: u8,
-    /// The oldest version that can read the front segment.
+    /// Oldest decoder version that can read the front segment.
     pub compat_version: u16,
-    /// Zero between Ceph's daemons; between our own, whether it asks or answers.
+    /// Zero between Ceph's daemons; the role of the message between Forebay processes.
     pub reserved: u16,
 }
 
 impl Header {
-    /// The bytes.
+    /// Encodes the header.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let raw = Raw {
@@ -74,10 +74,10 @@ impl Header {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads one, from exactly its bytes.
+    /// Decodes a header of exactly [`HEADER_LEN`] bytes.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let raw = Raw::ref_from_bytes(bytes).map_err(|_| Malformed { what: "a message's header" })?;
+        let raw = Raw::ref_from_bytes(bytes).map_err(|_| Malformed { what: "a message's header", newer: None })?;
         Ok(Self {
             seq: raw.seq.get(),
             tid: raw.tid.get(),

@@ -28,9 +28,18 @@ pub struct Attach {
     #[arg(long, group = "front")]
     pub nbd: bool,
 
-    /// Export it over NVMe/TCP, as a namespace of the daemon's subsystem
+    /// A host that sees it over NBD: a network (ADDRESS/BITS), the name in its certificate or of its key ('*' at the end
+    /// stands for anything), or 'unix'; may be repeated [default: all do]
+    #[arg(long, value_name = "HOST", requires = "nbd", conflicts_with_all = ["nvme", "iscsi"])]
+    pub host: Vec<String>,
+
+    /// Export it over NVMe/TCP, as a namespace of a subsystem
     #[arg(long, group = "front")]
     pub nvme: bool,
+
+    /// The NVMe subsystem that it is a namespace of [default: the subsystem of the configuration]
+    #[arg(long, value_name = "NQN", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    pub subsystem: Option<String>,
 
     /// Its namespace id, from 1 to 8192; if left out the one it had before, or the lowest that none had
     #[arg(long, value_name = "N", value_parser = units(Front::Nvme), requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
@@ -44,9 +53,13 @@ pub struct Attach {
     #[arg(long, value_name = "UUID", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
     pub uuid: Option<String>,
 
-    /// Export it over iSCSI, as a unit of the daemon's target
+    /// Export it over iSCSI, as a unit of a target
     #[arg(long, group = "front")]
     pub iscsi: bool,
+
+    /// The iSCSI target that it is a unit of [default: the target of the configuration]
+    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    pub target: Option<String>,
 
     /// Its unit number, from 0 to 16383; if left out the one it had before, or the lowest that none had
     #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
@@ -104,7 +117,7 @@ pub enum AnaCommand {
     #[command(after_help = "Example:\n  forebay ana ls")]
     Ls,
 
-    /// Set how groups are reached, and tell the hosts; until the daemon ends
+    /// Set how groups are reached, and tell the hosts; kept over restarts
     #[command(after_help = "Example:\n  forebay ana set inaccessible --port 1 --group 2")]
     Set(SetAna),
 }

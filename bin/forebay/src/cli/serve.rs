@@ -16,10 +16,34 @@ pub struct Serve {
     /// Where NBD is served.
     #[arg(
         long,
-        value_name = "ADDR",
-        help = "Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock]"
+        value_name = "ADDR[,tls=required|allowed]",
+        help = "Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock]",
+        long_help = "Serve NBD here: host:port, [v6]:port or unix:PATH; may be repeated [default: unix:DIR/nbd.sock].\n\
+            With tls=required hosts must speak TLS 1.3, with tls=allowed they may; --nbd-tls and --nbd-psk say with \
+            which certificates and keys."
     )]
     pub nbd: Vec<String>,
+
+    /// Certificates for NBD.
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_hint = ValueHint::DirPath,
+        help = "Directory with the certificates for NBD with TLS: server-cert.pem, server-key.pem, ca-cert.pem",
+        long_help = "Directory with the certificates for NBD with TLS, named as for QEMU: server-cert.pem, server-key.pem \
+            (which nobody else may read) and ca-cert.pem.\n\
+            Hosts must show a certificate that one of the authorities in ca-cert.pem has signed, unless the configuration \
+            says nbd-tls.verify-peer = false."
+    )]
+    pub nbd_tls: Option<PathBuf>,
+
+    /// Pre-shared keys for NBD with TLS: a file of USER:HEX lines, as 'psktool' writes it, that nobody else may read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub nbd_psk: Option<PathBuf>,
+
+    /// A network from which NBD hosts may come, ADDRESS/BITS; may be repeated [default: everywhere]
+    #[arg(long, value_name = "NETWORK")]
+    pub nbd_allow: Vec<String>,
 
     /// Where NVMe/TCP is served.
     #[arg(

@@ -14,7 +14,9 @@ pub enum StoreCommand {
     Init(StoreInit),
 
     /// Verify everything the store holds; the daemon must not run
-    #[command(after_help = "Example:\n  forebay store check --data /srv/forebay")]
+    #[command(
+        after_help = "Examples:\n  forebay store check --data /srv/forebay\n  forebay store check --rebuild --format json"
+    )]
     Check(StoreCheck),
 
     /// Show the store's space
@@ -61,4 +63,9 @@ pub struct StoreCheck {
     /// If the newest checkpoint or the log is damaged, go back to before that for good: what was written since is lost
     #[arg(long)]
     pub roll_back: bool,
+
+    /// If superblocks or checkpoint anchors are lost, find the newest checkpoint in the log and write them anew; what would be
+    /// lost is reported and the store left as it is, unless --roll-back is given, too
+    #[arg(long)]
+    pub rebuild: bool,
 }

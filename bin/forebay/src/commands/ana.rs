@@ -1,4 +1,4 @@
-//! `ana`.
+//! Command `ana`.
 
 use super::Session;
 use crate::api::{self, Ana};
@@ -23,7 +23,14 @@ pub fn run(global: &Global, output: Output, command: AnaCommand) -> Result<()> {
 fn show(states: &[Ana]) -> String {
     let rows = states.iter().map(|ana| {
         let namespaces: Vec<String> = ana.namespaces.iter().map(ToString::to_string).collect();
-        vec![ana.port.to_string(), ana.address.clone(), ana.group.to_string(), ana.state.clone(), namespaces.join(",")]
+        vec![
+            ana.port.to_string(),
+            ana.address.clone(),
+            ana.group.to_string(),
+            ana.state.clone(),
+            namespaces.join(","),
+            ana.subsystem.clone(),
+        ]
     });
     table(&["PORT", "ADDRESS", "GROUP", "STATE", "NAMESPACES"], &[0, 2], rows)
 }

@@ -1,5 +1,6 @@
-//! What each command does.
+//! Implementations of the commands.
 
+mod access;
 mod ana;
 mod bench;
 mod complete;
@@ -23,7 +24,7 @@ use crate::daemon;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 pub fn run(cli: Cli, output: Output) -> Result<()> {
     let global = &cli.global;
     let invalid = |variable: &str, error| Failure::new(FailureKind::Invalid, format!("{variable}: {error}"));
@@ -54,6 +55,8 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Detach(options) => targets::detach(global, output, options),
         Command::Targets => targets::list(global, output),
         Command::Ana(command) => ana::run(global, output, command),
+        Command::NvmeSubsystem(command) => access::nvme_subsystem(global, output, command),
+        Command::IscsiTarget(command) => access::iscsi_target(global, output, command),
         Command::Reload => status::reload(global, output),
         Command::Reservations(command) => reservations::run(global, output, command),
         Command::Log(command) => logs::run(global, output, command),

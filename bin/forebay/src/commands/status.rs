@@ -99,6 +99,9 @@ fn render(status: &Status) -> String {
     for (pool, why) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.refuses_writes.as_ref()?))) {
         text.push_str(&format!("{pool} takes no writes: {why}\n"));
     }
+    for (pool, what) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.needs_repair.as_ref()?))) {
+        text.push_str(&format!("{pool} needs a repair: {what}\n"));
+    }
     if !status.peers.is_empty() {
         let peers = status.peers.iter().map(|peer| {
             let way = if peer.outgoing { "to" } else { "from" };

@@ -117,7 +117,8 @@ fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
     let (_, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "checking")?;
     let bar = Bar::new(global, "Checking", Counts::Steps);
-    let checking = CheckOptions { data: !options.quick, repair: options.repair, roll_back: options.roll_back };
+    let StoreCheck { quick, repair, roll_back, rebuild, .. } = options;
+    let checking = CheckOptions { data: !quick, repair, roll_back, rebuild };
     let report = on_reactor_with_bar(&bar, |sink| store::check(&path, checking, sink))?;
     drop(bar);
     output.print(&report, store::Report::show)?;
@@ -125,8 +126,13 @@ fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
         0 => Ok(()),
         count => {
             let what = format!("the store {} is damaged in {count} place(s)", path.display());
-            Err(Failure::new(FailureKind::Corrupt, what)
-                .hint("export what can still be read, make a new store, and import that"))
+            let hint = match report.waits_for_roll_back() {
+                true => {
+                    "nothing was written; copy the file or device first, then --rebuild --roll-back gives up what is lost"
+                }
+                false => "export what can still be read, make a new store, and import that",
+            };
+            Err(Failure::new(FailureKind::Corrupt, what).hint(hint))
         }
     }
 }

@@ -19,9 +19,10 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
         (_, true) => Front::Iscsi,
         _ => Front::Nbd,
     };
-    let (unit, hosts) = (options.nsid.or(options.lun), options.initiator);
+    let (unit, hosts) = (options.nsid.or(options.lun), [options.host, options.initiator].concat());
     let (read_only, log) = (options.read_only, options.log);
     let (ana_group, uuid) = (options.ana_group, options.uuid);
+    let (subsystem, target) = (options.subsystem, options.target);
     if images.len() > 1 && (unit.is_some() || uuid.is_some()) {
         let what = format!("--nsid, --lun and --uuid are for one image; {} are named", images.len());
         return Err(Failure::invalid(what).hint("leave them out, and each gets the lowest number that none had"));
@@ -29,8 +30,14 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
     let daemon = Session::daemon(global)?;
     let targets = each(images, |ImageSpec { pool, image }| {
         let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
-        let request = api::Attach { pool, image, front, read_only, unit, hosts, ana_group, uuid, log };
-        daemon.call(&Attach(request), None, |_| {})
+        let (subsystem, target) = (subsystem.clone(), target.clone());
+        let request =
+            api::Attach { pool, image, front, read_only, unit, hosts, subsystem, target, ana_group, uuid, log };
+        let target = daemon.call(&Attach(request), None, |_| {})?;
+        for warning in &target.warnings {
+            eprintln!("forebay: warning: {warning}");
+        }
+        Ok(target)
     })?;
     let uri = |target: &Target| target.uri.clone().unwrap_or_default();
     match targets.as_slice() {

@@ -1,4 +1,4 @@
-//! What the configuration says of the iSCSI target.
+//! Configuration of the iSCSI target.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,15 +9,17 @@ use forebay_reactor::Addr;
 use serde::Deserialize;
 
 use super::parse_addr;
+use super::peers::read_private;
+use crate::api;
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
-/// Percent of a pool in use from which hosts are told, when nothing is said.
+/// Default usage of a pool, in percent, from which hosts are notified.
 const THRESHOLD_PERCENT: u8 = 90;
-/// Most sessions that a protocol with numbers of 16 bits tells apart, with some to spare.
+/// Maximum number of sessions, with margin below what 16-bit identifiers in the protocol can distinguish.
 const SESSIONS_MAX: usize = 65_000;
 
-/// The `[iscsi-target]` section.
+/// `[iscsi-target]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct IscsiSection {
@@ -34,7 +36,7 @@ pub(super) struct IscsiSection {
     threshold_percent: Option<u8>,
 }
 
-/// A name and a secret.
+/// CHAP name and secret.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct CredentialSection {
@@ -48,28 +50,91 @@ impl fmt::Debug for CredentialSection {
     }
 }
 
-/// What hosts see of the target, and which hosts.
+/// Initiators that may log in to a target, and CHAP settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IscsiAccess {
+    /// Initiators by name, with a trailing `*` as a wildcard; `None`: every initiator.
+    pub initiators: Option<Vec<String>>,
+    /// CHAP credentials of initiators, and of the target for mutual CHAP.
+    pub chap: Option<Chap>,
+}
+
+impl IscsiAccess {
+    /// Reads the secrets of a target from their files.
+    ///
+    /// # Errors
+    /// If a file cannot be read or holds no secret, or both hold the same one.
+    pub fn read(
+        initiators: Option<Vec<String>>,
+        chap: Option<&api::ChapUser>,
+        mutual: Option<&api::ChapUser>,
+    ) -> Result<Self> {
+        let read = |user: &api::ChapUser| {
+            let secret = read_private(&user.secret)?.trim_end_matches(['\r', '\n']).to_owned();
+            credential(CredentialSection { user: user.user.clone(), secret }, &user.secret.display().to_string())
+        };
+        let (chap, mutual) = (chap.map(read).transpose()?, mutual.map(read).transpose()?);
+        Ok(Self { initiators, chap: pair(chap, mutual, "the target")? })
+    }
+}
+
+/// Combines the credentials of initiators and of the target.
+fn pair(initiator: Option<Credential>, target: Option<Credential>, whose: &str) -> Result<Option<Chap>> {
+    match (initiator, target) {
+        (Some(initiator), Some(target)) if initiator.secret == target.secret => {
+            Err(Failure::invalid(format!("{whose}: chap and mutual-chap have the same secret, which proves nothing")))
+        }
+        (Some(initiator), target) => Ok(Some(Chap { initiator, target })),
+        (None, Some(_)) => Err(Failure::invalid(format!("{whose}: mutual-chap is of no use without chap"))),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Parses the command-line form of a CHAP name and the file of its secret: `USER,FILE`.
+///
+/// # Errors
+/// If one of the two is missing.
+pub fn parse_chap(text: &str) -> Result<api::ChapUser> {
+    match text.split_once(',') {
+        Some((user, file)) if !user.is_empty() && !file.is_empty() => {
+            Ok(api::ChapUser { user: user.to_owned(), secret: super::absolute(file.as_ref())? })
+        }
+        _ => Err(Failure::invalid(format!("'{text}' is no USER,FILE: a name, and the file with its secret"))),
+    }
+}
+
+/// Validates the name of a target.
+///
+/// # Errors
+/// If it is not an iSCSI qualified name.
+pub fn check_iqn(name: &str, whose: &str) -> Result<()> {
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(Failure::invalid(format!("{whose}: '{}' is no name of a target", name.escape_debug()))
+            .hint("such as iqn.2024-05.org.example:disks")),
+    }
+}
+
+/// Settings of the default target: identity, access and limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiTarget {
-    /// Its name, if not the data directory's own.
+    /// Target name, if it is not derived from the data directory.
     pub name: Option<String>,
-    /// What hosts that ask are told instead of the addresses that are listened on.
+    /// Addresses reported by discovery instead of the listening addresses.
     pub advertise: Vec<SocketAddr>,
-    /// Initiators that may log in; all may when there is none.
-    pub initiators: Vec<String>,
-    /// What initiators prove, and what the target proves to them.
-    pub chap: Option<Chap>,
-    /// What those prove who ask which targets there are.
+    /// Initiators that may log in, and CHAP settings.
+    pub access: IscsiAccess,
+    /// CHAP settings for discovery sessions.
     pub discovery_chap: Option<Chap>,
-    /// Digests are insisted on.
+    /// Set if digests are required.
     pub digests: bool,
-    /// Sessions at a time.
+    /// Maximum number of sessions.
     pub sessions_max: usize,
-    /// Sessions of one host at a time.
+    /// Maximum number of sessions per host.
     pub sessions_per_host: usize,
-    /// Bytes that all sessions together hold for data under way.
+    /// Maximum bytes of data in flight, of all sessions together.
     pub memory_max: usize,
-    /// Percent of a pool in use from which hosts are told; 0 for never.
+    /// Usage of a pool, in percent, from which hosts are notified; 0 for never.
     pub threshold_percent: u8,
 }
 
@@ -78,8 +143,7 @@ impl Default for IscsiTarget {
         Self {
             name: None,
             advertise: Vec::new(),
-            initiators: Vec::new(),
-            chap: None,
+            access: IscsiAccess::default(),
             discovery_chap: None,
             digests: false,
             sessions_max: 4096,
@@ -93,9 +157,8 @@ impl Default for IscsiTarget {
 impl IscsiTarget {
     pub(super) fn resolve(section: IscsiSection) -> Result<Self> {
         let default = Self::default();
-        if let Some(name) = section.name.as_deref().filter(|name| !is_name(name)) {
-            return Err(Failure::invalid(format!("iscsi-target.name: '{name}' is no name of a target"))
-                .hint("such as iqn.2024-05.org.example:disks"));
+        if let Some(name) = &section.name {
+            check_iqn(name, "iscsi-target.name")?;
         }
         let mut advertise = Vec::new();
         for text in section.advertise.unwrap_or_default() {
@@ -104,20 +167,13 @@ impl IscsiTarget {
                 Addr::Unix(_) => return Err(Failure::invalid(format!("iscsi-target.advertise: '{text}' is not TCP"))),
             }
         }
-        let target = section.mutual_chap.map(|section| credential(section, "mutual-chap")).transpose()?;
-        let chap = match (section.chap, target) {
-            (Some(initiator), target) => {
-                let initiator = credential(initiator, "chap")?;
-                if target.as_ref().is_some_and(|target| target.secret == initiator.secret) {
-                    let text = "iscsi-target: chap and mutual-chap have the same secret, which proves nothing";
-                    return Err(Failure::invalid(text));
-                }
-                Some(Chap { initiator, target })
-            }
-            (None, Some(_)) => return Err(Failure::invalid("iscsi-target.mutual-chap is of no use without chap")),
-            (None, None) => None,
-        };
-        let discovery = section.discovery_chap.map(|section| credential(section, "discovery-chap")).transpose()?;
+        let target = section.mutual_chap.map(|section| credential(section, "iscsi-target.mutual-chap")).transpose()?;
+        let initiator = section.chap.map(|section| credential(section, "iscsi-target.chap")).transpose()?;
+        // An empty list means every initiator, for compatibility.
+        let initiators = section.initiators.filter(|initiators| !initiators.is_empty());
+        let access = IscsiAccess { initiators, chap: pair(initiator, target, "iscsi-target")? };
+        let discovery =
+            section.discovery_chap.map(|section| credential(section, "iscsi-target.discovery-chap")).transpose()?;
         let threshold_percent = section.threshold_percent.unwrap_or(default.threshold_percent);
         if threshold_percent > 100 {
             return Err(Failure::invalid(format!("iscsi-target.threshold-percent: {threshold_percent} percent")));
@@ -129,8 +185,7 @@ impl IscsiTarget {
         Ok(Self {
             name: section.name,
             advertise,
-            initiators: section.initiators.unwrap_or_default(),
-            chap,
+            access,
             discovery_chap: discovery.map(|initiator| Chap { initiator, target: None }),
             digests: section.digests.unwrap_or(default.digests),
             sessions_max,
@@ -144,7 +199,7 @@ impl IscsiTarget {
 fn credential(section: CredentialSection, name: &str) -> Result<Credential> {
     let CredentialSection { user, secret } = section;
     if !(SECRET_MIN..=SECRET_MAX).contains(&secret.len()) || user.is_empty() {
-        let text = format!("iscsi-target.{name}: a user, and a secret of {SECRET_MIN} to {SECRET_MAX} bytes");
+        let text = format!("{name}: a user, and a secret of {SECRET_MIN} to {SECRET_MAX} bytes");
         return Err(Failure::invalid(text));
     }
     Ok(Credential { name: user, secret: secret.into_bytes() })

@@ -1,4 +1,4 @@
-//! What the configuration says of the NVMe subsystem.
+//! Configuration of the NVMe subsystem.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,22 +12,23 @@ use forebay_nvmf::session::admin::QUEUES_MAX;
 use forebay_nvmf::session::auth::{Keys, group_name};
 use forebay_nvmf::session::psk::TlsKey;
 use forebay_nvmf::session::secret::{Hash, Secret};
-use forebay_nvmf::wire::fabrics::is_nqn;
+use forebay_nvmf::wire::fabrics::{DISCOVERY_NQN, is_nqn};
 use forebay_reactor::Addr;
 use serde::Deserialize;
 
 use super::parse_addr;
 use super::peers::read_private;
+use crate::api;
 use crate::cli::Serve;
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
-/// The largest id of an NVMe controller; those above mean something.
+/// Largest id of an NVMe controller; higher values are reserved.
 const CNTLID_MAX: u16 = 0xFFEF;
-/// Bytes that a connection, a host and a core may hold at least: a few of the longest commands.
+/// Minimum memory limit in bytes for a connection, a host and a core: a few of the longest commands.
 const MEMORY_MIN: usize = 4 << 20;
 
-/// The `[nvme-subsystem]` section.
+/// `[nvme-subsystem]` section.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NvmeSection {
@@ -42,7 +43,7 @@ pub(super) struct NvmeSection {
     limits: BTreeMap<String, toml::Value>,
 }
 
-/// A `[[nvme-subsystem.host]]` section: a host that may connect, and what it has to show.
+/// `[[nvme-subsystem.host]]` section: a host that may connect, and its credentials.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct HostSection {
@@ -54,8 +55,33 @@ struct HostSection {
     groups: Option<Vec<String>>,
 }
 
+impl From<&api::NvmeHost> for HostSection {
+    fn from(host: &api::NvmeHost) -> Self {
+        let api::NvmeHost { nqn, secret, controller_secret, tls_key } = host.clone();
+        Self { nqn, secret, controller_secret, tls_key, hashes: None, groups: None }
+    }
+}
+
+/// Parses the command-line form of a host with its files:
+/// `NQN[,secret=FILE][,controller-secret=FILE][,tls-key=FILE]`.  Paths become absolute: the daemon reads the files.
+///
+/// # Errors
+/// If a part is none of these.
+pub fn parse_host(text: &str) -> Result<api::NvmeHost> {
+    let HostSection { nqn, secret, controller_secret, tls_key, .. } = HostSection::parse(text)?;
+    let whole = |path: Option<PathBuf>| path.map(|path| super::absolute(&path)).transpose();
+    let host = api::NvmeHost {
+        nqn,
+        secret: whole(secret)?,
+        controller_secret: whole(controller_secret)?,
+        tls_key: whole(tls_key)?,
+    };
+    check_host(&host.nqn)?;
+    Ok(host)
+}
+
 impl HostSection {
-    /// Of `NQN[,secret=FILE][,controller-secret=FILE][,tls-key=FILE]`, as the command line says it.
+    /// Parses the command-line form `NQN[,secret=FILE][,controller-secret=FILE][,tls-key=FILE]`.
     fn parse(text: &str) -> Result<Self> {
         let mut parts = text.split(',');
         let mut host = Self { nqn: parts.next().unwrap_or_default().into(), ..Self::default() };
@@ -65,9 +91,7 @@ impl HostSection {
                 Some(("controller-secret", path)) => host.controller_secret = Some(path.into()),
                 Some(("tls-key", path)) => host.tls_key = Some(path.into()),
                 _ => {
-                    let text = format!(
-                        "--nvme-host {text}: '{part}' is none of secret=FILE, controller-secret=FILE, tls-key=FILE"
-                    );
+                    let text = format!("{text}: '{part}' is none of secret=FILE, controller-secret=FILE, tls-key=FILE");
                     return Err(Failure::invalid(text));
                 }
             }
@@ -103,7 +127,8 @@ impl HostSection {
         let hash = |name: &String| Hash::ALL.into_iter().find(|hash| hash.name() == name);
         let group = |name: &String| groups().into_iter().find(|group| group_name(*group) == *name);
         let hashes = choose("hashes", &self.hashes, hash)?.unwrap_or_else(|| Hash::ALL.to_vec());
-        // The smallest is strong enough, and what a larger one costs is paid before it is known who asks.
+        // The smallest group is strong enough, and the cost of a larger one is incurred before the host is
+        // authenticated.
         let groups = choose("groups", &self.groups, group)?
             .unwrap_or_else(|| Group::ALL[..3].iter().copied().map(Some).collect());
         Ok(Some(Arc::new(Keys { host, controller, hashes, groups })))
@@ -114,7 +139,7 @@ fn groups() -> Vec<Option<Group>> {
     Group::ALL.into_iter().map(Some).chain([None]).collect()
 }
 
-/// A list of names, each of something that is known.
+/// Parses a list of names, each of a known value.
 fn choose<T>(what: &str, names: &Option<Vec<String>>, known: impl Fn(&String) -> Option<T>) -> Result<Option<Vec<T>>> {
     let Some(names) = names else { return Ok(None) };
     let wrong = |name: &str| Failure::invalid(format!("nvme-subsystem.host.{what}: '{name}' is not known"));
@@ -133,22 +158,105 @@ fn read_secret(path: &Path) -> Result<Secret> {
     })
 }
 
-/// What hosts see of the NVMe subsystem.
+/// Hosts that may connect to a subsystem, with their credentials.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NvmeAccess {
+    /// Hosts by NQN, each with its secrets; `None`: every host.
+    pub hosts: Option<BTreeMap<String, Option<Arc<Keys>>>>,
+    /// TLS keys of the hosts that have one.
+    pub tls_keys: BTreeMap<String, TlsKey>,
+}
+
+impl NvmeAccess {
+    /// Returns access that admits no host.
+    pub fn nobody() -> Self {
+        Self { hosts: Some(BTreeMap::new()), tls_keys: BTreeMap::new() }
+    }
+
+    /// Adds a host, with the secrets and keys that its files hold now.
+    ///
+    /// # Errors
+    /// If the name is not an NVMe qualified name, or a file cannot be read or is malformed; nothing has changed then.
+    pub fn add(&mut self, host: &api::NvmeHost) -> Result<()> {
+        self.add_section(HostSection::from(host))
+    }
+
+    /// Adds the hosts of another list; their secrets and keys replace existing ones.
+    pub fn take_in(&mut self, other: Self) {
+        for (nqn, keys) in other.hosts.into_iter().flatten() {
+            self.remove(&nqn);
+            self.hosts.get_or_insert_default().insert(nqn, keys);
+        }
+        self.tls_keys.extend(other.tls_keys);
+    }
+
+    /// Removes a host.
+    pub fn remove(&mut self, nqn: &str) {
+        if let Some(hosts) = &mut self.hosts {
+            hosts.remove(nqn);
+        }
+        self.tls_keys.remove(nqn);
+    }
+
+    fn add_section(&mut self, section: HostSection) -> Result<()> {
+        check_host(&section.nqn)?;
+        let (keys, tls_key) = (section.keys()?, section.tls_key()?);
+        match tls_key {
+            Some(key) => self.tls_keys.insert(section.nqn.clone(), key),
+            None => self.tls_keys.remove(&section.nqn),
+        };
+        self.hosts.get_or_insert_default().insert(section.nqn, keys);
+        Ok(())
+    }
+
+    /// Checks that hosts with a TLS key can connect.
+    ///
+    /// # Errors
+    /// If a host has a TLS key, and no listening address accepts TLS.
+    pub fn check_tls(&self, tls: &[bool]) -> Result<()> {
+        if !tls.is_empty() && !tls.contains(&true) && !self.tls_keys.is_empty() {
+            return Err(Failure::invalid("a host has a tls-key, but no address of nvme has tls=required")
+                .hint("--nvme ADDR,tls=required"));
+        }
+        Ok(())
+    }
+}
+
+/// Validates the NQN of a host.
+fn check_host(nqn: &str) -> Result<()> {
+    if is_nqn(nqn) {
+        return Ok(());
+    }
+    Err(Failure::invalid(format!("nvme-subsystem: the host '{}' is no NVMe qualified name", nqn.escape_debug()))
+        .hint("a Linux host has it in /etc/nvme/hostnqn"))
+}
+
+/// Validates the NQN of a subsystem.
+///
+/// # Errors
+/// If it is not an NVMe qualified name, or is that of discovery.
+pub fn check_nqn(nqn: &str, whose: &str) -> Result<()> {
+    if is_nqn(nqn) && nqn != DISCOVERY_NQN {
+        return Ok(());
+    }
+    Err(Failure::invalid(format!("{whose}: '{}' is no NVMe qualified name of a subsystem", nqn.escape_debug()))
+        .hint("such as nqn.2024-05.org.example:disks"))
+}
+
+/// Settings of the default NVMe subsystem: identity, access and limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeSubsystem {
-    /// Its name, if not the data directory's own.
+    /// NQN, if it is not derived from the data directory.
     pub nqn: Option<String>,
-    /// Ids of its controllers; daemons that serve one subsystem together have ranges of their own.
+    /// Controller ids; daemons that serve one subsystem together have disjoint ranges.
     pub cntlids: RangeInclusive<u16>,
-    /// What discovery tells instead of the addresses that are listened on, in their order.
+    /// Addresses reported by discovery instead of the listening addresses, in their order.
     pub advertise: Vec<SocketAddr>,
-    /// The hosts that may connect, by name, and what each has to show; `None`: all.
-    pub hosts: Option<BTreeMap<String, Option<Arc<Keys>>>>,
-    /// Keys for TLS of those that have one.
-    pub tls_keys: BTreeMap<String, TlsKey>,
-    /// Of each address that is listened on: hosts must speak TLS.
+    /// Hosts that may connect to it.
+    pub access: NvmeAccess,
+    /// Per listening address: set if hosts must use TLS.
     pub tls: Vec<bool>,
-    /// What hosts may take.
+    /// Resource limits for hosts.
     pub limits: Limits,
 }
 
@@ -158,8 +266,7 @@ impl Default for NvmeSubsystem {
             nqn: None,
             cntlids: 1..=CNTLID_MAX,
             advertise: Vec::new(),
-            hosts: None,
-            tls_keys: BTreeMap::new(),
+            access: NvmeAccess::default(),
             tls: Vec::new(),
             limits: Limits::default(),
         }
@@ -168,9 +275,8 @@ impl Default for NvmeSubsystem {
 
 impl NvmeSubsystem {
     pub(super) fn resolve(section: NvmeSection, serve: &Serve, tls: Vec<bool>) -> Result<Self> {
-        if let Some(nqn) = section.nqn.as_deref().filter(|nqn| !is_nqn(nqn)) {
-            return Err(Failure::invalid(format!("nvme-subsystem.nqn: '{nqn}' is no NVMe qualified name"))
-                .hint("such as nqn.2024-05.org.example:disks"));
+        if let Some(nqn) = &section.nqn {
+            check_nqn(nqn, "nvme-subsystem.nqn")?;
         }
         let (first, last) = (section.first_controller.unwrap_or(1), section.last_controller.unwrap_or(CNTLID_MAX));
         if first == 0 || first > last || last > CNTLID_MAX {
@@ -189,49 +295,28 @@ impl NvmeSubsystem {
         if advertise.len() > tls.len() {
             return Err(Failure::invalid("nvme-subsystem.advertise has more addresses than nvme"));
         }
-        let (hosts, tls_keys) = hosts(section.hosts, section.host, &serve.nvme_host)?;
-        if tls.contains(&true) && tls_keys.is_empty() {
-            return Err(Failure::invalid("an address of nvme has tls=required, but no host has a tls-key")
-                .hint("--nvme-host NQN,tls-key=FILE, with what 'nvme gen-tls-key' prints in the file"));
-        }
-        if !tls.is_empty() && !tls.contains(&true) && !tls_keys.is_empty() {
-            return Err(Failure::invalid("a host has a tls-key, but no address of nvme has tls=required")
-                .hint("--nvme ADDR,tls=required"));
-        }
+        let access = access(section.hosts, section.host, &serve.nvme_host)?;
+        access.check_tls(&tls)?;
         let limits = limits(&section.limits, &serve.nvme_limit)?;
-        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, hosts, tls_keys, tls, limits })
+        Ok(Self { nqn: section.nqn, cntlids: first..=last, advertise, access, tls, limits })
     }
 }
 
-/// Who may connect: those of the list, those with a section, and those of the command line, which wins.
-fn hosts(
-    listed: Option<Vec<String>>,
-    sections: Vec<HostSection>,
-    flags: &[String],
-) -> Result<(Option<BTreeMap<String, Option<Arc<Keys>>>>, BTreeMap<String, TlsKey>)> {
-    let mut tls_keys = BTreeMap::new();
+/// Returns the hosts that may connect: those of the list, those with a section, and those of the command line, which
+/// takes precedence.
+fn access(listed: Option<Vec<String>>, sections: Vec<HostSection>, flags: &[String]) -> Result<NvmeAccess> {
+    let mut access = NvmeAccess::default();
     if listed.is_none() && sections.is_empty() && flags.is_empty() {
-        return Ok((None, tls_keys));
+        return Ok(access);
     }
-    let mut hosts: BTreeMap<String, Option<Arc<Keys>>> =
-        listed.unwrap_or_default().into_iter().map(|host| (host, None)).collect();
+    access.hosts = Some(BTreeMap::new());
+    let listed = listed.unwrap_or_default().into_iter().map(|nqn| HostSection { nqn, ..HostSection::default() });
     let flags = flags.iter().map(|flag| HostSection::parse(flag)).collect::<Result<Vec<_>>>()?;
-    for section in sections.into_iter().chain(flags) {
-        let keys = section.keys()?;
-        match section.tls_key()? {
-            Some(key) => tls_keys.insert(section.nqn.clone(), key),
-            None => tls_keys.remove(&section.nqn),
-        };
-        hosts.insert(section.nqn, keys);
-    }
-    if let Some(host) = hosts.keys().find(|host| !is_nqn(host)) {
-        return Err(Failure::invalid(format!("nvme-subsystem: the host '{host}' is no NVMe qualified name"))
-            .hint("a Linux host has it in /etc/nvme/hostnqn"));
-    }
-    Ok((Some(hosts), tls_keys))
+    listed.chain(sections).chain(flags).try_for_each(|section| access.add_section(section))?;
+    Ok(access)
 }
 
-/// An address that is listened on, `ADDR[,tls=required|none]`, and whether hosts must speak TLS there.
+/// Parses a listening address, `ADDR[,tls=required|none]`; also returns whether hosts must use TLS.
 pub(super) fn parse_listener(text: &str) -> Result<(Addr, bool)> {
     let (addr, tls) = match text.split_once(",tls=") {
         None => (text, false),
@@ -244,7 +329,7 @@ pub(super) fn parse_listener(text: &str) -> Result<(Addr, bool)> {
     Ok((parse_addr(addr)?, tls))
 }
 
-/// Limits by name, from the section and then from `NAME=VALUE` of the command line.
+/// Parses limits by name, from the section and then from `NAME=VALUE` flags.
 fn limits(section: &BTreeMap<String, toml::Value>, flags: &[String]) -> Result<Limits> {
     let mut limits = Limits::default();
     for (name, value) in section {
@@ -322,7 +407,7 @@ mod tests {
             other.path().display()
         );
         let found = resolve(&text, &Serve::default()).expect("a configuration");
-        let hosts = found.hosts.as_ref().expect("a list");
+        let hosts = found.access.hosts.as_ref().expect("a list");
         assert_eq!(hosts.get("nqn.2014-08.org.example:open"), Some(&None));
         let keys = hosts[HOST].as_ref().expect("keys");
         assert_eq!((&keys.hashes[..], &keys.groups[..]), (&[Hash::Sha512][..], &[Some(Group::Ffdhe4096), None][..]));
@@ -330,7 +415,7 @@ mod tests {
         assert!(!format!("{found:?}").contains("IwtN"), "a secret is shown");
         let flag = format!("{HOST},secret={}", other.path().display());
         let found = resolve(&text, &Serve { nvme_host: vec![flag], ..Serve::default() }).expect("flags win");
-        let keys = found.hosts.as_ref().and_then(|hosts| hosts[HOST].clone()).expect("keys");
+        let keys = found.access.hosts.as_ref().and_then(|hosts| hosts[HOST].clone()).expect("keys");
         assert_eq!((keys.controller.is_some(), keys.hashes.len(), keys.groups.len()), (false, 3, 3));
         assert_eq!(resolve("", &Serve::default()).expect("nothing"), NvmeSubsystem::default());
     }
@@ -344,15 +429,16 @@ mod tests {
         };
         let none = Serve::default();
         let found = with(&text, &[true, false], &none).expect("a configuration");
-        assert!(found.tls_keys.contains_key(HOST) && found.hosts.as_ref().is_some_and(|hosts| hosts[HOST].is_none()));
+        let access = &found.access;
+        assert!(access.tls_keys.contains_key(HOST) && access.hosts.as_ref().is_some_and(|hosts| hosts[HOST].is_none()));
         assert!(!format!("{found:?}").contains("VRLb"), "a key is shown");
         assert!(with(&text, &[false], &none).expect_err("no listener").message.contains("tls=required"));
-        assert!(with("", &[true], &none).expect_err("no key").message.contains("tls-key"));
-        // A flag takes the place of the section, its key included.
+        assert!(with("", &[true], &none).is_ok(), "hosts may be added while the daemon runs");
+        // A flag replaces the section, including its key.
         let flag = Serve { nvme_host: vec![HOST.into()], ..Serve::default() };
-        assert!(with(&text, &[true], &flag).is_err());
+        assert!(with(&text, &[true], &flag).expect("a flag").access.tls_keys.is_empty());
         let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", key.path().display())], ..Serve::default() };
-        assert_eq!(with("", &[true], &flag).expect("a flag").tls_keys.len(), 1);
+        assert_eq!(with("", &[true], &flag).expect("a flag").access.tls_keys.len(), 1);
         let secret = file(SECRET, 0o600);
         let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", secret.path().display())], ..Serve::default() };
         assert!(with("", &[true], &flag).expect_err("another secret").message.contains("NVMeTLSkey"));

@@ -1,4 +1,4 @@
-//! The control plane: HTTP with JSON, on a thread of its own, never on a reactor.
+//! Control plane: HTTP with JSON, on a separate thread, never on a reactor.
 //!
 //! Handlers turn requests into operations (see `ops`), which run on the engine's reactor.
 
@@ -21,24 +21,24 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{metrics, page, streams};
+use super::{access, metrics, page, streams};
 use crate::api::{self, ErrorBody, Front, Line};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
 use crate::ops::{self, Operation, ProgressSink};
 use crate::spec::{ImageSpec, image_spec};
 
-/// Largest JSON body of a request, in bytes.
+/// Maximum length of a JSON request body, in bytes.
 const JSON_LEN_MAX: usize = 64 * 1024;
 
-/// What handlers share.
+/// State shared by the handlers.
 #[derive(Clone)]
 pub struct App {
-    /// The way to the engine.
+    /// Handle to the engine.
     pub engine: EngineHandle,
 }
 
-/// The answer is wanted as lines of JSON, progress first.
+/// Set if the client requests a response as lines of JSON, progress first.
 pub struct Streamed(bool);
 
 impl<S: Sync> FromRequestParts<S> for Streamed {
@@ -57,7 +57,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A body that comes through a channel.
+/// Response body that is fed through a channel.
 pub struct ChannelBody(pub mpsc::Receiver<Result<Bytes, std::io::Error>>);
 
 impl Stream for ChannelBody {
@@ -69,8 +69,8 @@ impl Stream for ChannelBody {
 }
 
 impl App {
-    /// Runs an operation and answers in the form that is wanted.
-    async fn run<O: Operation>(&self, streamed: Streamed, operation: O) -> Response {
+    /// Runs an operation and responds in the requested form.
+    pub(super) async fn run<O: Operation>(&self, streamed: Streamed, operation: O) -> Response {
         let (sink, mut seen) = ProgressSink::channel();
         let mut work = Box::pin(self.engine.call(move |engine| operation.run(engine, sink)));
         if !streamed.0 {
@@ -89,7 +89,7 @@ impl App {
                             Ok(reply) => Line::Result(reply),
                             Err(failure) => Line::Error(failure),
                         };
-                        // A client that has gone does not hear the end of it.
+                        // A disconnected client does not receive the result.
                         let _ = lines.send(Ok(json_line(&last))).await;
                         return;
                     }
@@ -113,7 +113,7 @@ fn json_line(value: &impl serde::Serialize) -> Bytes {
     line.into()
 }
 
-/// Everything the control plane answers; with a token, what reads or changes images asks for it.
+/// Returns the routes of the control plane; with a token, routes that read or change images require it.
 pub fn router(app: App, token: Option<Arc<str>>) -> Router {
     let api = Router::new()
         .route("/v1/images", post(create_image))
@@ -129,6 +129,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets", get(list_targets).post(attach))
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/ana", get(list_ana).post(set_ana))
+        .merge(access::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -159,7 +160,7 @@ async fn require_token(State(token): State<Arc<str>>, headers: HeaderMap, reques
         .into_response()
 }
 
-/// Compares in a time that does not tell where they differ.
+/// Compares two tokens in a time that does not depend on where they differ.
 fn same(given: &str, token: &str) -> bool {
     given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
 }
@@ -169,7 +170,7 @@ async fn no_such_path(request: Request) -> Failure {
     Failure::new(FailureKind::NotFound, what).hint("/openapi.json lists what there is")
 }
 
-/// The document that describes the API.
+/// OpenAPI document of the API.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Forebay control API", description = "What the forebay command line asks of the daemon."),
@@ -191,6 +192,16 @@ async fn no_such_path(request: Request) -> Failure {
         detach,
         list_ana,
         set_ana,
+        access::list_nvme_subsystems,
+        access::create_nvme_subsystem,
+        access::remove_nvme_subsystem,
+        access::allow_nvme_host,
+        access::deny_nvme_host,
+        access::list_iscsi_targets,
+        access::create_iscsi_target,
+        access::remove_iscsi_target,
+        access::allow_initiator,
+        access::deny_initiator,
         reload,
         get_reservations,
         clear_reservations,
@@ -210,13 +221,13 @@ async fn openapi() -> Response {
     Json(Description::openapi()).into_response()
 }
 
-/// What the daemon is and does
+/// Show the state of the daemon
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = api::Status)))]
 async fn status(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::GetStatus).await
 }
 
-/// A new image
+/// Create an image
 #[utoipa::path(post, path = "/v1/images", request_body = api::CreateImage, responses(
     (status = 200, body = api::ImageInfo), (status = 409, body = ErrorBody)
 ))]
@@ -227,7 +238,7 @@ async fn create_image(State(app): State<App>, streamed: Streamed, body: Bytes) -
     }
 }
 
-/// The images of a pool
+/// List the images of a pool
 #[utoipa::path(get, path = "/v1/images/{pool}", params(("pool" = String, Path)), responses(
     (status = 200, body = Vec<api::ImageSummary>), (status = 404, body = ErrorBody)
 ))]
@@ -235,22 +246,22 @@ async fn list_images(State(app): State<App>, streamed: Streamed, Path(pool): Pat
     app.run(streamed, ops::ListImages { pool }).await
 }
 
-/// Names of the pools
+/// List the names of the pools
 #[utoipa::path(get, path = "/v1/names", responses((status = 200, body = Vec<String>)))]
 async fn list_pools(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListPools).await
 }
 
-/// Names that are asked for.
+/// Query for names.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamesQuery {
-    /// What they begin with.
+    /// Prefix that the names must have.
     #[serde(default)]
     prefix: String,
 }
 
-/// Names of a pool's images
+/// List the names of a pool's images
 #[utoipa::path(get, path = "/v1/names/{pool}", params(("pool" = String, Path), ("prefix" = Option<String>, Query)),
     responses((status = 200, body = Vec<String>), (status = 404, body = ErrorBody)))]
 async fn list_names(
@@ -262,14 +273,14 @@ async fn list_names(
     app.run(streamed, ops::ListNames { pool, prefix }).await
 }
 
-/// An image's size and layout
+/// Show the size and layout of an image
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
 async fn get_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::GetImage(spec))).await
 }
 
-/// Another size or another name
+/// Resize or rename an image
 #[utoipa::path(patch, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
     request_body = api::UpdateImage,
     responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
@@ -285,14 +296,14 @@ async fn update_image(
     }
 }
 
-/// An image and its data go
+/// Remove an image and its data
 #[utoipa::path(delete, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn remove_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::RemoveImage(spec))).await
 }
 
-/// The images of a pool with their snapshots, locks and parents, in the shape of 'rbd ls -l --format json'
+/// List the images of a pool with their snapshots, locks and parents, in the format of 'rbd ls -l --format json'
 #[utoipa::path(get, path = "/v1/listings/{pool}", params(("pool" = String, Path)), responses(
     (status = 200, body = Vec<api::ImageListing>), (status = 404, body = ErrorBody)
 ))]
@@ -300,7 +311,7 @@ async fn list_images_long(State(app): State<App>, streamed: Streamed, Path(pool)
     app.run(streamed, ops::ListImagesLong { pool }).await
 }
 
-/// Watchers and exports of an image
+/// Show the watchers and exports of an image
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}/status",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::ImageStatus), (status = 404, body = ErrorBody)))]
@@ -308,16 +319,16 @@ async fn image_status(State(app): State<App>, streamed: Streamed, Path(names): P
     on_image(names, |spec| app.run(streamed, ops::GetImageStatus(spec))).await
 }
 
-/// Options of counting usage.
+/// Query for disk usage.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UsageQuery {
-    /// By bytes, of images alone.
+    /// Set to count bytes, of images without snapshots.
     #[serde(default)]
     exact: bool,
 }
 
-/// Disk usage of each image of a pool, in the shape of 'rbd du --format json'
+/// Show the disk usage of each image of a pool, in the format of 'rbd du --format json'
 #[utoipa::path(get, path = "/v1/usage/{pool}",
     params(("pool" = String, Path), ("exact" = Option<bool>, Query)),
     responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
@@ -330,7 +341,7 @@ async fn pool_usage(
     app.run(streamed, ops::GetUsage { pool, image: None, exact }).await
 }
 
-/// What an image takes up
+/// Show the disk usage of an image
 #[utoipa::path(get, path = "/v1/usage/{pool}/{image}",
     params(("pool" = String, Path), ("image" = String, Path), ("exact" = Option<bool>, Query)),
     responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
@@ -343,13 +354,13 @@ async fn image_usage(
     on_image(names, |spec| app.run(streamed, ops::GetUsage { pool: spec.pool, image: Some(spec.image), exact })).await
 }
 
-/// What is exported
+/// List the exports
 #[utoipa::path(get, path = "/v1/targets", responses((status = 200, body = Vec<api::Target>)))]
 async fn list_targets(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListTargets).await
 }
 
-/// A new export
+/// Create an export
 #[utoipa::path(post, path = "/v1/targets", request_body = api::Attach, responses(
     (status = 200, body = api::Target), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)
 ))]
@@ -360,19 +371,19 @@ async fn attach(State(app): State<App>, streamed: Streamed, body: Bytes) -> Resp
     }
 }
 
-/// How an export ends.
+/// Query for ending an export.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DetachQuery {
-    /// Disconnect the hosts that have it open.
+    /// Set to disconnect the hosts that have it open.
     #[serde(default)]
     force: bool,
-    /// Leave the write log as it is.
+    /// Set to keep the write log as it is.
     #[serde(default)]
     keep_log: bool,
 }
 
-/// An export ends
+/// End an export
 #[utoipa::path(delete, path = "/v1/targets/{front}/{pool}/{image}",
     params(("front" = Front, Path), ("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query),
         ("keep_log" = Option<bool>, Query)),
@@ -386,13 +397,13 @@ async fn detach(
     on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force, keep_log })).await
 }
 
-/// How NVMe namespaces are reached, by port and group
+/// List the ANA states of NVMe namespaces, by port and group
 #[utoipa::path(get, path = "/v1/ana", responses((status = 200, body = Vec<api::Ana>)))]
 async fn list_ana(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListAna).await
 }
 
-/// Set how NVMe namespaces are reached, and tell the hosts
+/// Set ANA states of NVMe namespaces, and notify the hosts
 #[utoipa::path(post, path = "/v1/ana", request_body = api::SetAna,
     responses((status = 200, body = Vec<api::Ana>), (status = 400, body = ErrorBody)))]
 async fn set_ana(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
@@ -402,13 +413,13 @@ async fn set_ana(State(app): State<App>, streamed: Streamed, body: Bytes) -> Res
     }
 }
 
-/// Read hosts and secrets of the configuration again
+/// Reload the hosts and secrets of the configuration
 #[utoipa::path(post, path = "/v1/reload", responses((status = 200, body = api::Reloaded), (status = 400, body = ErrorBody)))]
 async fn reload(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::Reload).await
 }
 
-/// Who may read and write an image that several hosts share
+/// Show the persistent reservations of an image
 #[utoipa::path(get, path = "/v1/reservations/{pool}/{image}",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::Reservations), (status = 404, body = ErrorBody)))]
@@ -416,7 +427,7 @@ async fn get_reservations(State(app): State<App>, streamed: Streamed, Path(names
     on_image(names, |spec| app.run(streamed, ops::GetReservations(spec))).await
 }
 
-/// Everybody may read and write an image again
+/// Clear the persistent reservations of an image
 #[utoipa::path(delete, path = "/v1/reservations/{pool}/{image}",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200), (status = 404, body = ErrorBody)))]
@@ -428,20 +439,20 @@ async fn clear_reservations(
     on_image(names, |spec| app.run(streamed, ops::ClearReservations(spec))).await
 }
 
-/// The write logs
+/// List the write logs
 #[utoipa::path(get, path = "/v1/logs", responses((status = 200, body = Vec<api::Log>)))]
 async fn list_logs(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListLogs).await
 }
 
-/// An image's write log
+/// Show the write log of an image
 #[utoipa::path(get, path = "/v1/logs/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
 async fn get_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::GetLog(spec))).await
 }
 
-/// Everything in an image's write log goes to the backend
+/// Write back all dirty data of an image's write log
 #[utoipa::path(post, path = "/v1/logs/{pool}/{image}/flush",
     params(("pool" = String, Path), ("image" = String, Path)),
     responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
@@ -449,16 +460,16 @@ async fn flush_log(State(app): State<App>, streamed: Streamed, Path(names): Path
     on_image(names, |spec| app.run(streamed, ops::FlushLog(spec))).await
 }
 
-/// How a log is given up.
+/// Query for discarding a log.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DiscardQuery {
-    /// With what it holds.
+    /// Set to discard dirty data, too.
     #[serde(default)]
     force: bool,
 }
 
-/// An image's write log is given up
+/// Discard the write log of an image
 #[utoipa::path(delete, path = "/v1/logs/{pool}/{image}",
     params(("pool" = String, Path), ("image" = String, Path), ("force" = Option<bool>, Query)),
     responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -471,7 +482,7 @@ async fn discard_log(
     on_image(names, |spec| app.run(streamed, ops::DiscardLog { spec, force })).await
 }
 
-/// The embedded store's space
+/// Show the space of the embedded store
 #[utoipa::path(get, path = "/v1/store", responses((status = 200, body = api::StoreSpace)))]
 async fn store_space(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::GetStoreSpace).await
@@ -487,6 +498,7 @@ where
     }
 }
 
-fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+/// Parses the JSON body of a request.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| Failure::invalid(format!("the request's body is wrong: {error}")))
 }

@@ -1,5 +1,6 @@
-//! `forebay serve`: starts everything, tells that it is ready, and stops it in order.
+//! `forebay serve`: starts the daemon, signals readiness, and shuts down in order.
 
+mod access;
 pub mod control;
 mod listen;
 mod metrics;
@@ -31,7 +32,7 @@ use crate::units::Size;
 use listen::Listeners;
 use notify::Notifier;
 
-/// Runs the daemon until it is told to stop.  The control plane has this thread, reactors have theirs.
+/// Runs the daemon until it is told to stop.  The control plane runs on this thread, the reactors on separate ones.
 pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     let config = Config::resolve(global, options)?;
     crate::logging::start(config.log_level.as_deref(), "info", config.log_format)?;
@@ -44,7 +45,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     kernels::choose();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| Failure::io(error, "starting the control plane"))?;
-    // Not pinned: other programs, and other daemons, have the same processors.
+    // Not pinned: other programs, and other daemons, share the processors.
     let cores = CoresOptions {
         count: config.cores.into(),
         driver: config.driver,
@@ -54,6 +55,9 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
         on_panic: Some(end_process),
     };
     let cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
+    if let Err(error) = forebay_reactor::heap::start_trimmer() {
+        tracing::warn!(%error, "memory of closed connections stays with the allocator");
+    }
     let (global, options) = (global.clone(), options.clone());
     let read_config = Arc::new(move || Config::resolve(&global, &options));
     let daemon = DaemonOptions { config, read_config, cores: cores.handles() };
@@ -64,16 +68,17 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
     Ok(())
 }
 
-/// Ends the process because a reactor has: volumes and connections are gone with it, and a service manager starts a daemon
-/// anew that has ended, not one that stays without serving.  What hosts have flushed is safe, as after `kill -9`.
+/// Ends the process because a reactor has panicked: its volumes and connections are lost, and a service manager
+/// restarts a daemon that has exited, not one that no longer serves.  Data that hosts have flushed is durable, as
+/// after `kill -9`.
 fn end_process(panic: &CorePanic) {
     tracing::error!("{panic}; ending the process, for nothing can be served without this core");
     crate::logging::flush();
     std::process::exit(FailureKind::Failed.exit_code().into());
 }
 
-/// Takes as many file descriptors as the daemon may have: each connection is one, and what a shell or a service manager
-/// gives at first is often 1,024.
+/// Raises the limit of open file descriptors to the maximum: each connection takes one, and the initial limit of a
+/// shell or a service manager is often 1,024.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -93,7 +98,7 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
     let running = cores.handle(0).run(move || run_engine(daemon, jobs, started));
     let running = async move { running.await.unwrap_or_else(|gone| Err(Failure::failed(gone.to_string()))) };
     let Ok(status) = wait.await else {
-        // It has not come up, and says why.
+        // Startup has failed; the result has the error.
         return running.await;
     };
     let listeners = match Listeners::bind(config).await {
@@ -126,16 +131,16 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
         "ready"
     );
     notifier.ready(&format!("Serving NBD on {nbd}"));
-    // Lets go of the engine when it ends; the engine then closes what is open.
+    // Drops the engine handle on return; the engine then closes open volumes.
     let served = listeners.serve(engine, notifier).await;
     let closed = running.await;
-    // They only help commands to find a daemon that runs.
+    // These files only help commands to find a running daemon.
     let _ = fs::remove_file(&file_path);
     drop(listed);
     served.and(closed)
 }
 
-/// The engine's life on its reactor.
+/// Runs the engine on its reactor until it is closed.
 async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<Status>) -> Result<()> {
     let config = daemon.config.clone();
     if store::is_absent(&config.store)? {
@@ -163,7 +168,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
     };
     let result = match up {
         Ok(status) => {
-            // With nobody waiting the queue ends at once.
+            // If the caller is gone, the queue ends immediately.
             let _ = started.send(status);
             jobs.serve(&engine).await;
             Ok(())
@@ -175,7 +180,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
     result.and(closed)
 }
 
-/// Makes the data directory, for its owner alone.
+/// Creates the data directory, with access for its owner only.
 pub fn prepare_dir(data: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -184,14 +189,14 @@ pub fn prepare_dir(data: &Path) -> Result<()> {
         .map_err(|error| Failure::io(error, format_args!("making the data directory {}", data.display())))
 }
 
-/// A store elsewhere is linked from the data directory, so that commands find it with no daemon running.
+/// Links a store elsewhere from the data directory, so that commands find it while no daemon is running.
 pub fn link_store(data: &Path, store: &Path) -> Result<()> {
     let default = default_store(data);
     if store == default {
         return Ok(());
     }
     match fs::read_link(&default) {
-        // A relative target is read from the data directory.
+        // A relative target is resolved from the data directory.
         Ok(there) if data.join(&there) == store => return Ok(()),
         Ok(there) => {
             return Err(Failure::invalid(format!(
@@ -212,7 +217,7 @@ pub fn link_store(data: &Path, store: &Path) -> Result<()> {
         .map_err(|error| Failure::io(error, format_args!("linking the store from {}", default.display())))
 }
 
-/// It is a socket that may be replaced when nobody answers there.
+/// Returns whether the path is a socket, which may be replaced if no process responds on it.
 pub fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
@@ -221,7 +226,7 @@ pub fn is_socket(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// Set for the process that [`the_death_of_a_reactor_ends_the_process`] starts.
+    /// Environment variable set for the process that [`the_death_of_a_reactor_ends_the_process`] starts.
     const DYING: &str = "FOREBAY_TEST_DYING_REACTOR";
 
     #[test]
@@ -242,7 +247,7 @@ mod tests {
         let options = CoresOptions { count: 2, pin: false, on_panic: Some(end_process), ..CoresOptions::default() };
         let cores = Cores::start(&options).expect("reactors");
         drop(cores.handle(1).run(async || panic!("on purpose")));
-        // The other reactor lives, and this thread never ends by itself.
+        // The other reactor stays alive, and this thread never ends by itself.
         loop {
             std::thread::park();
         }

@@ -1,5 +1,6 @@
-//! How NVMe namespaces are reached: what whoever looks after failover sets, kept over restarts in a file.
+//! ANA states of NVMe namespaces, set by a failover manager and persisted in a file across restarts.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,17 +16,17 @@ use super::small_files::replace_file;
 use crate::api::{Ana, SetAna};
 use crate::failure::{Failure, FailureKind, Result};
 
-/// The version of the file that this build writes and reads.
+/// Version of the file that this build writes and reads.
 const FILE_VERSION: u32 = 1;
 
-/// The file's content: every state that is not `optimized`.
+/// Content of the file: every state other than `optimized`.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AnaFile {
     version: u32,
     states: Vec<Kept>,
 }
 
-/// How a group is reached through a port.
+/// ANA state of a group on a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Kept {
     port: u16,
@@ -33,7 +34,7 @@ struct Kept {
     state: String,
 }
 
-/// Lets one at a time write the file, so that it has the last state in the end.
+/// Permit to write the file, one writer at a time, so that it ends with the last state.
 pub struct Keeper(Semaphore);
 
 impl Default for Keeper {
@@ -46,8 +47,8 @@ fn path(data: &Path) -> PathBuf {
     data.join("ana.json")
 }
 
-/// Reads the file.  No file means that all is optimized; one that makes no sense does not: a daemon that took it for that
-/// could write beside another.
+/// Reads the file.  No file means that every group is optimized.  A malformed file is an error: a daemon that assumed
+/// optimized could write in parallel with another one.
 fn load(data: &Path) -> Result<Vec<(u16, u32, AnaState)>> {
     let path = path(data);
     let bytes = match fs::read(&path) {
@@ -79,24 +80,24 @@ fn store(data: &Path, states: Vec<Kept>) -> Result<()> {
 }
 
 impl Engine {
-    /// Takes up the states of before the restart.  A port that is not there any more is left out.
+    /// Restores the states from before the restart.  A port that no longer exists is skipped.
     pub(super) fn restore_ana(&self) -> Result<()> {
-        let target = self.fronts.nvme().target();
-        let ports = target.ports();
+        let subsystems = self.fronts.nvme().subsystems();
+        let ports = subsystems.ports();
         for (id, group, state) in load(&self.options.data)? {
             if let Some(port) = ports.iter().find(|port| port.id == id) {
-                target.set_ana(port, group, state);
+                subsystems.set_ana(port, group, state);
                 tracing::info!(port = id, group, state = state.name(), "an ANA state is as it was before");
             }
         }
         Ok(())
     }
 
-    /// Makes the file say how it is.
+    /// Writes the current states to the file.
     async fn save_ana(&self) -> Result<()> {
         let _turn = self.ana.0.acquire(1).await;
         let mut states = Vec::new();
-        for port in self.fronts.nvme().target().ports() {
+        for port in self.fronts.nvme().subsystems().ports() {
             for group in 1..=ANA_GROUPS_MAX {
                 let state = port.ana(group);
                 if state != AnaState::Optimized {
@@ -108,30 +109,40 @@ impl Engine {
         offload(move || store(&data, states)).await
     }
 
-    /// Every port with every group that has namespaces or is not optimized.
+    /// Lists every port with every group that has namespaces, by subsystem, or is not optimized.
     pub fn ana(&self) -> Vec<Ana> {
-        let target = self.fronts.nvme().target();
+        let subsystems = self.fronts.nvme().subsystems();
         let addrs = self.fronts.addrs(crate::api::Front::Nvme);
         let mut states = Vec::new();
-        for port in target.ports() {
+        for port in subsystems.ports() {
             let address = addrs.get(usize::from(port.id) - 1).map(ToString::to_string).unwrap_or_default();
-            let (_, groups) = target.ana_groups(&port);
-            for group in 1..=ANA_GROUPS_MAX {
-                let (state, known) = (port.ana(group), groups.iter().find(|known| known.id == group));
-                if known.is_none() && state == AnaState::Optimized {
-                    continue;
+            // Subsystems' groups, by group and then by name.
+            let mut used: BTreeMap<(u32, String), Vec<u32>> = BTreeMap::new();
+            for subsystem in subsystems.all() {
+                for group in subsystem.ana_groups(&port).1 {
+                    used.insert((group.id, subsystem.nqn().to_owned()), group.namespaces);
                 }
-                let namespaces = known.map(|known| known.namespaces.clone()).unwrap_or_default();
-                let (port, address, state) = (port.id, address.clone(), state.name().into());
-                states.push(Ana { port, address, group, state, namespaces });
+            }
+            for group in 1..=ANA_GROUPS_MAX {
+                let state = port.ana(group);
+                let row = |subsystem: String, namespaces: Vec<u32>| {
+                    let (port, address, state) = (port.id, address.clone(), state.name().into());
+                    Ana { port, address, group, state, subsystem, namespaces }
+                };
+                let before = states.len();
+                let of_group = used.range((group, String::new())..(group + 1, String::new()));
+                states.extend(of_group.map(|((_, nqn), namespaces)| row(nqn.clone(), namespaces.clone())));
+                if states.len() == before && state != AnaState::Optimized {
+                    states.push(row(self.fronts.nvme().default_subsystem().nqn().to_owned(), Vec::new()));
+                }
             }
         }
         states
     }
 
-    /// Sets how groups are reached through ports, tells the hosts, and keeps it; says how it is then.
+    /// Sets the ANA state of groups on ports, notifies the hosts, and persists it; returns the resulting states.
     pub async fn set_ana(&self, request: &SetAna) -> Result<Vec<Ana>> {
-        let target = self.fronts.nvme().target();
+        let subsystems = self.fronts.nvme().subsystems();
         let state = AnaState::named(&request.state).ok_or_else(|| {
             Failure::invalid(format!("'{}' is no state of ANA", request.state))
                 .hint("optimized, non-optimized, inaccessible, persistent-loss or change")
@@ -139,14 +150,14 @@ impl Engine {
         if let Some(group) = request.group.filter(|group| !(1..=ANA_GROUPS_MAX).contains(group)) {
             return Err(Failure::invalid(format!("ANA group {group}: from 1 to {ANA_GROUPS_MAX}")));
         }
-        let ports = target.ports();
+        let ports = subsystems.ports();
         if let Some(id) = request.port.filter(|id| !ports.iter().any(|port| port.id == *id)) {
             let text = format!("there is no NVMe port {id}");
             return Err(Failure::new(FailureKind::NotFound, text).hint("'forebay ana ls' lists them"));
         }
         for port in ports.iter().filter(|port| request.port.is_none_or(|id| id == port.id)) {
             for group in (1..=ANA_GROUPS_MAX).filter(|group| request.group.is_none_or(|wanted| wanted == *group)) {
-                target.set_ana(port, group, state);
+                subsystems.set_ana(port, group, state);
             }
         }
         self.save_ana()

@@ -1,4 +1,4 @@
-//! What is done with images as a whole: create, list, look at, resize, rename, remove.
+//! Operations on whole images: create, list, show, resize, rename, remove.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,17 +19,17 @@ use crate::spec::{ImageSpec, LOCAL_POOL, image_spec};
 use crate::timestamp::Timestamp;
 use crate::units::Size;
 
-/// Steps of progress that each image counts for in `du`.
+/// Progress steps that each image contributes to `du`.
 const USAGE_STEPS: u64 = 1000;
 
 impl Engine {
-    /// Names of the pools: those of this daemon, and those of the Ceph cluster that were asked for.
+    /// Returns the names of the pools: those of this daemon, and those of the Ceph cluster that were requested.
     pub fn pool_names(&self) -> Vec<String> {
         let own = self.pools.keys().map(|&name| name.to_owned());
         own.chain(self.ceph.pool_names()).collect()
     }
 
-    /// Names of a pool's images, in order.
+    /// Returns the names of a pool's images, in order.
     pub async fn image_names(&self, pool: &str) -> Result<Vec<String>> {
         let backend = self.pool(pool).await?;
         let mut names = image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
@@ -37,7 +37,7 @@ impl Engine {
         Ok(names)
     }
 
-    /// The images of a pool, by name.
+    /// Lists the images of a pool by name.
     pub async fn list_images(&self, pool: &str) -> Result<Vec<ImageSummary>> {
         let backend = self.pool(pool).await?;
         let names = self.image_names(pool).await?;
@@ -47,13 +47,13 @@ impl Engine {
                 Ok(info) => images.push(ImageSummary { image: name, size: info.size, format: 2 }),
                 Err(error) => self.leave_out(error, pool, &name)?,
             }
-            // All of it may be in memory, and there may be thousands.
+            // Yields, since reads from memory never suspend, and there may be thousands of images.
             yield_now().await;
         }
         Ok(images)
     }
 
-    /// The images of a pool by name, each followed by its snapshots.
+    /// Lists the images of a pool by name, each followed by its snapshots.
     pub async fn list_images_long(&self, pool: &str) -> Result<Vec<ImageListing>> {
         let backend = self.pool(pool).await?;
         let images = image::Images::of(&backend);
@@ -65,16 +65,16 @@ impl Engine {
                 Ok(details) => listed.extend(list_one(&name, &details)),
                 Err(error) => self.leave_out(error, pool, &name)?,
             }
-            // All of it may be in memory, and there may be thousands.
+            // Yields, since reads from memory never suspend, and there may be thousands of images.
             yield_now().await;
         }
         Ok(listed)
     }
 
-    /// Leaves an image out of a list: one that has gone while it was made, and one that is damaged, which hides no other.
+    /// Omits an image from a list: one removed meanwhile, or a damaged one, which must not hide the others.
     ///
     /// # Errors
-    /// Any other reason, which may be one for all images.
+    /// Any other error, which may affect all images.
     fn leave_out(&self, error: forebay_block::Error, pool: &str, name: &str) -> Result<()> {
         match error.kind() {
             ErrorKind::NotFound => Ok(()),
@@ -103,7 +103,7 @@ impl Engine {
         })
     }
 
-    /// A new image, empty.
+    /// Creates an empty image.
     pub async fn create_image(self: Rc<Self>, request: api::CreateImage) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
         spec.check_new()?;
@@ -117,7 +117,7 @@ impl Engine {
         self.image_info(&spec).await
     }
 
-    /// An image's size and layout.
+    /// Returns the size and layout of an image.
     pub async fn image_info(&self, spec: &ImageSpec) -> Result<api::ImageInfo> {
         let backend = self.pool(&spec.pool).await?;
         let details = image::Images::of(&backend).details(&spec.image).await;
@@ -197,7 +197,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes an image that one has to oneself.
+    /// Removes an image that the caller has reserved.
     pub async fn remove_reserved(&self, spec: &ImageSpec, progress: ProgressSink) -> Result<()> {
         let backend = self.pool(&spec.pool).await?;
         image::remove(&backend, &spec.image, |now| progress.report(now.done, now.total))
@@ -209,7 +209,7 @@ impl Engine {
         Ok(())
     }
 
-    /// An image to oneself that is not exported either.
+    /// Reserves an image exclusively; fails if it is exported.
     pub fn reserve_unexported(&self, spec: &ImageSpec) -> Result<Reserved> {
         if self.is_exported(spec) {
             return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is exported"))
@@ -218,8 +218,8 @@ impl Engine {
         self.volumes.reserve(spec)
     }
 
-    /// What an image, or each image of a pool, takes up.  Of a pool that others use too it counts as `rbd du`, in whole
-    /// objects and with snapshots, unless `exact`; of others, bytes.
+    /// Returns the space that an image, or each image of a pool, uses.  In a pool shared with other clients it counts
+    /// like `rbd du`, in whole objects and with snapshots, unless `exact`; in other pools it counts bytes.
     pub async fn disk_usage(
         self: &Rc<Self>,
         pool: &str,
@@ -235,13 +235,13 @@ impl Engine {
         let count = names.len() as u64;
         let mut images = Vec::with_capacity(names.len());
         for (done, name) in names.into_iter().enumerate() {
-            // Each image is a part of equal size, of which its own progress fills a share.
+            // Each image is an equal part of the total; its own progress fills a share of it.
             let report = |now: image::Progress| {
                 let share = now.done * USAGE_STEPS / now.total.max(1);
                 progress.report(done as u64 * USAGE_STEPS + share, count * USAGE_STEPS);
             };
             let spec = image_spec(pool, &name)?;
-            let volume = self.open_volume(&spec).await?;
+            let volume = self.open_volume_to_read(&spec).await?;
             let (id, image) = (volume.image.id().to_owned(), &volume.image);
             let parts = match by_objects {
                 true => image.usage_by_snapshot(report).await,
@@ -262,7 +262,7 @@ impl Engine {
             yield_now().await;
         }
         let sum = |part: fn(&ImageUsage) -> u64| images.iter().map(part).fold(0, u64::saturating_add);
-        // A snapshot's size is its image's; that is provided once.
+        // The provisioned size of a snapshot is that of its image, and is counted once.
         let provisioned = |image: &ImageUsage| if image.snapshot.is_none() { image.provisioned_size } else { 0 };
         Ok(DiskUsage {
             total_provisioned_size: sum(provisioned),
@@ -271,7 +271,7 @@ impl Engine {
         })
     }
 
-    /// An error about an image, in the words of a user.
+    /// Explains an error about an image to the user.
     pub fn image_failure(&self, error: forebay_block::Error, spec: &ImageSpec) -> Failure {
         let failure = Failure::from(error);
         match failure.kind {
@@ -290,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// An error about a pool.
+    /// Explains an error about a pool to the user.
     pub fn pool_failure(&self, error: forebay_block::Error, pool: &str) -> Failure {
         Failure::from(error).context(format_args!("the pool {pool}"))
     }
@@ -299,7 +299,7 @@ impl Engine {
 fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
     let info = &details.info;
     let time = |since: Option<Duration>| {
-        // As in `rbd`, 0 is not known.
+        // 0 means unknown, as in `rbd`.
         since.map(|since| Timestamp(since.as_secs())).filter(|&time| time > Timestamp(0))
     };
     api::ImageInfo {
@@ -338,7 +338,7 @@ fn parent(parent: &image::ParentInfo) -> ImageParent {
     }
 }
 
-/// An image's entries in a long list: its own, and those of its snapshots.
+/// Returns the entries of an image in a long list: the image and its snapshots.
 fn list_one(name: &str, details: &image::ImageDetails) -> Vec<ImageListing> {
     let listed = |of: &Option<image::ParentInfo>| of.as_ref().map(|of| ListedParent::from(&parent(of)));
     let head = ImageListing {

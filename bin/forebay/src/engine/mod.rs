@@ -1,7 +1,8 @@
-//! Pools, images, exports: everything the daemon does besides talking, on one reactor.
+//! Pools, images and exports: all work of the daemon other than its control interface, on one reactor.
 //!
 //! The command line runs the same engine in its own process when no daemon runs.
 
+mod access;
 mod ana;
 pub mod bench;
 mod ceph;
@@ -47,6 +48,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
 use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
+use access::AccessLists;
 use ceph::Ceph;
 use ceph_clients::CephClients;
 use exports::{Exports, UnservedExport};
@@ -58,29 +60,30 @@ use peers::{PeerCounts, Peers};
 use store::StoreCounter;
 use volumes::Volumes;
 
-/// What an engine is started with.
+/// Options for opening an [`Engine`].
 pub struct EngineOptions {
     /// The data directory.
     pub data: PathBuf,
     /// The embedded store's file or device.
     pub store: PathBuf,
-    /// The store is opened; otherwise there is no pool of ours, and nothing is written in the data directory.
+    /// Set to open the embedded store.  If unset, there is no local pool, and nothing is written to the data
+    /// directory.
     pub opens_store: bool,
-    /// How a Ceph cluster is reached.
+    /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
-    /// Control sockets at which a command has found no daemon.
+    /// Control sockets on which a command found no daemon.
     pub controls: Vec<PathBuf>,
-    /// It is the daemon's engine, not a command's.
+    /// Options of the daemon; `None` in the engine of a command.
     pub daemon: Option<DaemonOptions>,
 }
 
-/// What only the daemon's engine has.
+/// Options that only the daemon's engine has.
 pub struct DaemonOptions {
     /// The daemon's configuration.
     pub config: Config,
-    /// Reads it again, from where it came from.
+    /// Re-reads the configuration from its source.
     pub read_config: Arc<dyn Fn() -> Result<Config> + Send + Sync>,
-    /// The reactors; the engine runs on the first.
+    /// Reactor cores; the engine runs on the first.
     pub cores: Vec<CoreHandle>,
 }
 
@@ -96,77 +99,80 @@ pub struct Engine {
     exports: Exports,
     fronts: Fronts,
     ana: ana::Keeper,
+    access: AccessLists,
     identity: Identity,
     logs: Logs,
     peers: Peers,
     closing: Cell<bool>,
 }
 
-/// Everything that is counted, at one moment.
+/// Snapshot of all counters.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// The daemon and its pools.
+    /// State of the daemon and its pools.
     pub status: Status,
-    /// Exports that hosts do not reach.
+    /// Exports that hosts cannot reach.
     pub unserved: Vec<UnservedExport>,
-    /// What hosts asked for, which goes on counting.
+    /// Request meters, shared with the engine; they keep counting after the snapshot.
     pub meters: Arc<Meters>,
-    /// The store's own counters.
+    /// Counters of the embedded store.
     pub store: Vec<StoreCounter>,
-    /// The write logs that are open.
+    /// Open write logs.
     pub logs: Vec<LogSnapshot>,
-    /// What the NBD servers count besides requests.
+    /// NBD server counters other than requests.
     pub nbd: ServerCounts,
-    /// What the NVMe servers count.
+    /// Number of NBD connections with TLS.
+    pub nbd_tls_connections: usize,
+    /// NVMe server counters.
     pub nvme: NvmeSnapshot,
-    /// What the iSCSI servers count.
+    /// iSCSI server counters.
     pub iscsi: IscsiSnapshot,
-    /// What is counted of peers.
+    /// Counters of the peer messenger.
     pub peers: PeerCounts,
 }
 
-/// What the iSCSI servers count, at one moment.
+/// Snapshot of the iSCSI server counters.
 #[derive(Debug)]
 pub struct IscsiSnapshot {
-    /// Besides commands.
-    pub counts: forebay_iscsi::stats::SiteSnapshot,
-    /// Sessions that hosts have.
+    /// Counters other than commands.
+    pub counts: forebay_iscsi::stats::ConnectionSnapshot,
+    /// Number of iSCSI sessions.
     pub sessions: usize,
-    /// Commands, by host.
+    /// Command counters by host.
     pub hosts: BTreeMap<String, forebay_iscsi::stats::Snapshot>,
 }
 
-/// A write log's counters at one moment.
+/// Snapshot of a write log's counters.
 #[derive(Debug)]
 pub struct LogSnapshot {
-    /// Its pool.
+    /// Pool of the image.
     pub pool: String,
-    /// Its image.
+    /// Image name.
     pub image: String,
-    /// It takes writes.
+    /// Set while the log accepts writes.
     pub on: bool,
-    /// What it counts.
+    /// Counters of the log.
     pub stats: forebay_writelog::LogStats,
 }
 
-/// What the NVMe servers count, at one moment.
+/// Snapshot of the NVMe server counters.
 #[derive(Debug)]
 pub struct NvmeSnapshot {
-    /// Besides commands.
+    /// Counters other than commands.
     pub counts: forebay_nvmf::stats::Counts,
-    /// Controllers that hosts have.
+    /// Number of controllers that hosts have created.
     pub controllers: usize,
-    /// Commands, by host.
+    /// Command counters by host.
     pub hosts: BTreeMap<String, forebay_nvmf::stats::Snapshot>,
-    /// Connections with TLS, by suite.
+    /// Number of connections with TLS, by cipher suite.
     pub suites: BTreeMap<&'static str, usize>,
 }
 
-/// Bytes of memory for the store's data in a command that opens the store itself: it reads what it reads once.
+/// Bytes of data cache for a command that opens the store itself: none, since it reads data only once.
 const DIRECT_CACHE: usize = 0;
 
 impl Engine {
-    /// Opens the store, and what the data directory remembers.
+    /// Opens the store and loads the state in the data directory.
     pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
         let identity = if options.opens_store { Identity::load(&options.data)? } else { Identity::passing()? };
         let data_cache = options.daemon.as_ref().map_or(DIRECT_CACHE, |daemon| daemon.config.store_cache);
@@ -180,8 +186,9 @@ impl Engine {
         if let Some(daemon) = &options.daemon {
             pools.insert(RAM_POOL, RamBackend::with_capacity(RAM_POOL, daemon.config.ram_size));
         }
-        let exports = match Exports::load(&options.data) {
-            Ok(exports) => exports,
+        let loaded = Exports::load(&options.data).and_then(|exports| Ok((exports, AccessLists::load(&options.data)?)));
+        let (exports, access) = match loaded {
+            Ok(loaded) => loaded,
             Err(failure) => {
                 if let Some(store) = store {
                     store.close().await.map_err(Failure::from)?;
@@ -202,15 +209,20 @@ impl Engine {
             exports,
             fronts,
             ana: ana::Keeper::default(),
+            access,
             identity,
             logs: Logs::default(),
             peers: Peers::default(),
             closing: Cell::new(false),
         };
+        if let Err(failure) = engine.check_default_names() {
+            engine.close().await?;
+            return Err(failure);
+        }
         Ok(Rc::new(engine))
     }
 
-    /// A pool by name: one of our own, or of the Ceph cluster.
+    /// Returns a pool by name: a local pool, or one of the Ceph cluster.
     pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
         if let Some(pool) = self.pools.get(name) {
             return Ok(pool.clone());
@@ -222,7 +234,7 @@ impl Engine {
         if name == LOCAL_POOL {
             return Err(self.no_store());
         }
-        // What would be taken for a pool of our own is written with its kind before it.
+        // The prefix marks a pool of the cluster whose name would otherwise select a local pool.
         self.ceph.pool(name.strip_prefix(RADOS_PREFIX).unwrap_or(name)).await
     }
 
@@ -236,7 +248,7 @@ impl Engine {
         ))
     }
 
-    /// Makes everything durable and closes the store.  Nothing may be asked of the engine after.
+    /// Makes everything durable and closes the store.  The engine must not be used afterwards.
     pub async fn close(&self) -> Result<()> {
         if self.closing.replace(true) {
             return Ok(());
@@ -247,7 +259,7 @@ impl Engine {
         {
             tracing::warn!(error = %failure.message, "the exports stay in their journal");
         }
-        // A log that cannot be closed in order is recovered when it is opened again.
+        // A log that is not closed cleanly is recovered when it is next opened.
         if let Err(failure) = self.close_logs().await {
             tracing::warn!(error = %failure.message, "a write log was not closed in order");
         }
@@ -256,7 +268,7 @@ impl Engine {
         store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
     }
 
-    /// What the daemon is and does.
+    /// Returns the state of the daemon and its pools; fails in a command's engine.
     pub async fn status(&self) -> Result<Status> {
         let Some(daemon) = &self.options.daemon else {
             return Err(Failure::new(FailureKind::Unreachable, "no daemon runs"));
@@ -276,9 +288,15 @@ impl Engine {
             objects: usage.objects,
             limited_by: None,
             refuses_writes: None,
+            needs_repair: None,
         };
         let with_limit = |pool: Pool| match pool.name == LOCAL_POOL {
-            true => Pool { limited_by: self.store_limit(), refuses_writes: self.store_refusal(), ..pool },
+            true => Pool {
+                limited_by: self.store_limit(),
+                refuses_writes: self.store_refusal(),
+                needs_repair: self.store.as_ref().and_then(|store| store.needs_repair()),
+                ..pool
+            },
             false => pool,
         };
         let pools = usages.into_iter().map(describe).map(with_limit).collect();
@@ -292,11 +310,11 @@ impl Engine {
             data: self.options.data.clone(),
             control: daemon.config.control.clone(),
             http: daemon.config.http.map(|addr| format!("http://{addr}/")),
-            nbd: self.fronts.addrs(Front::Nbd).iter().map(ToString::to_string).collect(),
+            nbd: self.fronts.nbd().listeners(),
             nvme: self.fronts.nvme().listeners(),
-            nvme_nqn: self.fronts.nvme().target().identity().nqn.clone(),
+            nvme_nqn: self.fronts.nvme().default_subsystem().nqn().to_owned(),
             iscsi: self.fronts.addrs(Front::Iscsi).iter().map(ToString::to_string).collect(),
-            iscsi_name: self.fronts.iscsi().site().target().to_owned(),
+            iscsi_name: self.fronts.iscsi().default_target().name().to_owned(),
             pools,
             targets: self.exports.count(),
             unserved: self.unserved_exports().len(),
@@ -306,7 +324,7 @@ impl Engine {
         })
     }
 
-    /// The embedded store's space.
+    /// Returns the space of the embedded store.
     pub async fn store_space(&self) -> Result<StoreSpace> {
         let store = self.store.as_ref().ok_or_else(|| self.no_store())?;
         let usage = store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
@@ -314,19 +332,19 @@ impl Engine {
         Ok(StoreSpace { limited_by, refuses_writes, ..store::describe(&self.options.store, usage) })
     }
 
-    /// Says that the file system beneath the store is why it takes less than it has room for.
+    /// Returns a message if the host's file system, not the store's own size, limits the space of the store.
     pub fn store_limit(&self) -> Option<String> {
         let held = self.store.as_ref()?.limited_by_host()?;
         let path = self.options.store.display();
         Some(format!("the host's file system at {path}; the store itself has room for {}", Size(held)))
     }
 
-    /// Says why the store takes no writes, if it does not.
+    /// Returns the reason why the store refuses writes, if it does.
     fn store_refusal(&self) -> Option<String> {
         self.store.as_ref()?.refuses_writes().map(|error| error.to_string())
     }
 
-    /// Everything that is counted.
+    /// Returns a snapshot of all counters.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         Ok(Snapshot {
             meters: self.meters.clone(),
@@ -342,17 +360,18 @@ impl Engine {
                     stats: log.stats(),
                 })
                 .collect(),
-            nbd: self.fronts.nbd_stats().server(),
+            nbd: self.fronts.nbd().stats().server(),
+            nbd_tls_connections: self.fronts.nbd().stats().tls_connections(),
             nvme: NvmeSnapshot {
                 counts: self.fronts.nvme().stats().counts(),
-                controllers: self.fronts.nvme().target().controller_ids().len(),
+                controllers: self.fronts.nvme().subsystems().controller_count(),
                 hosts: self.fronts.nvme().stats().hosts(),
                 suites: self.fronts.nvme().stats().suites(),
             },
             iscsi: IscsiSnapshot {
-                counts: self.fronts.iscsi().site().counters().snapshot(),
-                sessions: self.fronts.iscsi().site().session_count(),
-                hosts: self.fronts.iscsi().site().hosts(),
+                counts: self.fronts.iscsi().targets().counters().snapshot(),
+                sessions: self.fronts.iscsi().targets().session_count(),
+                hosts: self.fronts.iscsi().targets().hosts(),
             },
             peers: self.peers.counts(),
             status: self.status().await?,

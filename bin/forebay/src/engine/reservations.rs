@@ -1,4 +1,4 @@
-//! Who may read and write an image: shown, and cleared where a host is gone for good.
+//! Persistent reservations of an image: shown, and cleared when a host is permanently gone.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::failure::Result;
 use crate::spec::ImageSpec;
 
 impl Engine {
-    /// An image's registrants and reservation.
+    /// Returns the registrants and the reservation of an image.
     pub async fn reservations(&self, spec: &ImageSpec) -> Result<api::Reservations> {
         let volume = self.open_volume(spec).await?;
-        let reservations = volume.reservations.clone().map_err(|error| self.reservations_failure(error, spec))?;
+        let reservations = volume.reservations().map_err(|error| self.reservations_failure(error, spec))?;
         let table = match reservations {
             Some(reservations) => reservations.view().table().clone(),
             None => Arc::new(Table::new()),
@@ -31,11 +31,11 @@ impl Engine {
         })
     }
 
-    /// Forgets an image's registrants and reservation.
+    /// Clears the registrants and the reservation of an image.
     pub async fn clear_reservations(&self, spec: &ImageSpec) -> Result<()> {
         let volume = self.open_volume(spec).await?;
         volume.clear_reservations().await.map_err(|error| self.image_failure(error, spec))?;
-        if volume.reservations.is_err() {
+        if volume.reservations().is_err() {
             tracing::warn!(image = %spec, "damaged reservations were cleared; attach the image again to serve it");
         }
         Ok(())
@@ -43,7 +43,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Why it is not known who may write an image.
+    /// Explains the error that prevented reading the reservations of an image.
     pub fn reservations_failure(&self, error: forebay_block::Error, spec: &ImageSpec) -> crate::failure::Failure {
         self.image_failure(error, spec).hint(format!(
             "make sure that no host counts on its reservation, and forget it: forebay reservations clear {spec}"

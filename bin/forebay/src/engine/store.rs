@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::{ErrorKind, ObjectBackend, Usage};
-use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
+use forebay_store::{CheckOptions, InitOptions, RebuildReport, Store, StoreOptions};
 use serde::Serialize;
 
 use crate::api::StoreSpace;
@@ -13,8 +13,9 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::output::fields;
 use crate::spec::LOCAL_POOL;
+use crate::units::Size;
 
-/// Counter of the store itself, for metrics.
+/// Counter of the store, for metrics.
 #[derive(Debug)]
 pub struct StoreCounter {
     /// Name without the prefix.
@@ -23,13 +24,13 @@ pub struct StoreCounter {
     pub help: &'static str,
     /// Set if it counts bytes.
     pub bytes: bool,
-    /// Set for a counter, not for a gauge.
+    /// Set for a counter, unset for a gauge.
     pub grows: bool,
-    /// Value.
+    /// Current value.
     pub value: u64,
 }
 
-/// Returns whether the path is a block device, which brings its own size.
+/// Returns whether the path is a block device, which has a fixed size.
 pub fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
@@ -47,7 +48,7 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
                 .hint("a daemon whose control socket is elsewhere? name that with --control or FOREBAY_CONTROL")
         }
         ErrorKind::NotFound => failure.hint("make one with 'forebay store init', or start 'forebay serve'"),
-        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged, and with --repair it mends what can be mended"),
+        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged, --repair renews a damaged copy of the superblock, and --rebuild makes superblocks and anchors anew from the log"),
         ErrorKind::Unsupported => failure.hint("run the version of forebay that made it, or a newer one"),
         ErrorKind::Exists => failure.hint("name another place with --store; --force overwrites all that is there"),
         ErrorKind::Invalid => failure.hint("a store elsewhere is named with --store"),
@@ -55,7 +56,7 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
     }
 }
 
-/// Returns whether nothing is yet where the store shall be: no file, or an empty one.
+/// Returns whether the store does not exist yet: no file, or an empty one.
 pub fn is_absent(path: &Path) -> Result<bool> {
     match std::fs::metadata(path) {
         Ok(meta) => Ok(meta.is_file() && meta.len() == 0),
@@ -64,7 +65,7 @@ pub fn is_absent(path: &Path) -> Result<bool> {
     }
 }
 
-/// Makes a store; `size` 0: as large as the device is.
+/// Creates a store; with `size` 0 it is as large as the device.
 pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> Result<()> {
     let made = Store::init_with_progress(path, options, |done, total| progress.report(done, total)).await;
     made.map_err(|error| match error.kind() {
@@ -75,13 +76,13 @@ pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> 
     })
 }
 
-/// Opens a store for the engine, with so many bytes of memory for data.
+/// Opens a store for the engine, with `data_cache` bytes of data cache.
 pub async fn open(path: &Path, data_cache: usize) -> Result<Rc<Store>> {
     let options = StoreOptions { pool: LOCAL_POOL.into(), data_cache, ..StoreOptions::default() };
     Store::open(path, options).await.map_err(|error| failure(error, path))
 }
 
-/// Returns the space of a store that nobody has open.
+/// Returns the space of a store that no process has open.
 pub async fn space(path: &Path) -> Result<StoreSpace> {
     let store = open(path, 0).await?;
     let usage = store.usage().await.map_err(|error| failure(error, path));
@@ -122,17 +123,99 @@ pub struct Report {
     nodes: u64,
     replayed: u64,
     damage: Vec<Damage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rebuild: Option<Rebuild>,
+}
+
+/// Report of a rebuild.
+#[derive(Debug, Serialize)]
+pub struct Rebuild {
+    /// First half of the store's identity, in hexadecimal digits.
+    store: String,
+    segment_size: u64,
+    segments: u32,
+    /// Number of readable log batches, followed by the lowest and the highest batch number.
+    batches: u64,
+    first_batch: u64,
+    last_batch: u64,
+    /// Batches that belong to earlier stores on the device.
+    batches_of_others: u64,
+    /// Checkpoints found in the log.
+    checkpoints: usize,
+    /// Number of the checkpoint from which the store resumes.
+    checkpoint: u64,
+    /// Time of that checkpoint: seconds since 1970; 0 if unknown.
+    checkpoint_time_s: u64,
+    replayed: u64,
+    /// Last batch whose changes were recovered.
+    recovered_to: u64,
+    objects: u64,
+    lost: Vec<String>,
+    unproven: Vec<String>,
+    written: bool,
+}
+
+impl From<RebuildReport> for Rebuild {
+    fn from(found: RebuildReport) -> Self {
+        Self {
+            store: format!("{:016x}", found.store),
+            segment_size: found.segment_size,
+            segments: found.segments,
+            batches: found.batches,
+            first_batch: found.sequence.0,
+            last_batch: found.sequence.1,
+            batches_of_others: found.batches_of_others,
+            checkpoints: found.records.len(),
+            checkpoint: found.generation,
+            checkpoint_time_s: found.taken_s,
+            replayed: found.replayed,
+            recovered_to: found.next_seq.saturating_sub(1),
+            objects: found.objects,
+            lost: found.lost,
+            unproven: found.unproven,
+            written: found.written,
+        }
+    }
+}
+
+impl Rebuild {
+    fn show(&self) -> String {
+        let mut text = fields(&[
+            ("store", self.store.clone()),
+            ("segments", format!("{} of {}", self.segments, Size(self.segment_size))),
+            ("batches", format!("{} ({} to {})", self.batches, self.first_batch, self.last_batch)),
+            ("batches of others", self.batches_of_others.to_string()),
+            ("checkpoints found", self.checkpoints.to_string()),
+            ("goes on from", format!("checkpoint {}, {} batches replayed", self.checkpoint, self.replayed)),
+            ("recovered to", format!("batch {}", self.recovered_to)),
+            ("objects", self.objects.to_string()),
+            ("written", if self.written { "yes" } else { "no" }.to_owned()),
+        ]);
+        self.lost.iter().for_each(|what| text.push_str(&format!("  lost: {what}\n")));
+        self.unproven.iter().for_each(|what| text.push_str(&format!("  cannot be proven: {what}\n")));
+        text
+    }
 }
 
 impl Report {
-    /// Returns how much damage was not repaired.
+    /// Returns whether a rebuild has found losses and written nothing.
+    pub fn waits_for_roll_back(&self) -> bool {
+        self.rebuild.as_ref().is_some_and(|rebuild| !rebuild.written)
+    }
+
+    /// Returns the number of damages that were not repaired.
     pub fn damage_count(&self) -> usize {
         self.damage.iter().filter(|damage| !damage.repaired).count()
     }
 
     /// Renders the report as text.
     pub fn show(&self) -> String {
-        let mut text = fields(&[
+        let rebuilt = self.rebuild.as_ref().map(|rebuild| format!("rebuilt from the log:\n{}\n", rebuild.show()));
+        if self.waits_for_roll_back() {
+            return rebuilt.unwrap_or_default();
+        }
+        let mut text = rebuilt.unwrap_or_default();
+        text += &fields(&[
             ("objects", self.objects.to_string()),
             ("blocks", format!("{} ({} read and compared)", self.blocks, self.blocks_read)),
             ("map nodes", self.nodes.to_string()),
@@ -147,7 +230,7 @@ impl Report {
     }
 }
 
-/// Verifies a store that nobody has open: its structure and, with `data`, every stored block.
+/// Verifies a store that no process has open: its structure and, with `data`, every stored block.
 pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -> Result<Report> {
     let found = Store::check(path, options, |done, total| progress.report(done, total)).await;
     let found = found.map_err(|error| failure(error, path))?;
@@ -163,10 +246,11 @@ pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -
         nodes: found.nodes,
         replayed: found.replayed,
         damage: damage.collect(),
+        rebuild: found.rebuild.map(Rebuild::from),
     })
 }
 
-/// Returns the store's own counters.
+/// Returns the counters of the store.
 pub fn counters(store: &Store) -> Vec<StoreCounter> {
     let stats = store.stats();
     let gauge = |name, help, bytes, value| StoreCounter { name, help, bytes, grows: false, value };

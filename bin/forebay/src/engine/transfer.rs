@@ -1,4 +1,4 @@
-//! An image's content, in and out, as pieces that flow through a bounded channel to and from other threads.
+//! Import and export of an image's content, as pieces through a bounded channel to and from other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,48 +17,48 @@ use crate::failure::{Failure, Result};
 use crate::ops::ProgressSink;
 use crate::spec::ImageSpec;
 
-/// Pieces in a channel; with [`PIECE_LEN_MAX`] that bounds what waits between disk and wire.
+/// Capacity of a channel in pieces; with [`PIECE_LEN_MAX`] it bounds the data buffered between disk and network.
 pub const PIECES_QUEUED: usize = 8;
 
-/// Longest piece of data, in bytes.
+/// Maximum length of a data piece, in bytes.
 pub const PIECE_LEN_MAX: usize = 1 << 20;
 
 /// Requests in flight to an image.
 const IN_FLIGHT: usize = 8;
 
-/// How much of an image is mapped at a time on the way out, in bytes.
+/// Bytes of an image that are mapped at a time by an export.
 const MAP_LEN: u64 = 1 << 30;
 
-/// The least by which an image of unknown size grows.
+/// Minimum growth of an image of unknown size, in bytes.
 const GROW_MIN: u64 = 64 << 20;
 
-/// A piece of an image's content.
+/// Piece of an image's content.
 #[derive(Debug)]
 pub enum Piece {
-    /// The image's size; comes first on the way out.
+    /// Image size; the first piece of an export.
     Size(u64),
-    /// Bytes at an offset.
+    /// Offset and data.
     Data(u64, Buf),
-    /// A run (offset, length) that reads as zeroes.
+    /// Offset and length of a range that reads as zeroes.
     Zero(u64, u64),
-    /// Nothing follows.
+    /// End of the content.
     End,
 }
 
-/// A new image that is to be filled.
+/// Parameters of a new image to be filled.
 #[derive(Debug, Clone)]
 pub struct Import {
-    /// The new image.
+    /// Name of the new image.
     pub spec: ImageSpec,
-    /// Bytes an object.
+    /// Object size in bytes.
     pub object_size: u64,
-    /// Its size if that is known at the start.
+    /// Image size, if known at the start.
     pub size: Option<u64>,
 }
 
 impl Engine {
-    /// Makes an image of what comes through `pieces`.  `begun` is told when the image is there, and the pieces are
-    /// wanted.  A failure, or an end without [`Piece::End`], removes the image again.
+    /// Creates an image from `pieces`.  `begun` is notified once the image exists and pieces are accepted.  A
+    /// failure, or an end without [`Piece::End`], removes the image.
     pub async fn import(
         self: Rc<Self>,
         import: Import,
@@ -93,8 +93,8 @@ impl Engine {
         }
     }
 
-    /// Writes pieces into an image and makes them durable; answers how many bytes were written.  Nothing is in flight
-    /// any more when this has ended, in whichever way.
+    /// Writes pieces into an image and makes them durable; returns the number of bytes written.  No write is in
+    /// flight once it has returned, whatever the result.
     async fn fill(
         &self,
         volume: &Rc<Volume>,
@@ -132,9 +132,9 @@ impl Engine {
         Ok(filler.written)
     }
 
-    /// Sends an image's content into `pieces`: its size, then what is stored in order, then the end.
+    /// Sends an image's content to `pieces`: its size, then the stored data in order, then the end.
     pub async fn export(self: Rc<Self>, spec: ImageSpec, pieces: mpsc::Sender<Piece>) -> Result<()> {
-        let volume = self.open_volume(&spec).await?;
+        let volume = self.open_volume_to_read(&spec).await?;
         let size = volume.image.geometry().size;
         let gone = || Failure::failed("whoever wanted the image's content has gone");
         pieces.send(Piece::Size(size)).await.map_err(|_| gone())?;
@@ -179,18 +179,18 @@ impl Engine {
     }
 }
 
-/// An image while pieces are written into it, several at once.
+/// Image that is being filled, with several writes in flight.
 struct Filler {
     volume: Rc<Volume>,
-    /// The image's size now.
+    /// Current image size.
     room: u64,
-    /// The size it shall have, as far as that is known.
+    /// Final image size, if known.
     exact: Option<u64>,
-    /// The furthest end of a piece so far.
+    /// Highest end offset of a piece so far.
     end: u64,
     written: u64,
     slots: Semaphore,
-    /// The first write that failed.
+    /// First failed write.
     failed: Rc<RefCell<Option<forebay_block::Error>>>,
 }
 
@@ -224,7 +224,7 @@ impl Filler {
         }
     }
 
-    /// Starts a write when there is a slot for it; fails with an earlier one.
+    /// Starts a write when a slot is free; fails with the error of an earlier one.
     async fn write(&mut self, offset: u64, data: Buf) -> Result<()> {
         let permit = self.slots.acquire(1).await;
         if let Some(error) = &*self.failed.borrow() {

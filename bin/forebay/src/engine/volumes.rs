@@ -1,4 +1,4 @@
-//! Images that are open, each once.
+//! Open images, each opened once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,41 +9,48 @@ use std::time::Duration;
 
 use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
-use forebay_image::Image;
-use forebay_reactor::sync::{KeyedLock, Notify};
+use forebay_image::{Image, LUKS_HEADER_LEN, LuksHeader, OpenOptions};
+use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
 use forebay_reactor::{Instant, now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
 use super::delayed::delayed;
-use super::log_keeper::ImageLog;
+use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
 use super::meters::{Kind, Meter};
 use super::underway::Underway;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
-/// An open image.
+/// Open image.
 pub struct Volume {
-    /// The image.
+    /// Image behind the volume.
     pub image: Rc<Image>,
-    /// Who may read and write it, where that can be reserved; the error is why that is not known.
-    pub reservations: forebay_block::Result<Option<Reservations>>,
-    /// Changes that have not been answered.
+    /// Persistent reservations, if the image supports them; the error that prevented reading them otherwise.
+    reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
+    /// Changes that have not been acknowledged.
     underway: Rc<Underway>,
-    /// The image as a device, with its write log in front if it has one.
+    /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
-    /// Where it says that its log is being closed, when nobody uses it any more.
+    /// Registry in which its log is entered while closing, after the last user is gone.
     closing: Rc<ClosingLogs>,
-    /// A request was refused because the cluster has fenced the client that has the image open.
+    /// Set if the image was opened read-only because its features forbid writing.
+    unwritable: Cell<bool>,
+    /// LUKS header found when the image was exported: hosts get encrypted bytes.
+    encrypted: Cell<Option<LuksHeader>>,
+    /// Set if a request was refused because the cluster has fenced this image's client.
     fenced: Cell<bool>,
 }
 
-/// The metadata under which an image keeps its reservations.
-const RESERVATIONS_KEY: &str = "forebay.reservations";
+/// Metadata key of an image's reservations.
+pub(super) const RESERVATIONS_KEY: &str = "forebay.reservations";
 
-/// Keeps reservations with their image.
+/// Maximum wait for the first bytes of an image when it is exported.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+
+/// Reservation store in the metadata of the image.
 struct WithImage {
     image: Weak<Image>,
     underway: Rc<Underway>,
@@ -64,7 +71,7 @@ impl Keep for WithImage {
     }
 }
 
-/// Takes charge of an image's reservations.
+/// Loads the reservations of an image.
 async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_block::Result<Option<Reservations>> {
     let keep = Rc::new(WithImage { image: Rc::downgrade(image), underway: underway.clone() });
     if image.is_shared() {
@@ -78,30 +85,76 @@ async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_
 }
 
 impl Volume {
-    /// Returns its write log.
+    /// Returns the write log.
     pub fn log(&self) -> Option<Rc<WriteLog>> {
         self.attachment.log()
     }
 
-    /// Returns what requests go to: the log, or the image where there is none.
+    /// Returns the reservations, if the image supports them, or the error that prevented reading them.
+    pub fn reservations(&self) -> forebay_block::Result<Option<Reservations>> {
+        self.reservations.borrow().clone()
+    }
+
+    /// Enables writes on an image that was opened read-only, if its features allow them by now.  Devices created
+    /// before are unchanged: where reservations are shared with other daemons, they have none.
+    async fn allow_writes(&self) -> forebay_block::Result<()> {
+        if !self.unwritable.get() {
+            return Ok(());
+        }
+        self.image.allow_writes()?;
+        let reservations = reservations_of(&self.image, &self.underway).await;
+        // Without reservations nothing is served for writing, and a retry reads them again.
+        self.unwritable.set(reservations.is_err());
+        if reservations.is_ok() {
+            tracing::info!(image = %self.spec, "the image's features allow writing it by now");
+        }
+        *self.reservations.borrow_mut() = reservations;
+        Ok(())
+    }
+
+    /// Returns the device that requests go to: the log, or the image if there is none.
     pub fn top(&self) -> Rc<dyn BlockDevice> {
         self.attachment.device()
     }
 
-    /// The cluster has fenced the client that has the image open: every request fails until it is opened anew.
+    /// Returns whether the cluster has fenced the client of this image: every request fails until it is reopened.
     pub fn is_fenced(&self) -> bool {
         self.fenced.get() || self.image.is_fenced()
     }
 
-    /// What a front serves.  Nothing, while it is not known who may write.
+    /// Returns the device that a front serves; fails while the reservations are unknown.
     pub fn device(self: &Rc<Self>, read_only: bool, meter: Meter) -> forebay_block::Result<Rc<dyn BlockDevice>> {
-        let reservations = self.reservations.clone()?;
+        let reservations = self.reservations()?;
         Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations, meter: Rc::new(meter) }))
     }
 
-    /// Forgets who may read and write, whatever is stored, and lets everybody.
+    /// Reads the LUKS header of an image, in pools where other clients may have created one.  A header that cannot be
+    /// read in time is skipped: hosts will see the error.
+    pub async fn look_for_encryption(&self) {
+        if !self.image.is_shared() || self.image.size() < LUKS_HEADER_LEN as u64 {
+            return;
+        }
+        let first = self.top().submit(Request::Read(Extent::new(0, LUKS_HEADER_LEN as u64)));
+        if let Ok(Ok(Reply::Data(data))) = timeout(LOOK_MAX, first).await {
+            self.encrypted.set(LuksHeader::find(&data.to_vec()));
+        }
+    }
+
+    /// Returns warnings for whoever exports the image.
+    pub fn warnings(&self) -> Vec<String> {
+        let encrypted = self.encrypted.get().map(|header| {
+            format!(
+                "{} holds a {header} header: hosts get the encrypted bytes (the image was encrypted by a host, or by \
+                 'rbd encryption format', whose images are not decrypted here)",
+                self.spec
+            )
+        });
+        encrypted.into_iter().collect()
+    }
+
+    /// Clears all reservations, whatever is stored, which admits every host.
     pub async fn clear_reservations(&self) -> forebay_block::Result<()> {
-        match &self.reservations {
+        match self.reservations() {
             Ok(Some(reservations)) => reservations.clear_all().await,
             Ok(None) => Ok(()),
             Err(_) => self.image.set_metadata(RESERVATIONS_KEY, None).await,
@@ -109,12 +162,12 @@ impl Volume {
     }
 }
 
-/// A volume with its requests counted.
+/// Volume with request counters.
 struct Metered {
     volume: Rc<Volume>,
     read_only: bool,
     reservations: Option<Reservations>,
-    /// Shared with the requests: a count in the reactor's own memory, not atomic ones.
+    /// Meter, shared with the requests: counters in the reactor's own memory, not atomics.
     meter: Rc<Meter>,
 }
 
@@ -153,7 +206,7 @@ impl BlockDevice for Metered {
     }
 }
 
-/// A request that is counted when it ends.  Until then the volume is open.
+/// Request that is counted when it ends.  It keeps the volume open until then.
 struct Measured {
     work: LocalFuture<forebay_block::Result<Reply>>,
     volume: Rc<Volume>,
@@ -182,7 +235,7 @@ impl Future for Measured {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // Nobody uses it any more: its log is closed in order, as far as there is somebody left to do it.
+        // Last user is gone: the log is closed in order, unless the engine has ended.
         if self.attachment.log().is_some_and(|log| !log.is_ending()) {
             self.closing.begin(&self.spec, self.attachment.clone());
         }
@@ -190,18 +243,18 @@ impl Drop for Volume {
     }
 }
 
-/// The logs of volumes that nobody uses any more, until they are closed.
+/// Logs of volumes without users, until they are closed.
 #[derive(Default)]
 struct ClosingLogs {
     logs: RefCell<BTreeMap<ImageSpec, Rc<ClosingLog>>>,
-    /// A volume has lost its last user.
+    /// Notified when a volume has lost its last user.
     let_go: Notify,
 }
 
-/// One log that is being closed.
+/// Log that is being closed.
 #[derive(Default)]
 struct ClosingLog {
-    /// The log, as long as it is open.
+    /// Log, while it is open.
     log: Weak<WriteLog>,
     result: RefCell<Option<forebay_block::Result<()>>>,
     ended: Notify,
@@ -242,13 +295,13 @@ impl ClosingLogs {
 }
 
 impl ClosingLog {
-    /// Waits until it is closed; what came of that.
+    /// Waits until the log is closed; returns the outcome.
     async fn closed(&self) -> forebay_block::Result<()> {
         self.ended.wait_until(|| self.result.borrow().is_some()).await;
         self.result.borrow().clone().unwrap_or(Ok(()))
     }
 
-    /// Returns the error of a log that is given up before it is closed.
+    /// Returns the error of a log that is abandoned before it is closed.
     fn not_closed(&self, patience: Duration) -> forebay_block::Error {
         let unkept = self.log.upgrade().map_or(0, |log| log.unkept_bytes());
         let mut text = format!("it could not be closed in {} s; it keeps what it holds", patience.as_secs());
@@ -259,22 +312,17 @@ impl ClosingLog {
     }
 }
 
-/// Fewest entries of volumes, open or not, that are worth looking through.
-const SWEEP_MIN: usize = 64;
-
-/// The open volumes, and who has an image to itself.
+/// Open volumes, and images that are reserved exclusively.
 pub struct Volumes {
-    open: RefCell<BTreeMap<ImageSpec, Weak<Volume>>>,
-    /// Entries of `open` at which those that nobody holds are taken out.
-    sweep_at: Cell<usize>,
-    /// Images that somebody has to itself: being made, removed, or given another name.
+    open: WeakMap<ImageSpec, Volume>,
+    /// Images reserved exclusively: being created, removed, or renamed.
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
-    /// Each image is opened by one at a time, so that none is opened twice.
+    /// Per-image lock that serializes opening, so that no image is opened twice.
     pub(super) opening: KeyedLock<ImageSpec>,
     closing: Rc<ClosingLogs>,
 }
 
-/// An image that nobody else may open; given back when dropped.
+/// Exclusive reservation of an image; released when dropped.
 pub struct Reserved {
     spec: ImageSpec,
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
@@ -287,18 +335,12 @@ impl Drop for Reserved {
 }
 
 impl Volumes {
-    /// None is open.
+    /// Creates an empty set.
     pub fn new() -> Self {
-        Self {
-            open: RefCell::default(),
-            sweep_at: Cell::new(SWEEP_MIN),
-            reserved: Rc::default(),
-            opening: KeyedLock::new(),
-            closing: Rc::default(),
-        }
+        Self { open: WeakMap::new(), reserved: Rc::default(), opening: KeyedLock::new(), closing: Rc::default() }
     }
 
-    /// An image to oneself; refused while it is open or somebody else has it.
+    /// Reserves an image exclusively; fails while it is open or reserved.
     pub fn reserve(&self, spec: &ImageSpec) -> Result<Reserved> {
         if self.is_open(spec) {
             return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is in use"))
@@ -310,22 +352,22 @@ impl Volumes {
         Ok(Reserved { spec: spec.clone(), reserved: self.reserved.clone() })
     }
 
-    /// Somebody holds it open.
+    /// Returns whether the image is open.
     pub fn is_open(&self, spec: &ImageSpec) -> bool {
-        self.open.borrow().get(spec).is_some_and(|volume| volume.strong_count() > 0)
+        self.open.contains(spec)
     }
 
-    /// Forgets an image that is gone.
+    /// Forgets an image that was removed.
     pub fn forget(&self, spec: &ImageSpec) {
-        self.open.borrow_mut().remove(spec);
+        self.open.remove(spec);
     }
 
-    /// Returns a volume that somebody has open.
+    /// Returns the volume of an image, if it is open.
     pub fn find(&self, spec: &ImageSpec) -> Option<Rc<Volume>> {
-        self.open.borrow().get(spec).and_then(Weak::upgrade)
+        self.open.get(spec)
     }
 
-    /// Waits until nobody uses a volume any more and its log is closed; what came of that.
+    /// Waits until a volume has no users and its log is closed; returns the outcome.
     pub async fn closed(&self, spec: &ImageSpec) -> forebay_block::Result<()> {
         loop {
             let next = self.closing.let_go.wait();
@@ -336,9 +378,9 @@ impl Volumes {
         }
     }
 
-    /// Closes the logs of all volumes, used or not, side by side; what came of that.  Those that take longer than
-    /// `patience` are left as a power failure would leave them: what they hold is recovered from them.  That is all that
-    /// they have acknowledged, unless the log of a volume that answers early has no room or a medium that fails.
+    /// Closes the logs of all volumes in parallel, used or not; returns the outcomes.  Logs that take longer than
+    /// `patience` are left as after a power failure, and recovery restores what they hold.  That is everything they
+    /// have acknowledged, unless a log in write-back acknowledgement mode has no space or a failing medium.
     pub async fn close_all(&self, patience: Duration) -> Vec<(ImageSpec, forebay_block::Result<()>)> {
         let deadline = now() + patience;
         for spec in self.open_specs() {
@@ -346,7 +388,7 @@ impl Volumes {
                 self.closing.begin(&spec, volume.attachment.clone());
             }
         }
-        // Those that end while another is waited for are not found any more.
+        // Cloned first: logs that close during another wait disappear from the list.
         let closing = self.closing.logs.borrow().clone();
         let mut results = Vec::new();
         for (spec, log) in closing {
@@ -360,10 +402,9 @@ impl Volumes {
         results
     }
 
-    /// Returns the images that somebody has open.
+    /// Returns the images that are open.
     pub fn open_specs(&self) -> Vec<ImageSpec> {
-        let open = self.open.borrow();
-        open.iter().filter(|(_, volume)| volume.strong_count() > 0).map(|(spec, _)| spec.clone()).collect()
+        self.open.keys()
     }
 }
 
@@ -373,36 +414,65 @@ fn being_changed(spec: &ImageSpec) -> Failure {
 }
 
 impl Engine {
-    /// Opens an image, or shares it with those who have it open.
+    /// Opens an image, or shares the volume if it is open.
     pub async fn open_volume(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(spec).await;
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec, false).await
+        self.open_shared(spec, false, false).await
     }
 
-    /// Opens an image that one has to oneself.
+    /// Opens an image for reading only; this also succeeds if its features forbid writing it here.
+    pub async fn open_volume_to_read(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
+        let _turn = self.volumes.opening.lock(spec).await;
+        if self.volumes.reserved.borrow().contains(spec) {
+            return Err(being_changed(spec));
+        }
+        self.open_shared(spec, false, true).await
+    }
+
+    /// Opens an image that the caller has reserved.
     pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(&reserved.spec).await;
-        self.open_shared(&reserved.spec, true).await
+        self.open_shared(&reserved.spec, true, false).await
     }
 
-    async fn open_shared(&self, spec: &ImageSpec, is_reserved: bool) -> Result<Rc<Volume>> {
+    async fn open_shared(&self, spec: &ImageSpec, is_reserved: bool, to_read: bool) -> Result<Rc<Volume>> {
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
         }
         let backend = self.pool(&spec.pool).await?;
         if let Some(volume) = self.volumes.find(spec) {
+            if !to_read {
+                volume.allow_writes().await.map_err(|error| self.image_failure(error, spec))?;
+            }
             volume.attachment.settle().await.map_err(|error| log_failure(error, spec))?;
             self.keep_logged(spec, &volume);
             return Ok(volume);
         }
-        // Its log, if it has one, is opened where it was closed.
+        // Its log, if it has one, is reopened after it was closed.
         let _ = self.volumes.closing.closed(spec).await;
-        let image = Image::open(backend, &spec.image, Default::default())
-            .await
-            .map_err(|error| self.image_failure(error, spec))?;
+        let mut unwritable = false;
+        let mut opened = Image::open(backend.clone(), &spec.image, Default::default()).await;
+        if let Err(error) = &opened
+            && to_read
+            && error.kind() == ErrorKind::Unsupported
+        {
+            let refusal = error.clone();
+            unwritable = true;
+            opened = Image::open(backend, &spec.image, OpenOptions { read_only: true }).await;
+            // A write log needs an image that accepts write-back; without the log, hosts would read stale data.
+            if let Ok(image) = &opened
+                && load_record(image).await.map_err(|error| self.image_failure(error, spec))?.log.is_some()
+            {
+                image.clone().close().await;
+                return Err(self.image_failure(refusal, spec).hint(
+                    "its write log keeps the data that is not written back; disable the feature and it is served again",
+                ));
+            }
+        }
+        let image = opened.map_err(|error| self.image_failure(error, spec))?;
         let underway = Rc::new(Underway::default());
         let reservations = reservations_of(&image, &underway).await;
         let keeper = self.image_log(spec, &image, &underway);
@@ -421,24 +491,21 @@ impl Engine {
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let volume = Rc::new(Volume {
             image,
-            reservations,
+            reservations: RefCell::new(reservations),
             underway,
             attachment,
             spec: spec.clone(),
             closing,
+            unwritable: Cell::new(unwritable),
+            encrypted: Cell::new(None),
             fenced: Cell::new(false),
         });
         if !is_reserved && self.volumes.reserved.borrow().contains(&spec) {
-            // Somebody has begun to rename or remove it while it was opened.
+            // A rename or removal began while the image was being opened.
             return Err(being_changed(&spec));
         }
         self.keep_logged(&spec, &volume);
-        let mut open = self.volumes.open.borrow_mut();
-        if open.len() >= self.volumes.sweep_at.get() {
-            open.retain(|_, volume| volume.strong_count() > 0);
-            self.volumes.sweep_at.set(SWEEP_MIN.max(2 * open.len()));
-        }
-        open.insert(spec, Rc::downgrade(&volume));
+        self.volumes.open.insert(spec, &volume);
         Ok(volume)
     }
 }

@@ -1,4 +1,4 @@
-//! One connection in its full feature phase: receives, asks the devices, gathers what goes back, sends.
+//! iSCSI connection in full feature phase: receives PDUs, submits device requests, transfers data, sends responses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,29 +13,32 @@ use forebay_reactor::time::Sleep;
 use forebay_reactor::{Instant, Stream, now, sleep};
 use forebay_serve::{Bell, Intake, Traffic, Want, exchange};
 
-use super::execute::Work;
-use super::gather::Gather;
+use super::data_out::DataOutTransfer;
+use super::execute::{Work, many};
 use super::handshake::Ready as LoggedIn;
+use super::orphaned_tasks::OrphanedTasks;
 use super::outbox::{Outbox, Pending, Role};
-use super::remains::Remains;
-use super::requests::Waiting;
+use super::requests::{TextAnswer, Waiting};
 use super::units::Units;
 use super::{Options, Server};
 use crate::scsi::reserve;
 use crate::session::receive::{Garbled, Pdu, Receiver};
+use crate::sessions::Entered;
 use crate::signal::{Signal, Stop};
-use crate::site::Entered;
 use crate::unit::Order;
-use crate::wire::{Lun, async_event};
+use crate::wire::{Lun, async_event, logout_response, response};
 
-/// PDUs taken in one turn; then the connection lets the others have theirs.
+/// Maximum number of PDUs handled per poll, before the connection yields to other tasks.
 const TURN_PDUS: u32 = 128;
-/// How long a session that is to end still answers commands, for hosts to see why.
+/// Time for which a session about to be dropped still responds to commands, so that hosts learn the reason.
 const LINGER: Duration = Duration::from_millis(100);
-/// Commands, functions and the like that are under way beside those with a place in the window.
+/// Time in seconds that a host has to log out after it was asked to.
+const LOGOUT_WAIT_S: u16 = 3;
+/// Maximum number of tasks in flight, such as immediate commands and task management, beyond those that have a place in
+/// the command window.
 pub(super) const EXTRA_MAX: usize = 32;
 
-/// Why a connection is ended: the initiator broke a rule that leaves no way to go on.
+/// Protocol violation that ends the connection: no recovery is possible.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Violation {
     #[error("{0}")]
@@ -50,20 +53,20 @@ pub(super) enum Violation {
     Early,
 }
 
-/// How a connection came to its end.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The initiator logged out.
+    /// Logout by the initiator.
     LoggedOut,
-    /// The initiator closed the connection without a word.
+    /// Connection closed by the initiator without logout.
     Closed,
-    /// The initiator closed the connection in the middle of a PDU.
+    /// Connection closed by the initiator in the middle of a PDU.
     Broken,
-    /// The socket failed.
+    /// Socket error.
     Socket(io::Error),
-    /// The initiator broke the protocol.
+    /// Protocol violation by the initiator.
     Violation(Violation),
-    /// The server is closing down, or the session was replaced or reset.
+    /// Server shutdown, or the session was replaced, reset or expelled.
     Stopped,
 }
 
@@ -78,36 +81,40 @@ pub(super) struct Connection<'a> {
     pub(super) discovery: bool,
     pub(super) cid: u16,
     pub(super) work: InFlight<Work, Pending>,
-    /// Commands whose data is on its way, by task.
-    pub(super) gathers: BTreeMap<u32, Gather>,
-    /// Of these, those that wait for memory, in order.
+    /// Commands with data-out transfers in progress, by initiator task tag.
+    pub(super) transfers: BTreeMap<u32, DataOutTransfer>,
+    /// Initiator task tags of transfers that wait for memory, in FIFO order.
     pub(super) hungry: VecDeque<u32>,
-    /// Commands that have all they need and wait for memory or for others.
+    /// Commands with complete data that wait for memory or for other commands.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Commands that came before others that come before them.
+    /// PDUs received out of order, by CmdSN, until the preceding commands arrive.
     pub(super) later: BTreeMap<u32, Pdu>,
-    /// The rest of a long answer to a text request, and its tag.
-    pub(super) text: Option<(u32, Vec<u8>)>,
+    /// Target transfer tag and unsent rest of a long text response.
+    pub(super) text: Option<(u32, TextAnswer)>,
     pub(super) next_tag: u32,
-    /// Nothing is received any more, and how it came to that.
+    /// Reason for the end of the connection. Once it is set, nothing more is received.
     end: Option<End>,
-    /// The session is to end.
+    /// Session is ending.
     draining: bool,
+    /// Logout was requested from the host; `timer` limits the time that it has for that.
+    logout_asked: bool,
     timer: Option<Sleep>,
     lingered: bool,
+    /// Initiator task tag of a logout request, until the session's tasks have ended.
+    logout: Option<u32>,
     heard: Instant,
     pinged: bool,
     idle: Sleep,
     pub(super) now: Instant,
-    /// Given up last: who waits for the session's end finds nothing of it left.
+    /// Session registration, dropped last: when waiters for the session's end are woken, nothing of it is left.
     entered: Entered,
 }
 
 impl<'a> Connection<'a> {
-    /// A connection with its session; `None` when the initiator's name cannot be told apart from others.
+    /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
     pub(super) fn new(server: &'a Server, control: &'a Bell, stream: Stream, ready: LoggedIn) -> Option<Self> {
         let LoggedIn { login, entered, receiver } = ready;
-        let Server { site, options, pools, cores, .. } = server;
+        let Server { targets, options, pools, cores, .. } = server;
         let session = entered.session().clone();
         let host = reserve::host(&session.initiator, session.isid)?;
         let numbers = (login.params, login.stat_sn, login.cmd_sn);
@@ -117,12 +124,12 @@ impl<'a> Connection<'a> {
             options,
             signal: session.signal.clone(),
             receiver,
-            outbox: Outbox::new(pools, numbers, options.commands_max, (site.clone(), session.clone())),
-            discovery: session.discovery,
+            outbox: Outbox::new(pools, numbers, options.commands_max, (targets.clone(), session.clone())),
+            discovery: session.is_discovery(),
             cid: login.cid,
-            units: Units::new(site.clone(), cores.clone(), session, host),
+            units: Units::new(targets.clone(), cores.clone(), session, host),
             work: InFlight::new(options.commands_max as usize + EXTRA_MAX),
-            gathers: BTreeMap::new(),
+            transfers: BTreeMap::new(),
             hungry: VecDeque::new(),
             waiting: VecDeque::new(),
             later: BTreeMap::new(),
@@ -130,8 +137,10 @@ impl<'a> Connection<'a> {
             next_tag: 1,
             end: None,
             draining: false,
+            logout_asked: false,
             timer: None,
             lingered: false,
+            logout: None,
             heard: now(),
             pinged: false,
             idle: sleep(options.ping_after),
@@ -140,20 +149,20 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// Serves until the connection ends.  All commands that were begun are done by then, or the time that
-    /// [`Options::drain_timeout`] gives them is over.
+    /// Serves until the connection ends.  On return all commands that were begun are done, or
+    /// [`Options::drain_timeout`] has expired and the remaining ones are orphaned.
     pub(super) async fn run(mut self) -> End {
         let stream = self.stream.clone();
         let receive = |want| forebay_serve::receive(stream.clone(), want);
         let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
         if !self.work.is_empty() {
             let Self { work, outbox, mut units, entered, .. } = self;
-            Remains { work, outbox, luns: units.take_luns(), leaving: entered.leave() }.carry();
+            OrphanedTasks { work, outbox, luns: units.take_luns(), leaving: entered.leave() }.carry();
         }
         end
     }
 
-    /// What others want of this session, and what time asks for.
+    /// Handles orders to this session from other cores, stop requests and timers.
     fn look_around(&mut self, cx: &mut Context<'_>) {
         if self.signal.take_told() {
             self.follow_orders();
@@ -169,28 +178,34 @@ impl<'a> Connection<'a> {
             self.draining = true;
             match why {
                 Stop::Reinstated => {
-                    // The initiator has forgotten this connection; nobody reads what it would be sent.
+                    // The initiator has abandoned this connection; responses would not be read.
                     self.give_up_all();
-                    self.outbox.deafen();
+                    self.outbox.discard_output();
                     self.lingered = true;
                     self.timer = Some(sleep(self.options.drain_timeout));
+                }
+                Stop::Logout => {
+                    // Commands in flight are completed. The host then logs out, or the connection is dropped (RFC 7143,
+                    // section 11.9.1).
+                    self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);
+                    self.logout_asked = true;
+                    self.timer = Some(sleep(Duration::from_secs(LOGOUT_WAIT_S.into())));
                 }
                 _ => {
                     if why == Stop::Reset {
                         self.give_up_all();
                     }
-                    // Seconds until a connection is tried again, and that what was under way is kept.
-                    self.outbox.event(async_event::DROP_SESSION, [0, 1, 0]);
-                    self.timer = Some(sleep(LINGER));
+                    self.announce_drop();
                 }
             }
         }
         while Pin::new(&mut self.idle).poll(cx).is_ready() {
             let silent = self.now.since(self.heard);
             let patience = self.options.ping_after;
-            let late = |gather: &Gather| gather.is_awaited() && self.now.since(gather.heard) >= patience;
-            if self.gathers.values().any(late) {
-                // It would hold memory that others wait for, for as long as the host likes.
+            let late = |transfer: &DataOutTransfer| transfer.is_awaited() && self.now.since(transfer.heard) >= patience;
+            if self.transfers.values().any(late) {
+                // A host that does not send solicited data would hold memory that other sessions wait for, without
+                // limit.
                 self.stop_receiving(End::Violation(Violation::NoData));
                 self.idle = sleep(patience);
             } else if silent < patience {
@@ -202,14 +217,22 @@ impl<'a> Connection<'a> {
                 self.outbox.ping(tag);
                 self.idle = sleep(patience);
             } else {
-                self.outbox.deafen();
+                self.outbox.discard_output();
                 self.stop_receiving(End::Violation(Violation::Silent));
                 self.idle = sleep(patience);
             }
         }
     }
 
-    /// A tag for what this end begins.
+    /// Announces to the host that the session is going to be dropped, and waits a moment so that it can learn the
+    /// reason.
+    fn announce_drop(&mut self) {
+        // Time2Wait of one second before reconnecting; Time2Retain of zero.
+        self.outbox.event(async_event::DROP_SESSION, [0, 1, 0]);
+        self.timer = Some(sleep(LINGER));
+    }
+
+    /// Returns a new target transfer tag.
     pub(super) fn tag(&mut self) -> u32 {
         let tag = self.next_tag;
         self.next_tag = if tag >= u32::MAX - 1 { 1 } else { tag + 1 };
@@ -244,28 +267,64 @@ impl<'a> Connection<'a> {
             return;
         }
         if !matches!(end, End::LoggedOut) {
-            self.outbox.deafen();
+            self.outbox.discard_output();
         }
         self.end = Some(end);
+        self.logout_asked = false;
         self.give_up_all();
-        // From here on what is under way has only so much time.
+        // Commands in flight have `drain_timeout` from here on.
         self.timer = Some(sleep(self.options.drain_timeout));
         self.lingered = true;
     }
 
-    /// True once the session is to end: commands are not begun any more.
+    /// Ends the session for a logout request.  The response follows once no task of the session is left and its
+    /// reservations are released: when the host reads it, another host can take over (RFC 7143, section 11.14).
+    pub(super) fn log_out(&mut self, itt: u32) {
+        self.stop_receiving(End::LoggedOut);
+        self.logout = Some(itt);
+        self.release_for_logout();
+    }
+
+    fn release_for_logout(&mut self) {
+        let Some(itt) = self.logout.take_if(|_| self.work.is_empty()) else {
+            return;
+        };
+        let releases: Vec<_> = self.units.in_use().filter_map(|state| state.release_reservation()).collect();
+        let work = many(async move {
+            for release in releases {
+                release.await;
+            }
+            Ok(BufList::new())
+        });
+        let pending = Pending {
+            itt,
+            local: None,
+            role: Role::Logout,
+            numbered: false,
+            aborted: false,
+            ordered: false,
+            control: true,
+            held: 0,
+            drains: Vec::new(),
+        };
+        if let Some((outcome, pending)) = self.work.start(work, pending) {
+            self.outbox.answer(self.now, outcome, pending);
+        }
+    }
+
+    /// Returns true once the session is ending: no more commands are begun.
     pub(super) fn is_draining(&self) -> bool {
         self.draining
     }
 
-    /// Nobody waits any more for what is under way, whatever unit it is for.
+    /// Aborts all tasks of the session on all units; their outcome is not reported.
     pub(super) fn give_up_all(&mut self) {
         for (_, early) in std::mem::take(&mut self.later) {
             self.outbox.release(early.data.len());
         }
         self.hungry.clear();
-        for (_, gather) in std::mem::take(&mut self.gathers) {
-            self.drop_command(gather.numbered, gather.held);
+        for (_, transfer) in std::mem::take(&mut self.transfers) {
+            self.drop_command(transfer.numbered, transfer.held);
         }
         for waiting in std::mem::take(&mut self.waiting) {
             self.drop_command(waiting.numbered, waiting.held);
@@ -295,6 +354,7 @@ impl Traffic for Connection<'_> {
         let (outbox, now) = (&mut self.outbox, self.now);
         self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
         self.begin_waiting();
+        self.release_for_logout();
     }
 
     fn want(&mut self) -> Want {
@@ -346,7 +406,7 @@ impl Traffic for Connection<'_> {
         self.outbox.sent();
         self.begin_waiting();
         if let Err(error) = result {
-            self.outbox.deafen();
+            self.outbox.discard_output();
             self.stop_receiving(End::Socket(error));
         }
     }
@@ -361,11 +421,21 @@ impl Traffic for Connection<'_> {
         while let Some(timer) = &mut self.timer
             && Pin::new(timer).poll(cx).is_ready()
         {
+            if std::mem::take(&mut self.logout_asked) {
+                self.announce_drop();
+                continue;
+            }
+            if let Some(itt) = self.logout.take() {
+                // The host learns that its commands may still change the medium.
+                self.outbox.response(response::LOGOUT, logout_response::CLEANUP_FAILED, itt, 0, &[]);
+                self.timer = Some(sleep(LINGER));
+                continue;
+            }
             timed_out = self.lingered;
             self.timer = (!timed_out).then(|| sleep(self.options.drain_timeout));
             self.lingered = true;
         }
-        let quiet = self.work.is_empty() && self.outbox.is_empty();
+        let quiet = self.work.is_empty() && self.outbox.is_empty() && self.logout.is_none();
         let over = self.end.is_some() || (self.draining && self.lingered);
         if timed_out || (quiet && over) {
             if !quiet {
@@ -378,7 +448,7 @@ impl Traffic for Connection<'_> {
 }
 
 impl Pending {
-    /// A function of task management, which is no task itself.
+    /// Returns true for a task; task management functions are not tasks.
     pub(super) fn is_task(&self) -> bool {
         matches!(self.role, Role::Command(_)) && !self.control
     }

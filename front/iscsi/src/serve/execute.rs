@@ -1,4 +1,4 @@
-//! What a command asks of the device, as one future.
+//! Command execution: translates a command into device requests, as one future.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -8,30 +8,30 @@ use forebay_block::{
     BlockDevice, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture, Reply, Request,
 };
 
-use super::local::{Failure, Local};
+use super::logical_unit::{Failure, LogicalUnit};
 use crate::scsi::cdb::{Compare, Run};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, inquiry};
 
-/// Bytes that are read or written at a time where a command covers more than it sends.
+/// Chunk size in bytes for commands that cover more data than they transfer.
 const PIECE: u64 = 1 << 20;
-/// Descriptors of GET LBA STATUS.
+/// Maximum number of descriptors in GET LBA STATUS.
 const STATUS_RUNS_MAX: usize = 256;
-/// The first look at a device's map; each further one is twice as long.
+/// Bytes of the first allocation map query of GET LBA STATUS; each further query is twice as long.
 const STATUS_LOOK: u64 = 16 << 20;
-/// Bytes that GET LBA STATUS looks at, at most.
+/// Maximum number of bytes that one GET LBA STATUS examines.
 const STATUS_BYTES_MAX: u64 = 4 << 30;
 
-/// What a command came to: what is sent to the initiator, or why it failed.
+/// Outcome of a command: data for the initiator, or the failure.
 pub(crate) type Outcome = Result<BufList, Failure>;
 
-/// A command under way.
+/// Command in flight.
 pub(crate) enum Work {
-    /// A read, without a future around the device's own.
+    /// Single read, without a future around the device's own.
     Read(LocalFuture<forebay_block::Result<Reply>>),
-    /// A write, in the same way.
+    /// Single write, in the same way.
     Write(LocalFuture<forebay_block::Result<Reply>>),
-    /// Whatever else.
+    /// Any other command.
     Many(LocalFuture<Outcome>),
 }
 
@@ -59,22 +59,22 @@ fn failed(error: &Error, writing: bool) -> Failure {
     Failure::of(error, writing)
 }
 
-/// Several requests as one command.
+/// Combines several requests into one command.
 pub(crate) fn many(future: impl Future<Output = Outcome> + 'static) -> Work {
     Work::Many(Box::pin(future))
 }
 
-/// A command that is done.
+/// Returns a command that is already complete.
 pub(crate) fn done() -> Work {
     many(std::future::ready(Ok(BufList::new())))
 }
 
-/// The bytes of a run.
+/// Converts an LBA range to bytes.
 pub(crate) fn extent(run: Run) -> Extent {
     Extent::new(run.lba * u64::from(BLOCK), u64::from(run.blocks) * u64::from(BLOCK))
 }
 
-/// `extent` in pieces of at most `len` bytes.
+/// Splits `extent` into pieces of at most `len` bytes.
 fn pieces(extent: Extent, len: u64) -> impl DoubleEndedIterator<Item = Extent> {
     let len = len.max(u64::from(BLOCK));
     (0..extent.len.div_ceil(len)).map(move |index| {
@@ -97,9 +97,9 @@ async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bo
     done.map(drop).map_err(|error| failed(&error, true))
 }
 
-/// READ of at least one block.
+/// Executes READ of at least one block.
 #[inline]
-pub(crate) fn read(local: &Rc<Local>, run: Run) -> Work {
+pub(crate) fn read(local: &Rc<LogicalUnit>, run: Run) -> Work {
     let extent = extent(run);
     if extent.len <= local.transfer_max && !run.fua {
         return Work::Read(local.device.submit(Request::Read(extent)));
@@ -107,7 +107,7 @@ pub(crate) fn read(local: &Rc<Local>, run: Run) -> Work {
     let local = local.clone();
     many(async move {
         if run.fua {
-            // What is read has to be on the medium before it is answered.
+            // With FUA, cached writes have to be durable before the read completes.
             local.device.submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
         }
         let mut data = BufList::new();
@@ -118,9 +118,9 @@ pub(crate) fn read(local: &Rc<Local>, run: Run) -> Work {
     })
 }
 
-/// WRITE of at least one block.
+/// Executes WRITE of at least one block.
 #[inline]
-pub(crate) fn write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
+pub(crate) fn write(local: &Rc<LogicalUnit>, run: Run, data: BufList) -> Work {
     let offset = run.lba * u64::from(BLOCK);
     if data.len() as u64 <= local.transfer_max {
         return Work::Write(local.device.submit(Request::Write { offset, data, fua: run.fua }));
@@ -136,8 +136,8 @@ pub(crate) fn write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
     })
 }
 
-/// WRITE AND VERIFY: written, made durable, read again, and compared if asked for.
-pub(crate) fn write_verify(local: &Rc<Local>, run: Run, data: BufList, compare: bool) -> Work {
+/// Executes WRITE AND VERIFY: writes, flushes, reads back, and compares if `compare` is set.
+pub(crate) fn write_verify(local: &Rc<LogicalUnit>, run: Run, data: BufList, compare: bool) -> Work {
     let local = local.clone();
     many(async move {
         let expected = if compare { data.clone() } else { BufList::new() };
@@ -150,8 +150,8 @@ pub(crate) fn write_verify(local: &Rc<Local>, run: Run, data: BufList, compare: 
     })
 }
 
-/// VERIFY.
-pub(crate) fn verify(local: &Rc<Local>, run: Run, data: BufList, compare: Compare) -> Work {
+/// Executes VERIFY.
+pub(crate) fn verify(local: &Rc<LogicalUnit>, run: Run, data: BufList, compare: Compare) -> Work {
     let local = local.clone();
     many(async move {
         match compare {
@@ -169,14 +169,14 @@ pub(crate) fn verify(local: &Rc<Local>, run: Run, data: BufList, compare: Compar
     })
 }
 
-async fn readable(local: &Local, run: Run) -> Result<(), Failure> {
+async fn readable(local: &LogicalUnit, run: Run) -> Result<(), Failure> {
     for piece in pieces(extent(run), PIECE) {
         fetch(&local.device, piece).await?;
     }
     Ok(())
 }
 
-async fn compare_all(local: &Local, run: Run, data: &BufList) -> Result<(), Failure> {
+async fn compare_all(local: &LogicalUnit, run: Run, data: &BufList) -> Result<(), Failure> {
     for piece in pieces(extent(run), PIECE) {
         let from = (piece.offset - extent(run).offset) as usize;
         let found = fetch(&local.device, piece).await?;
@@ -185,7 +185,7 @@ async fn compare_all(local: &Local, run: Run, data: &BufList) -> Result<(), Fail
     Ok(())
 }
 
-/// Two lists of one length hold the same; `from` is where they begin, counted from the command's first byte.
+/// Compares two lists of equal length. Fails with a miscompare; `from` is their offset from the command's first byte.
 fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), Failure> {
     let mut wanted_parts = wanted.parts().iter();
     let mut rest: &[u8] = &[];
@@ -209,7 +209,7 @@ fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A block again and again, `len` bytes of it in all.
+/// Repeats a block up to `len` bytes in total.
 fn repeat(block: &BufList, len: usize) -> BufList {
     const UNIT: usize = 128 * 1024;
     let bytes = block.to_vec();
@@ -232,9 +232,9 @@ fn is_zero(data: &BufList) -> bool {
     })
 }
 
-/// WRITE SAME.  Zeroes take no space, whether it was asked for or not: the unit is thin, and what is not mapped reads
-/// as zeroes.
-pub(crate) fn write_same(local: &Rc<Local>, run: Run, data: BufList, fua: bool) -> Work {
+/// Executes WRITE SAME.  Zeroes never allocate space, whether UNMAP was set or not: the unit is thin provisioned, and
+/// unmapped blocks read as zeroes.
+pub(crate) fn write_same(local: &Rc<LogicalUnit>, run: Run, data: BufList, fua: bool) -> Work {
     let extent = extent(run);
     if data.is_empty() || is_zero(&data) {
         return Work::Write(local.device.submit(Request::WriteZeroes { extent, no_unmap: false, fua }));
@@ -249,8 +249,8 @@ pub(crate) fn write_same(local: &Rc<Local>, run: Run, data: BufList, fua: bool) 
     })
 }
 
-/// UNMAP.
-pub(crate) fn unmap(local: &Rc<Local>, list: &BufList, fua: bool) -> Result<Work, Failure> {
+/// Executes UNMAP.
+pub(crate) fn unmap(local: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result<Work, Failure> {
     let list = list.to_vec();
     if list.is_empty() {
         return Ok(done());
@@ -261,7 +261,7 @@ pub(crate) fn unmap(local: &Rc<Local>, list: &BufList, fua: bool) -> Result<Work
     let (mut runs, mut total) = (Vec::new(), 0u64);
     for (index, (lba, blocks)) in descriptors.enumerate() {
         let run = Run { lba, blocks, fua: false };
-        // Nothing, at the very end, is nothing.
+        // A range of zero blocks right at the end of the unit is valid.
         if blocks > 0 || lba > local.blocks() {
             local.check_run(run, u32::MAX)?;
         }
@@ -285,17 +285,17 @@ pub(crate) fn unmap(local: &Rc<Local>, list: &BufList, fua: bool) -> Result<Work
     }))
 }
 
-/// COMPARE AND WRITE: the first half of the data has to be there, the second is written.
-pub(crate) fn compare_and_write(local: &Rc<Local>, run: Run, data: &BufList) -> Work {
+/// Executes COMPARE AND WRITE: the first half of the data is compared, the second half is written.
+pub(crate) fn compare_and_write(local: &Rc<LogicalUnit>, run: Run, data: &BufList) -> Work {
     let half = data.len() / 2;
     let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));
     let offset = run.lba * u64::from(BLOCK);
     Work::Write(local.device.submit(Request::CompareAndWrite { offset, expect, data: new, fua: run.fua }))
 }
 
-/// ORWRITE, atomically against everything else: tried again when the blocks have changed meanwhile.
-pub(crate) fn or_write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
-    /// Blocks that keep changing are somebody else's fight.
+/// Executes ORWRITE atomically with respect to other writes; retries when the blocks have changed meanwhile.
+pub(crate) fn or_write(local: &Rc<LogicalUnit>, run: Run, data: BufList) -> Work {
+    /// Retries are bounded, for blocks that other writers keep changing.
     const TRIES: u32 = 64;
     let local = local.clone();
     many(async move {
@@ -317,18 +317,18 @@ pub(crate) fn or_write(local: &Rc<Local>, run: Run, data: BufList) -> Work {
     })
 }
 
-/// SYNCHRONIZE CACHE: all of it.
-pub(crate) fn sync(local: &Rc<Local>) -> Work {
+/// Executes SYNCHRONIZE CACHE; the whole cache is flushed.
+pub(crate) fn sync(local: &Rc<LogicalUnit>) -> Work {
     Work::Write(local.device.submit(Request::Flush))
 }
 
-/// GET LBA STATUS.
-pub(crate) fn lba_status(local: &Rc<Local>, lba: u64, room: u32) -> Work {
+/// Executes GET LBA STATUS.
+pub(crate) fn lba_status(local: &Rc<LogicalUnit>, lba: u64, room: u32) -> Work {
     let local = local.clone();
     many(async move {
         let block = u64::from(BLOCK);
         let most = ((room as usize).saturating_sub(8) / 16).clamp(1, STATUS_RUNS_MAX);
-        // Runs as mapped or not; of a block that is mapped in part all is.
+        // Runs of mapped and unmapped blocks; a partially mapped block counts as mapped.
         let mut runs: Vec<(u64, u64, bool)> = Vec::new();
         let (mut at, mut look) = (lba * block, STATUS_LOOK);
         let stop = (local.blocks() * block).min(at.saturating_add(STATUS_BYTES_MAX));
@@ -367,10 +367,17 @@ pub(crate) fn lba_status(local: &Rc<Local>, lba: u64, room: u32) -> Work {
     })
 }
 
-/// One segment of an EXTENDED COPY, in bytes.
-pub(crate) async fn copy(from: &Local, to: &Local, from_at: u64, to_at: u64, len: u64) -> Result<(), Failure> {
-    // Where a segment is copied onto itself further up, what is read last must not have been written before.
-    let overlaps = from.unit.lun() == to.unit.lun() && to_at > from_at && to_at < from_at + len;
+/// Copies one segment of an EXTENDED COPY; offsets and length are in bytes.
+pub(crate) async fn copy(
+    from: &LogicalUnit,
+    to: &LogicalUnit,
+    from_at: u64,
+    to_at: u64,
+    len: u64,
+) -> Result<(), Failure> {
+    // If a segment is copied to a higher, overlapping address, pieces are copied last to first, so that none is
+    // overwritten before it is read.
+    let overlaps = from.unit.id() == to.unit.id() && to_at > from_at && to_at < from_at + len;
     let mut parts: Vec<Extent> = pieces(Extent::new(from_at, len), PIECE).collect();
     if overlaps {
         parts.reverse();

@@ -1,4 +1,4 @@
-//! The login: carries PDUs between the socket and the state machine.
+//! Login phase: carries PDUs between the socket and the login state machine.
 
 use std::io;
 
@@ -10,20 +10,20 @@ use super::Server;
 use crate::session::login::{LoggedIn, Login, SEED_LEN, Then, refuse};
 use crate::session::receive::{Garbled, Receiver, Rules};
 use crate::session::reply::Replies;
-use crate::site::Entered;
-use crate::stats::SiteEvent;
-use crate::wire::{LoginRequest, login_status, request};
+use crate::sessions::Entered;
+use crate::stats::ConnectionEvent;
+use crate::wire::{LoginRequest, request};
 
-/// Longest data segment of a login: twice what the protocol allows before anything is agreed on.
+/// Maximum data segment length during login in bytes: twice what the protocol allows before negotiation.
 const DATA_MAX: usize = 16 * 1024;
 
-/// Why there is no session.
+/// Reason for a login without a session.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("{0}")]
     Garbled(#[from] Garbled),
-    #[error("the login is refused: {0}")]
-    Refused(String),
+    #[error("{reason}")]
+    Refused { initiator: Option<String>, target: Option<String>, reason: String },
     #[error("a PDU with opcode {0:#04x} before the login")]
     NoLogin(u8),
     #[error("the socket failed: {0}")]
@@ -35,16 +35,16 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// The initiator is to blame.
+    /// Returns true if the initiator is at fault.
     pub(super) fn is_cause(&self) -> bool {
         matches!(
             self,
-            Ended::Garbled(_) | Ended::Refused(_) | Ended::NoLogin(_) | Ended::Interrupted(Interrupted::TooSlow)
+            Ended::Garbled(_) | Ended::Refused { .. } | Ended::NoLogin(_) | Ended::Interrupted(Interrupted::TooSlow)
         )
     }
 }
 
-/// A connection with a session.
+/// Connection with an established session.
 pub(super) struct Ready {
     pub(super) login: LoggedIn,
     pub(super) entered: Entered,
@@ -59,9 +59,9 @@ pub(super) struct Handshake<'a> {
 }
 
 impl Handshake<'_> {
-    /// Logs in.
+    /// Runs the login phase.
     pub(super) async fn run(self) -> Result<Ready, Ended> {
-        let Server { site, options, pools, .. } = self.server;
+        let Server { targets, options, pools, .. } = self.server;
         let mut patience = sleep_until(now() + options.login_timeout);
         let mut seed = [0; SEED_LEN];
         seed.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random().to_le_bytes()[..chunk.len()]));
@@ -83,10 +83,10 @@ impl Handshake<'_> {
                 return Err(Ended::NoLogin(pdu.bhs.opcode()));
             }
             let data = pdu.data.to_vec();
-            let mut step = login.request(pdu.bhs.view::<LoginRequest>(), &data, site);
+            let mut step = login.request(pdu.bhs.view::<LoginRequest>(), &data, targets);
             let mut session = None;
             if let Then::Session(logged_in) = &step.then {
-                let entered = site.enter(logged_in, self.peer.to_string(), wall_clock());
+                let entered = targets.enter(logged_in, self.peer.to_string(), wall_clock());
                 match self.within(&mut patience, entered).await? {
                     Ok(entered) => {
                         if logged_in.target.is_some() || step.response.tsih.get() == 0 {
@@ -97,14 +97,9 @@ impl Handshake<'_> {
                         step.response.max_cmd_sn = last.into();
                         session = Some(entered);
                     }
-                    Err(status) => {
+                    Err((status, why)) => {
                         refuse(&mut step.response, status);
                         step.text.clear();
-                        let why = if status == login_status::OUT_OF_RESOURCES {
-                            "there are too many sessions"
-                        } else {
-                            "the session that it replaces does not end"
-                        };
                         step.then = Then::Close(why.into());
                     }
                 }
@@ -122,16 +117,19 @@ impl Handshake<'_> {
                     });
                     return Ok(Ready { login: *login, entered, receiver });
                 }
-                (Then::Close(why), _) => {
-                    site.counters().count(SiteEvent::LoginRefused);
-                    return Err(Ended::Refused(why));
+                (Then::Close(reason), _) => {
+                    targets.counters().count(ConnectionEvent::LoginRefused);
+                    let name = |name: Option<&str>| name.map(str::to_owned);
+                    let (initiator, target) = (name(login.initiator()), name(login.target()));
+                    return Err(Ended::Refused { initiator, target, reason });
                 }
-                (Then::Session(_), None) => return Err(Ended::Refused("no session".into())),
+                // Without a session, the final response was a refusal.
+                (Then::Session(_), None) => return Err(Ended::Closed),
             }
         }
     }
 
-    /// What `future` comes to, unless the initiator is too slow or the server stops.
+    /// Awaits `future`. Fails when the login times out or the server stops.
     async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
         Ok(self.control.within(patience, future).await?)
     }

@@ -1,4 +1,4 @@
-//! What is sent: PDUs with their numbers, gathered for one send, and what they hold until they are sent.
+//! Send queue: numbers PDUs, gathers them into batches, and accounts the memory that they hold until they are sent.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -9,75 +9,80 @@ use forebay_reactor::Instant;
 use zerocopy::big_endian::U16;
 
 use super::execute::Outcome;
-use super::local::{Failure, Local};
+use super::logical_unit::{Failure, LogicalUnit};
 use crate::scsi::mode::Modes;
 use crate::scsi::status;
 use crate::session::params::Params;
 use crate::session::receive::Pools;
 use crate::session::reply::Replies;
 use crate::session::window::Window;
-use crate::site::{Session, Site};
+use crate::sessions::Session;
 use crate::stats::{CommandKind, Tally};
+use crate::targets::Targets;
 use crate::unit::Drain;
-use crate::wire::{self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, response};
+use crate::wire::{
+    self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, logout_response, response,
+};
 
-/// Bytes of answers that wait to be sent, past which nothing more is received.
+/// Maximum bytes of unsent responses; above this nothing more is received.
 const BACKLOG_MAX: usize = 4 << 20;
-/// The same for those that no memory was set aside for: headers, and what is answered without the device.
+/// Maximum bytes of unsent responses without a memory reservation: headers, and responses built without the device.
 const BACKLOG_LOOSE_MAX: usize = 64 << 10;
-/// Bytes gathered for one send.
+/// Maximum bytes per send.
 const SEND_BYTES: usize = 512 * 1024;
-/// Buffers gathered for one send.
+/// Maximum number of buffers per send.
 const SEND_PARTS: usize = 256;
-/// Memory is set aside with the site in steps of this many bytes.
+/// Granularity in bytes of allocations from the budget of all sessions.
 const MEMORY_STEP: usize = 256 << 10;
 
-/// What is under way.
+/// Kind of a task in flight.
 #[derive(Debug)]
 pub(super) enum Role {
-    /// A command.
+    /// SCSI command.
     Command(Command),
-    /// A task management function, and what it comes to.
+    /// Task management function, and its response code.
     Task(u8),
+    /// Logout request.
+    Logout,
 }
 
-/// A command under way.
+/// SCSI command in flight.
 #[derive(Debug)]
 pub(super) struct Command {
-    /// The unit as it stands in the PDU.
+    /// LUN field as encoded in the PDU.
     pub(super) lun_bytes: [u8; 8],
     pub(super) kind: CommandKind,
-    /// Bytes that the initiator expects to move.
+    /// Expected data transfer length in bytes.
     pub(super) expected: u32,
-    /// Bytes that the command takes from the initiator, if it does.
+    /// Bytes that the command takes from the initiator, if any.
     pub(super) takes: Option<u64>,
-    /// The initiator is willing to take data.
+    /// Read flag: the initiator accepts data.
     pub(super) reads: bool,
     pub(super) began: Instant,
-    /// R2Ts that were sent.
+    /// Number of R2Ts sent.
     pub(super) r2ts: u32,
 }
 
-/// What is known of what is under way.
+/// Bookkeeping of a task in flight.
 pub(super) struct Pending {
     pub(super) itt: u32,
-    pub(super) local: Option<Rc<Local>>,
+    pub(super) local: Option<Rc<LogicalUnit>>,
     pub(super) role: Role,
-    /// It has a place in the window.
+    /// Occupies a place in the command window.
     pub(super) numbered: bool,
-    /// Nobody waits for the answer any more.
+    /// Task was aborted; no response is sent.
     pub(super) aborted: bool,
-    /// It keeps what comes after it waiting.
+    /// Later commands wait for it.
     pub(super) ordered: bool,
-    /// It waits for the end of others, and is not waited for.
+    /// Control task: waits for the end of other tasks, and is not waited for.
     pub(super) control: bool,
-    /// Bytes that it holds.
+    /// Bytes of memory accounted to it.
     pub(super) held: usize,
-    /// Those who wait for its end.
+    /// Guards of waiters for the end of this task.
     pub(super) drains: Vec<Arc<Drain>>,
 }
 
-/// A batch on its way, and the bytes that it holds.
+/// Batch being sent, and the bytes of memory accounted to it.
 type Batch = (BufList, usize);
 
 pub(super) struct Outbox {
@@ -85,24 +90,24 @@ pub(super) struct Outbox {
     unsent: usize,
     batches: VecDeque<Batch>,
     sending: Option<usize>,
-    /// Nobody reads what is sent any more.
-    deaf: bool,
+    /// Output is discarded: the host no longer reads.
+    discarding: bool,
     params: Params,
     stat_sn: u32,
     window: Window,
-    /// Commands that the window has room for, when nothing is under way.
+    /// Depth of the command window when nothing is in flight.
     depth: u32,
-    /// Commands that were taken and not answered.
+    /// Commands received and not yet completed.
     outstanding: u32,
-    /// Bytes that commands under way and unsent answers hold.
+    /// Bytes held by commands in flight and unsent responses.
     held: usize,
-    /// Bytes set aside with the site.
+    /// Bytes allocated from the budget of all sessions.
     granted: usize,
-    site: Site,
+    targets: Targets,
     session: Arc<Session>,
     session_tally: Tally,
-    unit_tally: (Option<Rc<Local>>, Tally),
-    /// Commands in flight that keep others waiting.
+    unit_tally: (Option<Rc<LogicalUnit>>, Tally),
+    /// Number of ordered commands in flight, which later commands wait for.
     pub(super) ordered: u32,
 }
 
@@ -111,7 +116,7 @@ impl Outbox {
         pools: &Rc<Pools>,
         (params, stat_sn, cmd_sn): (Params, u32, u32),
         depth: u32,
-        (site, session): (Site, Arc<Session>),
+        (targets, session): (Targets, Arc<Session>),
     ) -> Self {
         let mut replies = Replies::new(pools.clone());
         replies.set_digests(params.header_digest, params.data_digest);
@@ -120,7 +125,7 @@ impl Outbox {
             unsent: 0,
             batches: VecDeque::new(),
             sending: None,
-            deaf: false,
+            discarding: false,
             params,
             stat_sn,
             window: Window::new(cmd_sn, depth),
@@ -128,7 +133,7 @@ impl Outbox {
             outstanding: 0,
             held: 0,
             granted: 0,
-            site,
+            targets,
             session,
             session_tally: Tally::default(),
             unit_tally: (None, Tally::default()),
@@ -144,7 +149,7 @@ impl Outbox {
         &mut self.window
     }
 
-    /// So much waits to be sent that nothing more is received.
+    /// Returns true when so many bytes are unsent that receiving has to stop.
     pub(super) fn is_full(&self) -> bool {
         let (waiting, held) = self.batches.iter().fold((self.replies.len(), self.unsent), |(waiting, held), batch| {
             (waiting + batch.0.len(), held + batch.1)
@@ -152,22 +157,22 @@ impl Outbox {
         waiting > BACKLOG_MAX || waiting.saturating_sub(held) > BACKLOG_LOOSE_MAX
     }
 
-    // ---- What is held ----
+    // ---- Memory ----
 
-    /// A numbered command was taken.
+    /// Counts a numbered command that was received.
     pub(super) fn taken(&mut self) {
         self.outstanding += 1;
     }
 
-    /// A numbered command is answered, or nobody waits for it any more.
+    /// Counts a numbered command that was completed or aborted, and opens the window.
     pub(super) fn settled(&mut self) {
         self.outstanding -= 1;
         self.open_window();
     }
 
     fn open_window(&mut self) {
-        // Where memory is short, each session goes on with a little.
-        let depth = if self.granted == 0 || self.site.has_memory() { self.depth } else { self.depth.min(2) };
+        // When memory is short, each session continues with a window of at most two commands.
+        let depth = if self.granted == 0 || self.targets.budget().is_left() { self.depth } else { self.depth.min(2) };
         self.window.open(depth.saturating_sub(self.outstanding));
     }
 
@@ -175,7 +180,7 @@ impl Outbox {
         self.held += bytes;
         if self.held > self.granted {
             let more = (self.held - self.granted).next_multiple_of(MEMORY_STEP);
-            self.site.take_memory(more);
+            self.targets.budget().take(more);
             self.granted += more;
         }
     }
@@ -183,15 +188,15 @@ impl Outbox {
     pub(super) fn release(&mut self, bytes: usize) {
         self.held -= bytes;
         let needed = self.held.next_multiple_of(MEMORY_STEP);
-        // One step is kept while there is traffic, so that not every command passes by the site.
+        // One step is kept while there is traffic, so that not every command accesses the shared budget.
         if self.granted > needed + MEMORY_STEP || (self.held == 0 && self.outstanding == 0 && self.granted > 0) {
-            self.site.give_memory(self.granted - needed);
+            self.targets.budget().give(self.granted - needed);
             self.granted = needed;
         }
     }
 
-    /// Holds `bytes` more for a command that holds `own` already, if there is room.  Where it is the site that has none,
-    /// the session is woken when there may be some.
+    /// Tries to account `bytes` more to a command that holds `own` bytes already, within `bytes_max` and the budget. If
+    /// the budget is exhausted, the session is woken when memory may be available.
     pub(super) fn try_hold(&mut self, bytes: usize, own: usize, bytes_max: usize) -> bool {
         if self.held > own && self.held + bytes > bytes_max {
             return false;
@@ -199,7 +204,7 @@ impl Outbox {
         let needed = self.held + bytes;
         if needed > self.granted {
             let more = (needed - self.granted).next_multiple_of(MEMORY_STEP);
-            if !self.site.try_take_memory(more, &self.session.signal) {
+            if !self.targets.budget().try_take(more, &self.session.signal) {
                 return false;
             }
             self.granted += more;
@@ -208,18 +213,18 @@ impl Outbox {
         true
     }
 
-    /// There is so little memory that what came along with a command cannot be kept.
+    /// Returns true when memory is so short that immediate and unsolicited data cannot be kept.
     pub(super) fn is_starved(&self) -> bool {
-        self.held >= self.granted && self.site.is_starved()
+        self.held >= self.granted && self.targets.budget().is_starved()
     }
 
     // ---- Batches ----
 
-    /// What was put into `replies` holds `bytes` until it is sent.
+    /// Accounts `bytes` to the PDUs in `replies` until they are sent.
     #[inline]
     fn queued(&mut self, bytes: usize) {
         self.unsent += bytes;
-        if self.deaf {
+        if self.discarding {
             self.replies.clear();
             let bytes = std::mem::take(&mut self.unsent);
             self.release(bytes);
@@ -248,9 +253,9 @@ impl Outbox {
         self.batches.is_empty() && self.replies.is_empty() && self.sending.is_none()
     }
 
-    /// From now on nothing is sent.
-    pub(super) fn deafen(&mut self) {
-        self.deaf = true;
+    /// Discards all output from now on.
+    pub(super) fn discard_output(&mut self) {
+        self.discarding = true;
         let dropped: usize = self.batches.drain(..).map(|(_, bytes)| bytes).sum();
         self.replies.clear();
         let bytes = dropped + std::mem::take(&mut self.unsent);
@@ -266,7 +271,7 @@ impl Outbox {
         number
     }
 
-    /// What a command came to; whether it failed.
+    /// Sends the outcome of a task, updates the counters, and releases its place in the window.
     pub(super) fn answer(&mut self, now: Instant, outcome: Outcome, pending: Pending) {
         let Pending { itt, local, role, numbered, aborted, ordered, held, .. } = pending;
         if numbered {
@@ -274,18 +279,14 @@ impl Outbox {
         }
         self.ordered -= u32::from(ordered);
         let command = match role {
+            _ if aborted => return self.release(held),
             Role::Task(response) => {
-                if aborted {
-                    return self.release(held);
-                }
                 self.response(response::TASK_MANAGEMENT, response, itt, TAG_NONE, &[]);
                 return self.queued(held);
             }
+            Role::Logout => return self.response(response::LOGOUT, logout_response::CLOSED, itt, 0, &[]),
             Role::Command(command) => command,
         };
-        if aborted {
-            return self.release(held);
-        }
         let (read, failed) = match &outcome {
             Ok(data) => (data.len() as u64, false),
             Err(_) => (0, true),
@@ -307,13 +308,13 @@ impl Outbox {
         self.queued(held);
     }
 
-    pub(super) fn failure(&mut self, itt: u32, command: &Command, failure: Failure, local: Option<&Local>) {
+    pub(super) fn failure(&mut self, itt: u32, command: &Command, failure: Failure, local: Option<&LogicalUnit>) {
         let descriptor = local.is_some_and(|local| local.unit.modes().has(Modes::DESCRIPTOR_SENSE));
         let sense = failure.sense.map(|sense| sense.to_bytes(descriptor)).unwrap_or_default();
         self.status(itt, command, failure.status, 0, &sense);
     }
 
-    /// Residuals: flags and count, for a command that has `len` bytes to move.
+    /// Returns the residual flags and count of a command that has `len` bytes to transfer.
     fn residual(expected: u32, len: u64) -> (u8, u32) {
         use wire::response_flag::{OVERFLOW, UNDERFLOW};
         match len.cmp(&expected.into()) {
@@ -349,7 +350,7 @@ impl Outbox {
         self.replies.pdu_with(&header, &data);
     }
 
-    /// Data with GOOD status in its last PDU.
+    /// Sends Data-In PDUs; the last one carries GOOD status.
     fn data(&mut self, itt: u32, command: &Command, data: BufList) {
         let (residual_flags, residual) = Self::residual(command.expected, data.len() as u64);
         let total = data.len().min(command.expected as usize);
@@ -377,7 +378,7 @@ impl Outbox {
         };
         let (mut at, mut number) = (0, 0u32);
         loop {
-            // A PDU ends where a burst does.
+            // PDUs end at burst boundaries.
             let len = segment.min(total - at).min(burst - at % burst);
             let last = at + len == total;
             let part = if len == data.len() { data.clone() } else { data.slice(at..at + len) };
@@ -399,7 +400,7 @@ impl Outbox {
         }
     }
 
-    /// Asks for data.
+    /// Sends an R2T.
     pub(super) fn ready_to_transfer(&mut self, lun: [u8; 8], itt: u32, ttt: u32, number: u32, offset: u32, len: u32) {
         let header = R2t {
             opcode: response::R2T,
@@ -421,7 +422,7 @@ impl Outbox {
         self.queued(0);
     }
 
-    /// One of the simpler responses, with its own number.
+    /// Sends a simple response that takes a StatSN.
     pub(super) fn response(&mut self, opcode: u8, code: u8, itt: u32, ttt: u32, data: &[u8]) {
         self.plain(opcode, FINAL, code, itt, ttt, [0; 6], data);
     }
@@ -447,30 +448,30 @@ impl Outbox {
         self.queued(0);
     }
 
-    /// A part of a text; `more` follows under `ttt`.
+    /// Sends part of a text response; if `more` is set, the rest follows under `ttt`.
     pub(super) fn text(&mut self, itt: u32, ttt: u32, more: bool, data: &[u8]) {
         let flags = if more { wire::CONTINUE } else { FINAL };
         self.plain(response::TEXT, flags, 0, itt, ttt, [0; 6], data);
     }
 
-    /// A PDU is refused; its header goes back with the refusal.
+    /// Sends a Reject with the header of the rejected PDU.
     pub(super) fn reject(&mut self, reason: RejectReason, bhs: &Bhs) {
         use zerocopy::IntoBytes;
         self.plain(response::REJECT, FINAL, reason as u8, TAG_NONE, TAG_NONE, [0; 6], bhs.as_bytes());
     }
 
-    /// Asks the initiator whether it is still there.
+    /// Sends a NOP-In that requests a NOP-Out from the initiator.
     pub(super) fn ping(&mut self, ttt: u32) {
         let number = self.stat_sn;
         self.plain(response::NOP_IN, FINAL, 0, TAG_NONE, ttt, [0; 6], &[]);
-        // A ping has the number of the next status, and does not use it up.
+        // This NOP-In carries the next StatSN without consuming it.
         self.stat_sn = number;
     }
 
-    /// Tells the initiator of something that it did not ask for.
+    /// Sends an Asynchronous Message.
     pub(super) fn event(&mut self, event: u8, parameters: [u16; 3]) {
         let [first, second, third] = parameters;
-        // Event and vendor code share the first two bytes.
+        // AsyncEvent and AsyncVCode share the first two bytes.
         let rest = [u16::from(event) << 8, first, second, third, 0, 0];
         self.plain(response::ASYNC, FINAL, 0, TAG_NONE, TAG_NONE, rest, &[]);
     }
@@ -483,7 +484,7 @@ impl Outbox {
         }
     }
 
-    /// Adds what was counted to what everybody sees, and forgets the unit.
+    /// Adds the session's counts to the shared counters, and drops the reference to the unit.
     pub(super) fn flush_tallies(&mut self) {
         self.session_tally.flush(&[&self.session.counters]);
         self.flush_unit();
@@ -494,6 +495,6 @@ impl Outbox {
 impl Drop for Outbox {
     fn drop(&mut self) {
         self.flush_tallies();
-        self.site.give_memory(self.granted);
+        self.targets.budget().give(self.granted);
     }
 }

@@ -1,10 +1,10 @@
-//! What PDUs ask for.
+//! Handling of request PDUs.
 
 use forebay_block::BufList;
 
-use super::connection::{Connection, EXTRA_MAX, End, Violation};
-use super::gather::Gather;
-use super::local::Failure;
+use super::connection::{Connection, EXTRA_MAX, Violation};
+use super::data_out::DataOutTransfer;
+use super::logical_unit::Failure;
 use super::outbox::{Command, Pending, Role};
 use super::units::{Begun, Ready};
 use crate::scsi::BLOCK;
@@ -17,30 +17,45 @@ use crate::session::receive::Pdu;
 use crate::session::text;
 use crate::session::window::Place;
 use crate::stats::CommandKind;
+use crate::target::Target;
 use crate::wire::{
     Bhs, CONTINUE, DataOut, Lun, NAME_MAX, RejectReason, Request, ScsiCommand, TAG_NONE, TaskRequest, command_flag,
-    request, response,
+    logout_response, request, response,
 };
 use forebay_reactor::Addr;
 
-/// Bytes of an answer to a text; more is left out.
+/// Maximum text response in bytes, besides discovered targets; more is omitted.
 const TEXT_MAX: usize = 128 << 10;
-/// Bytes of data of PDUs that came before others that come before them.
+/// Maximum data in bytes of PDUs received out of order.
 const LATER_BYTES_MAX: usize = 1 << 20;
 
-/// A command that waits for memory, or for others to end.
+/// Rest of a text response: encoded text, then the discovered targets that are not encoded yet.
+#[derive(Default)]
+pub(super) struct TextAnswer {
+    text: Vec<u8>,
+    discovering: Option<Discovering>,
+}
+
+/// Progress of a SendTargets discovery of all targets.
+#[derive(Default)]
+struct Discovering {
+    /// Name of the last target that was listed.
+    after: Option<String>,
+}
+
+/// Command that waits for memory, or for other commands to end.
 pub(super) struct Waiting {
     pub(super) itt: u32,
     pub(super) ready: Ready,
     pub(super) command: Command,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
-    /// Bytes that it holds already.
+    /// Bytes of memory accounted to it already.
     pub(super) held: usize,
 }
 
 impl Connection<'_> {
-    /// Takes a PDU.
+    /// Handles a received PDU.
     pub(super) fn handle(&mut self, pdu: Pdu) -> Result<(), Violation> {
         let opcode = pdu.bhs.opcode();
         match opcode {
@@ -62,7 +77,7 @@ impl Connection<'_> {
         if pdu.bhs.is_immediate() {
             return self.deliver(pdu, false);
         }
-        // All of these have their number in the same place.
+        // These PDUs all have the CmdSN at the same offset.
         let number = pdu.bhs.view::<Request>().cmd_sn.get();
         match self.outbox.window().place(number) {
             Place::Never => return Ok(()),
@@ -79,8 +94,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// A PDU that came before others that come before it.  Over one connection that is nothing that a host does (section
-    /// 4.2.2.1 of the RFC), so there is little room for it.
+    /// Queues a PDU that arrived before those with lower CmdSNs.  Hosts do not reorder on a single connection (RFC
+    /// 7143, section 4.2.2.1), so the queue is small.
     fn keep_for_later(&mut self, number: u32, pdu: Pdu) -> Result<(), Violation> {
         let kept: usize = self.later.values().map(|pdu| pdu.data.len()).sum();
         if kept + pdu.data.len() > LATER_BYTES_MAX {
@@ -105,7 +120,7 @@ impl Connection<'_> {
         if pdu.bhs.opcode() == request::SCSI_COMMAND {
             return self.scsi(pdu, numbered);
         }
-        // The others are answered at once, or have no place in the window.
+        // These requests get an immediate response, or have no place in the window.
         if numbered {
             self.outbox.settled();
         }
@@ -132,7 +147,7 @@ impl Connection<'_> {
             self.refuse(RejectReason::Protocol, &pdu.bhs, numbered);
             return Ok(());
         }
-        let kept = self.work.len() + self.waiting.len() + self.gathers.len();
+        let kept = self.work.len() + self.waiting.len() + self.transfers.len();
         if !numbered && kept >= self.options.commands_max as usize + EXTRA_MAX / 2 {
             self.refuse(RejectReason::ImmediateCommands, &pdu.bhs, numbered);
             return Ok(());
@@ -141,7 +156,7 @@ impl Connection<'_> {
         let writes = header.flags & command_flag::WRITE != 0;
         let command = match header.ahs_len {
             0 => cdb::parse(&header.cdb),
-            // A longer command, or one that moves data both ways.
+            // Extended CDBs and bidirectional commands are not supported.
             _ => Err(Sense::illegal(code::INVALID_OPCODE)),
         };
         let takes = match &command {
@@ -170,7 +185,7 @@ impl Connection<'_> {
         if !writes && ready.data.is_empty() {
             let nothing = expected == 0 && may_be_cut(&ready.command, 0);
             if takes.is_some_and(|takes| takes > 0) && !nothing && ready.verdict.is_none() {
-                // It wants data, and none is offered.
+                // The command requires data-out, and the initiator offers none.
                 ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
             }
             let waiting = Waiting { itt, ready, command: info, numbered, ordered, held: 0 };
@@ -187,7 +202,7 @@ impl Connection<'_> {
         self.outbox.reject(reason, bhs);
     }
 
-    /// A command that comes with data, or whose data follows.
+    /// Handles a command with data-out, immediate or to follow.
     fn writing(
         &mut self,
         bhs: &Bhs,
@@ -198,7 +213,7 @@ impl Connection<'_> {
         let itt = bhs.itt.get();
         let here = ready.data.len();
         let params = *self.outbox.params();
-        if here > info.expected as usize || self.gathers.contains_key(&itt) {
+        if here > info.expected as usize || self.transfers.contains_key(&itt) {
             let reason =
                 if here > info.expected as usize { RejectReason::Protocol } else { RejectReason::TaskInProgress };
             self.refuse(reason, bhs, numbered);
@@ -210,7 +225,7 @@ impl Connection<'_> {
         }
         let takes = info.takes.unwrap_or(0);
         if takes > u64::from(TRANSFER_BLOCKS_MAX * BLOCK) && ready.verdict.is_none() {
-            // More than any command may bring: it is refused before anything is set aside for it.
+            // More data than any command may transfer: refused before memory is allocated.
             ready.verdict = Some(Sense::cdb(0).into());
         }
         let unasked = !bhs.is_final();
@@ -219,13 +234,13 @@ impl Connection<'_> {
         }
         let exact = matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_) | cdb::Command::WriteSame { .. }));
         if exact && takes != info.expected.into() && ready.verdict.is_none() {
-            // Less or more than that cannot be told apart from a mistake.
+            // Any other length mismatch may be an error of the initiator.
             ready.verdict = Some(
                 Sense::cdb(if matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_))) { 13 } else { 10 }).into(),
             );
         }
         if takes > info.expected.into() && !may_be_cut(&ready.command, info.expected) && ready.verdict.is_none() {
-            // The command says that more comes than the initiator is going to send.
+            // The command requires more data than the initiator is going to send.
             ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
         }
         if unasked && params.initial_r2t && ready.verdict.is_none() {
@@ -235,20 +250,20 @@ impl Connection<'_> {
         if here > want {
             ready.data = ready.data.slice(0..want);
         }
-        // What fails anyway needs no data, and neither does what is not a command.
+        // A command that fails anyway needs no data.
         let hopeless = ready.verdict.is_some() || ready.command.is_err();
-        let mut gather = Gather::new(ready, info, (numbered, ordered), (unasked, params.first_burst));
+        let mut transfer = DataOutTransfer::new(ready, info, (numbered, ordered), (unasked, params.first_burst));
         if hopeless {
-            gather.give_up();
+            transfer.give_up();
         } else {
-            gather.held = here;
+            transfer.held = here;
             self.outbox.hold(here);
         }
-        if gather.is_whole() {
-            self.gathered(itt, gather);
+        if transfer.is_whole() {
+            self.gathered(itt, transfer);
         } else {
-            let hungry = gather.is_hungry();
-            self.gathers.insert(itt, gather);
+            let hungry = transfer.is_hungry();
+            self.transfers.insert(itt, transfer);
             if hungry {
                 self.hungry.push_back(itt);
                 self.feed();
@@ -257,58 +272,58 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Asks for data, as far as there is memory for it.
+    /// Sends R2Ts for waiting transfers, as far as memory allows.
     fn feed(&mut self) {
         while let Some(&itt) = self.hungry.front() {
-            let Some(gather) = self.gathers.get_mut(&itt) else {
+            let Some(transfer) = self.transfers.get_mut(&itt) else {
                 self.hungry.pop_front();
                 continue;
             };
-            let more = gather.want().saturating_sub(gather.held);
-            if !self.outbox.try_hold(more, gather.held, self.options.bytes_max) {
+            let more = transfer.want().saturating_sub(transfer.held);
+            if !self.outbox.try_hold(more, transfer.held, self.options.bytes_max) {
                 return;
             }
-            gather.held += more;
-            gather.heard = self.now;
-            gather.ask(itt, &mut self.outbox);
+            transfer.held += more;
+            transfer.heard = self.now;
+            transfer.ask(itt, &mut self.outbox);
             self.hungry.pop_front();
         }
     }
 
     fn data_out(&mut self, pdu: Pdu) -> Result<(), Violation> {
         let itt = pdu.bhs.itt.get();
-        // Of a task that was given up: its data may have been on its way.
-        let Some(gather) = self.gathers.get_mut(&itt) else { return Ok(()) };
+        // Data of an aborted task may still arrive.
+        let Some(transfer) = self.transfers.get_mut(&itt) else { return Ok(()) };
         if pdu.damaged {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
-            gather.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
+            transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
         }
-        gather.heard = self.now;
-        if let Err(disorder) = gather.take(pdu.bhs.view::<DataOut>(), pdu.data) {
-            // The task fails, and what still comes for it is dropped (section 7.9 of the RFC).
+        transfer.heard = self.now;
+        if let Err(disorder) = transfer.take(pdu.bhs.view::<DataOut>(), pdu.data) {
+            // The task fails, and further data for it is dropped (RFC 7143, section 7.9).
             tracing::debug!(itt, %disorder, "a write is given up");
-            if let Some(mut gather) = self.take_gather(itt) {
-                gather.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::DATA_PHASE).into());
-                gather.ready.data = BufList::new();
-                self.gathered(itt, gather);
+            if let Some(mut transfer) = self.take_transfer(itt) {
+                transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::DATA_PHASE).into());
+                transfer.ready.data = BufList::new();
+                self.gathered(itt, transfer);
             }
             return Ok(());
         }
         if pdu.bhs.view::<DataOut>().ttt.get() == TAG_NONE && self.outbox.is_starved() {
-            gather.ready.verdict = gather.ready.verdict.or(Some(Failure::BUSY));
-            gather.give_up();
+            transfer.ready.verdict = transfer.ready.verdict.or(Some(Failure::BUSY));
+            transfer.give_up();
         }
-        // What came unasked is held from here on.
-        let unheld = gather.ready.data.len().saturating_sub(gather.held);
-        gather.held += unheld;
+        // Unsolicited data is accounted from here on.
+        let unheld = transfer.ready.data.len().saturating_sub(transfer.held);
+        transfer.held += unheld;
         self.outbox.hold(unheld);
-        if gather.is_whole() {
-            if let Some(gather) = self.take_gather(itt) {
-                self.gathered(itt, gather);
+        if transfer.is_whole() {
+            if let Some(transfer) = self.take_transfer(itt) {
+                self.gathered(itt, transfer);
             }
-        } else if gather.is_hungry() {
-            if gather.held >= gather.want() {
-                gather.ask(itt, &mut self.outbox);
+        } else if transfer.is_hungry() {
+            if transfer.held >= transfer.want() {
+                transfer.ask(itt, &mut self.outbox);
             } else {
                 self.hungry.push_back(itt);
                 self.feed();
@@ -317,19 +332,19 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Takes a command off those whose data is on its way, and off those that wait for memory.
-    pub(super) fn take_gather(&mut self, itt: u32) -> Option<Gather> {
-        let gather = self.gathers.remove(&itt)?;
+    /// Removes a command from the transfers, and from those that wait for memory.
+    pub(super) fn take_transfer(&mut self, itt: u32) -> Option<DataOutTransfer> {
+        let transfer = self.transfers.remove(&itt)?;
         self.hungry.retain(|&other| other != itt);
-        Some(gather)
+        Some(transfer)
     }
 
-    fn gathered(&mut self, itt: u32, gather: Gather) {
-        let Gather { ready, command, numbered, ordered, held, .. } = gather;
+    fn gathered(&mut self, itt: u32, transfer: DataOutTransfer) {
+        let DataOutTransfer { ready, command, numbered, ordered, held, .. } = transfer;
         self.admit(Waiting { itt, ready, command, numbered, ordered, held });
     }
 
-    /// Begins a command, or has it wait for others.
+    /// Begins a command, or queues it behind waiting ones.
     #[inline]
     fn admit(&mut self, waiting: Waiting) {
         if self.waiting.is_empty() {
@@ -339,7 +354,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Begins what waits, as far as it may.
+    /// Begins waiting commands, as far as permitted.
     pub(super) fn begin_waiting(&mut self) {
         if !self.hungry.is_empty() {
             self.feed();
@@ -351,7 +366,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Begins a command; false, and it waits before all others, if it may not begin yet.
+    /// Begins a command. If it may not begin yet, returns false and queues it first.
     #[inline]
     fn begin_or_wait(&mut self, mut waiting: Waiting) -> bool {
         let may = self.may_begin(&mut waiting);
@@ -362,11 +377,11 @@ impl Connection<'_> {
         may
     }
 
-    /// Bytes that a command holds once it has begun.
+    /// Returns the bytes of memory that a command holds once it has begun.
     #[inline]
     fn needs(waiting: &Waiting) -> usize {
         match &waiting.ready.command {
-            // What is longer than a read may be is refused.
+            // A read above the maximum transfer length is refused.
             Ok(cdb::Command::Read(run)) if run.blocks <= TRANSFER_BLOCKS_MAX => {
                 ((run.blocks * BLOCK) as usize).max(waiting.held)
             }
@@ -376,7 +391,7 @@ impl Connection<'_> {
 
     #[inline]
     fn may_begin(&mut self, waiting: &mut Waiting) -> bool {
-        // One that has to come after all others waits for them, and they for it.
+        // An ordered command waits for all earlier ones, and later ones wait for it.
         let in_order = self.outbox.ordered == 0 && (!waiting.ordered || self.work.is_empty());
         let room = self.work.len() < self.options.commands_max as usize + EXTRA_MAX;
         if !in_order || !room {
@@ -395,7 +410,7 @@ impl Connection<'_> {
         let Waiting { itt, ready, command, numbered, ordered, held } = waiting;
         self.units.look();
         let (local, begun) = match self.is_draining() {
-            // The host tries again, and finds whoever serves then.
+            // BUSY makes the host retry with the server that is active then.
             true => (None, Begun::Now(Err(Failure::BUSY))),
             false => self.units.begin(ready),
         };
@@ -417,12 +432,12 @@ impl Connection<'_> {
         }
     }
 
-    // ---- The rest ----
+    // ---- Other requests ----
 
     fn nop_out(&mut self, pdu: &Pdu) {
         let header = pdu.bhs.view::<Request>();
         if header.itt.get() == TAG_NONE {
-            // The answer to a question of ours; that it came is all that matters.
+            // Response to a NOP-In of this target; its arrival is all that matters.
             return;
         }
         let room = (self.outbox.params().send_max as usize).min(pdu.data.len());
@@ -434,32 +449,25 @@ impl Connection<'_> {
         let reason = header.flags & 0x7f;
         let cid = (header.ttt.get() >> 16) as u16;
         let code = match reason {
-            0 => 0,
-            1 if cid == self.cid => 0,
+            0 => return self.log_out(header.itt.get()),
+            1 if cid == self.cid => return self.log_out(header.itt.get()),
             // There is no other connection.
-            1 => 1,
-            // Recovery of a connection is not offered.
-            _ => 2,
+            1 => logout_response::NO_CONNECTION,
+            _ => logout_response::NO_RECOVERY,
         };
-        if code == 0 {
-            self.give_up_all();
-        }
         self.outbox.response(response::LOGOUT, code, header.itt.get(), 0, &[]);
-        if code == 0 {
-            self.stop_receiving(End::LoggedOut);
-        }
     }
 
     fn text_request(&mut self, pdu: &Pdu) {
         let header = pdu.bhs.view::<Request>();
         let (itt, ttt) = (header.itt.get(), header.ttt.get());
         if header.flags & CONTINUE != 0 {
-            // Nothing that is asked here needs more than a PDU.
+            // Requests fit in one PDU.
             return self.outbox.reject(RejectReason::LongOperation, &pdu.bhs);
         }
         if ttt != TAG_NONE {
             match self.text.take() {
-                Some((tag, rest)) if tag == ttt => return self.send_text(itt, rest),
+                Some((tag, answer)) if tag == ttt => return self.send_text(itt, answer),
                 _ => return self.outbox.reject(RejectReason::InvalidField, &pdu.bhs),
             }
         }
@@ -467,49 +475,69 @@ impl Connection<'_> {
         let Ok(pairs) = text::parse(&data) else {
             return self.outbox.reject(RejectReason::Protocol, &pdu.bhs);
         };
-        let mut out = Vec::new();
+        let mut answer = TextAnswer::default();
         for pair in pairs {
+            let out = &mut answer.text;
             if out.len() > TEXT_MAX {
                 break;
             }
             match pair.key {
-                "SendTargets" => self.send_targets(pair.value, &mut out),
-                _ if renegotiate(self.outbox.params(), pair, &mut out) => {}
-                _ => text::push(&mut out, pair.key, "NotUnderstood"),
+                "SendTargets" if pair.value == "All" && self.discovery => {
+                    answer.discovering = Some(Discovering::default());
+                }
+                "SendTargets" => self.send_targets(pair.value, out),
+                _ if renegotiate(self.outbox.params(), pair, out) => {}
+                _ => text::push(out, pair.key, "NotUnderstood"),
             }
         }
-        out.truncate(TEXT_MAX);
-        self.send_text(itt, out);
+        answer.text.truncate(TEXT_MAX);
+        self.send_text(itt, answer);
     }
 
-    /// Sends as much as the initiator takes at once, and keeps the rest.
-    fn send_text(&mut self, itt: u32, mut rest: Vec<u8>) {
+    /// Sends as much text as one PDU may carry, and keeps the rest.
+    fn send_text(&mut self, itt: u32, mut answer: TextAnswer) {
         let room = self.outbox.params().send_max as usize;
-        if rest.len() <= room {
-            return self.outbox.text(itt, TAG_NONE, false, &rest);
+        // Targets are encoded as the host requests them, so that a long list takes no memory.
+        while let Some(discovering) = answer.discovering.as_mut().filter(|_| answer.text.len() <= room) {
+            match self.units.targets().next_visible(discovering.after.as_deref(), self.units.initiator()) {
+                Some(target) => {
+                    self.list_target(&target, &mut answer.text);
+                    discovering.after = Some(target.name().to_owned());
+                }
+                None => answer.discovering = None,
+            }
         }
-        let later = rest.split_off(room);
+        if answer.text.len() <= room {
+            return self.outbox.text(itt, TAG_NONE, false, &answer.text);
+        }
+        let later = answer.text.split_off(room);
         let tag = self.tag();
-        self.outbox.text(itt, tag, true, &rest);
-        self.text = Some((tag, later));
+        self.outbox.text(itt, tag, true, &answer.text);
+        self.text = Some((tag, TextAnswer { text: later, ..answer }));
     }
 
     fn send_targets(&mut self, which: &str, out: &mut Vec<u8>) {
-        let site = self.units.site();
-        let target = site.target();
-        let mine = match which {
-            // All there are may only be asked for by those who are not logged in to one.
-            "All" if !self.discovery => return text::push(out, "SendTargets", "Reject"),
-            "All" => true,
-            "" => !self.discovery,
-            name => name.len() <= NAME_MAX && name.eq_ignore_ascii_case(target),
+        let target = match (which, self.units.target()) {
+            // `All` is permitted in discovery sessions only.
+            ("All", _) => return text::push(out, "SendTargets", "Reject"),
+            (name, _) if name.len() > NAME_MAX => None,
+            // A normal session learns of its own target only (RFC 7143, appendix C).
+            ("", own) => own.cloned(),
+            (name, Some(own)) => Some(own).filter(|own| name.eq_ignore_ascii_case(own.name())).cloned(),
+            (name, None) => {
+                let named = self.units.targets().get(name);
+                named.filter(|target| target.admits(self.units.initiator()))
+            }
         };
-        if !mine {
-            return;
+        if let Some(target) = target {
+            self.list_target(&target, out);
         }
-        text::push(out, "TargetName", target);
-        for portal in site.portals() {
-            // Where hosts reach a socket that listens everywhere is for them to know: they have reached it.
+    }
+
+    fn list_target(&self, target: &Target, out: &mut Vec<u8>) {
+        text::push(out, "TargetName", target.name());
+        for portal in self.units.targets().portals() {
+            // An unspecified listen address is omitted: hosts know the address that they connected to.
             if let Addr::Tcp(addr) = portal
                 && !addr.ip().is_unspecified()
             {
@@ -519,8 +547,9 @@ impl Connection<'_> {
     }
 }
 
-/// Where the initiator sends whole blocks, and fewer than a write says, these are written and the residual tells of the
-/// others (FCP-4 has the words that iSCSI lacks).  A part of a block cannot be written, and nothing is transferred then.
+/// Returns true if a write may be truncated: the initiator sends whole blocks, but fewer than the CDB says. These are
+/// written, and the residual count reports the others (FCP-4 specifies this; iSCSI does not).  A partial block cannot
+/// be written; then nothing is transferred.
 fn may_be_cut(command: &Result<cdb::Command, Sense>, expected: u32) -> bool {
     expected.is_multiple_of(BLOCK) && matches!(command, Ok(cdb::Command::Write(_) | cdb::Command::WriteVerify { .. }))
 }

@@ -1,4 +1,4 @@
-//! Task management: what is given up, and what is waited for before that is answered.
+//! Task management: aborts tasks, and delays the response until they have ended.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use forebay_block::reservation::Action;
 
 use super::connection::{Connection, EXTRA_MAX};
 use super::execute::many;
-use super::local::Local;
+use super::logical_unit::LogicalUnit;
 use super::outbox::{Pending, Role};
 use crate::unit::Drain;
 use crate::wire::{Lun, TAG_NONE, TaskRequest, response, task_function, task_response};
 
 impl Connection<'_> {
-    /// Gives up the tasks of one unit; `drain` is held until the device has let go of them.
+    /// Aborts the tasks of one unit; `drain` is held until the device has completed them.
     pub(super) fn give_up(&mut self, lun: u16, drain: Option<&Arc<Drain>>) {
         let lun = Lun::Unit(lun);
         let of_unit: Vec<u32> =
-            self.gathers.iter().filter(|(_, gather)| gather.ready.lun == lun).map(|(&itt, _)| itt).collect();
+            self.transfers.iter().filter(|(_, transfer)| transfer.ready.lun == lun).map(|(&itt, _)| itt).collect();
         for itt in of_unit {
-            if let Some(gather) = self.take_gather(itt) {
-                self.drop_command(gather.numbered, gather.held);
+            if let Some(transfer) = self.take_transfer(itt) {
+                self.drop_command(transfer.numbered, transfer.held);
             }
         }
         for waiting in std::mem::take(&mut self.waiting) {
@@ -31,9 +31,9 @@ impl Connection<'_> {
             }
         }
         let of_unit =
-            |local: &Option<Rc<Local>>| local.as_ref().is_some_and(|local| Lun::Unit(local.unit.lun()) == lun);
+            |local: &Option<Rc<LogicalUnit>>| local.as_ref().is_some_and(|local| Lun::Unit(local.unit.lun()) == lun);
         for note in self.work.notes_mut().filter(|note| of_unit(&note.local)) {
-            // What waits for the end of others is never waited for.
+            // Tasks that wait for the end of others are never waited for.
             if note.is_task() {
                 note.drains.extend(drain.cloned());
             }
@@ -43,14 +43,14 @@ impl Connection<'_> {
         }
     }
 
-    /// ABORT TASK.  A task that the device has is over when the device says so: until then a write may still land, and
-    /// the host must not think that it cannot.
+    /// ABORT TASK.  A task in the device ends when the device completes it. Until then a write may still reach the
+    /// medium, so the response is delayed.
     fn abort_task(&mut self, itt: u32, task: u32) {
         let respond = |this: &mut Self, code: u8| {
             this.outbox.response(response::TASK_MANAGEMENT, code, itt, TAG_NONE, &[]);
         };
-        if let Some(gather) = self.take_gather(task) {
-            self.drop_command(gather.numbered, gather.held);
+        if let Some(transfer) = self.take_transfer(task) {
+            self.drop_command(transfer.numbered, transfer.held);
             return respond(self, task_response::COMPLETE);
         }
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.itt == task) {
@@ -72,7 +72,7 @@ impl Connection<'_> {
         match found {
             None => respond(self, task_response::NO_TASK),
             Some(local) => self.wait_for(itt, local, async move {
-                // Nobody is left to tell when it ends, either way.
+                // An error means that the waiters are gone; either way the task has ended.
                 let _ = ended.await;
             }),
         }
@@ -94,11 +94,11 @@ impl Connection<'_> {
             task_function::TARGET_WARM_RESET | task_function::TARGET_COLD_RESET => {
                 let resets = self.reset_all();
                 let cold = function == task_function::TARGET_COLD_RESET;
-                let (site, initiator) = (self.units.site().clone(), self.units.initiator().to_owned());
+                let (target, initiator) = (self.units.target().cloned(), self.units.initiator().to_owned());
                 return self.wait_for(itt, None, async move {
                     resets.await;
-                    if cold {
-                        site.reset_by(&initiator);
+                    if let Some(target) = target.filter(|_| cold) {
+                        target.reset_by(&initiator);
                     }
                 });
             }
@@ -112,21 +112,21 @@ impl Connection<'_> {
             let reset = self.reset(&local);
             return self.wait_for(itt, Some(local), reset);
         }
-        // Each nexus has a task set of its own, so that clearing one is aborting it.
+        // Each nexus has its own task set, so CLEAR TASK SET equals ABORT TASK SET.
         let session = self.units.session_id();
         let aborted = local.unit.abort(|nexus| nexus.session == session);
         self.wait_for(itt, Some(local), async move {
-            // Nobody is left to tell when it ends, either way.
+            // An error means that the waiters are gone; either way the tasks have ended.
             let _ = aborted.await;
         });
     }
 
-    fn reset(&self, local: &Rc<Local>) -> impl Future<Output = ()> + use<> {
+    fn reset(&self, local: &Rc<LogicalUnit>) -> impl Future<Output = ()> + use<> {
         let reset = local.unit.reset();
         let (reservations, host) = (local.device.reservations(), self.units.host().clone());
         async move {
-            // Both end when they end, or when nobody is left.  The second waits for what the device has taken from
-            // sessions that the first does not know any more.
+            // Errors mean that all holders are gone, and count as completion.  The second call waits for requests in
+            // the device from sessions that the unit no longer knows.
             let _ = reset.await;
             if let Some(reservations) = reservations {
                 drop(reservations.apply(&host, Action::Reset).await);
@@ -136,7 +136,7 @@ impl Connection<'_> {
 
     fn reset_all(&mut self) -> impl Future<Output = ()> + use<> {
         let luns = self.units.visible();
-        let locals: Vec<Rc<Local>> = luns.into_iter().filter_map(|lun| self.units.has(Lun::Unit(lun))).collect();
+        let locals: Vec<Rc<LogicalUnit>> = luns.into_iter().filter_map(|lun| self.units.has(Lun::Unit(lun))).collect();
         let resets: Vec<_> = locals.iter().map(|local| self.reset(local)).collect();
         async move {
             for reset in resets {
@@ -145,9 +145,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Answers a function of task management when `end` has come.
-    fn wait_for(&mut self, itt: u32, local: Option<Rc<Local>>, end: impl Future<Output = ()> + 'static) {
-        // Orders to oneself are followed at once.
+    /// Responds to a task management function once `end` completes.
+    fn wait_for(&mut self, itt: u32, local: Option<Rc<LogicalUnit>>, end: impl Future<Output = ()> + 'static) {
+        // Orders to this session itself are followed at once.
         self.signal.tell();
         let work = many(async move {
             end.await;

@@ -1,4 +1,4 @@
-//! A session's units, and what its commands do to them.
+//! Logical units of a session, and the execution of its commands on them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,41 +10,43 @@ use forebay_block::{BufList, BufMut};
 
 use super::Cores;
 use super::execute::{self, Outcome, Work, many};
-use super::local::{Failure, Local};
-use super::lun::LunState;
+use super::logical_unit::{Failure, LogicalUnit};
+use super::nexus::NexusState;
 use crate::scsi::cdb::{Command, CopyResults, Run, Transfer};
 use crate::scsi::copy::{self, Copy};
 use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX};
 use crate::scsi::mode::{self, Ask, Modes, Pages};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, log, opcodes, reserve, status};
-use crate::site::{Session, Site};
+use crate::sessions::Session;
+use crate::target::Target;
+use crate::targets::Targets;
 use crate::unit::NoEntry;
 use crate::wire::Lun;
 
-/// Results of copies that are kept for those who ask.
+/// Maximum number of copy results kept for RECEIVE COPY RESULTS.
 const COPIES_KEPT: usize = 8;
-/// Longest run of VERIFY and PRE-FETCH, in blocks: 1 GiB.
+/// Maximum length of VERIFY and PRE-FETCH, in blocks: 1 GiB.
 const VERIFY_BLOCKS_MAX: u32 = 1 << 21;
 
-/// A command with all that it needs.
+/// Command with its complete data.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) lun: Lun,
     pub(super) command: Result<Command, Sense>,
-    /// What came from the initiator.
+    /// Complete Data-Out payload.
     pub(super) data: BufList,
-    /// It is refused, and this is why.
+    /// Failure that was determined before execution.
     pub(super) verdict: Option<Failure>,
 }
 
-/// What has become of a command.
+/// State of a command after its start.
 pub(super) enum Begun {
-    /// It is answered.
+    /// Completed, with its outcome.
     Now(Outcome),
-    /// The device has it.
+    /// In flight in the device.
     Later(Work),
-    /// The same, and others may have to end before it does.
+    /// In flight, and may have to wait for the end of other tasks.
     Control(Work),
 }
 
@@ -54,13 +56,13 @@ impl From<Sense> for Begun {
     }
 }
 
-/// An answer of at most `room` bytes.
+/// Completes a command with data-in of at most `room` bytes.
 fn reply(mut bytes: Vec<u8>, room: u32) -> Begun {
     bytes.truncate(room as usize);
     Begun::Now(Ok(BufMut::copy_of(&bytes).into()))
 }
 
-/// The part of a write that there is data for; fails when that is no number of whole blocks.
+/// Returns the part of a write for which there is data; fails unless that is a whole number of blocks.
 #[inline]
 fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
     let block = BLOCK as usize;
@@ -71,7 +73,7 @@ fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
     Ok(Run { blocks: blocks as u32, ..run })
 }
 
-/// Fails unless all the data of a command is there, and no more: nothing is done with a part of it.
+/// Fails unless the data of a command is complete, and not longer: partial data is not processed.
 fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
     match command.transfer(BLOCK) {
         Transfer::Out(bytes) if bytes != data.len() as u64 => Err(Sense::illegal(code::INFORMATION_UNIT).into()),
@@ -79,90 +81,96 @@ fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
     }
 }
 
-/// Done, with nothing to tell.
+/// Completes a command with GOOD status and no data.
 fn good() -> Begun {
     Begun::Now(Ok(BufList::new()))
 }
 
 pub(super) struct Units {
-    site: Site,
+    targets: Targets,
     cores: Rc<Cores>,
     session: Arc<Session>,
     host: HostId,
-    luns: BTreeMap<u16, LunState>,
+    luns: BTreeMap<u16, NexusState>,
     generation: u32,
     copies: Rc<RefCell<VecDeque<(u8, copy::Outcome)>>>,
-    /// What a unit is told first.
+    /// Additional sense code of the first unit attention on each unit.
     first: u16,
 }
 
 impl Units {
-    pub(super) fn new(site: Site, cores: Rc<Cores>, session: Arc<Session>, host: HostId) -> Self {
-        let generation = site.generation();
+    pub(super) fn new(targets: Targets, cores: Rc<Cores>, session: Arc<Session>, host: HostId) -> Self {
+        let generation = session.target.as_ref().map_or(0, Target::generation);
         let first = code::POWER_ON;
-        Self { site, cores, session, host, luns: BTreeMap::new(), generation, copies: Rc::default(), first }
+        Self { targets, cores, session, host, luns: BTreeMap::new(), generation, copies: Rc::default(), first }
     }
 
-    /// The units in use.
-    pub(super) fn in_use(&mut self) -> impl Iterator<Item = &mut LunState> {
+    /// Returns the units in use.
+    pub(super) fn in_use(&mut self) -> impl Iterator<Item = &mut NexusState> {
         self.luns.values_mut()
     }
 
-    /// Forgets a unit that is gone.
+    /// Drops the state of a unit that is gone.
     pub(super) fn forget(&mut self, lun: u16) {
         self.luns.remove(&lun);
     }
 
-    pub(super) fn site(&self) -> &Site {
-        &self.site
+    /// Returns all targets.
+    pub(super) fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    /// Returns the session's target; `None` in a discovery session.
+    pub(super) fn target(&self) -> Option<&Target> {
+        self.session.target.as_ref()
     }
 
     pub(super) fn session_id(&self) -> u64 {
         self.session.id
     }
 
-    /// A unit, for a function of task management: also one that the session may not use yet.
-    pub(super) fn has(&mut self, lun: Lun) -> Option<Rc<Local>> {
+    /// Returns a unit for task management, even one that the session may not use yet.
+    pub(super) fn has(&mut self, lun: Lun) -> Option<Rc<LogicalUnit>> {
         let Lun::Unit(lun) = lun else { return None };
         match self.state(lun) {
             Ok(state) => Some(state.local.clone()),
             Err(NoEntry::Gone) => None,
-            Err(NoEntry::Occupied) => self.cores.local(&self.site.unit(lun, &self.session.initiator)?),
+            Err(NoEntry::Occupied) => self.cores.local(&self.target()?.unit(lun, &self.session.initiator)?),
         }
     }
 
-    /// The units in use, for who ends what is under way there.
-    pub(super) fn take_luns(&mut self) -> BTreeMap<u16, LunState> {
+    /// Takes the units in use, for whoever completes the commands in flight there.
+    pub(super) fn take_luns(&mut self) -> BTreeMap<u16, NexusState> {
         std::mem::take(&mut self.luns)
     }
 
-    /// The host's name.
+    /// Returns the initiator name.
     pub(super) fn initiator(&self) -> &str {
         &self.session.initiator
     }
 
-    /// The units that the host sees.
+    /// Returns the LUNs of the units that the host sees.
     pub(super) fn visible(&self) -> Vec<u16> {
-        self.site.luns(&self.session.initiator)
+        self.target().map(|target| target.luns(&self.session.initiator)).unwrap_or_default()
     }
 
     pub(super) fn host(&self) -> &HostId {
         &self.host
     }
 
-    /// Units have come or gone since the last look: hosts are told with their next command to any unit.
+    /// Detects a changed LUN inventory; hosts are told with their next command to any unit.
     #[inline]
     pub(super) fn look(&mut self) {
-        let generation = self.site.generation();
+        let generation = self.target().map_or(0, Target::generation);
         if generation != self.generation {
             self.generation = generation;
-            self.luns.values_mut().for_each(LunState::luns_changed);
+            self.luns.values_mut().for_each(NexusState::luns_changed);
         }
     }
 
-    /// The session's view of a unit; made when it is first used.
+    /// Returns the nexus state of a unit, creating it on first use.
     #[inline]
-    pub(super) fn state(&mut self, lun: u16) -> Result<&mut LunState, NoEntry> {
+    pub(super) fn state(&mut self, lun: u16) -> Result<&mut NexusState, NoEntry> {
         if !self.luns.contains_key(&lun) {
             self.open(lun)?;
         }
@@ -171,23 +179,24 @@ impl Units {
 
     #[cold]
     fn open(&mut self, lun: u16) -> Result<(), NoEntry> {
-        let unit = self.site.unit(lun, &self.session.initiator).ok_or(NoEntry::Gone)?;
+        let target = self.target().ok_or(NoEntry::Gone)?;
+        let unit = target.unit(lun, &self.session.initiator).ok_or(NoEntry::Gone)?;
         let local = self.cores.local(&unit).ok_or(NoEntry::Gone)?;
         let nexus = unit.enter(self.session.id, self.host.clone(), self.session.signal.clone())?;
-        self.luns.insert(lun, LunState::new(local, nexus, self.session.clone(), self.first));
+        self.luns.insert(lun, NexusState::new(local, nexus, self.session.clone(), self.first));
         Ok(())
     }
 
     /// Begins a command.
     #[inline]
-    pub(super) fn begin(&mut self, ready: Ready) -> (Option<Rc<Local>>, Begun) {
+    pub(super) fn begin(&mut self, ready: Ready) -> (Option<Rc<LogicalUnit>>, Begun) {
         let Lun::Unit(lun) = ready.lun else { return (None, self.without_unit(&ready)) };
         let state = match self.state(lun) {
             Ok(state) => state,
             Err(NoEntry::Gone) => return (None, self.without_unit(&ready)),
             Err(NoEntry::Occupied) => {
                 return match ready.command {
-                    // Which units there are has nothing to do with what is under way on this one.
+                    // The LUN inventory does not depend on commands in flight on this unit.
                     Ok(Command::ReportLuns { select, room }) => (None, self.luns_or_why_not(select, room)),
                     _ => (None, Begun::Now(Err(Failure::BUSY))),
                 };
@@ -207,7 +216,7 @@ impl Units {
     }
 
     #[inline]
-    fn checked(&mut self, local: &Rc<Local>, ready: Ready) -> Result<Begun, Failure> {
+    fn checked(&mut self, local: &Rc<LogicalUnit>, ready: Ready) -> Result<Begun, Failure> {
         let command = ready.command?;
         if !local.admits(&self.host, &command) {
             return Err(Failure::CONFLICT);
@@ -239,12 +248,12 @@ impl Units {
         }
     }
 
-    fn others(&mut self, local: &Rc<Local>, command: Command, data: BufList) -> Result<Begun, Failure> {
+    fn others(&mut self, local: &Rc<LogicalUnit>, command: Command, data: BufList) -> Result<Begun, Failure> {
         let fua = |run: Run| Run { fua: run.fua || !local.unit.modes().has(Modes::CACHE), ..run };
         let no_cache = !local.unit.modes().has(Modes::CACHE);
         let unit = &local.unit;
         let spec = unit.spec();
-        // A list that is announced has to come whole.
+        // A parameter list must be as long as announced.
         let whole = |len: u32| match data.len() as u64 == u64::from(len) {
             true => Ok(data.to_vec()),
             false => Err(Failure::from(Sense::illegal(code::PARAMETER_LIST_LENGTH))),
@@ -256,7 +265,7 @@ impl Units {
             Command::Read(_) | Command::Write(_) => good(),
             Command::TestUnitReady | Command::SelfTest => good(),
             Command::RequestSense { descriptor, room } => {
-                let attention = self.luns.get_mut(&unit.lun()).and_then(LunState::take_attention);
+                let attention = self.luns.get_mut(&unit.lun()).and_then(NexusState::take_attention);
                 let sense = attention.map_or(Sense::new(key::NO_SENSE, code::NONE), Sense::attention);
                 reply(sense.to_bytes(descriptor), room)
             }
@@ -265,7 +274,7 @@ impl Units {
                 let about = inquiry::Unit {
                     identity: &spec.identity,
                     name: &spec.name,
-                    target: self.site.target(),
+                    target: unit.target(),
                     rotational: spec.rotational,
                     threshold_exponent: log::THRESHOLD_EXPONENT,
                 };
@@ -324,7 +333,7 @@ impl Units {
             }
             Command::WriteSame { run, no_data, .. } => {
                 local.check_run(run, u32::MAX)?;
-                // No blocks would mean all up to the end (WSNZ).
+                // WSNZ: zero blocks do not mean all blocks up to the end.
                 if run.blocks == 0 || run.blocks > SAME_BLOCKS_MAX {
                     return Err(Sense::cdb(10).into());
                 }
@@ -404,7 +413,7 @@ impl Units {
         })
     }
 
-    fn pages(&self, local: &Local) -> Pages {
+    fn pages(&self, local: &LogicalUnit) -> Pages {
         let spec = local.unit.spec();
         Pages {
             modes: local.unit.modes(),
@@ -414,7 +423,7 @@ impl Units {
         }
     }
 
-    fn reserve(&mut self, local: &Rc<Local>, action: Action) -> Result<Begun, Failure> {
+    fn reserve(&mut self, local: &Rc<LogicalUnit>, action: Action) -> Result<Begun, Failure> {
         let Some(reservations) = local.device.reservations() else {
             return Err(Sense::illegal(code::INVALID_OPCODE).into());
         };
@@ -427,7 +436,7 @@ impl Units {
                 Err(error) => return Err(Failure::of(&error, true)),
             };
             if !change.abort.is_empty() {
-                // Nobody is left when this ends, or they went with their sessions.
+                // An error means that all holders are gone: their sessions have ended.
                 local.unit.abort(|nexus| change.abort.contains(&nexus.host)).await;
             }
             Ok(BufList::new())
@@ -438,12 +447,12 @@ impl Units {
         if room < 16 {
             return Err(Sense::cdb(6).into());
         }
-        let units = || self.site.luns(&self.session.initiator).into_iter().map(Lun::Unit);
+        let units = || self.visible().into_iter().map(Lun::Unit);
         let luns: Vec<Lun> = match select {
             0x00 => units().collect(),
             0x01 => vec![Lun::ReportLuns],
             0x02 => units().chain([Lun::ReportLuns]).collect(),
-            // Units that are not administrative, and those below this one: there are none.
+            // Administrative and subsidiary logical units: there are none.
             0x10..=0x12 => Vec::new(),
             _ => return Err(Sense::cdb(2).into()),
         };
@@ -457,7 +466,7 @@ impl Units {
         self.report_luns(select, room).unwrap_or_else(|failure| Begun::Now(Err(failure)))
     }
 
-    /// What is answered where there is no unit.
+    /// Responds to a command to a LUN without a unit.
     fn without_unit(&mut self, ready: &Ready) -> Begun {
         let well_known = ready.lun == Lun::ReportLuns;
         match ready.command {
@@ -481,9 +490,10 @@ impl Units {
     }
 
     fn extended_copy(&mut self, copy: Copy) -> Result<Begun, Failure> {
-        // All units are found before anything is written.
-        let units = self.site.units_of(&self.session.initiator);
-        let mut locals: Vec<Rc<Local>> = Vec::new();
+        // All units are resolved before anything is written.
+        // Only units of this target: a session sees no others.
+        let units = self.target().map(|target| target.units_of(&self.session.initiator)).unwrap_or_default();
+        let mut locals: Vec<Rc<LogicalUnit>> = Vec::new();
         for target in &copy.targets {
             let unit = units.iter().find(|unit| names(&target.designator, unit.spec()));
             let local = unit.and_then(|unit| self.cores.local(unit));
@@ -542,7 +552,7 @@ impl Units {
     }
 }
 
-/// A designator is one of the unit's own.
+/// Returns true if a designator is one of the unit's own.
 fn names(designator: &[u8], spec: &crate::unit::UnitSpec) -> bool {
     let identity = &spec.identity;
     match (designator.get(1), designator.get(4..)) {

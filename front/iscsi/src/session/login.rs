@@ -1,4 +1,4 @@
-//! Logging in: requests in, responses out, and at the end a session (RFC 7143, chapters 6 and 11.12).
+//! Login state machine: processes requests, builds responses, and yields a session (RFC 7143, chapters 6 and 11.12).
 
 use std::mem;
 
@@ -7,97 +7,103 @@ use super::params::{Negotiator, Offer, Params};
 use super::text::{self, Pair, TEXT_MAX};
 use crate::wire::{self, CONTINUE, FINAL, LoginRequest, LoginResponse, login_status as status, response};
 
-/// Requests that one login may take.
+/// Maximum number of requests in one login.
 const REQUESTS_MAX: u32 = 64;
-/// The one portal group: every portal leads to every target.
+/// The only portal group tag: every portal leads to every target.
 pub const PORTAL_GROUP: u16 = 1;
 
-/// Random bytes that a login uses up.
+/// Length in bytes of the random seed of a login.
 pub const SEED_LEN: usize = 1 + chap::CHALLENGE_LEN;
 
-/// What a login asks of whoever knows the targets.
+/// Lookup of targets and sessions during login.
 pub trait Directory {
-    /// Whether `initiator` may use `target`, and how it proves who it is.
+    /// Returns how `initiator` has to authenticate for `target`, or why it has no access.
     fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied>;
 
-    /// The same for asking which targets there are.
+    /// Returns how `initiator` has to authenticate for discovery, or why it has no access.
     fn discovery(&self, initiator: &str) -> Result<Access, Denied>;
 
-    /// There is a session with this number.
+    /// Returns true if there is a session with this TSIH.
     fn has_session(&self, tsih: u16) -> bool;
 }
 
-/// How access is had.
+/// Access settings of a login.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// CHAP is asked for; without it nobody is asked who they are.
+    /// Target id, unique among all targets past and future; 0 for discovery.
+    pub target_id: u64,
+    /// CHAP settings; without them no authentication is required.
     pub chap: Option<Chap>,
 }
 
-/// Why there is no access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Reason for a denied login.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// There is no such target.
+    /// Target not found.
+    #[error("there is no such target")]
     NotFound,
-    /// Not for this initiator.
+    /// Initiator is not in the target's list.
+    #[error("the initiator is not in the target's list")]
     Forbidden,
-    /// Not now.
-    Unavailable,
+    /// Initiator is in no target's list, and requests discovery.
+    #[error("the initiator is in no target's list")]
+    Unlisted,
 }
 
 impl Denied {
     fn status(self) -> u16 {
         match self {
             Denied::NotFound => status::NOT_FOUND,
-            Denied::Forbidden => status::FORBIDDEN,
-            Denied::Unavailable => status::UNAVAILABLE,
+            Denied::Forbidden | Denied::Unlisted => status::FORBIDDEN,
         }
     }
 }
 
-/// A session that a login has come to.
+/// Session parameters of a completed login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedIn {
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// The initiator's part of the session's name.
+    /// ISID: the initiator's part of the session identifier.
     pub isid: [u8; 6],
-    /// The target; `None` in a discovery session.
+    /// Target name; `None` in a discovery session.
     pub target: Option<String>,
-    /// What was agreed on.
+    /// [`Access::target_id`] of the target.
+    pub target_id: u64,
+    /// Negotiated parameters.
     pub params: Params,
-    /// The connection's number.
+    /// Connection identifier (CID).
     pub cid: u16,
-    /// The number of the first command.
+    /// CmdSN of the first command.
     pub cmd_sn: u32,
-    /// Number of the next status.
+    /// StatSN of the next response.
     pub stat_sn: u32,
 }
 
-/// What follows a response.
+/// Action after a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Then {
-    /// The next request.
+    /// Continue with the next request.
     More,
-    /// A session, if there is room for it; the response has to be given its number, or be made a refusal
+    /// Begin a session, if the limits permit. The response has to be given its TSIH, or be turned into a refusal
     /// ([`refuse`]).
     Session(Box<LoggedIn>),
-    /// Nothing: the login has failed, and this is why, for people.
+    /// Close the connection: the login has failed, with the reason for the log.
     Close(String),
 }
 
-/// A response and what follows it.
+/// Response and the action that follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The response's header; its length of data is set.
+    /// Response header; its data length is set.
     pub response: LoginResponse,
-    /// Its text.
+    /// Text of the response.
     pub text: Vec<u8>,
-    /// What follows.
+    /// Action after the response.
     pub then: Then,
 }
 
-/// Turns a response into a refusal.
+/// Turns a response into a refusal with `status`.
 pub fn refuse(response: &mut LoginResponse, status: u16) {
     response.flags &= 0x0c;
     response.status = status.into();
@@ -105,21 +111,21 @@ pub fn refuse(response: &mut LoginResponse, status: u16) {
     response.tsih = 0.into();
 }
 
-/// Stages of a login.
+/// Login stages (CSG and NSG values).
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
 
-/// How far proving has come.
+/// Progress of authentication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Proof {
-    /// Nothing was said yet.
+    /// Not begun.
     None,
-    /// CHAP was chosen.
+    /// CHAP was selected.
     Chosen,
-    /// A challenge was given.
+    /// Challenge was sent.
     Given(Challenge),
-    /// It is proven, or nobody asks for it.
+    /// Authenticated, or no authentication is required.
     Done,
 }
 
@@ -131,7 +137,7 @@ impl<T: Into<String>> From<(u16, T)> for Failure {
     }
 }
 
-/// A login under way.
+/// Login in progress.
 #[derive(Debug)]
 pub struct Login {
     seed: [u8; SEED_LEN],
@@ -146,13 +152,13 @@ pub struct Login {
     initiator: Option<String>,
     target: Option<String>,
     discovery: bool,
-    /// Who it is and what it wants was settled.
+    /// Initiator, session type and target are known.
     settled: bool,
-    /// The target's portal group was said.
+    /// TargetPortalGroupTag was sent.
     group_said: bool,
 }
 
-/// What all requests of one login have in common.
+/// Fields that are constant over all requests of one login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct First {
     isid: [u8; 6],
@@ -162,7 +168,7 @@ struct First {
 }
 
 impl Login {
-    /// Nothing was received yet.  `seed` has to be random.
+    /// Creates the initial state.  `seed` has to be random.
     pub fn new(offer: Offer, seed: [u8; SEED_LEN]) -> Self {
         Self {
             seed,
@@ -182,12 +188,17 @@ impl Login {
         }
     }
 
-    /// The initiator's name, once it said so.
+    /// Returns the initiator name, once it is known.
     pub fn initiator(&self) -> Option<&str> {
         self.initiator.as_deref()
     }
 
-    /// Answers a request.
+    /// Returns the name of the requested target, once it is known; `None` for discovery.
+    pub fn target(&self) -> Option<&str> {
+        self.target.as_deref()
+    }
+
+    /// Processes a request and builds the response.
     pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn Directory) -> Step {
         let mut out = Vec::new();
         let current = request.flags >> 2 & 3;
@@ -246,7 +257,7 @@ impl Login {
         }
     }
 
-    /// The stage that comes next, if the initiator may go there.
+    /// Processes the text of a request. Returns the next stage if the initiator may advance to it.
     fn take(
         &mut self,
         request: &LoginRequest,
@@ -317,7 +328,7 @@ impl Login {
             return Ok(None);
         }
         if self.proof != Proof::Done {
-            // It has to go on in this stage first.
+            // Authentication has to complete before the stage changes.
             return match self.proof {
                 Proof::Given(_) | Proof::Chosen => Ok(None),
                 _ => Err((status::AUTHENTICATION, "the initiator does not prove who it is").into()),
@@ -326,7 +337,7 @@ impl Login {
         Ok(Some(next))
     }
 
-    /// Who it is and what it wants, which the first request has to say.
+    /// Reads initiator name, session type and target name, which the first request has to carry.
     fn settle(&mut self, pairs: &[Pair<'_>], directory: &dyn Directory) -> Result<(), Failure> {
         let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
         if self.settled {
@@ -357,10 +368,7 @@ impl Login {
             }
             other => return Err((status::SESSION_TYPE, format!("a session of type {other:.32}")).into()),
         };
-        self.access = access.map_err(|denied| {
-            let target = self.target.as_deref().unwrap_or("discovery");
-            Failure(denied.status(), format!("{target:.128}: {denied:?}"))
-        })?;
+        self.access = access.map_err(|denied| Failure(denied.status(), denied.to_string()))?;
         if self.access.chap.is_none() {
             self.proof = Proof::Done;
         }
@@ -450,7 +458,7 @@ impl Login {
                     let why = "the initiator wants the target to prove itself, which has no secret for that";
                     return Err((status::AUTHENTICATION, why).into());
                 };
-                // Whoever sends our own challenge back wants us to answer it.
+                // Reflecting the target's own challenge is an attack: the initiator wants it answered.
                 if theirs == challenge.bytes {
                     return Err((status::AUTHENTICATION, "the initiator reflects the target's challenge").into());
                 }
@@ -468,7 +476,7 @@ impl Login {
         for pair in pairs {
             match pair.key {
                 "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {}
-                // A method was offered where none can be chosen any more.
+                // AuthMethod was offered in a stage in which none can be selected.
                 "AuthMethod" => text::push(out, pair.key, if self.access.chap.is_some() { "Reject" } else { "None" }),
                 _ => self.operational_pair(*pair, out)?,
             }
@@ -495,6 +503,7 @@ impl Login {
             initiator: self.initiator.clone().unwrap_or_default(),
             isid: request.isid,
             target: self.target.clone(),
+            target_id: self.access.target_id,
             params: self.negotiator.finish(),
             cid: request.cid.get(),
             cmd_sn: request.cmd_sn.get(),
@@ -503,7 +512,7 @@ impl Login {
     }
 }
 
-/// A name of a node, as far as its form goes (section 4.2.7).
+/// Returns true if the form of an iSCSI node name is valid (RFC 7143, section 4.2.7).
 pub fn is_name(name: &str) -> bool {
     let form = ["iqn.", "eui.", "naa."].iter().any(|form| {
         name.get(..form.len()).is_some_and(|start| start.eq_ignore_ascii_case(form)) && name.len() > form.len()
@@ -525,14 +534,14 @@ mod tests {
     impl Directory for Place {
         fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied> {
             match target {
-                "iqn.t" if initiator == INITIATOR => Ok(Access { chap: self.chap.clone() }),
+                "iqn.t" if initiator == INITIATOR => Ok(Access { target_id: 1, chap: self.chap.clone() }),
                 "iqn.t" => Err(Denied::Forbidden),
                 _ => Err(Denied::NotFound),
             }
         }
 
         fn discovery(&self, _initiator: &str) -> Result<Access, Denied> {
-            Ok(Access { chap: self.chap.clone() })
+            Ok(Access { target_id: 1, chap: self.chap.clone() })
         }
 
         fn has_session(&self, tsih: u16) -> bool {

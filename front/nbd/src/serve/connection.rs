@@ -1,4 +1,4 @@
-//! One connection in transmission: receives, asks the device, gathers replies, sends.
+//! Transmission phase of a connection: receives, submits to the device, gathers replies, sends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,42 +10,43 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::time::Sleep;
-use forebay_reactor::{Instant, Stream, now, sleep};
+use forebay_reactor::{Instant, now, sleep};
 use forebay_serve::{Intake, Traffic, Want, exchange};
 
+use super::handshake::Channel;
 use super::work::{self, Failure, Outcome, Work};
 use super::{Control, Options};
 use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Replies, Rules, Violation, errno};
 use crate::stats::{Counters, RequestKind};
 use crate::wire::Errno;
 
-/// Requests begun in one turn; then the connection lets the others have theirs.
+/// Requests begun in one turn, after which the connection yields.
 const TURN_REQUESTS: u32 = 128;
 /// Bytes gathered for one send.
 const SEND_BYTES: usize = 512 * 1024;
 /// Buffers gathered for one send.
 const SEND_PARTS: usize = 256;
-/// How long a connection that is to end still answers requests with an error, for clients to see why.
+/// Time during which an ending connection still answers requests with an error, so that clients see the reason.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// How a connection came to its end.
+/// Reason why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client said goodbye.
+    /// Disconnect request of the client.
     Disconnected,
-    /// The client closed the connection without a word.
+    /// Connection closed by the client between messages, without a disconnect request.
     Closed,
-    /// The client closed the connection in the middle of a message.
+    /// Connection closed by the client in the middle of a message.
     Broken,
-    /// The socket failed.
+    /// Socket error.
     Socket(io::Error),
-    /// The client broke the protocol.
+    /// Protocol error of the client.
     Violation(Violation),
-    /// The server or the export is closing down.
+    /// Shutdown of the server, or detached export.
     Stopped,
 }
 
-/// What is known of a request between its beginning and its answer.
+/// Context of a request in flight.
 struct Pending {
     origin: Origin,
     kind: RequestKind,
@@ -63,23 +64,23 @@ struct Held {
     bytes: usize,
 }
 
-/// Replies on their way, and what they hold until they are sent.
+/// Outgoing replies, and the requests and bytes that they hold until they are sent.
 struct Outbox {
     replies: Replies,
-    /// What the replies in `replies` hold.
+    /// Resources of the replies in `replies`.
     unsent: Held,
-    /// Batches that are full.
+    /// Full batches, ready to be sent.
     batches: VecDeque<(BufList, Held)>,
-    /// What the batch that is being sent holds.
+    /// Resources of the batch that is being sent.
     sending: Held,
-    /// Everything that is not sent yet, requests under way included.
+    /// Resources of everything not sent yet, requests in flight included.
     held: Held,
-    /// Nobody reads the replies any more.
+    /// Replies are discarded, because the client does not read them any more.
     deaf: bool,
 }
 
 impl Outbox {
-    /// Another reply was put into `replies`.
+    /// Accounts for another reply in `replies`.
     fn replied(&mut self, bytes: usize) {
         self.unsent.requests += 1;
         self.unsent.bytes += bytes;
@@ -119,7 +120,7 @@ impl Outbox {
         self.batches.is_empty() && self.replies.is_empty() && self.sending.requests == 0
     }
 
-    /// From now on replies are dropped.
+    /// Discards queued replies, and all further ones.
     fn deafen(&mut self) {
         self.deaf = true;
         let mut dropped = std::mem::take(&mut self.unsent);
@@ -131,7 +132,7 @@ impl Outbox {
         self.release(dropped);
     }
 
-    /// Answers a request whose work is done.
+    /// Queues the reply to a request that the device has completed.
     fn answer(&mut self, counters: &Counters, now: Instant, result: Result<Outcome, Failure>, pending: Pending) {
         let Pending { origin, kind, extent, whole, failed, began, bytes } = pending;
         let result = match result {
@@ -158,7 +159,6 @@ impl Outbox {
 }
 
 pub(super) struct Transmission<'a> {
-    stream: Stream,
     control: &'a Control,
     options: &'a Options,
     counters: &'a Counters,
@@ -168,11 +168,11 @@ pub(super) struct Transmission<'a> {
     receiver: Receiver,
     outbox: Outbox,
     work: InFlight<Work, Pending>,
-    /// A command that has to wait for room.
+    /// Command that waits for a limit or for the next turn.
     stalled: Option<(Command, Payload)>,
-    /// Nothing is received any more, and how it came to that.
+    /// Reason of the end, once the connection receives nothing any more.
     end: Option<End>,
-    /// Requests are refused, because the server or export is closing down.
+    /// Requests are refused, because the server or export is shutting down.
     draining: bool,
     timer: Option<Sleep>,
     lingered: bool,
@@ -180,9 +180,8 @@ pub(super) struct Transmission<'a> {
 }
 
 impl<'a> Transmission<'a> {
-    /// A connection that has settled on `rules`, with the bytes that came behind the negotiation.
+    /// Creates a transmission with negotiated `rules` and the bytes received after the negotiation.
     pub(super) fn new(
-        stream: Stream,
         (control, options, counters): (&'a Control, &'a Options, &'a Counters),
         pools: &Rc<Pools>,
         device: Rc<dyn BlockDevice>,
@@ -198,7 +197,6 @@ impl<'a> Transmission<'a> {
             deaf: false,
         };
         Self {
-            stream,
             control,
             options,
             counters,
@@ -217,12 +215,23 @@ impl<'a> Transmission<'a> {
         }
     }
 
-    /// Serves until the connection ends.  All requests that were begun are done by then, or the time that
-    /// [`Options::drain_timeout`] gives them is over.
-    pub(super) async fn run(mut self) -> End {
-        let stream = self.stream.clone();
-        let receive = |want| forebay_serve::receive(stream.clone(), want);
-        exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
+    /// Runs the transmission until the connection ends.  All requests that were begun are done then, unless
+    /// [`Options::drain_timeout`] has expired.
+    pub(super) async fn run(mut self, channel: Channel) -> End {
+        match channel {
+            Channel::Plain(stream) => {
+                let receive = |want| forebay_serve::receive(stream.clone(), want);
+                exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
+            }
+            Channel::Secure(stream) => {
+                let receive = |want| stream.clone().receive(want);
+                let end = exchange(&mut self, receive, |batch| stream.clone().send(batch)).await;
+                if self.outbox.is_empty() {
+                    stream.close().await;
+                }
+                end
+            }
+        }
     }
 
     fn stop_receiving(&mut self, end: End) {
@@ -230,7 +239,7 @@ impl<'a> Transmission<'a> {
             self.end = Some(end);
             self.stalled = None;
             if !self.draining {
-                // From here on what is under way has only so much time.
+                // From here on requests in flight have `drain_timeout` to complete.
                 self.timer = Some(sleep(self.options.drain_timeout));
                 self.lingered = true;
             }

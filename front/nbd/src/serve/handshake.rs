@@ -1,19 +1,23 @@
-//! The handshake: carries bytes between the socket and the negotiation, and opens exports for it.
+//! Handshake: transfers bytes between the socket and the negotiation, opens exports for it, and upgrades to TLS.
 
 use std::io;
+use std::rc::Rc;
 
-use forebay_block::{BufMut, ErrorKind};
+use forebay_block::{BufMut, Error, ErrorKind};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Buf, Stream, now, sleep_until};
-use forebay_serve::Interrupted;
+use forebay_serve::secure::{HandshakeError, SealBuffers, SecureStream, handshake};
+use forebay_serve::{Interrupted, Want};
+use forebay_tls::{Failure, Session};
 
 use super::{Control, Export, Server};
-use crate::session::{Agreed, Ask, ExportInfo, Negotiation, Step, Violation};
+use crate::access::{Host, HostName};
+use crate::session::{Agreed, Ask, ExportInfo, Negotiation, Pools, Step, Tls, Violation};
 
 /// Bytes received at once.
 const RECEIVE: usize = 4096;
 
-/// Why there is no transmission.
+/// Reason why a handshake did not lead to transmission.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("{0}")]
@@ -22,40 +26,78 @@ pub(super) enum Ended {
     Socket(#[from] io::Error),
     #[error("the client closed the connection")]
     Closed,
+    #[error("TLS: {0}")]
+    Tls(HandshakeError),
+    #[error("the host is refused")]
+    Refused,
     #[error("{0}")]
     Interrupted(#[from] Interrupted),
 }
 
 impl Ended {
-    /// The client is to blame.
+    /// Returns whether the client caused the end, by a protocol error or a timeout.
     pub(super) fn is_cause(&self) -> bool {
         matches!(self, Ended::Violation(_) | Ended::Interrupted(Interrupted::TooSlow))
     }
 }
 
-/// A connection whose client has chosen its export.
+/// Connection whose client has chosen its export.
 pub(super) struct Ready {
     pub(super) export: Export,
     pub(super) info: ExportInfo,
     pub(super) agreed: Agreed,
-    /// What came behind the negotiation.
+    /// Bytes received after the negotiation.
     pub(super) received: Vec<u8>,
+}
+
+/// Transport of a connection: a socket, or TLS on one.
+#[derive(Clone)]
+pub(super) enum Channel {
+    Plain(Stream),
+    Secure(Rc<SecureStream<Pools>>),
+}
+
+impl Channel {
+    async fn receive(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
+        match self {
+            Channel::Plain(stream) => stream.recv(buf).await,
+            Channel::Secure(stream) => stream.clone().receive(Want { buf, all: false }).await,
+        }
+    }
+
+    async fn send(&self, bytes: Buf) -> io::Result<()> {
+        match self {
+            Channel::Plain(stream) => stream.send(bytes).await,
+            Channel::Secure(stream) => stream.clone().send(bytes.into()).await,
+        }
+    }
+
+    /// Sends TLS's closing alert, if TLS is in force.
+    pub(super) async fn close(&self) {
+        if let Channel::Secure(stream) = self {
+            stream.close().await;
+        }
+    }
 }
 
 pub(super) struct Handshake<'a> {
     pub(super) server: &'a Server,
     pub(super) control: &'a Control,
-    pub(super) stream: &'a Stream,
+    pub(super) tls: Tls,
+    pub(super) channel: Channel,
+    pub(super) host: Host,
+    /// Set once a refused export was logged for this connection.
+    pub(super) refused: bool,
 }
 
 impl Handshake<'_> {
-    /// Negotiates; `None` when the client said goodbye.
-    pub(super) async fn run(self) -> Result<Option<Ready>, Ended> {
+    /// Negotiates; returns `None` if the client ended the negotiation.
+    pub(super) async fn run(&mut self) -> Result<Option<Ready>, Ended> {
         let mut patience = sleep_until(now() + self.server.options.handshake_timeout);
         let mut out = Vec::new();
-        let mut negotiation = Negotiation::new(&mut out);
+        let mut negotiation = Negotiation::new(self.tls, &mut out);
         let mut input = Vec::new();
-        // What the client looked at last is what it chooses, nearly always.
+        // Clients nearly always choose the export that they queried last.
         let mut opened: Option<(String, Export, ExportInfo)> = None;
         loop {
             let (taken, mut step) = negotiation.feed(&input, &mut out)?;
@@ -63,7 +105,7 @@ impl Handshake<'_> {
             if let Step::Ask(ask) = &step {
                 step = match ask {
                     Ask::List => {
-                        let exports = self.server.exports.list();
+                        let exports = self.server.exports.list(&self.host);
                         let pairs = exports.iter().map(|export| (export.name.as_str(), export.description.as_str()));
                         negotiation.listed(pairs, &mut out);
                         Step::More
@@ -74,7 +116,7 @@ impl Handshake<'_> {
                     }
                 };
                 if step == Step::More {
-                    // There may be more options behind this one already.
+                    // Another option may be in the input already.
                     self.flush(&mut out, &mut patience).await?;
                     continue;
                 }
@@ -83,11 +125,18 @@ impl Handshake<'_> {
             match step {
                 Step::More => {
                     let buf = BufMut::with_capacity(RECEIVE);
-                    let (result, buf) = self.within(&mut patience, self.stream.recv(buf)).await?;
+                    let (result, buf) = self.within(&mut patience, self.channel.receive(buf)).await?;
                     if result? == 0 {
                         return Err(Ended::Closed);
                     }
                     input.extend_from_slice(&buf);
+                }
+                Step::StartTls => {
+                    self.secure(std::mem::take(&mut input), &mut patience).await?;
+                    negotiation.secured();
+                    // The export may belong to another host under the proved name.
+                    opened = None;
+                    self.control.export.borrow_mut().take();
                 }
                 Step::Goodbye => return Ok(None),
                 Step::Transmit(agreed) => {
@@ -99,9 +148,35 @@ impl Handshake<'_> {
         }
     }
 
-    /// The export called `name`, from before or opened now; kept in `opened`.
+    /// Upgrades to TLS.  `received` are the bytes after the option `NBD_OPT_STARTTLS`, which belong to TLS.
+    async fn secure(&mut self, received: Vec<u8>, patience: &mut Sleep) -> Result<(), Ended> {
+        let Channel::Plain(stream) = &self.channel else { unreachable!("TLS is not begun twice") };
+        let refused = |failure| Ended::Tls(HandshakeError::Refused(failure));
+        let access = self.server.access.get();
+        let acceptor = access.tls.as_ref().ok_or_else(|| refused(Failure::Library("no certificate or key is set")))?;
+        let mut session = Session::accept(acceptor).map_err(refused)?;
+        let pools = &self.server.pools;
+        let buf = match received.len() {
+            0 => pools.sealed(false),
+            _ => BufMut::copy_of(&received),
+        };
+        let left = self.within(patience, handshake(stream, &mut session, buf, |_, _| None)).await?;
+        let left = left.map_err(Ended::Tls)?;
+        self.host.name = session.peer().and_then(HostName::of);
+        let secured = SecureStream::new(stream.clone(), session, left, pools.clone(), self.server.record.clone());
+        self.channel = Channel::Secure(Rc::new(secured));
+        // The order matters: a list that changes meanwhile is seen here, or `expel` finds the name.
+        self.control.secured(self.host.name.clone());
+        if let Some(reason) = self.server.access.get().refuses_name(self.host.name.as_ref()) {
+            self.server.host_refused(&self.host, None, reason);
+            return Err(Ended::Refused);
+        }
+        Ok(())
+    }
+
+    /// Returns the export called `name`, from the cache in `opened` or newly opened.
     async fn open(
-        &self,
+        &mut self,
         name: &str,
         opened: &mut Option<(String, Export, ExportInfo)>,
     ) -> forebay_block::Result<(Export, ExportInfo)> {
@@ -113,8 +188,9 @@ impl Handshake<'_> {
             self.control.export.borrow_mut().take();
             let export = loop {
                 let detaches = self.server.detaches.get();
-                let export = self.server.exports.open(name).await?;
-                // One that was detached while it was being opened is not to be had any more.
+                let found = self.server.exports.open(name, &self.host).await;
+                let export = found.map_err(|error| self.hidden(name, error))?;
+                // An export that was detached while it was being opened must be opened again.
                 if self.server.detaches.get() == detaches {
                     break export;
                 }
@@ -128,16 +204,27 @@ impl Handshake<'_> {
         Ok((export.clone(), info.clone()))
     }
 
+    /// Replaces the error for a denied export with that of a missing one, and logs the refusal once.
+    fn hidden(&mut self, name: &str, error: Error) -> Error {
+        if error.kind() != ErrorKind::Denied {
+            return error;
+        }
+        if !std::mem::replace(&mut self.refused, true) {
+            self.server.host_refused(&self.host, Some(name), error.context());
+        }
+        Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'"))
+    }
+
     async fn flush(&self, out: &mut Vec<u8>, patience: &mut Sleep) -> Result<(), Ended> {
         if out.is_empty() {
             return Ok(());
         }
         let bytes = Buf::copy_of(out);
         out.clear();
-        Ok(self.within(patience, self.stream.send(bytes)).await??)
+        Ok(self.within(patience, self.channel.send(bytes)).await??)
     }
 
-    /// What `future` comes to, unless the client is too slow or the server stops.
+    /// Awaits `future`, unless the handshake times out or the connection is stopped.
     async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
         Ok(self.control.bell.within(patience, future).await?)
     }

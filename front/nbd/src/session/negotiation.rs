@@ -4,103 +4,124 @@ use zerocopy::IntoBytes;
 use super::{ExportInfo, ReplyStyle, Violation};
 use crate::wire::{self, BASE_ALLOCATION, OptionHeader, STRING_MAX, handshake, info, option, rep};
 
-/// Options a connection may send before it is taken for a nuisance.  A client that looks at each of many exports
-/// over one connection needs one or two an export.
+/// Maximum number of options per connection.  A client that queries many exports over one connection needs one or
+/// two options per export.
 const OPTIONS_MAX: u32 = 4096;
-/// Data of an option that is read.  The longest that makes sense is a name and a few queries.
+/// Maximum bytes of option data that are processed.  The longest useful data is a name and a few queries.
 const OPTION_DATA_MAX: usize = 4 * STRING_MAX;
-/// Data of an option that is skipped and answered with an error; more ends the connection.
+/// Maximum bytes of option data that are skipped and answered with an error; more ends the connection.
 const OPTION_SKIP_MAX: u32 = 1024 * 1024;
+/// Text of the error for options that need TLS first.
+const TLS_REQUIRED: &str = "TLS is required";
 /// Number of the metadata context `base:allocation` on every connection that selected it.
 pub(super) const ALLOCATION_CONTEXT: u32 = 1;
 
-/// What both sides settled on; transmission begins.
+/// TLS mode of a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tls {
+    /// TLS not offered.
+    #[default]
+    None,
+    /// Optional TLS: a client may upgrade, or continue without (SELECTIVETLS with no export that needs it).
+    Allowed,
+    /// Mandatory TLS: a client gets nothing before it has upgraded (FORCEDTLS).
+    Required,
+}
+
+/// Negotiated parameters of a transmission.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// How replies look.
+    /// Format of replies.
     pub replies: ReplyStyle,
     /// `base:allocation` was selected for this export.
     pub allocation: bool,
 }
 
-/// Why an export is asked for.
+/// Purpose of an export lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purpose {
-    /// `NBD_OPT_EXPORT_NAME`.
+    /// `NBD_OPT_EXPORT_NAME` option.
     ExportName,
-    /// `NBD_OPT_INFO` or `NBD_OPT_GO`, and which facts are wanted.
+    /// `NBD_OPT_INFO` or `NBD_OPT_GO`, with the requested information types.
     Info {
-        /// Then go on to transmission.
+        /// Continue with transmission (`NBD_OPT_GO`).
         go: bool,
-        /// The client asked for these.
+        /// Information types that the client requested.
         wanted: Vec<u16>,
     },
-    /// A list of metadata contexts, or selecting them; whether `base:allocation` matches.
+    /// List or selection of metadata contexts, and whether `base:allocation` matches.
     Contexts {
-        /// Select, not only list.
+        /// Selection, not only a list.
         select: bool,
-        /// The queries name it.
+        /// Queries match `base:allocation`.
         allocation: bool,
     },
 }
 
-/// What the state machine needs to know from outside before it can go on.
+/// Query to the caller, which the state machine needs to have answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    /// The exports' names and descriptions: [`Negotiation::listed`].
+    /// Names and descriptions of the exports: [`Negotiation::listed`].
     List,
-    /// One export, by the name that the client gave: [`Negotiation::opened`].
+    /// Export, by the name that the client gave: [`Negotiation::opened`].
     Export {
-        /// As the client wrote it; empty means the default one.
+        /// Name as sent by the client; empty for the default export.
         name: String,
-        /// What for.
+        /// Purpose of the lookup.
         purpose: Purpose,
     },
 }
 
-/// Where the negotiation stands after some input.
+/// State of the negotiation after some input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// It needs more input.
+    /// More input needed.
     More,
-    /// It needs an answer.
+    /// Answer of the caller needed.
     Ask(Ask),
+    /// TLS handshake, beginning with the next byte in either direction; then [`Negotiation::secured`].
+    StartTls,
     /// Transmission begins.
     Transmit(Agreed),
-    /// The client has said goodbye.
+    /// End, requested by the client.
     Goodbye,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The client's flags come next.
+    /// Client flags due.
     Flags,
-    /// An option comes next.
+    /// Option due.
     Option,
-    /// Data of an option is skipped; then it is answered with "too big".
+    /// Data of an option being skipped, before an error reply.
     Skip { option: u32, left: u32 },
-    /// An answer from outside comes next.
+    /// Answer of the caller due.
     Asked,
-    /// Nothing more comes.
+    /// TLS handshake due.
+    Tls,
+    /// Negotiation ended.
     Over,
 }
 
-/// Option haggling, server side ("Handshake").
+/// Option negotiation, server side ("Handshake").
 #[derive(Debug)]
 pub struct Negotiation {
     phase: Phase,
+    tls: Tls,
+    /// TLS is in force.
+    secured: bool,
     fixed: bool,
     no_zeroes: bool,
     options_seen: u32,
     replies: ReplyStyle,
-    /// The export for which `base:allocation` is selected.
+    /// Export for which `base:allocation` is selected.
     allocation_for: Option<String>,
     asked: Option<(u32, String, Purpose)>,
 }
 
 impl Negotiation {
-    /// A connection that has just been made; its greeting is appended to `out`.
-    pub fn new(out: &mut Vec<u8>) -> Self {
+    /// Begins a negotiation, and appends the greeting to `out`.
+    pub fn new(tls: Tls, out: &mut Vec<u8>) -> Self {
         let greeting = wire::Greeting {
             magic: wire::GREETING_MAGIC.into(),
             option_magic: wire::OPTION_MAGIC.into(),
@@ -109,6 +130,8 @@ impl Negotiation {
         out.extend_from_slice(greeting.as_bytes());
         Self {
             phase: Phase::Flags,
+            tls,
+            secured: false,
             fixed: false,
             no_zeroes: false,
             options_seen: 0,
@@ -118,11 +141,12 @@ impl Negotiation {
         }
     }
 
-    /// Takes from the front of `input` what it can, appends replies to `out`, and says how many bytes it took.
-    /// What is left over (the start of an option, or of transmission) is to be given again, with more behind it.
+    /// Processes the front of `input` as far as possible, and appends replies to `out`.  Returns the number of bytes
+    /// processed.  The rest (the start of an option, or of transmission) must be passed again, with more input behind
+    /// it.
     ///
     /// # Panics
-    /// When it waits for an answer, or is over.
+    /// When it waits for an answer or for TLS, or is over.
     pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
         let mut taken = 0;
         loop {
@@ -142,7 +166,11 @@ impl Negotiation {
                         return Ok((taken, Step::More));
                     }
                     self.phase = Phase::Option;
-                    refuse(out, option, rep::ERR_TOO_BIG, "too much data for an option");
+                    if self.needs_tls(option) {
+                        refuse(out, option, rep::ERR_TLS_REQD, TLS_REQUIRED);
+                    } else {
+                        refuse(out, option, rep::ERR_TOO_BIG, "too much data for an option");
+                    }
                 }
                 Phase::Option => {
                     let Some((head, head_len)) = wire::prefix::<OptionHeader>(rest) else {
@@ -165,7 +193,7 @@ impl Negotiation {
                         return Ok((taken, step));
                     }
                 }
-                Phase::Asked | Phase::Over => panic!("input in phase {:?}", self.phase),
+                Phase::Asked | Phase::Tls | Phase::Over => panic!("input in phase {:?}", self.phase),
             }
         }
     }
@@ -181,7 +209,7 @@ impl Negotiation {
         Ok(())
     }
 
-    /// What ends the connection before the option's data is even looked at.
+    /// Checks an option's header for errors that end the connection before its data is read.
     fn check_header(&self, head: &OptionHeader) -> Result<(), Violation> {
         let (magic, option, len) = (head.magic.get(), head.option.get(), head.len.get());
         if magic != wire::OPTION_MAGIC {
@@ -199,7 +227,19 @@ impl Negotiation {
         Ok(())
     }
 
+    /// Returns whether an option is refused because there is no TLS yet ("FORCEDTLS mode").
+    fn needs_tls(&self, option: u32) -> bool {
+        self.tls == Tls::Required && !self.secured && ![option::ABORT, option::STARTTLS].contains(&option)
+    }
+
     fn option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Option<Step>, Violation> {
+        if self.needs_tls(option) {
+            if option == option::EXPORT_NAME {
+                return Err(Violation::ExportName(TLS_REQUIRED.into()));
+            }
+            refuse(out, option, rep::ERR_TLS_REQD, TLS_REQUIRED);
+            return Ok(None);
+        }
         match option {
             option::EXPORT_NAME => {
                 if self.replies == ReplyStyle::Extended {
@@ -229,10 +269,18 @@ impl Negotiation {
                 self.replies = ReplyStyle::Extended;
                 reply(out, option, rep::ACK, &[]);
             }
-            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
+            option::STARTTLS if self.tls == Tls::None => {
+                refuse(out, option, rep::ERR_UNSUP, "TLS is not offered here");
+            }
+            option::STARTTLS if self.secured => refuse(out, option, rep::ERR_INVALID, "TLS is in force already"),
+            option::STARTTLS if data.is_empty() => {
+                reply(out, option, rep::ACK, &[]);
+                self.phase = Phase::Tls;
+                return Ok(Some(Step::StartTls));
+            }
+            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS | option::STARTTLS => {
                 refuse(out, option, rep::ERR_INVALID, "this option takes no data");
             }
-            option::STARTTLS => refuse(out, option, rep::ERR_UNSUP, "TLS is not offered here"),
             option::INFO | option::GO => match parse_info(data) {
                 Ok((name, wanted)) => {
                     let purpose = Purpose::Info { go: option == option::GO, wanted };
@@ -243,7 +291,7 @@ impl Negotiation {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 let select = option == option::SET_META_CONTEXT;
                 if select {
-                    // Whatever comes of this one, what was selected before is not any more.
+                    // A new selection always replaces the previous one, even if it fails.
                     self.allocation_for = None;
                 }
                 if !self.replies.has_chunks() {
@@ -268,10 +316,23 @@ impl Negotiation {
         Step::Ask(Ask::Export { name, purpose })
     }
 
+    /// Continues after the TLS handshake, with decrypted input.  Parameters negotiated before are reset, since an
+    /// attacker may have set them.
+    ///
+    /// # Panics
+    /// When no TLS handshake was due.
+    pub fn secured(&mut self) {
+        assert!(self.phase == Phase::Tls, "TLS was not to begin");
+        self.phase = Phase::Option;
+        self.secured = true;
+        self.replies = ReplyStyle::Simple;
+        self.allocation_for = None;
+    }
+
     /// Answers [`Ask::List`] with names and descriptions.
     ///
     /// # Panics
-    /// When that was not asked.
+    /// When no list was asked for.
     pub fn listed<'a>(&mut self, exports: impl IntoIterator<Item = (&'a str, &'a str)>, out: &mut Vec<u8>) {
         assert!(self.phase == Phase::Asked && self.asked.is_none(), "no list was asked for");
         self.phase = Phase::Option;
@@ -289,10 +350,10 @@ impl Negotiation {
         reply(out, option::LIST, rep::ACK, &[]);
     }
 
-    /// Answers [`Ask::Export`]; what follows is [`Step::More`] or [`Step::Transmit`].
+    /// Answers [`Ask::Export`]; the result is [`Step::More`] or [`Step::Transmit`].
     ///
     /// # Panics
-    /// When that was not asked.
+    /// When no export was asked for.
     pub fn opened(&mut self, export: Result<&ExportInfo, &Error>, out: &mut Vec<u8>) -> Result<Step, Violation> {
         let (option, name, purpose) = self.asked.take().expect("no export was asked for");
         self.phase = Phase::Option;
@@ -372,7 +433,7 @@ impl Negotiation {
     }
 }
 
-/// The type of reply that refuses an export.
+/// Returns the type of the error reply that refuses an export.
 fn refusal(error: &Error) -> u32 {
     match error.kind() {
         ErrorKind::Denied | ErrorKind::Busy | ErrorKind::ReadOnly => rep::ERR_POLICY,
@@ -398,7 +459,7 @@ fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
     reply(out, option, kind, clipped(why).as_bytes());
 }
 
-/// A string of the protocol: UTF-8, bounded, without a zero byte.
+/// Decodes a string of the protocol: UTF-8, at most `STRING_MAX` bytes, without a zero byte.
 fn name(bytes: &[u8]) -> Result<String, &'static str> {
     let text = std::str::from_utf8(bytes).map_err(|_| "a name that is not UTF-8")?;
     if !fits(text) {
@@ -411,13 +472,13 @@ fn fits(text: &str) -> bool {
     text.len() <= STRING_MAX && !text.contains('\0')
 }
 
-/// Its beginning, as long as a string may be and without a zero byte.
+/// Truncates a text to `STRING_MAX` bytes, and before a zero byte.
 fn clipped(text: &str) -> &str {
     let end = text.find('\0').unwrap_or(text.len()).min(STRING_MAX);
     &text[..text.floor_char_boundary(end)]
 }
 
-/// Reads integers and counted strings off the front of an option's data.
+/// Reader of integers and counted strings at the front of an option's data.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -454,7 +515,8 @@ fn parse_info(data: &[u8]) -> Result<(String, Vec<u16>), &'static str> {
     Ok((name, wanted))
 }
 
-/// The export's name, and whether the queries match `base:allocation`.
+/// Parses a query of metadata contexts.  Returns the export's name, and whether the queries match
+/// `base:allocation`.
 fn parse_contexts(data: &[u8], select: bool) -> Result<(String, bool), &'static str> {
     let mut fields = Fields(data);
     let name = name(fields.counted()?)?;
@@ -470,4 +532,74 @@ fn parse_contexts(data: &[u8], select: bool) -> Result<(String, bool), &'static 
     }
     fields.end()?;
     Ok((name, allocation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+        let head =
+            OptionHeader { magic: wire::OPTION_MAGIC.into(), option: option.into(), len: (data.len() as u32).into() };
+        [head.as_bytes(), data].concat()
+    }
+
+    /// Creates a negotiation that has processed the client's flags.
+    fn begun(tls: Tls) -> Negotiation {
+        let mut negotiation = Negotiation::new(tls, &mut Vec::new());
+        assert_eq!(negotiation.feed(&[0, 0, 0, 3], &mut Vec::new()), Ok((4, Step::More)));
+        negotiation
+    }
+
+    /// Sends an option; returns the result and the type of the reply.
+    fn sent(negotiation: &mut Negotiation, option: u32, data: &[u8]) -> (Result<Step, Violation>, Option<u32>) {
+        let mut out = Vec::new();
+        let step = negotiation.feed(&option_bytes(option, data), &mut out).map(|(_, step)| step);
+        let reply = wire::prefix::<wire::OptionReply>(&out).map(|(head, _)| head.kind.get());
+        (step, reply)
+    }
+
+    #[test]
+    fn nothing_is_told_before_tls_where_it_is_required() {
+        let mut negotiation = begun(Tls::Required);
+        let go = [&4_u32.to_be_bytes()[..], b"disk", &[0, 0]].concat();
+        for (option, data) in [
+            (option::LIST, &[][..]),
+            (option::INFO, &go),
+            (option::GO, &go),
+            (option::STRUCTURED_REPLY, &[]),
+            (option::EXTENDED_HEADERS, &[]),
+            (option::SET_META_CONTEXT, &[0; 8]),
+            (77, &[1]),
+            (option::LIST, &[0; OPTION_DATA_MAX + 1]),
+        ] {
+            assert_eq!(sent(&mut negotiation, option, data), (Ok(Step::More), Some(rep::ERR_TLS_REQD)), "{option}");
+        }
+        assert_eq!(sent(&mut negotiation, option::STARTTLS, &[0]), (Ok(Step::More), Some(rep::ERR_INVALID)));
+        assert_eq!(sent(&mut begun(Tls::Required), option::ABORT, &[]), (Ok(Step::Goodbye), Some(rep::ACK)));
+        let (step, reply) = sent(&mut begun(Tls::Required), option::EXPORT_NAME, b"disk");
+        assert!(matches!(step, Err(Violation::ExportName(_))) && reply.is_none());
+        assert_eq!(sent(&mut negotiation, option::STARTTLS, &[]), (Ok(Step::StartTls), Some(rep::ACK)));
+        negotiation.secured();
+        assert!(matches!(sent(&mut negotiation, option::LIST, &[]), (Ok(Step::Ask(Ask::List)), None)));
+    }
+
+    #[test]
+    fn tls_forgets_what_was_agreed_on_before() {
+        for style in [option::STRUCTURED_REPLY, option::EXTENDED_HEADERS] {
+            let mut negotiation = begun(Tls::Allowed);
+            assert_eq!(sent(&mut negotiation, style, &[]), (Ok(Step::More), Some(rep::ACK)));
+            negotiation.allocation_for = Some("disk".into());
+            // Bytes after the option are not parsed: they belong to TLS.
+            let stream = [option_bytes(option::STARTTLS, &[]), option_bytes(option::LIST, &[])].concat();
+            let mut out = Vec::new();
+            assert_eq!(negotiation.feed(&stream, &mut out), Ok((16, Step::StartTls)));
+            assert_eq!(out.len(), 20);
+            negotiation.secured();
+            assert_eq!((negotiation.replies, &negotiation.allocation_for), (ReplyStyle::Simple, &None));
+            assert_eq!(sent(&mut negotiation, option::STARTTLS, &[]), (Ok(Step::More), Some(rep::ERR_INVALID)));
+        }
+        let mut plain = begun(Tls::None);
+        assert_eq!(sent(&mut plain, option::STARTTLS, &[]), (Ok(Step::More), Some(rep::ERR_UNSUP)));
+    }
 }

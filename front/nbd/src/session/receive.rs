@@ -2,25 +2,26 @@ use std::rc::Rc;
 
 use forebay_block::{BufList, BufMut};
 use forebay_reactor::Pool;
+use forebay_serve::secure::SealBuffers;
 use forebay_serve::{SMALL, Staging, StagingPools, Want};
 
 use super::{Action, Command, Rules, Violation};
 
-/// Payloads from this length on get a buffer of their own and are received straight into it.
+/// Length from which payloads get a buffer of their own, into which they are received directly.
 const PAYLOAD_OWN: usize = 64 * 1024;
-/// Longer payloads are received piece by piece, so that nobody has more memory set aside than a piece beyond what it
-/// has sent.
+/// Piece size of longer payloads.  Limits the memory allocated for a connection to one piece beyond what it has
+/// sent.
 const PIECE: usize = 1024 * 1024;
-/// Free memory kept a size class of payloads, in bytes.
+/// Maximum bytes of free memory retained per size class of payload buffers.
 const KEPT_BYTES: usize = 8 * 1024 * 1024;
-/// Free pieces kept.
+/// Maximum number of free pieces retained.
 const KEPT_PIECES: usize = 32;
 
-/// Where receive buffers come from: shared by the connections of a core.
+/// Receive buffer pools, shared by the connections of a core.
 #[derive(Debug)]
 pub struct Pools {
     staging: StagingPools,
-    /// By powers of two, from [`PAYLOAD_OWN`] up.
+    /// Payload buffer pools, in powers of two from [`PAYLOAD_OWN`] up.
     payload: Vec<Pool>,
 }
 
@@ -31,42 +32,56 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Pools with nothing in them yet.
+    /// Creates empty pools.
     pub fn new() -> Self {
         let keep = |size| if size == PIECE { KEPT_PIECES } else { KEPT_BYTES / size };
         let classes = (PAYLOAD_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
         Self { staging: StagingPools::new(256), payload: classes.map(|size| Pool::new(size, keep(size))).collect() }
     }
 
-    /// An empty buffer with room for exactly `len` bytes, at most a piece.
+    /// Returns an empty buffer with space for exactly `len` bytes, at most `PIECE`.
     fn payload(&self, len: usize) -> BufMut {
         let pool = self.payload.iter().find(|pool| pool.buf_size() >= len).expect("no longer than a piece");
         pool.get().limited(len)
     }
 
-    /// Small buffers for the headers of replies.
+    /// Returns a small buffer for the headers of replies.
     pub(super) fn headers(&self) -> BufMut {
         self.staging.small()
     }
 }
 
-/// What came with a command.
+impl SealBuffers for Pools {
+    fn sealed_size(&self, large: bool) -> usize {
+        if large { PAYLOAD_OWN } else { SMALL }
+    }
+
+    fn sealed(&self, large: bool) -> BufMut {
+        if large { self.payload(PAYLOAD_OWN) } else { self.staging.small() }
+    }
+
+    fn sealing(&self, len: usize) -> BufMut {
+        if len > SMALL { self.payload(len.min(PIECE)) } else { self.staging.small() }
+    }
+}
+
+/// Payload of a command.
 pub type Payload = BufList;
 
-/// A write whose payload goes to a buffer of its own.
+/// Write whose payload is received into buffers of its own.
 #[derive(Debug)]
 struct Own {
     command: Command,
-    /// Pieces that are full.
+    /// Full pieces.
     full: BufList,
-    /// The piece that is being filled; `None` while it is being received into.
+    /// Piece that is being filled; `None` while it is handed out for receiving.
     buf: Option<BufMut>,
-    /// Bytes past that piece.
+    /// Bytes after that piece.
     left: usize,
 }
 
 impl Own {
-    /// Goes on to the next piece when one is full; true when all are.
+    /// Begins the next piece if the current one is full.  Returns true if all pieces are full.
     fn filled(&mut self, pools: &Pools) -> bool {
         let Some(buf) = self.buf.take_if(|buf| buf.spare() == 0) else { return false };
         self.full.push(buf.freeze());
@@ -80,31 +95,31 @@ impl Own {
     }
 }
 
-/// Cuts the received stream into commands and their payloads.
+/// Splits the received stream into commands and their payloads.
 ///
-/// Payloads of small writes are slices of the staging buffer, those of large ones are received straight into a
-/// buffer of their own, so that a byte is copied at most when it arrived together with what precedes it.
+/// Payloads of small writes are slices of the staging buffer.  Those of large writes are received directly into
+/// buffers of their own.  A byte is copied at most once, and only if it arrived together with what precedes it.
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
     staging: Staging,
     own: Option<Own>,
-    /// A write whose header is parsed and whose payload is not all in staging yet.
+    /// Write with a parsed header, whose payload is not complete in the staging buffer yet.
     partial: Option<Command>,
-    /// Bytes of a refused payload still to be dropped.
+    /// Bytes of a refused payload that are still to be skipped.
     skip: usize,
 }
 
 impl Receiver {
-    /// A receiver that begins with `received`, bytes that came behind the negotiation.
+    /// Creates a receiver that begins with `received`, the bytes after the negotiation.
     pub fn new(pools: Rc<Pools>, received: &[u8]) -> Self {
         let mut staging = if received.len() <= SMALL { pools.staging.small() } else { pools.payload(received.len()) };
         staging.extend_from_slice(received);
         Self { pools, staging: Staging::new(staging), own: None, partial: None, skip: 0 }
     }
 
-    /// The next command that is there with all of its payload; `None` when more has to be received.
-    /// Nothing is parsed while a buffer is out.
+    /// Returns the next command with its complete payload; `None` if more bytes must be received.
+    /// Nothing is parsed while a buffer is handed out.
     pub fn next(&mut self, rules: &Rules) -> Result<Option<(Command, Payload)>, Violation> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         if let Some(own) = &mut self.own {
@@ -160,7 +175,7 @@ impl Receiver {
         Ok(Some((command, Payload::new())))
     }
 
-    /// What to receive next.
+    /// Returns the buffer to receive into next.
     ///
     /// # Panics
     /// When a buffer is out already.
@@ -168,10 +183,10 @@ impl Receiver {
         if let Some(own) = &mut self.own {
             return Want { buf: own.buf.take().expect("one receive at a time"), all: true };
         }
-        // A payload that goes on past what is staged has to lie in one piece.
+        // A payload that extends past the staged bytes must be contiguous.
         let staged = self.staging.staged().map_or(0, |staged| staged.len());
         let missing = self.partial.map_or(0, |command| command.payload as usize - staged);
-        // What does not fit into a small one is a payload shorter than those that get a buffer of their own.
+        // A payload that does not fit into a small buffer is shorter than those with a buffer of their own.
         self.staging.want(missing, &self.pools.staging, || self.pools.payload(PAYLOAD_OWN))
     }
 
@@ -186,7 +201,8 @@ impl Receiver {
         self.staging.received(buf, got);
     }
 
-    /// Takes back the buffer with nothing more in it: the stream has ended.  True when it ended between messages.
+    /// Takes back the buffer with nothing more in it, at the end of the stream.  Returns whether the stream ended
+    /// between messages.
     pub fn ended(&mut self, buf: BufMut) -> bool {
         if self.own.is_none() {
             self.staging.ended(buf);
@@ -194,7 +210,7 @@ impl Receiver {
         self.between_messages()
     }
 
-    /// True when nothing of a message has arrived that is not complete: the stream may end here.
+    /// Returns whether no incomplete message has arrived, so that the stream may end here.
     pub fn between_messages(&self) -> bool {
         self.own.is_none() && self.partial.is_none() && self.skip == 0 && self.staging.is_empty()
     }

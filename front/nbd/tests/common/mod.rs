@@ -1,8 +1,10 @@
-//! A client that speaks the protocol from the document, and a device that is a vector of bytes.
+//! Test client that speaks the protocol as documented, and test device backed by a vector of bytes.
 //!
-//! The client builds and reads its messages byte by byte, apart from the crate's own wire structs on purpose.
+//! The client builds and reads its messages byte by byte, intentionally without the crate's own wire structs.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
+
+pub mod world;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,11 +15,13 @@ use forebay_block::{
     BlockDevice, Buf, BufMut, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
     Result, SizeWatch,
 };
+use forebay_nbd::access::{Host, HostPattern};
 use forebay_nbd::{Export, ExportSummary, Exports};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Stream, random, sleep};
+use forebay_tls::{Read, Session, sealed_len};
 
-/// How replies look.
+/// Reply format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     Simple,
@@ -25,10 +29,10 @@ pub enum Style {
     Extended,
 }
 
-/// One reply to an option.
+/// Type and data of a reply to an option.
 pub type OptionReply = (u32, Vec<u8>);
 
-/// What a request was answered with, all chunks together.
+/// Answer to a request, with all its chunks.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub cookie: u64,
@@ -43,7 +47,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The bytes of a read of `extent`, which must be covered without overlap.
+    /// Returns the bytes of a read, which the pieces must cover without gap or overlap.
     pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut pieces = self.data.clone();
         pieces.sort();
@@ -57,7 +61,7 @@ impl Answer {
     }
 }
 
-/// What the client knows of an export.
+/// Properties of an export, as known to the client.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Facts {
     pub size: u64,
@@ -69,7 +73,7 @@ pub struct Facts {
 
 pub const INFO_ALL: [u16; 3] = [1, 2, 3];
 
-/// A connection.
+/// Client side of a connection.
 pub struct Client {
     pub stream: Stream,
     input: Vec<u8>,
@@ -78,6 +82,9 @@ pub struct Client {
     reads: BTreeMap<u64, (u64, usize)>,
     partial: BTreeMap<u64, Answer>,
     offsets: BTreeMap<u64, u64>,
+    /// TLS session, once it is in force, and received bytes that are not decrypted yet.
+    tls: RefCell<Option<Session>>,
+    sealed: Vec<u8>,
 }
 
 impl Client {
@@ -91,21 +98,51 @@ impl Client {
             reads: BTreeMap::new(),
             partial: BTreeMap::new(),
             offsets: BTreeMap::new(),
+            tls: RefCell::default(),
+            sealed: Vec::new(),
         };
         assert_eq!(client.take(18).await.expect("a greeting"), b"NBDMAGICIHAVEOPT\0\x03");
         client
     }
 
-    /// Connects, and agrees on fixed newstyle without padding.
+    /// Connects, and negotiates fixed newstyle without padding.
     pub async fn fixed(addr: &Addr) -> Self {
         let client = Self::connect(addr).await;
         client.send(&3_u32.to_be_bytes()).await;
         client
     }
 
+    /// Upgrades to TLS; returns `None` if the handshake fails.
+    pub async fn start_tls(&mut self, mut session: Session) -> Option<()> {
+        assert_eq!(self.option(5, &[]).await, [(1, vec![])]);
+        assert!(self.input.is_empty(), "the server speaks first");
+        let mut out = Vec::new();
+        let mut done = session.handshake(&mut &[][..], &mut out).ok()?;
+        loop {
+            self.send(&out).await;
+            out.clear();
+            if done {
+                self.tls.replace(Some(session));
+                return Some(());
+            }
+            let (result, buf) = self.stream.recv(BufMut::with_capacity(64 * 1024)).await;
+            if !result.is_ok_and(|got| got > 0) {
+                return None;
+            }
+            let mut left = &buf[..];
+            done = session.handshake(&mut left, &mut out).ok()?;
+            self.sealed.extend_from_slice(left);
+        }
+    }
+
     /// Connects and chooses an export; with `base:allocation` unless replies are simple.
     pub async fn open(addr: &Addr, name: &str, style: Style) -> (Self, Facts) {
-        let mut client = Self::fixed(addr).await;
+        Self::fixed(addr).await.choose(name, style).await
+    }
+
+    /// Chooses an export; with `base:allocation` unless replies are simple.
+    pub async fn choose(self, name: &str, style: Style) -> (Self, Facts) {
+        let mut client = self;
         match style {
             Style::Simple => {}
             Style::Structured => assert_eq!(client.option(8, &[]).await, [(1, vec![])]),
@@ -120,27 +157,55 @@ impl Client {
         (client, facts)
     }
 
-    /// `NBD_OPT_GO`, asking for everything; the error reply if it is refused.
+    /// Sends `NBD_OPT_GO`, requesting all information; returns the error reply if it is refused.
     pub async fn go(&mut self, name: &str) -> std::result::Result<Facts, OptionReply> {
         let replies = self.option(7, &info_data(name, &INFO_ALL)).await;
         facts(&replies)
     }
 
     pub async fn send(&self, bytes: &[u8]) {
-        // The peer may have closed already; who sends then sees it when receiving.
-        let _ = self.stream.send(Buf::copy_of(bytes)).await;
+        let sealed = self.tls.borrow_mut().as_mut().map(|session| {
+            let mut sealed = vec![0; sealed_len(bytes.len())];
+            let len = session.write(bytes, &mut sealed).expect("sealed");
+            sealed.truncate(len);
+            sealed
+        });
+        // The peer may have closed already; a sender notices that when receiving.
+        let _ = self.stream.send(Buf::copy_of(sealed.as_deref().unwrap_or(bytes))).await;
     }
 
-    /// The next `len` bytes; what there was before the end of the stream otherwise.
+    /// Reads the next `len` bytes.  Returns the remaining bytes as the error if the stream ends before.
     pub async fn take(&mut self, len: usize) -> std::result::Result<Vec<u8>, Vec<u8>> {
         while self.input.len() < len {
+            if self.open_sealed() {
+                continue;
+            }
             let (result, buf) = self.stream.recv(BufMut::with_capacity(64 * 1024)).await;
+            let received = if self.tls.borrow().is_some() { &mut self.sealed } else { &mut self.input };
             match result {
-                Ok(got) if got > 0 => self.input.extend_from_slice(&buf),
+                Ok(got) if got > 0 => received.extend_from_slice(&buf),
                 _ => return Err(std::mem::take(&mut self.input)),
             }
         }
         Ok(self.input.drain(..len).collect())
+    }
+
+    /// Decrypts received bytes; returns true if there was data.
+    fn open_sealed(&mut self) -> bool {
+        let mut tls = self.tls.borrow_mut();
+        let Some(session) = &mut *tls else { return false };
+        let mut left = &self.sealed[..];
+        let mut out = vec![0; 64 * 1024];
+        let read = session.read(&mut left, &mut out);
+        let taken = self.sealed.len() - left.len();
+        self.sealed.drain(..taken);
+        match read.expect("it can be opened") {
+            Read::Data(len) => {
+                self.input.extend_from_slice(&out[..len]);
+                true
+            }
+            Read::Hungry | Read::Closed => false,
+        }
     }
 
     /// Sends an option and reads its replies up to the last.
@@ -149,7 +214,7 @@ impl Client {
         self.option_replies(option).await.expect("the connection stays")
     }
 
-    /// The replies to an option up to the last; `None` when the connection is closed.
+    /// Reads the replies to an option up to the last; returns `None` if the connection is closed.
     pub async fn option_replies(&mut self, option: u32) -> Option<Vec<OptionReply>> {
         let mut replies = Vec::new();
         loop {
@@ -165,7 +230,7 @@ impl Client {
         }
     }
 
-    /// The bytes of a request.
+    /// Encodes a request.
     pub fn request_bytes(
         &mut self,
         cookie: u64,
@@ -181,7 +246,7 @@ impl Client {
         self.offsets.insert(cookie, offset);
         let mut bytes = Vec::new();
         if self.style == Style::Extended {
-            // A write has a payload with and without the flag that says so.
+            // Writes have a payload with and without the payload length flag.
             let flags = if kind == 1 && !cookie.is_multiple_of(2) { flags | 1 << 5 } else { flags };
             bytes.extend(0x21e41c71_u32.to_be_bytes());
             bytes.extend(flags.to_be_bytes());
@@ -216,20 +281,20 @@ impl Client {
         answer
     }
 
-    /// Reads and checks that it worked.
+    /// Reads, and checks for success.
     pub async fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         let answer = self.ask(0, 0, offset, len as u64, &[]).await;
         assert_eq!(answer.error, 0, "{}", answer.text);
         answer.bytes(offset, len)
     }
 
-    /// Writes and checks that it worked.
+    /// Writes, and checks for success.
     pub async fn write(&mut self, offset: u64, data: &[u8]) {
         let answer = self.ask(1, 0, offset, data.len() as u64, data).await;
         assert_eq!(answer.error, 0, "{}", answer.text);
     }
 
-    /// The next answer that is complete; `None` when the connection is closed.
+    /// Reads the next complete answer; returns `None` if the connection is closed.
     pub async fn answer(&mut self) -> Option<Answer> {
         loop {
             let magic = be(&self.take(4).await.ok()?);
@@ -302,7 +367,7 @@ impl Client {
         Some((flags & 1 == 1).then(|| self.partial.remove(&cookie).expect("just entered")))
     }
 
-    /// Says goodbye, and expects the server to close.
+    /// Sends a disconnect request, and expects the server to close.
     pub async fn disconnect(mut self) {
         self.request(0, 2, 0, 0, 0, &[]).await;
         assert_eq!(self.take(1).await, Err(vec![]), "nothing more comes");
@@ -337,7 +402,7 @@ pub fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-/// What the replies to `NBD_OPT_INFO` or `NBD_OPT_GO` say.
+/// Decodes the replies to `NBD_OPT_INFO` or `NBD_OPT_GO`.
 pub fn facts(replies: &[OptionReply]) -> std::result::Result<Facts, OptionReply> {
     let (last, infos) = replies.split_last().expect("a reply");
     if last.0 != 1 {
@@ -361,22 +426,22 @@ pub fn facts(replies: &[OptionReply]) -> std::result::Result<Facts, OptionReply>
     Ok(facts)
 }
 
-/// A device that is a vector of bytes, takes its time, and can be told to fail.
+/// In-memory device with random delays and injected errors.
 pub struct Model {
     pub bytes: RefCell<Vec<u8>>,
-    /// Blocks of 4 KiB that hold something.
+    /// Allocation of each 4 KiB block.
     pub stored: RefCell<Vec<bool>>,
     pub geometry: Cell<Geometry>,
-    /// Longest time a request takes, in nanoseconds; 0 answers at once.
+    /// Maximum delay of a request, in nanoseconds; 0 completes at once.
     pub delay: Cell<u64>,
-    /// The next requests fail so, or succeed.
+    /// Results of the next requests: an error, or success.
     pub failures: RefCell<VecDeque<Option<ErrorKind>>>,
     /// Requests wait while this is set.
     pub held: Cell<bool>,
     pub released: Notify,
     pub in_flight: Cell<usize>,
     pub in_flight_most: Cell<usize>,
-    /// What was asked, in short.
+    /// Log of requests.
     pub log: RefCell<Vec<String>>,
 }
 
@@ -415,7 +480,7 @@ impl Model {
         self.failures.borrow_mut().extend(kinds.iter().copied().map(Some));
     }
 
-    /// Takes what was asked since the last time.
+    /// Takes the log of requests since the previous call.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.borrow_mut())
     }
@@ -456,7 +521,7 @@ impl Model {
     }
 }
 
-/// A device that holds a [`Model`], for its futures to share it.
+/// Device that shares a [`Model`] with its futures.
 pub struct ModelDevice(pub Rc<Model>);
 
 struct Counted(Rc<Model>);
@@ -522,11 +587,13 @@ impl BlockDevice for ModelDevice {
     }
 }
 
-/// Exports by name; the first is the default one.
+/// Exports by name; the first is the default export.
 #[derive(Default)]
 pub struct Shelf {
     pub exports: RefCell<Vec<(ExportSummary, Export)>>,
     pub opened: Cell<usize>,
+    /// Hosts that see an export; every host if there is no entry.
+    pub hosts: RefCell<BTreeMap<String, Vec<HostPattern>>>,
 }
 
 impl Shelf {
@@ -546,17 +613,29 @@ impl Shelf {
     }
 }
 
+impl Shelf {
+    fn sees(&self, host: &Host, name: &str) -> bool {
+        let hosts = self.hosts.borrow();
+        hosts.get(name).is_none_or(|hosts| hosts.iter().any(|pattern| pattern.matches(host)))
+    }
+}
+
 impl Exports for Shelf {
-    fn list(&self) -> Vec<ExportSummary> {
-        self.exports.borrow().iter().map(|(summary, _)| summary.clone()).collect()
+    fn list(&self, host: &Host) -> Vec<ExportSummary> {
+        let exports = self.exports.borrow();
+        exports.iter().map(|(summary, _)| summary.clone()).filter(|export| self.sees(host, &export.name)).collect()
     }
 
-    fn open(&self, name: &str) -> LocalFuture<Result<Export>> {
+    fn open(&self, name: &str, host: &Host) -> LocalFuture<Result<Export>> {
         self.opened.set(self.opened.get() + 1);
         let exports = self.exports.borrow();
         let found = exports.iter().find(|(summary, _)| name.is_empty() || summary.name == name);
+        let allowed = found.is_none_or(|(summary, _)| self.sees(host, &summary.name));
         let found = found.map(|(_, export)| export.clone());
-        let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("export '{name}'")));
+        if !allowed {
+            return Box::pin(std::future::ready(Err(Error::new(ErrorKind::Denied, "it is not in the list"))));
+        }
+        let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'")));
         Box::pin(async move {
             sleep(Duration::from_micros(random() % 50)).await;
             found

@@ -1,5 +1,6 @@
-//! The commands of an admin queue, and those of fabrics.
+//! Admin and Fabrics commands.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -18,25 +19,32 @@ use crate::session::admin::{self, Answer};
 use crate::session::auth::Exchange;
 use crate::session::{Controller, Kind, Power, io};
 use crate::stats::CommandKind;
-use crate::target::{Notice, Refused, Way, watcher};
+use crate::subsystem::{Association, Notice, Refused, Way, watcher};
 use crate::wire::command::{FABRICS, Sgl, admin as opcode};
 use crate::wire::fabrics::{CONNECT_DATA, Connect, DISCOVERY_NQN, Property, connect_field, fctype};
 use crate::wire::identify::cns;
 use crate::wire::{Cqe, Sqe, Status};
 
-/// Bytes of data that a host may send with an admin command.
+/// Maximum bytes of data that a host may send with an admin command.
 const DATA_MAX: u32 = 4096;
-/// Notices taken up in one turn.
+/// Maximum notices processed in one turn.
 const TURN_NOTICES: u32 = 64;
-/// How often a Connect that waits looks whether it may go on.
+/// Polling interval of a Connect that waits for an earlier controller of its host to end.
 const CONNECT_LOOK: Duration = Duration::from_millis(2);
-/// What the answer to a Connect says beside the controller's id: ATR of AUTHREQ (base 6.3).
+/// ATR bit of AUTHREQ in the result of a Connect, beside the controller's id (base 6.3).
 const AUTHENTICATION_REQUIRED: u64 = 1 << 17;
-/// The shortest keep-alive timeout.
+/// Minimum keep-alive timeout in milliseconds.
 const KEEP_ALIVE_MIN_MS: u32 = 1000;
 
+/// Logs that a host is refused, with the names of host and subsystem as far as they are known.  One line, in the
+/// same format in all fronts.
+pub(super) fn host_refused(address: &Addr, parties: Option<(&str, &str)>, reason: impl Display) {
+    let (host, subsystem) = parties.unwrap_or(("unknown", "unknown"));
+    tracing::warn!(front = "nvme", host, %address, subsystem, %reason, "host refused");
+}
+
 impl Connection {
-    /// A command that is not an I/O command, with what is in its capsule.
+    /// Handles a command that is not an I/O command, with its in-capsule data.
     pub(super) fn admin_command(&mut self, sqe: Sqe, data: BufList) {
         let fabrics = sqe.opcode() == FABRICS;
         let direction = if fabrics { sqe.fctype() } else { sqe.opcode() };
@@ -54,14 +62,14 @@ impl Connection {
             },
             // A Connect has its data in the capsule (base 6.3).
             _ if matches!(self.role, Role::Fresh) => self.fail(&sqe, Status::SGL_TYPE.final_()),
-            // Nothing is asked for that nobody would look at, since it is kept until all of it is there.
+            // Data that would be ignored is not requested, since it is buffered until complete.
             _ if fabrics && direction != fctype::AUTH_SEND => self.admin_with_data(&sqe, &[]),
             _ if !fabrics && direction != opcode::SET_FEATURES => self.admin_with_data(&sqe, &[]),
             _ => self.ask(sqe.cid(), len, Note::Admin(sqe)),
         }
     }
 
-    /// The same, with the data that came from the host.
+    /// Executes a command that is not an I/O command, with the complete data from the host.
     pub(super) fn admin_with_data(&mut self, sqe: &Sqe, data: &[u8]) {
         if sqe.opcode() == FABRICS {
             return self.fabrics_command(sqe, data);
@@ -70,8 +78,8 @@ impl Connection {
         if !admin.controller.is_ready() {
             return self.fail(sqe, Status::SEQUENCE.final_());
         }
-        let association = self.queue.as_ref().map(|queue| &*queue.association);
-        let view = AdminView { server: &self.server, port: &self.port, association };
+        let Some(queue) = &self.queue else { return self.fail(sqe, Status::SEQUENCE.final_()) };
+        let view = AdminView { server: &self.server, port: &self.port, association: &queue.association };
         let answer = admin::execute(&mut admin.controller, &view, sqe, data);
         self.follow_controller();
         if let Some(queue) = &self.queue {
@@ -103,13 +111,13 @@ impl Connection {
                 if aborted {
                     self.respond(cid, Status::ABORTED, 0, 0);
                 }
-                // Bit 0: it was not aborted.  What is with a device is soon done anyway.
+                // Bit 0 set: not aborted.  Commands at a device are expected to complete soon anyway.
                 self.respond(sqe.cid(), Status::SUCCESS, u64::from(!aborted), 0);
             }
         }
     }
 
-    /// Makes the rest of the connection, and the other queues, follow what the host has set.
+    /// Applies the features that the host has set to the connection and to the other queues.
     fn follow_controller(&mut self) {
         let (Role::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
         let features = &admin.controller.features;
@@ -118,7 +126,7 @@ impl Connection {
         if admin.keep_alive_ms != admin.controller.keep_alive_ms {
             admin.keep_alive_ms = admin.controller.keep_alive_ms;
             admin.keep_alive = keep_alive(admin.keep_alive_ms);
-            // A timer that was just made wants to be polled.
+            // A new timer has to be polled once to register its wake-up.
             self.waker.wake_by_ref();
         }
     }
@@ -164,11 +172,10 @@ impl Connection {
             }
             Power::Shutdown => {
                 queue.association.ready.store(false, Ordering::Release);
-                let used = queue.association.used();
-                let flushing = flush(&self.server, &used);
+                let flushing = flush(&self.server, &queue.association);
                 if let Role::Admin(admin) = &mut self.role {
                     admin.flushing = Some(flushing);
-                    // It wants to be polled.
+                    // The flush must be polled once to start.
                     self.waker.wake_by_ref();
                 }
             }
@@ -186,41 +193,40 @@ impl Connection {
         let connect = match Connect::decode(sqe, data) {
             Ok(connect) => connect,
             Err(None) => {
-                tracing::info!(peer = %self.peer, "refused Connect: unknown record format");
+                host_refused(&self.peer, None, "unknown record format");
                 return self.refuse(sqe, Refused { status: Status::CONNECT_FORMAT.final_(), wrong: None });
             }
             Err(Some(wrong)) => {
-                tracing::info!(peer = %self.peer, "refused Connect: invalid {}", wrong.name());
+                host_refused(&self.peer, None, format_args!("invalid {}", wrong.name()));
                 return self.refuse(sqe, parameter(wrong));
             }
         };
         let entries = usize::from(connect.sq_size) + 1;
         if entries < 2 || entries > Self::entries_max(connect.queue) {
             let most = Self::entries_max(connect.queue);
-            tracing::info!(
-                peer = %self.peer, host = connect.host, queue = connect.queue,
-                "refused Connect: queue of {entries} entries, allowed are 2 to {most}"
-            );
+            let reason = format_args!("queue of {entries} entries, allowed are 2 to {most}");
+            host_refused(&self.peer, Some((&connect.host, &connect.subsystem)), reason);
             return self.refuse(sqe, parameter(connect_field::SIZE));
         }
         if let Some(refused) = self.channel_refuses(&connect) {
-            tracing::info!(
-                peer = %self.peer, host = connect.host, subsystem = connect.subsystem, tls = self.channel.is_some(),
-                "a host is refused that comes without TLS, or with the key of another"
-            );
+            let reason = match self.channel {
+                Some(_) => "the TLS key is of another host or subsystem",
+                None => "the host has a TLS key, and comes without TLS",
+            };
+            host_refused(&self.peer, Some((&connect.host, &connect.subsystem)), reason);
             return self.refuse(sqe, refused);
         }
-        let target = &self.server.target;
+        let subsystems = &self.server.subsystems;
         let discovers = connect.subsystem == DISCOVERY_NQN;
         let way = Way { port: self.port.id, machine: machine_of(&self.peer) };
         let first = !std::mem::replace(&mut self.has_looked, true);
-        if connect.queue == 0 && !discovers && target.is_leaving(&connect, &way, first) {
+        if connect.queue == 0 && !discovers && subsystems.is_leaving(&connect, &way, first) {
             self.connecting = Some((*sqe, data.to_vec(), sleep(CONNECT_LOOK)));
             self.waker.wake_by_ref();
             return;
         }
         let made = if connect.queue == 0 {
-            target.connect_admin(&connect, way, &self.control).map(|(association, notices)| {
+            subsystems.connect_admin(&connect, way, &self.control).map(|(association, notices)| {
                 let controller =
                     Controller::new(association.kind, association.cntlid, connect.host_id, connect.keep_alive_ms);
                 let keep_alive_ms = connect.keep_alive_ms;
@@ -229,40 +235,41 @@ impl Connection {
                 (association, Role::Admin(Box::new(admin)))
             })
         } else {
-            target.connect_io(&connect, &self.control).map(|association| (association, Role::Io))
+            subsystems.connect_io(&connect, &self.control).map(|association| (association, Role::Io))
         };
         let (association, role) = match made {
             Ok(made) => made,
             Err(refused) => {
-                tracing::info!(
-                    peer = %self.peer, host = connect.host, subsystem = connect.subsystem, queue = connect.queue,
-                    status = %refused.status, "a host is refused"
-                );
+                let parties = Some((&*connect.host, &*connect.subsystem));
+                match refused.wrong {
+                    Some(wrong) => host_refused(&self.peer, parties, format_args!("invalid {}", wrong.name())),
+                    None => host_refused(&self.peer, parties, refused.status),
+                }
                 return self.refuse(sqe, refused);
             }
         };
         self.role = role;
         let discovery = association.kind == Kind::Discovery;
-        let keys = association.keys.clone();
+        let (keys, subsystem) = (association.keys.clone(), association.subsystem.clone());
         let suite = self.channel.as_ref().map(|channel| channel.suite.name());
         let (host, cntlid, queue) = (connect.host.clone(), association.cntlid, connect.queue);
         if queue == 0 {
             tracing::info!(peer = %self.peer, host, cntlid, discovery, tls = suite, "a host has connected");
         }
         self.outbox.set_budget(self.server.host_budget(&host));
-        let entered = target.stats().enter(self.peer.to_string(), host, (cntlid, queue), discovery, suite);
+        let entered = subsystems.stats().enter(self.peer.to_string(), host, (cntlid, queue), discovery, suite);
         self.work = InFlight::new(entries);
         self.work.set_task(&self.waker);
         let flow_control = !connect.no_flow_control;
         self.queue = Some(Queue { id: queue, association, entries: entries as u16, head: 1, flow_control, entered });
-        self.auth = keys.map(|keys| Box::new(Exchange::new(keys, &connect.host, &target.identity().nqn)));
+        self.auth = keys.map(|keys| Box::new(Exchange::new(keys, &connect.host, subsystem.nqn())));
         let mut result = u64::from(cntlid);
         match self.auth {
             None => self.settled(),
             Some(_) => result |= AUTHENTICATION_REQUIRED,
         }
         self.outstanding -= 1;
-        // FFFFh says that the host may do without flow control.
+        // SQHD FFFFh grants the host's request to disable flow control.
         let sq_head = if flow_control { 1 } else { 0xFFFF };
         let cqe = Cqe { result, sq_head, cid: sqe.cid(), status: Status::SUCCESS };
         self.outbox.replies.response(&cqe);
@@ -270,9 +277,9 @@ impl Connection {
         self.waker.wake_by_ref();
     }
 
-    // ---- What comes without a command ----
+    // ---- Events without a command ----
 
-    /// Tells the host of what has happened, as far as it has asked.
+    /// Completes asynchronous event requests, as long as there are events and requests.
     fn tell_events(&mut self) {
         while let Role::Admin(admin) = &mut self.role
             && let Some((cid, result)) = admin.controller.tell()
@@ -281,7 +288,7 @@ impl Connection {
         }
     }
 
-    /// Looks for notices of others, at the keep-alive timer, and at a Connect that waits.
+    /// Polls the notices from other queues, a waiting Connect, a flush for shutdown and the keep-alive timer.
     pub(super) fn poll_admin(&mut self, cx: &mut Context<'_>) {
         if let Some((sqe, data, timer)) = &mut self.connecting
             && Pin::new(timer).poll(cx).is_ready()
@@ -307,7 +314,7 @@ impl Connection {
             }
             taken += 1;
             if taken >= TURN_NOTICES {
-                // The others have their turn first.
+                // Yields to other tasks first.
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -326,7 +333,7 @@ impl Connection {
             admin.keep_alive = if silent { None } else { keep_alive(admin.keep_alive_ms) };
         }
         if silent {
-            self.server.target.stats().count(|counts| counts.keep_alive_expired += 1);
+            self.server.subsystems.stats().count(|counts| counts.keep_alive_expired += 1);
             tracing::warn!(peer = %self.peer, host = queue.association.host, "a host has fallen silent");
             return self.stop_receiving(End::Silent);
         }
@@ -336,7 +343,7 @@ impl Connection {
     }
 }
 
-/// Which machine a host is on.
+/// Returns the IP address of a host's machine; `None` for Unix sockets.
 fn machine_of(peer: &Addr) -> Option<IpAddr> {
     match peer {
         Addr::Tcp(addr) => Some(addr.ip()),
@@ -344,9 +351,10 @@ fn machine_of(peer: &Addr) -> Option<IpAddr> {
     }
 }
 
-/// Makes what was written to some namespaces durable; says whether that went well.
-fn flush(server: &Rc<Server>, used: &[u32]) -> LocalFuture<bool> {
-    let devices: Vec<_> = used.iter().filter_map(|&nsid| server.namespace(nsid)).collect();
+/// Flushes the namespaces that a controller has used.  Resolves to whether all flushes succeeded.
+fn flush(server: &Rc<Server>, association: &Association) -> LocalFuture<bool> {
+    let subsystem = &association.subsystem;
+    let devices: Vec<_> = association.used().into_iter().filter_map(|nsid| server.namespace(subsystem, nsid)).collect();
     Box::pin(async move {
         let mut durable = true;
         for namespace in devices {
@@ -359,7 +367,7 @@ fn flush(server: &Rc<Server>, used: &[u32]) -> LocalFuture<bool> {
     })
 }
 
-/// A timer that looks whether something has come since it last looked.
+/// Returns a timer for the next keep-alive check, at least `KEEP_ALIVE_MIN_MS` from now; `None` if `ms` is 0.
 fn keep_alive(ms: u32) -> Option<forebay_reactor::time::Sleep> {
     (ms > 0).then(|| sleep(Duration::from_millis(ms.max(KEEP_ALIVE_MIN_MS).into())))
 }

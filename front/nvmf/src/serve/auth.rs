@@ -1,4 +1,4 @@
-//! Authentication of a queue: what of it waits.
+//! Authentication of a queue: commands and timers.
 
 use std::pin::Pin;
 use std::task::Context;
@@ -7,31 +7,32 @@ use std::time::Duration;
 use forebay_block::Buf;
 use forebay_reactor::{random, sleep};
 
+use super::admin::host_refused;
 use super::connection::{Connection, End};
 use crate::session::auth::Progress;
-use crate::target::Refused;
+use crate::subsystem::Refused;
 use crate::wire::auth::{self, MESSAGE_MAX, Reason};
 use crate::wire::command::FABRICS;
 use crate::wire::fabrics::fctype;
 use crate::wire::{Sqe, Status};
 
-/// How long a host that has failed waits to be told, so that nobody can try secrets as fast as the network carries them.
+/// Delay before a host learns that its authentication has failed.  Limits the rate at which secrets can be tried.
 const FAILURE_WAIT: Duration = Duration::from_secs(1);
-/// Connects of a connection that are refused before it is ended.
+/// Refused Connects after which a connection is ended.
 const REFUSED_MAX: u32 = 8;
 
 impl Connection {
-    /// The queue takes commands: its host has shown who it is, or needs not to.
+    /// Returns whether the queue accepts commands: its host has authenticated, or does not have to.
     pub(super) fn is_authenticated(&self) -> bool {
         self.auth.as_ref().is_none_or(|auth| auth.is_done())
     }
 
-    /// Whether a command is one of those with which a host authenticates.
+    /// Returns whether a command is Authentication Send or Authentication Receive.
     pub(super) fn is_of_authentication(sqe: &Sqe) -> bool {
         sqe.opcode() == FABRICS && [fctype::AUTH_SEND, fctype::AUTH_RECEIVE].contains(&sqe.fctype())
     }
 
-    /// Authentication Send, with its data.
+    /// Handles Authentication Send, with its data.
     pub(super) fn auth_send(&mut self, sqe: &Sqe, data: &[u8]) {
         let Some(auth) = &mut self.auth else { return self.fail(sqe, Status::INVALID_OPCODE.final_()) };
         let Some(len) = auth::length(sqe) else { return self.fail(sqe, Status::INVALID_FIELD.final_()) };
@@ -41,15 +42,15 @@ impl Connection {
         let was_under_way = auth.is_under_way();
         let progress = auth.take(data);
         if !was_under_way && auth.is_under_way() {
-            self.auth_deadline = Some(sleep(self.server.target.limits().handshake_timeout));
-            // A timer that was just made wants to be polled.
+            self.auth_deadline = Some(sleep(self.server.subsystems.limits().handshake_timeout));
+            // A new timer has to be polled once to register its wake-up.
             self.waker.wake_by_ref();
         }
         self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
         self.progressed(progress);
     }
 
-    /// Authentication Receive.
+    /// Handles Authentication Receive.  Delays the answer by `FAILURE_WAIT` if authentication has failed.
     pub(super) fn auth_receive(&mut self, sqe: &Sqe) {
         let Some(auth) = &mut self.auth else { return self.fail(sqe, Status::INVALID_OPCODE.final_()) };
         let room = auth::length(sqe).filter(|&len| len <= sqe.sgl().len()).unwrap_or(0) as usize;
@@ -96,15 +97,16 @@ impl Connection {
     }
 
     fn failed_to_authenticate(&mut self, reason: Reason) {
-        self.server.target.stats().count(|counts| counts.auth_failures += 1);
+        self.server.subsystems.stats().count(|counts| counts.auth_failures += 1);
         if let Some(queue) = &self.queue {
-            let (host, queue) = (&queue.association.host, queue.id);
-            tracing::warn!(peer = %self.peer, host, queue, %reason, "a host has failed to authenticate");
+            let subsystem = queue.association.subsystem.nqn();
+            let reason = format_args!("authentication failed: {reason}");
+            host_refused(&self.peer, Some((&queue.association.host, subsystem)), reason);
         }
         self.stop_receiving(End::Unauthenticated);
     }
 
-    /// Looks at the timers of authentication.
+    /// Polls the timers of authentication.
     pub(super) fn poll_auth(&mut self, cx: &mut Context<'_>) {
         if let Some((sqe, timer)) = &mut self.failing
             && Pin::new(timer).poll(cx).is_ready()
@@ -117,14 +119,14 @@ impl Connection {
             && Pin::new(timer).poll(cx).is_ready()
         {
             self.auth_deadline = None;
-            self.server.target.stats().count(|counts| counts.auth_failures += 1);
+            self.server.subsystems.stats().count(|counts| counts.auth_failures += 1);
             self.stop_receiving(End::TooSlow);
         }
     }
 
-    /// Refuses a Connect; a host that asks again and again on one connection loses it.
+    /// Refuses a Connect.  Ends the connection after `REFUSED_MAX` refusals.
     pub(super) fn refuse(&mut self, sqe: &Sqe, refused: Refused) {
-        self.server.target.stats().count(|counts| counts.refused += 1);
+        self.server.subsystems.stats().count(|counts| counts.refused += 1);
         let result = refused.wrong.map_or(0, |wrong| wrong.result());
         self.respond(sqe.cid(), refused.status, result, 0);
         self.refusals += 1;

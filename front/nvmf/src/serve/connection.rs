@@ -1,4 +1,4 @@
-//! One connection: receives, hands on commands, gathers replies, sends.
+//! Connection task: receives, dispatches commands, gathers replies, sends.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -16,93 +16,93 @@ use forebay_serve::{Intake, Traffic, Want, exchange};
 
 use super::io::{Fused, Pending, Started};
 use super::outbox::Outbox;
-use super::tls::{self, Channel};
+use super::tls::Channel;
 use super::work::Work;
 use super::{OpenNamespace, Server};
 use crate::session::auth::Exchange;
 use crate::session::{ADMIN_ENTRIES_MAX, Agreed, Controller, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies, Transfers};
 use crate::stats::Entered;
-use crate::target::{Association, Control, Notice, Port};
+use crate::subsystem::{Association, Control, Notice, Port};
 use crate::wire::pdu::{Fes, IcReq, IcResp};
 use crate::wire::{Cqe, Sqe, Status};
 
-/// PDUs taken in one turn; then the connection lets the others have theirs.
+/// PDUs processed in one turn, after which the connection yields.
 const TURN_PDUS: u32 = 16;
-/// How long a connection whose host broke a rule waits for it to close, so that it can read why.
+/// Time that a connection stays open after a protocol error, so that the host can read the reason.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
-/// How a connection came to its end.
+/// Reason why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The host closed it.
+    /// Closed by the host.
     Closed,
-    /// The host ended it, with this status.
+    /// Terminated by the host, with this error status.
     Terminated { _status: u16 },
-    /// The host disconnected its queue.
+    /// Queue disconnected by the host.
     Disconnected,
-    /// The socket failed.
+    /// Socket error.
     Socket(io::Error),
-    /// The host broke the protocol.
+    /// Protocol error of the host.
     Fatal(Fatal),
-    /// It did not become a queue in time, or its host did not authenticate in time.
+    /// Timeout: the connection did not become a queue, or its host did not authenticate, in time.
     TooSlow,
-    /// There was no agreement on TLS.
+    /// Failed TLS handshake.
     Insecure,
-    /// Its host has failed to authenticate.
+    /// Failed authentication.
     Unauthenticated,
-    /// Its Connects were refused too often.
+    /// Too many refused Connects.
     Refused,
-    /// The host has not sent the data that it was asked for.
+    /// Timeout: the host has not sent the data that it was asked for.
     Overdue,
-    /// The host fell silent.
+    /// Expired keep-alive timeout.
     Silent,
-    /// The server is closing down, or the controller has gone.
+    /// Shutdown of the server, or end of the controller.
     Stopped,
 }
 
-/// What a connection is.
+/// Role of a connection.
 pub(super) enum Role {
-    /// Nothing yet.
+    /// Connection before its Connect.
     Fresh,
-    /// An admin queue, with its controller.
+    /// Admin queue, with its controller.
     Admin(Box<Admin>),
-    /// An I/O queue.
+    /// I/O queue.
     Io,
 }
 
-/// What only an admin queue has.
+/// State of an admin queue.
 pub(super) struct Admin {
     pub(super) controller: Controller,
     pub(super) notices: cross::Receiver<Notice>,
     pub(super) keep_alive: Option<Sleep>,
-    /// What the timer was set to, in milliseconds.
+    /// Keep-alive timeout to which the timer was set, in milliseconds.
     pub(super) keep_alive_ms: u32,
-    /// What has to become durable before the controller is shut down.
+    /// Flush that must complete before the controller is shut down.
     pub(super) flushing: Option<LocalFuture<bool>>,
 }
 
-/// What every queue has.
+/// State that every queue has.
 pub(super) struct Queue {
     pub(super) id: u16,
     pub(super) association: Arc<Association>,
     pub(super) entries: u16,
     pub(super) head: u16,
-    /// The host minds the queue's head.
+    /// Submission queue flow control (SQHD) is enabled.
     pub(super) flow_control: bool,
     pub(super) entered: Entered,
 }
 
-/// What the data of a command is for.
+/// Command that the requested data belongs to.
 pub(super) enum Note {
-    /// An I/O command.
+    /// I/O command.
     Io(Started),
-    /// One half of a fused operation.
+    /// One half of a fused operation; true for the first.
     Fused(Rc<Fused>, bool),
-    /// A command of the admin queue, or of fabrics.
+    /// Admin or Fabrics command.
     Admin(Sqe),
 }
 
-/// One of the connections of a server that are no queue yet.
+/// Count of a connection that is not a queue yet; decremented when dropped.
 struct Fresh(Rc<Server>);
 
 impl Fresh {
@@ -122,49 +122,49 @@ pub(super) struct Connection {
     pub(super) server: Rc<Server>,
     pub(super) port: Arc<Port>,
     pub(super) stream: Stream,
-    /// Everything passes through it, where the port wants TLS.
+    /// TLS session, if the port requires TLS.
     pub(super) channel: Option<Rc<Channel>>,
     pub(super) peer: Addr,
     pub(super) control: Arc<Control>,
     pub(super) receiver: Receiver,
     pub(super) outbox: Outbox,
     pub(super) work: InFlight<Work, Pending>,
-    /// Commands that wait for room.
+    /// Commands that wait for buffer space.
     pub(super) waiting: VecDeque<Started>,
     pub(super) transfers: Transfers<Note>,
-    /// The first half of a fused operation, whose second half comes next.
+    /// First half of a fused operation, whose second half comes next.
     pub(super) fused: Option<Sqe>,
     pub(super) fused_data: BufList,
     pub(super) role: Role,
     pub(super) queue: Option<Queue>,
-    /// Commands that are not answered yet.
+    /// Commands without a response yet.
     pub(super) outstanding: usize,
-    /// The namespace of the last command, and the generation in which it was found.
+    /// Namespace of the last command, and the withdrawal count when it was looked up.
     pub(super) last: Option<(u64, Rc<OpenNamespace>)>,
-    /// The answer to a Connect that waits for an earlier controller of the host to end.
+    /// Connect that waits for an earlier controller of the host to end.
     pub(super) connecting: Option<(Sqe, Vec<u8>, Sleep)>,
-    /// How the host shows who it is, where it has to.
+    /// Authentication state, if the host must authenticate.
     pub(super) auth: Option<Box<Exchange>>,
-    /// What has begun of that has to have ended by then.
+    /// Deadline of an authentication in progress.
     pub(super) auth_deadline: Option<Sleep>,
-    /// A Receive that will be told of a failure, but not at once.
+    /// Authentication Receive that is to be told of a failure, after a delay.
     pub(super) failing: Option<(Sqe, Sleep)>,
-    /// Connects that were refused.
+    /// Number of refused Connects.
     pub(super) refusals: u32,
-    /// A Connect has looked for controllers of its host before.
+    /// Set once a Connect has checked for earlier controllers of its host.
     pub(super) has_looked: bool,
-    /// Namespaces that were used.
+    /// Namespaces that this queue has used.
     pub(super) used: BTreeSet<u32>,
-    /// Looks whether data that was asked for is overdue.
+    /// Timer for overdue data from the host.
     overdue: Option<Sleep>,
-    /// Its place among those that are no queue yet.
+    /// Count among the connections that are not a queue yet.
     fresh: Option<Fresh>,
     pub(super) waker: Waker,
-    /// Nothing is taken in any more, and how it came to that.
+    /// Reason of the end, once the connection accepts no more input.
     end: Option<End>,
-    /// Bytes that come are dropped.
+    /// Received bytes are discarded.
     discard: bool,
-    /// The last word is sent.
+    /// Final PDU is sent; the connection waits for the host to close.
     lingering: bool,
     pub(super) timer: Option<Sleep>,
 }
@@ -172,7 +172,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(server: Rc<Server>, port: Arc<Port>, stream: Stream, peer: Addr, control: Arc<Control>) -> Self {
         let pools = server.pools.clone();
-        let timer = Some(sleep(server.target.limits().handshake_timeout));
+        let timer = Some(sleep(server.subsystems.limits().handshake_timeout));
         Self {
             port,
             stream,
@@ -208,9 +208,8 @@ impl Connection {
         }
     }
 
-    /// Serves until the connection ends.  The host has what
-    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout) gives it to read its answers; all commands that were begun
-    /// are done by then, unless the server stops.
+    /// Runs the connection until it ends.  The host has [`Limits::drain_timeout`](crate::Limits::drain_timeout) to
+    /// read its responses.  All commands that were begun are done when this returns, unless the server stops.
     pub(super) async fn run(mut self) -> End {
         if self.port.tls {
             match self.secure().await {
@@ -228,10 +227,11 @@ impl Connection {
                 exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
             }
             Some(channel) => {
-                let receive = |want| tls::receive(channel.clone(), want);
-                let end = exchange(&mut self, receive, |batch| tls::send(channel.clone(), batch)).await;
+                let stream = channel.stream.clone();
+                let receive = |want| stream.clone().receive(want);
+                let end = exchange(&mut self, receive, |batch| stream.clone().send(batch)).await;
                 if self.outbox.is_empty() {
-                    channel.close().await;
+                    stream.close().await;
                 }
                 end
             }
@@ -241,13 +241,13 @@ impl Connection {
         self.last = None;
         self.settle().await;
         if let Some(queue) = self.queue.take() {
-            self.server.target.disconnect(&queue.association, queue.id);
+            self.server.subsystems.disconnect(&queue.association, queue.id);
         }
         end
     }
 
-    /// Waits for what the device still does, however long that takes: the queue counts as being there until then, and so
-    /// the host does not come back before.  Only a server that stops does not wait.
+    /// Waits until the device has completed all commands, without a time limit.  The queue counts as connected until
+    /// then, so that the host cannot reconnect before.  Returns early only if the server stops.
     async fn settle(&mut self) {
         std::future::poll_fn(|cx| {
             self.work.set_task(cx.waker());
@@ -262,30 +262,30 @@ impl Connection {
             return;
         }
         if let End::Fatal(fatal) = &end {
-            // The host is told, and nothing after it.
+            // The host gets the C2HTermReq, and nothing after it.
             self.outbox.conclude(&fatal.encode());
             self.discard = true;
         }
         if let (Role::Admin(_), Some(queue)) = (&self.role, &self.queue) {
-            // Without an admin queue there is no controller, however long this one still has something to say.
+            // A controller ends with its admin queue, even while this connection still has responses to send.
             queue.association.end_queues(true);
         }
         self.end = Some(end);
-        // From here on what is under way has only so much time.
-        self.timer = Some(sleep(self.server.target.limits().drain_timeout));
+        // From here on commands in flight have `drain_timeout` to complete.
+        self.timer = Some(sleep(self.server.subsystems.limits().drain_timeout));
         self.connecting = None;
         (self.auth_deadline, self.failing) = (None, None);
         self.fused = None;
         self.fused_data = BufList::new();
-        // Commands whose data has not come never began; what they hold is given back with the connection.
+        // Commands whose data has not arrived never began.  Their bytes are released with the connection.
         drop(self.transfers.clear().collect::<Vec<_>>());
         self.waiting.clear();
     }
 
-    /// No more commands are taken for now.  What is waited for never needs the host to send something: data that it
-    /// was asked for may be behind the commands that are not taken.
+    /// Returns whether to stop taking commands for now.  Progress never depends on the host sending data: requested
+    /// data may be queued behind the commands that are not taken.
     fn is_full(&self) -> bool {
-        let over = self.outbox.is_over(self.server.target.limits().connection_bytes);
+        let over = self.outbox.is_over(self.server.subsystems.limits().connection_bytes);
         self.outbox.is_full() || (over && (self.outbox.keeps_bytes() || !self.work.is_empty()))
     }
 
@@ -336,7 +336,7 @@ impl Connection {
         }
         self.outstanding += 1;
         if !intact {
-            self.server.target.stats().count(|counts| counts.digest_errors += 1);
+            self.server.subsystems.stats().count(|counts| counts.digest_errors += 1);
             return self.fail(&sqe, Status::TRANSPORT);
         }
         if !self.is_authenticated() && !Self::is_of_authentication(&sqe) {
@@ -350,7 +350,7 @@ impl Connection {
 
     fn data_arrived(&mut self, cid: u16, note: Note, data: BufList, intact: bool) {
         if !intact {
-            self.server.target.stats().count(|counts| counts.digest_errors += 1);
+            self.server.subsystems.stats().count(|counts| counts.digest_errors += 1);
         }
         match note {
             Note::Io(started) if intact => self.start(started, data),
@@ -364,19 +364,19 @@ impl Connection {
         }
     }
 
-    /// Asks for a command's data.
+    /// Requests a command's data from the host, with an R2T.
     pub(super) fn ask(&mut self, cid: u16, len: u32, note: Note) {
         let tag = self.transfers.begin(cid, len, now().as_nanos(), note);
         if self.overdue.is_none() {
-            self.overdue = Some(sleep(self.server.target.limits().data_timeout));
-            // A timer that was just made wants to be polled.
+            self.overdue = Some(sleep(self.server.subsystems.limits().data_timeout));
+            // A new timer has to be polled once to register its wake-up.
             self.waker.wake_by_ref();
         }
         self.outbox.replies.ready_to_transfer(cid, tag, len);
         self.outbox.replied(0);
     }
 
-    /// Ends the connection of a host that does not send what it was asked for.
+    /// Ends the connection if the host is overdue with requested data.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) {
         while let Some(timer) = &mut self.overdue
             && Pin::new(timer).poll(cx).is_ready()
@@ -386,7 +386,7 @@ impl Connection {
                 return;
             };
             let waited = Duration::from_nanos(now().as_nanos() - since);
-            let timeout = self.server.target.limits().data_timeout;
+            let timeout = self.server.subsystems.limits().data_timeout;
             if waited >= timeout {
                 self.overdue = None;
                 return self.stop_receiving(End::Overdue);
@@ -395,7 +395,7 @@ impl Connection {
         }
     }
 
-    /// Answers a command, whose reply holds so many bytes.
+    /// Queues the response to a command, whose reply holds `bytes` of the budget.
     pub(super) fn respond(&mut self, cid: u16, status: Status, result: u64, bytes: usize) {
         self.outstanding -= 1;
         let sq_head = self.queue.as_ref().map_or(0, |queue| queue.head);
@@ -403,18 +403,18 @@ impl Connection {
         self.outbox.replied(bytes);
     }
 
-    /// Answers a command with an error.
+    /// Queues an error response to a command, and records the error.
     pub(super) fn fail(&mut self, sqe: &Sqe, status: Status) {
         self.note_error(sqe, status);
         self.respond(sqe.cid(), status, 0, 0);
     }
 
-    /// Entries of the admin queue that a host may have.
+    /// Returns the maximum number of entries of a queue; queue 0 is the admin queue.
     pub(super) fn entries_max(queue: u16) -> usize {
         if queue == 0 { ADMIN_ENTRIES_MAX } else { crate::session::QUEUE_ENTRIES_MAX }
     }
 
-    /// The connection has become a queue, and its host is who it says: there is no hurry any more.
+    /// Clears the handshake timeout: the connection is a queue, and its host has authenticated if it must.
     pub(super) fn settled(&mut self) {
         if self.end.is_none() {
             self.timer = None;
@@ -438,8 +438,8 @@ impl Traffic for Connection {
         if self.control.stopping() {
             self.stop_receiving(End::Stopped);
         }
-        if self.last.as_ref().is_some_and(|(seen, _)| *seen != self.server.target.generation()) {
-            // It may be what somebody waits for.
+        if self.last.as_ref().is_some_and(|(seen, _)| *seen != self.server.subsystems.withdrawals()) {
+            // Releases a namespace whose withdrawal may be waiting for it.
             self.last = None;
         }
         self.poll_work();
@@ -485,7 +485,7 @@ impl Traffic for Connection {
                 return Intake::Hungry;
             }
             if self.connecting.is_some() {
-                // While a Connect waits nothing else may come; the next bytes wait in the socket.
+                // Nothing may follow a waiting Connect; later bytes stay in the socket.
                 return Intake::Busy;
             }
             if self.is_full() {
@@ -544,7 +544,7 @@ impl Traffic for Connection {
         }
         if self.end.is_some() && self.work.is_empty() && self.outbox.is_empty() {
             if self.discard {
-                // All is said; the host has a moment to read it and to close.
+                // Everything is sent.  The host has a moment to read it and to close.
                 if !std::mem::replace(&mut self.lingering, true) {
                     self.timer = Some(sleep(LINGER));
                     cx.waker().wake_by_ref();

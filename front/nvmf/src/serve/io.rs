@@ -1,4 +1,4 @@
-//! The commands of an I/O queue.
+//! Commands of an I/O queue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,32 +14,32 @@ use super::connection::{Connection, Note};
 use super::work::{self, Outcome, Work};
 use crate::session::io::{self, Action, Command, Data, FUSED_MAX};
 use crate::stats::CommandKind;
-use crate::target::Notice;
+use crate::subsystem::Notice;
 use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
 use crate::wire::log::ErrorEntry;
 use crate::wire::{Sqe, Status, reservation};
 
-/// A command that makes sense, and is not with the device yet.  It may wait for its host for ever, so that it does not
-/// keep its namespace open.
+/// Validated command that is not submitted to the device yet.  It may wait for its host indefinitely, so that it
+/// must not keep its namespace open.
 pub(super) struct Started {
     pub(super) sqe: Sqe,
     command: Command,
     namespace: Weak<OpenNamespace>,
-    /// Bytes that it holds already.
+    /// Bytes of the budget that it holds already.
     held: usize,
 }
 
-/// What is known of a command that the device has not answered.
+/// Context of a command in flight at the device.
 pub(super) struct Pending {
     sqe: Sqe,
-    /// The second half, when it is a fused operation.
+    /// Command identifier of the second half, for a fused operation.
     second: Option<u16>,
     action: Action,
     held: usize,
     _namespace: Rc<OpenNamespace>,
 }
 
-/// A fused operation whose data is gathered.
+/// Fused Compare and Write whose data is being received.
 pub(super) struct Fused {
     first: Sqe,
     second: Sqe,
@@ -65,7 +65,7 @@ fn kind_of(action: &Action) -> CommandKind {
     }
 }
 
-/// Bytes that a command moves between host and volume.
+/// Returns the bytes that a command transfers between host and volume.
 fn bytes_of(action: &Action) -> u64 {
     match action {
         Action::Read(extent) | Action::Write { extent, .. } => extent.len,
@@ -73,10 +73,10 @@ fn bytes_of(action: &Action) -> u64 {
     }
 }
 
-/// Bytes of memory that a command takes at most, from its beginning to the end of its answer.
+/// Returns the maximum bytes of memory that a command takes, from its beginning to the end of its response.
 fn memory_of(command: &Command) -> usize {
     match (command.action, command.data) {
-        // What is compared is read, and may be copied to lie in one piece.
+        // A Compare also reads the volume, and may copy that into one contiguous buffer.
         (Action::Compare(_), Data::In(len)) => 3 * len as usize,
         (Action::Verify(extent), _) => extent.len.min(work::VERIFY_PIECE) as usize,
         (_, Data::In(len) | Data::Out(len)) => len as usize,
@@ -85,7 +85,7 @@ fn memory_of(command: &Command) -> usize {
 }
 
 impl Connection {
-    /// A command of an I/O queue, with what is in its capsule.
+    /// Handles a command of an I/O queue, with its in-capsule data.
     pub(super) fn io_command(&mut self, sqe: Sqe, data: BufList) {
         if let Some(first) = self.fused.take() {
             let first_data = std::mem::take(&mut self.fused_data);
@@ -114,7 +114,7 @@ impl Connection {
         {
             return match io::in_capsule(sqe.sgl(), len, &data) {
                 Ok(data) => {
-                    // It is in memory already, bounded by the length of the queue.
+                    // The data is in memory already, bounded by the length of the queue.
                     let held = memory_of(&command);
                     self.outbox.hold_anyway(held);
                     self.start(Started { held, ..started }, data);
@@ -131,18 +131,24 @@ impl Connection {
         }
     }
 
-    /// The namespace of a command, if it may be reached here.
+    /// Returns the namespace of a command, opening it on first use.
+    ///
+    /// # Errors
+    /// Invalid Namespace if it does not exist or the host may know another volume by this id; an ANA status if it is
+    /// not accessible through this port.
     fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, Status> {
-        let generation = self.server.target.generation();
+        let withdrawals = self.server.subsystems.withdrawals();
         let namespace = match &self.last {
-            Some((seen, last)) if *seen == generation && last.info.nsid == nsid => last.clone(),
+            Some((seen, last)) if *seen == withdrawals && last.info.nsid == nsid => last.clone(),
             _ => {
                 self.last = None;
                 if nsid == 0 || nsid == NSID_ALL {
                     return Err(Status::INVALID_NAMESPACE.final_());
                 }
-                let found = self.server.namespace(nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
-                if self.queue.as_ref().is_some_and(|queue| queue.association.mistakes(nsid)) {
+                let queue = self.queue.as_ref().ok_or(Status::SEQUENCE.final_())?;
+                let subsystem = &queue.association.subsystem;
+                let found = self.server.namespace(subsystem, nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
+                if queue.association.mistakes(nsid) {
                     return Err(Status::INVALID_NAMESPACE.final_());
                 }
                 if let Some(queue) = &self.queue
@@ -150,7 +156,7 @@ impl Connection {
                 {
                     queue.association.uses(nsid);
                 }
-                self.last = Some((generation, found.clone()));
+                self.last = Some((withdrawals, found.clone()));
                 found
             }
         };
@@ -158,12 +164,18 @@ impl Connection {
         Ok(namespace)
     }
 
-    /// Whether a namespace may be reached through this port now.
+    /// Checks that a namespace is accessible through this port now.
+    ///
+    /// # Errors
+    /// An ANA status.
     fn accessible(&self, namespace: &OpenNamespace) -> Result<(), Status> {
         self.port.ana(namespace.info.ana_group).refuses().map_or(Ok(()), Err)
     }
 
-    /// The namespace of a command that has waited, if it may still be reached here.
+    /// Returns the namespace of a command that has waited, if it is still accessible through this port.
+    ///
+    /// # Errors
+    /// Invalid Namespace if it was withdrawn; an ANA status if it is not accessible.
     fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, Status> {
         let namespace = namespace.upgrade().ok_or(Status::INVALID_NAMESPACE.final_())?;
         self.accessible(&namespace)?;
@@ -180,7 +192,10 @@ impl Connection {
         Ok((command, namespace))
     }
 
-    /// Whether reservations let this host do something now.
+    /// Checks an action against the reservations of the namespace.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
     fn admit(&self, namespace: &OpenNamespace, action: &Action) -> Result<(), Status> {
         if let Some(view) = &namespace.reservations
             && let Some(access) = action.access()
@@ -192,12 +207,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Begins a command, unless there is no room for its data.
+    /// Begins a command.  Returns the command if there is no buffer space for its data.
     fn try_begin(&mut self, mut started: Started) -> Option<Started> {
         let len = memory_of(&started.command);
         if len > 0 {
             let held = self.outbox.held();
-            let room = held == 0 || held + len <= self.server.target.limits().connection_bytes;
+            let room = held == 0 || held + len <= self.server.subsystems.limits().connection_bytes;
             if !room || !self.outbox.hold(len) {
                 return Some(started);
             }
@@ -210,7 +225,7 @@ impl Connection {
         None
     }
 
-    /// Begins what has waited for room, if there is some now.
+    /// Begins commands that wait for buffer space, as far as there is space now.
     pub(super) fn start_waiting(&mut self) {
         while let Some(started) = self.waiting.pop_front() {
             if let Some(refused) = self.try_begin(started) {
@@ -221,13 +236,13 @@ impl Connection {
         self.outbox.needs_no_room();
     }
 
-    /// Hands a command to the device, with the data that came from the host.
+    /// Submits a command to the device, with its data from the host.
     pub(super) fn start(&mut self, started: Started, data: BufList) {
         let namespace = match self.still(&started.namespace) {
             Ok(namespace) => namespace,
             Err(status) => return self.fail_started(started, status),
         };
-        // Its data may have been long in coming, and another host may have the reservation now.
+        // The data may have taken long, and another host may hold the reservation now.
         if let Err(status) = self.admit(&namespace, &started.command.action) {
             return self.fail_started(started, status);
         }
@@ -247,7 +262,7 @@ impl Connection {
             Action::Ranges { deallocate } => {
                 match io::ranges(&data.into_contiguous(), &namespace.rules()) {
                     Ok(ranges) if deallocate && !ranges.is_empty() => work::discard(device, ranges),
-                    // Hints on how the ranges will be used change nothing here.
+                    // Access hints for the ranges have no effect here.
                     Ok(_) => Work::Many(Box::pin(std::future::ready(Ok(Outcome::Done)))),
                     Err(status) => return self.fail_started(started, status),
                 }
@@ -263,7 +278,7 @@ impl Connection {
         }
     }
 
-    /// Takes up what the device has answered.
+    /// Processes completions of the device.
     pub(super) fn poll_work(&mut self) {
         if self.work.is_empty() {
             return;
@@ -275,7 +290,7 @@ impl Connection {
         }
     }
 
-    /// Answers a command that the device is done with.
+    /// Queues the response to a command that the device has completed.
     fn finish(&mut self, result: Result<Outcome, Status>, pending: Pending) {
         let Pending { sqe, second, action, held, _namespace: namespace } = pending;
         let cid = sqe.cid();
@@ -288,14 +303,15 @@ impl Connection {
             other => other,
         };
         if let Some(queue) = &self.queue {
-            // A host that goes by what it is answered sends nothing else to keep its controller (base 3.9.3).
+            // Responses count as traffic: with traffic-based keep-alive (base 3.9.3) a host that receives them need not
+            // send anything else to keep its controller.
             queue.association.note_traffic();
             queue.entered.counters.answered(kind_of(&action), bytes_of(&action), result.is_err());
         }
         drop(namespace);
         match result {
             Ok(Outcome::Data(data)) => {
-                // Without flow control the host needs nothing of a response that says it went well.
+                // Without flow control, C2HData with the SUCCESS flag replaces the response.
                 let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
                 self.outbox.replies.data(cid, data, success);
                 if success {
@@ -321,7 +337,7 @@ impl Connection {
         }
     }
 
-    /// Answers a command that did not get to the device.
+    /// Queues an error response to a command that was not submitted to the device.
     pub(super) fn fail_started(&mut self, started: Started, status: Status) {
         self.note_error(&started.sqe, status);
         if let Some(queue) = &self.queue {
@@ -330,7 +346,7 @@ impl Connection {
         self.respond(started.sqe.cid(), status, 0, started.held);
     }
 
-    /// Notes an error for the log page, but for those that are a part of normal life.
+    /// Records an error for the Error Information log page, except for statuses of normal operation.
     pub(super) fn note_error(&mut self, sqe: &Sqe, status: Status) {
         let usual = [Status::COMPARE_FAILED, Status::RESERVATION_CONFLICT, Status::FUSED_FAILED];
         let Some(queue) = &self.queue else { return };
@@ -342,15 +358,19 @@ impl Connection {
         queue.association.notice(Notice::Error(entry));
     }
 
-    /// A reservation command.
+    /// Prepares a reservation command.
+    ///
+    /// # Errors
+    /// Invalid Opcode if the device has no reservations, and the status of a malformed command or unusable host
+    /// identifier.
     fn reservation(&self, sqe: &Sqe, namespace: &Rc<OpenNamespace>, data: BufList) -> Result<Work, Status> {
         let view = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.final_())?;
         let host = self.queue.as_ref().and_then(|queue| queue.association.reserver.clone());
         let host = host.ok_or(Status::HOST_ID.final_())?;
         if sqe.opcode() == nvm::RESV_REPORT {
             let len = (sqe.cdw(10) as usize + 1) * 4;
-            let target = &self.server.target;
-            let mut report = reservation::report(view.borrow_mut().table(), |id| target.controller_of(id));
+            let of_host = |id: &_| self.queue.as_ref()?.association.subsystem.controller_of(id);
+            let mut report = reservation::report(view.borrow_mut().table(), of_host);
             report.resize(len, 0);
             let report = Buf::copy_of(&report);
             return Ok(Work::Many(Box::pin(ready(Ok(Outcome::Data(report.into()))))));
@@ -391,7 +411,7 @@ impl Connection {
                 return self.fail(&second, of_second);
             }
         };
-        // What is in the capsules has to be all there before anything is asked for.
+        // In-capsule data must be complete before an R2T is sent.
         let in_capsule = |sqe: &Sqe, data: &BufList| match sqe.sgl() {
             Sgl::InCapsule { .. } => io::in_capsule(sqe.sgl(), extent.len as u32, data).map(Some),
             _ => Ok(None),
@@ -427,7 +447,7 @@ impl Connection {
         }
     }
 
-    /// The data of one half is there; with both the operation begins.
+    /// Stores the data of one half of a fused operation.  Begins the operation once both are there.
     pub(super) fn fused_arrived(&mut self, fused: &Rc<Fused>, first: bool, data: BufList, intact: bool) {
         let place = if first { &fused.expect } else { &fused.data };
         place.replace(Some(data));
@@ -441,7 +461,7 @@ impl Connection {
         }
         let intact = if fused.intact.get() { Ok(()) } else { Err(Status::TRANSPORT) };
         let action = Action::Write { extent: fused.extent, fua: fused.fua };
-        // Its data may have been long in coming, and another host may have the reservation now.
+        // The data may have taken long, and another host may hold the reservation now.
         let allowed = intact.and_then(|()| {
             let namespace = self.still(&fused.namespace)?;
             self.admit(&namespace, &action).map(|()| namespace)

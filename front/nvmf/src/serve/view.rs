@@ -1,34 +1,34 @@
-//! Everything outside a controller, as its admin queue sees it.
+//! Environment of a controller, as its admin queue sees it.
 
 use forebay_reactor::now;
 
 use super::Server;
 use crate::session::admin::{Identity, View};
 use crate::stats::CommandKind;
-use crate::target::{Association, Port, describe};
+use crate::subsystem::{Association, Port, describe};
 use crate::wire::identify;
 use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
 
-/// RESCAP: reservations persist through power loss, all six kinds, and keys can be ignored as since NVMe 1.3.
+/// RESCAP value: reservations persist through power loss, all six types, and IEKEY as in NVMe 1.3 and later.
 const RESERVATIONS_ALL: u8 = 0xFF;
 
 pub(super) struct AdminView<'a> {
     pub(super) server: &'a Server,
     pub(super) port: &'a Port,
-    pub(super) association: Option<&'a Association>,
+    pub(super) association: &'a Association,
 }
 
 impl View for AdminView<'_> {
     fn identity(&self) -> &Identity {
-        self.server.target.identity()
+        self.association.subsystem.identity()
     }
 
     fn namespaces(&self) -> Vec<u32> {
-        self.server.target.namespace_ids()
+        self.association.subsystem.namespace_ids()
     }
 
     fn namespace(&self, nsid: u32) -> Option<identify::Namespace> {
-        let open = self.server.namespace(nsid)?;
+        let open = self.server.namespace(&self.association.subsystem, nsid)?;
         let geometry = open.device.geometry();
         let mut described = describe(&open.info, geometry.size, geometry.preferred_io, geometry.read_only);
         if open.reservations.is_some() {
@@ -38,19 +38,19 @@ impl View for AdminView<'_> {
     }
 
     fn controllers(&self) -> Vec<u16> {
-        self.server.target.controller_ids()
+        self.association.subsystem.controller_ids()
     }
 
     fn ana(&self) -> (u64, Vec<AnaGroup>) {
-        self.server.target.ana_groups(self.port)
+        self.association.subsystem.ana_groups(self.port)
     }
 
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>) {
-        self.server.target.discovery(self.port)
+        self.server.subsystems.discovery(self.port, &self.association.host)
     }
 
     fn health(&self) -> Health {
-        let total = self.server.target.stats().total();
+        let total = self.server.subsystems.stats().total();
         let count = |kinds: &[CommandKind]| kinds.iter().map(|&kind| total.commands[kind as usize]).sum();
         Health {
             bytes_read: total.bytes_read,
@@ -63,11 +63,11 @@ impl View for AdminView<'_> {
     }
 
     fn queues_max(&self) -> u16 {
-        self.server.target.limits().queues_max
+        self.server.subsystems.limits().queues_max
     }
 
     fn has_io_queues(&self) -> bool {
-        self.association.is_some_and(Association::has_io_queues)
+        self.association.has_io_queues()
     }
 
     fn reservations(&self) -> bool {
@@ -75,7 +75,7 @@ impl View for AdminView<'_> {
     }
 
     fn reservations_persist(&self, nsid: u32) -> Option<bool> {
-        let open = self.server.namespace(nsid)?;
+        let open = self.server.namespace(&self.association.subsystem, nsid)?;
         Some(open.reservations.as_ref()?.borrow_mut().table().persists())
     }
 }

@@ -1,5 +1,5 @@
-//! Pre-shared keys for TLS: their interchange format, and which key of TLS, under which name, comes of one (NVMe/TCP
-//! transport 1.0, 3.6.1).
+//! Pre-shared keys for TLS: their interchange format, and the derivation of TLS keys and identities from it
+//! (NVMe/TCP transport 1.0, 3.6.1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,40 +12,40 @@ use zeroize::Zeroizing;
 use super::secret::{Hash, crc32};
 use crate::wire::fabrics::{DISCOVERY_NQN, NQN_MAX};
 
-/// What the text of a key begins with.
+/// Prefix of a key in the interchange format.
 const PREFIX: &str = "NVMeTLSkey-1:";
-/// What is hashed behind the names for the digest of an identity.
+/// String hashed after the NQNs for the digest in an identity.
 const PURPOSE: &[u8] = b" NVMe-over-Fabrics";
-/// Bytes of an identity, at most: two names, and a digest of SHA-384 in base64.
+/// Maximum bytes of an identity: two NQNs, and a SHA-384 digest in base64.
 const IDENTITY_MAX: usize = "NVMe1R02".len() + 3 + 2 * NQN_MAX + 64;
 
-/// Why a text is no key.
+/// Error in the text of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It does not look like one.
+    /// Not in the interchange format.
     #[error("it does not have the form NVMeTLSkey-1:01:...:, as 'nvme gen-tls-key' makes it")]
     Form,
-    /// Its length does not fit.
+    /// Length that does not match the hash, in bytes.
     #[error("a key of {0} bytes; it has 32, or with SHA-384 48")]
     Length(usize),
-    /// Its checksum is wrong.
+    /// Checksum mismatch.
     #[error("its checksum is wrong, so a character of it is")]
     Checksum,
 }
 
-/// A key as it was configured.  It is erased when dropped, and `Debug` does not show it.
+/// Configured PSK.  Erased when dropped, and not shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsKey {
-    /// The retained key comes of it with this; without, it is the retained key.
+    /// Hash that derives the retained PSK; `None` if the configured PSK is the retained PSK.
     transform: Option<Hash>,
     key: Zeroizing<Vec<u8>>,
 }
 
 impl TlsKey {
-    /// Of its text in the interchange format: `NVMeTLSkey-1:`, a hash, and base64 of the key and its CRC-32.
+    /// Parses the interchange format: `NVMeTLSkey-1:`, a hash, and base64 of the key and its CRC-32.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The [`KeyError`] in the text.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let rest = text.trim().strip_prefix(PREFIX).ok_or(KeyError::Form)?;
         let (transform, base64) = rest.split_once(':').ok_or(KeyError::Form)?;
@@ -67,12 +67,12 @@ impl TlsKey {
         Ok(Self { transform, key: Zeroizing::new(key.to_vec()) })
     }
 
-    /// The hash of everything that comes of it.
+    /// Returns the hash for all derivations from the key: SHA-256 for 32 bytes, otherwise SHA-384.
     fn hash(&self) -> Hash {
         if self.key.len() == 32 { Hash::Sha256 } else { Hash::Sha384 }
     }
 
-    /// What both sides keep instead of the configured key.
+    /// Derives the retained PSK of a host.
     fn retained(&self, host: &str, form: Form) -> Zeroizing<Vec<u8>> {
         match self.transform {
             None => self.key.clone(),
@@ -80,7 +80,7 @@ impl TlsKey {
         }
     }
 
-    /// The keys for TLS between a host and a subsystem, under every name that a host may give one.
+    /// Derives the TLS keys between a host and a subsystem, one for every identity that a host may offer.
     pub fn psks(&self, host: &str, subsystem: &str) -> Vec<Psk> {
         let names = [(0, Form::Standard), (0, Form::Former), (1, Form::Standard), (1, Form::Former)];
         names.into_iter().map(|(version, form)| self.psk(version, form, host, subsystem)).collect()
@@ -109,16 +109,16 @@ impl fmt::Debug for TlsKey {
     }
 }
 
-/// How the label of a derivation is written down.
+/// Encoding of the label of a derivation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// As RFC 8446, section 7.1, has it.
+    /// Encoding of RFC 8446, section 7.1.
     Standard,
-    /// Without the lengths of its parts, and with that of the key in little-endian, as libnvme did at first.
+    /// Encoding of early libnvme: without the lengths of the parts, and with the key length in little-endian.
     Former,
 }
 
-/// HKDF-Extract without a salt, and HKDF-Expand-Label to as many bytes as the key has.
+/// Computes HKDF-Extract without a salt, and HKDF-Expand-Label to the length of the key.
 fn derive(hash: Hash, key: &[u8], label: &str, context: &[u8], form: Form) -> Zeroizing<Vec<u8>> {
     struct Len(usize);
     impl hkdf::KeyType for Len {
@@ -147,16 +147,16 @@ fn derive(hash: Hash, key: &[u8], label: &str, context: &[u8], form: Form) -> Ze
     out
 }
 
-/// Between whom a key for TLS is.
+/// Host and subsystem of a TLS key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parties<'a> {
-    /// The host's name.
+    /// NQN of the host.
     pub host: &'a str,
-    /// The subsystem's.
+    /// NQN of the subsystem.
     pub subsystem: &'a str,
 }
 
-/// Takes apart the identity of a key; `None` when it is none of NVMe/TCP.
+/// Parses the identity of a TLS key; returns `None` if it is not an NVMe/TCP identity.
 pub fn parties(identity: &[u8]) -> Option<Parties<'_>> {
     if identity.len() > IDENTITY_MAX {
         return None;
@@ -173,7 +173,7 @@ pub fn parties(identity: &[u8]) -> Option<Parties<'_>> {
         .then_some(Parties { host, subsystem })
 }
 
-/// The hosts that have a key, and the keys for TLS of each.
+/// TLS keys of a subsystem, by identity, and the hosts that have one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsKeys {
     by_identity: BTreeMap<Vec<u8>, Vec<Psk>>,
@@ -181,7 +181,7 @@ pub struct TlsKeys {
 }
 
 impl TlsKeys {
-    /// Of the keys of hosts by name, for a subsystem and for discovery.
+    /// Derives the TLS keys of hosts, given by NQN, for a subsystem and for discovery.
     pub fn new(hosts: &BTreeMap<String, TlsKey>, subsystem: &str) -> Self {
         let psks = |(host, key): (&String, &TlsKey)| {
             [subsystem, DISCOVERY_NQN]
@@ -197,13 +197,18 @@ impl TlsKeys {
         Self { by_identity, hosts: hosts.keys().cloned().collect() }
     }
 
-    /// The keys with this identity: two where it does not say in which form they were derived.
+    /// Returns the keys with this identity: two if the identity does not tell the encoding of the derivation.
     pub fn find(&self, identity: &[u8]) -> Vec<Psk> {
         let known = parties(identity).and_then(|_| self.by_identity.get(identity));
         known.cloned().unwrap_or_default()
     }
 
-    /// A host has a key.
+    /// Returns whether no host has a key.
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty()
+    }
+
+    /// Returns whether a host has a key.
     pub fn has(&self, host: &str) -> bool {
         self.hosts.contains(host)
     }
@@ -213,7 +218,7 @@ impl TlsKeys {
 mod tests {
     use super::*;
 
-    /// The examples of libnvme's own tests.
+    /// Examples from libnvme's own tests.
     const HOST: &str = "nqn.psk-test-host";
     const SUBSYSTEM: &str = "nqn.psk-test-subsys";
     const SHORT: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
@@ -248,7 +253,8 @@ mod tests {
         );
     }
 
-    /// The first is what `openssl kdf ... HKDF` makes of RFC 8446's labels, twice; the others come from the same labels.
+    /// Checks derived keys.  The first expected value was computed with `openssl kdf ... HKDF` and RFC 8446's labels,
+    /// applied twice; the others come from the same labels.
     #[test]
     fn keys_for_tls_follow_the_standard() {
         let keys = |text: &str| {
@@ -282,7 +288,7 @@ mod tests {
         assert!(plain.psks(HOST, SUBSYSTEM)[2].identity.starts_with(b"NVMe1R01 "));
     }
 
-    /// Made by nvme-cli 2.3: `nvme gen-tls-key --hmac=H`.
+    /// Checks keys made by nvme-cli 2.3: `nvme gen-tls-key --hmac=H`.
     #[test]
     fn keys_of_nvme_cli_are_read() {
         for (text, len) in MADE {

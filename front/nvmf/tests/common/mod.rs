@@ -1,4 +1,4 @@
-//! A host that sends what it is told to, and a device that answers when it is told to.
+//! Test host that sends raw PDUs, and test device that completes requests on demand.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -15,7 +15,7 @@ use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::{CNTLID_ANY, Connect, fctype, property};
 use forebay_nvmf::wire::pdu::{self, Common, DataHeader, IcReq, flag, kind};
 use forebay_nvmf::wire::{Sqe, Status, u16_at, u64_at};
-use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Target};
+use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Subsystem, Subsystems};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_sim::{Faults, World};
@@ -28,14 +28,14 @@ pub fn addr() -> Addr {
     Addr::Unix("/run/nvme".into())
 }
 
-/// Bytes in memory.  While it is shut, requests wait.
+/// In-memory device.  While it is shut, requests wait.
 pub struct Disk {
     pub bytes: RefCell<Vec<u8>>,
     pub shut: Cell<bool>,
-    /// Requests that wait, and the bytes of the reads among them.
+    /// Waiting requests, and the bytes of the reads among them.
     pub waiting: Cell<usize>,
     pub reading: Cell<u64>,
-    /// Requests that were begun, ever.
+    /// Number of requests begun so far.
     pub begun: Cell<usize>,
     opened: Notify,
 }
@@ -72,7 +72,7 @@ impl Disk {
     }
 }
 
-/// The device as the server has it.
+/// Device as the server opens it.
 struct Shared(Rc<Disk>);
 
 impl BlockDevice for Shared {
@@ -81,7 +81,7 @@ impl BlockDevice for Shared {
         Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    /// A request goes on when nobody waits for it any more.
+    /// Submits a request, which continues even if its future is dropped.
     fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
         let disk = self.0.clone();
         disk.begun.set(disk.begun.get() + 1);
@@ -123,18 +123,24 @@ pub fn namespace() -> Namespace {
     Namespace { nsid: NSID, name: "pool/disk".into(), uuid: [7; 16], ana_group: 1, read_only: false }
 }
 
-/// A target with one namespace, served in simulation.
+/// Returns the only subsystem of a server.
+pub fn subsystem(server: &Server) -> Subsystem {
+    server.subsystems().get(NQN).expect("the subsystem")
+}
+
+/// Runs `test` in simulation, with a subsystem that has one namespace.
 pub fn simulate<F: Future<Output = ()>>(limits: Limits, test: impl Fn(Rc<Server>, Rc<Disk>, Arc<Port>) -> F) {
     let world = World::new(1, Faults::none());
     let reactor = world.reactor();
     let run = world.run(&reactor, async {
         let identity = Identity { nqn: NQN.into(), serial: "1".into(), model: "m".into(), firmware: "1".into() };
-        let target = Target::new(identity, 1..=100, limits.clone());
+        let subsystems = Subsystems::new(limits.clone());
+        let subsystem = subsystems.create(identity, 1..=100).expect("the first");
         let port = Port::new(1, vec![PortAddress::Unix]);
-        target.add_port(port.clone());
-        target.add_namespace(namespace()).expect("in range");
+        subsystems.add_port(port.clone());
+        subsystem.add_namespace(namespace()).expect("in range");
         let disk = Disk::new(8 << 20);
-        let server = Server::new(target, Box::new(Shelf(disk.clone())));
+        let server = Server::new(subsystems, Box::new(Shelf(disk.clone())));
         let listener = Listener::bind(&addr()).expect("binds");
         drop(spawn(server.clone().serve(listener, port.clone())));
         test(server.clone(), disk.clone(), port).await;
@@ -144,7 +150,7 @@ pub fn simulate<F: Future<Output = ()>>(limits: Limits, test: impl Fn(Rc<Server>
     run.unwrap_or_else(|stop| panic!("{stop}\n{}", world.trace(60)));
 }
 
-/// A PDU of the target: its type, its whole header, and its data.
+/// PDU of the target: its type, its whole header, and its data.
 #[derive(Debug, Clone)]
 pub struct Got {
     pub kind: u8,
@@ -153,7 +159,7 @@ pub struct Got {
 }
 
 impl Got {
-    /// Command and status of a response.
+    /// Returns command identifier and status of a response.
     pub fn response(&self) -> (u16, Status) {
         assert_eq!(self.kind, kind::RESPONSE, "{self:?}");
         (u16_at(&self.header, 20), Status(u16_at(&self.header, 22) >> 1))
@@ -164,7 +170,7 @@ impl Got {
     }
 }
 
-/// A connection.
+/// Host side of a connection.
 pub struct Host {
     pub stream: Stream,
     input: Vec<u8>,
@@ -179,12 +185,12 @@ impl Host {
         host
     }
 
-    /// Asks for a queue, and does not wait for the answer.
+    /// Sends a Connect, and does not wait for the response.
     pub async fn ask_queue(&mut self, queue: u16, entries: u16, cntlid: u16) {
         self.ask_queue_as(HOST, queue, entries, cntlid).await;
     }
 
-    /// Asks for a queue in the name of a host.
+    /// Sends a Connect in the name of a host.
     pub async fn ask_queue_as(&mut self, name: &str, queue: u16, entries: u16, cntlid: u16) {
         let connect = Connect {
             queue,
@@ -201,12 +207,12 @@ impl Host {
         self.send(&capsule(&sqe, &data)).await;
     }
 
-    /// An admin queue of a controller that is ready, and the controller's id.
+    /// Connects the admin queue of a controller and enables it; returns the controller's id too.
     pub async fn admin() -> (Self, u16) {
         Self::admin_of(HOST).await
     }
 
-    /// The same in the name of a host.
+    /// Connects and enables an admin queue in the name of a host.
     pub async fn admin_of(name: &str) -> (Self, u16) {
         let mut host = Self::open().await;
         host.ask_queue_as(name, 0, 32, CNTLID_ANY).await;
@@ -222,12 +228,12 @@ impl Host {
         (host, cntlid)
     }
 
-    /// An I/O queue.
+    /// Connects an I/O queue.
     pub async fn io(cntlid: u16, queue: u16, entries: u16) -> Self {
         Self::io_of(HOST, cntlid, queue, entries).await
     }
 
-    /// The same in the name of a host.
+    /// Connects an I/O queue in the name of a host.
     pub async fn io_of(name: &str, cntlid: u16, queue: u16, entries: u16) -> Self {
         let mut host = Self::open().await;
         host.ask_queue_as(name, queue, entries, cntlid).await;
@@ -237,11 +243,11 @@ impl Host {
     }
 
     pub async fn send(&self, bytes: &[u8]) {
-        // The target may have closed already; who sends then sees it when receiving.
+        // The target may have closed already; a sender notices that when receiving.
         let _ = self.stream.send(Buf::copy_of(bytes)).await;
     }
 
-    /// The next PDU; `None` when the connection is closed.
+    /// Receives the next PDU; returns `None` when the connection is closed.
     pub async fn pdu(&mut self) -> Option<Got> {
         loop {
             if self.input.len() >= pdu::COMMON {
@@ -262,7 +268,7 @@ impl Host {
     }
 }
 
-/// A command capsule.
+/// Encodes a command capsule.
 pub fn capsule(sqe: &Sqe, data: &[u8]) -> Vec<u8> {
     let offset = if data.is_empty() { 0 } else { pdu::CAPSULE_HEADER as u8 };
     let len = (pdu::CAPSULE_HEADER + data.len()) as u32;
@@ -271,7 +277,7 @@ pub fn capsule(sqe: &Sqe, data: &[u8]) -> Vec<u8> {
     [&common.encode()[..], &sqe.0, data].concat()
 }
 
-/// Data of a command.
+/// Encodes an H2CData.
 pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
     let common = Common {
         kind: kind::H2C_DATA,
@@ -283,14 +289,14 @@ pub fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], last: bool) -> Vec
     [&DataHeader { cid, tag, offset, len: data.len() as u32 }.encode(common)[..], data].concat()
 }
 
-/// A command on blocks of 512 bytes.
+/// Creates a command on blocks of 512 bytes.
 pub fn blocks(opcode: u8, cid: u16, first: u64, count: u32) -> Sqe {
     let mut sqe = Sqe::new(opcode, cid, NSID).with(12, count - 1);
     sqe.0[40..48].copy_from_slice(&first.to_le_bytes());
     sqe
 }
 
-/// What `future` comes to within a minute of the simulation.
+/// Waits for `future`, for at most a minute of simulated time.
 pub async fn soon<F: Future>(future: F) -> Option<F::Output> {
     forebay_reactor::timeout(Duration::from_secs(60), future).await.ok()
 }

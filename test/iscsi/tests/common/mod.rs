@@ -11,7 +11,7 @@ use std::sync::Arc;
 use forebay_block::BlockDevice;
 use forebay_iscsi::scsi::inquiry::Identity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{Devices, Limits, Options, Server, Site, Space, UnitSpec};
+use forebay_iscsi::{AccessControl, Devices, Limits, Options, Server, Space, Target, TargetSpec, Targets, UnitSpec};
 use forebay_iscsi_host::client;
 use forebay_load::model::worlds;
 pub use forebay_load::model::{Model, until};
@@ -30,10 +30,11 @@ impl Devices for Shelf {
     }
 }
 
-/// A target, and what is behind it.
+/// Target under test, with its server.
 #[derive(Clone)]
 pub struct Place {
-    pub site: Site,
+    pub targets: Targets,
+    pub target: Target,
     pub server: Rc<Server>,
     shelf: Shelf,
 }
@@ -44,11 +45,12 @@ pub fn addr() -> Addr {
 
 impl Place {
     pub fn new(limits: Limits, options: Options) -> Self {
-        let site = Site::new(TARGET, limits);
+        let targets = Targets::new(limits);
+        let target = targets.create(spec(TARGET, &[])).expect("the first");
         let shelf = Shelf::default();
-        let server = Server::new(site.clone(), Rc::new(shelf.clone()), options);
+        let server = Server::new(targets.clone(), Rc::new(shelf.clone()), options);
         drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"))));
-        Self { site, server, shelf }
+        Self { targets, target, server, shelf }
     }
 
     pub fn add(&self, lun: u16, model: &Rc<Model>) -> Arc<Unit> {
@@ -56,34 +58,49 @@ impl Place {
     }
 
     pub fn add_for(&self, lun: u16, model: &Rc<Model>, initiators: &[&str]) -> Arc<Unit> {
+        self.add_to(&self.target, lun, model, initiators)
+    }
+
+    pub fn add_to(&self, target: &Target, lun: u16, model: &Rc<Model>, initiators: &[&str]) -> Arc<Unit> {
+        let spec = self.unit(lun, model, initiators);
+        target.add(lun.into(), spec).expect("in range, and a volume of its own")
+    }
+
+    /// Builds the configuration of a unit for a model volume.
+    pub fn unit(&self, lun: u16, model: &Rc<Model>, initiators: &[&str]) -> UnitSpec {
         let name = format!("unit-{lun}-{}", self.shelf.0.borrow().len());
         self.shelf.0.borrow_mut().insert(name.clone(), model.clone());
         let identity = Identity { uuid: [self.shelf.0.borrow().len() as u8; 16], revision: "1".into() };
-        let spec = UnitSpec {
+        UnitSpec {
             name,
             identity,
             read_only: false,
             rotational: false,
             space: Arc::new(Space::default()),
             initiators: initiators.iter().map(|&name| name.to_owned()).collect(),
-        };
-        self.site.add(lun.into(), spec).expect("in range")
+        }
     }
 }
 
-/// A host's options, by its name and the number of its session.
+/// Builds the configuration of a target, for some initiators or for all.
+pub fn spec(name: &str, initiators: &[&str]) -> TargetSpec {
+    let initiators = initiators.iter().map(|&name| name.to_owned()).collect();
+    TargetSpec { name: name.into(), access: AccessControl { initiators, chap: None } }
+}
+
+/// Returns the login options of a host, by its name and session number.
 pub fn host(name: &str, session: u8) -> client::Options {
     let mut options = client::Options::new(TARGET, name);
     options.isid[5] = session;
     options
 }
 
-/// Runs a test in worlds of their own: in every second one every message arrives in crumbs.
+/// Runs a test in separate simulated worlds. In every second one, messages arrive in small fragments.
 pub fn simulate<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64, Place) -> F) {
     simulate_with(seeds, |_| Limits::default(), test);
 }
 
-/// The same with limits of one's own.
+/// Runs a test as [`simulate`] does, with given limits.
 pub fn simulate_with<F: Future<Output = ()>>(
     seeds: u64,
     limits: impl Fn(u64) -> Limits,

@@ -11,7 +11,7 @@ use forebay_block::BlockDevice;
 use forebay_load::model::worlds;
 pub use forebay_load::model::{Model, until};
 use forebay_nvmf::session::admin::Identity;
-use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Target};
+use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Subsystem, Subsystems};
 use forebay_reactor::{Addr, Listener, spawn};
 
 pub const NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
@@ -24,14 +24,16 @@ pub struct Shelf(pub Rc<RefCell<BTreeMap<u32, Rc<Model>>>>);
 
 impl Devices for Shelf {
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
-        Some(self.0.borrow().get(&namespace.nsid)?.device())
+        let number = namespace.name.trim_start_matches('n').parse().ok()?;
+        Some(self.0.borrow().get(&number)?.device())
     }
 }
 
-/// A target with one port, and what is behind it.
+/// Target under test with one port, and its server.
 #[derive(Clone)]
 pub struct Site {
-    pub target: Target,
+    pub subsystems: Subsystems,
+    pub subsystem: Subsystem,
     pub server: Rc<Server>,
     pub port: std::sync::Arc<Port>,
     pub shelf: Shelf,
@@ -45,37 +47,48 @@ impl Site {
     pub fn new(limits: Limits) -> Self {
         let identity =
             Identity { nqn: NQN.into(), serial: "12345".into(), model: "Model".into(), firmware: "1.0".into() };
-        let target = Target::new(identity, 5..=60, limits);
+        let subsystems = Subsystems::new(limits);
+        let subsystem = subsystems.create(identity, 5..=60).expect("the first");
         let port = Port::new(1, vec![PortAddress::Tcp("192.0.2.7".parse().expect("an address"), 4420)]);
-        target.add_port(port.clone());
+        subsystems.add_port(port.clone());
         let shelf = Shelf::default();
-        let server = Server::new(target.clone(), Box::new(shelf.clone()));
+        let server = Server::new(subsystems.clone(), Box::new(shelf.clone()));
         let listener = Listener::bind(&addr()).expect("binds");
         drop(spawn(server.clone().serve(listener, port.clone())));
-        Self { target, server, port, shelf }
+        Self { subsystems, subsystem, server, port, shelf }
+    }
+
+    /// Adds another subsystem, with a namespace of id 1.
+    pub fn add_subsystem(&self, nqn: &str, shelf: u32, model: &Rc<Model>) -> Subsystem {
+        let identity = Identity { nqn: nqn.into(), serial: nqn.into(), model: "Model".into(), firmware: "1.0".into() };
+        let subsystem = self.subsystems.create(identity, 5..=60).expect("a new name");
+        self.shelf.0.borrow_mut().insert(shelf, model.clone());
+        let (name, uuid) = (format!("n{shelf}"), [shelf as u8 + 1; 16]);
+        subsystem.add_namespace(Namespace { nsid: 1, name, uuid, ana_group: 1, read_only: false }).expect("in range");
+        subsystem
     }
 
     pub fn add(&self, nsid: u32, model: &Rc<Model>) {
         self.shelf.0.borrow_mut().insert(nsid, model.clone());
         let uuid = [nsid as u8 + 1; 16];
         let namespace = Namespace { nsid, name: format!("n{nsid}"), uuid, ana_group: 1, read_only: false };
-        self.target.add_namespace(namespace).expect("in range");
-        let (target, watch) = (self.target.clone(), model.watch());
+        self.subsystem.add_namespace(namespace).expect("in range");
+        let (subsystem, watch) = (self.subsystem.clone(), model.watch());
         drop(spawn(async move {
             loop {
                 watch.changed().await;
-                target.namespace_resized(nsid);
+                subsystem.namespace_resized(nsid);
             }
         }));
     }
 }
 
-/// Runs a test in worlds of their own.
+/// Runs a test in separate simulated worlds.
 pub fn simulate<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64, Site) -> F) {
     simulate_with(seeds, &Limits::default(), test);
 }
 
-/// The same with limits.
+/// Runs a test as [`simulate`] does, with given limits.
 pub fn simulate_with<F: Future<Output = ()>>(seeds: u64, limits: &Limits, test: impl Fn(u64, Site) -> F) {
     worlds(seeds, |seed| test(seed, Site::new(limits.clone())));
 }

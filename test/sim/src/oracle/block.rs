@@ -1,10 +1,10 @@
-//! The oracle for block devices.
+//! Oracle for block devices.
 //!
-//! For every 4 KiB block it keeps two sets of contents: what a read may see now (`live`) and what may be there after
+//! For every 4 KiB block it keeps two sets of contents: what a read may return now (`live`) and what may be there after
 //! a crash (`crash`).  Each state carries a mask of the requests in flight that it includes.  A request that is
-//! submitted may take effect on a block at any time until it is answered; once it is answered every live state
-//! includes it; once it is durable - by FUA, or by a flush that was submitted after its answer - every crash state
-//! does.  Blocks are independent: a request may have reached some of its blocks and not others.
+//! submitted may take effect on a block at any time until it completes; once it has completed every live state includes
+//! it; once it is durable - by FUA, or by a flush that was submitted after its completion - every crash state does.
+//! Blocks are independent: a request may have reached some of its blocks and not others.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -101,7 +101,7 @@ struct InFlight {
     whole: Option<Content>,
 }
 
-/// What a request does to the blocks it touches.
+/// Change that a request makes to the blocks it touches.
 enum Change {
     Write { offset: u64, data: BufList },
     Zero(Extent),
@@ -211,7 +211,7 @@ enum Open {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(u64);
 
-/// Knows what each block of a device may hold.
+/// Oracle of the contents that each block of a device may have.
 pub struct BlockOracle {
     blocks: BTreeMap<u64, Block>,
     open: BTreeMap<Token, Open>,
@@ -222,7 +222,7 @@ pub struct BlockOracle {
 }
 
 impl BlockOracle {
-    /// For a device that reads as zeroes everywhere, and durably so.
+    /// Creates an oracle for a device that durably reads as zeroes everywhere.
     pub fn new(expected: Expected) -> Self {
         let sizes = Sizes::unbounded();
         Self { blocks: BTreeMap::new(), open: BTreeMap::new(), next: 0, sizes, expected, violation: None }
@@ -234,7 +234,7 @@ impl BlockOracle {
         self.sizes.set(least, most);
     }
 
-    /// The device is being taken away: from now on requests may be answered with `NotFound`.
+    /// Notes that the device is being removed: from now on requests may fail with `NotFound`.
     pub fn set_ending(&mut self) {
         self.sizes.end();
     }
@@ -279,17 +279,23 @@ impl BlockOracle {
         self.expected = expected;
     }
 
-    /// The first thing that was not allowed.
+    /// Returns the first violation.
     pub fn violation(&self) -> Option<&str> {
         self.violation.as_deref()
     }
 
-    /// Some block has so many possible states that the workload should flush.
+    /// Returns whether some block has so many possible states that the workload should flush and write whole blocks; those
+    /// that a flush in flight has begun with count, too: it may take long, while others that are shorter end.
     pub fn is_crowded(&self) -> bool {
-        self.blocks.values().any(|block| block.crash.0.len() > STATES_CROWDED)
+        let of_flushes = self.open.values().flat_map(|open| match open {
+            Open::Flush { blocks } => Some(blocks.values()),
+            _ => None,
+        });
+        let mut states = self.blocks.values().map(|block| &block.crash).chain(of_flushes.flatten());
+        states.any(|states| states.0.len() > STATES_CROWDED)
     }
 
-    /// What a block may hold now, one of several perhaps; `None` when it was never touched.
+    /// Returns one of the possible contents of a block; `None` when it was never touched.
     pub fn guess(&self, number: u64) -> Option<Vec<u8>> {
         self.blocks.get(&number)?.live.contents().last().map(Content::to_vec)
     }
@@ -310,7 +316,7 @@ impl BlockOracle {
         }
     }
 
-    /// A request is submitted.
+    /// Notes that a request is submitted.
     pub fn submit(&mut self, request: &Request) -> Token {
         let token = Token(self.next);
         self.next += 1;
@@ -408,7 +414,7 @@ impl BlockOracle {
         }
     }
 
-    /// A request is answered.
+    /// Notes that a request has completed.
     pub fn complete(&mut self, token: Token, result: &Result<Reply>) {
         let Some(open) = self.open.remove(&token) else { return };
         let kind = result.as_ref().err().map(forebay_block::Error::kind);
@@ -572,7 +578,7 @@ impl BlockOracle {
         }
     }
 
-    /// What a map says, while nothing is in flight.
+    /// Checks an extent map, while nothing is in flight.
     pub fn check_map(&mut self, map: &ExtentMap) {
         for run in map.runs().iter().filter(|run| run.state != forebay_block::ExtentState::Data) {
             for number in blocks_of(run.extent) {

@@ -1,4 +1,4 @@
-//! What tests of images that several clients use at once have in common.
+//! Helpers for tests of images that several clients use at once.
 
 #![allow(dead_code, reason = "not every file of tests uses all of it")]
 
@@ -18,14 +18,14 @@ use super::{bytes, pattern};
 pub const OBJECT: u64 = 64 << 10;
 pub const POOL: i64 = 1;
 
-/// A cluster with one pool, whose answers come up to so many turns late.
+/// Returns a cluster with one pool, whose responses are up to `late` turns late.
 pub fn cluster(seed: u64, late: u64) -> Cluster {
     let cluster = Cluster::new(seed, late);
     assert_eq!(cluster.add_pool("rbd"), POOL);
     cluster
 }
 
-/// An image of small objects.
+/// Returns the options of an image with small objects.
 pub fn of_size(size: u64) -> CreateOptions {
     CreateOptions { size, object_size: OBJECT, ..CreateOptions::default() }
 }
@@ -38,13 +38,13 @@ pub async fn open(backend: &Rc<dyn ObjectBackend>, name: &str) -> Rc<Image> {
     Image::open(backend.clone(), name, OpenOptions::default()).await.expect("opened")
 }
 
-/// Makes an image of small objects and opens it.
+/// Creates an image with small objects and opens it.
 pub async fn create_and_open(backend: &Rc<dyn ObjectBackend>, name: &str, size: u64) -> Rc<Image> {
     forebay_image::create(backend, name, of_size(size)).await.expect("created");
     open(backend, name).await
 }
 
-/// Two clients of a cluster, each with the image `vm` of small objects open.
+/// Returns two clients of a cluster, each with the image `vm` of small objects open.
 pub async fn two_clients(cluster: &Cluster, size: u64) -> ([Rc<dyn ObjectBackend>; 2], [Rc<Image>; 2]) {
     let backends = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
     let first = create_and_open(&backends[0], "vm", size).await;
@@ -70,7 +70,7 @@ pub async fn kv(backend: &dyn ObjectBackend, object: &str, pairs: Vec<(String, V
     backend.submit(&ObjectName::new(object), Transaction::of(ObjectOp::KvSet { pairs })).await.expect("keys");
 }
 
-/// The states of an object map that lies in the pool, by the plain rules of its format.
+/// Returns the states of a stored object map, decoded independently of the crate.
 pub async fn map_of(backend: &dyn ObjectBackend, name: &str) -> Vec<u8> {
     let name = ObjectName::new(name);
     let size = backend.stat(&name, SnapId::HEAD).await.expect("an object map").size;
@@ -79,7 +79,7 @@ pub async fn map_of(backend: &dyn ObjectBackend, name: &str) -> Vec<u8> {
     (0..count).map(|object| data[18 + object / 4] >> (6 - object % 4 * 2) & 3).collect()
 }
 
-/// Every object that there is, the map says may be there; and nothing is left half removed.
+/// Asserts that the object map covers every existing object, and that no object is left pending.
 pub async fn check_map(backend: &dyn ObjectBackend, id: &str) {
     let map = map_of(backend, &format!("rbd_object_map.{id}")).await;
     for name in names(backend).await {
@@ -103,20 +103,31 @@ async fn closed(backend: &Rc<dyn ObjectBackend>, image: &str) -> ClosedImage {
     ClosedImage { id: info.id, size: info.size, mapped, overlap: None }
 }
 
-/// Takes a snapshot of an image that nobody has open, as `rbd` does.
+/// Takes a snapshot of a closed image, as `rbd` does.
 pub async fn take_snapshot(backend: &Rc<dyn ObjectBackend>, image: &str, name: &str, overlap: Option<u64>) -> u64 {
     let closed = ClosedImage { overlap, ..closed(backend, image).await };
     closed.take_snapshot(&**backend, name).await.expect("a snapshot")
 }
 
-/// Makes `child`, which is there and empty, a clone.
+/// Makes `child`, an empty existing image, a clone.
 pub async fn make_clone(backend: &Rc<dyn ObjectBackend>, child: &str, of: &str, snap: u64, overlap: u64) {
-    let parent = closed(backend, of).await.id;
-    let child = closed(backend, child).await;
-    child.set_parent(&**backend, POOL, &parent, snap, overlap).await.expect("a clone");
+    make_clone_of(backend, child, (backend, POOL, of), snap, overlap).await;
 }
 
-/// A clone that has a snapshot, in which shrinking copies up: its id, what it holds, and how much of it is its parent's.
+/// Makes `child` a clone of an image in a given pool.
+pub async fn make_clone_of(
+    backend: &Rc<dyn ObjectBackend>,
+    child: &str,
+    (pool, number, of): (&Rc<dyn ObjectBackend>, i64, &str),
+    snap: u64,
+    overlap: u64,
+) {
+    let parent = closed(pool, of).await.id;
+    let child = closed(backend, child).await;
+    child.set_parent(&**backend, number, &parent, snap, overlap).await.expect("a clone");
+}
+
+/// Returns a clone with a snapshot, in which shrinking copies up: its id, contents and overlap with its parent.
 pub async fn clone_with_snapshot(backend: &Rc<dyn ObjectBackend>) -> (String, Vec<u8>) {
     let content = pattern(4, 6 * OBJECT as usize);
     forebay_image::create(backend, "base", of_size(6 * OBJECT)).await.expect("created");

@@ -1,22 +1,25 @@
-//! Space for logs in files: looked for first, allocated a part at a time, and given back when making a log fails.
+//! File space for logs: checked first, allocated in steps, and freed if creating a log fails.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{Buf, Error, ErrorKind, Result};
 use forebay_reactor::{File, OpenOptions, fs, spawn, yield_now};
 
-use super::io;
+use super::{Backing, Shelf, io};
+use crate::format::LOGS_AT;
 
-/// Bytes written, or given back, at a time: whoever else uses the reactor or the device waits for no more.
+/// Bytes written at a time, which bounds the delay of other users of the reactor and of the device.
 const STEP: u64 = 1 << 20;
-/// Bytes of a file that is cut at a time.
+/// Bytes of a file truncated or punched at a time.
 const CUT_STEP: u64 = 1 << 30;
-/// Space that logs leave to others on their file system: a twentieth of it, but no more than this many bytes.
+/// Maximum free space in bytes that logs leave on their file system; the reserve is a twentieth of it, capped by
+/// this.
 const RESERVE_MAX: u64 = 1 << 30;
 
-/// Tells a task that nobody waits for it any more, when it is dropped.
+/// Guard that tells a task, when dropped, that the caller no longer waits for it.
 pub(super) struct GiveUp(pub(super) Rc<Cell<bool>>);
 
 impl Drop for GiveUp {
@@ -29,9 +32,10 @@ pub(super) fn given_up_error(name: &str) -> Error {
     Error::new(ErrorKind::ShuttingDown, format!("{name}: making a log was given up"))
 }
 
-/// Refuses to allocate `needed` bytes beside `path` where that would leave others too little.
+/// Fails with [`ErrorKind::NoSpace`] if allocating `needed` bytes on the file system of `path` would cut into the
+/// reserve.
 pub(super) fn check_space(path: &Path, name: &str, needed: u64) -> Result<()> {
-    // The file itself: its name may be a link to another file system.
+    // Queried on the path itself, which may be a link to another file system.
     let found = fs::file_system_space(path).map_err(|e| io(e, name, "looking for space on its file system"))?;
     let Some(space) = found else { return Ok(()) };
     let reserve = (space.total / 20).min(RESERVE_MAX);
@@ -49,9 +53,9 @@ pub(super) fn check_space(path: &Path, name: &str, needed: u64) -> Result<()> {
     Err(Error::new(ErrorKind::NoSpace, text))
 }
 
-/// Writes zeroes over a range of a file, until it is told to give up: appending to the range then changes nothing in the
-/// file system's own books.
-pub(super) async fn fill(file: &File, name: &str, range: std::ops::Range<u64>, given_up: &Cell<bool>) -> Result<()> {
+/// Writes zeroes over a range of a file, unless told to give up: appends to the range then change no file system
+/// metadata.
+pub(super) async fn fill(file: &File, name: &str, range: Range<u64>, given_up: &Cell<bool>) -> Result<()> {
     let zeroes = Buf::zeroed(STEP as usize);
     let mut at = range.start;
     while at < range.end {
@@ -67,7 +71,7 @@ pub(super) async fn fill(file: &File, name: &str, range: std::ops::Range<u64>, g
     file.sync_data().await.map_err(|error| io(error, name, "allocating space for a log"))
 }
 
-/// Cuts a file to `size` bytes, a part at a time.
+/// Truncates a file to `size` bytes, in steps.
 pub(super) async fn cut(file: &File, size: u64) -> std::io::Result<()> {
     let mut now = file.size()?;
     while now > size {
@@ -78,7 +82,26 @@ pub(super) async fn cut(file: &File, size: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes a file that was made for nothing.
+/// Punches `holes`, and truncates the file to `end` bytes if it is longer.
+pub(super) async fn give_back(file: &File, holes: &[Range<u64>], end: u64) -> std::io::Result<()> {
+    let cut = cut(file, end).await;
+    let mut punched = Ok(());
+    for hole in holes {
+        let mut at = hole.start;
+        while at < hole.end {
+            let len = (hole.end - at).min(CUT_STEP);
+            match file.punch_hole(at, len).await {
+                // File systems without hole punching keep the space for the next log.
+                Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return cut,
+                done => punched = punched.and(done),
+            }
+            at += len;
+        }
+    }
+    cut.and(punched)
+}
+
+/// Removes a file that was created for a log that failed.
 pub(super) fn remove(path: &Path, name: &str) {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if let Err(error) = fs::remove_file(path).and_then(|()| fs::sync_dir(parent)) {
@@ -86,14 +109,14 @@ pub(super) fn remove(path: &Path, name: &str) {
     }
 }
 
-/// Opens a file; if there is none and `create`, makes it.  True when it was made, and by nobody else: what this process has
-/// made it may remove again.
+/// Opens a file, or creates it with `create` if it does not exist. Returns true if this call created it: only then
+/// may this process remove it again.
 pub(super) async fn open_file(path: &Path, name: &str, how: OpenOptions, create: bool) -> Result<(File, bool)> {
     let opened = match File::open_when_free(path, how).await {
         Err(error) if create && error.kind() == std::io::ErrorKind::NotFound => {
             match File::open(path, how.create_new()) {
                 Ok(file) => return Ok((file, true)),
-                // Another process makes it at the same time, or had its lock before this one.
+                // Another process creates it at the same time, or has locked it first.
                 Err(error) if is_anothers(&error) => File::open_when_free(path, how).await,
                 Err(error) => Err(error),
             }
@@ -107,7 +130,7 @@ fn is_anothers(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::WouldBlock)
 }
 
-/// What a file was before it was made longer.
+/// State of a file before it was extended.
 pub(super) struct Before {
     made: bool,
     size: u64,
@@ -124,8 +147,8 @@ impl Before {
     }
 }
 
-/// Makes a file that is to be mapped at least `size` bytes long, with blocks of its own; as it was if that fails or
-/// nobody waits for it any more.
+/// Extends a file that is to be mapped to at least `size` bytes, with allocated blocks; restores it on failure or if
+/// the caller no longer waits.
 pub(super) async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<Before> {
     let given_up = Rc::new(Cell::new(false));
     let _guard = GiveUp(given_up.clone());
@@ -143,4 +166,58 @@ pub(super) async fn grow_memory(path: &Path, name: &str, size: u64) -> Result<Be
         grown.map(|()| before)
     })
     .await
+}
+
+impl Shelf {
+    /// Frees the space of a log whose creation failed; `before`: size of the file before, in bytes.
+    pub(super) async fn undo(&self, before: u64) {
+        let Backing::File(file) = &self.backing else { return };
+        if file.info().block_device {
+            return;
+        }
+        if self.made.get() && self.directory.borrow().logs.is_empty() {
+            self.removed.set(true);
+            // Another process may still have the file open, which would keep its space allocated.
+            if let Err(error) = cut(file, 0).await {
+                tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+            }
+            remove(file.path(), &self.path);
+            return;
+        }
+        let (mut holes, end) = (self.directory.borrow().holes(), self.directory.borrow().end());
+        if self.unsure.get() {
+            holes.clear();
+        }
+        if let Err(error) = give_back(file, &holes, before.max(end)).await {
+            tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+        }
+    }
+
+    /// Checks that the file system has space for a log of `size` bytes at `start`.
+    pub(super) fn check_space(&self, start: u64, size: u64) -> Result<()> {
+        let Backing::File(file) = &self.backing else { return Ok(()) };
+        if file.info().block_device {
+            return Ok(());
+        }
+        let failed = |error| io(error, &self.path, "looking at it");
+        // Space allocated beyond the logs, as after a discard, is reused.
+        let logs: u64 = self.directory.borrow().logs.iter().map(|log| log.size).sum();
+        let allocated = file.allocated_size().map_err(failed)?.unwrap_or(0);
+        let within = file.size().map_err(failed)?.saturating_sub(start).min(size);
+        let spare = allocated.saturating_sub(logs + LOGS_AT).min(within);
+        check_space(file.path(), &self.path, size - spare)
+    }
+
+    /// Frees the file space that no log of the directory uses: the holes between logs, and the range after the last
+    /// one. The directory must be durable. A failure only wastes space, and the next call retries.
+    pub(super) async fn give_back_unused(&self) {
+        let Backing::File(file) = &self.backing else { return };
+        if file.info().block_device || self.unsure.get() {
+            return;
+        }
+        let directory = self.directory.borrow().clone();
+        if let Err(error) = give_back(file, &directory.holes(), directory.end()).await {
+            tracing::warn!(path = self.path, %error, "space that no log takes any more is left in the file");
+        }
+    }
 }

@@ -14,13 +14,14 @@ const ISCSI: Stage = Stage::Lib("forebay-iscsi");
 const ISCSI_SERVING: Stage = Stage::Test("forebay-iscsi-host", "serving");
 const ISCSI_FENCING: Stage = Stage::Test("forebay-iscsi-host", "fencing");
 const ISCSI_UNITS: Stage = Stage::Test("forebay-iscsi-host", "units");
+const ISCSI_TARGETS: Stage = Stage::Test("forebay-iscsi-host", "targets");
 
 const WORK: &str = "front/nbd/src/serve/work.rs";
 const COMMAND: &str = "front/nbd/src/session/command.rs";
 const IO: &str = "front/nvmf/src/session/io.rs";
 const SERVE_IO: &str = "front/nvmf/src/serve/io.rs";
 const EXECUTE: &str = "front/iscsi/src/serve/execute.rs";
-const GATHER: &str = "front/iscsi/src/serve/gather.rs";
+const DATA_OUT: &str = "front/iscsi/src/serve/data_out.rs";
 
 pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
@@ -156,7 +157,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "iscsi-unasked-unbounded",
         "iSCSI: more data than the first burst may come unasked",
-        GATHER,
+        DATA_OUT,
         "|| len > limit.saturating_sub(*at)",
         "",
         &[ISCSI],
@@ -164,7 +165,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "iscsi-data-anywhere",
         "iSCSI: data that was asked for may come in any order",
-        GATHER,
+        DATA_OUT,
         "if ttt != asked.ttt || offset != asked.at || number != asked.data_sn ||",
         "if ttt != asked.ttt ||",
         &[ISCSI, ISCSI_SERVING],
@@ -196,9 +197,49 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "iscsi-reset-overtakes",
         "iSCSI: a reset does not wait for writes of a session that is gone",
-        "front/iscsi/src/serve/remains.rs",
+        "front/iscsi/src/serve/orphaned_tasks.rs",
         "of_unit.filter(|note| note.is_task()).for_each(|note| note.drains.push(drain.clone()));",
         "of_unit.filter(|note| note.is_task()).for_each(|_| drop(drain.clone()));",
         &[ISCSI_FENCING],
+    ),
+    Mutant::new(
+        "iscsi-reinstates-across-targets",
+        "iSCSI: a login replaces the session of the same initiator port with another target",
+        "front/iscsi/src/sessions.rs",
+        "target: target.map_or(DISCOVERY, Target::id)",
+        "target: target.map_or(DISCOVERY, |_| DISCOVERY + 1)",
+        &[ISCSI, ISCSI_TARGETS],
+    ),
+    Mutant::new(
+        "iscsi-login-outlives-list",
+        "iSCSI: a login that began before its initiator was struck off the list comes to a session",
+        "front/iscsi/src/sessions.rs",
+        "if !target.admits(&login.initiator) {",
+        "if target.is_removed() && !target.admits(&login.initiator) {",
+        &[ISCSI],
+    ),
+    Mutant::new(
+        "iscsi-discovers-all",
+        "iSCSI: discovery lists targets that the initiator may not log in to",
+        "front/iscsi/src/targets.rs",
+        "following.find(|target| target.admits(initiator)).cloned()",
+        "following.find(|target| target.admits(initiator) || after != Bound::Unbounded).cloned()",
+        &[ISCSI, ISCSI_TARGETS],
+    ),
+    Mutant::new(
+        "iscsi-removal-leaves-orphans",
+        "iSCSI: the removal of a target does not wait for writes of sessions that are gone",
+        "front/iscsi/src/target.rs",
+        "ending.answers.extend(units.values().map(|unit| unit.remove()));",
+        "units.values().for_each(|unit| drop(unit.remove()));",
+        &[ISCSI_TARGETS],
+    ),
+    Mutant::new(
+        "iscsi-expelled-unanswered",
+        "iSCSI: commands in flight are not answered when a host is asked to log out",
+        "front/iscsi/src/serve/connection.rs",
+        "self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);",
+        "self.give_up_all(); self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);",
+        &[ISCSI_TARGETS],
     ),
 ];

@@ -9,7 +9,7 @@ const HOSTILE: Stage = Stage::Test("forebay-messenger", "hostile");
 const TRANSPORTS: Stage = Stage::Test("forebay-messenger", "transports");
 const SIM: Stage = Stage::Sim(&["--messenger"], 1000);
 
-const OSD: &str = "backend/rados/src/osd.rs";
+const DISPATCH: &str = "backend/rados/src/osd/dispatch.rs";
 const GUARD: &str = "backend/rados/src/pool/guard.rs";
 const WRITE: &str = "backend/rados/src/pool/write.rs";
 const PLACE: &str = "backend/rados/src/map/place.rs";
@@ -75,7 +75,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "rados-old-attempt",
         "The answer to an attempt that was given up is taken for that of the request",
-        OSD,
+        DISPATCH,
         "if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {",
         "if !ours {",
         &[UNIT],
@@ -83,7 +83,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "rados-other-osd",
         "An answer of an OSD counts that has not the request any more",
-        OSD,
+        DISPATCH,
         "let ours = op.sent && op.place.as_ref().is_some_and(|place| place.mapping.primary == osd);",
         "let ours = op.sent;",
         &[UNIT],
@@ -91,7 +91,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "rados-fenced-goes-on",
         "A client on the blocklist goes on sending",
-        OSD,
+        DISPATCH,
         "self.fenced.set(true);",
         "self.fenced.set(false);",
         &[UNIT],
@@ -99,7 +99,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "rados-not-resent",
         "Requests are not sent again although the pool asks for it",
-        OSD,
+        "backend/rados/src/osd/maps.rs",
         "**before == unforced && after.force_resend <= op.sent_epoch",
         "**before == unforced",
         &[UNIT],

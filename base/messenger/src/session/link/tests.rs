@@ -1,4 +1,4 @@
-//! Whole handshakes, and every frame in every state of one.
+//! Tests of whole handshakes, and of every frame in every state.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ struct Pair {
     client: Link,
     server: Link,
     random: Box<dyn FnMut() -> u64>,
-    /// Bytes under way to the client and to the server.
+    /// Bytes in flight to the client and to the server.
     under_way: [Vec<u8>; 2],
 }
 
@@ -82,7 +82,7 @@ impl Pair {
         }
     }
 
-    /// Moves up to `len` bytes to one side and lets it look.
+    /// Delivers up to `len` bytes to one side and processes them.
     fn deliver(&mut self, at: usize, len: usize) -> Option<Turn> {
         self.collect();
         let bytes: Vec<u8> = self.under_way[at].drain(..len.min(self.under_way[at].len())).collect();
@@ -103,7 +103,7 @@ impl Pair {
         Some((at, Ok(last)))
     }
 
-    /// Lets both talk until one has something to tell, or nothing is under way.
+    /// Exchanges bytes until one side makes progress, or none are in flight.
     fn talk(&mut self, cuts: &[usize]) -> Option<Turn> {
         for (turn, cut) in cuts.iter().cycle().enumerate() {
             self.collect();
@@ -160,7 +160,7 @@ proptest! {
         bit in 0u8..8,
         to_server in any::<bool>(),
     ) {
-        // Who sits between the two may change everything, checksums included; here a bit is enough.
+        // A man in the middle may change anything, including checksums; one bit suffices here.
         let mut pair = pair([&[mode::SECURE, mode::CRC], &[mode::CRC, mode::SECURE]], true, Resume { client_cookie: 6, ..Resume::default() });
         let victim = usize::from(to_server);
         let at = place.index(150);
@@ -217,6 +217,14 @@ fn a_session_that_is_gone_begins_anew() {
 }
 
 #[test]
+fn a_client_that_lacks_features_is_told_which() {
+    let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
+    let Asked::Ident(_) = asked(pair.talk(&[999])) else { panic!("a new session") };
+    assert_eq!(pair.server.answer(&Answer::Missing(1 << 38)), Ok(false));
+    assert_eq!(pair.talk(&[999]), Some((0, Err(Violation::FeaturesRequired(1 << 38)))));
+}
+
+#[test]
 fn stale_numbers_are_raised() {
     let mut pair = reconnecting();
     pair.server.answer(&Answer::Retry(7)).expect("sent");
@@ -248,8 +256,10 @@ fn whoever_has_no_key_is_refused_with_a_reason() {
 
     pair = self::pair([&[mode::CRC], &[mode::SECURE]], true, Resume::default());
     let refused = pair.talk(&[999]);
-    let Some((0, Err(Violation::MethodRefused { result: -95, modes, .. }))) = refused else { panic!("{refused:?}") };
-    assert_eq!(modes, [mode::SECURE]);
+    let Some((0, Err(differ @ Violation::ModesDiffer { .. }))) = refused else { panic!("{refused:?}") };
+    assert_eq!(differ, Violation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] });
+    let text = "connection modes do not overlap: the peer accepts secure, we offer crc";
+    assert_eq!(differ.to_string(), text);
 
     pair = self::pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
     pair.client = Link::client(client_config(&[mode::CRC]), Box::new(NoAuth), Resume::default(), pools);
@@ -327,8 +337,8 @@ fn payload(tag: Tag) -> Vec<u8> {
     }
 }
 
-/// Every frame in every state of both sides: what has no place there ends the connection with that reason, and what has
-/// is not called unexpected.
+/// Delivers every frame in every state of both sides: a disallowed frame ends the connection as unexpected, an allowed
+/// one does not.
 #[test]
 fn every_frame_in_every_state() {
     use Tag::*;
@@ -357,7 +367,7 @@ fn every_frame_in_every_state() {
                 steps += 1;
                 assert!(steps < 5000, "{state:?} of client {client} is not reached");
             }
-            // What was under way to it is cut out, and this comes instead.  In crc mode any encoder will do.
+            // The bytes in flight are replaced by this frame.  In crc mode any encoder will do.
             let mut frame = BufList::new();
             Encoder::new(Rc::new(Pools::new()), true).control(tag, &payload(tag), &mut frame).expect("crc mode");
             let link = pair.side(at);

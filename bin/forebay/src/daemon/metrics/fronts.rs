@@ -1,4 +1,4 @@
-//! Connections, hosts and refusals of the fronts and of the messenger.
+//! Metrics of connections, hosts and refusals of the fronts and of the messenger.
 
 use forebay_nvmf::stats::{CommandKind, Snapshot as HostCounts};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -16,9 +16,13 @@ pub(super) fn encode(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encode
         ("nbd_accepted", "Connections accepted over NBD", nbd.accepted),
         ("nbd_turned_away", "Connections turned away over NBD, because there were too many", nbd.turned_away),
         ("nbd_ended_for_cause", "Connections over NBD ended for breaking the protocol", nbd.ended_for_cause),
+        ("nbd_tls_failures", "Connections over NBD that did not come to agree on TLS", nbd.tls_failures),
+        ("nbd_hosts_refused", "Hosts refused over NBD, by address, by name or by an export", nbd.hosts_refused),
     ] {
         counter(out, name, help, None, value)?;
     }
+    let help = "Connections over NBD with TLS";
+    gauge(out, "nbd_tls_connections", help, None, snapshot.nbd_tls_connections as f64)?;
     encode_nvme(snapshot, out)?;
     encode_iscsi(snapshot, out)?;
     encode_peers(snapshot, out)

@@ -1,4 +1,4 @@
-//! The status page's HTML.
+//! HTML of the status page.
 
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,10 +10,10 @@ use crate::units::{Size, duration, percent};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Returns the page.
+/// Returns the HTML of the page.
 pub fn render(overview: &Overview) -> String {
     let mut html = String::new();
-    // Writing into a String does not fail.
+    // Writing to a String does not fail.
     let _ = write_page(&mut html, overview);
     html
 }
@@ -60,6 +60,9 @@ fn write_pools(html: &mut String, pools: &[Pool]) -> fmt::Result {
     }
     for (pool, why) in pools.iter().filter_map(|pool| Some((&pool.name, pool.refuses_writes.as_ref()?))) {
         write!(html, "<p class=e>{} takes no writes: {}</p>", Text(pool), Text(why))?;
+    }
+    for (pool, what) in pools.iter().filter_map(|pool| Some((&pool.name, pool.needs_repair.as_ref()?))) {
+        write!(html, "<p class=s>{} needs a repair: {}</p>", Text(pool), Text(what))?;
     }
     Ok(())
 }
@@ -186,7 +189,7 @@ fn heading(html: &mut String, id: &str, title: &str, total: usize) -> fmt::Resul
     }
 }
 
-/// Begins a table; `numbers` are the columns that are aligned at the right.
+/// Begins a table; the columns in `numbers` are right-aligned.
 fn table(html: &mut String, columns: &[&str], numbers: &[usize]) -> fmt::Result {
     html.push_str("<table><tr class=h>");
     for (at, column) in columns.iter().enumerate() {
@@ -196,7 +199,7 @@ fn table(html: &mut String, columns: &[&str], numbers: &[usize]) -> fmt::Result 
     Ok(())
 }
 
-/// Writes a cell; on a phone `column` stands beside it.  The value writes HTML.
+/// Writes a cell; on a phone `column` is shown beside it.  The value writes HTML.
 fn cell(html: &mut String, column: &str, value: impl fmt::Display) -> fmt::Result {
     write!(html, "<td data-l='{column}'>{value}")
 }
@@ -205,7 +208,7 @@ fn number(html: &mut String, column: &str, value: impl fmt::Display) -> fmt::Res
     write!(html, "<td class=n data-l='{column}'>{value}")
 }
 
-/// Says which rows are shown, with ways to the others.
+/// Writes which rows are shown, with links to the other pages.
 fn turn<T>(html: &mut String, page: &Page<T>, id: &str, link: impl Fn(usize) -> String) -> fmt::Result {
     if page.pages == 1 {
         return Ok(());
@@ -225,7 +228,7 @@ fn turn<T>(html: &mut String, page: &Page<T>, id: &str, link: impl Fn(usize) -> 
     Ok(())
 }
 
-/// A text of which nothing becomes markup, and nothing is invisible.
+/// Text with HTML markup and invisible characters escaped.
 struct Text<'a>(&'a str);
 
 impl fmt::Display for Text<'_> {
@@ -244,7 +247,7 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// `POOL/IMAGE`.
+/// Image as `POOL/IMAGE`.
 struct Spec<'a>(&'a str, &'a str);
 
 impl fmt::Display for Spec<'_> {
@@ -253,7 +256,7 @@ impl fmt::Display for Spec<'_> {
     }
 }
 
-/// A value in an element: what opens it, its name, the value.
+/// HTML element: opening tag, element name, value.
 struct Tagged<'a, T>(&'a str, &'a str, T);
 
 impl<T: fmt::Display> fmt::Display for Tagged<'_, T> {
@@ -262,7 +265,7 @@ impl<T: fmt::Display> fmt::Display for Tagged<'_, T> {
     }
 }
 
-/// Renders the used part of something as a bar and in percent.
+/// Used share of a total, rendered as a bar and in percent.
 struct Fill(u64, u64);
 
 impl fmt::Display for Fill {
@@ -340,13 +343,14 @@ mod tests {
             connections: 1,
             log: None,
             error: None,
+            warnings: Vec::new(),
         };
         let typical: Vec<ImageRow> = (0..10_000).map(|at| image(&format!("volume-{at:08}"))).collect();
         let html = render(&overview(typical, Vec::new()));
         assert!(html.len() < 64 << 10, "{} bytes", html.len());
         assert!(html.contains("1 to 200 of 10000") && html.contains("href='?page=2&amp;exports=1#images'"));
         assert!(!html.contains(">previous<") && html.contains("href='?page=50&amp;exports=1#images'>last<"));
-        // Names as long as they may be, each character of which takes six.
+        // Names of maximum length, with characters that each take six bytes when escaped.
         let worst = render(&overview(vec![image(&longest); 10_000], vec![target(&longest); 10_000]));
         assert!(worst.len() < 2 << 20, "{} bytes", worst.len());
     }

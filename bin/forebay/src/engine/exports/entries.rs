@@ -1,7 +1,8 @@
-//! Entries of the file that remembers exports, read one by one: one that makes no sense takes no other with it.
+//! Entries of the file that lists exports, parsed one by one: a malformed entry does not affect the others.
 
 use std::collections::BTreeMap;
 
+use forebay_nbd::access::HostPattern;
 use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,13 +15,13 @@ use crate::engine::targets::Content;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, image_spec};
 
-/// An entry of the file that is kept there and not served: it names no image, or an export that is listed before it.
+/// Entry that is kept in the file but not served: it names no image, or repeats an export listed before it.
 pub(super) struct Unserved {
     pub(super) entry: Value,
     pub(super) key: Option<ExportKey>,
 }
 
-/// What the file lists.
+/// Content of the file.
 pub(super) struct Listed {
     pub(super) exports: BTreeMap<ExportKey, Export>,
     pub(super) unserved: Vec<Unserved>,
@@ -28,7 +29,7 @@ pub(super) struct Listed {
     pub(super) retired: Vec<Retired>,
 }
 
-/// What every entry of the file has to say.
+/// Fields that every entry of the file must have.
 #[derive(Deserialize)]
 struct EntryName {
     pool: String,
@@ -36,7 +37,7 @@ struct EntryName {
     front: Front,
 }
 
-/// Reads an entry of the file.  Where only its name can be understood, it is an export that is not served.
+/// Parses an entry.  If only its name can be parsed, it is an export that is not served.
 fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
     let wrong =
         |what: String| Failure::new(FailureKind::Corrupt, format!("its entry in targets.json makes no sense: {what}"));
@@ -65,6 +66,8 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
                 read_only: true,
                 unit: None,
                 hosts: Vec::new(),
+                subsystem: None,
+                target: None,
                 ana_group: None,
                 uuid: None,
                 log: None,
@@ -75,7 +78,7 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
     }
 }
 
-/// Reads what the files list.
+/// Parses all entries of the files.
 pub(super) fn read_all(content: Content) -> Listed {
     let Content { targets: entries, retired } = content;
     let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
@@ -97,7 +100,7 @@ pub(super) fn read_all(content: Content) -> Listed {
                 match first.request == export.request && first.entry == export.entry {
                     true => tracing::warn!("{what}, in the same words: the first counts"),
                     false => {
-                        // Which of them its hosts were told of cannot be known.
+                        // It is unknown which of them hosts were given the number of.
                         let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
                         let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
                         first.state = ExportState::Broken(failure.hint(hint));
@@ -111,15 +114,15 @@ pub(super) fn read_all(content: Content) -> Listed {
     Listed { exports, unserved, retired }
 }
 
-/// Marks exports over one front that have the same number: hosts of one would write to the other's image.
+/// Marks exports over one front that share a number as not served: hosts of one would write to the other's image.
 fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
-    let mut owners: BTreeMap<(Front, u32), Vec<ImageSpec>> = BTreeMap::new();
+    let mut owners: BTreeMap<(Front, Option<String>, u32), Vec<ImageSpec>> = BTreeMap::new();
     for ((front, spec), export) in exports.iter() {
         if let Some(unit) = export.request.unit {
-            owners.entry((*front, unit)).or_default().push(spec.clone());
+            owners.entry((*front, export.request.within().map(str::to_owned), unit)).or_default().push(spec.clone());
         }
     }
-    for ((front, unit), specs) in owners.into_iter().filter(|(_, specs)| specs.len() > 1) {
+    for ((front, _, unit), specs) in owners.into_iter().filter(|(_, specs)| specs.len() > 1) {
         for spec in &specs {
             let others: Vec<String> = specs.iter().filter(|other| *other != spec).map(ToString::to_string).collect();
             let what =
@@ -132,9 +135,20 @@ fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
     }
 }
 
-/// Checks the names of the initiators that may see an export (RFC 7143, 4.2.7): `iqn.`, `eui.` or `naa.` and what follows,
-/// or the beginning of such names and `*`.
-pub(super) fn check_initiators(hosts: &[String]) -> Result<()> {
+/// Validates the list of hosts that may see an export.
+pub(super) fn check_hosts(front: Front, hosts: &[String]) -> Result<()> {
+    match front {
+        Front::Nbd => hosts.iter().try_for_each(|host| match host.parse::<HostPattern>() {
+            Ok(_) => Ok(()),
+            Err(why) => Err(Failure::invalid(why)),
+        }),
+        Front::Nvme | Front::Iscsi => check_initiators(hosts),
+    }
+}
+
+/// Validates the initiator names that may see an export (RFC 7143, 4.2.7): `iqn.`, `eui.` or `naa.` and what follows,
+/// or a prefix of such names and `*`.
+pub fn check_initiators(hosts: &[String]) -> Result<()> {
     let is_name = |host: &String| {
         let known =
             ["iqn.", "eui.", "naa."].iter().any(|kind| host.strip_prefix(kind).is_some_and(|rest| !rest.is_empty()));
@@ -149,7 +163,7 @@ pub(super) fn check_initiators(hosts: &[String]) -> Result<()> {
     }
 }
 
-/// Whether what only NVMe knows makes sense.
+/// Validates the fields that apply to NVMe only: UUID and ANA group.
 pub(super) fn check_nvme(request: &api::Attach) -> Result<()> {
     if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {
         return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));

@@ -1,6 +1,7 @@
-//! What is exported, kept over restarts in a file.
+//! Exports of images, persisted in a file across restarts.
 
 mod entries;
+mod index;
 mod pages;
 mod restore;
 mod saves;
@@ -17,14 +18,16 @@ use serde_json::Value;
 use super::Engine;
 use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
-use super::numbers::{Numbers, Retired};
+use super::numbers::{Numbers, Retired, TakenNumbers};
 use super::offload::offload;
 use super::targets::{Change, Content, ExportName, TargetsFiles};
 use super::volumes::Volume;
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
-use entries::{Listed, Unserved, check_initiators, check_nvme};
+pub use entries::check_initiators;
+use entries::{Listed, Unserved, check_hosts, check_nvme};
+use index::ExportIndex;
 use saves::{Saves, lock};
 
 /// Front and image: the name of an export.
@@ -33,37 +36,37 @@ type ExportKey = (Front, ImageSpec);
 /// Export of an image over one front.
 struct Export {
     request: api::Attach,
-    /// Entry in the file, where that is more than `request` says, and cannot be understood.
+    /// Entry in the file, if it has content beyond `request` that this build cannot parse.
     entry: Option<Value>,
-    /// Identity of the image, once it was open.
+    /// Identity of the image, known once the image was open.
     identity: String,
     state: ExportState,
-    /// Set while it is being detached: the file does not list it any more, its number is not free yet.
+    /// Set while it is being detached: it is no longer in the file, and its number is not free yet.
     leaving: bool,
 }
 
-/// Whether hosts can reach an export.
+/// State of an export, as seen by hosts.
 enum ExportState {
-    /// Hosts can reach it; the volume is open.
+    /// Served to hosts; the volume is open.
     Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
-    /// Image not open yet, since the daemon has started; who opens it serves the export.  The failure of the attempt
-    /// before, if there was one.
+    /// Image not yet opened since the daemon started; the task that opens it serves the export.  Holds the failure of
+    /// the previous attempt, if any.
     Opening(Option<Failure>),
-    /// Failure to open or to serve it; it is tried again.
+    /// Failure to open or serve the image; it is retried.
     Failed(Failure),
-    /// Failure of its entry in the file, which somebody has to correct.
+    /// Failure of its entry in the file, which an operator has to correct.
     Broken(Failure),
-    /// Not to be served: no daemon runs, or it is being detached.
+    /// Not to be served: no daemon is running, or the export is being detached.
     Idle,
 }
 
 impl Export {
-    /// Returns an export that the file lists.
+    /// Creates an export that the file lists.
     fn listed(request: api::Attach, entry: Option<Value>, state: ExportState) -> Self {
         Self { request, entry, identity: String::new(), state, leaving: false }
     }
 
-    /// Returns why hosts do not reach it, if they do not.
+    /// Returns the reason why hosts cannot reach it, if they cannot.
     fn failure(&self, spec: &ImageSpec) -> Option<Failure> {
         match &self.state {
             ExportState::Broken(failure) | ExportState::Failed(failure) | ExportState::Opening(Some(failure)) => {
@@ -75,13 +78,14 @@ impl Export {
         }
     }
 
-    /// Returns its number, to be kept when it has ended.
+    /// Returns its number, to be reserved for the image after the export has ended.
     fn retired(&self) -> Option<Retired> {
         let unit = self.request.unit?;
-        Some(Retired { front: self.request.front, unit, image: self.identity.clone() })
+        let within = self.request.within().unwrap_or_default().to_owned();
+        Some(Retired { front: self.request.front, within, unit, image: self.identity.clone() })
     }
 
-    /// Returns whether the files do not list it: it is being detached, or its image does not survive a restart, unlike the
+    /// Returns whether the files omit it: it is being detached, or its image does not survive a restart, unlike the
     /// number that hosts may remember.
     fn is_passing(&self) -> bool {
         self.leaving || self.request.pool == RAM_POOL
@@ -97,18 +101,18 @@ impl Export {
     }
 }
 
-/// Export that hosts do not reach.
+/// Export that hosts cannot reach.
 #[derive(Debug)]
 pub struct UnservedExport {
-    /// Its front.
+    /// Front of the export.
     pub front: Front,
-    /// Its image.
+    /// Exported image.
     pub image: ImageSpec,
     /// Kind of the failure.
     pub kind: FailureKind,
 }
 
-/// Connections that hosts hold, counted once for all exports.
+/// Host connections, counted once for all exports.
 struct Connections(BTreeMap<Front, BTreeMap<String, usize>>);
 
 impl Connections {
@@ -119,22 +123,22 @@ impl Connections {
 
 /// Exports, by front and image.
 pub struct Exports {
-    exports: RefCell<BTreeMap<ExportKey, Export>>,
+    exports: RefCell<ExportIndex>,
     unserved: RefCell<Vec<Unserved>>,
-    /// Numbers that are kept for images that are not exported any more.
+    /// Numbers reserved for images that are no longer exported.
     numbers: RefCell<Numbers>,
-    /// Locks under which the exports of an image change; an image that hangs holds up only those who want that image.
+    /// Per-image locks under which exports change; an image that hangs blocks only requests for that image.
     turns: KeyedLock<ImageSpec>,
     saves: Saves,
 }
 
 impl Exports {
-    /// Reads what the data directory remembers; nothing is open yet.
+    /// Loads the exports from the data directory; no image is opened yet.
     pub fn load(data: &Path) -> Result<Self> {
         let (files, content) = TargetsFiles::open(data)?;
         let Listed { exports, unserved, retired } = entries::read_all(content);
         Ok(Self {
-            exports: RefCell::new(exports),
+            exports: RefCell::new(ExportIndex::new(exports)),
             unserved: RefCell::new(unserved),
             numbers: RefCell::new(Numbers::new(retired)),
             turns: KeyedLock::new(),
@@ -142,23 +146,23 @@ impl Exports {
         })
     }
 
-    /// Returns how many exports there are.
+    /// Returns the number of exports.
     pub fn count(&self) -> usize {
         self.exports.borrow().values().filter(|export| !export.leaving).count()
     }
 
-    /// Returns where exports have their logs.
+    /// Returns the locations of the exports' write logs.
     pub fn log_places(&self) -> Vec<api::LogPlace> {
         self.exports.borrow().values().filter_map(|export| export.request.log.clone()).collect()
     }
 
-    /// Closes every volume.
+    /// Drops every export's volume.
     pub fn let_go(&self) {
         let mut exports = self.exports.borrow_mut();
         exports.values_mut().for_each(|export| export.state = ExportState::Idle);
     }
 
-    /// Returns the device behind an export name.
+    /// Returns the device of an export by its name.
     pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
         let spec: ImageSpec = name.parse().ok()?;
         match &self.exports.borrow().get(&(front, spec))?.state {
@@ -167,27 +171,32 @@ impl Exports {
         }
     }
 
-    /// Chooses the number of an export within its front.  It is taken by who inserts the export before anything else
-    /// happens.
-    fn choose_unit(&self, key: &ExportKey, wanted: Option<u32>, identity: &str) -> Result<Option<u32>> {
+    /// Chooses the number of an export within its front.  The caller must insert the export, which takes the number,
+    /// before it awaits anything.
+    fn choose_unit(
+        &self,
+        key: &ExportKey,
+        within: Option<&str>,
+        wanted: Option<u32>,
+        identity: &str,
+    ) -> Result<Option<u32>> {
         if key.0.units().is_none() && wanted.is_none() {
             return Ok(None);
         }
         let exports = self.exports.borrow();
-        let others = exports.iter().filter(|(other, _)| other.0 == key.0 && *other != key);
-        // Of one that is asked for only whether somebody has it is of interest.
-        let others = others.filter(|(_, export)| wanted.is_none() || export.request.unit == wanted);
-        let taken: BTreeMap<u32, &ImageSpec> =
-            others.filter_map(|((_, spec), export)| Some((export.request.unit?, spec))).collect();
-        self.numbers.borrow().choose(key.0, &taken, wanted, identity)
+        let within = within.unwrap_or_default();
+        let listed = exports.get(key).filter(|export| export.request.within().unwrap_or_default() == within);
+        let own = listed.and_then(|export| export.request.unit);
+        let taken = TakenNumbers { owners: exports.owners(key.0, within), except: &key.1, own };
+        self.numbers.borrow().choose(key.0, within, &taken, wanted, identity)
     }
 
-    /// Puts an export in the place of the one before it, if there was one; returns that.
+    /// Inserts an export; returns the previous export under that key, if any.
     fn insert(&self, key: &ExportKey, export: Export) -> Option<Export> {
         self.exports.borrow_mut().insert(key.clone(), export)
     }
 
-    /// Puts back what was there before an export; the number of one that is gone is kept for its image.
+    /// Restores the previous export under a key; if there was none, the number is reserved for the image.
     fn put_back(&self, key: &ExportKey, before: Option<Export>) {
         let mut exports = self.exports.borrow_mut();
         let gone = match before {
@@ -203,23 +212,23 @@ impl Exports {
         }
     }
 
-    /// Changes an export, if it is there.
+    /// Applies a change to an export, if it exists.
     fn with<R>(&self, key: &ExportKey, change: impl FnOnce(&mut Export) -> R) -> Option<R> {
         self.exports.borrow_mut().get_mut(key).map(change)
     }
 
-    /// Returns whether the start has not opened an export's image yet.
+    /// Returns whether the image of an export has not been opened since startup.
     fn is_opening(&self, key: &ExportKey) -> bool {
         let exports = self.exports.borrow();
         exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening(_)) && !export.leaving)
     }
 
-    /// Returns whether the images of some exports are still being opened.
+    /// Returns whether images of some exports are still being opened.
     fn is_any_opening(&self) -> bool {
         self.exports.borrow().values().any(|export| matches!(export.state, ExportState::Opening(_)))
     }
 
-    /// Makes the files say what there is of an export.  Changes that others wait to have written go with it.
+    /// Persists the state of an export.  Queued changes of other exports are written along with it.
     async fn save(&self, key: &ExportKey) -> Result<()> {
         let number = self.saves.enqueue(self.change_of(key)?);
         let _turn = self.saves.turn.acquire(1).await;
@@ -230,12 +239,12 @@ impl Exports {
         let files = self.saves.files.clone();
         let wants_replacing = lock(&files).wants_replacing();
         let outcome = match wants_replacing {
-            // With nothing waited for since the changes were taken: it has these, and no others.
+            // Nothing is awaited after the changes were taken, so the content has exactly these changes.
             true => match self.content() {
                 Ok(content) => {
                     offload(move || {
                         let mut files = lock(&files);
-                        // On a full file system there may be room for a line where there is none for the list.
+                        // A full file system may have space for a journal line but not for the list.
                         files.replace(content).or_else(|failure| match files.takes_changes() {
                             true => files.append(&changes),
                             false => Err(failure),
@@ -251,7 +260,7 @@ impl Exports {
         outcome
     }
 
-    /// Writes everything into the list, so that no journal is left for others to read.
+    /// Writes everything to the list, so that no journal is left for other readers of the data directory.
     pub async fn settle(&self) -> Result<()> {
         let _turn = self.saves.turn.acquire(1).await;
         let files = self.saves.files.clone();
@@ -262,7 +271,7 @@ impl Exports {
         offload(move || lock(&files).replace(content)).await
     }
 
-    /// Returns all that the files say of an export.
+    /// Returns the complete persisted state of an export.
     fn change_of(&self, key: &ExportKey) -> Result<Change> {
         let (front, spec) = key;
         let name = ExportName { front: *front, pool: spec.pool.clone(), image: spec.image.clone() };
@@ -278,7 +287,7 @@ impl Exports {
         Ok(Change { name, entries, retired: None })
     }
 
-    /// Returns all that the files say.
+    /// Returns the complete persisted state of all exports.
     fn content(&self) -> Result<Content> {
         let exports = self.exports.borrow();
         let (passing, lasting): (Vec<&Export>, Vec<&Export>) = exports.values().partition(|export| export.is_passing());
@@ -293,7 +302,7 @@ impl Exports {
         Ok(Content { targets, retired })
     }
 
-    /// Takes an export off the file.  Until [`forget`](Self::forget) its number stays taken.
+    /// Removes an export from the file.  Its number stays taken until [`forget`](Self::forget).
     async fn unlist(&self, key: &ExportKey) -> Result<()> {
         self.with(key, |export| export.leaving = true);
         let saved = self.save(key).await;
@@ -303,14 +312,14 @@ impl Exports {
         saved
     }
 
-    /// Forgets an export that the file does not list; its number is kept for its image.
+    /// Removes an export that is not in the file; its number is reserved for its image.
     fn forget(&self, key: &ExportKey) {
         self.unserved.borrow_mut().retain(|other| other.key.as_ref() != Some(key));
         self.put_back(key, None);
     }
 }
 
-/// Returns the identity that a request asks for.
+/// Returns the UUID that a request specifies, if any.
 fn identity_of(request: &api::Attach) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
 }
@@ -319,10 +328,10 @@ fn identity_of(request: &api::Attach) -> Option<Uuid> {
 fn exported<'a>(spec: &'a ImageSpec, request: &'a api::Attach, identity: &'a Uuid) -> Exported<'a> {
     let ana_group = request.ana_group.unwrap_or(1);
     let (unit, read_only) = (request.unit, request.read_only);
-    Exported { spec, unit, identity, ana_group, read_only, hosts: &request.hosts }
+    Exported { spec, unit, identity, ana_group, read_only, within: request.within(), hosts: &request.hosts }
 }
 
-/// Returns the failure of a volume that hosts reach and get nothing but errors from.
+/// Returns the failure of an export whose client is fenced: hosts reach the volume, but every request fails.
 fn fenced(spec: &ImageSpec) -> Failure {
     let what = format!("the cluster has fenced this client (blocklist): all requests to {spec} fail");
     Failure::new(FailureKind::Denied, what).hint(format!(
@@ -330,7 +339,7 @@ fn fenced(spec: &ImageSpec) -> Failure {
     ))
 }
 
-/// Returns the failure of a volume that hosts do not reach yet.
+/// Returns the failure of an export that hosts cannot reach yet.
 fn opening(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::Unreachable, format!("the image {spec} is still being opened"))
         .hint("it is served as soon as it is open; the daemon's log says why if that fails")
@@ -343,7 +352,7 @@ impl Engine {
         Front::ALL.into_iter().any(|front| exports.contains_key(&(front, spec.clone())))
     }
 
-    /// Lists what is exported.
+    /// Lists all exports.
     pub fn list_targets(&self) -> Vec<Target> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
@@ -355,7 +364,7 @@ impl Engine {
         Connections(Front::ALL.into_iter().map(|front| (front, self.fronts.connections_by_export(front))).collect())
     }
 
-    /// Lists the exports that hosts do not reach, with the kind of the failure.
+    /// Lists the exports that hosts cannot reach, with the kind of failure.
     pub fn unserved_exports(&self) -> Vec<UnservedExport> {
         let exports = self.exports.exports.borrow();
         let failed = exports.iter().filter(|(_, export)| !export.leaving).filter_map(|((front, spec), export)| {
@@ -363,6 +372,32 @@ impl Engine {
             Some(UnservedExport { front: *front, image: spec.clone(), kind })
         });
         failed.collect()
+    }
+
+    /// Counts the exports in a subsystem or target; without a name, in the default one.
+    pub fn exports_within(&self, front: Front, within: Option<&str>) -> usize {
+        let exports = self.exports.exports.borrow();
+        let of_front = exports.iter().filter(|((other, _), _)| *other == front);
+        of_front.filter(|(_, export)| export.request.within() == within).count()
+    }
+
+    /// Checks that the subsystem or target of a request exists, and normalizes its name.
+    fn check_within(&self, request: &mut api::Attach) -> Result<()> {
+        let wrong = match request.front {
+            Front::Nvme => request.target.is_some(),
+            Front::Iscsi => request.subsystem.is_some(),
+            Front::Nbd => request.target.is_some() || request.subsystem.is_some(),
+        };
+        if wrong {
+            return Err(Failure::invalid("subsystem is for exports over nvme, target for exports over iscsi"));
+        }
+        let front = request.front;
+        if let Some(within) = request.within_mut()
+            && let Some(name) = within.take()
+        {
+            *within = self.fronts.within(front, &name)?;
+        }
+        Ok(())
     }
 
     fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> Target {
@@ -378,16 +413,22 @@ impl Engine {
             uris,
             connections: if serving { connections } else { 0 },
             error: export.failure(spec),
+            warnings: match &export.state {
+                ExportState::Serving { volume, .. } => volume.warnings(),
+                _ => Vec::new(),
+            },
         }
     }
 
-    /// Exports an image; the same export again is no error.
+    /// Exports an image; repeating an identical request is not an error.
     pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
         let spec = image_spec(&request.pool, &request.image)?;
-        // As it is written down, whatever it was called: `rados:rbd` is the pool `rbd`.
+        // The normalized name is stored: `rados:rbd` is the pool `rbd`.
         (request.pool, request.image) = (spec.pool.clone(), spec.image.clone());
         check_nvme(&request)?;
-        check_initiators(&request.hosts)?;
+        let names_one = request.within().is_some();
+        self.check_within(&mut request)?;
+        check_hosts(request.front, &request.hosts)?;
         if let Some(unit) = request.unit {
             request.front.check_unit(unit)?;
         }
@@ -402,6 +443,9 @@ impl Engine {
             request.unit = request.unit.or(before.unit);
             request.ana_group = request.ana_group.or(before.ana_group);
             request.uuid = request.uuid.or(before.uuid.clone());
+            if !names_one {
+                (request.subsystem, request.target) = (before.subsystem.clone(), before.target.clone());
+            }
         }
         let listed_twice = self.exports.unserved.borrow().iter().any(|other| other.key.as_ref() == Some(&key));
         if let Some((before, unclear)) = before
@@ -423,30 +467,37 @@ impl Engine {
         Ok(self.describe_target(&spec, export, self.fronts.connections_of(key.0, &spec)))
     }
 
-    /// Opens an image for an export, lets hosts reach it, and then adds it to the file.
+    /// Opens an image for an export, serves it to hosts, and then adds it to the file.
     async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach) -> Result<()> {
         let spec = &key.1;
-        let volume = self.open_volume(spec).await?;
+        let volume = match request.read_only {
+            true => self.open_volume_to_read(spec).await?,
+            false => self.open_volume(spec).await?,
+        };
         if volume.image.size() == 0 {
             return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use"))
                 .hint(format!("give it a size first: forebay resize {spec} --size 10G")));
         }
-        // Who it is says which number it had before.
+        // The identity of the image selects the number it had before.
         let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
-        // A number that cannot be had is known before anything changes.
-        self.exports.choose_unit(key, request.unit, &identity)?;
+        volume.look_for_encryption().await;
+        for warning in volume.warnings() {
+            tracing::warn!(image = %spec, "{warning}");
+        }
+        // An unavailable number is reported before anything changes.
+        self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
         if let Some(place) = &request.log {
             self.ensure_log(spec, &volume, place).await?;
         }
         self.log_acquired(spec, &volume).await?;
-        // Others may have been given numbers meanwhile.  From here until hosts can reach it, nothing is waited for.
-        request.unit = self.exports.choose_unit(key, request.unit, &identity)?;
+        // Numbers may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the export.
+        request.unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
         let before = self.serve(key, request, volume)?;
         if before
             .as_ref()
             .is_some_and(|before| self.exports.with(key, |now| now.request == before.request) == Some(true))
         {
-            // The file lists it as it is.
+            // The file already lists it in this form.
             return Ok(());
         }
         if let Err(failure) = self.exports.save(key).await {
@@ -459,11 +510,12 @@ impl Engine {
         let unit = request.as_ref().and_then(|request| request.unit).map(tracing::field::display);
         let log = request.as_ref().and_then(|request| request.log.as_ref()).map(tracing::field::display);
         let read_only = request.as_ref().is_some_and(|request| request.read_only);
-        tracing::info!(image = %spec, front = key.0.name(), unit, read_only, log, "an image is exported");
+        let within = request.as_ref().and_then(|request| request.within());
+        tracing::info!(image = %spec, front = key.0.name(), unit, within, read_only, log, "an image is exported");
         Ok(())
     }
 
-    /// Lets hosts reach an export; returns what was there before it.  When that fails, nothing has changed.
+    /// Serves an export to hosts; returns the previous export under that key.  On failure nothing has changed.
     fn serve(&self, key: &ExportKey, request: api::Attach, volume: Rc<Volume>) -> Result<Option<Export>> {
         let spec = &key.1;
         if self.closing.get() {
@@ -474,10 +526,13 @@ impl Engine {
             .map_err(|error| self.reservations_failure(error, spec))?;
         let identity = self.identity.volume(spec, volume.image.id());
         let shown = identity_of(&request).unwrap_or(identity);
+        // Marked in use whatever its pools have reported so far: requests of hosts wait on cluster settings that can
+        // be reverted, instead of failing.
+        volume.image.mark_in_use();
         let state = ExportState::Serving { volume, device: device.clone() };
         let export =
             Export { request: request.clone(), entry: None, identity: format_uuid(&identity), state, leaving: false };
-        // Who is told of it finds its device.
+        // Inserted first: a host that learns of the export finds its device.
         let before = self.exports.insert(key, export);
         if let Err(failure) = self.publish(key.0, &exported(spec, &request, &shown), &device) {
             match before {
@@ -487,20 +542,21 @@ impl Engine {
             return Err(failure);
         }
         if let Some(unit) = request.unit {
-            self.exports.numbers.borrow_mut().take(key.0, unit);
+            self.exports.numbers.borrow_mut().take(key.0, request.within().unwrap_or_default(), unit);
         }
         Ok(before)
     }
 
-    /// Ends an export.  While hosts are connected that is refused, unless it is forced, which disconnects them.
-    /// With the last export of an image its write log is written back and given up, unless it is to be kept.  That of an
-    /// image which the start has not opened yet is always kept: writing it back may take for ever.
+    /// Ends an export.  Fails while hosts are connected unless `force` is set, which disconnects them.  With the last
+    /// export of an image its write log is written back and discarded, unless `keep_log` is set.  The log of an image
+    /// that was not opened since startup is always kept: writing it back may never finish.
     pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool, keep_log: bool) -> Result<()> {
         let key = (front, spec.clone());
         if self.exports.is_opening(&key) {
-            // Who opens it, for however long, finds it gone.
+            // The task that is opening the image finds the export gone, however long that takes.
             if let Err(failure) = self.exports.unlist(&key).await {
-                // Its image may have been opened meanwhile, and it was not served as it was to go.  Otherwise it will be.
+                // The image may have been opened meanwhile, and was not served because the export was leaving.
+                // Otherwise it will be.
                 self.exports.with(&key, |export| {
                     if !matches!(export.state, ExportState::Opening(_)) {
                         export.state = ExportState::Failed(failure.clone());
@@ -510,10 +566,11 @@ impl Engine {
             }
             self.exports.forget(&key);
             if !self.has_open_log(spec) {
-                // Who opens it closes its log again.
+                // The task that opens the image closes its log again.
                 return Ok(());
             }
-            // It was opened meanwhile, for nobody else.  Its log is kept, as it is when the image is opened later.
+            // It was opened meanwhile, and no other export uses it.  Its log is kept, as it is if the image is opened
+            // later.
             let _turn = self.exports.turns.lock(spec).await;
             return if self.is_exported(spec) { Ok(()) } else { self.end_log(spec, true).await };
         }
@@ -524,7 +581,7 @@ impl Engine {
                 Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"))
             }
         };
-        // What is not there is not waited for.
+        // A missing export is reported without waiting for the lock.
         there()?;
         let _turn = self.exports.turns.lock(spec).await;
         there()?;
@@ -537,7 +594,7 @@ impl Engine {
         self.exports.unlist(&key).await?;
         self.unpublish(front, spec);
         let served = self.exports.with(&key, |export| std::mem::replace(&mut export.state, ExportState::Idle));
-        // Those who were just connecting, too.
+        // Ends hosts that were just connecting, too.
         self.disconnect(front, spec).await;
         drop(served);
         self.exports.forget(&key);

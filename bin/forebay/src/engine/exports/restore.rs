@@ -1,4 +1,4 @@
-//! Exports from before the daemon was started, opened again.
+//! Restore of exports when the daemon starts.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,22 +12,24 @@ use super::{ExportKey, ExportState};
 use crate::api::{self, Front};
 use crate::engine::Engine;
 use crate::engine::identity::format_uuid;
-use crate::failure::Failure;
+use crate::engine::volumes::Volume;
+use crate::failure::{Failure, Result};
 use crate::spec::ImageSpec;
 
-/// Images of one pool that are opened at a time when the daemon starts.
+/// Maximum number of images of one pool that are opened in parallel at startup.
 const OPENING_MAX: usize = 16;
 
-/// Time that the start waits for the images of exports before hosts are let in; those that take longer are served as soon
-/// as they are open.
+/// Time that startup waits for the images of exports before hosts may connect; images that take longer are served
+/// once they are open.
 const OPENING_WAIT: Duration = Duration::from_secs(10);
 
-/// Time before what could not be served is tried again: the first time; it doubles up to the second.
+/// Retry delays for exports that could not be served: the first, and the limit up to which it doubles.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 impl Engine {
-    /// Opens what was exported before the daemon was started, all images at once.  What cannot be opened is kept, says
-    /// why, and is tried again.  After [`OPENING_WAIT`] images that are not open yet are waited for no longer, and served later.
+    /// Opens all images that were exported before the daemon was started, in parallel.  An export whose image cannot
+    /// be opened is kept with its failure and retried.  After [`OPENING_WAIT`] startup continues; images not open yet
+    /// are served later.
     pub async fn restore_exports(self: &Rc<Self>) {
         let (left, done) = (Rc::new(Cell::new(0_usize)), Rc::new(Notify::new()));
         for opening in self.open_each(self.begin_restoring()) {
@@ -45,7 +47,7 @@ impl Engine {
         self.keep_trying();
     }
 
-    /// Tries again what could not be served, for as long as there is such a thing.
+    /// Retries failed exports until there are none.
     fn keep_trying(self: &Rc<Self>) {
         let engine = Rc::downgrade(self);
         spawn(async move {
@@ -63,8 +65,8 @@ impl Engine {
         });
     }
 
-    /// Opens images whose exports are marked as such, a few of each pool at a time: a pool that hangs holds up its own
-    /// images only.
+    /// Opens images whose exports are marked as opening, a few of each pool in parallel: a pool that hangs blocks
+    /// only its own images.
     fn open_each(
         self: &Rc<Self>,
         images: BTreeSet<ImageSpec>,
@@ -84,8 +86,8 @@ impl Engine {
         })
     }
 
-    /// Marks the exports that failed as such that are being opened; returns their images.  Who is marked is not collected
-    /// again while its image waits for its turn.
+    /// Marks failed exports as opening; returns their images.  A marked export is not collected again while its image
+    /// is queued.
     fn begin_again(&self) -> BTreeSet<ImageSpec> {
         let mut wanted = BTreeSet::new();
         for ((_, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
@@ -99,7 +101,7 @@ impl Engine {
         wanted
     }
 
-    /// Marks the exports that are to be opened; returns their images.
+    /// Marks the exports to restore as opening; returns their images.
     fn begin_restoring(&self) -> BTreeSet<ImageSpec> {
         let mut wanted = BTreeSet::new();
         for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
@@ -115,15 +117,39 @@ impl Engine {
         wanted
     }
 
-    /// Opens an image, and lets hosts reach those of its exports that are still wanted.
+    /// Returns whether any exports of an image are read-only, and whether any are writable, in whatever state: a
+    /// failed one may be retried at any moment.
+    fn exported_to(&self, spec: &ImageSpec) -> (bool, bool) {
+        let exports = self.exports.exports.borrow();
+        let of_image = Front::ALL.into_iter().filter_map(|front| exports.get(&(front, spec.clone())));
+        of_image.fold((false, false), |(reads, writes), export| match export.request.read_only {
+            true => (true, writes),
+            false => (reads, true),
+        })
+    }
+
+    /// Opens an image and serves those of its exports that still exist.  An image that can be read but not written
+    /// serves its read-only exports only.
     async fn restore(&self, spec: &ImageSpec) {
-        let opened = self.open_volume(spec).await;
+        let opened = match self.exported_to(spec) {
+            (true, true) => {
+                let to_read = self.open_volume_to_read(spec).await;
+                // If the image is writable, this is the same volume.
+                let to_write = match &to_read {
+                    Ok(_) => self.open_volume(spec).await,
+                    Err(failure) => Err(failure.clone()),
+                };
+                Opened { to_read, to_write }
+            }
+            (_, false) => Opened::both(self.open_volume_to_read(spec).await),
+            (false, true) => Opened::both(self.open_volume(spec).await),
+        };
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
             let of_image = Front::ALL.into_iter().map(|front| (front, spec.clone()));
             let waiting = of_image.filter(|key| match exports.get_mut(key) {
                 Some(one) if matches!(one.state, ExportState::Opening(_)) && one.leaving => {
-                    // Who detaches it, and fails to, sees that nobody will serve it.
+                    // A detach that fails sees that no task will serve the export.
                     one.state = ExportState::Idle;
                     false
                 }
@@ -141,9 +167,9 @@ impl Engine {
                 (export.request.clone(), before)
             });
             let Some((request, before)) = known else { continue };
-            let served = opened.clone().and_then(|volume| {
+            let served = opened.of(request.read_only).and_then(|volume| {
                 let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
-                let unit = self.exports.choose_unit(key, request.unit, &identity)?;
+                let unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
                 self.serve(key, api::Attach { unit, ..request }, volume)
             });
             match served {
@@ -152,7 +178,7 @@ impl Engine {
                 }
                 Ok(_) => {}
                 Err(failure) => {
-                    // The same reason is told once.
+                    // A repeated failure is logged once.
                     if before.is_none_or(|before| before.message != failure.message) {
                         not_served(key.0, spec, &failure);
                     }
@@ -170,7 +196,25 @@ impl Engine {
     }
 }
 
-/// Says in the log that an export is not served, and why.
+/// Image opened for its exports, or the failure to open it.
+struct Opened {
+    /// Volume for read-only exports.
+    to_read: Result<Rc<Volume>>,
+    /// Volume for writable exports.
+    to_write: Result<Rc<Volume>>,
+}
+
+impl Opened {
+    fn both(opened: Result<Rc<Volume>>) -> Self {
+        Self { to_read: opened.clone(), to_write: opened }
+    }
+
+    fn of(&self, read_only: bool) -> Result<Rc<Volume>> {
+        if read_only { self.to_read.clone() } else { self.to_write.clone() }
+    }
+}
+
+/// Logs that an export is not served, and the failure.
 fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
     tracing::error!(image = %spec, front = front.name(), error = %failure.message, "an export is not served");
 }
@@ -179,15 +223,20 @@ fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
 mod tests {
     use std::path::Path;
 
+    use forebay_block::{
+        BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Reply, Request, Transaction,
+    };
+    use forebay_image::{self as image, CreateOptions, Image};
+    use forebay_ram::cluster::{Client, Cluster};
     use forebay_reactor::sync::Permit;
-    use forebay_reactor::{DriverChoice, JoinHandle, Reactor, yield_now};
+    use forebay_reactor::{Buf, DriverChoice, JoinHandle, Reactor, yield_now};
     use forebay_store::InitOptions;
     use serde_json::json;
 
     use super::super::Export;
     use super::*;
     use crate::engine::{EngineOptions, store};
-    use crate::failure::Result;
+    use crate::failure::FailureKind;
     use crate::ops::ProgressSink;
 
     async fn engine(dir: &Path) -> Rc<Engine> {
@@ -205,7 +254,7 @@ mod tests {
         Engine::open(options).await.expect("an engine")
     }
 
-    /// An engine with an image in its store.
+    /// Creates an engine with an image in its store.
     async fn engine_with_image(dir: &Path) -> (Rc<Engine>, ImageSpec) {
         let engine = engine(dir).await;
         let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
@@ -213,8 +262,25 @@ mod tests {
         (engine, "local/x".parse().expect("a spec"))
     }
 
-    /// Lists an export whose image is being opened, and detaches it while the file of exports cannot be written, as on a
-    /// busy disk: until the first part of the result is dropped.
+    /// Id of the pool `rbd` of [`engine_with_cluster`]; `data` has the next id.
+    const POOL: i64 = 1;
+
+    /// Creates an engine with the pools of a cluster, one of its clients, and an image in the pool `rbd` whose data
+    /// is in `data`.
+    async fn engine_with_cluster(dir: &Path) -> (Rc<Engine>, Cluster, Client, ImageSpec) {
+        let cluster = Cluster::new(1, 0);
+        assert_eq!((cluster.add_pool("rbd"), cluster.add_pool("data")), (POOL, POOL + 1));
+        let client = cluster.client();
+        let pool = client.pool(POOL);
+        let options = CreateOptions { size: 8 << 20, data_pool: Some("data".into()), ..CreateOptions::default() };
+        image::create(&pool, "x", options).await.expect("an image");
+        let mut engine = engine(dir).await;
+        Rc::get_mut(&mut engine).expect("nobody else has it").pools.insert("rbd", pool);
+        (engine, cluster, client, "rbd/x".parse().expect("a spec"))
+    }
+
+    /// Lists an export whose image is being opened, and detaches it while the file of exports cannot be written, as
+    /// on a busy disk, until the first part of the result is dropped.
     async fn detach_while_opening(
         engine: &Rc<Engine>,
         key: &(Front, ImageSpec),
@@ -229,14 +295,15 @@ mod tests {
         (saving, detached)
     }
 
-    /// Waits until something holds that only this reactor brings about.
+    /// Waits until a condition holds that only this reactor can bring about.
     async fn until(holds: impl Fn() -> bool) {
         while !holds() {
             yield_now().await;
         }
     }
 
-    /// An export that cannot be taken off the file while its image is opened: it is served, or says why not.
+    /// An export that cannot be removed from the file while its image is being opened is served, or reports the
+    /// failure.
     #[test]
     fn an_export_whose_detaching_fails_while_it_is_opened_is_not_forgotten() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
@@ -265,7 +332,7 @@ mod tests {
         }
     }
 
-    /// An export whose image is opened while it is being detached: whichever of the two ends first, its log is kept and
+    /// An export whose image is opened while it is being detached: in either order of completion, its log is kept and
     /// closed.
     #[test]
     fn an_export_that_is_detached_while_it_is_opened_leaves_its_log_closed() {
@@ -301,5 +368,178 @@ mod tests {
                 engine.close().await.expect("closed");
             });
         }
+    }
+
+    /// Cluster settings that can be reverted fail no host request, in any pool; a command gets the failure.
+    #[test]
+    fn pools_of_an_image_are_in_use_once_it_is_served() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, _, client, spec) = engine_with_cluster(dir.path()).await;
+            let volume = engine.open_volume(&spec).await.expect("open");
+            assert_eq!(client.pools_in_use(), [0; 0], "no host uses it");
+            drop(volume);
+            let attach = json!({ "pool": "rbd", "image": "x", "front": "nbd" });
+            let attach = serde_json::from_value(attach).expect("a request");
+            engine.clone().attach(attach).await.expect("attached");
+            assert_eq!(client.pools_in_use(), [POOL, POOL + 1]);
+            engine.close().await.expect("closed");
+        });
+    }
+
+    /// Features of a new image in a pool of a cluster, with journaling: it can be read and not written.
+    const JOURNALED: u64 = image::Features::RBD_DEFAULT.0 | image::Features::DATA_POOL.0 | 1 << 6;
+
+    async fn set_features(pool: &Rc<dyn ObjectBackend>, id: &str, features: u64) {
+        let pairs = vec![(b"features".to_vec(), features.to_le_bytes().to_vec())];
+        let set = Transaction::of(ObjectOp::KvSet { pairs });
+        pool.submit(&ObjectName::new(format!("rbd_header.{id}")), set).await.expect("features");
+    }
+
+    /// Lists two exports of an image, one read-only and one writable, to be restored.
+    fn list_both_ways(engine: &Engine, spec: &ImageSpec) -> [ExportKey; 2] {
+        let keys = [(Front::Nbd, spec.clone()), (Front::Iscsi, spec.clone())];
+        for (front, _) in &keys {
+            let attach = json!({
+                "pool": spec.pool, "image": spec.image, "front": front.name(), "read_only": *front == Front::Nbd,
+            });
+            let attach = serde_json::from_value(attach).expect("a request");
+            engine.exports.insert(&(*front, spec.clone()), Export::listed(attach, None, ExportState::Idle));
+        }
+        keys
+    }
+
+    async fn write(device: &Rc<dyn BlockDevice>, data: &[u8]) -> forebay_block::Result<Reply> {
+        device.submit(Request::Write { offset: 0, data: Buf::copy_of(data).into(), fua: false }).await
+    }
+
+    /// An image that can be read but not written, exported both ways: hosts may read it, and may write it over the
+    /// same open image as soon as that becomes possible.
+    #[test]
+    fn an_image_that_cannot_be_written_serves_its_read_only_exports() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, cluster, _, spec) = engine_with_cluster(dir.path()).await;
+            let other = cluster.client().pool(POOL);
+            let id = image::info(&other, "x").await.expect("info").id;
+            set_features(&other, &id, JOURNALED).await;
+
+            let keys = list_both_ways(&engine, &spec);
+            let [reads, writes] = &keys;
+            let failure = |key| engine.exports.with(key, |export| export.failure(&spec)).expect("an export");
+            let device = |key: &ExportKey| engine.exports.device(key.0, &spec.to_string());
+            assert_eq!(engine.begin_restoring(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            let reader = device(reads).expect("it can be read");
+            let refused = failure(writes).expect("it cannot be written");
+            assert_eq!(refused.kind, FailureKind::Unsupported);
+            assert!(refused.message.contains("journaling"), "{}", refused.message);
+
+            // A retry fails: readers are not disturbed, and the reason stays the same.
+            assert_eq!(engine.begin_again(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            assert!(Rc::ptr_eq(&reader, &device(reads).expect("it is served on")));
+            assert_eq!(failure(writes).map(|failure| failure.message), Some(refused.message));
+
+            // The feature is disabled.  Clients that have the image open are notified of the header change.
+            set_features(&other, &id, JOURNALED & !(1 << 6)).await;
+            let resized = Image::open(other.clone(), "x", Default::default()).await.expect("opened");
+            resized.resize(16 << 20, false, |_| {}).await.expect("resized");
+            resized.close().await;
+            until(|| reader.geometry().size == 16 << 20).await;
+            assert_eq!(engine.begin_again(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            let writer = device(writes).expect("it can be written");
+            assert_eq!(failure(writes).map(|failure| failure.message), None);
+            assert!(!writer.geometry().read_only && writer.reservations().is_some());
+            write(&writer, b"some").await.expect("written");
+            let read = reader.submit(Request::Read(Extent::new(0, 4))).await.expect("read by who had it before");
+            assert_eq!(read.into_data().to_vec(), b"some");
+            let refused = write(&reader, b"more").await.expect_err("a read-only export");
+            assert_eq!(refused.kind(), ErrorKind::ReadOnly);
+            assert!(engine.begin_again().is_empty(), "nothing is left to be tried");
+            drop((reader, writer));
+            engine.close().await.expect("closed");
+        });
+    }
+
+    /// An image whose write log may hold data that the image lacks: without the log hosts would read stale data, and
+    /// the log could not be written back to an image opened read-only.
+    #[test]
+    fn an_image_with_a_log_that_cannot_be_written_is_not_served_until_it_can() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, cluster, _, spec) = engine_with_cluster(dir.path()).await;
+            let other = cluster.client().pool(POOL);
+            let id = image::info(&other, "x").await.expect("info").id;
+            let place = json!({ "medium": "ssd", "path": dir.path().join("logs"), "size": 16 << 20 });
+            let place = serde_json::from_value(place).expect("a place");
+            let volume = engine.open_volume(&spec).await.expect("open");
+            engine.ensure_log(&spec, &volume, &place).await.expect("a log");
+            drop(volume);
+            engine.end_log(&spec, true).await.expect("closed");
+            set_features(&other, &id, JOURNALED).await;
+
+            let keys = list_both_ways(&engine, &spec);
+            let failure = |key| engine.exports.with(key, |export| export.failure(&spec)).expect("an export");
+            assert_eq!(engine.begin_restoring(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            for key in &keys {
+                let refused = failure(key).expect("not served");
+                assert_eq!(refused.kind, FailureKind::Unsupported, "{refused:?}");
+                assert!(refused.message.contains("journaling"), "{refused:?}");
+            }
+            assert!(!engine.volumes.is_open(&spec));
+
+            set_features(&other, &id, JOURNALED & !(1 << 6)).await;
+            assert_eq!(engine.begin_again(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            for key in &keys {
+                assert_eq!(failure(key).map(|failure| failure.message), None);
+            }
+            let writer = engine.exports.device(keys[1].0, &spec.to_string()).expect("served");
+            write(&writer, b"some").await.expect("the log takes it");
+            assert_eq!(engine.log_info(&spec).await.expect("a log").state, "on");
+            drop(writer);
+            engine.close().await.expect("closed");
+        });
+    }
+
+    /// Reservations that could not be read when an image became writable are read again on retry.
+    #[test]
+    fn reservations_that_are_not_known_keep_an_image_from_being_written_only_for_so_long() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, cluster, _, spec) = engine_with_cluster(dir.path()).await;
+            let other = cluster.client().pool(POOL);
+            let id = image::info(&other, "x").await.expect("info").id;
+            set_features(&other, &id, JOURNALED).await;
+            let [reads, writes] = &list_both_ways(&engine, &spec);
+            let failure = |key| engine.exports.with(key, |export| export.failure(&spec)).expect("an export");
+            assert_eq!(engine.begin_restoring(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            let reader = engine.exports.device(reads.0, &spec.to_string()).expect("it can be read");
+
+            set_features(&other, &id, JOURNALED & !(1 << 6)).await;
+            let second = Image::open(other.clone(), "x", Default::default()).await.expect("opened");
+            let key = crate::engine::volumes::RESERVATIONS_KEY;
+            second.set_metadata(key, Some(b"no table".to_vec())).await.expect("metadata");
+            second.resize(16 << 20, false, |_| {}).await.expect("resized");
+            until(|| reader.geometry().size == 16 << 20).await;
+            assert_eq!(engine.begin_again(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            assert_eq!(failure(writes).map(|failure| failure.kind), Some(FailureKind::Corrupt));
+            second.set_metadata(key, None).await.expect("metadata");
+            second.close().await;
+            assert_eq!(engine.begin_again(), [spec.clone()].into());
+            engine.restore(&spec).await;
+            assert_eq!(failure(writes).map(|failure| failure.message), None);
+            drop(reader);
+            engine.close().await.expect("closed");
+        });
     }
 }

@@ -1,7 +1,7 @@
-//! iSCSI: one target, whose units are the exports.
+//! iSCSI front: targets whose logical units are the exports.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -10,43 +10,49 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_iscsi::scsi::inquiry::Identity as UnitIdentity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{Devices, Gatekeeping, Limits, Options, Server, Site, Space, UnitSpec};
+use forebay_iscsi::{AccessControl, Devices, Limits, Options, Server, Space, Target, TargetSpec, Targets, UnitSpec};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, sleep, spawn};
 
 use super::published::Published;
 use super::{Engine, Exported, HostFront, Served, on_each_core};
 use crate::api::Front;
-use crate::config::{Config, IscsiTarget};
+use crate::config::{Config, IscsiAccess, IscsiTarget};
 use crate::engine::identity::{Identity, format_uuid};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
-/// How often it is looked how full the pools are.
+/// Interval between checks of the pools' free space.
 const SPACE_LOOK: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// This core's server.
+    /// Server of this core.
     static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
 }
 
 /// The iSCSI front.
 pub struct IscsiFront {
-    site: Site,
+    targets: Targets,
+    /// Target of exports that name none.
+    default: Target,
+    /// Access of the default target as configured, without initiators added at run time.
+    configured: RefCell<IscsiAccess>,
+    /// Targets being removed: exports cannot select them.
+    removing: RefCell<BTreeSet<String>>,
     settings: IscsiTarget,
     listeners: RefCell<Vec<Listener>>,
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
-    /// Units by image.
-    luns: RefCell<BTreeMap<String, u16>>,
-    /// Units that are being taken away, and what tells when nobody uses them any more.
+    /// Logical units by image, with their targets.
+    luns: RefCell<BTreeMap<String, (Target, u16)>>,
+    /// Logical units being removed, each with a completion that fires when no session uses it.
     leaving: RefCell<BTreeMap<String, forebay_reactor::cross::Answered<()>>>,
-    /// Space by pool.
+    /// Space of each pool, by name.
     spaces: RefCell<BTreeMap<String, Arc<Space>>>,
     watching: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl IscsiFront {
-    /// The target of a data directory; nothing listens yet.
+    /// Creates the default target of a data directory; nothing listens yet.
     pub fn new(identity: &Identity, settings: &IscsiTarget) -> Self {
         let name = || format!("iqn.2026-11.io.forebay:{}", format_uuid(&identity.uuid));
         let limits = Limits {
@@ -54,9 +60,17 @@ impl IscsiFront {
             sessions_per_initiator: settings.sessions_per_host,
             memory_max: settings.memory_max,
         };
-        let site = Site::new(settings.name.clone().unwrap_or_else(name), limits);
-        let this = Self {
-            site,
+        let targets = Targets::new(limits);
+        let name = settings.name.clone().unwrap_or_else(name);
+        let default = targets
+            .create(TargetSpec { name, access: access_control(&settings.access) })
+            .expect("the first target of a registry");
+        targets.set_discovery_chap(settings.discovery_chap.clone());
+        Self {
+            targets,
+            default,
+            configured: RefCell::new(settings.access.clone()),
+            removing: RefCell::default(),
             settings: settings.clone(),
             listeners: RefCell::default(),
             addrs: RefCell::default(),
@@ -65,30 +79,91 @@ impl IscsiFront {
             leaving: RefCell::default(),
             spaces: RefCell::default(),
             watching: RefCell::default(),
-        };
-        this.admit(settings);
-        this
+        }
     }
 
-    /// Says who may log in from now on, and what is proved; who is logged in stays.
-    pub fn admit(&self, settings: &IscsiTarget) {
-        self.site.set_gatekeeping(Gatekeeping {
-            initiators: settings.initiators.clone(),
-            chap: settings.chap.clone(),
-            discovery_chap: settings.discovery_chap.clone(),
-        });
+    /// Sets the initiators that may log in to a target, and their CHAP settings.  Sessions of initiators that are no
+    /// longer allowed end after their commands in flight complete.
+    pub fn admit(&self, target: &Target, access: &IscsiAccess) {
+        target.set_access(access_control(access));
+        let ending = target.expel_unlisted();
+        if ending.sessions() > 0 {
+            let sessions = ending.sessions();
+            tracing::warn!(
+                front = "iscsi",
+                sessions,
+                target = target.name(),
+                "sessions end: their initiators are not allowed any more"
+            );
+            drop(spawn(ending));
+        }
     }
 
-    /// The target.
-    pub fn site(&self) -> &Site {
-        &self.site
+    /// Sets the CHAP settings for discovery sessions.
+    pub fn set_discovery_chap(&self, settings: &IscsiTarget) {
+        self.targets.set_discovery_chap(settings.discovery_chap.clone());
+    }
+
+    /// Returns the targets.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    /// Returns the default target, used by exports that name none.
+    pub fn default_target(&self) -> &Target {
+        &self.default
+    }
+
+    /// Returns a target by name; without a name, the default one.
+    ///
+    /// # Errors
+    /// If no target has that name.
+    pub fn target(&self, name: Option<&str>) -> Result<Target> {
+        let Some(name) = name else { return Ok(self.default.clone()) };
+        let found = self.targets.get(name).filter(|target| !self.removing.borrow().contains(target.name()));
+        found.ok_or_else(|| {
+            Failure::new(FailureKind::NotFound, format!("there is no iSCSI target {name}"))
+                .hint(format!("'forebay iscsi-target ls' lists them; forebay iscsi-target create {name}"))
+        })
+    }
+
+    /// Creates a target.
+    ///
+    /// # Errors
+    /// If a target of that name exists.
+    pub fn create(&self, name: &str, access: &IscsiAccess) -> Result<Target> {
+        let spec = TargetSpec { name: name.to_owned(), access: access_control(access) };
+        self.targets.create(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
+    }
+
+    /// Removes a target, and waits until its sessions have ended.
+    pub async fn remove(&self, name: &str) {
+        if let Some(ending) = self.targets.remove(name) {
+            ending.await;
+        }
+    }
+
+    /// Hides a target from exports until the guard is dropped.
+    pub fn begin_removal(&self, name: &str) -> TargetRemoval<'_> {
+        self.removing.borrow_mut().insert(name.to_owned());
+        TargetRemoval { front: self, name: name.to_owned() }
+    }
+
+    /// Returns the configured access of the default target.
+    pub fn configured(&self) -> IscsiAccess {
+        self.configured.borrow().clone()
+    }
+
+    /// Sets the configured access of the default target.
+    pub fn set_configured(&self, access: IscsiAccess) {
+        *self.configured.borrow_mut() = access;
     }
 
     fn space(&self, pool: &str) -> Arc<Space> {
         self.spaces.borrow_mut().entry(pool.to_owned()).or_default().clone()
     }
 
-    /// Keeps what hosts are told of the pools' space up to date.
+    /// Refreshes the pool space that hosts are told of.
     async fn watch_space(engine: Weak<Engine>) {
         loop {
             let Some(engine) = engine.upgrade() else { return };
@@ -109,6 +184,31 @@ impl IscsiFront {
     }
 }
 
+/// Guard of a target that is being removed.
+pub struct TargetRemoval<'a> {
+    front: &'a IscsiFront,
+    name: String,
+}
+
+impl Drop for TargetRemoval<'_> {
+    fn drop(&mut self) {
+        self.front.removing.borrow_mut().remove(&self.name);
+    }
+}
+
+/// Entry that matches no initiator name: an empty list admits all initiators.
+const NOBODY: &str = "-";
+
+/// Converts access settings to the target's form.
+fn access_control(access: &IscsiAccess) -> AccessControl {
+    let initiators = match &access.initiators {
+        None => Vec::new(),
+        Some(none) if none.is_empty() => vec![NOBODY.to_owned()],
+        Some(some) => some.clone(),
+    };
+    AccessControl { initiators, chap: access.chap.clone() }
+}
+
 fn options(settings: &IscsiTarget) -> Options {
     let mut options = Options { connections_max: settings.sessions_max, ..Options::default() };
     options.offer.digests = settings.digests;
@@ -118,12 +218,12 @@ fn options(settings: &IscsiTarget) -> Options {
 impl HostFront for IscsiFront {
     fn listen(&self, config: &Config) -> Result<()> {
         for addr in &config.iscsi {
-            let listener = bind(addr, self.settings.chap.is_some())?;
+            let listener = bind(addr, self.settings.access.chap.is_some())?;
             self.addrs.borrow_mut().push(listener.local_addr().clone());
             self.listeners.borrow_mut().push(listener);
         }
         let advertised: Vec<Addr> = self.settings.advertise.iter().copied().map(Addr::Tcp).collect();
-        self.site.set_portals(if advertised.is_empty() { self.addrs() } else { advertised });
+        self.targets.set_portals(if advertised.is_empty() { self.addrs() } else { advertised });
         Ok(())
     }
 
@@ -136,10 +236,10 @@ impl HostFront for IscsiFront {
             for core in cores.iter().filter(|core| !core.is_current()) {
                 let shared = listeners.iter().map(Listener::share).collect::<io::Result<Vec<_>>>();
                 let shared = shared.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.site.clone(), self.published.clone(), options(&self.settings), shared).await?;
+                serve_on(core, self.targets.clone(), self.published.clone(), options(&self.settings), shared).await?;
             }
             let devices = Local { engine: Rc::downgrade(engine) };
-            serve(self.site.clone(), Rc::new(devices), options(&self.settings), listeners);
+            serve(self.targets.clone(), Rc::new(devices), options(&self.settings), listeners);
             *self.watching.borrow_mut() = Some(spawn(Self::watch_space(Rc::downgrade(engine))));
             Ok(())
         })
@@ -166,27 +266,33 @@ impl HostFront for IscsiFront {
 
     fn uris(&self, spec: &ImageSpec) -> Vec<String> {
         let luns = self.luns.borrow();
-        let Some(lun) = luns.get(&spec.to_string()) else { return Vec::new() };
-        self.addrs.borrow().iter().filter_map(|addr| uri(addr, self.site.target(), *lun)).collect()
+        let Some((target, lun)) = luns.get(&spec.to_string()) else { return Vec::new() };
+        self.addrs.borrow().iter().filter_map(|addr| uri(addr, target.name(), *lun)).collect()
     }
 
     fn connections(&self) -> usize {
-        self.site.session_count()
+        self.targets.session_count()
     }
 
     fn connections_of(&self, spec: &ImageSpec) -> usize {
-        let name = spec.to_string();
-        self.site.units().into_iter().find(|unit| unit.name == name).map_or(0, |unit| unit.sessions)
+        self.targets.unit_by_name(&spec.to_string()).map_or(0, |unit| unit.sessions())
     }
 
     fn connections_by_export(&self) -> BTreeMap<String, usize> {
-        self.site.units().into_iter().map(|unit| (unit.name, unit.sessions)).collect()
+        let units = self.targets.all().into_iter().flat_map(|target| target.units());
+        units.map(|unit| (unit.name, unit.sessions)).collect()
     }
 
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let lun = exported.unit.ok_or_else(|| Failure::invalid("an export over iscsi without a LUN"))?;
-        // Who is told of the unit finds its device.
+        let target = self.target(exported.within)?;
+        let owner = u16::try_from(lun).ok().and_then(|lun| target.unit_at(lun)).map(|unit| unit.spec().name.clone());
+        if let Some(owner) = owner.filter(|owner| *owner != name) {
+            let what = format!("LUN {lun} of {} is {owner}'s already", target.name());
+            return Err(Failure::new(FailureKind::Exists, what));
+        }
+        // Inserted first: an initiator that learns of the unit finds its device.
         self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
         let spec = UnitSpec {
             name: name.clone(),
@@ -196,9 +302,9 @@ impl HostFront for IscsiFront {
             space: self.space(&exported.spec.pool),
             initiators: exported.hosts.to_vec(),
         };
-        match self.site.add(lun, spec) {
+        match target.add(lun, spec) {
             Ok(unit) => {
-                self.luns.borrow_mut().insert(name, unit.lun());
+                self.luns.borrow_mut().insert(name, (target, unit.lun()));
                 Ok(())
             }
             Err(error) => {
@@ -210,8 +316,8 @@ impl HostFront for IscsiFront {
 
     fn unpublish(&self, spec: &ImageSpec) {
         let name = spec.to_string();
-        let Some(lun) = self.luns.borrow_mut().remove(&name) else { return };
-        if let Some(gone) = self.site.remove(lun) {
+        let Some((target, lun)) = self.luns.borrow_mut().remove(&name) else { return };
+        if let Some(gone) = target.remove(lun) {
             self.leaving.borrow_mut().insert(name.clone(), gone);
         }
         self.published.remove(&name);
@@ -221,17 +327,17 @@ impl HostFront for IscsiFront {
         let gone = self.leaving.borrow_mut().remove(&spec.to_string());
         Box::pin(async move {
             if let Some(gone) = gone {
-                // Sessions go on with the other units; of this one they have let go.
+                // Sessions keep the other units; they have released this one.
                 let _ = gone.await;
             }
         })
     }
 }
 
-/// The URI of a unit, as libiscsi defines it.
+/// Returns the URI of a logical unit, in libiscsi's syntax.
 fn uri(addr: &Addr, target: &str, lun: u16) -> Option<String> {
     match addr {
-        // Who listens everywhere is reached here, too.
+        // A wildcard address is reachable on the loopback address.
         Addr::Tcp(addr) if addr.ip().is_unspecified() => {
             Some(format!("iscsi://127.0.0.1:{}/{target}/{lun}", addr.port()))
         }
@@ -240,7 +346,7 @@ fn uri(addr: &Addr, target: &str, lun: u16) -> Option<String> {
     }
 }
 
-/// The devices, on the engine's core: requests take no detour.
+/// Devices on the engine's core: requests are not forwarded.
 struct Local {
     engine: Weak<Engine>,
 }
@@ -251,7 +357,7 @@ impl Devices for Local {
     }
 }
 
-/// The devices, on another core.
+/// Devices on another core.
 struct Remote {
     published: Published<DeviceHandle>,
 }
@@ -272,9 +378,9 @@ fn bind(addr: &Addr, asks: bool) -> Result<Listener> {
     })
 }
 
-/// Starts this core's server.
-fn serve(site: Site, devices: Rc<dyn Devices>, options: Options, listeners: Vec<Listener>) {
-    let server = Server::new(site, devices, options);
+/// Starts the server of this core.
+fn serve(targets: Targets, devices: Rc<dyn Devices>, options: Options, listeners: Vec<Listener>) {
+    let server = Server::new(targets, devices, options);
     for listener in listeners {
         drop(spawn(server.clone().serve(listener)));
     }
@@ -284,14 +390,14 @@ fn serve(site: Site, devices: Rc<dyn Devices>, options: Options, listeners: Vec<
 /// Starts the server of another core.
 async fn serve_on(
     core: &CoreHandle,
-    site: Site,
+    targets: Targets,
     published: Published<DeviceHandle>,
     options: Options,
     shared: Vec<SharedListener>,
 ) -> Result<()> {
     let started = core.run(move || async move {
         let listeners = shared.into_iter().map(SharedListener::attach).collect::<io::Result<Vec<_>>>()?;
-        serve(site, Rc::new(Remote { published }), options, listeners);
+        serve(targets, Rc::new(Remote { published }), options, listeners);
         Ok(())
     });
     match started.await {

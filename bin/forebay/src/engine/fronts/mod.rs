@@ -1,4 +1,4 @@
-//! The fronts: what listens for hosts, and on which cores.
+//! Fronts: the protocol servers that listen for hosts, and their cores.
 //!
 //! Each protocol is a [`HostFront`] in a file of its own.  Each core has a server of its own on the shared listening
 //! sockets, so a connection stays on the core that took it.  Volumes live on the engine's core; the other cores reach
@@ -15,7 +15,6 @@ use std::rc::Rc;
 
 use forebay_block::BlockDevice;
 use forebay_messenger::Address;
-use forebay_nbd::Stats;
 use forebay_reactor::{Addr, CoreHandle, Listener};
 
 use super::Engine;
@@ -28,62 +27,64 @@ use iscsi::IscsiFront;
 use nbd::NbdFront;
 use nvme::NvmeFront;
 
-/// One protocol that hosts speak.  All of it runs on the engine's core.
+/// Protocol front for hosts.  All methods run on the engine's core.
 pub trait HostFront {
-    /// Binds its addresses; nobody is served yet.  Without addresses the front stays off.
+    /// Binds the front's addresses; no host is served yet.  Without addresses the front stays disabled.
     fn listen(&self, config: &Config) -> Result<()>;
 
-    /// Serves on the given cores, of which the engine's is one.
+    /// Serves on the given cores, which include the engine's.
     fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>>;
 
-    /// Takes no more hosts, and ends the connections, their requests in flight first.
+    /// Stops accepting hosts, and ends the connections after their requests in flight complete.
     fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> Served<'a, ()>;
 
-    /// Where it is served.
+    /// Returns the addresses on which it is served.
     fn addrs(&self) -> Vec<Addr>;
 
-    /// What a client uses to reach an export, through each address.
+    /// Returns the URIs of an export for clients, one for each address.
     fn uris(&self, spec: &ImageSpec) -> Vec<String>;
 
-    /// Connections to all exports.
+    /// Returns the number of connections to all exports.
     fn connections(&self) -> usize;
 
-    /// Connections to an export.
+    /// Returns the number of connections to an export.
     fn connections_of(&self, spec: &ImageSpec) -> usize;
 
-    /// Returns the connections that hosts hold, by the name of the export.
+    /// Returns the number of host connections by export name.
     fn connections_by_export(&self) -> BTreeMap<String, usize>;
 
-    /// Lets hosts open a device, by its name or by its number within the front.  When that fails, nothing has changed.
+    /// Lets hosts open a device, by its name or by its number within the front.  On failure nothing has changed.
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()>;
 
-    /// Lets hosts open a device no more; those who have it open keep it.
+    /// Stops hosts from opening a device; hosts that have it open keep it.
     fn unpublish(&self, spec: &ImageSpec);
 
-    /// Ends the connections to an export, their requests in flight first.
+    /// Ends the connections to an export after their requests in flight complete.
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()>;
 }
 
-/// What is exported, as a front sees it.
+/// Description of an export for a front.
 pub struct Exported<'a> {
-    /// The image.
+    /// Exported image.
     pub spec: &'a ImageSpec,
-    /// Its number within the front, where exports have numbers.
+    /// Number within the front, in fronts whose exports have numbers.
     pub unit: Option<u32>,
-    /// What identifies the image everywhere and always.
+    /// Unique and permanent identity of the image.
     pub identity: &'a Uuid,
-    /// Its group of asymmetric access, where there are such.
+    /// ANA group, in fronts that support ANA.
     pub ana_group: u32,
-    /// Writes are refused.
+    /// Set if writes are refused.
     pub read_only: bool,
-    /// Hosts that see it; all do when there is none.
+    /// Subsystem or target of the export; `None` for the default one.
+    pub within: Option<&'a str>,
+    /// Hosts that see the export; if empty, all do.
     pub hosts: &'a [String],
 }
 
-/// A future that stays on its core and borrows the front.
+/// Future that stays on its core and borrows the front.
 pub type Served<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What listens for hosts.
+/// Fronts of the engine.
 pub struct Fronts {
     nbd: NbdFront,
     nvme: NvmeFront,
@@ -92,7 +93,7 @@ pub struct Fronts {
 }
 
 impl Fronts {
-    /// Nothing listens yet.
+    /// Creates the fronts; nothing listens yet.
     pub fn new(identity: &Identity, config: Option<&Config>) -> Self {
         let subsystem = config.map_or_else(NvmeSubsystem::default, |config| config.nvme_subsystem.clone());
         let target = config.map_or_else(IscsiTarget::default, |config| config.iscsi_target.clone());
@@ -104,7 +105,7 @@ impl Fronts {
         }
     }
 
-    /// Every front, in the order in which they start.
+    /// Returns all fronts, in the order in which they start.
     fn all(&self) -> [&dyn HostFront; 3] {
         [&self.nbd, &self.nvme, &self.iscsi]
     }
@@ -117,62 +118,76 @@ impl Fronts {
         }
     }
 
-    /// Hosts can connect.
+    /// Returns whether hosts can connect.
     pub fn is_serving(&self) -> bool {
         self.serving.get()
     }
 
-    /// Where a front is served.
+    /// Returns the addresses on which a front is served.
     pub fn addrs(&self, front: Front) -> Vec<Addr> {
         self.of(front).addrs()
     }
 
-    /// What the NBD servers count.
-    pub fn nbd_stats(&self) -> &Stats {
-        self.nbd.stats()
+    /// Returns the NBD front.
+    pub fn nbd(&self) -> &NbdFront {
+        &self.nbd
     }
 
-    /// The NVMe subsystem.
+    /// Returns the NVMe/TCP front.
     pub fn nvme(&self) -> &NvmeFront {
         &self.nvme
     }
 
-    /// The iSCSI target.
+    /// Returns the iSCSI front.
     pub fn iscsi(&self) -> &IscsiFront {
         &self.iscsi
     }
 
-    /// Connections to an export.
+    /// Returns the number of connections to an export.
     pub fn connections_of(&self, front: Front, spec: &ImageSpec) -> usize {
         self.of(front).connections_of(spec)
     }
 
-    /// Returns the connections that hosts hold, by the name of the export.
+    /// Returns the number of host connections by export name.
     pub fn connections_by_export(&self, front: Front) -> BTreeMap<String, usize> {
         self.of(front).connections_by_export()
     }
 
-    /// Connections to all exports.
+    /// Returns the number of connections to all exports.
     pub fn connections(&self) -> usize {
         self.all().iter().map(|front| front.connections()).sum()
     }
 
-    /// What a client uses to reach an export, through each address.
+    /// Returns the name of a subsystem or target in the form that exports use: `None` for the default one.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn within(&self, front: Front, name: &str) -> Result<Option<String>> {
+        let (name, default) = match front {
+            Front::Nbd => return Ok(None),
+            Front::Nvme => (self.nvme.subsystem(Some(name))?.nqn().to_owned(), self.nvme.default_subsystem().nqn()),
+            Front::Iscsi => (self.iscsi.target(Some(name))?.name().to_owned(), self.iscsi.default_target().name()),
+        };
+        Ok((name != default).then_some(name))
+    }
+
+    /// Returns the URIs of an export for clients, one for each address.
     pub fn uris(&self, front: Front, spec: &ImageSpec) -> Vec<String> {
         self.of(front).uris(spec)
     }
 }
 
 impl Engine {
-    fn cores(&self) -> &[CoreHandle] {
+    pub(super) fn cores(&self) -> &[CoreHandle] {
         self.options.daemon.as_ref().map_or(&[], |daemon| &daemon.cores)
     }
 
-    /// Opens what was exported before, and listens for hosts.
+    /// Restores the exports and starts listening for hosts.
     pub async fn start_fronts(self: &Rc<Self>) -> Result<()> {
         let Some(daemon) = &self.options.daemon else { return Ok(()) };
+        self.restore_access();
         self.restore_exports().await;
-        // A daemon that was killed a moment ago may still hold its sockets.
+        // A daemon that was just killed may still hold its sockets.
         let peers = daemon.config.peers.listen.iter().filter_map(Address::unix);
         for addr in daemon.config.nbd.iter().cloned().chain(peers) {
             Listener::settle(&addr).await;
@@ -181,7 +196,7 @@ impl Engine {
             front.listen(&daemon.config)?;
         }
         self.peers.start(&daemon.config)?;
-        // From here on there is something to stop.
+        // From here on, `stop_fronts` has work to do.
         self.fronts.serving.set(true);
         for front in self.fronts.all() {
             front.serve(self, self.cores()).await?;
@@ -194,17 +209,17 @@ impl Engine {
         self.fronts.of(front).publish(exported, device)
     }
 
-    /// Lets hosts open a device no more; those who have it open keep it.
+    /// Stops hosts from opening a device; hosts that have it open keep it.
     pub fn unpublish(&self, front: Front, spec: &ImageSpec) {
         self.fronts.of(front).unpublish(spec);
     }
 
-    /// Ends the connections to an export, their requests in flight first.
+    /// Ends the connections to an export after their requests in flight complete.
     pub async fn disconnect(&self, front: Front, spec: &ImageSpec) {
         self.fronts.of(front).disconnect(spec, self.cores()).await;
     }
 
-    /// Takes no more hosts, and ends the connections, their requests in flight first.
+    /// Stops accepting hosts, and ends the connections after their requests in flight complete.
     pub async fn stop_fronts(&self) {
         self.peers.stop();
         if !self.fronts.serving.replace(false) {
@@ -214,7 +229,7 @@ impl Engine {
             front.stop(self.cores()).await;
             for addr in front.addrs() {
                 if let Addr::Unix(path) = addr {
-                    // A path that is left would be replaced at the next start.
+                    // A socket path left behind would be replaced at the next start.
                     let _ = forebay_reactor::fs::remove_file(path);
                 }
             }
@@ -222,7 +237,7 @@ impl Engine {
     }
 }
 
-/// Does something on each core at the same time, and waits for all.
+/// Runs an operation on each core in parallel, and waits for all.
 async fn on_each_core<F, Fut>(cores: &[CoreHandle], work: F)
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -233,7 +248,7 @@ where
         core.run(move || async move { work().await })
     });
     for running in started.collect::<Vec<_>>() {
-        // A core that is gone has no connections left.
+        // A core that has ended has no connections left.
         let _ = running.await;
     }
 }

@@ -1,13 +1,15 @@
-//! NBD: a server on each core, exports by the image's name.
+//! NBD front: a server on each core; exports are selected by image name.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::io;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture, Unnamed};
-use forebay_nbd::{Export, ExportSummary, Options, Server, Stats};
+use forebay_nbd::access::{Access, Host, HostPattern, SharedAccess};
+use forebay_nbd::{Export, ExportSummary, Options, Server, Stats, Tls};
 use forebay_reactor::{Addr, CoreHandle, Listener, SharedListener, spawn};
 
 use super::published::Published;
@@ -18,41 +20,88 @@ use crate::failure::{Failure, Result};
 use crate::spec::{ImageSpec, uri_encode};
 
 thread_local! {
-    /// This core's server.
+    /// Server of this core.
     static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
+}
+
+/// Export as published to every core.
+#[derive(Clone)]
+struct Offer {
+    handle: DeviceHandle,
+    /// Hosts that see it; if empty, all do.
+    hosts: Arc<[HostPattern]>,
+}
+
+impl Offer {
+    fn is_for(&self, host: &Host) -> bool {
+        self.hosts.is_empty() || self.hosts.iter().any(|pattern| pattern.matches(host))
+    }
+}
+
+/// State that the servers of all cores share.
+#[derive(Clone)]
+struct Shared {
+    stats: Stats,
+    access: SharedAccess,
+    published: Published<Offer>,
 }
 
 /// The NBD front.
 pub struct NbdFront {
-    listeners: RefCell<Vec<Listener>>,
-    addrs: RefCell<Vec<Addr>>,
-    stats: Stats,
-    published: Published<DeviceHandle>,
+    listeners: RefCell<Vec<(Listener, Tls)>>,
+    addrs: RefCell<Vec<(Addr, Tls)>>,
+    shared: Shared,
 }
 
 impl NbdFront {
-    /// Nothing listens yet.
+    /// Creates the front; nothing listens yet.
     pub fn new() -> Self {
-        Self {
-            listeners: RefCell::default(),
-            addrs: RefCell::default(),
-            stats: Stats::new(),
-            published: Published::default(),
-        }
+        let (stats, access, published) = (Stats::new(), SharedAccess::default(), Published::default());
+        Self { listeners: RefCell::default(), addrs: RefCell::default(), shared: Shared { stats, access, published } }
     }
 
-    /// What the servers count.
+    /// Replaces access control, certificates and keys for new connections; [`expel`](Self::expel) ends connections
+    /// that are no longer allowed.
+    pub fn admit(&self, access: Access) {
+        self.shared.access.set(access);
+    }
+
+    /// Ends the connections of hosts that are no longer allowed, after their requests in flight complete.
+    pub async fn expel(&self, cores: &[CoreHandle]) {
+        on_each_core(cores, || async {
+            if let Some(server) = SERVER.with_borrow(Clone::clone) {
+                server.expel();
+            }
+        })
+        .await;
+    }
+
+    /// Returns the addresses in configuration syntax.
+    pub fn listeners(&self) -> Vec<String> {
+        let told = |(addr, tls): &(Addr, Tls)| match tls {
+            Tls::None => addr.to_string(),
+            Tls::Allowed => format!("{addr},tls=allowed"),
+            Tls::Required => format!("{addr},tls=required"),
+        };
+        self.addrs.borrow().iter().map(told).collect()
+    }
+
+    /// Returns the server counters.
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        &self.shared.stats
     }
 }
 
 impl HostFront for NbdFront {
     fn listen(&self, config: &Config) -> Result<()> {
-        for addr in &config.nbd {
+        self.admit(config.nbd_access.access()?);
+        for (addr, tls) in config.nbd.iter().zip(&config.nbd_access.tls) {
+            if let Some(why) = config.nbd_access.is_open(*tls).filter(|_| !addr.is_local()) {
+                tracing::warn!(%addr, "NBD is served beyond this machine, {why}");
+            }
             let listener = bind(addr)?;
-            self.addrs.borrow_mut().push(listener.local_addr().clone());
-            self.listeners.borrow_mut().push(listener);
+            self.addrs.borrow_mut().push((listener.local_addr().clone(), *tls));
+            self.listeners.borrow_mut().push((listener, *tls));
         }
         Ok(())
     }
@@ -61,12 +110,12 @@ impl HostFront for NbdFront {
         Box::pin(async move {
             let listeners = self.listeners.take();
             for core in cores.iter().filter(|core| !core.is_current()) {
-                let shared = listeners.iter().map(Listener::share).collect::<io::Result<Vec<_>>>();
-                let shared = shared.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.published.clone(), self.stats.clone(), shared).await?;
+                let share = |(listener, tls): &(Listener, Tls)| Ok((listener.share()?, *tls));
+                let listeners = listeners.iter().map(share).collect::<io::Result<Vec<_>>>();
+                let listeners = listeners.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
+                serve_on(core, self.shared.clone(), listeners).await?;
             }
-            let exports = NbdExports { published: self.published.clone(), engine: Some(Rc::downgrade(engine)) };
-            serve(exports, self.stats.clone(), listeners);
+            serve(&self.shared, Some(Rc::downgrade(engine)), listeners);
             Ok(())
         })
     }
@@ -79,41 +128,49 @@ impl HostFront for NbdFront {
                 }
             })
             .await;
-            self.published.clear();
+            self.shared.published.clear();
         })
     }
 
     fn addrs(&self) -> Vec<Addr> {
-        self.addrs.borrow().clone()
+        self.addrs.borrow().iter().map(|(addr, _)| addr.clone()).collect()
     }
 
     fn uris(&self, spec: &ImageSpec) -> Vec<String> {
-        self.addrs.borrow().iter().map(|addr| nbd_uri(addr, spec)).collect()
+        let addrs = self.addrs.borrow();
+        let uris = addrs.iter().flat_map(|(addr, tls)| {
+            let (plain, secure) = (*tls != Tls::Required, *tls != Tls::None);
+            let uri = |wanted: bool, tls: bool| wanted.then(|| nbd_uri(addr, spec, tls));
+            [uri(plain, false), uri(secure, true)]
+        });
+        uris.flatten().collect()
     }
 
     fn connections(&self) -> usize {
-        self.stats.connection_count(None)
+        self.shared.stats.connection_count(None)
     }
 
     fn connections_of(&self, spec: &ImageSpec) -> usize {
         let name = spec.to_string();
-        self.stats.connection_count(Some(&name))
+        self.shared.stats.connection_count(Some(&name))
     }
 
     fn connections_by_export(&self) -> BTreeMap<String, usize> {
-        self.stats.connections().into_iter().fold(BTreeMap::new(), |mut counts, connection| {
+        self.shared.stats.connections().into_iter().fold(BTreeMap::new(), |mut counts, connection| {
             *counts.entry(connection.export).or_default() += 1;
             counts
         })
     }
 
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
-        self.published.insert(exported.spec.to_string(), DeviceHandle::new(device.clone()));
+        let hosts = exported.hosts.iter().map(|host| host.parse().map_err(Failure::invalid)).collect::<Result<_>>()?;
+        let offer = Offer { handle: DeviceHandle::new(device.clone()), hosts };
+        self.shared.published.insert(exported.spec.to_string(), offer);
         Ok(())
     }
 
     fn unpublish(&self, spec: &ImageSpec) {
-        self.published.remove(&spec.to_string());
+        self.shared.published.remove(&spec.to_string());
     }
 
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()> {
@@ -129,93 +186,100 @@ impl HostFront for NbdFront {
                 }
             })
             .await;
-            self.stats.forget(&name);
+            self.shared.stats.forget(&name);
         })
     }
 }
 
-/// The URI of an NBD export, as the NBD project defines it.
-fn nbd_uri(addr: &Addr, spec: &ImageSpec) -> String {
+/// Returns the URI of an NBD export, as the NBD project defines it.
+fn nbd_uri(addr: &Addr, spec: &ImageSpec, tls: bool) -> String {
+    let scheme = if tls { "nbds" } else { "nbd" };
     let export = uri_encode(&spec.to_string(), true);
     match addr {
-        // Who listens everywhere is reached here, too.
-        Addr::Tcp(addr) if addr.ip().is_unspecified() => format!("nbd://localhost:{}/{export}", addr.port()),
-        Addr::Tcp(addr) => format!("nbd://{addr}/{export}"),
+        // A wildcard address is reachable on the loopback address.
+        Addr::Tcp(addr) if addr.ip().is_unspecified() => format!("{scheme}://localhost:{}/{export}", addr.port()),
+        Addr::Tcp(addr) => format!("{scheme}://{addr}/{export}"),
         Addr::Unix(path) => {
-            format!("nbd+unix:///{export}?socket={}", uri_encode(&path.to_string_lossy(), true))
+            format!("{scheme}+unix:///{export}?socket={}", uri_encode(&path.to_string_lossy(), true))
         }
     }
 }
 
-/// The exports on one core.
+/// NBD exports on one core.
 struct NbdExports {
-    published: Published<DeviceHandle>,
-    /// On the engine's own core requests take no detour.
+    published: Published<Offer>,
+    /// Engine, on its own core only: requests there are not forwarded.
     engine: Option<Weak<Engine>>,
 }
 
 impl NbdExports {
-    fn device(&self, name: &str) -> Option<Rc<dyn BlockDevice>> {
+    /// Opens the device of an offer, by the name under which it was found.
+    fn device(&self, name: &str, offer: &Offer) -> Option<Rc<dyn BlockDevice>> {
         match &self.engine {
             Some(engine) => Some(Unnamed::new(engine.upgrade()?.exports.device(Front::Nbd, name)?)),
-            None => {
-                let handle = self.published.read(|published| published.get(name).cloned())?;
-                Some(Unnamed::new(handle.attach()))
-            }
+            None => Some(Unnamed::new(offer.handle.attach())),
         }
+    }
+
+    /// Finds an export by the name a host gives.  `disk` means `local/disk`, as everywhere; an empty name selects the
+    /// only export that the host sees, if there is exactly one.
+    fn find(&self, name: &str, host: &Host) -> Option<(String, Offer)> {
+        self.published.read(|published| {
+            if name.is_empty() {
+                let mut seen = published.iter().filter(|(_, offer)| offer.is_for(host));
+                let (name, offer) = seen.next().filter(|_| seen.next().is_none())?;
+                return Some((name.clone(), offer.clone()));
+            }
+            let name = name.parse::<ImageSpec>().ok()?.to_string();
+            let offer = published.get(&name)?.clone();
+            Some((name, offer))
+        })
     }
 }
 
 impl forebay_nbd::Exports for NbdExports {
-    fn list(&self) -> Vec<ExportSummary> {
-        let summary = |name: &String| ExportSummary { name: name.clone(), description: String::new() };
-        self.published.read(|published| published.keys().map(summary).collect())
+    fn list(&self, host: &Host) -> Vec<ExportSummary> {
+        let summary = |(name, _): (&String, &Offer)| ExportSummary { name: name.clone(), description: String::new() };
+        self.published.read(|published| published.iter().filter(|(_, offer)| offer.is_for(host)).map(summary).collect())
     }
 
-    fn open(&self, name: &str) -> LocalFuture<forebay_block::Result<Export>> {
-        // No name means the only export, if there is only one.
-        let only = |published: &BTreeMap<String, DeviceHandle>| match published.len() {
-            1 => published.keys().next().cloned(),
-            _ => None,
-        };
-        let found = match name {
-            "" => self.published.read(only),
-            name => Some(name.to_owned()),
-        };
-        let export = found.and_then(|name| Some(Export::new(name.clone(), self.device(&name)?)));
+    fn open(&self, name: &str, host: &Host) -> LocalFuture<forebay_block::Result<Export>> {
+        // The offer that is checked is the one that is opened, under the name by which connections are counted and
+        // ended.
+        let found = self.find(name, host);
+        if found.as_ref().is_some_and(|(_, offer)| !offer.is_for(host)) {
+            let error = Error::new(ErrorKind::Denied, "the host is not in the list of the export");
+            return Box::pin(ready(Err(error)));
+        }
+        let export = found.and_then(|(name, offer)| Some(Export::new(name.clone(), self.device(&name, &offer)?)));
         let missing = || Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'"));
         Box::pin(ready(export.ok_or_else(missing)))
     }
 }
 
 fn bind(addr: &Addr) -> Result<Listener> {
-    if !addr.is_local() {
-        tracing::warn!(%addr, "NBD is served beyond this machine, without a password: whoever reaches it can write");
-    }
     Listener::bind(addr).map_err(|error| {
         Failure::io(error, format_args!("listening for NBD on {addr}")).hint("choose another address with --nbd")
     })
 }
 
-/// Starts this core's server.
-fn serve(exports: NbdExports, stats: Stats, listeners: Vec<Listener>) {
-    let server = Server::new(Rc::new(exports), Options::default(), stats);
-    for listener in listeners {
-        drop(spawn(server.clone().serve(listener)));
+/// Starts the server of this core.
+fn serve(shared: &Shared, engine: Option<Weak<Engine>>, listeners: Vec<(Listener, Tls)>) {
+    let Shared { stats, access, published } = shared.clone();
+    let exports = NbdExports { published, engine };
+    let server = Server::with_access(Rc::new(exports), Options::default(), stats, access);
+    for (listener, tls) in listeners {
+        drop(spawn(server.clone().serve(listener, tls)));
     }
     SERVER.set(Some(server));
 }
 
 /// Starts the server of another core.
-async fn serve_on(
-    core: &CoreHandle,
-    published: Published<DeviceHandle>,
-    stats: Stats,
-    shared: Vec<SharedListener>,
-) -> Result<()> {
+async fn serve_on(core: &CoreHandle, shared: Shared, listeners: Vec<(SharedListener, Tls)>) -> Result<()> {
     let started = core.run(move || async move {
-        let listeners = shared.into_iter().map(SharedListener::attach).collect::<io::Result<Vec<_>>>()?;
-        serve(NbdExports { published, engine: None }, stats, listeners);
+        let attach = |(listener, tls): (SharedListener, Tls)| Ok((listener.attach()?, tls));
+        let listeners = listeners.into_iter().map(attach).collect::<io::Result<Vec<_>>>()?;
+        serve(&shared, None, listeners);
         Ok(())
     });
     match started.await {
@@ -237,7 +301,9 @@ mod tests {
             ("0.0.0.0:1", "nbd://localhost:1/local/disk1"),
             ("unix:/run/a b", "nbd+unix:///local/disk1?socket=/run/a%20b"),
         ] {
-            assert_eq!(nbd_uri(&addr.parse().expect("an address"), &spec), want);
+            let addr = addr.parse().expect("an address");
+            assert_eq!(nbd_uri(&addr, &spec, false), want);
+            assert_eq!(nbd_uri(&addr, &spec, true), want.replacen("nbd", "nbds", 1));
         }
     }
 }

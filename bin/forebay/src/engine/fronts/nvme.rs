@@ -1,108 +1,195 @@
-//! NVMe/TCP: one subsystem, whose namespaces are the exports.
+//! NVMe/TCP front: subsystems whose namespaces are the exports.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle};
-use forebay_nvmf::session::admin::Identity as Subsystem;
-use forebay_nvmf::{Access, Devices, Namespace, Port, PortAddress, Server, Stats, Target};
+use forebay_nvmf::session::admin::Identity as SubsystemIdentity;
+use forebay_nvmf::{Access, Devices, Namespace, Port, PortAddress, Server, Stats, Subsystem, Subsystems};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, spawn};
 
 use super::published::Published;
 use super::{Engine, Exported, HostFront, Served, on_each_core};
 use crate::api::Front;
-use crate::config::{Config, NvmeSubsystem};
+use crate::config::{Config, NvmeAccess, NvmeSubsystem};
 use crate::engine::identity::{Identity, format_uuid};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
 thread_local! {
-    /// This core's server.
+    /// Server of this core.
     static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
 }
 
-/// A namespace that is offered.
+/// Published namespace.
 struct Offer {
+    subsystem: Subsystem,
     nsid: u32,
-    /// Tells the hosts of each new size.
+    /// Task that notifies hosts of each new size.
     resizing: Option<JoinHandle<()>>,
 }
 
+/// Namespace that was withdrawn and may have commands in flight.
+type Leaving = (Subsystem, u32);
+
 /// The NVMe/TCP front.
 pub struct NvmeFront {
-    target: Target,
+    subsystems: Subsystems,
+    /// Subsystem of exports that name none.
+    default: Subsystem,
+    /// Access of the default subsystem as configured, without hosts added at run time.
+    configured: RefCell<NvmeAccess>,
+    /// Access of each subsystem, by NQN.
+    access: RefCell<BTreeMap<String, NvmeAccess>>,
+    /// Subsystems being removed: exports cannot select them.
+    removing: RefCell<BTreeSet<String>>,
+    cntlids: RangeInclusive<u16>,
     listeners: RefCell<Vec<(Listener, Arc<Port>)>>,
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
     offers: RefCell<BTreeMap<String, Offer>>,
-    /// Ids of namespaces that were taken away, and whose commands may not have ended.
-    leaving: RefCell<BTreeMap<String, u32>>,
+    leaving: RefCell<BTreeMap<String, Leaving>>,
 }
 
 impl NvmeFront {
-    /// The subsystem of a data directory; nothing listens yet.
-    pub fn new(identity: &Identity, subsystem: &NvmeSubsystem) -> Self {
+    /// Creates the default subsystem of a data directory; nothing listens yet.
+    pub fn new(identity: &Identity, config: &NvmeSubsystem) -> Self {
         let uuid = format_uuid(&identity.uuid);
-        let nqn = subsystem.nqn.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"));
-        let identity = Subsystem {
-            // Those of one name are one subsystem to hosts, so they must have one serial number, too.
-            serial: match &subsystem.nqn {
-                None => uuid.replace('-', "")[..20].to_owned(),
-                Some(nqn) => serial_of(nqn),
-            },
-            nqn,
-            model: "Forebay".into(),
-            firmware: env!("CARGO_PKG_VERSION").into(),
+        let nqn = config.nqn.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"));
+        let serial = match &config.nqn {
+            None => uuid.replace('-', "")[..20].to_owned(),
+            Some(nqn) => serial_of(nqn),
         };
-        let target = Target::new(identity, subsystem.cntlids.clone(), subsystem.limits.clone());
-        let this = Self {
-            target,
+        let default_nqn = nqn.clone();
+        let subsystems = Subsystems::new(config.limits.clone());
+        let admit = |subsystem: &Subsystem| set_hosts(subsystem, &config.access);
+        let default = subsystems
+            .create_with(identity_of(nqn, serial), config.cntlids.clone(), admit)
+            .expect("the first subsystem's name is its own: the name of discovery is refused in the configuration");
+        Self {
+            subsystems,
+            default,
+            access: RefCell::new(BTreeMap::from([(default_nqn, config.access.clone())])),
+            configured: RefCell::new(config.access.clone()),
+            removing: RefCell::default(),
+            cntlids: config.cntlids.clone(),
             listeners: RefCell::default(),
             addrs: RefCell::default(),
             published: Published::default(),
             offers: RefCell::default(),
             leaving: RefCell::default(),
-        };
-        this.admit(subsystem);
-        this
+        }
     }
 
-    /// Says who may connect from now on, and with which secrets and keys; who is connected stays.
-    pub fn admit(&self, subsystem: &NvmeSubsystem) {
-        // Keys first: a host that is new with a key must not be let in without it in between.
-        self.target.set_tls_keys(&subsystem.tls_keys);
-        self.target.set_access(subsystem.hosts.clone().map_or(Access::Anyone, Access::Listed));
+    /// Returns the subsystems.
+    pub fn subsystems(&self) -> &Subsystems {
+        &self.subsystems
     }
 
-    /// The subsystem.
-    pub fn target(&self) -> &Target {
-        &self.target
+    /// Returns the default subsystem, used by exports that name none.
+    pub fn default_subsystem(&self) -> &Subsystem {
+        &self.default
     }
 
-    /// Where it is served, as the configuration says it.
+    /// Returns a subsystem by NQN; without one, the default subsystem.
+    ///
+    /// # Errors
+    /// If no subsystem has that NQN.
+    pub fn subsystem(&self, nqn: Option<&str>) -> Result<Subsystem> {
+        let Some(nqn) = nqn else { return Ok(self.default.clone()) };
+        let found = self.subsystems.get(nqn).filter(|_| !self.removing.borrow().contains(nqn));
+        found.ok_or_else(|| {
+            Failure::new(FailureKind::NotFound, format!("there is no NVMe subsystem {nqn}"))
+                .hint(format!("'forebay nvme-subsystem ls' lists them; forebay nvme-subsystem create {nqn}"))
+        })
+    }
+
+    /// Hides a subsystem from exports until the guard is dropped.
+    pub fn begin_removal(&self, nqn: &str) -> SubsystemRemoval<'_> {
+        self.removing.borrow_mut().insert(nqn.to_owned());
+        SubsystemRemoval { front: self, nqn: nqn.to_owned() }
+    }
+
+    /// Returns the configured access of the default subsystem.
+    pub fn configured(&self) -> NvmeAccess {
+        self.configured.borrow().clone()
+    }
+
+    /// Sets the configured access of the default subsystem.
+    pub fn set_configured(&self, access: NvmeAccess) {
+        *self.configured.borrow_mut() = access;
+    }
+
+    /// Creates a subsystem that admits the given hosts.
+    ///
+    /// # Errors
+    /// If a subsystem of that NQN exists.
+    pub fn create(&self, nqn: &str, access: &NvmeAccess) -> Result<Subsystem> {
+        // Subsystems of one NQN are one subsystem to hosts, on whichever daemon, so they need the same serial number.
+        let identity = identity_of(nqn.to_owned(), serial_of(nqn));
+        let created = self
+            .subsystems
+            .create_with(identity, self.cntlids.clone(), |subsystem| set_hosts(subsystem, access))
+            .map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))?;
+        self.access.borrow_mut().insert(nqn.to_owned(), access.clone());
+        Ok(created)
+    }
+
+    /// Sets the hosts that may connect to a subsystem, with their secrets and keys.  Hosts that are no longer allowed
+    /// are disconnected after their commands in flight complete.
+    pub fn admit(&self, subsystem: &Subsystem, access: &NvmeAccess) {
+        self.access.borrow_mut().insert(subsystem.nqn().to_owned(), access.clone());
+        set_hosts(subsystem, access);
+        for host in subsystem.expel() {
+            tracing::warn!(
+                front = "nvme",
+                host,
+                subsystem = subsystem.nqn(),
+                "a host is disconnected: it is not allowed any more"
+            );
+        }
+    }
+
+    /// Changes the access of a subsystem, as [`admit`](Self::admit) does.
+    pub fn change(&self, subsystem: &Subsystem, change: impl FnOnce(&mut NvmeAccess)) {
+        let before = self.access.borrow().get(subsystem.nqn()).cloned();
+        // A subsystem without an entry was removed meanwhile: it admits no host.
+        let mut access = before.unwrap_or_else(NvmeAccess::nobody);
+        change(&mut access);
+        self.admit(subsystem, &access);
+    }
+
+    /// Removes a subsystem; its controllers end after their commands in flight complete.
+    pub fn remove(&self, nqn: &str) {
+        self.access.borrow_mut().remove(nqn);
+        self.subsystems.remove(nqn);
+    }
+
+    /// Returns the listening addresses in configuration syntax.
     pub fn listeners(&self) -> Vec<String> {
         let told = |(addr, port): (&Addr, &Arc<Port>)| format!("{addr}{}", if port.tls { ",tls=required" } else { "" });
-        self.addrs.borrow().iter().zip(&self.target.ports()).map(told).collect()
+        self.addrs.borrow().iter().zip(&self.subsystems.ports()).map(told).collect()
     }
 
-    /// What the servers count.
+    /// Returns the server counters.
     pub fn stats(&self) -> &Stats {
-        self.target.stats()
+        self.subsystems.stats()
     }
 
-    /// Offers an export no more; returns its namespace id, if it was offered.
-    fn withdraw(&self, spec: &ImageSpec) -> Option<u32> {
+    /// Withdraws the namespace of an export; returns its subsystem and namespace id, if it was published.
+    fn withdraw(&self, spec: &ImageSpec) -> Option<Leaving> {
         let name = spec.to_string();
         let offer = self.offers.borrow_mut().remove(&name)?;
         if let Some(resizing) = offer.resizing {
             resizing.abort();
         }
         self.published.remove(&name);
-        Some(offer.nsid)
+        Some((offer.subsystem, offer.nsid))
     }
 
     /// Adds a port for a listener.
@@ -115,20 +202,43 @@ impl NvmeFront {
             (None, Addr::Tcp(addr)) => vec![PortAddress::Tcp(addr.ip(), addr.port())],
             (None, Addr::Unix(_)) => vec![PortAddress::Unix],
         };
-        let id = self.target.ports().len() as u16 + 1;
+        let id = self.subsystems.ports().len() as u16 + 1;
         let port = if tls { Port::with_tls(id, addresses) } else { Port::new(id, addresses) };
-        self.target.add_port(port.clone());
+        self.subsystems.add_port(port.clone());
         Ok(port)
     }
 }
 
-/// 20 characters that follow from a name.
+/// Guard of a subsystem that is being removed.
+pub struct SubsystemRemoval<'a> {
+    front: &'a NvmeFront,
+    nqn: String,
+}
+
+impl Drop for SubsystemRemoval<'_> {
+    fn drop(&mut self) {
+        self.front.removing.borrow_mut().remove(&self.nqn);
+    }
+}
+
+/// Sets the hosts that may connect.  Keys come first: a new host with a key must never be admitted without it.
+fn set_hosts(subsystem: &Subsystem, access: &NvmeAccess) {
+    subsystem.set_tls_keys(&access.tls_keys);
+    subsystem.set_access(access.hosts.clone().map_or(Access::Anyone, Access::Listed));
+}
+
+/// Returns the immutable identity of a subsystem.
+fn identity_of(nqn: String, serial: String) -> SubsystemIdentity {
+    SubsystemIdentity { nqn, serial, model: "Forebay".into(), firmware: env!("CARGO_PKG_VERSION").into() }
+}
+
+/// Derives a 20-character serial number from a name.
 fn serial_of(nqn: &str) -> String {
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, nqn.as_bytes());
     digest.as_ref()[..10].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where this machine is reached, when a socket listens everywhere.
+/// Returns the addresses of this machine that hosts can use if a socket listens on the wildcard address.
 fn own_addresses(v6: bool) -> Result<Vec<IpAddr>> {
     let found = interface_addresses().map_err(|error| Failure::io(error, "asking for this machine's addresses"))?;
     let fits = |ip: &IpAddr| v6 || ip.is_ipv4();
@@ -139,7 +249,7 @@ fn own_addresses(v6: bool) -> Result<Vec<IpAddr>> {
     Ok(others)
 }
 
-/// The addresses of the interfaces, out of the kernel's lists of local routes.
+/// Returns the addresses of the local interfaces, from the kernel's lists of local routes.
 fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     let mut found = Vec::new();
     let trie = std::fs::read_to_string("/proc/net/fib_trie")?;
@@ -156,7 +266,7 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     }
     let v6 = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     for line in v6.lines() {
-        // Address, interface, prefix, scope: 20 is link-local, which is of no use without the interface.
+        // Address, interface, prefix, scope: 20 is link-local, which is unusable without the interface.
         let mut fields = line.split_whitespace();
         let (address, scope) = (fields.next(), fields.nth(2));
         if let (Some(address), Some("00" | "10")) = (address, scope)
@@ -173,7 +283,7 @@ impl HostFront for NvmeFront {
         for (index, addr) in config.nvme.iter().enumerate() {
             let tls = config.nvme_subsystem.tls.get(index).is_some_and(|tls| *tls);
             if !addr.is_local() && !tls {
-                match &config.nvme_subsystem.hosts {
+                match &config.nvme_subsystem.access.hosts {
                     None => {
                         tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: whoever reaches it can write")
                     }
@@ -182,6 +292,9 @@ impl HostFront for NvmeFront {
                     ),
                     Some(_) => {}
                 }
+            }
+            if tls && self.subsystems.all().iter().all(|subsystem| !subsystem.has_tls_keys()) {
+                tracing::warn!(%addr, "TLS is required, but no host has a key yet: forebay nvme-subsystem allow NQN,tls-key=FILE");
             }
             let listener = bind(addr)?;
             let advertised = config.nvme_subsystem.advertise.get(index);
@@ -194,17 +307,17 @@ impl HostFront for NvmeFront {
 
     fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>> {
         Box::pin(async move {
-            // Before anybody can ask for them.
+            // Set before any host can request them.
             engine.restore_ana()?;
             let listeners = self.listeners.take();
             for core in cores.iter().filter(|core| !core.is_current()) {
                 let share = |(listener, port): &(Listener, Arc<Port>)| Ok((listener.share()?, port.clone()));
                 let shared = listeners.iter().map(share).collect::<io::Result<Vec<_>>>();
                 let shared = shared.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.target.clone(), self.published.clone(), shared).await?;
+                serve_on(core, self.subsystems.clone(), self.published.clone(), shared).await?;
             }
             let devices = Local { engine: Rc::downgrade(engine) };
-            serve(self.target.clone(), Box::new(devices), listeners);
+            serve(self.subsystems.clone(), Box::new(devices), listeners);
             Ok(())
         })
     }
@@ -228,9 +341,9 @@ impl HostFront for NvmeFront {
     fn uris(&self, spec: &ImageSpec) -> Vec<String> {
         let offers = self.offers.borrow();
         let Some(offer) = offers.get(&spec.to_string()) else { return Vec::new() };
-        let nqn = &self.target.identity().nqn;
+        let nqn = offer.subsystem.nqn();
         let uri = |addr: &Addr| match addr {
-            // Who listens everywhere is reached here, too.
+            // A wildcard address is reachable on the loopback address.
             Addr::Tcp(addr) if addr.ip().is_unspecified() => {
                 Some(format!("nvme+tcp://localhost:{}/{nqn}#{}", addr.port(), offer.nsid))
             }
@@ -244,32 +357,38 @@ impl HostFront for NvmeFront {
         self.stats().connections().len()
     }
 
-    /// A host that is connected can use every namespace, so every controller counts.
-    fn connections_of(&self, _spec: &ImageSpec) -> usize {
-        self.target.controller_ids().len()
+    /// Counts the controllers of the export's subsystem: each can use every namespace.
+    fn connections_of(&self, spec: &ImageSpec) -> usize {
+        self.offers.borrow().get(&spec.to_string()).map_or(0, |offer| offer.subsystem.controller_count())
     }
 
     fn connections_by_export(&self) -> BTreeMap<String, usize> {
-        // Any controller may use any namespace.
-        let controllers = self.target.controller_ids().len();
-        self.offers.borrow().keys().map(|name| (name.clone(), controllers)).collect()
+        let counts: BTreeMap<String, usize> =
+            self.subsystems.all().iter().map(|each| (each.nqn().to_owned(), each.controller_count())).collect();
+        let count = |offer: &Offer| counts.get(offer.subsystem.nqn()).copied().unwrap_or(0);
+        self.offers.borrow().iter().map(|(name, offer)| (name.clone(), count(offer))).collect()
     }
 
     fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let nsid = exported.unit.ok_or_else(|| Failure::invalid("an export over nvme without a namespace id"))?;
+        let subsystem = self.subsystem(exported.within)?;
+        if let Some(owner) = subsystem.namespace(nsid).filter(|owner| owner.name != name) {
+            let what = format!("namespace {nsid} of {} is {}'s already", subsystem.nqn(), owner.name);
+            return Err(Failure::new(FailureKind::Exists, what));
+        }
         self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
         let resizing = device.size_watch().map(|watch| {
-            let target = self.target.clone();
+            let subsystem = subsystem.clone();
             spawn(async move {
                 loop {
                     watch.changed().await;
-                    target.namespace_resized(nsid);
+                    subsystem.namespace_resized(nsid);
                 }
             })
         });
-        self.offers.borrow_mut().insert(name.clone(), Offer { nsid, resizing });
-        let added = self.target.add_namespace(Namespace {
+        self.offers.borrow_mut().insert(name.clone(), Offer { subsystem: subsystem.clone(), nsid, resizing });
+        let added = subsystem.add_namespace(Namespace {
             nsid,
             name,
             uuid: *exported.identity,
@@ -283,19 +402,22 @@ impl HostFront for NvmeFront {
     }
 
     fn unpublish(&self, spec: &ImageSpec) {
-        if let Some(nsid) = self.withdraw(spec) {
-            self.target.remove_namespace(nsid);
-            self.leaving.borrow_mut().insert(spec.to_string(), nsid);
+        if let Some((subsystem, nsid)) = self.withdraw(spec) {
+            subsystem.remove_namespace(nsid);
+            self.leaving.borrow_mut().insert(spec.to_string(), (subsystem, nsid));
         }
     }
 
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()> {
         let leaving = self.leaving.borrow_mut().remove(&spec.to_string());
         Box::pin(async move {
-            let Some(nsid) = leaving else { return };
-            on_each_core(cores, move || async move {
-                if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                    server.let_go(nsid).await;
+            let Some((subsystem, nsid)) = leaving else { return };
+            on_each_core(cores, move || {
+                let subsystem = subsystem.clone();
+                async move {
+                    if let Some(server) = SERVER.with_borrow(Clone::clone) {
+                        server.let_go(&subsystem, nsid).await;
+                    }
                 }
             })
             .await;
@@ -303,7 +425,7 @@ impl HostFront for NvmeFront {
     }
 }
 
-/// The devices, on the engine's core: requests take no detour.
+/// Devices on the engine's core: requests are not forwarded.
 struct Local {
     engine: Weak<Engine>,
 }
@@ -314,7 +436,7 @@ impl Devices for Local {
     }
 }
 
-/// The devices, on another core.
+/// Devices on another core.
 struct Remote {
     published: Published<DeviceHandle>,
 }
@@ -332,9 +454,9 @@ fn bind(addr: &Addr) -> Result<Listener> {
     })
 }
 
-/// Starts this core's server.
-fn serve(target: Target, devices: Box<dyn Devices>, listeners: Vec<(Listener, Arc<Port>)>) {
-    let server = Server::new(target, devices);
+/// Starts the server of this core.
+fn serve(subsystems: Subsystems, devices: Box<dyn Devices>, listeners: Vec<(Listener, Arc<Port>)>) {
+    let server = Server::new(subsystems, devices);
     for (listener, port) in listeners {
         drop(spawn(server.clone().serve(listener, port)));
     }
@@ -344,14 +466,14 @@ fn serve(target: Target, devices: Box<dyn Devices>, listeners: Vec<(Listener, Ar
 /// Starts the server of another core.
 async fn serve_on(
     core: &CoreHandle,
-    target: Target,
+    subsystems: Subsystems,
     published: Published<DeviceHandle>,
     shared: Vec<(SharedListener, Arc<Port>)>,
 ) -> Result<()> {
     let started = core.run(move || async move {
         let attach = |(shared, port): (SharedListener, Arc<Port>)| Ok((shared.attach()?, port));
         let listeners = shared.into_iter().map(attach).collect::<io::Result<Vec<_>>>()?;
-        serve(target, Box::new(Remote { published }), listeners);
+        serve(subsystems, Box::new(Remote { published }), listeners);
         Ok(())
     });
     match started.await {

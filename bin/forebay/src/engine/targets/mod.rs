@@ -1,9 +1,9 @@
-//! The files that remember what is exported over restarts.
+//! Files that persist the exports across restarts.
 //!
-//! `targets.json` lists all exports.  A change of some of them is appended to `targets.journal`, so that it costs the same
-//! however many exports there are; when that has grown as long as the list, the list is written anew and the journal
-//! begins again.  Each list has a generation, and a journal counts only for the generation that it names: whatever a crash
-//! leaves of the two, one list and its journal are whole.
+//! `targets.json` lists all exports.  A change of some of them is appended to `targets.journal`, so the cost of a
+//! change does not depend on the number of exports.  When the journal has grown as long as the list, the list is
+//! rewritten and the journal starts over.  Each list has a generation, and a journal is valid only for the generation
+//! that it names: after any crash, one list and its journal are consistent.
 
 mod journal;
 
@@ -23,23 +23,23 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::image_spec;
 use journal::Journal;
 
-/// Version of the list that this build writes; it reads the one before as well.
+/// Version of the list that this build writes; it also reads the previous version.
 const FILE_VERSION: u32 = 2;
 
-/// Shortest journal, in bytes, that makes it worth writing the list anew.
+/// Minimum length of the journal, in bytes, before the list is rewritten.
 const JOURNAL_MIN: u64 = 64 << 10;
 
 /// Content of the list.
 #[derive(Debug, Serialize, Deserialize)]
 struct TargetsList {
     version: u32,
-    /// Number of the list, which its journal names; there is none up to version 1.
+    /// Generation of the list, which its journal names; absent up to version 1.
     #[serde(default)]
     generation: u64,
-    /// Exports, each an [`Attach`](crate::api::Attach).  They are looked at one by one: one that makes no sense must not
-    /// take the others with it.
+    /// Exports, each an [`Attach`](crate::api::Attach).  They are parsed one by one: a malformed one must not affect
+    /// the others.
     targets: Vec<Value>,
-    /// Numbers that hosts may remember; a build that does not know them may give them to others.
+    /// Numbers that hosts may remember; a build that does not know this field may reassign them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     retired: Vec<Retired>,
 }
@@ -47,17 +47,17 @@ struct TargetsList {
 /// Key of an export in the files.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ExportName {
-    /// The front.
+    /// Front of the export.
     pub front: Front,
-    /// The image's pool.
+    /// Pool of the image.
     pub pool: String,
-    /// The image.
+    /// Image name.
     pub image: String,
 }
 
 impl ExportName {
-    /// Returns the name of an entry's export, however the entry writes the pool (`rados:rbd` is `rbd`); `None` where it names
-    /// no image.
+    /// Returns the key of an entry's export, normalizing the pool (`rados:rbd` is `rbd`); `None` if it names no
+    /// image.
     fn of_entry(entry: &Value) -> Option<Self> {
         let name = Self::deserialize(entry).ok()?;
         let spec = image_spec(&name.pool, &name.image).ok()?;
@@ -65,16 +65,16 @@ impl ExportName {
     }
 }
 
-/// Change of one export: all that the files say of it from then on.
+/// Change of one export: its complete persisted state from then on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// The export.
+    /// Key of the export.
     #[serde(flatten)]
     pub name: ExportName,
-    /// Its entries; none when it has ended.
+    /// Entries of the export; empty once it has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<Value>,
-    /// Its number, to be kept for its image.
+    /// Number to reserve for the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retired: Option<Retired>,
 }
@@ -88,16 +88,16 @@ pub struct Content {
     pub retired: Vec<Retired>,
 }
 
-/// The files of a data directory.
+/// Files of a data directory.
 #[derive(Debug)]
 pub struct TargetsFiles {
     data: PathBuf,
     generation: u64,
     /// Length of the list in bytes.
     list_len: u64,
-    /// Journal of the list; none where the list has to be written before anything is appended.
+    /// Journal of the list; `None` if the list must be written before anything is appended.
     journal: Option<Journal>,
-    /// A write to the journal failed and could not be undone: the file may hold what was refused.
+    /// Set if a write to the journal failed and could not be undone: the file may hold the refused change.
     unclear: bool,
 }
 
@@ -127,12 +127,12 @@ impl TargetsFiles {
         Ok((Self { generation: list.generation, list_len: bytes.len() as u64, journal, ..none }, content))
     }
 
-    /// Returns whether the list is to be written anew before anything is appended.
+    /// Returns whether the list must be rewritten before anything is appended.
     pub fn wants_replacing(&self) -> bool {
         self.journal.as_ref().is_none_or(|journal| journal.len() > self.list_len.max(JOURNAL_MIN))
     }
 
-    /// Returns whether the list alone says everything.
+    /// Returns whether the list alone is complete.
     pub fn is_settled(&self) -> bool {
         !self.unclear && self.journal.as_ref().is_none_or(|journal| journal.len() == 0)
     }
@@ -142,29 +142,29 @@ impl TargetsFiles {
         self.journal.is_some()
     }
 
-    /// Appends changes, all of them or none, and makes them durable.
+    /// Appends changes, all or none, and makes them durable.
     ///
     /// # Errors
-    /// Those of the file system; nothing has changed then.
+    /// Errors of the file system; nothing has changed then.
     pub fn append(&mut self, changes: &[Change]) -> Result<()> {
         let generation = self.generation;
         let journal = self.journal.as_mut().ok_or_else(|| Failure::failed("the list of exports is not written yet"))?;
         let done = journal.append(generation, changes);
         if journal.is_broken() {
-            // What it holds at its end is not known: the next change writes the list.
+            // The end of the journal is unknown: the next change rewrites the list.
             self.journal = None;
             self.unclear = true;
         }
         done
     }
 
-    /// Writes the list anew, in one step: after a crash it is wholly the old one with its journal, or wholly the new one.
+    /// Rewrites the list atomically: after a crash it is either the old one with its journal, or the new one.
     ///
     /// # Errors
-    /// Those of the file system.  Until the next write succeeds, a crash leaves the old list or the new one.
+    /// Errors of the file system.  Until the next write succeeds, a crash leaves the old list or the new one.
     pub fn replace(&mut self, content: Content) -> Result<()> {
         let path = list_path(&self.data);
-        // The clock makes it differ from those of a list that somebody has removed, whose journal may be there still.
+        // The clock makes the generation differ from that of a removed list whose journal may remain.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let generation = now.max(self.generation + 1);
         let Content { targets, retired } = content;
@@ -204,7 +204,7 @@ fn decode_list(path: &Path, bytes: &[u8]) -> Result<TargetsList> {
     serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))
 }
 
-/// Applies what a journal says to what its list says.
+/// Applies the changes of a journal to the content of its list.
 fn apply(content: &mut Content, changes: Vec<Change>) {
     if changes.is_empty() {
         return;
@@ -222,7 +222,11 @@ fn apply(content: &mut Content, changes: Vec<Change>) {
         for entry in change.entries {
             if let (Some(front), Some(unit)) = (entry.get("front"), entry.get("unit").and_then(Value::as_u64)) {
                 let front = Front::deserialize(front).ok();
-                content.retired.retain(|kept| Some(kept.front) != front || u64::from(kept.unit) != unit);
+                let within =
+                    ["subsystem", "target"].into_iter().find_map(|key| entry.get(key)?.as_str()).unwrap_or_default();
+                content
+                    .retired
+                    .retain(|kept| Some(kept.front) != front || kept.within != within || u64::from(kept.unit) != unit);
             }
             of_export.push(targets.len());
             targets.push(Some(entry));
@@ -256,7 +260,7 @@ mod tests {
     }
 
     fn retired(image: &str, unit: u32) -> Retired {
-        Retired { front: Front::Iscsi, unit, image: image.into() }
+        Retired { front: Front::Iscsi, within: String::new(), unit, image: image.into() }
     }
 
     #[test]
@@ -273,7 +277,7 @@ mod tests {
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
         let expected = Content { targets: vec![odd, entry("b", 7), entry("c", 2)], retired: vec![retired("a", 1)] };
         assert_eq!(content, expected);
-        // Appended to further, and then written as one list.
+        // More is appended, and then written as one list.
         files.append(&[detached("c", 2)]).expect("appended");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
         assert!(!files.is_settled());
@@ -298,7 +302,7 @@ mod tests {
         assert_eq!(targets, [json!({ "pool": "rbd", "image": "b", "front": "nbd" })]);
     }
 
-    /// Somebody removes the list, as the message about a damaged one says; its journal stays.
+    /// The list is removed, as the message about a damaged one advises; its journal stays.
     #[test]
     fn a_journal_of_a_list_that_was_removed_does_not_count() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -335,7 +339,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let text = json!({ "version": 1, "targets": [entry("a", 1)] }).to_string();
         fs::write(list_path(dir.path()), text).expect("written");
-        // An older build would not see it.
+        // An older build would ignore it.
         fs::write(journal::path(dir.path()), "{\"generation\":0}\n").expect("written");
         let (files, content) = TargetsFiles::open(dir.path()).expect("read");
         assert_eq!((content.targets, files.wants_replacing()), (vec![entry("a", 1)], true));
@@ -370,12 +374,13 @@ mod tests {
         assert!(len > JOURNAL_MIN && len < JOURNAL_MIN + 1000, "{len} bytes");
     }
 
-    /// What somebody does with the files.
+    /// Operation on the files.
     #[derive(Debug, Clone)]
     enum Step {
         Append(Vec<(u8, bool)>),
         Replace,
-        /// The process ends; so much of the last change, in 256ths, had reached the file, or all if it had been answered.
+        /// Crash of the process; the number is the part of the last change, in 256ths, that reached the file, or all
+        /// of it if it was acknowledged.
         Crash(Vec<(u8, bool)>, u8),
     }
 
@@ -389,7 +394,7 @@ mod tests {
         prop::collection::vec(step, 1..30)
     }
 
-    /// The plain model: what is exported, and which numbers are kept.
+    /// Plain model: the exports and the reserved numbers.
     fn apply_to_model(model: &mut (BTreeMap<u8, Value>, Vec<Retired>), changes: &[(u8, bool)]) -> Vec<Change> {
         let change = |&(image, attach): &(u8, bool)| {
             let (image_name, unit) = (format!("image{image}"), u32::from(image));
@@ -434,7 +439,7 @@ mod tests {
                     Step::Crash(changes, part) => {
                         let path = journal::path(dir.path());
                         let before = fs::read(&path).unwrap_or_default();
-                        // What was cut off before goes.
+                        // A fragment cut off before is truncated.
                         let before = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
                         let mut with_change = (model.0.clone(), model.1.clone());
                         files.append(&apply_to_model(&mut with_change, &changes)).expect("appended");

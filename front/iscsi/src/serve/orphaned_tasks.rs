@@ -1,8 +1,8 @@
-//! What a session leaves behind whose commands are not done when its time is over: a device may take as long as it
-//! likes, and what it does in the end must not surprise those who came after.
+//! Orphaned tasks: commands still in flight when their session's drain timeout has expired. A device may take any time,
+//! and what it does in the end must not surprise later sessions.
 //!
-//! The session is gone, so its host may log in again.  Until the last of its commands is done it still uses their units:
-//! whoever resets one or takes a reservation waits for it, and the host itself is answered with BUSY there.
+//! The session is gone, so its host may log in again.  Until the last command is done, the commands still use their
+//! units: a unit reset or a reservation change waits for them, and commands of the host itself end with BUSY there.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll};
@@ -11,31 +11,31 @@ use forebay_reactor::sync::InFlight;
 use forebay_reactor::{now, spawn};
 
 use super::execute::Work;
-use super::lun::LunState;
+use super::nexus::NexusState;
 use super::outbox::{Outbox, Pending};
-use crate::site::Leaving;
+use crate::sessions::Leaving;
 use crate::unit::Order;
 
-/// What is left of a session.
-pub(super) struct Remains {
+/// Remaining commands of a session.
+pub(super) struct OrphanedTasks {
     pub(super) work: InFlight<Work, Pending>,
-    /// For the memory that commands hold; nothing is sent any more.
+    /// Accounts the memory that commands hold; nothing is sent any more.
     pub(super) outbox: Outbox,
-    pub(super) luns: BTreeMap<u16, LunState>,
-    /// Its place among the sessions that may be.
+    pub(super) luns: BTreeMap<u16, NexusState>,
+    /// Registration that counts against the session limits.
     pub(super) leaving: Leaving,
 }
 
-impl Remains {
-    /// Carries what is left to its end, by itself.
+impl OrphanedTasks {
+    /// Spawns a task that completes the remaining commands.
     pub(super) fn carry(mut self) {
-        self.outbox.deafen();
+        self.outbox.discard_output();
         self.work.notes_mut().for_each(|note| note.aborted = true);
-        // A unit of which nothing is under way is let go of at once.
+        // A unit without commands in flight is released at once.
         let in_use: Vec<u16> = self.work.notes_mut().filter_map(|note| unit_of(note)).collect();
         self.luns.retain(|lun, _| in_use.contains(lun));
-        let mut remains = self;
-        drop(spawn(std::future::poll_fn(move |cx| remains.turn(cx))));
+        let mut orphans = self;
+        drop(spawn(std::future::poll_fn(move |cx| orphans.turn(cx))));
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -47,7 +47,7 @@ impl Remains {
         }
         let (outbox, now) = (&mut self.outbox, now());
         self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
-        // What waits for others is not waited for: two sessions could wait for each other.
+        // Work that waits for other tasks is not waited for: two sessions could wait for each other.
         match self.work.notes_mut().any(|note| note.is_task()) {
             true => Poll::Pending,
             false => Poll::Ready(()),
@@ -59,7 +59,7 @@ impl Remains {
         for (lun, orders) in orders {
             for (order, drain) in orders {
                 let of_unit = self.work.notes_mut().filter(|note| unit_of(note) == Some(lun));
-                // All has been given up already; what is new is who waits for it.
+                // All tasks have been aborted already; only the new waiters are recorded.
                 of_unit.filter(|note| note.is_task()).for_each(|note| note.drains.push(drain.clone()));
                 if order == Order::Leave {
                     self.luns.remove(&lun);

@@ -1,4 +1,4 @@
-//! A session's view of a unit: what it was told, and what it still has to be told.
+//! I_T nexus state: a session's view of a unit, with its pending unit attentions.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use forebay_block::reservation::{Action, EventKind};
 
-use super::local::Local;
+use super::logical_unit::LogicalUnit;
 use crate::scsi::sense::code;
-use crate::site::Session;
+use crate::sessions::Session;
 use crate::unit::Nexus;
 
-/// Attentions that wait; the oldest are forgotten first.
+/// Maximum number of pending unit attentions; the oldest are dropped first.
 const ATTENTIONS_MAX: usize = 16;
 
-pub(super) struct LunState {
-    pub(super) local: Rc<Local>,
+pub(super) struct NexusState {
+    pub(super) local: Rc<LogicalUnit>,
     pub(super) nexus: Arc<Nexus>,
     session: Arc<Session>,
     attentions: VecDeque<u16>,
@@ -27,9 +27,9 @@ pub(super) struct LunState {
     passed: u32,
 }
 
-impl LunState {
-    /// The session has just begun to use the unit, and is told `first`.
-    pub(super) fn new(local: Rc<Local>, nexus: Arc<Nexus>, session: Arc<Session>, first: u16) -> Self {
+impl NexusState {
+    /// Creates the state when a session begins to use the unit; `first` is its first unit attention.
+    pub(super) fn new(local: Rc<LogicalUnit>, nexus: Arc<Nexus>, session: Arc<Session>, first: u16) -> Self {
         let (modes, resets) = local.unit.changes();
         Self {
             attentions: VecDeque::from([first]),
@@ -55,17 +55,17 @@ impl LunState {
         self.attentions.push_back(attention);
     }
 
-    /// Other units have come or gone.
+    /// Establishes a unit attention for a changed LUN inventory.
     pub(super) fn luns_changed(&mut self) {
         self.tell(code::REPORTED_LUNS);
     }
 
-    /// The host has seen which units there are.
+    /// Clears the unit attention for a changed LUN inventory: the host has read it.
     pub(super) fn luns_reported(&mut self) {
         self.attentions.retain(|&attention| attention != code::REPORTED_LUNS);
     }
 
-    /// Looks for what is new.
+    /// Collects new unit attentions.
     #[inline]
     pub(super) fn look(&mut self) {
         let unit = &self.local.unit;
@@ -74,19 +74,19 @@ impl LunState {
             || self.local.last_event() != self.event
             || unit.spec().space.passed() != self.passed
         {
-            self.look_closer();
+            self.collect_unit_attentions();
         }
     }
 
     #[cold]
-    fn look_closer(&mut self) {
+    fn collect_unit_attentions(&mut self) {
         let unit = self.local.unit.clone();
         self.news = unit.news();
         let (modes, resets) = unit.changes();
         if std::mem::replace(&mut self.resets, resets) != resets {
-            // What was before a reset does not matter any more.
+            // A reset clears earlier unit attentions.
             self.attentions.clear();
-            // Everybody is told, whoever did it (SAM-5, section 6.3.3).
+            // Every nexus is told of a reset, including its originator (SAM-5, section 6.3.3).
             self.tell(code::UNIT_RESET);
         }
         if std::mem::replace(&mut self.modes, modes) != modes {
@@ -113,31 +113,38 @@ impl LunState {
         }
     }
 
-    /// This session has changed what is set, and need not be told.
+    /// Clears the unit attention for changed modes after a change by this session itself.
     pub(super) fn set_modes_itself(&mut self) {
         self.look();
         self.attentions.retain(|&attention| attention != code::MODE_CHANGED);
     }
 
-    /// There is something to tell.
+    /// Returns true if a unit attention is pending.
     #[inline]
     pub(super) fn has_attention(&self) -> bool {
         !self.attentions.is_empty()
     }
 
-    /// The next thing to tell.
+    /// Takes the next unit attention.
     pub(super) fn take_attention(&mut self) -> Option<u16> {
         self.attentions.pop_front()
     }
+
+    /// Releases the SPC-2 reservation of the session, which ends with it; `None` if it holds none.  The release is
+    /// submitted by this call; the future completes when other hosts can reserve the unit.
+    pub(super) fn release_reservation(&self) -> Option<impl Future<Output = ()> + use<>> {
+        let held = self.local.table().is_some_and(|table| table.whole() == Some(&self.nexus.host));
+        let reservations = self.local.device.reservations().filter(|_| held)?;
+        let released = reservations.apply(&self.nexus.host, Action::LetGoWhole);
+        // An error means that the reservations are gone, and this one with them.
+        Some(async move { drop(released.await) })
+    }
 }
 
-impl Drop for LunState {
+impl Drop for NexusState {
     fn drop(&mut self) {
         self.local.unit.leave(self.session.id);
-        let held = self.local.table().is_some_and(|table| table.whole() == Some(&self.nexus.host));
-        if let Some(reservations) = self.local.device.reservations().filter(|_| held) {
-            // SPC-2's reservations end with the session.  It is on its way with this call; nobody waits for its end.
-            drop(reservations.apply(&self.nexus.host, Action::LetGoWhole));
-        }
+        // Submits the release; its completion is not awaited.
+        drop(self.release_reservation());
     }
 }

@@ -1,4 +1,4 @@
-//! A unit on this core: its device, and what is checked before a command reaches it.
+//! Logical unit of one core: its device, and the checks before a command reaches it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,29 +13,29 @@ use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, status};
 use crate::unit::Unit;
 
-/// A unit on this core.
-pub(crate) struct Local {
+/// Logical unit on this core.
+pub(crate) struct LogicalUnit {
     pub(crate) unit: Arc<Unit>,
     pub(crate) device: Rc<dyn BlockDevice>,
     view: RefCell<Option<View>>,
-    /// Longest read or write of the device, in bytes.
+    /// Maximum length of a device read or write, in bytes.
     pub(crate) transfer_max: u64,
 }
 
-impl Local {
+impl LogicalUnit {
     pub(crate) fn new(unit: Arc<Unit>, device: Rc<dyn BlockDevice>) -> Self {
         let view = device.reservations().map(|reservations| reservations.view());
         let Geometry { transfer_max, .. } = device.geometry();
         Self { unit, device, view: RefCell::new(view), transfer_max: u64::from(transfer_max.max(BLOCK)) }
     }
 
-    /// Blocks now.
+    /// Returns the current capacity in blocks.
     #[inline]
     pub(crate) fn blocks(&self) -> u64 {
         self.device.geometry().size / u64::from(BLOCK)
     }
 
-    /// Whether reservations let `host` do what a command does.
+    /// Returns true if reservations permit `host` to execute `command`.
     #[inline]
     pub(crate) fn admits(&self, host: &HostId, command: &Command) -> bool {
         let mut view = self.view.borrow_mut();
@@ -50,32 +50,32 @@ impl Local {
         access(command).is_none_or(|access| table.allows(Some(host), access))
     }
 
-    /// The same for one of a copy's units.
+    /// Returns true if reservations permit `host` this access; used for the units of a copy.
     pub(crate) fn admits_access(&self, host: &HostId, access: Access) -> bool {
         self.view.borrow_mut().as_mut().is_none_or(|view| view.allows(Some(host), access))
     }
 
-    /// The table of reservations now.
+    /// Returns the current reservation table.
     pub(crate) fn table(&self) -> Option<Arc<Table>> {
         self.view.borrow_mut().as_mut().map(|view| view.table().clone())
     }
 
-    /// The number of the newest event that hosts are told of.
+    /// Returns the number of the newest reservation event that hosts are told of.
     #[inline]
     pub(crate) fn last_event(&self) -> u64 {
         self.view.borrow_mut().as_mut().map_or(0, |view| view.table().last_event())
     }
 
-    /// Writes are refused.
+    /// Returns true if writes are refused.
     #[inline]
     pub(crate) fn is_protected(&self) -> bool {
         self.unit.spec().read_only || self.unit.modes().has(Modes::PROTECT) || self.device.geometry().read_only
     }
 
-    /// A run lies within the unit, and is no longer than `max` blocks.
+    /// Checks that an LBA range lies within the unit and has at most `max` blocks.
     #[inline]
     pub(crate) fn check_run(&self, run: Run, max: u32) -> Result<(), Sense> {
-        // A run of no blocks begins at a block, too.
+        // A range of zero blocks has to begin within the unit, too.
         let blocks = self.blocks();
         let end = run.lba.checked_add(u64::from(run.blocks));
         if end.is_none_or(|end| end > blocks) || run.lba >= blocks.max(1) {
@@ -88,7 +88,7 @@ impl Local {
     }
 }
 
-/// What a command does to a unit, as far as persistent reservations care (SPC-4 table 63, SBC-3 table 13).
+/// Returns the access type of a command for persistent reservations (SPC-4 table 63, SBC-3 table 13).
 fn access(command: &Command) -> Option<Access> {
     match command {
         Command::Read(_)
@@ -108,7 +108,7 @@ fn access(command: &Command) -> Option<Access> {
     }
 }
 
-/// What passes an SPC-2 reservation of somebody else (SPC-2, table 9).
+/// Returns true for commands that are permitted despite an SPC-2 reservation of another initiator (SPC-2, table 9).
 fn passes_whole(command: &Command) -> bool {
     matches!(
         command,
@@ -120,7 +120,7 @@ fn passes_whole(command: &Command) -> bool {
     )
 }
 
-/// A status, and sense data with it if there is some.
+/// Command failure: SCSI status, with sense data if there is any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: u8,
@@ -134,12 +134,12 @@ impl From<Sense> for Failure {
 }
 
 impl Failure {
-    /// Somebody else has a reservation.
+    /// Reservation conflict.
     pub(crate) const CONFLICT: Failure = Failure { status: status::RESERVATION_CONFLICT, sense: None };
-    /// Not now.
+    /// Unit temporarily unable to accept the command.
     pub(crate) const BUSY: Failure = Failure { status: status::BUSY, sense: None };
 
-    /// What a device's error is to SCSI.
+    /// Converts a device error to SCSI status and sense data.
     pub(crate) fn of(error: &Error, writing: bool) -> Self {
         let sense = match error.kind() {
             ErrorKind::NoSpace => Sense::new(key::DATA_PROTECT, code::NO_SPACE),
@@ -151,7 +151,7 @@ impl Failure {
             ErrorKind::TimedOut => Sense::new(key::ABORTED_COMMAND, code::NONE),
             ErrorKind::NotFound | ErrorKind::Fenced => Sense::new(key::NOT_READY, code::NOT_READY),
             ErrorKind::Unsupported | ErrorKind::Invalid => Sense::illegal(code::FIELD_IN_CDB),
-            // Hosts try again, and by then the daemon is back.
+            // Hosts retry a busy command, and by then the daemon is back.
             ErrorKind::Busy | ErrorKind::ShuttingDown => return Self::BUSY,
             ErrorKind::Exists | ErrorKind::Guard => Sense::new(key::HARDWARE_ERROR, code::INTERNAL),
         };

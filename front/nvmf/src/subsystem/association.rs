@@ -1,4 +1,4 @@
-//! Controllers and connections, as the rest of the process sees them.
+//! Controllers and connections, as seen by the rest of the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,15 +9,16 @@ use std::task::Waker;
 use forebay_block::reservation::HostId;
 use forebay_reactor::cross;
 
+use super::Subsystem;
 use crate::session::auth::Keys;
 use crate::session::{Event, Kind};
 use crate::wire::log::ErrorEntry;
 
-/// How the rest of the process reaches a connection, from any core.
+/// Remote control of a connection, usable from any core.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     pub(super) stopping: AtomicBool,
-    /// Commands with a device.
+    /// Commands in flight at a device.
     pub(super) under_way: AtomicUsize,
     pub(super) task: Mutex<Option<Waker>>,
 }
@@ -32,14 +33,14 @@ impl Control {
         self.wake();
     }
 
-    /// So many commands are with a device.
+    /// Publishes the number of commands in flight at a device.
     pub(crate) fn set_under_way(&self, count: usize) {
         if self.under_way.load(Ordering::Relaxed) != count {
             self.under_way.store(count, Ordering::Release);
         }
     }
 
-    /// Makes it look around.
+    /// Wakes the connection's task.
     pub(crate) fn wake(&self) {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(task) = task {
@@ -52,71 +53,84 @@ impl Control {
     }
 }
 
-/// Failed commands that wait for an admin queue to take them up, at most; more are only counted.
+/// Maximum number of failed commands queued for an admin queue; more are only counted.
 const ERRORS_PENDING_MAX: usize = 64;
 
-/// Who looks whether a controller is alive, as bits.
+/// Watchers of a controller's traffic, as bits.
 pub(crate) mod watcher {
-    /// The keep-alive timer.
+    /// Keep-alive timer.
     pub(crate) const KEEP_ALIVE: u8 = 1;
-    /// A Connect that may be of the same host, come back.
+    /// Connect that may come from the same host, reconnecting.
     pub(crate) const SUCCESSOR: u8 = 2;
     pub(crate) const ALL: u8 = 3;
 }
 
-/// By which port a host has come, and from which machine.
+/// Path of a host: the port it connected to, and the machine it connected from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Way {
     pub(crate) port: u16,
     pub(crate) machine: Option<IpAddr>,
 }
 
-/// What an admin queue is told by others.
+/// Notice to an admin queue.
 #[derive(Debug)]
 pub(crate) enum Notice {
-    /// Something that the host may want to know.
+    /// Event that the host may have requested.
     Event(Event),
-    /// A command of an I/O queue failed.
+    /// Failed command of an I/O queue.
     Error(ErrorEntry),
 }
 
-/// A controller as all its queues see it.
+/// Controller state shared by all its queues.
 pub(crate) struct Association {
+    pub(crate) subsystem: Subsystem,
     pub(crate) cntlid: u16,
     pub(crate) kind: Kind,
     pub(crate) host: String,
     pub(crate) host_id: [u8; 16],
-    /// Who it is to reservations.
+    /// Identity of the host for reservations.
     pub(crate) reserver: Option<HostId>,
-    /// What each of its queues has to show.
+    /// Keys with which each of its queues must authenticate.
     pub(crate) keys: Option<Arc<Keys>>,
-    /// I/O queues may connect.
+    /// Set while the controller is ready, so that I/O queues may connect.
     pub(crate) ready: AtomicBool,
-    /// Every write is durable when answered.
+    /// Set while the volatile write cache is disabled: every write is durable when it is acknowledged.
     pub(crate) write_through: AtomicBool,
-    /// Something has come on some queue, or was answered, since each of its watchers last looked.
+    /// Bits of the watchers for which there was traffic since they last checked: data received or a command completed
+    /// on any queue.
     pub(super) traffic: AtomicU8,
-    /// Failed commands that the admin queue has not taken up.
+    /// Failed commands that the admin queue has not processed yet.
     pub(super) errors_pending: AtomicUsize,
-    /// Failed commands of which it was not told because there were too many.
+    /// Failed commands that were not queued because there were too many.
     pub(super) errors_untold: AtomicU64,
     /// Namespaces that its queues have used.
     pub(super) used: Mutex<BTreeSet<u32>>,
-    /// The port by which it has come, and from which machine.
+    /// Path of the host: the port it connected to, and the machine it connected from.
     pub(super) way: Way,
-    /// I/O queues that the host was granted.
+    /// Number of I/O queues granted to the host.
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     pub(super) dead: AtomicBool,
-    /// There is something in `mistaken`.
+    /// Set while `mistaken` is not empty.
     pub(super) may_mistake: AtomicBool,
-    /// Ids that have become another volume's, while the host may still take them for the former's.
+    /// Stale namespace ids: they belong to another volume now, while the host may still mean the former one.
     pub(super) mistaken: Mutex<BTreeSet<u32>>,
     pub(super) queues: Mutex<BTreeMap<u16, Arc<Control>>>,
     pub(super) notices: cross::Sender<Notice>,
 }
 
 impl Association {
-    /// It is one of its host's: who has to authenticate has done so, or it could not be ready.
+    /// Returns whether it is a controller of a subsystem.
+    pub(super) fn is_of(&self, subsystem: &Subsystem) -> bool {
+        self.subsystem.id() == subsystem.id()
+    }
+
+    /// Returns whether its host has connected on that path.
+    pub(super) fn has_come(&self, way: &Way) -> bool {
+        self.way == *way
+    }
+
+    /// Returns whether it counts against the limit of its host.  A controller that requires authentication counts
+    /// once it is ready, since only an authenticated host can make it so.
     pub(super) fn counts(&self) -> bool {
         self.keys.is_none() || self.ready.load(Ordering::Acquire)
     }
@@ -125,9 +139,9 @@ impl Association {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends its I/O queues, or all of them.
+    /// Ends its I/O queues, and with `admin_too` the admin queue as well.
     pub(crate) fn end_queues(&self, admin_too: bool) {
-        // Under the lock under which queues are added, so that none is added behind this.
+        // Taken under the lock that guards additions, so that no queue is added afterwards.
         let queues = self.queues();
         if admin_too {
             self.dead.store(true, Ordering::Release);
@@ -135,7 +149,7 @@ impl Association {
         queues.iter().filter(|(queue, _)| admin_too || **queue != 0).for_each(|(_, control)| control.stop());
     }
 
-    /// It has I/O queues that are not about to end.
+    /// Returns whether it has I/O queues that are not stopping.
     pub(crate) fn has_io_queues(&self) -> bool {
         self.queues().iter().any(|(queue, control)| *queue != 0 && !control.stopping())
     }
@@ -144,18 +158,18 @@ impl Association {
         self.mistaken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The host may think that an id is another volume's: its commands are meant for that one.
+    /// Returns whether a namespace id is stale for this host, so that its commands are meant for the former volume.
     pub(crate) fn mistakes(&self, nsid: u32) -> bool {
         self.may_mistake.load(Ordering::Acquire) && self.mistaken().contains(&nsid)
     }
 
-    /// An id is given to another volume.
+    /// Marks a namespace id as stale, because it is given to another volume.
     pub(super) fn may_mistake(&self, nsid: u32) {
         self.mistaken().insert(nsid);
         self.may_mistake.store(true, Ordering::Release);
     }
 
-    /// The host was told which volume an id is.
+    /// Marks a namespace id as known, after the host has identified the namespace.
     pub(crate) fn knows(&self, nsid: u32) {
         let mut mistaken = self.mistaken();
         mistaken.remove(&nsid);
@@ -170,44 +184,44 @@ impl Association {
             self.errors_untold.fetch_add(1, Ordering::AcqRel);
             return;
         }
-        // Refused when the admin queue has gone.
+        // Fails if the admin queue has ended.
         let _ = self.notices.send(notice);
     }
 
-    /// An error was taken up; says how many were left out.
+    /// Records that an error was processed.  Returns the number of errors that were not queued since the last call.
     pub(crate) fn error_taken(&self) -> u64 {
         self.errors_pending.fetch_sub(1, Ordering::AcqRel);
         self.errors_untold.swap(0, Ordering::AcqRel)
     }
 
-    /// The host has said something, or a command of it was answered.
+    /// Records traffic: data from the host, or a completed command.
     pub(crate) fn note_traffic(&self) {
         if self.traffic.load(Ordering::Relaxed) != watcher::ALL {
             self.traffic.store(watcher::ALL, Ordering::Relaxed);
         }
     }
 
-    /// Whether there was traffic since the same watcher asked last.
+    /// Returns whether there was traffic since the same watcher's last call.
     pub(crate) fn had_traffic(&self, watcher: u8) -> bool {
         self.traffic.fetch_and(!watcher, Ordering::Relaxed) & watcher != 0
     }
 
-    /// A queue uses a namespace.
+    /// Records that a queue uses a namespace.
     pub(crate) fn uses(&self, nsid: u32) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
     }
 
-    /// The namespaces that its queues have used.
+    /// Returns the namespaces that its queues have used.
     pub(crate) fn used(&self) -> Vec<u32> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
-    /// Nothing was heard of it since a successor has looked first.
+    /// Returns whether there was no traffic since a successor first checked.
     pub(super) fn is_silent(&self) -> bool {
         self.traffic.load(Ordering::Relaxed) & watcher::SUCCESSOR == 0
     }
 
-    /// Some queue has commands with a device.
+    /// Returns whether any queue has commands in flight at a device.
     pub(super) fn is_under_way(&self) -> bool {
         self.queues().values().any(|control| control.under_way.load(Ordering::Acquire) > 0)
     }

@@ -1,4 +1,4 @@
-//! Commands whose data is on its way.
+//! Data-out transfers: commands whose data is being received.
 
 use std::collections::VecDeque;
 
@@ -9,45 +9,46 @@ use super::outbox::{Command, Outbox};
 use super::units::Ready;
 use crate::wire::{DataOut, FINAL, TAG_NONE};
 
-/// Data that was asked for.
+/// Data-out sequence solicited by an R2T.
 #[derive(Debug)]
 struct Asked {
     ttt: u32,
-    /// The next byte that comes.
+    /// Offset of the next byte.
     at: u32,
     end: u32,
-    /// The number of the next PDU.
+    /// DataSN of the next PDU.
     data_sn: u32,
 }
 
-/// A command whose data is not all there.
+/// Command whose data-out transfer is not complete.
 #[derive(Debug)]
-pub(super) struct Gather {
+pub(super) struct DataOutTransfer {
     pub(super) ready: Ready,
     pub(super) command: Command,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
-    /// Bytes that it holds.
+    /// Bytes of memory accounted to it.
     pub(super) held: usize,
-    /// When it was last asked for data, or some came.
+    /// Time when data was last solicited or received.
     pub(super) heard: Instant,
-    /// Bytes that the command needs of those that the initiator wants to send.
+    /// Bytes of data-out to keep: the lesser of what the command takes and what the initiator sends.
     want: u32,
-    /// More comes unasked: the next byte and the number of the next PDU, up to this many bytes.
+    /// Unsolicited data still to come: offset of the next byte, DataSN of the next PDU, and limit in bytes.
     unasked: Option<(u32, u32, u32)>,
     asked: VecDeque<Asked>,
-    /// Bytes that have been asked for, or came unasked.
+    /// Bytes that were solicited with R2Ts or received unsolicited.
     covered: u32,
     next_ttt: u32,
 }
 
-/// What breaks the rules of moving data.
+/// Violation of the rules for data-out sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("data out of order or that nobody asked for")]
 pub(super) struct Disorder;
 
-impl Gather {
-    /// A command with what came along with it.  `first_burst` bytes may come unasked if `unasked` says that they do.
+impl DataOutTransfer {
+    /// Creates a transfer with the command's immediate data.  If `unasked` is true, up to `first_burst` bytes follow
+    /// unsolicited.
     pub(super) fn new(
         ready: Ready,
         command: Command,
@@ -72,39 +73,39 @@ impl Gather {
         }
     }
 
-    /// Bytes that it will hold when all is there.
+    /// Returns the bytes that it will hold once the transfer is complete.
     pub(super) fn want(&self) -> usize {
         self.want as usize
     }
 
-    /// All is there.
+    /// Returns true once all data has been received.
     pub(super) fn is_whole(&self) -> bool {
         self.unasked.is_none() && self.asked.is_empty() && self.covered >= self.want
     }
 
-    /// Nothing is asked for: the command has failed already, and what comes unasked is dropped.
+    /// Stops soliciting data: the command has failed already, and further unsolicited data is dropped.
     pub(super) fn give_up(&mut self) {
         self.want = 0;
         self.ready.data = BufList::new();
     }
 
-    /// It is the initiator's turn: data was asked for, or comes unasked.
+    /// Returns true while data from the initiator is outstanding, solicited or not.
     pub(super) fn is_awaited(&self) -> bool {
         self.unasked.is_some() || !self.asked.is_empty()
     }
 
-    /// It is time to ask for data.
+    /// Returns true if the next R2T can be sent.
     pub(super) fn is_hungry(&self) -> bool {
         self.unasked.is_none() && self.covered < self.want
     }
 
-    /// Asks for as much as may be asked for at a time.
+    /// Sends R2Ts, as many as may be outstanding at a time.
     pub(super) fn ask(&mut self, itt: u32, outbox: &mut Outbox) {
         let (open_max, burst) = (usize::from(outbox.params().r2t_max), outbox.params().burst_max);
         while self.covered < self.want && self.asked.len() < open_max {
             let len = burst.min(self.want - self.covered);
             let ttt = self.next_ttt;
-            // Any number but the one that means none.
+            // Any tag except the reserved one.
             self.next_ttt = (self.next_ttt + 1) % TAG_NONE;
             outbox.ready_to_transfer(self.command.lun_bytes, itt, ttt, self.command.r2ts, self.covered, len);
             self.command.r2ts += 1;
@@ -113,7 +114,7 @@ impl Gather {
         }
     }
 
-    /// Takes data.
+    /// Accepts a Data-Out PDU.
     pub(super) fn take(&mut self, header: &DataOut, data: BufList) -> Result<(), Disorder> {
         let (ttt, offset, number) = (header.ttt.get(), header.offset.get(), header.data_sn.get());
         let (len, last) = (data.len() as u32, header.flags & FINAL != 0);
@@ -142,7 +143,7 @@ impl Gather {
                 self.asked.pop_front();
             }
         }
-        // What is more than the command needs is dropped.
+        // Data beyond what the command needs is dropped.
         let room = (self.want as usize).saturating_sub(self.ready.data.len());
         let part = if data.len() > room { data.slice(0..room) } else { data };
         self.ready.data.append(part);
@@ -161,7 +162,7 @@ mod tests {
     use crate::stats::CommandKind;
     use crate::wire::Lun;
 
-    fn gather(expected: u32, takes: u64, here: usize, unasked: bool) -> Gather {
+    fn transfer(expected: u32, takes: u64, here: usize, unasked: bool) -> DataOutTransfer {
         let ready =
             Ready { lun: Lun::Unit(0), command: cdb::parse(&[0; 16]), data: BufList::zeroes(here), verdict: None };
         let command = Command {
@@ -173,7 +174,7 @@ mod tests {
             began: Instant::default(),
             r2ts: 0,
         };
-        Gather::new(ready, command, (true, false), (unasked, 1000))
+        DataOutTransfer::new(ready, command, (true, false), (unasked, 1000))
     }
 
     fn data(ttt: u32, offset: u32, number: u32, last: bool) -> DataOut {
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_comes_unasked_comes_in_order() {
-        let mut task = gather(2000, 1500, 100, true);
+        let mut task = transfer(2000, 1500, 100, true);
         assert_eq!(task.take(&data(TAG_NONE, 100, 0, false), bytes(400)), Ok(()));
         assert_eq!(task.take(&data(TAG_NONE, 500, 2, false), bytes(100)), Err(Disorder));
         assert_eq!(task.take(&data(TAG_NONE, 500, 1, true), bytes(501)), Err(Disorder), "past the first burst");
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_comes_in_order() {
-        let mut task = gather(1000, 1000, 0, false);
+        let mut task = transfer(1000, 1000, 0, false);
         task.asked.push_back(Asked { ttt: 5, at: 0, end: 1000, data_sn: 0 });
         task.covered = 1000;
         assert_eq!(task.take(&data(4, 0, 0, false), bytes(400)), Err(Disorder), "by another tag");
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn more_than_is_needed_is_dropped() {
-        let mut task = gather(900, 512, 0, true);
+        let mut task = transfer(900, 512, 0, true);
         assert_eq!(task.take(&data(TAG_NONE, 0, 0, true), bytes(900)), Ok(()));
         assert!(task.is_whole());
         assert_eq!(task.ready.data.len(), 512);

@@ -1,0 +1,178 @@
+//! Dispatch of requests to OSDs, and handling of replies.
+
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Result};
+use forebay_messenger::Message;
+use forebay_reactor::{Buf, BufList, wall_clock};
+
+use super::placement::{Place, hobject};
+use super::session::Session;
+use super::wire::{self, Envelope, Reply, flag, kind};
+use super::{Objecter, Op};
+use crate::error::errno;
+use crate::map::{Epoch, OsdMap};
+use crate::monitor::FEATURES;
+
+/// Message priority of client operations, as used by Ceph's clients.
+const PRIORITY: u16 = 63;
+/// Maximum number of redirects per request.
+const REDIRECTS_MAX: u32 = 8;
+
+impl Objecter {
+    /// Locates the OSD of an unsent request, and sends it if possible.
+    pub(super) fn dispatch(self: &Rc<Self>, tid: u64) {
+        let Some(map) = self.map() else { return };
+        let located = {
+            let mut ops = self.ops.borrow_mut();
+            let Some(op) = ops.get_mut(&tid) else { return };
+            self.locate(&map, op)
+        };
+        match located {
+            Err(error) => self.answer(tid, Err(error)),
+            Ok(Some(osd)) => self.send(&map, tid, osd),
+            Ok(None) => {}
+        }
+    }
+
+    /// Sends a request on the session of its OSD, if that can accept it now.
+    pub(super) fn send(self: &Rc<Self>, map: &OsdMap, tid: u64, osd: i32) {
+        let mut sessions = self.sessions.borrow_mut();
+        let session = sessions.entry(osd).or_insert_with(|| Session::open(self, map, osd));
+        if !session.takes() {
+            return;
+        }
+        let mut ops = self.ops.borrow_mut();
+        let Some(op) = ops.get_mut(&tid) else { return };
+        let Some(place) = op.place.clone() else { return };
+        if session.holds_back(&place, || hobject(op, &place)) {
+            return;
+        }
+        op.attempts += 1;
+        op.sent_epoch = map.epoch;
+        let message = self.message(map.epoch, tid, op, &place);
+        op.sent = session.post(self, osd, message);
+    }
+
+    pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &Op, place: &Place) -> Message {
+        let request = &op.request;
+        let mut flags = request.flags | flag::ON_DISK;
+        if op.attempts > 1 {
+            flags |= flag::RETRY;
+        }
+        let (namespace, name, key) = match &op.redirect {
+            None => (request.object.namespace(), request.object.name(), ""),
+            Some(to) => {
+                flags |= flag::REDIRECTED | flag::IGNORE_CACHE | flag::IGNORE_OVERLAY;
+                (to.namespace.as_str(), to.name_or(request.object.name()), to.key.as_str())
+            }
+        };
+        let time = wall_clock();
+        let snaps: Vec<u64>;
+        let (snap_seq, snaps) = match &request.snapc {
+            Some(snapc) => {
+                snaps = snapc.snaps.iter().map(|snap| snap.0).collect();
+                (snapc.seq, snaps.as_slice())
+            }
+            None => (0, [].as_slice()),
+        };
+        let envelope = Envelope {
+            pg: place.pg,
+            shard: place.shard,
+            hash: op.hash,
+            epoch,
+            flags,
+            client: self.wallet.global_id(),
+            tid,
+            time: if flags & flag::WRITE == 0 { (0, 0) } else { (time.as_secs() as u32, time.subsec_nanos()) },
+            pool: place.pg.pool,
+            namespace,
+            name,
+            key,
+            snap: request.snap,
+            snap_seq,
+            snaps,
+            attempt: op.attempts - 1,
+            features: FEATURES,
+        };
+        let front = wire::request(&envelope, &request.ops);
+        let mut data = BufList::new();
+        for op in &request.ops {
+            if !op.data.is_empty() {
+                data.append(op.data.clone());
+            }
+        }
+        let mut message = Message::new(kind::OSD_OP).front(Buf::copy_of(&front)).data(data).priority(PRIORITY);
+        (message.version, message.compat_version) = (8, 3);
+        message.tid = tid;
+        message
+    }
+
+    pub(super) fn answer(&self, tid: u64, result: Result<Reply>) {
+        let op = self.ops.borrow_mut().remove(&tid);
+        if let Some(op) = op {
+            op.answer.send(result);
+        }
+    }
+
+    /// Handles a reply of an OSD.
+    pub(super) fn take_reply(self: &Rc<Self>, osd: i32, tid: u64, reply: Reply) {
+        let mut ops = self.ops.borrow_mut();
+        let Some(op) = ops.get_mut(&tid) else { return };
+        let ours = op.sent && op.place.as_ref().is_some_and(|place| place.mapping.primary == osd);
+        if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {
+            // Reply to an abandoned attempt; the reply to the current one is still to come.
+            return;
+        }
+        if let Some(to) = reply.redirect.clone() {
+            op.redirects += 1;
+            if op.redirects > REDIRECTS_MAX {
+                drop(ops);
+                self.answer(tid, Err(Error::new(ErrorKind::Io, "a request is redirected without end")));
+                return;
+            }
+            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "a request is redirected");
+            (op.redirect, op.sent) = (Some(to), false);
+            drop(ops);
+            self.dispatch(tid);
+            return;
+        }
+        let (object, pool) = (op.request.object.clone(), op.request.pool);
+        drop(ops);
+        if self.last_served.replace(pool) != pool {
+            self.served.borrow_mut().insert(pool);
+        }
+        if reply.result == -errno::ESHUTDOWN {
+            self.fenced.set(true);
+            self.changed.notify_all();
+            let text = format!("object {object}: the cluster has this client on its blocklist");
+            self.answer(tid, Err(Error::new(ErrorKind::Fenced, text)));
+            return;
+        }
+        self.answer(tid, Ok(reply));
+    }
+
+    /// Sends unsent requests in order, of all OSDs or of one.
+    pub(super) fn send_waiting(self: &Rc<Self>, osd: Option<i32>) {
+        let waits = |op: &Op| {
+            let primary = op.place.as_ref().map(|place| place.mapping.primary);
+            !op.sent && (osd.is_none() || osd == primary)
+        };
+        let tids: Vec<u64> = self.ops.borrow().iter().filter(|(_, op)| waits(op)).map(|(&tid, _)| tid).collect();
+        for tid in tids {
+            self.dispatch(tid);
+        }
+    }
+
+    /// Marks requests sent to an OSD as unsent, so that they are resent.
+    pub(super) fn unsend(&self, osd: i32, which: impl Fn(&Op, &Place) -> bool) {
+        for op in self.ops.borrow_mut().values_mut() {
+            if let Some(place) = &op.place
+                && place.mapping.primary == osd
+                && which(op, place)
+            {
+                op.sent = false;
+            }
+        }
+    }
+}

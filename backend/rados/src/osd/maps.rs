@@ -1,0 +1,126 @@
+//! Handling of OSD maps, and of their effects on requests and sessions.
+
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind};
+
+use super::Objecter;
+use super::placement::{Place, clone_place};
+use crate::map::{Incremental, MapError, OsdMap};
+use crate::monitor::wire::OsdMaps;
+
+impl Objecter {
+    /// Applies OSD maps received from monitors or OSDs.
+    pub(crate) fn take_maps(self: &Rc<Self>, maps: &OsdMaps<'_>) {
+        let Some(monitors) = self.monitors.borrow().clone() else { return };
+        if monitors.fsid() != [0; 16] && monitors.fsid() != maps.fsid {
+            tracing::warn!("a map of another cluster's OSDs came; it is not taken");
+            return;
+        }
+        let before = self.map();
+        let (after, missed) = match advance(before.as_deref(), maps) {
+            Ok(advanced) => advanced,
+            Err(MapError::Malformed(error)) if error.newer.is_some() => {
+                tracing::warn!(%error, "a map of OSDs is not taken");
+                *self.newer_map.borrow_mut() = Some(Error::new(ErrorKind::Unsupported, error.to_string()));
+                self.changed.notify_all();
+                // Request full maps from now on: one may be newer than the incremental map, and readable again.  If a
+                // full map is itself unreadable, another one is requested only after the next incremental map.
+                monitors.want_osd_map(0);
+                if maps.wholes.is_empty() {
+                    monitors.ask_again();
+                }
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a map of OSDs is not taken; the whole map is asked for");
+                monitors.want_osd_map(0);
+                monitors.ask_again();
+                return;
+            }
+        };
+        if let Some(after) = after {
+            monitors.want_osd_map(after.epoch + 1);
+            tracing::debug!(epoch = after.epoch, "a new map of OSDs");
+            *self.map.borrow_mut() = Some(Rc::new(after));
+            self.rescan();
+            self.changed.notify_all();
+            self.disturb();
+        }
+        if missed {
+            monitors.ask_again();
+        }
+    }
+
+    /// Applies a new map: closes sessions with OSDs that moved or went down, and resends requests whose placement
+    /// changed.
+    pub(super) fn rescan(self: &Rc<Self>) {
+        let Some(map) = self.map() else { return };
+        self.places.borrow_mut().clear();
+        let mut lost = Vec::new();
+        self.sessions.borrow_mut().retain(|&osd, session| {
+            let stays = session.is_at(&map, osd);
+            if !stays {
+                lost.push((osd, session.close()));
+            }
+            stays
+        });
+        for (osd, connection) in lost {
+            if let Some(connection) = connection {
+                connection.close();
+            }
+            self.clear_conflict(osd);
+            self.unsend(osd, |_, _| true);
+        }
+        let tids: Vec<u64> = self.ops.borrow().keys().copied().collect();
+        for tid in tids {
+            let located = {
+                let mut ops = self.ops.borrow_mut();
+                let Some(op) = ops.get_mut(&tid) else { continue };
+                let before = op.place.clone();
+                let located = self.locate(&map, op);
+                let same = match (&before, &op.place) {
+                    (Some(before), Some(after)) => {
+                        let unforced = Place { force_resend: before.force_resend, ..clone_place(after) };
+                        **before == unforced && after.force_resend <= op.sent_epoch
+                    }
+                    _ => false,
+                };
+                if !same {
+                    op.sent = false;
+                }
+                // Requests in flight whose placement is unchanged need no action.
+                if op.sent && located.is_ok() { Ok(None) } else { located }
+            };
+            match located {
+                Err(error) => self.answer(tid, Err(error)),
+                Ok(Some(osd)) => self.send(&map, tid, osd),
+                Ok(None) => {}
+            }
+        }
+    }
+}
+
+/// Applies maps to the current one. Returns the resulting map, and whether maps in between are missing.
+fn advance(before: Option<&OsdMap>, maps: &OsdMaps<'_>) -> std::result::Result<(Option<OsdMap>, bool), MapError> {
+    let mut map: Option<OsdMap> = None;
+    let epoch = |map: &Option<OsdMap>| map.as_ref().or(before).map_or(0, |map| map.epoch);
+    let newest = maps.changes.iter().chain(&maps.wholes).map(|(epoch, _)| *epoch).max().unwrap_or(0);
+    let mut changes = maps.changes.clone();
+    changes.sort_by_key(|(epoch, _)| *epoch);
+    let newest_whole = maps.wholes.iter().max_by_key(|(epoch, _)| *epoch);
+    if let Some((whole, bytes)) = newest_whole
+        && *whole > epoch(&map)
+        && (epoch(&map) == 0 || !changes.iter().any(|(change, _)| *change == epoch(&map) + 1))
+    {
+        map = Some(OsdMap::decode(bytes)?);
+    }
+    for (number, bytes) in changes {
+        if epoch(&map) > 0 && number == epoch(&map) + 1 {
+            let change = Incremental::decode(bytes)?;
+            map.get_or_insert_with(|| before.expect("there is a map").clone()).apply(change)?;
+        }
+    }
+    let missed = newest > epoch(&map);
+    Ok((map, missed))
+}

@@ -1,0 +1,71 @@
+//! Slow requests: reported in the log, and failed after `rados_osd_op_timeout`.
+
+use std::rc::Weak;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind};
+use forebay_reactor::sleep;
+
+use super::{Objecter, Op};
+
+/// Interval between checks for slow requests.
+const WATCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Age at which a request is reported as slow.
+const REPORT_AFTER: Duration = Duration::from_secs(30);
+
+impl Objecter {
+    /// Reports slow requests, and fails those beyond the time limit.
+    pub(super) fn look_after(&self) {
+        let mut oldest: Option<(Duration, String)> = None;
+        let mut count = 0;
+        let mut late = Vec::new();
+        for (&tid, op) in &*self.ops.borrow() {
+            let age = op.since.elapsed();
+            if self.timeout.get().is_some_and(|limit| age >= limit && !op.lingers) {
+                late.push((tid, self.describe(op)));
+            } else if age >= REPORT_AFTER {
+                count += 1;
+                if oldest.as_ref().is_none_or(|(other, _)| age > *other) {
+                    oldest = Some((age, self.describe(op)));
+                }
+            }
+        }
+        if let Some((age, what)) = oldest {
+            tracing::warn!(requests = count, oldest_s = age.as_secs(), "requests to OSDs are not answered: {what}");
+        }
+        for (tid, what) in late {
+            self.answer(tid, Err(Error::new(ErrorKind::TimedOut, what)));
+        }
+    }
+
+    /// Describes what a request waits for.
+    pub(super) fn describe(&self, op: &Op) -> String {
+        let object = &op.request.object;
+        let Some(place) = &op.place else { return format!("object {object}: no map has come yet") };
+        let (osd, pg) = (place.mapping.primary, place.pg);
+        if osd < 0 {
+            return format!("object {object}: nobody has placement group {pg}");
+        }
+        let how = if op.sent { "does not answer" } else { "does not take it" };
+        let conflicts = self.conflicts.borrow();
+        let conflict = conflicts.get(&osd).filter(|_| !op.sent);
+        let why = conflict.map_or_else(String::new, |error| format!(": {}", error.context()));
+        format!("object {object}: osd.{osd} {how} (placement group {pg}){why}")
+    }
+}
+
+/// Checks for slow requests periodically, as long as there are any requests.
+pub(super) async fn watch(objecter: Weak<Objecter>) {
+    loop {
+        let limit = objecter.upgrade().and_then(|objecter| objecter.timeout.get());
+        let interval =
+            limit.map_or(WATCH_INTERVAL, |limit| (limit / 4).clamp(Duration::from_millis(100), WATCH_INTERVAL));
+        sleep(interval).await;
+        let Some(objecter) = objecter.upgrade() else { return };
+        objecter.look_after();
+        if objecter.ops.borrow().is_empty() {
+            objecter.watching.set(false);
+            return;
+        }
+    }
+}

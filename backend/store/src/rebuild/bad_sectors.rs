@@ -1,0 +1,52 @@
+//! Read errors that a device reports for bad sectors, and the retries before one counts as bad.
+
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind};
+
+/// Read attempts before a sector counts as bad, so that a transient error does not cost a checkpoint.
+pub(super) const READ_ATTEMPTS: u32 = 4;
+/// Pause between read attempts.
+pub(super) const READ_PAUSE: Duration = Duration::from_millis(250);
+/// Error numbers of Linux for a sector that cannot be read: EIO, ENODATA (unrecovered medium error) and EILSEQ (wrong
+/// protection information).
+const BAD_SECTOR_ERRORS: [i32; 3] = [5, 61, 84];
+
+/// Returns whether an error is one that a device reports for a bad sector.
+pub(super) fn is_bad_sector(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|number| BAD_SECTOR_ERRORS.contains(&number))
+}
+
+/// Returns whether an error was caused by a bad sector.
+pub(super) fn is_of_bad_sector(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    error.kind() == ErrorKind::Io && cause.is_some_and(is_bad_sector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_that_media_give_count_as_damage() {
+        let of = |number| Error::from_io(io::Error::from_raw_os_error(number), "reading").within("a store");
+        for (name, number, expected) in [
+            ("EIO", 5, true),
+            ("ENODATA", 61, true),
+            ("EILSEQ", 84, true),
+            ("EINTR", 4, false),
+            ("ENXIO", 6, false),
+            ("EAGAIN", 11, false),
+            ("ENOMEM", 12, false),
+            ("ENODEV", 19, false),
+            ("ENOLINK", 67, false),
+            ("ETIMEDOUT", 110, false),
+            ("EREMOTEIO", 121, false),
+        ] {
+            assert_eq!(is_of_bad_sector(&of(number)), expected, "{name}");
+        }
+        assert!(!is_of_bad_sector(&Error::new(ErrorKind::Io, "of nobody knows what")));
+    }
+}

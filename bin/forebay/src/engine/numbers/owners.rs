@@ -1,0 +1,120 @@
+//! Owners of the numbers within a front's subsystem or target.
+
+use std::collections::BTreeMap;
+
+use crate::spec::ImageSpec;
+
+/// Owners of the numbers within a front's subsystem or target: one export each, unless the files are inconsistent.
+///
+/// The lowest number without an owner is found without a scan: consecutive numbers with owners form one run, and no
+/// two runs touch.
+#[derive(Debug, Default)]
+pub struct Owners {
+    specs: BTreeMap<u32, Vec<ImageSpec>>,
+    /// Last number of each run, by its first number.
+    runs: BTreeMap<u32, u32>,
+}
+
+impl Owners {
+    /// Creates it without owners.
+    pub const fn new() -> Self {
+        Self { specs: BTreeMap::new(), runs: BTreeMap::new() }
+    }
+
+    /// Returns the owners of a number; most numbers have none.
+    pub fn of(&self, number: u32) -> &[ImageSpec] {
+        self.specs.get(&number).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns whether no number has an owner.
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty()
+    }
+
+    /// Returns the lowest number from `first` on that has no owner; `None` if all have one.
+    pub fn lowest_free(&self, first: u32) -> Option<u32> {
+        match self.run_of(first) {
+            Some((_, last)) => last.checked_add(1),
+            None => Some(first),
+        }
+    }
+
+    /// Adds an owner of a number.
+    pub fn add(&mut self, number: u32, spec: ImageSpec) {
+        let specs = self.specs.entry(number).or_default();
+        specs.push(spec);
+        if specs.len() > 1 {
+            return;
+        }
+        let mut run = (number, number);
+        if let Some((first, _)) = number.checked_sub(1).and_then(|before| self.run_of(before)) {
+            run.0 = first;
+        }
+        if let Some(last) = number.checked_add(1).and_then(|after| self.runs.remove(&after)) {
+            run.1 = last;
+        }
+        self.runs.insert(run.0, run.1);
+    }
+
+    /// Removes an owner of a number.
+    pub fn remove(&mut self, number: u32, spec: &ImageSpec) {
+        let Some(specs) = self.specs.get_mut(&number) else { return };
+        specs.retain(|each| each != spec);
+        if !specs.is_empty() {
+            return;
+        }
+        self.specs.remove(&number);
+        let Some((first, last)) = self.run_of(number) else { return };
+        self.runs.remove(&first);
+        if first < number {
+            self.runs.insert(first, number - 1);
+        }
+        if number < last {
+            self.runs.insert(number + 1, last);
+        }
+    }
+
+    /// Returns the run that contains a number.
+    fn run_of(&self, number: u32) -> Option<(u32, u32)> {
+        let (&first, &last) = self.runs.range(..=number).next_back()?;
+        (number <= last).then_some((first, last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_lowest_free_number_is_that_of_a_plain_model(
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![0_u32..12, u32::MAX - 3..=u32::MAX], 0..3), 0..60),
+        ) {
+            let mut owners = Owners::new();
+            let mut model: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+            for (adds, number, image) in steps {
+                let name = format!("local/i{image}");
+                let specs = model.entry(number).or_default();
+                if adds && !specs.contains(&name) {
+                    owners.add(number, name.parse().expect("a spec"));
+                    specs.push(name);
+                } else if !adds {
+                    owners.remove(number, &name.parse().expect("a spec"));
+                    specs.retain(|each| *each != name);
+                }
+                model.retain(|_, specs| !specs.is_empty());
+                for first in (0..14).chain(u32::MAX - 4..=u32::MAX) {
+                    let expected = (first..=u32::MAX).find(|number| !model.contains_key(number));
+                    prop_assert_eq!(owners.lowest_free(first), expected, "from {}", first);
+                }
+                prop_assert_eq!(owners.is_empty(), model.is_empty());
+                for number in 0..14 {
+                    let names: Vec<String> = owners.of(number).iter().map(ToString::to_string).collect();
+                    prop_assert_eq!(names, model.get(&number).cloned().unwrap_or_default());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! iSCSI target: its name, its units, and its login ACL.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use forebay_reactor::cross::Answered;
+
+use crate::session::chap::Chap;
+use crate::sessions::{Session, SessionSnapshot, Sessions};
+use crate::signal::Stop;
+use crate::stats::Snapshot;
+use crate::unit::{Unit, UnitSpec, is_listed};
+use crate::wire::Lun;
+
+/// Login ACL and CHAP settings of a target.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AccessControl {
+    /// Initiators that may log in; an empty list admits all.  `*` at the end of an entry matches any suffix.
+    pub initiators: Vec<String>,
+    /// CHAP settings of sessions; `None` disables authentication.
+    pub chap: Option<Chap>,
+}
+
+/// Configuration of a new target.
+#[derive(Debug, Clone, Default)]
+pub struct TargetSpec {
+    /// iSCSI name, of the form that [`is_name`](crate::session::login::is_name) checks; case-insensitive.
+    pub name: String,
+    /// Login ACL and CHAP settings.
+    pub access: AccessControl,
+}
+
+/// LUN that exceeds the maximum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("LUN {0} is out of range: a target has LUNs from 0 to {max}", max = Lun::MAX)]
+pub struct LunOutOfRange(pub u32);
+
+/// Reason for which a unit cannot be added.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// LUN above [`Lun::MAX`].
+    #[error(transparent)]
+    Lun(#[from] LunOutOfRange),
+    /// Volume already exported by this target or another. Reservations identify initiator ports, not targets, so an
+    /// initiator that uses two targets would be taken for one host.
+    #[error("volume {name} is LUN {lun} of {target} already")]
+    Exported {
+        /// Volume name.
+        name: String,
+        /// Target that exports it.
+        target: String,
+        /// LUN at that target.
+        lun: u16,
+    },
+    /// Target already removed.
+    #[error("target {0} has been removed")]
+    Removed(String),
+}
+
+/// State shared by the targets of one registry.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    pub(crate) sessions: Arc<Sessions>,
+    /// All units, by volume name.
+    pub(crate) units: RwLock<BTreeMap<String, Arc<Unit>>>,
+    last_unit: AtomicU64,
+}
+
+/// iSCSI target.  Cloning gives another handle.
+#[derive(Clone)]
+pub struct Target(Arc<TargetState>);
+
+struct TargetState {
+    id: u64,
+    name: Arc<str>,
+    access: RwLock<AccessControl>,
+    units: RwLock<BTreeMap<u16, Arc<Unit>>>,
+    /// Generation of the list of units, incremented by each change.
+    generation: AtomicU32,
+    removed: AtomicBool,
+    catalog: Arc<Catalog>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({})", self.0.name)
+    }
+}
+
+/// Unit snapshot.
+#[derive(Debug, Clone)]
+pub struct UnitSnapshot {
+    /// LUN of the unit.
+    pub lun: u16,
+    /// Volume name.
+    pub name: String,
+    /// Sessions that use the unit.
+    pub sessions: usize,
+    /// Command counters of the unit.
+    pub numbers: Snapshot,
+}
+
+/// Sessions that are ending, and units that are being released; completes when they are gone.  Dropping it does not
+/// cancel this.
+#[derive(Default)]
+#[must_use = "without waiting, requests may still be in flight"]
+pub struct Ending {
+    answers: Vec<Answered<()>>,
+    sessions: usize,
+}
+
+impl Ending {
+    /// Returns the number of sessions that are ended.
+    pub fn sessions(&self) -> usize {
+        self.sessions
+    }
+}
+
+impl fmt::Debug for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ending({} sessions)", self.sessions)
+    }
+}
+
+impl Future for Ending {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(answered) = self.answers.last_mut() {
+            // A dropped answer counts as well: its holder is gone.
+            if Pin::new(answered).poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.answers.pop();
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Target {
+    pub(crate) fn new(id: u64, spec: TargetSpec, catalog: Arc<Catalog>) -> Self {
+        Self(Arc::new(TargetState {
+            id,
+            name: spec.name.to_ascii_lowercase().into(),
+            access: RwLock::new(spec.access),
+            units: RwLock::default(),
+            generation: AtomicU32::new(0),
+            removed: AtomicBool::new(false),
+            catalog,
+        }))
+    }
+
+    /// Returns the target id, from 1 on and never reused: a target recreated under the same name has another id.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Returns the target name, in lower case.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    // ---- Access ----
+
+    /// Returns the login ACL and CHAP settings for new logins.
+    pub fn access(&self) -> AccessControl {
+        self.0.access.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the settings for new logins.  Existing sessions continue: [`expel_unlisted`](Self::expel_unlisted) ends
+    /// those of initiators that may not log in any more.
+    pub fn set_access(&self, access: AccessControl) {
+        *self.0.access.write().unwrap_or_else(PoisonError::into_inner) = access;
+    }
+
+    /// Returns true if the login ACL admits an initiator.
+    pub fn admits(&self, initiator: &str) -> bool {
+        is_listed(&self.0.access.read().unwrap_or_else(PoisonError::into_inner).initiators, initiator)
+    }
+
+    pub(crate) fn chap(&self) -> Option<Chap> {
+        self.0.access.read().unwrap_or_else(PoisonError::into_inner).chap.clone()
+    }
+
+    /// Ends all sessions of an initiator: commands in flight are completed, and the host is asked to log out.
+    pub fn expel(&self, initiator: &str) -> Ending {
+        self.end_sessions(|| {}, |session| session.initiator.eq_ignore_ascii_case(initiator))
+    }
+
+    /// Ends the sessions of the initiators that may not log in any more, as [`expel`](Self::expel) does.
+    pub fn expel_unlisted(&self) -> Ending {
+        self.end_sessions(|| {}, |session| !self.admits(&session.initiator))
+    }
+
+    fn end_sessions(&self, first: impl FnOnce(), whose: impl Fn(&Session) -> bool) -> Ending {
+        let answers = self.0.catalog.sessions.end(self.0.id, Stop::Logout, first, whose);
+        Ending { sessions: answers.len(), answers }
+    }
+
+    // ---- Units ----
+
+    /// Adds a unit, replacing the one with the same LUN.
+    ///
+    /// # Errors
+    /// [`AddError`]; then nothing has changed.
+    pub fn add(&self, lun: u32, spec: UnitSpec) -> Result<Arc<Unit>, AddError> {
+        let lun = u16::try_from(lun).ok().filter(|lun| *lun <= Lun::MAX).ok_or(LunOutOfRange(lun))?;
+        let Catalog { units: catalog, last_unit, .. } = &*self.0.catalog;
+        let mut names = catalog.write().unwrap_or_else(PoisonError::into_inner);
+        let mut units = self.0.units.write().unwrap_or_else(PoisonError::into_inner);
+        if self.is_removed() {
+            return Err(AddError::Removed(self.name().to_owned()));
+        }
+        if let Some(other) = names.get(&spec.name).filter(|other| !(other.lun() == lun && self.owns(other))) {
+            let (name, target) = (spec.name, other.target().to_owned());
+            return Err(AddError::Exported { name, target, lun: other.lun() });
+        }
+        let id = last_unit.fetch_add(1, Ordering::Relaxed);
+        let unit = Arc::new(Unit::new(id, (self.0.id, self.0.name.clone()), lun, spec));
+        let before = units.insert(lun, unit.clone());
+        if let Some(before) = &before {
+            names.remove(&before.spec().name);
+        }
+        names.insert(unit.spec().name.clone(), unit.clone());
+        self.0.generation.fetch_add(1, Ordering::Release);
+        drop((names, units));
+        if let Some(before) = before {
+            drop(before.remove());
+        }
+        Ok(unit)
+    }
+
+    fn owns(&self, unit: &Unit) -> bool {
+        unit.target_id() == self.0.id
+    }
+
+    /// Removes a unit.  The future completes when no request to it is in flight and no session holds it.
+    pub fn remove(&self, lun: u16) -> Option<Answered<()>> {
+        let mut names = self.0.catalog.units.write().unwrap_or_else(PoisonError::into_inner);
+        let unit = self.0.units.write().unwrap_or_else(PoisonError::into_inner).remove(&lun)?;
+        names.remove(&unit.spec().name);
+        self.0.generation.fetch_add(1, Ordering::Release);
+        drop(names);
+        Some(unit.remove())
+    }
+
+    /// Returns the generation of the list of units.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// Returns a unit by its LUN, if the initiator sees it.
+    pub fn unit(&self, lun: u16, initiator: &str) -> Option<Arc<Unit>> {
+        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        units.get(&lun).filter(|unit| unit.is_seen_by(initiator)).cloned()
+    }
+
+    /// Returns a unit by its LUN.
+    pub fn unit_at(&self, lun: u16) -> Option<Arc<Unit>> {
+        self.0.units.read().unwrap_or_else(PoisonError::into_inner).get(&lun).cloned()
+    }
+
+    /// Returns a unit by its volume name.
+    pub fn unit_by_name(&self, name: &str) -> Option<Arc<Unit>> {
+        let names = self.0.catalog.units.read().unwrap_or_else(PoisonError::into_inner);
+        names.get(name).filter(|unit| self.owns(unit)).cloned()
+    }
+
+    /// Returns the LUNs of the units that an initiator sees, in order.
+    pub fn luns(&self, initiator: &str) -> Vec<u16> {
+        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        units.values().filter(|unit| unit.is_seen_by(initiator)).map(|unit| unit.lun()).collect()
+    }
+
+    /// Returns the units that an initiator sees, in order.
+    pub fn units_of(&self, initiator: &str) -> Vec<Arc<Unit>> {
+        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        units.values().filter(|unit| unit.is_seen_by(initiator)).cloned().collect()
+    }
+
+    /// Returns snapshots of all units, in order of their LUNs.
+    pub fn units(&self) -> Vec<UnitSnapshot> {
+        let units: Vec<Arc<Unit>> =
+            self.0.units.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let describe = |unit: Arc<Unit>| UnitSnapshot {
+            lun: unit.lun(),
+            name: unit.spec().name.clone(),
+            sessions: unit.sessions(),
+            numbers: unit.counters().snapshot(),
+        };
+        units.into_iter().map(describe).collect()
+    }
+
+    /// Returns the number of units.
+    pub fn unit_count(&self) -> usize {
+        self.0.units.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    // ---- Sessions ----
+
+    /// Returns the sessions with this target, in the order in which they began.
+    pub fn sessions(&self) -> Vec<SessionSnapshot> {
+        self.0.catalog.sessions.of(self.0.id).iter().map(|session| SessionSnapshot::from(&**session)).collect()
+    }
+
+    /// Returns the number of sessions with this target.
+    pub fn session_count(&self) -> usize {
+        self.0.catalog.sessions.count_of(self.0.id)
+    }
+
+    /// Ends the sessions affected by a target reset of an initiator: its own, and those that use a unit that it sees.
+    /// Hosts that share nothing with it but the target continue.
+    pub fn reset_by(&self, initiator: &str) {
+        let users: BTreeSet<u64> = self.units_of(initiator).iter().flat_map(|unit| unit.users()).collect();
+        let meant = |session: &Session| session.initiator == initiator || users.contains(&session.id);
+        drop(self.0.catalog.sessions.end(self.0.id, Stop::Reset, || {}, meant));
+    }
+
+    // ---- Removal ----
+
+    /// Returns true once the target has been removed from its registry.
+    pub fn is_removed(&self) -> bool {
+        self.0.removed.load(Ordering::Acquire)
+    }
+
+    /// Ends all sessions, releases all units, and refuses new ones of both.
+    pub(crate) fn end(&self) -> Ending {
+        let mut ending = self.end_sessions(|| self.0.removed.store(true, Ordering::Release), |_| true);
+        let mut names = self.0.catalog.units.write().unwrap_or_else(PoisonError::into_inner);
+        let units = std::mem::take(&mut *self.0.units.write().unwrap_or_else(PoisonError::into_inner));
+        units.values().for_each(|unit| drop(names.remove(&unit.spec().name)));
+        self.0.generation.fetch_add(1, Ordering::Release);
+        drop(names);
+        ending.answers.extend(units.values().map(|unit| unit.remove()));
+        ending
+    }
+}

@@ -1,0 +1,328 @@
+//! Registry of the subsystems of a process by name, with their shared state: ports, limits, counters,
+//! controllers, discovery.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use forebay_reactor::cross;
+use forebay_tls::Psk;
+
+use super::{Association, Control, Limits, Notice, Port, PortAddress, Refused, Subsystem, Way, read, watcher, write};
+use crate::session::admin::Identity;
+use crate::session::{Event, Kind, psk};
+use crate::stats::Stats;
+use crate::wire::Status;
+use crate::wire::fabrics::{Connect, DISCOVERY_NQN, connect_field};
+use crate::wire::log::{AnaState, DiscoveryEntry};
+
+/// Number of the discovery subsystem within the process.
+const DISCOVERY_ID: u32 = 0;
+/// Controller ids of the discovery subsystem.
+const DISCOVERY_CNTLIDS: RangeInclusive<u16> = 1..=0xFFEF;
+
+/// Controllers of all subsystems.  One lock covers all of them, because the limits count them together.
+#[derive(Default)]
+pub(super) struct Controllers {
+    /// Controllers, by subsystem number and controller id.
+    pub(super) all: BTreeMap<(u32, u16), Arc<Association>>,
+    /// Controllers whose admin queue has ended, while other queues still have commands in flight.
+    pub(super) leaving: Vec<Arc<Association>>,
+}
+
+impl Controllers {
+    /// Returns the controllers of a subsystem.
+    pub(super) fn of(&self, subsystem: u32) -> impl Iterator<Item = &Arc<Association>> {
+        self.all.range((subsystem, 0)..=(subsystem, u16::MAX)).map(|(_, association)| association)
+    }
+}
+
+/// State that all subsystems share.
+pub(super) struct Shared {
+    pub(super) limits: Limits,
+    stats: Stats,
+    ports: RwLock<Vec<Arc<Port>>>,
+    /// Number of namespaces that were withdrawn or replaced so far.
+    pub(super) withdrawals: AtomicU64,
+    pub(super) ana_changes: AtomicU64,
+    discovery_changes: AtomicU64,
+    controllers: Mutex<Controllers>,
+}
+
+impl Shared {
+    pub(super) fn controllers(&self) -> MutexGuard<'_, Controllers> {
+        self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports an event to every controller of every subsystem.
+    fn announce(&self, event: Event) {
+        let all: Vec<_> = self.controllers().all.values().cloned().collect();
+        all.iter().for_each(|controller| controller.notice(Notice::Event(event)));
+    }
+
+    /// Counts a change of the discovery log page, and reports it to the hosts.
+    pub(super) fn discovery_changed(&self) {
+        self.discovery_changes.fetch_add(1, Ordering::AcqRel);
+        self.announce(Event::Discovery);
+    }
+}
+
+/// Error for a subsystem name that is in use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is a subsystem {0} already")]
+pub struct SubsystemExists(pub String);
+
+/// Subsystems of a process, shared by all cores.
+#[derive(Clone)]
+pub struct Subsystems {
+    shared: Arc<Shared>,
+    by_name: Arc<RwLock<BTreeMap<String, Subsystem>>>,
+    next_id: Arc<AtomicU32>,
+    discovery: Subsystem,
+}
+
+impl fmt::Debug for Subsystems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.all()).finish()
+    }
+}
+
+impl Subsystems {
+    /// Creates a registry without subsystems.
+    pub fn new(limits: Limits) -> Self {
+        let shared = Arc::new(Shared {
+            limits,
+            stats: Stats::new(),
+            ports: RwLock::default(),
+            withdrawals: AtomicU64::new(1),
+            ana_changes: AtomicU64::new(1),
+            discovery_changes: AtomicU64::new(1),
+            controllers: Mutex::default(),
+        });
+        let identity = Identity {
+            nqn: DISCOVERY_NQN.into(),
+            serial: String::new(),
+            model: "Forebay".into(),
+            firmware: env!("CARGO_PKG_VERSION").into(),
+        };
+        let discovery = Subsystem::new(DISCOVERY_ID, Kind::Discovery, identity, DISCOVERY_CNTLIDS, shared.clone());
+        Self { shared, by_name: Arc::default(), next_id: Arc::new(AtomicU32::new(DISCOVERY_ID + 1)), discovery }
+    }
+
+    /// Adds a subsystem without namespaces, which assigns its controllers ids from `cntlids`.  Every host may connect
+    /// until [`Subsystem::set_access`] restricts access.
+    ///
+    /// # Errors
+    /// When there is one of that name; nothing has changed then.
+    pub fn create(&self, identity: Identity, cntlids: RangeInclusive<u16>) -> Result<Subsystem, SubsystemExists> {
+        self.create_with(identity, cntlids, |_| {})
+    }
+
+    /// Adds a subsystem as [`create`](Self::create) does, after `set_up` has configured it and before the first host
+    /// can connect.
+    ///
+    /// # Errors
+    /// When there is one of that name; nothing has changed then.
+    pub fn create_with(
+        &self,
+        identity: Identity,
+        cntlids: RangeInclusive<u16>,
+        set_up: impl FnOnce(&Subsystem),
+    ) -> Result<Subsystem, SubsystemExists> {
+        let nqn = identity.nqn.clone();
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let subsystem = Subsystem::new(id, Kind::Io, identity, cntlids, self.shared.clone());
+        set_up(&subsystem);
+        let mut by_name = write(&self.by_name);
+        if nqn == DISCOVERY_NQN || by_name.contains_key(&nqn) {
+            return Err(SubsystemExists(nqn));
+        }
+        by_name.insert(nqn, subsystem.clone());
+        drop(by_name);
+        self.shared.discovery_changed();
+        Ok(subsystem)
+    }
+
+    /// Removes a subsystem: no host can connect any more, and its controllers end after their commands in flight.
+    pub fn remove(&self, nqn: &str) -> Option<Subsystem> {
+        let removed = write(&self.by_name).remove(nqn)?;
+        let controllers: Vec<_> = {
+            let controllers = self.shared.controllers();
+            removed.0.removed.store(true, Ordering::Release);
+            controllers.of(removed.id()).cloned().collect()
+        };
+        controllers.iter().for_each(|controller| controller.end_queues(true));
+        self.shared.discovery_changed();
+        Some(removed)
+    }
+
+    /// Returns a subsystem by name.
+    pub fn get(&self, nqn: &str) -> Option<Subsystem> {
+        read(&self.by_name).get(nqn).cloned()
+    }
+
+    /// Returns all subsystems, in the order of their names.
+    pub fn all(&self) -> Vec<Subsystem> {
+        read(&self.by_name).values().cloned().collect()
+    }
+
+    /// Returns the number of I/O controllers.
+    pub fn controller_count(&self) -> usize {
+        self.shared.controllers().all.values().filter(|each| each.kind == Kind::Io).count()
+    }
+
+    /// Returns the limits.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// Returns the counters.
+    pub fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
+    /// Returns the number of namespaces that were withdrawn or replaced so far.
+    pub(crate) fn withdrawals(&self) -> u64 {
+        self.shared.withdrawals.load(Ordering::Acquire)
+    }
+
+    // ---- Ports and ANA ----
+
+    /// Adds a port.
+    pub fn add_port(&self, port: Arc<Port>) {
+        write(&self.shared.ports).push(port);
+        self.shared.discovery_changed();
+    }
+
+    /// Returns the ports.
+    pub fn ports(&self) -> Vec<Arc<Port>> {
+        read(&self.shared.ports).clone()
+    }
+
+    /// Sets the ANA state of a group through a port, for every subsystem, and reports it to the hosts.
+    pub fn set_ana(&self, port: &Port, group: u32, state: AnaState) {
+        if port.set_ana(group, state) {
+            self.shared.ana_changes.fetch_add(1, Ordering::AcqRel);
+            self.shared.announce(Event::Ana);
+        }
+    }
+
+    /// Returns the discovery generation counter, which grows with each change, and the entries for a host that has
+    /// connected through `port`: the subsystems that admit it, on each TCP address of each port, and discovery itself
+    /// on those of `port`.
+    pub fn discovery(&self, port: &Port, host: &str) -> (u64, Vec<DiscoveryEntry>) {
+        let change = self.shared.discovery_changes.load(Ordering::Acquire);
+        let admitting: Vec<Subsystem> = self.all().into_iter().filter(|each| each.admits(host)).collect();
+        let mut entries = Vec::new();
+        for each in self.ports() {
+            for address in &each.addresses {
+                let PortAddress::Tcp(address, service) = address else { continue };
+                let of = |nqn: &str, discovery| DiscoveryEntry {
+                    address: address.to_string(),
+                    v6: address.is_ipv6(),
+                    service: *service,
+                    port: each.id,
+                    nqn: nqn.to_owned(),
+                    discovery,
+                    tls: each.tls,
+                };
+                if each.id == port.id {
+                    entries.push(of(DISCOVERY_NQN, true));
+                }
+                entries.extend(admitting.iter().map(|subsystem| of(subsystem.nqn(), false)));
+            }
+        }
+        (change, entries)
+    }
+
+    // ---- Hosts and controllers ----
+
+    /// Returns the TLS keys with an identity.  There is more than one where the identity does not tell their
+    /// derivation, and for discovery, where a host may have a key for each subsystem.
+    pub(crate) fn tls_keys(&self, identity: &[u8]) -> Vec<Psk> {
+        match psk::parties(identity) {
+            None => Vec::new(),
+            Some(parties) if parties.subsystem == DISCOVERY_NQN => {
+                self.all().iter().flat_map(|subsystem| subsystem.tls_keys().find(identity)).collect()
+            }
+            Some(parties) => {
+                self.get(parties.subsystem).map(|subsystem| subsystem.tls_keys().find(identity)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Returns whether a host must use TLS to connect to a subsystem.
+    pub(crate) fn needs_tls(&self, nqn: &str, host: &str) -> bool {
+        self.get(nqn).is_some_and(|subsystem| subsystem.tls_keys().has(host))
+    }
+
+    /// Returns the subsystem that a Connect names.
+    ///
+    /// # Errors
+    /// Connect Invalid Parameters if there is none.
+    fn named(&self, nqn: &str) -> Result<Subsystem, Refused> {
+        self.get(nqn).ok_or(Refused::parameter(connect_field::SUBSYSTEM))
+    }
+
+    /// Creates a controller for a host that connects its admin queue, in the subsystem that the Connect names.
+    pub(crate) fn connect_admin(
+        &self,
+        connect: &Connect,
+        way: Way,
+        control: &Arc<Control>,
+    ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
+        if connect.subsystem != DISCOVERY_NQN {
+            return self.named(&connect.subsystem)?.connect_admin(connect, way, control);
+        }
+        // Discovery is for hosts that may connect to a subsystem.  Without subsystems there is nothing to protect.
+        let all = self.all();
+        if !all.is_empty() && !all.iter().any(|subsystem| subsystem.admits(&connect.host)) {
+            return Err(Refused::status(Status::CONNECT_HOST.final_()));
+        }
+        self.discovery.connect_admin(connect, way, control)
+    }
+
+    /// Adds an I/O queue to an existing controller of a host.
+    pub(crate) fn connect_io(&self, connect: &Connect, control: &Arc<Control>) -> Result<Arc<Association>, Refused> {
+        match self.named(&connect.subsystem) {
+            Ok(subsystem) => subsystem.connect_io(connect, control),
+            // Discovery controllers have no I/O queues.
+            Err(_) if connect.subsystem == DISCOVERY_NQN => Err(Refused::parameter(connect_field::CNTLID)),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// Removes an ended queue.  An admin queue takes its controller with it.
+    pub(crate) fn disconnect(&self, association: &Arc<Association>, queue: u16) {
+        association.queues().remove(&queue);
+        let mut controllers = self.shared.controllers();
+        if queue == 0 {
+            controllers.all.remove(&(association.subsystem.id(), association.cntlid));
+            controllers.leaving.push(association.clone());
+            association.end_queues(true);
+        }
+        controllers.leaving.retain(|each| !each.queues().is_empty());
+    }
+
+    /// Returns whether an earlier controller of the host still has commands in flight.  A new controller of that host
+    /// must then wait, or an old write could land after a new one.
+    ///
+    /// A connected controller on the same path also counts if it has commands in flight and no traffic: its host may
+    /// have lost the connection without the target noticing.  `first` marks the first check of a Connect, from which
+    /// on the lack of traffic is measured.
+    pub(crate) fn is_leaving(&self, connect: &Connect, way: &Way, first: bool) -> bool {
+        let Some(subsystem) = self.get(&connect.subsystem) else { return false };
+        let controllers = self.shared.controllers();
+        let of_host = |each: &&Arc<Association>| each.is_of(&subsystem) && each.host_id == connect.host_id;
+        let leaves = controllers.leaving.iter().any(|each| of_host(&each));
+        let of_before = |each: &&Arc<Association>| each.host_id == connect.host_id && each.has_come(way);
+        if first {
+            controllers.of(subsystem.id()).filter(of_before).for_each(|each| {
+                each.had_traffic(watcher::SUCCESSOR);
+            });
+        }
+        leaves || controllers.of(subsystem.id()).filter(of_before).any(|each| each.is_silent() && each.is_under_way())
+    }
+}
