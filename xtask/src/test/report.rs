@@ -96,6 +96,8 @@ fn failures(text: &str) -> Vec<&str> {
             || line.starts_with("Error: ")
             || line.contains("panicked at")
             || line.contains("timed out")
+            || line.starts_with("fio: ")
+            || line.starts_with("verify: ")
             || (line.starts_with("test ") && line.ends_with("FAILED"))
     };
     let after_panic = |line: &str| line.starts_with("note: ") || line.starts_with("stack backtrace:");
