@@ -58,8 +58,9 @@ DISK=$(disk)
 await "a disk" test -b "/dev/$DISK"
 verify digests
 ok "fio verifies what it wrote, with digests within TLS"
-fio --name=restart --filename="/dev/$DISK" --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --size=16M \
-  --time_based --runtime=12 --verify=crc32c --verify_backlog=256 --verify_fatal=1 --eta=never --output=/run/fio &
+without_sigpipe fio --name=restart --filename="/dev/$DISK" --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
+  --size=16M --serialize_overlap=1 --time_based --runtime=12 --verify=crc32c --verify_backlog=256 --verify_fatal=1 \
+  --eta=never --output=/run/fio &
 LOAD=$!
 written() { [[ $(awk '{print $7}' "/sys/block/$DISK/stat") -gt $1 ]]; }
 await "writes are under way" written $(($(awk '{print $7}' "/sys/block/$DISK/stat") + 4096))

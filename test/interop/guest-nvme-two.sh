@@ -23,8 +23,9 @@ have_states() { [[ $(cat /sys/class/nvme/nvme*/nvme*c*n*/ana_state | sort | xarg
 # What was written before is read and found whole, while other blocks are written.
 verify() { # NAME MORE...
   local name=$1; shift
-  fio --name="$name" --filename="/dev/$DISK" --rw=randwrite --bsrange=4k-64k --direct=1 --ioengine=libaio --iodepth=8 \
-    --eta=never --verify=crc32c --verify_fatal=1 --randseed=7 --size=24M --output="/run/$name.fio" "$@"
+  without_sigpipe fio --name="$name" --filename="/dev/$DISK" --rw=randwrite --bsrange=4k-64k --direct=1 --ioengine=libaio \
+    --iodepth=8 --serialize_overlap=1 --eta=never --verify=crc32c --verify_fatal=1 --randseed=7 --size=24M \
+    --output="/run/$name.fio" "$@"
 }
 # Requests that a path has carried: the kernel counts them by path, and not for the whole.
 carried() { cat /sys/class/nvme/nvme"$1"/nvme*c*n*/stat | awk '{print $1 + $5}'; }

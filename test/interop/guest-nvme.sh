@@ -22,8 +22,10 @@ has_paths() { [[ $(paths live) == "$1" ]]; }
 has_size() { [[ $(cat "/sys/block/$1/size") == "$2" ]]; }
 verify() { # DEVICE NAME MORE...
   local device=$1 name=$2; shift 2
-  fio --name="$name" --filename="/dev/$device" --rw=randwrite --bsrange=512-64k --direct=1 --ioengine=libaio --iodepth=16 \
-    --eta=never --verify=crc32c --verify_fatal=1 --randseed=7 --output="/run/$name.fio" "$@"
+  # Serialized, because paths and queues reorder commands in flight.
+  without_sigpipe fio --name="$name" --filename="/dev/$device" --rw=randwrite --bsrange=512-64k --direct=1 \
+    --ioengine=libaio --iodepth=16 --serialize_overlap=1 --eta=never --verify=crc32c --verify_fatal=1 --randseed=7 \
+    --output="/run/$name.fio" "$@"
 }
 
 modprobe nvme-tcp; modprobe ext4; modprobe xfs

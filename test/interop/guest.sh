@@ -23,6 +23,9 @@ host() {
   done
   fail "the host does not answer: $*"
 }
+# Runs a command that ignores SIGPIPE.  The NVMe/TCP initiator of Linux 6.1 sends commands from the process that submits
+# them, without MSG_NOSIGNAL: a connection that is reset kills that process, although another path takes the command.
+without_sigpipe() { (trap '' PIPE; exec "$@"); }
 # Waits until a condition holds, for PATIENCE seconds and a bit.
 await() { # WHAT COMMAND...
   local what=$1 turn; shift

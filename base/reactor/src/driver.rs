@@ -306,6 +306,9 @@ pub trait Driver: FileDriver {
     /// Shuts down both directions of a connection; operations in flight on it complete.
     fn shutdown(&mut self, sock: Handle);
 
+    /// Shuts down the sending direction of a connection, which can still receive.
+    fn shutdown_send(&mut self, sock: Handle);
+
     /// Closes a file or socket.  Operations in flight on it still complete.
     fn close(&mut self, handle: Handle);
 }

@@ -272,4 +272,35 @@ impl Stream {
     pub fn shutdown(&self) {
         self.socket.inner.with_driver(|driver| driver.shutdown(self.socket.handle));
     }
+
+    /// Shuts down the sending direction: the peer sees the end of the stream, and can still send.  No send may be in
+    /// flight.
+    pub fn shutdown_send(&self) {
+        self.socket.inner.with_driver(|driver| driver.shutdown_send(self.socket.handle));
+    }
+
+    /// Closes a connection without a reset: shuts down the sending direction, then receives and discards until the peer
+    /// closes, for at most `patience`.  Returns whether the peer has closed.
+    ///
+    /// A socket that is closed while its peer sends answers with a reset, and what the peer had received and not read yet
+    /// is lost to it; senders that do not suppress SIGPIPE are killed.  No send may be in flight, and no receive.
+    pub async fn close_gracefully(&self, patience: Duration) -> bool {
+        /// Bytes discarded at a time.
+        const PIECE: usize = 16 << 10;
+        self.shutdown_send();
+        let closed = crate::timeout(patience, async {
+            let mut buf = BufMut::with_capacity(PIECE);
+            loop {
+                let (result, got) = self.recv(buf).await;
+                match result {
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => buf = got,
+                }
+                buf.clear();
+            }
+        });
+        let closed = closed.await.is_ok();
+        self.shutdown();
+        closed
+    }
 }

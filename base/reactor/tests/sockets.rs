@@ -17,6 +17,8 @@ on_each_driver!(
     an_accept_is_cancelled_and_the_listener_lives,
     connections_that_nobody_takes_are_closed,
     shutdown_ends_a_waiting_receive,
+    a_peer_that_sends_still_is_not_reset,
+    a_peer_that_stays_is_left,
     stale_socket_files_are_replaced,
     listeners_that_go_are_waited_for,
     refused_connections,
@@ -154,6 +156,27 @@ async fn shutdown_ends_a_waiting_receive() {
     assert_eq!(waiting.await.expect("ends"), 0);
     assert_eq!(client.recv(BufMut::with_capacity(10)).await.0.expect("ends"), 0);
     assert!(server.send(Buf::copy_of(b"x")).await.is_err());
+}
+
+async fn a_peer_that_sends_still_is_not_reset() {
+    let (client, server) = pair().await;
+    // Cancelled as the receive of a connection that is ended.
+    assert!(timeout(Duration::from_millis(1), server.recv(BufMut::with_capacity(10))).await.is_err());
+    let closing = spawn(async move { server.close_gracefully(Duration::from_secs(60)).await });
+    assert_eq!(client.recv(BufMut::with_capacity(10)).await.0.expect("the end, and no reset"), 0);
+    // More than the buffers of both sockets hold: it is received.
+    for _ in 0..256 {
+        client.send(Buf::copy_of(&[7; 64 << 10])).await.expect("it is not reset");
+    }
+    assert!(!closing.is_finished());
+    drop(client);
+    assert!(closing.await, "the peer has closed");
+}
+
+async fn a_peer_that_stays_is_left() {
+    let (client, server) = pair().await;
+    assert!(!server.close_gracefully(Duration::from_millis(1)).await);
+    assert_eq!(client.recv(BufMut::with_capacity(10)).await.0.expect("ends"), 0);
 }
 
 async fn stale_socket_files_are_replaced() {

@@ -258,3 +258,38 @@ fn groups_have_states_of_their_own() {
         }
     });
 }
+
+#[test]
+fn a_stop_does_not_reset_connections_of_hosts_that_send() {
+    simulate(4, |_, site| async move {
+        let model = Model::new(1 << 20, true);
+        site.add(1, &model);
+        let (mut admin, mut io, _) = hosts(HOST).await;
+        io.run(blocks(1, 1, 0, 1), &[1; 512], 0).await.expect("write").ok();
+        let server = site.server.clone();
+        let stopping = spawn(async move { server.stop().await });
+        // The host's own processes submit commands until it has seen the end of the stream, and closes.
+        for _ in 0..20 {
+            io.start(blocks(1, 1, 0, 1), &[2; 512], 0).await.expect("the connection is not reset");
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(io.any().await.is_err_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof));
+        assert!(admin.any().await.is_err_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof));
+        assert!(!stopping.is_finished());
+        io.close();
+        admin.close();
+        stopping.await;
+    });
+}
+
+#[test]
+fn a_stop_does_not_wait_long_for_hosts_that_are_gone() {
+    simulate(2, |_, site| async move {
+        site.add(1, &Model::new(1 << 20, true));
+        let (_admin, _io, _) = hosts(HOST).await;
+        let begun = forebay_reactor::now();
+        site.server.stop().await;
+        let took = begun.elapsed();
+        assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(&took), "{took:?}");
+    });
+}

@@ -228,6 +228,10 @@ impl Driver for SimDriver {
         self.alive(|state| state.net.shutdown(&mut state.core, sock));
     }
 
+    fn shutdown_send(&mut self, sock: Handle) {
+        self.alive(|state| state.net.shutdown_send(&mut state.core, sock));
+    }
+
     fn close(&mut self, handle: Handle) {
         self.alive(|state| {
             state.core.log(What::Close, "", [handle.0, 0, 0]);

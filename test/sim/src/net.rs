@@ -43,8 +43,10 @@ struct End {
     last_at: u64,
     fin: bool,
     reset: bool,
-    /// This end has closed or shut down: it sends nothing more.
+    /// This end has closed or shut down: it sends nothing more, and receives nothing more.
     ended: bool,
+    /// This end has sent its last byte.
+    sent_last: bool,
     /// Operations that wait, with the bytes each has moved so far.
     recvs: VecDeque<(OpKey, Op, usize)>,
     sends: VecDeque<(OpKey, Op, usize)>,
@@ -238,7 +240,7 @@ impl Net {
                 done(core, key, op, os_error(ECONNRESET), None);
                 continue;
             }
-            if own.ended {
+            if own.sent_last {
                 done(core, key, op, os_error(EPIPE), None);
                 continue;
             }
@@ -319,16 +321,28 @@ impl Net {
     /// Ends an end: what it sent before still arrives, then the other end sees the end of the stream.
     pub(crate) fn shutdown(&mut self, core: &mut Core, handle: Handle) {
         let Some(&(conn, side)) = self.socks.get(&handle) else { return };
+        self.conns[conn].ends[side].ended = true;
+        self.send_last(core, conn, side);
+        self.serve_recvs(core, conn, side);
+        self.serve_sends(core, conn, side);
+    }
+
+    /// Ends one direction: what this end sent before still arrives, then the other end sees the end of the stream.
+    pub(crate) fn shutdown_send(&mut self, core: &mut Core, handle: Handle) {
+        let Some(&(conn, side)) = self.socks.get(&handle) else { return };
+        self.send_last(core, conn, side);
+        self.serve_sends(core, conn, side);
+    }
+
+    fn send_last(&mut self, core: &mut Core, conn: usize, side: usize) {
         let [first, second] = &mut self.conns[conn].ends;
         let (own, other) = if side == 0 { (first, second) } else { (second, first) };
-        if !own.ended {
-            own.ended = true;
+        if !own.sent_last {
+            own.sent_last = true;
             other.last_at = other.last_at.max(core.now + core.faults.net.latency.start);
             let at = other.last_at;
             core.schedule_at(at, Event::Net(NetEvent::Fin { conn, side: 1 - side }));
         }
-        self.serve_recvs(core, conn, side);
-        self.serve_sends(core, conn, side);
     }
 
     /// True when the handle was a socket.

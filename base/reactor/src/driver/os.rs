@@ -429,6 +429,13 @@ pub(crate) fn shutdown(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
 }
 
+/// Shuts down the sending direction of a connection.
+pub(crate) fn shutdown_send(fd: RawFd) {
+    // Fails harmlessly on a socket whose peer is gone already.
+    // SAFETY: no pointers.
+    unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+}
+
 /// Returns and clears a socket's pending error, such as the failure of a connect.
 pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
     let mut error: libc::c_int = 0;

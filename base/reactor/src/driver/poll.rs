@@ -488,6 +488,13 @@ impl Driver for PollDriver {
         }
     }
 
+    fn shutdown_send(&mut self, sock: Handle) {
+        let fd = os::fd_of(sock);
+        if self.handles.get(fd).is_some() {
+            os::shutdown_send(fd);
+        }
+    }
+
     fn close(&mut self, handle: Handle) {
         let fd = os::fd_of(handle);
         if let Some(waiting) = self.waiting.get_mut(fd as usize) {

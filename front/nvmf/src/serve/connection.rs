@@ -31,6 +31,10 @@ const TURN_PDUS: u32 = 16;
 /// Time that a connection stays open after a protocol error, so that the host can read the reason.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
+/// Time in which a host has to close its end of a connection when the server stops.  Linux sends commands from the
+/// context of the process that submits them, up to 6.1 at least without MSG_NOSIGNAL: a reset kills that process.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// Reason why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
@@ -236,6 +240,9 @@ impl Connection {
                 end
             }
         };
+        if matches!(end, End::Stopped) && self.server.connections.stopping() {
+            self.stream.close_gracefully(CLOSING).await;
+        }
         self.stream.shutdown();
         self.outbox.deafen();
         self.last = None;
