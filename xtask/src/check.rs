@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::shell::{self, cargo};
-use crate::{commits, layers, mutants, policy, words};
+use crate::{commits, layers, mutants, names, policy, words};
 
 /// What `check` takes.
 #[derive(clap::Args)]
@@ -35,6 +35,7 @@ pub fn run(arguments: &CheckArguments) -> Result<()> {
     step("layering", &mut layers::check);
     step("house rules", &mut policy::check);
     step("words of comments", &mut words::check);
+    step("names of types", &mut names::check);
     step("planted faults", &mut mutants::check);
     step("commit subjects", &mut commits::check);
     if !arguments.quick {

@@ -14,6 +14,7 @@ mod kill;
 mod layers;
 mod malformed;
 mod mutants;
+mod names;
 mod nbd;
 mod policy;
 mod quiet;

@@ -45,7 +45,7 @@ struct End {
     reset: bool,
     /// This end has closed or shut down: it sends nothing more, and receives nothing more.
     ended: bool,
-    /// This end has sent its last byte.
+    /// Set once the last byte of this end is sent.
     sent_last: bool,
     /// Operations that wait, with the bytes each has moved so far.
     recvs: VecDeque<(OpKey, Op, usize)>,
