@@ -18,10 +18,10 @@ mod writelog;
 
 use anyhow::Result;
 
-/// What `bench` takes.
+/// Arguments of `bench`.
 #[derive(clap::Args)]
 pub struct BenchArguments {
-    /// What is compared
+    /// Comparison to run
     #[arg(value_enum)]
     name: Name,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct BenchArguments {
     /// Prints only, and leaves docs/benchmarks as it is
     #[arg(long)]
     dry_run: bool,
-    /// How many volumes `scale` makes (default: 10,000)
+    /// Number of volumes that `scale` makes (default: 10,000)
     #[arg(long)]
     volumes: Option<u64>,
     /// Only the peers (a check of the harness itself)
@@ -37,7 +37,7 @@ pub struct BenchArguments {
     peers_only: bool,
 }
 
-/// How much is measured, as it is asked for.
+/// Amount of measuring, as asked for.
 #[derive(clap::Args)]
 struct EffortArguments {
     /// Rounds; each measures every series once (default: 5; 3 for the write log)
@@ -49,7 +49,7 @@ struct EffortArguments {
     /// The volume's size in MiB
     #[arg(long, default_value_t = 2048)]
     size_mib: u64,
-    /// Where the files lie (default: the build folder)
+    /// Folder of the data files (default: the build folder)
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
     /// Only the cases whose name contains this
@@ -57,7 +57,7 @@ struct EffortArguments {
     case: Option<String>,
 }
 
-/// How much is measured.
+/// Amount of measuring.
 #[derive(Debug, Clone)]
 pub struct Effort {
     /// Rounds; each measures every series once.
@@ -66,7 +66,7 @@ pub struct Effort {
     seconds: f64,
     /// The volume's size in MiB.
     size_mib: u64,
-    /// Where the files lie, if not in the build folder.
+    /// Folder of the data files, if not the build folder.
     dir: Option<std::path::PathBuf>,
     /// Only the cases whose name contains this.
     case: Option<String>,
@@ -89,7 +89,7 @@ enum Name {
     Rados,
     /// The write log, against the same volume without one
     Writelog,
-    /// How long a host's reads wait while somebody works on other images; prints only
+    /// Longest wait of a host's reads while other images are worked on; prints only
     Stalls,
     /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
     Scale,

@@ -10,7 +10,7 @@ use crate::shell::{self, Scratch};
 /// A cluster; if it is ours, it goes when dropped.
 pub struct Cluster {
     conf: PathBuf,
-    /// Where our own one lives.
+    /// Folder and commands of a cluster of our own.
     lab: Option<(Scratch, [String; 2])>,
     /// Its daemons run only when nobody else wants to.
     idle: bool,
@@ -64,7 +64,7 @@ impl Cluster {
         &self.conf
     }
 
-    /// What makes a program that runs under `env` find it: `CEPH_CONF=...`.
+    /// Returns the environment variable by which programs find it: `CEPH_CONF=...`.
     pub fn variable(&self) -> String {
         format!("CEPH_CONF={}", self.conf.display())
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::shell::{self, cargo};
 use crate::{commits, layers, mutants, names, policy, words};
 
-/// What `check` takes.
+/// Arguments of `check`.
 #[derive(clap::Args)]
 pub struct CheckArguments {
     /// Only the rules that need no compiler: formatting, layering, policy, planted faults

@@ -1,4 +1,4 @@
-//! How the daemon conducts itself on a real machine: idle, without io_uring, with a second opener, under rubbish.
+//! Behaviour of the daemon on a real machine: idle, without io_uring, with a second opener, under malformed input.
 
 mod crowd;
 
@@ -81,7 +81,7 @@ fn idle(folder: &Path) -> Result<String> {
     Ok(format!("{share:.2} % of a core"))
 }
 
-/// Where io_uring is forbidden the daemon goes on without it, and says so once.
+/// Checks that the daemon starts without io_uring where that is forbidden, and logs it once.
 fn without_io_uring(folder: &Path) -> Result<String> {
     let daemon = Daemon::start_under(NO_IO_URING, &folder.join("store"), &["--cores", "2"])?;
     let uri = daemon.volume("local/plain", "64M")?;

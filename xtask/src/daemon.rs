@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::shell::{self, Process, Scratch};
 
-/// How long a daemon may take to become ready, and to stop.
+/// Time in which a daemon must become ready, and stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The command that builds the daemon in release.
@@ -149,7 +149,7 @@ impl Daemon {
         shell::tail(&self.sockets.path().join("log"), 20)
     }
 
-    /// What it logged.
+    /// Returns its log.
     pub fn log(&self) -> String {
         shell::tail(&self.sockets.path().join("log"), usize::MAX)
     }
@@ -186,7 +186,7 @@ impl Daemon {
     }
 }
 
-/// What is left of a daemon after `kill -9`.
+/// Remains of a daemon after `kill -9`.
 pub struct Crashed {
     sockets: Scratch,
     words: Vec<String>,

@@ -11,13 +11,13 @@ use crate::daemon::{self, Daemon};
 use crate::fio::{self, Job};
 use crate::shell::{self, Scratch, bold, paint};
 
-/// What `demo` takes.
+/// Arguments of `demo`.
 #[derive(clap::Args)]
 pub struct DemoArguments {
     /// Leaves the daemon running at the end, and says how to reach it
     #[arg(long)]
     keep: bool,
-    /// Where the volumes live: local, the embedded store; or rados, a Ceph cluster that is started for it
+    /// Pool of the volumes: local, the embedded store; or rados, a Ceph cluster that is started for it
     #[arg(long, default_value = "local")]
     pool: String,
     /// Seconds a measurement
@@ -238,7 +238,7 @@ fn real_tree() -> Result<PathBuf> {
     Ok(shell::root().join("base"))
 }
 
-/// How much of the volumes is really there.
+/// Returns the allocated size of the volumes.
 fn thin(daemon: &Daemon, pool: &str) -> Result<String> {
     let text = shell::output(daemon.command().args(["du", &format!("{pool}/"), "--format", "json"]))?;
     let (provisioned, used) = usage(&text).with_context(|| format!("du prints: {text}"))?;

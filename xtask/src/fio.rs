@@ -8,7 +8,7 @@ use crate::shell;
 /// One run, as fio is asked for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// What it is called in tables.
+    /// Name in tables.
     pub name: &'static str,
     /// fio's `rw`.
     pub pattern: &'static str,
@@ -21,7 +21,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// It reads.
+    /// Returns whether the job reads.
     pub fn reads(&self) -> bool {
         self.pattern.ends_with("read")
     }
@@ -32,7 +32,7 @@ impl Job {
     }
 }
 
-/// What a run gave.
+/// Results of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Requests a second.
@@ -52,7 +52,7 @@ fn program() -> std::ffi::OsString {
     std::env::var_os("FOREBAY_FIO").unwrap_or_else(|| "fio".into())
 }
 
-/// Whether fio was built with an engine.
+/// Returns whether fio was built with an engine.
 pub fn has_engine(name: &str) -> bool {
     shell::output(shell::command(program()).arg("--enghelp"))
         .is_ok_and(|said| said.split_whitespace().any(|word| word == name))

@@ -19,12 +19,12 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 const PLATFORM: &str =
     if cfg!(target_arch = "aarch64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
 
-/// What `fuzz` takes.
+/// Arguments of `fuzz`.
 #[derive(clap::Args)]
 pub struct FuzzArguments {
     /// The target, or `all`; without one they are listed
     target: Option<String>,
-    /// How long, in seconds
+    /// Time to run, in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Runs one stored input once, and ends
@@ -87,9 +87,9 @@ fn binary(target: &str) -> PathBuf {
     folder().join(PLATFORM).join("release").join(target)
 }
 
-/// How one target ended.
+/// Result of one target.
 pub struct Outcome {
-    /// It found nothing.
+    /// Set when it found nothing.
     pub passed: bool,
     /// One line for people; several where it found something.
     pub line: String,

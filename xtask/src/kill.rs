@@ -26,13 +26,13 @@ const CONNECTIONS: u64 = 2;
 const FIO_MIB: u64 = 24;
 const DEPTH: usize = 16;
 
-/// What `kill` takes.
+/// Arguments of `kill`.
 #[derive(clap::Args)]
 pub struct KillArguments {
-    /// How many kills
+    /// Number of kills
     #[arg(long, default_value_t = 50)]
     rounds: u64,
-    /// Where the order of writes and the moments of the kills come from
+    /// Seed of the order of writes and the moments of the kills
     #[arg(long)]
     seed: Option<u64>,
     /// The pool that the volumes are in
@@ -148,7 +148,7 @@ fn fio_command(uri: &str, pattern: &str) -> std::process::Command {
     fio
 }
 
-/// What a block may hold: the zeroes of a write of zeroes (or of a new volume), or a numbered write.
+/// Content of a block: the zeroes of a write of zeroes (or of a new volume), or a numbered write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Zeroes,
@@ -158,7 +158,7 @@ enum Content {
 /// One connection's share of the volume, and what each of its blocks may hold.
 struct Writer {
     first: u64,
-    /// What is promised, then everything sent since, in the order it was sent.
+    /// Allowed contents: the acknowledged one, then everything sent since, in order.
     allowed: Vec<Vec<Content>>,
     random: Random,
     number: u64,

@@ -41,7 +41,7 @@ enum Chore {
     Bench(bench::BenchArguments),
     /// Formatting, lints, documentation, layering and the other rules of the house
     Check(check::CheckArguments),
-    /// How the daemon conducts itself: idle, without io_uring, under rubbish
+    /// Check the daemon's behaviour: idle, without io_uring, under malformed input
     Conduct,
     /// From nothing to a served volume with real data in it, checked and measured
     Demo(demo::DemoArguments),
@@ -71,7 +71,7 @@ enum Chore {
     Lab(LabArguments),
     /// An image in a Ceph cluster of the lab under verified writes, while OSDs are killed and started again
     Thrash {
-        /// How long is written
+        /// Time to write
         #[arg(long, default_value_t = 360)]
         seconds: u32,
     },

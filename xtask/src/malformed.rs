@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::daemon::{self, Daemon};
 use crate::shell::{self, Scratch};
 
-/// What `malformed` takes.
+/// Arguments of `malformed`.
 #[derive(clap::Args)]
 pub struct MalformedArguments {
     /// Only this protocol
@@ -20,12 +20,12 @@ pub struct MalformedArguments {
     /// Sessions of each
     #[arg(long, default_value_t = 1_000_000)]
     sessions: u64,
-    /// What goes wrong follows from it
+    /// Seed of the mutations
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// What is spoken.
+/// Protocol of the sessions.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// iSCSI
@@ -40,7 +40,7 @@ pub enum Protocol {
 const PROTOCOLS: [(Protocol, &str); 3] =
     [(Protocol::Iscsi, "iscsi"), (Protocol::Nvme, "nvme"), (Protocol::NvmeTls, "nvme-tls")];
 
-/// How long it goes on.
+/// Length of a run.
 #[derive(Clone, Copy)]
 pub struct Effort {
     /// Sessions at most.

@@ -33,7 +33,7 @@ pub struct MutantsArguments {
     /// List the faults and plant none
     #[arg(long)]
     list: bool,
-    /// How the result is printed
+    /// Format of the result
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
     /// Plant none; write docs/testing/mutants.md from the last result of each fault

@@ -41,7 +41,7 @@ pub struct Answer {
     pub handle: u64,
     /// NBD's error number; 0 when it was done.
     pub error: u32,
-    /// What was read.
+    /// Data read.
     pub data: Vec<u8>,
 }
 

@@ -20,7 +20,7 @@ struct Forbidden {
     allowed: &'static [&'static str],
 }
 
-/// What only the reactor may touch; the programs at the edge (the daemon's HTTP thread, xtask) are exempt.
+/// Crates that only the reactor may use; the programs at the edge (the daemon's HTTP thread, xtask) are exempt.
 const EDGE: &[&str] = &["base/reactor", "bin/", "xtask/", "test/"];
 
 /// Beside those, the threads of the software engines, which work for reactors and never wait for one.

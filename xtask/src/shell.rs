@@ -17,7 +17,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
-/// Where build products go.
+/// Returns the folder of build products.
 pub fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => PathBuf::from(folder),
@@ -44,7 +44,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// What a command is, for messages.
+/// Returns a command as text, for messages.
 pub fn show(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
@@ -97,7 +97,7 @@ impl Process {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// It has ended (and how).
+    /// Returns the exit status, once the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.as_mut().and_then(|child| child.try_wait().ok().flatten())
     }
@@ -193,7 +193,7 @@ impl Scratch {
         Ok(Self { path, keep: false })
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -36,7 +36,7 @@ pub struct SimArguments {
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
-    /// So many seeds beside the others with a crash at every point, as `--everywhere` does it
+    /// Number of further seeds with a crash at every point, as `--everywhere` does it
     #[arg(long, default_value_t = 0, conflicts_with_all = ["everywhere", "messenger"])]
     sweeps: u64,
 }

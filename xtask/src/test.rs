@@ -16,7 +16,7 @@ use run::Lengths;
 use stage::{Length, Stage};
 use stages::stages;
 
-/// What `test` takes.
+/// Arguments of `test`.
 #[derive(clap::Args)]
 pub struct TestArguments {
     /// Only these stages, and the builds they need
@@ -31,7 +31,7 @@ pub struct TestArguments {
     /// End within so many minutes: long stages are shortened as far as needed, then stages are skipped and named
     #[arg(long, value_name = "MINUTES")]
     budget: Option<f64>,
-    /// When the budget began, in Unix seconds (default: now)
+    /// Beginning of the budget, in Unix seconds (default: now)
     #[arg(long, value_name = "SECONDS", requires = "budget")]
     since: Option<u64>,
     /// List the stages with the seconds they take on a quiet machine of two cores, and run none

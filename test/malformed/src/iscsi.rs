@@ -13,7 +13,7 @@ use forebay_load::Dice;
 /// Initiators that there are.
 const INITIATORS: usize = 64;
 
-/// What a session consists of, PDU by PDU.
+/// Returns the PDUs of a session.
 pub fn session(dice: &mut Dice, uri: &Uri) -> Vec<Vec<u8>> {
     let digests = match dice.below(4) {
         0 => Digests { header: true, data: true },

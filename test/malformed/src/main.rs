@@ -23,11 +23,11 @@ use forebay_nvmf::session::psk::TlsKey;
 
 use process::{Holdings, holdings};
 
-/// How long the target may take to hang up, and to give back what it holds.
+/// Time in which the target must close connections and release their memory.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long an answer is waited for by who does not need one: half a PDU has none.
+/// Time to wait for an optional answer: half a PDU has none.
 const LOOK: Duration = Duration::from_millis(2);
-/// What the memory may grow by after the first tenth, in which pools fill: this, and so much a session.
+/// Growth of the memory allowed after the first tenth, in which pools fill, beside a share per session.
 const GROWTH_MAX: u64 = 24 << 20;
 const GROWTH_PER_SESSION: u64 = 8;
 /// And what in the second half, in which nothing new should be needed.
@@ -56,7 +56,7 @@ struct Arguments {
     /// Ends after so many seconds all the same
     #[arg(long)]
     seconds: Option<f64>,
-    /// What goes wrong follows from it
+    /// Seed of the mutations
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Sessions at a time
@@ -77,7 +77,7 @@ impl Target {
     }
 }
 
-/// What all threads see.
+/// State that all threads share.
 struct Shared {
     target: Target,
     tls_key: Option<TlsKey>,

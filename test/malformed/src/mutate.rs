@@ -1,4 +1,4 @@
-//! What goes wrong with a stream of PDUs on its way.
+//! Mutations of a stream of PDUs.
 
 use forebay_load::Dice;
 

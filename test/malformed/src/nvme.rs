@@ -25,7 +25,7 @@ pub fn any_host(dice: &mut Dice) -> String {
     host_name(dice.below(HOSTS))
 }
 
-/// What a host's connection consists of, PDU by PDU: an admin queue, or an I/O queue of its controller that is there.
+/// Returns the PDUs of a host's connection: an admin queue, or an I/O queue of an existing controller.
 pub fn session(dice: &mut Dice, uri: &Uri, host: &str, controller: Option<u16>) -> Vec<Vec<u8>> {
     // Digests are slow to make here.
     let digests = match dice.below(16) {
@@ -168,7 +168,7 @@ impl Talk {
     }
 }
 
-/// What a calm connection goes over.
+/// Transport of a well-behaved connection.
 trait Wire: Read + Write {}
 
 impl<T: Read + Write> Wire for T {}

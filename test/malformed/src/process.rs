@@ -1,8 +1,8 @@
-//! What a process holds, from /proc.
+//! Resources that a process holds, from /proc.
 
 use anyhow::{Context, Result};
 
-/// What it holds now.
+/// Resources held at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holdings {
     /// Bytes of memory.

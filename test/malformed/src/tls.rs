@@ -97,7 +97,7 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Has a session agreed on.
+    /// Performs the handshake of a session.
     pub fn agree(mut stream: TcpStream, key: &TlsKey, host: &str, subsystem: &str) -> Result<Self> {
         let mut session = Session::connect(&key.psks(host, subsystem)[..1])?;
         let mut input = Vec::new();

@@ -50,7 +50,7 @@ impl OpenSsl {
         }
     }
 
-    /// What it says of itself.
+    /// Returns the version that the library reports.
     pub fn version() -> Option<String> {
         let library = Library::open(c"libcrypto.so.3", "libssl3").ok()?;
         // SAFETY: the function gives a C string that lives as long as the library.

@@ -1,4 +1,4 @@
-//! What is compressed: a folder of files (the Calgary corpus, say), or a mixture every Debian machine can make.
+//! Data to compress: a folder of files (the Calgary corpus, say), or a mixture every Debian machine can make.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ const KIND: usize = 512 << 10;
 
 /// Whole files, by name.
 pub struct Corpus {
-    /// Where it is from.
+    /// Source of the data.
     pub name: String,
     files: Vec<Vec<u8>>,
 }

@@ -132,7 +132,7 @@ impl Jerasure {
         Ok(this)
     }
 
-    /// What `reed_sol_vandermonde_coding_matrix` makes for w=8.
+    /// Returns the matrix of `reed_sol_vandermonde_coding_matrix` for w=8.
     pub fn parity_matrix(&self, k: usize, m: usize) -> Vec<i32> {
         // SAFETY: it returns k * m integers from malloc.
         unsafe {

@@ -39,11 +39,11 @@ struct End {
     arrived: BufList,
     /// Under way to this end.
     under_way: usize,
-    /// When the last segment sent to this end arrives.
+    /// Arrival of the last segment sent to this end, in nanoseconds.
     last_at: u64,
     fin: bool,
     reset: bool,
-    /// This end has closed or shut down: it sends nothing more, and receives nothing more.
+    /// Set once this end has closed or shut down: it sends nothing more, and receives nothing more.
     ended: bool,
     /// Set once the last byte of this end is sent.
     sent_last: bool,

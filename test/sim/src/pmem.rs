@@ -11,13 +11,13 @@ use crate::rng::Rng;
 use crate::world::{CrashKind, World};
 
 const LINE: u64 = 64;
-/// What lasts together or not at all.
+/// Bytes that become durable together or not at all.
 const WORD: usize = 8;
 const PAGE: u64 = 4096;
 
 #[derive(Default, Clone)]
 struct State {
-    /// What loads see.
+    /// Pages as loads see them.
     pages: HashMap<u64, Box<[u8; PAGE as usize]>>,
     /// Lines with stores that no fence covers: what they held before each one.
     at_risk: BTreeMap<u64, Vec<[u8; LINE as usize]>>,

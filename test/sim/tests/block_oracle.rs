@@ -188,7 +188,7 @@ impl Toy {
         }
     }
 
-    /// What another life of the device finds.
+    /// Returns the device that the next life finds.
     fn crash(&self, kind: CrashKind) -> Rc<Toy> {
         let mut old = self.disk.borrow_mut();
         let mut rng = self.rng.borrow_mut().fork();
@@ -319,7 +319,7 @@ fn each_broken_device_is_found_out() {
     }
 }
 
-/// What the oracle says of a first block found as `found` after a crash, where its first half was written twice,
+/// Returns the oracle's verdict on a first block found as `found` after a crash, where its first half was written twice,
 /// with ones and with twos, and never flushed.
 fn said_of_half_a_block(found: impl Fn(usize) -> u8, mixed: bool) -> Option<String> {
     let mut oracle = BlockOracle::new(Expected::nothing());

@@ -15,7 +15,7 @@ use crate::fio::{self, Job};
 use crate::shell::{self, Process, Scratch};
 
 const DEPTHS: [u32; 2] = [8, 32];
-/// What was asked for: 4 KiB reads a CPU-second of the target.
+/// Goal: 4 KiB reads a CPU-second of the target, ours to theirs.
 const CPU_GOAL: f64 = 6.0;
 const TARGET: &str = "iqn.2026-01.peer.tgt:rbd";
 

@@ -1,4 +1,4 @@
-//! What connections cost a daemon that only stand there.
+//! Cost of idle connections.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::cpu_seconds;
 use crate::daemon::Daemon;
 use crate::shell;
 
-/// So many.
+/// Number of connections.
 const CONNECTIONS: u64 = 100;
-/// How long they are watched.
+/// Time of the measurement.
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// Has one of our load programs open them, and says what part of a core the daemon used meanwhile.
+/// Opens them with one of our load programs, and returns the part of a core that the daemon used meanwhile.
 pub(super) fn idle(daemon: &Daemon, program: &str, uri: &str) -> Result<String> {
     let mut standing = shell::command(shell::target().join("release").join(program));
     standing.arg(uri).args(["--idle", &CONNECTIONS.to_string(), "--seconds", "0"]);

@@ -17,7 +17,7 @@ use crate::daemon::{self, Daemon};
 use crate::fio;
 use crate::shell::{self, Process, Scratch};
 
-/// Who asks.
+/// Initiator program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Host {
     /// libiscsi's own measure; it only reads.
@@ -30,7 +30,7 @@ enum Host {
     Load,
 }
 
-/// What the targets keep their data in.
+/// Medium of the targets' data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backing {
     Memory,
@@ -78,7 +78,7 @@ const JOBS: &[Job] = &[
     Job { backing: Backing::File, ..job("file-randwrite-4k-qd32", Host::Load, "randwrite", 4096, 32) },
 ];
 
-/// What our requests per CPU-second should be, against tgtd's.
+/// Goal: our requests per CPU-second, divided by tgtd's.
 const GOAL_PER_CPU: f64 = 3.0;
 /// Bytes of the volumes.
 const SIZE_MIB: u64 = 512;
@@ -91,7 +91,7 @@ struct Places {
     tgtd: Process,
     ours: [String; 2],
     theirs: [String; 2],
-    /// What the hosts run on.
+    /// Processor of the hosts.
     processor: String,
     _memory: Scratch,
 }

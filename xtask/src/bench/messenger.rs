@@ -22,7 +22,7 @@ const DEPTH: usize = 50;
 const SIZES: [(&str, usize); 3] = [("0", 0), ("4k", 4096), ("64k", 65_536)];
 /// A measurement takes this part of `--seconds`: there are many, and each has a process of its own at either end.
 const SHARE: f64 = 1.0 / 3.0;
-/// What a message may cost in loopback, one way.
+/// Goal: cost of a message in loopback, one way.
 const LOOPBACK_GOAL: f64 = 10e6;
 
 /// One line of the table: who exchanges messages, and how.
@@ -66,7 +66,7 @@ const LINES: [Line; 11] = [
 struct Trip {
     name: &'static str,
     who: Walker,
-    /// What is asked of the median, in microseconds.
+    /// Goal of the median, in microseconds.
     goal: Option<f64>,
 }
 
@@ -76,7 +76,7 @@ enum Walker {
     Ours(Transport, &'static [&'static str]),
     /// The provider of `fi_pingpong`.
     Fi(&'static str),
-    /// What two threads wake each other with.
+    /// Means by which two threads wake each other.
     Wakes(&'static str),
 }
 
@@ -94,7 +94,7 @@ const TRIPS: [Trip; 9] = [
 /// Trips that `fi_pingpong` makes in a measurement.
 const FI_TRIPS: usize = 5000;
 
-/// What was measured of one line at one size: a value a round.
+/// Measurements of one line at one size: a value a round.
 #[derive(Default)]
 struct Found {
     messages: Vec<f64>,
@@ -163,7 +163,7 @@ fn line_called(name: &str) -> usize {
     LINES.iter().position(|line| line.name == name).expect("one of the lines")
 }
 
-/// Who is held against whom, with the goals.
+/// Returns the comparisons, with their goals.
 fn cases(found: &[[Found; SIZES.len()]]) -> Vec<Case> {
     let mut cases = Vec::new();
     for (at, (size, _)) in SIZES.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! What any thread of this machine waits for a processor while something else is measured: whatever serves a request is
-//! woken several times for it, and waits like that each time.
+//! Wake-up latency of a thread of this machine while something else is measured: whatever serves a request is woken
+//! several times for it, and waits as long each time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How long the thread sleeps each time: it wakes up as often as the talk's job writes.
+/// Sleep of the thread: it wakes up as often as the talk's job writes.
 pub const NAP: Duration = Duration::from_micros(500);
 
 /// Does the work, and says how late a thread that only slept meanwhile was woken: the 99.99th percentile in microseconds.

@@ -28,7 +28,7 @@ const fn job(name: &'static str, pattern: &'static str, block_size: u32, depth: 
     Job { name, pattern, block_size, depth, flush_each }
 }
 
-/// What our IOPS per second of CPU should be, against the better peer's.
+/// Goal: our IOPS per second of CPU, divided by the better peer's.
 const GOAL_PER_CPU: f64 = 1.5;
 
 enum Server {
@@ -36,7 +36,7 @@ enum Server {
     Peer(Process),
 }
 
-/// Who is compared with whom.
+/// Targets to compare.
 #[derive(Clone, Copy, PartialEq)]
 enum Group {
     /// Past the page cache, to the disk.

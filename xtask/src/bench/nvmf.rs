@@ -36,9 +36,9 @@ const fn job(name: &'static str, pattern: &'static str, block_size: u32, depth: 
 const SIZE: &str = "512M";
 /// A volume that the processor's caches hold.
 const SIZE_SMALL: &str = "16M";
-/// What is measured of the small volume.
+/// Jobs on the small volume.
 const SMALL: &[Job] = &[job("randread-4k-qd32-16m", "randread", 4096, 32)];
-/// What is measured through TLS.
+/// Jobs through TLS.
 const TLS: &[Job] = &[
     job("tls-randread-4k-qd1", "randread", 4096, 1),
     job("tls-randread-4k-qd32", "randread", 4096, 32),
@@ -224,7 +224,7 @@ fn in_guest(effort: &Effort) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// What the guest's script has said: a line `RUN case who figures` for each run.
+/// Parses the output of the guest's script: a line `RUN case who figures` for each run.
 fn guest_cases(said: &str) -> Result<Vec<Case>> {
     let mut cases: Vec<Case> = Vec::new();
     for line in said.lines() {

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 /// One competitor's values.
 pub struct Line {
-    /// What it is called.
+    /// Name of the series.
     pub name: String,
-    /// It is one of ours: drawn whole, where others are dashed.
+    /// Set for a series of ours: drawn solid, where others are dashed.
     pub ours: bool,
     /// A value for each mark, where there is one.
     pub points: Vec<Option<f64>>,

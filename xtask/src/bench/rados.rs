@@ -32,7 +32,7 @@ const JOBS: &[Job] = &[
     job("write-4m-qd4", "write", 4 << 20, 4),
 ];
 
-/// What was asked for: requests a client's CPU-second, beside librbd's.
+/// Goal: requests a client's CPU-second, divided by librbd's.
 const CPU_GOAL: f64 = 4.0;
 /// The reciprocal of the latency at depth 1 beside librbd's.
 const LATENCY_GOAL: f64 = 1.0 / 0.9;

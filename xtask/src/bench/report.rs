@@ -1,4 +1,4 @@
-//! What a comparison found: lines for scripts, a table and a picture for people.
+//! Results of a comparison: lines for scripts, a table and a picture for people.
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,7 @@ pub enum Side {
 /// One line of competitors' values.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// What it is called.
+    /// Name of the case.
     pub name: String,
     /// Whose it is.
     pub side: Side,
@@ -34,9 +34,9 @@ pub struct Series {
 pub struct Case {
     /// Its name in RATIO lines.
     pub name: String,
-    /// What a value counts.
+    /// Unit of a value.
     pub unit: &'static str,
-    /// What our value divided by the better peer's should at least be.
+    /// Goal: at least this, our value divided by the better peer's.
     pub goal: f64,
     /// The competitors.
     pub series: Vec<Series>,

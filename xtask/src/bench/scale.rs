@@ -82,7 +82,7 @@ struct Ours {
     create: [f64; 2],
     attach: [f64; 2],
     attach_longest: f64,
-    /// Of the attaches over each further front, of the first and the last.
+    /// Attach times over each further front: the first and the last.
     further: Vec<[f64; 2]>,
     start: f64,
     idle: f64,
@@ -210,7 +210,7 @@ fn resident(process: u32) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Has tgtd serve a file of 10 GiB by each of many targets.
+/// Measures tgtd, which serves a file of 10 GiB by each of many targets.
 fn measure_peer(scratch: &Path, targets: u64) -> Result<Peer> {
     let port = shell::free_port()?;
     let control = (std::process::id() % 30_000 + 1).to_string();

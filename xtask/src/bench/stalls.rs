@@ -1,5 +1,5 @@
-//! How long a host's reads wait while somebody works on other images: the longest of a run, beside a run in which the
-//! same command line only asks for the daemon's status.
+//! Longest wait of a host's reads while other images are worked on, beside a run in which the same command line only asks
+//! for the daemon's status.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ use crate::shell::{self, Scratch};
 const HOST: Job = Job { name: "host", pattern: "randread", block_size: 4096, depth: 1, flush_each: 0 };
 /// Images of 10 GiB beside those that are worked on.
 const IMAGES: u64 = 1000;
-/// How much longer the longest wait may be.
+/// Goal: growth of the longest wait.
 const STALL_MAX: Duration = Duration::from_millis(5);
 
-/// What somebody does meanwhile, again and again.
+/// Work on other images, repeated during the run.
 struct Work {
     name: &'static str,
     /// Commands before each of those that are measured.
     before: &'static [&'static [&'static str]],
     command: &'static [&'static str],
-    /// It is done once in a run, and what comes before it is over, and on the disk, when the host begins: that costs the
-    /// host more than the work.
+    /// Set for work done once in a run.  What comes before it is durable when the host begins: that costs the host more
+    /// than the work.
     once: bool,
 }
 

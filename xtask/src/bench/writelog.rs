@@ -36,13 +36,13 @@ const TAIL_GOAL: f64 = 9.0;
 /// Volumes of a daemon.
 const VOLUMES: usize = 16;
 const OSDS: u32 = 3;
-/// What appending 4 KiB in persistent memory has to reach: appends a second on one core, and a second of CPU time.
+/// Goals of appending 4 KiB to persistent memory: appends a second on one core, and a second of CPU time.
 const PMEM_GOALS: [(&str, &str, f64); 2] =
     [("append-pmem", "appends/s", 150e3), ("append-pmem-cpu", "appends/CPU s", 200e3)];
 /// The share of fio's rate that appending to a file has to reach.
 const SSD_GOAL: f64 = 0.8;
 
-/// Where writes go first.
+/// First destination of writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
     /// On the machine's disk.
@@ -52,7 +52,7 @@ enum Log {
     None,
 }
 
-/// What is measured; each is in front of every backend.
+/// Logs to measure, each in front of every backend.
 const LOGS: [Log; 3] = [Log::Ssd, Log::Pmem, Log::None];
 
 impl Log {
@@ -64,7 +64,7 @@ impl Log {
         }
     }
 
-    /// What a case's name ends in.
+    /// Returns the end of a case's name.
     fn suffix(self) -> &'static str {
         if self == Log::Pmem { "-pmem" } else { "" }
     }
@@ -83,7 +83,7 @@ struct Setup {
     log: Log,
     daemon: Daemon,
     uris: Vec<String>,
-    /// Those that have a log.
+    /// Volumes with a log.
     logged: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ struct Folders<'a> {
     memory: &'a Path,
 }
 
-/// What is behind the log.
+/// Backend behind the log.
 enum Behind {
     Ceph(Cluster),
     Slow,
@@ -149,7 +149,7 @@ fn size_mib(volume: usize) -> u64 {
 }
 
 impl Setup {
-    /// Nothing is left in the logs of the first `volumes` volumes.
+    /// Waits until the logs of the first `volumes` volumes are empty.
     fn empty(&self, volumes: usize) -> Result<()> {
         for image in self.logged.iter().take(volumes) {
             shell::output(self.daemon.command().args(["log", "flush", image]))?;
@@ -183,7 +183,7 @@ fn jobs_of(setup: &Setup, volumes: usize, depth: u32, rate: u32, seconds: f64) -
     fio
 }
 
-/// What fio says of each of its jobs.
+/// Parses fio's results, one per job.
 fn parse(text: &str) -> Result<Vec<Outcome>> {
     let begin = text.find('{').with_context(|| format!("fio reported nothing but: {text}"))?;
     let report: Value = serde_json::from_str(&text[begin..])?;

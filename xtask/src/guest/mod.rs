@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use crate::daemon::{self, Daemon};
 use crate::shell::{self, Process, Scratch};
 
-/// How often is looked whether the guest asks for something.
+/// Polling interval for requests of the guest.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest.

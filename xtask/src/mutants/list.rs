@@ -19,7 +19,7 @@ pub(super) const AREAS: [&str; 6] = ["writelog", "store", "image", "rados", "fro
 pub(super) struct Mutant {
     pub(super) id: &'static str,
     pub(super) area: &'static str,
-    /// What is wrong when it is planted.
+    /// Fault that it plants.
     pub(super) fault: &'static str,
     /// The source file, from the workspace's root.
     pub(super) file: &'static str,
@@ -27,9 +27,9 @@ pub(super) struct Mutant {
     /// Which of the places where the text is, if it is in several: the first has the index 0.
     index: Option<usize>,
     replace: &'static str,
-    /// What is tried, in order.
+    /// Stages to run, in order.
     pub(super) stages: &'static [Stage],
-    /// Why nothing can notice it, if nothing can.
+    /// Reason why no test can notice it, if none can.
     pub(super) equivalent: Option<&'static str>,
 }
 
@@ -45,7 +45,7 @@ impl Mutant {
         Self { id, area: "", fault, file, find, index: None, replace, stages, equivalent: None }
     }
 
-    /// Of several places, this one is meant.
+    /// Selects one of several places.
     pub(super) const fn nth(mut self, index: usize) -> Self {
         self.index = Some(index);
         self

@@ -1,4 +1,4 @@
-//! What became of planted faults: lines, a table, a page of the documentation.
+//! Results of planted faults: lines, a table, a page of the documentation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,14 +16,14 @@ const PAGE: &str = "docs/testing/mutants.md";
 /// The results on the page, for the next `--document`: a fresh checkout has no others.
 const PAGE_RESULTS: &str = "docs/testing/mutants.json";
 
-/// How results are printed.
+/// Format of the results.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
     Text,
     Json,
 }
 
-/// Whether a fault was noticed.
+/// Verdict on a planted fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Noticed,

@@ -1,4 +1,4 @@
-//! What may notice a fault: the tests of a crate, or the simulator.
+//! Stages that may notice a fault: the tests of a crate, or the simulator.
 
 use std::fmt;
 use std::fs::File;

@@ -22,7 +22,7 @@ pub(super) struct Job {
 /// Decision about one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Verdict {
-    /// It begins now, at this length.
+    /// Begins now, at this length.
     Run(Length),
     /// Not even its quick form fits into what is left.
     Skip,

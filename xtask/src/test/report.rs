@@ -26,7 +26,7 @@ pub(super) fn list(stages: &[Stage]) {
 pub(super) enum Ending {
     Passed,
     Failed,
-    /// Something it needs has failed.
+    /// Stage whose prerequisite has failed.
     NeedFailed,
     /// The budget had no time for it.
     Skipped,
@@ -40,7 +40,7 @@ pub(super) struct Report {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) time: Duration,
-    /// Of a stage that has lengths.
+    /// Length of a stage that has lengths.
     pub(super) length: Option<Length>,
     /// The last line of its output that begins with `ok`, without that word.
     pub(super) last: Option<String>,
@@ -129,7 +129,7 @@ pub(super) fn left_out(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix("SKIPPED ")).map(str::to_owned).collect()
 }
 
-/// How many tests a stage's output tells of: cargo's summaries, and lines that begin with `ok` or `not ok`.
+/// Counts the tests in a stage's output: cargo's summaries, and lines that begin with `ok` or `not ok`.
 pub(super) fn count(text: &str) -> (u64, u64) {
     let (mut passed, mut failed) = (0, 0);
     for line in text.lines() {
@@ -184,7 +184,7 @@ pub(super) fn soak(stages: &[Stage], reports: &[Report]) {
     }
 }
 
-/// How much of a stage was run, for the table.
+/// Returns the part of a stage that was run, for the table.
 fn length(length: Option<Length>) -> String {
     match length {
         None | Some(Length::USUAL) => String::new(),

@@ -14,7 +14,7 @@ use super::stage::{Length, Stage};
 use crate::quiet::{self, Stopwatch};
 use crate::shell;
 
-/// What `timeout` of scripts is multiplied with (test/lab/limits.sh): it ends what hangs, and judges no time.
+/// Factor for `timeout` in scripts (test/lab/limits.sh): it ends what hangs, and judges no time.
 const HANG_FACTOR: &str = "10";
 /// A stage hangs when it takes so many times longer than expected, in quiet time...  Little enough that a budget of 70
 /// minutes on a quiet machine, where a run takes 45, finds a hang of any stage rather than cutting it off.
@@ -23,19 +23,19 @@ const HANGS_AFTER: f64 = 4.0;
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
 /// Marks the processes of a stage, so that all of them are found when it has to be ended.
 const MARK: &str = "FOREBAY_TEST_STAGE";
-/// How long a stage may take to end when it is told to, before it is killed.
+/// Time between SIGTERM and SIGKILL of a stage.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
-/// How long stages are.
+/// Length of the stages.
 #[derive(Clone, Copy)]
 pub(super) enum Lengths {
     /// All at this one.
     All(Length),
-    /// What fits until then.
+    /// Longest that fits until then.
     Until(Instant),
 }
 
-/// Where a stage stands.
+/// Progress of a stage.
 #[derive(Clone, Copy)]
 enum Progress {
     Waiting,
@@ -233,13 +233,13 @@ fn job(stage: &Stage) -> Job {
     Job { takes: stage.takes, weight: stage.weight }
 }
 
-/// How a stage's process came to its end.
+/// Reason why a stage's process ended.
 enum Halt {
     /// By itself.
     Ended(ExitStatus),
-    /// It was ended: it took too long for any machine.
+    /// Killed because it took too long for any machine.
     Hung(Duration),
-    /// It was ended: the budget was over.
+    /// Killed because the budget was over.
     BudgetOver,
 }
 

@@ -1,4 +1,4 @@
-//! What a stage is: a command, what must have succeeded before it, and how long it takes.
+//! Stage: a command, what must have succeeded before it, and the time it takes.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{daemon, shell};
 
-/// How much of a long stage runs.
+/// Length of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Length {
     /// Between its quick form (0.0) and what `make test` runs of it (1.0).
@@ -18,7 +18,7 @@ pub(super) enum Length {
 impl Length {
     /// The shortest form of a stage that still tells something.
     pub(super) const QUICK: Self = Self::Part(0.0);
-    /// What `make test` runs where nothing limits its time.
+    /// Length that `make test` runs without a limit of its time.
     pub(super) const USUAL: Self = Self::Part(1.0);
 
     /// Returns how many seeds, kills or seconds that is, given how many each length has.
@@ -89,24 +89,24 @@ impl Stage {
         Self { name, title, after, command: Box::new(command), counted: true, weight: 1, takes, only_soak: false }
     }
 
-    /// It always takes as long.
+    /// Sets the time of a stage without lengths, in seconds.
     pub(super) fn takes(self, seconds: u32) -> Self {
         self.long(seconds, seconds, seconds)
     }
 
-    /// It has lengths: seconds of each.
+    /// Sets the seconds of each length.
     pub(super) fn long(mut self, quick: u32, usual: u32, soak: u32) -> Self {
         self.takes = Takes { quick: quick.into(), usual: usual.into(), soak: soak.into() };
         self
     }
 
-    /// It waits for the network or for timers, and leaves the processors to others.
+    /// Marks a stage that waits for the network or for timers, and leaves the processors to others.
     pub(super) fn idle(mut self) -> Self {
         self.weight = 0;
         self
     }
 
-    /// It keeps every core busy: nothing that does runs beside it.
+    /// Marks a stage that keeps every core busy: nothing that does runs beside it.
     pub(super) fn on_all_cores(mut self) -> Self {
         self.weight = 2;
         self
@@ -118,7 +118,7 @@ impl Stage {
         self
     }
 
-    /// It can be shortened.
+    /// Returns whether the stage can be shortened.
     pub(super) fn has_lengths(&self) -> bool {
         self.takes.quick < self.takes.usual || self.takes.usual < self.takes.soak
     }

@@ -1,5 +1,5 @@
-//! What `make test` consists of, in the order in which stages begin where nothing else decides: builds when something
-//! needs them, and what tells most in little time first, so that a short budget is spent on it.
+//! Stages of `make test`, in the order in which they begin where nothing else decides: builds when something needs them,
+//! and what tells most in little time first, so that a short budget is spent on it.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ pub(super) fn stages() -> Vec<Stage> {
     all
 }
 
-/// What everything stands on: the programs, their unit tests, and a real client.
+/// Returns the first stages: the programs, their unit tests, and a real client.
 fn first() -> Vec<Stage> {
     vec![
         Stage::build("guest-kernel", "fetch the guest's kernel, once", &[], 12, || {
@@ -46,7 +46,7 @@ fn first() -> Vec<Stage> {
     ]
 }
 
-/// What could lose data on one machine: simulated crashes, and real kills.
+/// Returns the stages that find lost data on one machine: simulated crashes, and real kills.
 fn data_path() -> Vec<Stage> {
     vec![
         Stage::tests("kill", "kill -9 under fio verify", &["build"], |length| {
@@ -100,7 +100,7 @@ fn data_path() -> Vec<Stage> {
     ]
 }
 
-/// What needs a real Ceph cluster, which each of them starts for itself.
+/// Returns the stages that need a real Ceph cluster, which each starts for itself.
 fn clusters() -> Vec<Stage> {
     vec![
         Stage::build("build-rbd-lab", "the program that shares images with RBD's clients", &["build"], 20, || {
@@ -184,7 +184,7 @@ fn clusters() -> Vec<Stage> {
     ]
 }
 
-/// What needs a guest with its own kernel, or another host.
+/// Returns the stages that need a guest with its own kernel, or another host.
 fn guests() -> Vec<Stage> {
     const GUEST: &[&str] = &["build", "guest-kernel"];
     vec![
@@ -248,7 +248,7 @@ fn guests() -> Vec<Stage> {
     ]
 }
 
-/// What changes seldom: messengers in the simulator, fuzz targets, kernels beside other people's and on AArch64.
+/// Returns the remaining stages: messengers in the simulator, fuzz targets, kernels beside peers' and on AArch64.
 fn rest() -> Vec<Stage> {
     vec![
         Stage::tests("sim-messenger", "messengers under cuts and restarts", &["build-sim"], |length| {

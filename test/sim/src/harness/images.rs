@@ -27,9 +27,9 @@ struct Slot {
     object_size: u64,
     /// Sizes are drawn up to this.
     size_max: u64,
-    /// Of the content of the image that there is, or was last.
+    /// Oracle of the content of the image that exists, or existed last.
     oracle: Rc<RefCell<BlockOracle>>,
-    /// What there is now; the outer none: not known before the next life.
+    /// Image that exists now; the outer none: unknown before the next life.
     live: Option<Fact>,
     /// All that may be there after a crash.
     crash: Vec<Fact>,
@@ -37,7 +37,7 @@ struct Slot {
     listed: bool,
     /// The id of the image that was removed last.
     removed: Option<String>,
-    /// What leads to it is damaged: nobody looks at it any more.
+    /// Set when metadata that leads to it is damaged: it is not verified any more.
     lost: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct ImageLoad {
     common: Rc<Common>,
     /// Requests of each load on an image; none: drawn.
     requests: Option<usize>,
-    /// What a close that is under way makes durable.
+    /// Writes that a close in flight makes durable.
     closing: Vec<Token>,
 }
 
@@ -243,7 +243,7 @@ async fn objects_of(backend: &dyn ObjectBackend, id: &str) -> Result<Vec<ObjectN
     }
 }
 
-/// What a recovery has brought back of a name; answers how many blocks of it are corrupt.
+/// Verifies what a recovery has brought back of a name; returns the number of corrupt blocks.
 async fn verify_slot(slot: &RefCell<Slot>, images: &Rc<Images>, common: &Common) -> Result<usize> {
     let (name, oracle) = {
         let slot = slot.borrow();
@@ -314,7 +314,7 @@ async fn remove(slot: &Rc<RefCell<Slot>>, images: &Rc<Images>, common: &Common, 
     true
 }
 
-/// Who works with one image.
+/// Client of one image.
 struct User {
     slot: Rc<RefCell<Slot>>,
     images: Rc<Images>,

@@ -25,7 +25,7 @@ pub(super) struct Objects {
     objects: ObjectLoad,
     oracle: Rc<RefCell<ObjectOracle>>,
     rooms: u64,
-    /// What a close that is under way makes durable.
+    /// Writes that a close in flight makes durable.
     closing: Option<(u64, u64)>,
 }
 

@@ -207,7 +207,7 @@ struct Oracle {
     session_lost: Cell<bool>,
     /// The newest window of each client, as its owner has it.
     windows: RefCell<BTreeMap<usize, Window>>,
-    /// What of it was made durable.
+    /// Messages of it that were made durable.
     durable: RefCell<BTreeMap<usize, Vec<u8>>>,
 }
 

@@ -129,7 +129,7 @@ struct Host {
     image: Rc<Image>,
     oracle: Rc<RefCell<BlockOracle>>,
     watched: Rc<Watched>,
-    /// It was fenced: nobody hears of it any more.
+    /// Set when it was fenced: nothing of it is verified any more.
     gone: Rc<Cell<bool>>,
     world: World,
     number: usize,
@@ -176,7 +176,7 @@ impl BlockDevice for Host {
     }
 }
 
-/// What a snapshot must go on showing.
+/// Content that a snapshot must keep.
 struct Kept {
     name: String,
     content: Vec<u8>,
@@ -508,7 +508,7 @@ fn at_once<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// What is wrong with the object map of an image since a transaction on this object, if anything is.
+/// Returns the fault of an image's object map since a transaction on this object, if there is one.
 fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<String> {
     let data = format!("rbd_data.{id}.");
     let map = ObjectName::new(format!("rbd_object_map.{id}"));

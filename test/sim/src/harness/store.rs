@@ -81,7 +81,7 @@ struct Run {
     /// The first life crashes here, counted from its beginning.
     crash_at: Option<u64>,
     crashed_as_told: bool,
-    /// How the life before ended.
+    /// End of the life before this one.
     before: CrashKind,
     /// Bits of what was stored are flipped.
     damaged: bool,

@@ -97,7 +97,7 @@ impl States {
 struct InFlight {
     slot: u32,
     change: Rc<Change>,
-    /// What the block holds after it, when that does not depend on what it held before.
+    /// Content of the block after it, when that does not depend on the content before.
     whole: Option<Content>,
 }
 
@@ -120,7 +120,7 @@ impl Change {
         }
     }
 
-    /// What a block holds after it, if it replaces the whole.
+    /// Returns the content of a block after it, if it replaces the whole.
     fn whole(&self, block: u64) -> Option<Content> {
         let extent = match self {
             Change::Write { offset, data } => Extent::new(*offset, data.len() as u64),
@@ -181,10 +181,10 @@ impl Block {
     }
 }
 
-/// What a read (or a comparison) may have seen of a block.
+/// Contents that a read (or a comparison) may have seen of a block.
 struct Window {
     seen: Vec<Content>,
-    /// Something was answered meanwhile, so that what is live now need not have been when it was read.
+    /// Set when something completed meanwhile, so that the live content need not have been live when it was read.
     settled: bool,
 }
 
@@ -546,8 +546,8 @@ impl BlockOracle {
         self.blocks.values_mut().for_each(|block| block.mixed = true);
     }
 
-    /// What a block holds after the recovery from a crash; it stays so, after another crash too - unless only the
-    /// process was killed, for then it may not be durable yet.
+    /// Records the content of a block after the recovery from a crash.  It is durable from then on, unless only the
+    /// process was killed.
     pub fn recovered(&mut self, number: u64, bytes: &[u8], kind: CrashKind) {
         let Some(block) = self.blocks.get_mut(&number) else {
             if !super::content::is_zero(bytes) {

@@ -34,7 +34,7 @@ enum Outcome {
 
 struct Entry {
     transaction: Transaction,
-    /// When it was answered, counted in events, and how.
+    /// Moment of its completion, counted in events, and its outcome.
     answer: Option<(u64, Outcome)>,
     /// Every state there may be after it.
     after: States,
@@ -44,7 +44,7 @@ struct Entry {
 struct History {
     /// Before the first entry.
     base: States,
-    /// What a crash may bring back beside the states of the entries: from before the process was killed.
+    /// States that a crash may bring back beside those of the entries: from before the process was killed.
     older: States,
     entries: Vec<Entry>,
     /// Entries before this one are durable.
@@ -384,8 +384,8 @@ impl ObjectOracle {
         }
     }
 
-    /// What an object is after the recovery from a crash; it stays so, after another crash too - unless only the
-    /// process was killed, for then it may not be durable yet.
+    /// Records an object after the recovery from a crash.  It is durable from then on, unless only the process was
+    /// killed.
     pub fn recovered(&mut self, object: &ObjectName, observed: &Observed, kind: CrashKind) {
         let history = self.objects.entry(object.clone()).or_insert_with(History::new);
         let fitting: States = (history.base.iter().filter(|state| state.fits(observed)))

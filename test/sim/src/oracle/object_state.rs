@@ -115,8 +115,8 @@ impl ObjectState {
         self.head.as_ref()
     }
 
-    /// What it is at a snapshot (or at the head): the head, if no write has seen the snapshot yet; else the first
-    /// kept state that is no older, if it stands for it.
+    /// Returns the object at a snapshot (or at the head): the head, if no write has seen the snapshot yet; else the
+    /// first kept clone that is no older, if it covers the snapshot.
     pub fn at(&self, snap: SnapId) -> Option<&Body> {
         if snap == SnapId::HEAD || snap.0 > self.seq {
             return self.head.as_ref();

@@ -16,7 +16,7 @@ pub const SECTOR: u64 = 512;
 struct Write {
     submitted: u64,
     answered: Option<u64>,
-    /// It was refused before anything was done.
+    /// Refused before anything was done.
     refused: bool,
     /// Durable when it is answered.
     durable: bool,
@@ -31,7 +31,7 @@ pub enum OrderToken {
     Change(usize),
     /// A flush, and when it was submitted.
     Flush(u64),
-    /// Nothing of interest.
+    /// Request that changes nothing.
     Other,
 }
 
@@ -40,7 +40,7 @@ pub enum OrderToken {
 pub struct OrderOracle {
     clock: u64,
     writes: Vec<Write>,
-    /// Of each sector: the content's hash, and the write.
+    /// Contents of each sector: the hash, and the write.
     sectors: BTreeMap<u64, Vec<(u64, usize)>>,
     /// Sectors that were written in part.
     unknown: BTreeSet<u64>,
@@ -182,7 +182,7 @@ impl OrderOracle {
         Ok(())
     }
 
-    /// What a sector shows is not older than what was answered by `barrier`, and was submitted by `until`.
+    /// Checks that a sector is not older than what was acknowledged by `barrier`, and was submitted by `until`.
     fn check_sector(
         &self,
         sector: u64,

@@ -20,7 +20,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Nothing is past the end.
+    /// Returns an oracle without an end to check against.
     pub(super) fn unbounded() -> Self {
         Self { now: Bounds { least: u64::MAX, most: u64::MAX, ended: false }, open: BTreeMap::new() }
     }
@@ -51,7 +51,7 @@ impl Sizes {
         self.open.insert(number, self.now);
     }
 
-    /// Nothing is under way any more.
+    /// Forgets changes in flight.
     pub(super) fn forget(&mut self) {
         self.open.clear();
         self.now.ended = false;

@@ -1,4 +1,4 @@
-//! Who may use what: subsystems, targets and exports, and the hosts of each.
+//! Access control: subsystems, targets and exports, and the hosts of each.
 
 use super::Mutant;
 use crate::mutants::stage::Stage;

@@ -22,7 +22,7 @@ const SKEW: usize = 5 * 64;
 
 const SHAPES: [(usize, usize); 9] = [(2, 1), (4, 1), (4, 2), (6, 3), (8, 2), (8, 3), (8, 4), (10, 4), (16, 4)];
 
-/// Where the chunks of some stripes lie: `k` data, `m` parity and `m` rebuilt ones each.
+/// Buffers of the chunks of some stripes: `k` data, `m` parity and `m` rebuilt ones each.
 struct Stripes {
     memory: Memory,
     k: usize,
@@ -139,7 +139,7 @@ pub fn run(race: &Race) {
     blocks(race);
 }
 
-/// What issue and design ask for.
+/// Returns the goal that issue and design set.
 fn goal(m: usize, k: usize, place: &str, alignment: &str) -> f64 {
     match (place, alignment) {
         ("memory", _) if k >= 4 && m >= 2 => 1.25,

@@ -46,7 +46,7 @@ impl<'a> Series<'a> {
     }
 }
 
-/// How much is measured, and what.
+/// Amount and kinds of measurements.
 pub struct Race {
     rounds: usize,
     time: Duration,
@@ -80,7 +80,7 @@ impl Race {
     }
 }
 
-/// How many calls fill the time; warms up on the way.
+/// Returns the number of calls that fill the time, after a warm-up.
 fn calibrate(series: &mut Series<'_>, time: Duration) -> u32 {
     let mut calls = 1u32;
     loop {
@@ -101,7 +101,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So many bytes.
+    /// Allocates `len` bytes.
     pub fn new(len: usize) -> Self {
         // SAFETY: a fresh anonymous mapping.
         let start = unsafe {

@@ -31,7 +31,7 @@ const DEVICES: [&str; 2] = ["/logs/a", "/logs/b"];
 const LOG_SIZE: u64 = 256 << 10;
 /// Longer than anything takes that ends at all.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// How long ending a log waits for a backend that takes nothing.
+/// Time for which ending a log waits for a backend that takes nothing.
 const STALL: Duration = Duration::from_secs(1);
 
 /// Counters of attachment runs, to verify that they reach the intended corner cases.
@@ -293,7 +293,7 @@ impl LogKeeper for Keeper {
     }
 }
 
-/// What hosts are served: whatever the attachment says at the moment.
+/// Device that hosts are served: the attachment's current one.
 struct Front {
     attachment: Rc<LogAttachment<Keeper>>,
     base: Rc<Base>,

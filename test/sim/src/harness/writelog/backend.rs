@@ -19,7 +19,7 @@ const UNIT: u64 = 64 << 10;
 /// A disk as a block device: what a backend is to a log.
 pub(super) struct Backend {
     file: File,
-    /// What is shown; the record has what lasts.
+    /// Size as shown; the record has the durable one.
     size: Rc<Cell<u64>>,
     /// Says whether the log has got out of the way.
     record: Rc<Record>,
@@ -29,7 +29,7 @@ pub(super) struct Backend {
     ended: Rc<Notify>,
 }
 
-/// Where requests are at work.
+/// Ranges of requests in flight.
 ///
 /// Who overlaps a write waits for its end, so that no read sees what the next one does not.  A write that overlaps a
 /// read waits for it only when the log is off: the log must cope with a block that changes under a read of the backend,
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
 
-    /// What a read shows that a write overtakes.
+    /// Returns the byte that a read shows when a write overtakes it.
     fn overtaken(released: bool, seed: u64) -> u8 {
         let world = World::new(seed, Faults::none());
         world.add_disk(BACKEND, 64 << 10, 4096);

@@ -84,7 +84,7 @@ impl Run {
         Ok(())
     }
 
-    /// What is read is what it was, or, of a log that ends earlier, what the volume was at an earlier moment.
+    /// Checks that the content read is what was written or, of a log that ends earlier, the volume at an earlier time.
     fn compare(
         &self,
         same: bool,

@@ -102,7 +102,7 @@ struct Run {
     log: Option<LogId>,
     load: BlockLoad,
     version: Rc<Cell<u64>>,
-    /// What the host has been told of the volume's size.
+    /// Volume size that the host was told.
     told_size: Rc<Cell<u64>>,
     tally: LogTally,
     crash_at: Option<u64>,
@@ -278,7 +278,7 @@ impl Run {
         self.tally.turned_off += u64::from(!log.mode().is_on());
     }
 
-    /// What of the volume is looked at.
+    /// Returns the part of the volume that is verified.
     fn span(&self) -> u64 {
         self.load.span.min(self.record.size.get())
     }

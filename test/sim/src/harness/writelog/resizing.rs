@@ -14,13 +14,13 @@ use crate::oracle::BLOCK;
 use crate::rng::Rng;
 use crate::world::World;
 
-/// Who changes the size, and tells both oracles.
+/// Client that changes the size, and tells both oracles.
 pub(super) struct Resizing {
     pub(super) log: Rc<WriteLog>,
     pub(super) backend: Rc<Backend>,
     pub(super) world: World,
     pub(super) oracles: Oracles,
-    /// What the host has been told of the size.
+    /// Size that the host was told.
     pub(super) told_size: Rc<Cell<u64>>,
     /// Largest size that is drawn.
     pub(super) most: u64,

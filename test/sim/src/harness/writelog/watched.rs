@@ -1,4 +1,4 @@
-//! What hosts see of a volume, and what it may hold after that.
+//! Device that records what hosts see of a volume, and what it may hold after that.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,12 +16,12 @@ pub(super) struct Oracles {
     world: World,
     pub(super) blocks: Rc<RefCell<BlockOracle>>,
     pub(super) order: Rc<RefCell<OrderOracle>>,
-    /// How the life before this one ended.
+    /// End of the life before this one.
     before: Rc<Cell<CrashKind>>,
 }
 
 impl Oracles {
-    /// Of a volume of `size` bytes that holds nothing yet.
+    /// Creates the device of an empty volume of `size` bytes.
     pub(super) fn new(world: &World, size: u64, expected: Expected) -> Self {
         let mut blocks = BlockOracle::new(expected);
         blocks.set_size(size, size);
@@ -55,7 +55,7 @@ impl Oracles {
         self.before.set(kind);
     }
 
-    /// What the host has seen that it must not see.
+    /// Returns the first violation that the host has seen.
     pub(super) fn violation(&self) -> std::result::Result<(), String> {
         self.blocks.borrow().violation().map_or(Ok(()), |text| Err(text.to_owned()))
     }
@@ -67,11 +67,11 @@ impl Oracles {
     }
 }
 
-/// What the host sees: every request passes both oracles.
+/// Device that the host sees: every request passes both oracles.
 struct Watched {
     inner: Rc<dyn BlockDevice>,
     oracles: Oracles,
-    /// What is answered lasts, flushed or not.
+    /// Set when acknowledged writes are durable, flushed or not.
     strict: bool,
 }
 
