@@ -5,6 +5,7 @@ mod ceph;
 mod check;
 mod commits;
 mod conduct;
+mod cpu;
 mod daemon;
 mod demo;
 mod fio;

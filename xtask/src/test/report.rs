@@ -40,6 +40,8 @@ pub(super) struct Report {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) time: Duration,
+    /// CPU time of its processes, sampled: a little less than they took.
+    pub(super) cpu: Duration,
     /// Length of a stage that has lengths.
     pub(super) length: Option<Length>,
     /// The last line of its output that begins with `ok`, without that word.
@@ -50,7 +52,16 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(ending: Ending) -> Self {
-        Self { ending, passed: 0, failed: 0, time: Duration::ZERO, length: None, last: None, left_out: Vec::new() }
+        Self {
+            ending,
+            passed: 0,
+            failed: 0,
+            time: Duration::ZERO,
+            cpu: Duration::ZERO,
+            length: None,
+            last: None,
+            left_out: Vec::new(),
+        }
     }
 }
 
@@ -152,7 +163,7 @@ pub(super) fn count(text: &str) -> (u64, u64) {
 
 /// Prints the table and the closing line; an error if a stage failed, or if nothing was tested.
 pub(super) fn summary(stages: &[Stage], reports: &[Report], time: Duration) -> Result<()> {
-    println!("\n{}", bold("stage           passed  failed       time  length"));
+    println!("\n{}", bold("stage           passed  failed       time        CPU  length"));
     for (stage, report) in stages.iter().zip(reports) {
         let count = |number: u64| if stage.counted { number.to_string() } else { String::new() };
         let (passed, failed) = (count(report.passed), count(report.failed));
@@ -162,11 +173,13 @@ pub(super) fn summary(stages: &[Stage], reports: &[Report], time: Duration) -> R
             Ending::Skipped => paint("  skipped", "33"),
             Ending::CutOff => paint("  cut off", "33"),
         };
-        let (time, length) = (shell::seconds(report.time), length(report.length));
-        println!("{:<15} {passed:>6}  {failed:>6}  {time:>9}  {length:<6}{note}", stage.name);
+        let (time, cpu, length) = (shell::seconds(report.time), shell::seconds(report.cpu), length(report.length));
+        println!("{:<15} {passed:>6}  {failed:>6}  {time:>9}  {cpu:>9}  {length:<6}{note}", stage.name);
     }
     let verdict = Verdict::of(stages, reports);
-    println!("{:<15} {:>6}  {:>6}  {:>9}\n", "all", verdict.passed, verdict.failed, shell::seconds(time));
+    let cpu = reports.iter().map(|report| report.cpu).sum();
+    let (time, cpu) = (shell::seconds(time), shell::seconds(cpu));
+    println!("{:<15} {:>6}  {:>6}  {time:>9}  {cpu:>9}\n", "all", verdict.passed, verdict.failed);
     println!("{}", verdict.line());
     verdict.result(stages.len())
 }

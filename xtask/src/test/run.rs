@@ -11,6 +11,7 @@ use anyhow::Result;
 use super::plan::{Job, Situation, Speed, Verdict};
 use super::report::{self, Ending, Report};
 use super::stage::{Length, Stage};
+use crate::cpu::CpuMeter;
 use crate::quiet::{self, Stopwatch};
 use crate::shell;
 
@@ -23,6 +24,8 @@ const HANGS_AFTER: f64 = 4.0;
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
 /// Marks the processes of a stage, so that all of them are found when it has to be ended.
 const MARK: &str = "FOREBAY_TEST_STAGE";
+/// Interval between two samples of a stage's CPU time.
+const CPU_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between SIGTERM and SIGKILL of a stage.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
@@ -246,10 +249,12 @@ enum Halt {
 fn one(stage: &Stage, length: Length, lengths: Lengths, logs: &Path, clock: &Path) -> Report {
     let log: PathBuf = logs.join(format!("{}.log", stage.name));
     let watch = Stopwatch::start();
-    let halt = start(stage, length, &log, clock).and_then(|child| attend(child, stage, length, lengths, &watch));
+    let mut cpu = CpuMeter::new(MARK, &mark(stage));
+    let halt =
+        start(stage, length, &log, clock).and_then(|child| attend(child, stage, length, lengths, &watch, &mut cpu));
     let text = std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let (passed, failed) = if stage.counted { report::count(&text) } else { (0, 0) };
-    let mut report = Report { passed, failed, time: watch.wall(), ..Report::new(Ending::Passed) };
+    let mut report = Report { passed, failed, time: watch.wall(), cpu: cpu.time(), ..Report::new(Ending::Passed) };
     if stage.has_lengths() {
         report.length = Some(length);
     }
@@ -287,9 +292,21 @@ fn start(stage: &Stage, length: Length, log: &Path, clock: &Path) -> Result<Chil
 }
 
 /// Waits for the end; brings it about when the stage hangs or the budget is over.
-fn attend(mut child: Child, stage: &Stage, length: Length, lengths: Lengths, watch: &Stopwatch) -> Result<Halt> {
+fn attend(
+    mut child: Child,
+    stage: &Stage,
+    length: Length,
+    lengths: Lengths,
+    watch: &Stopwatch,
+    cpu: &mut CpuMeter,
+) -> Result<Halt> {
     let limit = Duration::from_secs_f64(stage.takes.at(length) * HANGS_AFTER).max(HANGS_AFTER_MIN);
+    let mut sampled = Instant::now();
     loop {
+        if sampled.elapsed() >= CPU_INTERVAL {
+            cpu.sample();
+            sampled = Instant::now();
+        }
         if let Some(status) = child.try_wait()? {
             return Ok(Halt::Ended(status));
         }
