@@ -110,6 +110,16 @@ impl Place {
         if reader.rest().is_empty() { Ok(place) } else { Err(reader.malformed()) }
     }
 
+    /// Returns the `len` bytes at `offset` as a target of their own for an RDMA device, whose offsets have 32 bits while
+    /// those of a window have 64.
+    fn target(&self, offset: u64, len: usize) -> io::Result<rdma::Place> {
+        debug_assert!(self.check(offset, len as u64).is_ok(), "{len} bytes at {offset} are outside of the window");
+        let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "the range exceeds the device's address space");
+        let addr = self.addr.checked_add(offset).filter(|addr| addr.checked_add(len as u64).is_some());
+        let len = u32::try_from(len).map_err(|_| invalid())?;
+        Ok(rdma::Place { addr: addr.ok_or_else(invalid)?, key: self.key, len })
+    }
+
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), WriteError> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(());
@@ -391,12 +401,11 @@ impl Connection {
 }
 
 async fn write_by_device(stream: &RdmaStream, place: Place, offset: u64, data: &BufList) -> Result<(), WriteError> {
-    let wrong = |error: io::Error| WriteError::Io(error.kind(), error.to_string());
-    let target = rdma::Place { addr: place.addr, key: place.key, len: place.len.min(u64::from(u32::MAX)) as u32 };
+    let failed = |error: io::Error| WriteError::Io(error.kind(), error.to_string());
     let mut at = offset;
     for part in data.parts() {
-        let offset = u32::try_from(at).map_err(|_| wrong(io::ErrorKind::InvalidInput.into()))?;
-        stream.write(target, offset, part.clone()).await.map_err(wrong)?;
+        let target = place.target(at, part.len()).map_err(failed)?;
+        stream.write(target, 0, part.clone()).await.map_err(failed)?;
         at += part.len() as u64;
     }
     Ok(())
@@ -417,5 +426,16 @@ mod tests {
         for (offset, len) in [(70, 8), (78, 0), (u64::MAX, 2)] {
             assert_eq!(place.check(offset, len), Err(WriteError::PastTheEnd { offset, len, window: 77 }));
         }
+    }
+    #[test]
+    fn a_device_reaches_offsets_of_4_gib_and_more() {
+        let place = Place { id: 1, len: 10 << 30, addr: 1 << 40, key: 9 };
+        for offset in [0, (4 << 30) - 1, 4 << 30, (10 << 30) - 100] {
+            let target = rdma::Place { addr: (1 << 40) + offset, key: 9, len: 100 };
+            assert_eq!(place.target(offset, 100).expect("inside of the window"), target);
+        }
+        // The peer states the address.
+        let place = Place { addr: u64::MAX - 50, ..place };
+        assert!(place.target(0, 50).is_ok() && place.target(0, 51).is_err() && place.target(51, 0).is_err());
     }
 }
