@@ -18,7 +18,7 @@ use crate::portal::{Portal, Shared};
 use crate::session::auth::{Named, NoAuth};
 use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Session, cephx, shared_key};
 use crate::throttle::Budget;
-use crate::transport::{Acceptor, Address, Manner};
+use crate::transport::{Acceptor, Address, TransportOptions, no_local_endpoint};
 use crate::wire::control::mode;
 use crate::wire::{AddrKind, EntityAddr, Limits, entity};
 
@@ -188,8 +188,8 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(crate) fn manner(&self) -> Manner {
-        Manner { look: self.look, rdma_local: self.rdma_local }
+    pub(crate) fn transport(&self) -> TransportOptions {
+        TransportOptions { busy_poll: self.look, rdma_local: self.rdma_local }
     }
 
     pub(crate) fn modes(&self, local: bool) -> Vec<u32> {
@@ -352,7 +352,7 @@ impl Messenger {
             names.insert(name.clone(), Rc::downgrade(&self.inner));
             return Ok(address.clone());
         }
-        let (acceptors, bound) = Acceptor::bind(address, self.inner.options.manner())?;
+        let (acceptors, bound) = Acceptor::bind(address, self.inner.options.transport())?;
         self.inner.place.borrow_mut().get_or_insert_with(|| bound.clone());
         for acceptor in acceptors {
             drop(spawn(engine::accept(self.inner.clone(), acceptor)));
@@ -397,8 +397,7 @@ impl Messenger {
         let link = Link::Local(RefCell::default());
         let conn = Conn::new(self.inner.clone(), place.clone(), (policy, State::Connecting, link), session);
         let Some(server) = found.filter(|server| !server.stopping.get()) else {
-            let text = format!("nobody is called {name} here");
-            conn.end(Reason::Io(io::ErrorKind::ConnectionRefused, text));
+            conn.end(no_local_endpoint(name).into());
             return Connection::new(conn);
         };
         let link = Link::Local(RefCell::new(Rc::downgrade(&conn)));

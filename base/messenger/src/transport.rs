@@ -1,6 +1,13 @@
-//! Byte transports behind one small interface, and the syntax of their addresses.
+//! Byte transports behind one interface, and the syntax of their addresses.
+//!
+//! A transport is a file that implements [`Transport`], and its entry in the list below.
 
+#[macro_use]
+mod registry;
+mod rdma;
 mod shm;
+mod tcp;
+mod unix;
 
 use std::fmt;
 use std::io;
@@ -10,67 +17,101 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_reactor::net::AddrError;
-use forebay_reactor::rdma::{RdmaAsk, RdmaListener, RdmaStream};
-use forebay_reactor::{Addr, BufList, BufMut, Listener, Stream, timeout};
+use forebay_reactor::rdma::RdmaStream;
+use forebay_reactor::{Addr, BufList, BufMut};
 
-use shm::ShmChannel;
-
-/// Timeout of an RDMA connection attempt, before TCP is tried.
-const RDMA_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Address that a messenger listens at or connects to.
-///
-/// `HOST:PORT` and `tcp:HOST:PORT` are TCP, `rdma:HOST:PORT` RDMA, or TCP where RDMA is unavailable, `unix:PATH` a Unix
-/// socket, `shm:PATH` shared memory that is set up over a Unix socket, `loopback:NAME` a messenger of the same process
-/// on the same core.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Address {
+transports! {
     /// TCP transport.
-    Tcp(SocketAddr),
+    Tcp(SocketAddr) = tcp::Tcp;
     /// RDMA, set up by rdma_cm; falls back to TCP at the same address where there is none.
-    Rdma(SocketAddr),
+    Rdma(SocketAddr) = rdma::Rdma;
     /// Unix stream socket.
-    Unix(PathBuf),
+    Unix(PathBuf) = unix::Unix;
     /// Shared memory; the path is that of the Unix socket.
-    Shm(PathBuf),
-    /// Endpoint of the same process: messages are passed without being serialised.
-    Loopback(String),
+    Shm(PathBuf) = shm::Shm;
+}
+
+/// Transport whose connections are ordered byte streams.
+pub(crate) trait Transport {
+    /// Scheme of its addresses, before the first colon; the transport's name too.
+    const SCHEME: &'static str;
+    /// True if bytes cannot be corrupted in transit, so that checksums are redundant.
+    const IS_SOUND: bool = false;
+
+    /// Address without the scheme.
+    type Endpoint;
+    /// Listening endpoint.
+    type Acceptor;
+    /// Incoming connection, for which nothing but a socket has been allocated; rejected when it is dropped.
+    type Pending;
+    /// Established connection.  Clones share it.
+    type Stream: Clone;
+
+    /// Parses an address without its scheme.
+    fn parse(text: &str) -> Result<Address, AddrError>;
+
+    /// Returns the text of an address without its scheme.
+    fn display(endpoint: &Self::Endpoint) -> impl fmt::Display;
+
+    /// Returns the IP address and port, for a transport that reaches other machines.
+    fn socket(_endpoint: &Self::Endpoint) -> Option<SocketAddr> {
+        None
+    }
+
+    /// Returns the Unix socket address that it is, or is set up over.
+    fn unix(_endpoint: &Self::Endpoint) -> Option<Addr> {
+        None
+    }
+
+    /// Listens, and returns the address as bound.  A transport with a fallback returns the fallback's listener too.
+    fn bind(endpoint: &Self::Endpoint, options: TransportOptions) -> io::Result<(Vec<Acceptor>, Address)>;
+
+    /// Returns the next incoming connection and its peer address.
+    async fn accept(acceptor: &Self::Acceptor) -> io::Result<(Self::Pending, Address)>;
+
+    /// Allocates the resources of an incoming connection.
+    fn admit(pending: Self::Pending) -> io::Result<Self::Stream>;
+
+    /// Connects to a listener; the stream is another transport's if this one falls back to it.
+    async fn connect(endpoint: &Self::Endpoint, options: TransportOptions) -> io::Result<Channel>;
+
+    /// Receives the available bytes into the buffer's spare capacity.  Returns 0 at the end of the stream.
+    fn recv(stream: &Self::Stream, buf: BufMut) -> impl Future<Output = (io::Result<usize>, BufMut)>;
+
+    /// Receives until the buffer is full.
+    fn recv_exact(stream: &Self::Stream, buf: BufMut) -> impl Future<Output = (io::Result<usize>, BufMut)>;
+
+    /// Sends all bytes.
+    fn send(stream: &Self::Stream, bufs: BufList) -> impl Future<Output = io::Result<()>>;
+
+    /// Shuts down both directions.
+    fn shutdown(stream: &Self::Stream);
+
+    /// Returns the RDMA stream, if its device can write into the peer's memory.
+    fn rdma(_stream: &Self::Stream) -> Option<RdmaStream> {
+        None
+    }
+}
+
+/// Transport options.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TransportOptions {
+    /// Busy-poll time of a shared memory or RDMA side after its last work, before it sleeps.
+    pub(crate) busy_poll: Duration,
+    /// Local address of the RDMA device to use; `None` selects by route.
+    pub(crate) rdma_local: Option<IpAddr>,
+}
+
+/// Returns the error of a loopback address at which no messenger of this process listens.
+pub(crate) fn no_local_endpoint(name: &str) -> io::Error {
+    let text = format!("no messenger of this core listens at loopback:{name}");
+    io::Error::new(io::ErrorKind::ConnectionRefused, text)
 }
 
 impl Address {
     /// Returns true if the address reaches only this machine.
     pub fn is_local(&self) -> bool {
-        match self {
-            Self::Tcp(addr) | Self::Rdma(addr) => addr.ip().is_loopback(),
-            Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => true,
-        }
-    }
-
-    /// Returns the socket address, if there is one.
-    pub fn socket(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Tcp(addr) | Self::Rdma(addr) => Some(*addr),
-            Self::Unix(_) | Self::Shm(_) | Self::Loopback(_) => None,
-        }
-    }
-
-    /// Returns the Unix socket address that it is, or is set up over.
-    pub fn unix(&self) -> Option<Addr> {
-        match self {
-            Self::Unix(path) | Self::Shm(path) => Some(Addr::Unix(path.clone())),
-            Self::Tcp(_) | Self::Rdma(_) | Self::Loopback(_) => None,
-        }
-    }
-
-    fn reactor_addr(&self) -> io::Result<Addr> {
-        match self {
-            Self::Tcp(addr) | Self::Rdma(addr) => Ok(Addr::Tcp(*addr)),
-            Self::Unix(path) | Self::Shm(path) => Ok(Addr::Unix(path.clone())),
-            Self::Loopback(name) => {
-                let text = format!("nobody is called {name} here");
-                Err(io::Error::new(io::ErrorKind::ConnectionRefused, text))
-            }
-        }
+        self.socket().is_none_or(|addr| addr.ip().is_loopback())
     }
 }
 
@@ -83,204 +124,14 @@ impl From<Addr> for Address {
     }
 }
 
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(addr) => write!(f, "tcp:{addr}"),
-            Self::Rdma(addr) => write!(f, "rdma:{addr}"),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Shm(path) => write!(f, "shm:{}", path.display()),
-            Self::Loopback(name) => write!(f, "loopback:{name}"),
-        }
-    }
-}
-
 impl FromStr for Address {
     type Err = AddrError;
     fn from_str(text: &str) -> Result<Self, AddrError> {
         if let Some(name) = text.strip_prefix("loopback:") {
             return Ok(Self::Loopback(name.to_owned()));
         }
-        if let Some(path) = text.strip_prefix("shm:") {
-            // The rules for the path are those of any Unix socket's.
-            return match format!("unix:{path}").parse()? {
-                Addr::Unix(path) => Ok(Self::Shm(path)),
-                Addr::Tcp(_) => unreachable!("a path is no TCP address"),
-            };
-        }
-        if let Some(place) = text.strip_prefix("rdma:") {
-            return match place.parse()? {
-                Addr::Tcp(addr) => Ok(Self::Rdma(addr)),
-                // The parser of socket addresses words the error.
-                Addr::Unix(_) => Err("rdma:".parse::<Addr>().expect_err("it has no port")),
-            };
-        }
-        text.strip_prefix("tcp:").unwrap_or(text).parse::<Addr>().map(Self::from)
-    }
-}
-
-/// Transport options.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
-    /// Busy-poll time of a shared memory or RDMA side after its last work, before it sleeps.
-    pub(crate) look: Duration,
-    /// Local address of the RDMA device to use; `None` selects by route.
-    pub(crate) rdma_local: Option<IpAddr>,
-}
-
-/// Listening endpoint of a transport that serialises.
-pub(crate) enum Acceptor {
-    /// TCP or a Unix socket.
-    Socket(Listener),
-    /// Unix socket whose connections are given shared memory.
-    Shm(Listener, Manner),
-    /// RDMA transport.
-    Rdma(RdmaListener),
-}
-
-impl Acceptor {
-    /// Listens at `address`: for RDMA also over TCP at the same address, for peers without RDMA; only over TCP where
-    /// this machine has none.
-    pub(crate) fn bind(address: &Address, manner: Manner) -> io::Result<(Vec<Self>, Address)> {
-        let listener = Listener::bind(&address.reactor_addr()?)?;
-        let bound = listener.local_addr().clone();
-        match (address, &bound) {
-            (Address::Shm(_), _) => Ok((vec![Self::Shm(listener, manner)], address.clone())),
-            (Address::Rdma(_), Addr::Tcp(place)) => match RdmaListener::bind(*place, manner.look) {
-                Ok(rdma) => Ok((vec![Self::Rdma(rdma), Self::Socket(listener)], Address::Rdma(*place))),
-                Err(error) => {
-                    tracing::warn!(%address, %error, "listening over RDMA is not possible; over TCP only");
-                    Ok((vec![Self::Socket(listener)], bound.into()))
-                }
-            },
-            _ => Ok((vec![Self::Socket(listener)], bound.into())),
-        }
-    }
-
-    /// Returns the next incoming connection, for which no resources have been allocated yet, and its peer address.
-    pub(crate) async fn accept(&self) -> io::Result<(Coming, Address)> {
-        match self {
-            Self::Socket(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Coming::Socket(stream), peer.into()))
-            }
-            Self::Shm(listener, manner) => {
-                let (stream, _) = listener.accept().await?;
-                Ok((Coming::Shm(stream, *manner), Address::Shm(PathBuf::new())))
-            }
-            Self::Rdma(listener) => {
-                let ask = listener.asked().await?;
-                let peer = ask.peer();
-                Ok((Coming::Rdma(ask), Address::Rdma(peer)))
-            }
-        }
-    }
-}
-
-/// Incoming connection that was not admitted yet; rejected when it is dropped.
-pub(crate) enum Coming {
-    /// TCP or a Unix socket.
-    Socket(Stream),
-    /// Unix socket, to be given shared memory.
-    Shm(Stream, Manner),
-    /// RDMA connection request, to be given queues and buffers.
-    Rdma(RdmaAsk),
-}
-
-impl Coming {
-    /// Admits the connection and allocates its resources.
-    pub(crate) fn admit(self) -> io::Result<Channel> {
-        match self {
-            Self::Socket(stream) => Ok(Channel::Socket(stream)),
-            Self::Shm(stream, manner) => Ok(Channel::Shm(ShmChannel::accept(stream, manner.look)?)),
-            Self::Rdma(ask) => Ok(Channel::Rdma(ask.accept()?)),
-        }
-    }
-}
-
-/// Connection of a transport that serialises: an ordered byte stream in each direction.  Clones share it.
-#[derive(Clone)]
-pub(crate) enum Channel {
-    /// TCP or a Unix socket.
-    Socket(Stream),
-    /// Shared memory.
-    Shm(ShmChannel),
-    /// RDMA transport.
-    Rdma(RdmaStream),
-}
-
-impl Channel {
-    pub(crate) async fn connect(address: &Address, manner: Manner) -> io::Result<Self> {
-        if let Address::Rdma(place) = address {
-            let stream = RdmaStream::connect(*place, manner.rdma_local, manner.look);
-            // A machine without RDMA does not answer, and the kernel would retry for a minute.
-            let connected = timeout(RDMA_PATIENCE, stream).await;
-            match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                Ok(stream) => return Ok(Self::Rdma(stream)),
-                Err(error) => tracing::warn!(%address, %error, "RDMA is not possible; trying TCP"),
-            }
-        }
-        let stream = Stream::connect(&address.reactor_addr()?).await?;
-        match address {
-            Address::Shm(_) => Ok(Self::Shm(ShmChannel::connect(stream, manner.look).await?)),
-            _ => Ok(Self::Socket(stream)),
-        }
-    }
-
-    /// Returns the transport's name, as in addresses.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Socket(stream) if stream.is_unix() => "unix",
-            Self::Socket(_) => "tcp",
-            Self::Shm(_) => "shm",
-            Self::Rdma(_) => "rdma",
-        }
-    }
-
-    /// Returns the RDMA stream, if its device can write into the peer's memory.
-    pub(crate) fn rdma(&self) -> Option<RdmaStream> {
-        match self {
-            Self::Rdma(stream) => Some(stream.clone()),
-            Self::Socket(_) | Self::Shm(_) => None,
-        }
-    }
-
-    /// Returns true if bytes cannot be corrupted in transit, so that checksums are redundant.
-    pub(crate) fn is_sound(&self) -> bool {
-        matches!(self, Self::Shm(_))
-    }
-
-    /// Receives into the buffer's spare capacity: the available bytes, or (`all`) until it is full.  Returns 0 at the
-    /// end of the stream.
-    pub(crate) async fn recv(self, buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
-        match self {
-            Self::Shm(channel) => channel.recv(buf, all).await,
-            Self::Rdma(stream) => stream.recv(buf, all).await,
-            Self::Socket(stream) if !all => stream.recv(buf).await,
-            Self::Socket(stream) => {
-                let want = buf.spare();
-                let (result, buf) = stream.recv_exact(buf).await;
-                (result.map(|()| want), buf)
-            }
-        }
-    }
-
-    /// Sends all bytes.
-    pub(crate) async fn send(self, bufs: BufList) -> io::Result<()> {
-        match self {
-            Self::Shm(channel) => channel.send(bufs).await,
-            Self::Rdma(stream) => stream.send(bufs).await,
-            Self::Socket(stream) => stream.send(bufs).await,
-        }
-    }
-
-    /// Shuts down both directions.
-    pub(crate) fn shutdown(&self) {
-        match self {
-            Self::Shm(channel) => channel.shutdown(),
-            Self::Rdma(stream) => stream.shutdown(),
-            Self::Socket(stream) => stream.shutdown(),
-        }
+        // Without a scheme it is TCP.
+        Self::with_scheme(text).unwrap_or_else(|| tcp::Tcp::parse(text))
     }
 }
 

@@ -83,7 +83,7 @@ fn is_final(reason: &Reason) -> bool {
 async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
     let messenger = &conn.messenger;
     let options = &messenger.options;
-    let channel = Channel::connect(&conn.address, options.manner()).await?;
+    let channel = Channel::connect(&conn.address, options.transport()).await?;
     let mut resume = conn.session.borrow().resume();
     resume.global_seq = messenger.next_global_seq(0);
     if resume.server_cookie != 0 {

@@ -35,7 +35,7 @@ async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Ou
 /// Accepts connections until the messenger stops.
 pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
     while let Some(accepted) = unless_stopped(&messenger, acceptor.accept()).await {
-        let (coming, peer) = match accepted {
+        let (pending, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "accepting a connection failed");
@@ -53,7 +53,7 @@ pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
         };
         let admitted = match turned_away {
             Some(reason) => Err(reason),
-            None => coming.admit().map_err(Reason::from),
+            None => pending.admit().map_err(Reason::from),
         };
         let channel = match admitted {
             Ok(channel) => channel,

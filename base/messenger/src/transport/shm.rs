@@ -5,35 +5,104 @@
 //! it announces that it sleeps, and waits for the socket.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_reactor::net::AddrError;
 use forebay_reactor::shm::{self, Consumer, Producer};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Buf, BufList, BufMut, Instant, Stream, now, spawn, yield_now};
+use forebay_reactor::{Addr, Buf, BufList, BufMut, Instant, Listener, Stream, now, spawn, yield_now};
+
+use super::{Acceptor, Address, Channel, Transport, TransportOptions, unix};
 
 /// Ring polls in a row before the reactor runs other tasks: about 300 ns, as long as a reactor turn without work.
-const LOOKS: u32 = 128;
+const POLLS_IN_A_ROW: u32 = 128;
 /// Bytes copied into the ring before they are published to the peer, so that both sides work concurrently.
 const PUBLISH: usize = 64 << 10;
 
+/// Shared memory transport.
+pub(crate) struct Shm;
+
+impl Transport for Shm {
+    const SCHEME: &'static str = "shm";
+    const IS_SOUND: bool = true;
+    type Endpoint = PathBuf;
+    /// Listener of the Unix socket, and the busy-poll time.
+    type Acceptor = (Listener, Duration);
+    type Pending = (Stream, Duration);
+    type Stream = ShmChannel;
+
+    fn parse(text: &str) -> Result<Address, AddrError> {
+        unix::parse_path(text).map(Address::Shm)
+    }
+
+    fn display(endpoint: &PathBuf) -> impl fmt::Display {
+        endpoint.display()
+    }
+
+    fn unix(endpoint: &PathBuf) -> Option<Addr> {
+        Some(Addr::Unix(endpoint.clone()))
+    }
+
+    fn bind(endpoint: &PathBuf, options: TransportOptions) -> io::Result<(Vec<Acceptor>, Address)> {
+        let listener = Listener::bind(&Addr::Unix(endpoint.clone()))?;
+        Ok((vec![Acceptor::Shm((listener, options.busy_poll))], Address::Shm(endpoint.clone())))
+    }
+
+    async fn accept((listener, busy_poll): &(Listener, Duration)) -> io::Result<((Stream, Duration), Address)> {
+        let (stream, _) = listener.accept().await?;
+        Ok(((stream, *busy_poll), Address::Shm(PathBuf::new())))
+    }
+
+    fn admit((socket, busy_poll): (Stream, Duration)) -> io::Result<ShmChannel> {
+        ShmChannel::accept(socket, busy_poll)
+    }
+
+    async fn connect(endpoint: &PathBuf, options: TransportOptions) -> io::Result<Channel> {
+        let socket = Stream::connect(&Addr::Unix(endpoint.clone())).await?;
+        ShmChannel::connect(socket, options.busy_poll).await.map(Channel::Shm)
+    }
+
+    #[inline]
+    fn recv(stream: &ShmChannel, buf: BufMut) -> impl Future<Output = (io::Result<usize>, BufMut)> {
+        stream.recv(buf, false)
+    }
+
+    fn recv_exact(stream: &ShmChannel, buf: BufMut) -> impl Future<Output = (io::Result<usize>, BufMut)> {
+        stream.recv(buf, true)
+    }
+
+    #[inline]
+    fn send(stream: &ShmChannel, bufs: BufList) -> impl Future<Output = io::Result<()>> {
+        stream.send(bufs)
+    }
+
+    fn shutdown(stream: &ShmChannel) {
+        stream.shutdown();
+    }
+}
+
+/// State of one end, shared by its clones and its listening task.
 struct Shared {
     socket: Stream,
     producer: RefCell<Producer>,
     consumer: RefCell<Consumer>,
     /// Notified when the peer has sent a wake-up, or is gone.
-    rung: Notify,
+    woken: Notify,
     gone: Cell<bool>,
     shut: Cell<bool>,
     /// Busy-poll time before a side sleeps.
-    look: Duration,
+    busy_poll: Duration,
     /// Set when bytes have moved, in either direction, since `since` was set.
     moved: Cell<bool>,
     /// Time when a waiting side first saw that bytes no longer move.
     since: Cell<Instant>,
-    bell: Buf,
+    /// Byte that wakes the peer.
+    wake_byte: Buf,
 }
 
 impl Shared {
@@ -54,31 +123,31 @@ pub(crate) struct ShmChannel(Rc<Shared>);
 
 impl ShmChannel {
     /// Accepts a connection: creates the memory and passes it to the peer.
-    pub(super) fn accept(socket: Stream, look: Duration) -> io::Result<Self> {
+    fn accept(socket: Stream, busy_poll: Duration) -> io::Result<Self> {
         let (producer, consumer, fd) = shm::create()?;
         socket.send_fd(fd.as_fd())?;
-        Ok(Self::new(socket, producer, consumer, look))
+        Ok(Self::new(socket, producer, consumer, busy_poll))
     }
 
     /// Connects: receives the memory from the peer.
-    pub(super) async fn connect(socket: Stream, look: Duration) -> io::Result<Self> {
+    async fn connect(socket: Stream, busy_poll: Duration) -> io::Result<Self> {
         let fd = socket.recv_fd().await?;
         let (producer, consumer) = shm::adopt(&fd)?;
-        Ok(Self::new(socket, producer, consumer, look))
+        Ok(Self::new(socket, producer, consumer, busy_poll))
     }
 
-    fn new(socket: Stream, producer: Producer, consumer: Consumer, look: Duration) -> Self {
+    fn new(socket: Stream, producer: Producer, consumer: Consumer, busy_poll: Duration) -> Self {
         let shared = Shared {
             socket,
             producer: RefCell::new(producer),
             consumer: RefCell::new(consumer),
-            rung: Notify::new(),
+            woken: Notify::new(),
             gone: Cell::new(false),
             shut: Cell::new(false),
-            look,
+            busy_poll,
             moved: Cell::new(true),
             since: Cell::new(now()),
-            bell: Buf::zeroed(1),
+            wake_byte: Buf::zeroed(1),
         };
         let channel = Self(Rc::new(shared));
         drop(spawn(listen(channel.0.socket.clone(), Rc::downgrade(&channel.0))));
@@ -94,10 +163,10 @@ impl ShmChannel {
     ) -> io::Result<()> {
         let shared = &*self.0;
         shared.moved.set(true);
-        let mut looks = 0;
+        let mut polls = 0;
         while idle(shared)? && !shared.gone.get() && !shared.shut.get() {
             // The first round yields at once, to tasks that were just woken by the last bytes.
-            for _ in 0..std::mem::replace(&mut looks, LOOKS) {
+            for _ in 0..std::mem::replace(&mut polls, POLLS_IN_A_ROW) {
                 // No pause instruction: a hypervisor may take it for idleness and deschedule the virtual CPU.
                 if !idle(shared)? {
                     return Ok(());
@@ -107,26 +176,26 @@ impl ShmChannel {
             if shared.moved.replace(false) {
                 shared.since.set(time);
             }
-            if time.since(shared.since.get()) < shared.look {
+            if time.since(shared.since.get()) < shared.busy_poll {
                 yield_now().await;
                 continue;
             }
-            let rung = shared.rung.wait();
+            let woken = shared.woken.wait();
             if sleep(shared)? && !shared.gone.get() && !shared.shut.get() {
-                rung.await;
+                woken.await;
             }
         }
         Ok(())
     }
 
     /// Wakes the peer.
-    async fn ring(&self) {
+    async fn wake_peer(&self) {
         // The listening task notices that the peer is gone.
-        let _ = self.0.socket.send(self.0.bell.clone()).await;
+        let _ = self.0.socket.send(self.0.wake_byte.clone()).await;
     }
 
     /// Receives the available bytes, or (`all`) until the buffer is full.  Returns 0 at the end of the stream.
-    pub(super) async fn recv(&self, mut buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
+    async fn recv(&self, mut buf: BufMut, all: bool) -> (io::Result<usize>, BufMut) {
         let before = buf.len();
         loop {
             let (len, sleeps) = match self.0.consumer.borrow_mut().read(buf.spare_mut()) {
@@ -138,7 +207,7 @@ impl ShmChannel {
                 self.0.moved.set(true);
             }
             if sleeps {
-                self.ring().await;
+                self.wake_peer().await;
             }
             let got = buf.len() - before;
             if buf.spare() == 0 || (got > 0 && !all) {
@@ -157,7 +226,7 @@ impl ShmChannel {
     }
 
     /// Sends all bytes.
-    pub(super) async fn send(&self, bufs: BufList) -> io::Result<()> {
+    async fn send(&self, bufs: BufList) -> io::Result<()> {
         let mut unseen = 0;
         for part in bufs.parts() {
             let mut rest = &part[..];
@@ -186,15 +255,15 @@ impl ShmChannel {
         self.0.moved.set(true);
         let sleeps = self.0.producer.borrow_mut().publish();
         if sleeps {
-            self.ring().await;
+            self.wake_peer().await;
         }
     }
 
     /// Shuts down both directions.
-    pub(super) fn shutdown(&self) {
+    fn shutdown(&self) {
         self.0.shut.set(true);
         self.0.socket.shutdown();
-        self.0.rung.notify_all();
+        self.0.woken.notify_all();
     }
 }
 
@@ -210,7 +279,7 @@ async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
         if gone {
             shared.gone.set(true);
         }
-        shared.rung.notify_all();
+        shared.woken.notify_all();
         if gone {
             return;
         }
