@@ -23,7 +23,7 @@ async fn drive(link: &mut Link, channel: &Channel, state: &mut &'static str) -> 
             channel.clone().send(out).await?;
         }
         match stepped? {
-            Progress::Hungry => {}
+            Progress::NeedInput => {}
             progress => return Ok(progress),
         }
         *state = link.state();

@@ -44,8 +44,8 @@ fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
         loop {
             match decoder.next(|_| true, |_| {}) {
                 Ok(Next::Frame(frame)) => frames.push(plain(&frame)),
-                Ok(Next::Hungry) => break,
-                Ok(Next::Held) => unreachable!("everything is admitted"),
+                Ok(Next::NeedInput) => break,
+                Ok(Next::NotAdmitted) => unreachable!("everything is admitted"),
                 Err(error) => return (frames, Some(error)),
             }
         }
@@ -214,7 +214,7 @@ fn drive(mut link: Link, mut data: &[u8]) -> bool {
                     return true;
                 }
             }
-            Ok(Progress::Hungry) => {
+            Ok(Progress::NeedInput) => {
                 if data.is_empty() {
                     return false;
                 }

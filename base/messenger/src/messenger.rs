@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Network, random, spawn};
 
-use crate::connection::{Conn, Connection, Link, Reason, State};
+use crate::connection::{Conn, Connection, Identity, Outgoing, Reason, Route};
 use crate::engine;
 use crate::message::Message;
 use crate::portal::{Portal, Shared};
@@ -363,56 +363,53 @@ impl Messenger {
     /// Returns a connection to a peer while it is still being established: [`Connection::ready`] waits until it is
     /// open, and messages can be queued meanwhile.
     pub fn connect(&self, address: &Address, policy: Policy) -> Connection {
+        self.connect_instance(address, 0, policy)
+    }
+
+    /// Connects to one instance of a peer, distinguished by its nonce from earlier and later instances at the same
+    /// address; a nonce of zero means any.
+    pub fn connect_instance(&self, address: &Address, nonce: u32, policy: Policy) -> Connection {
         let lossy = policy.is_lossy();
         let cookie = if lossy { 0 } else { random().max(1) };
         let session = Session::new(lossy, Resume { client_cookie: cookie, ..Resume::default() });
-        let place = (address.clone(), String::new());
         if let Address::Loopback(name) = address {
-            return self.connect_local(place, name, policy, session);
+            return self.connect_local(address, name, policy, session);
         }
-        let conn = Conn::new(self.inner.clone(), place, (policy, State::Connecting, Link::Remote), session);
+        let identity = Identity::of_instance(address.clone(), String::new(), nonce);
+        let conn = Conn::new(self.inner.clone(), identity, (policy, Route::Remote), session);
         self.inner.remember(&conn);
         drop(spawn(engine::client(conn.clone())));
         Connection::new(conn)
     }
 
-    /// Connects to one instance of a peer, distinguished by its nonce from earlier and later instances at the same
-    /// address.
-    pub fn connect_instance(&self, address: &Address, nonce: u32, policy: Policy) -> Connection {
-        let connection = self.connect(address, policy);
-        // The task that connects the stream has not been polled yet.
-        connection.conn.target_nonce.set(nonce);
-        connection
-    }
-
     /// Connects two endpoints of this process.
     fn connect_local(
         &self,
-        place: (Address, String),
+        address: &Address,
         name: &str,
         policy: Policy,
-        session: Session<Rc<crate::connection::Outgoing>>,
+        session: Session<Rc<Outgoing>>,
     ) -> Connection {
         let found = self.inner.portal.names.borrow().get(name).and_then(Weak::upgrade);
-        let link = Link::Local(RefCell::default());
-        let conn = Conn::new(self.inner.clone(), place.clone(), (policy, State::Connecting, link), session);
+        let identity = || Identity::new(address.clone(), String::new());
+        let route = Route::Local(RefCell::default());
+        let conn = Conn::new(self.inner.clone(), identity(), (policy, route), session);
         let Some(server) = found.filter(|server| !server.stopping.get()) else {
             conn.end(no_local_endpoint(name).into());
             return Connection::new(conn);
         };
-        let link = Link::Local(RefCell::new(Rc::downgrade(&conn)));
-        let theirs = (server.options.accept, State::Open, link);
-        let other = Conn::new(server.clone(), place, theirs, Session::new(true, Resume::default()));
-        if let Link::Local(end) = &conn.link {
+        let theirs = (server.options.accept, Route::Local(RefCell::new(Rc::downgrade(&conn))));
+        let other = Conn::new(server.clone(), identity(), theirs, Session::new(true, Resume::default()));
+        if let Route::Local(end) = &conn.route {
             *end.borrow_mut() = Rc::downgrade(&other);
         }
-        conn.transport.set("loopback");
-        other.transport.set("loopback");
-        conn.entity.set(server.options.entity);
-        other.entity.set(self.inner.options.entity);
+        conn.identity.identify(server.options.entity, None);
+        other.identity.identify(self.inner.options.entity, None);
         self.inner.remember(&conn);
         server.remember(&other);
-        conn.set_state(State::Open);
+        for end in [&other, &conn] {
+            end.lifecycle.open("loopback");
+        }
         server.handler.opened(&Connection::new(other));
         self.inner.handler.opened(&Connection::new(conn.clone()));
         Connection::new(conn)

@@ -1,13 +1,14 @@
 //! Pending requests, indexed by the transaction ID in the message header without a search.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
 
 use crate::connection::SendError;
-use crate::message::Message;
+use crate::message::{Message, Role};
 
 pub(crate) type Reply = Result<Message, SendError>;
 
@@ -26,11 +27,79 @@ struct Request {
 
 /// Pending requests of one connection.
 ///
+/// Invariant: wakers are woken, and wakers, messages and replies dropped, while the table is not borrowed, since either
+/// may begin or end another request.
+#[derive(Default)]
+pub(crate) struct RequestTable(RefCell<Requests>);
+
+impl RequestTable {
+    /// Lists a request that is about to be queued, and returns its ID: the chosen one, or a new one.
+    ///
+    /// # Errors
+    /// `Tid` when the chosen ID is 0, or that of a pending request.
+    #[inline]
+    pub(crate) fn begin(&self, chosen: Option<u64>) -> Result<u64, SendError> {
+        let mut requests = self.0.borrow_mut();
+        match chosen {
+            Some(tid) if !requests.begin_as(tid) => Err(SendError::Tid(tid)),
+            Some(tid) => Ok(tid),
+            None => Ok(requests.begin()),
+        }
+    }
+
+    /// Marks a request as queued, so that a reply can be delivered.
+    #[inline]
+    pub(crate) fn queued(&self, tid: u64) {
+        self.0.borrow_mut().queued(tid);
+    }
+
+    /// Delivers a reply to its waiting request.  Returns the message if it may be something else; a reply that nothing
+    /// waits for any more is dropped.
+    #[inline]
+    pub(crate) fn answer(&self, message: Message) -> Option<Message> {
+        let answered = self.0.borrow_mut().answer(message.tid, message);
+        match answered {
+            Ok(waker) => waker.into_iter().for_each(Waker::wake),
+            Err(message) if message.role == Role::Reply => drop(message),
+            Err(message) => return Some(message),
+        }
+        None
+    }
+
+    /// Takes the reply and ends the request, if the reply has arrived; otherwise registers the task.
+    #[inline]
+    pub(crate) fn poll(&self, tid: u64, cx: &Context<'_>) -> Poll<Reply> {
+        let mut requests = self.0.borrow_mut();
+        if let Some(reply) = requests.take(tid) {
+            return Poll::Ready(reply);
+        }
+        let before = requests.wait(tid, cx);
+        drop(requests);
+        drop(before);
+        Poll::Pending
+    }
+
+    /// Ends a request, with or without a reply.
+    #[inline]
+    pub(crate) fn end(&self, tid: u64) {
+        let remains = self.0.borrow_mut().end(tid);
+        drop(remains);
+    }
+
+    /// Fails all requests that wait for a reply.
+    pub(crate) fn fail(&self, error: &SendError) {
+        let wakers = self.0.borrow_mut().fail(error);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Requests by transaction ID.
+///
 /// A transaction ID has the slot index in its lower half and a generation count in the upper one, so a late reply to an
 /// abandoned request is not taken for that of the next request in the same slot.  IDs chosen by the caller are looked
 /// up in a map.
 #[derive(Default)]
-pub(crate) struct Requests {
+struct Requests {
     slots: Slab<Request>,
     count: u32,
     /// Slots of the requests whose IDs were chosen by the caller.
@@ -58,7 +127,7 @@ impl Hasher for TidHasher {
 impl Requests {
     /// Allocates the ID of a request that is about to be queued; never 0.
     #[inline]
-    pub(crate) fn begin(&mut self) -> u64 {
+    fn begin(&mut self) -> u64 {
         let place = self.slots.vacant_key() as u64;
         let tid = loop {
             self.count = self.count.checked_add(1).unwrap_or(1);
@@ -72,7 +141,7 @@ impl Requests {
     }
 
     /// Registers a request under the caller's ID.  Returns false if the ID is 0, or that of a pending request.
-    pub(crate) fn begin_as(&mut self, tid: u64) -> bool {
+    fn begin_as(&mut self, tid: u64) -> bool {
         if tid == 0 || self.get(tid).is_some() {
             return false;
         }
@@ -96,7 +165,7 @@ impl Requests {
 
     /// Marks a request as queued, so that a reply can be delivered.
     #[inline]
-    pub(crate) fn queued(&mut self, tid: u64) {
+    fn queued(&mut self, tid: u64) {
         if let Some(request) = self.get(tid) {
             request.state = State::Waiting(None);
         }
@@ -106,7 +175,7 @@ impl Requests {
     // Boxing the error would charge every message for a rare case.
     #[allow(clippy::result_large_err)]
     #[inline]
-    pub(crate) fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
+    fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
         match self.get(tid) {
             Some(Request { state: state @ State::Waiting(_), .. }) => {
                 let State::Waiting(waker) = state else { unreachable!("just seen") };
@@ -120,7 +189,7 @@ impl Requests {
 
     /// Takes the reply and ends the request, if the reply has arrived.
     #[inline]
-    pub(crate) fn take(&mut self, tid: u64) -> Option<Reply> {
+    fn take(&mut self, tid: u64) -> Option<Reply> {
         let place = self.place(tid);
         let answered = |request: &Request| request.tid == tid && matches!(request.state, State::Done(_));
         if !self.slots.get(place).is_some_and(answered) {
@@ -138,7 +207,7 @@ impl Requests {
     /// Registers a waker for the reply; a previous waker is returned for the caller to drop, since its drop may run
     /// arbitrary code.
     #[inline]
-    pub(crate) fn wait(&mut self, tid: u64, cx: &Context<'_>) -> Option<Waker> {
+    fn wait(&mut self, tid: u64, cx: &Context<'_>) -> Option<Waker> {
         let request = self.get(tid).expect("a request is there until it has ended");
         match &mut request.state {
             State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => None,
@@ -150,7 +219,7 @@ impl Requests {
 
     /// Ends a request, with or without a reply; the remains are returned for the caller to drop.
     #[inline]
-    pub(crate) fn end(&mut self, tid: u64) -> impl Sized + use<> {
+    fn end(&mut self, tid: u64) -> impl Sized + use<> {
         self.get(tid)?;
         let place = self.place(tid);
         if !self.chosen.is_empty() {
@@ -160,7 +229,7 @@ impl Requests {
     }
 
     /// Fails all waiting requests, and returns the wakers to wake.
-    pub(crate) fn fail(&mut self, error: &SendError) -> Vec<Waker> {
+    fn fail(&mut self, error: &SendError) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (_, request) in &mut self.slots {
             if matches!(request.state, State::Waiting(_)) {
@@ -176,8 +245,6 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Poll;
-
     use super::*;
 
     fn poll(requests: &mut Requests, tid: u64) -> Poll<Reply> {

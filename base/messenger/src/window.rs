@@ -4,6 +4,8 @@
 //! may be sent in the clear, messages do the same.  Either way a write is complete when the bytes are in the window,
 //! and [`persist`](crate::Connection::persist) is complete when the window's owner has made them durable.
 
+mod table;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
@@ -18,6 +20,8 @@ use crate::connection::{Conn, Connection, SendError};
 use crate::message::{Message, Role};
 use crate::wire::codec::{Malformed, Reader, Writer};
 use crate::wire::entity;
+
+pub(crate) use table::WindowTable;
 
 /// Length of an encoded [`Place`] in bytes.
 pub const PLACE_LEN: usize = 28;
@@ -156,13 +160,13 @@ pub struct Window {
 
 impl Window {
     pub(crate) fn open(conn: &Rc<Conn>, len: usize) -> io::Result<Self> {
-        let memory = match &*conn.rdma.borrow() {
+        let memory = match conn.windows.device() {
             Some(stream) => Memory::Registered(stream.window(len)?),
             None => Memory::Own(RefCell::new(BufMut::zeroed(len))),
         };
         let (id, len) = (random().max(1), len as u64);
         let inner = Rc::new(Inner { id, len, memory, persist: RefCell::default(), writes: Cell::new(0) });
-        conn.windows.borrow_mut().insert(id, inner.clone());
+        conn.windows.insert(inner.clone());
         Ok(Self { inner, conn: Rc::downgrade(conn) })
     }
 
@@ -203,8 +207,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.upgrade() {
-            let closed = conn.windows.borrow_mut().remove(&self.inner.id);
-            drop(closed);
+            conn.windows.remove(self.inner.id);
         }
     }
 }
@@ -236,7 +239,7 @@ impl fmt::Debug for Content {
 
 impl Inner {
     /// Revokes device access, whoever still holds the window.
-    pub(crate) fn revoke(&self) {
+    fn revoke(&self) {
         match &self.memory {
             Memory::Own(_) => {}
             Memory::Registered(window) => window.revoke(),
@@ -284,7 +287,7 @@ fn look(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
     let front = message.front.clone().into_contiguous();
     let mut reader = Reader::new(&front, "a request to a window");
     let (Ok(id), Ok(offset), Ok(len)) = (reader.u64(), reader.u64(), reader.u64()) else { return Err(NO_WINDOW) };
-    let window = conn.windows.borrow().get(&id).cloned().ok_or(NO_WINDOW)?;
+    let window = conn.windows.get(id).ok_or(NO_WINDOW)?;
     if offset.checked_add(len).is_none_or(|end| end > window.len) {
         return Err(PAST_THE_END);
     }
@@ -330,7 +333,7 @@ impl Connection {
     /// Returns true if writes into the peer's window are currently made by a device, without involving the peer's
     /// processor.
     pub fn writes_one_sided(&self) -> bool {
-        self.conn.rdma.borrow().is_some()
+        self.conn.windows.device().is_some()
     }
 
     /// Writes into the peer's window; complete when the bytes are there.
@@ -343,8 +346,7 @@ impl Connection {
     pub async fn write(&self, place: Place, offset: u64, data: impl Into<BufList>) -> Result<(), WriteError> {
         let data = data.into();
         self.check_window(place, offset, data.len() as u64)?;
-        let stream = self.conn.rdma.borrow().clone();
-        match stream {
+        match self.conn.windows.device() {
             Some(stream) if place.key != 0 => write_by_device(&stream, place, offset, &data).await,
             _ => self.write_by_messages(place, offset, data).await,
         }

@@ -10,7 +10,6 @@ use super::stream::Transmission;
 use crate::connection::{Conn, Connection, Reason, State};
 use crate::session::{ClientConfig, Link, Outcome, Progress, Violation};
 use crate::transport::Channel;
-use crate::wire::EntityAddr;
 
 /// Runs an outgoing connection, with reconnects, until it ends.
 pub(crate) async fn client(conn: Rc<Conn>) {
@@ -36,27 +35,24 @@ pub(crate) async fn client(conn: Rc<Conn>) {
         if conn.is_closed() {
             return;
         }
-        let lossy = conn.session.borrow().is_lossy();
+        let lossy = conn.send_queue.session().is_lossy();
         let hopeless = !established && is_final(&reason);
         if lossy || hopeless || options.give_up.is_some_and(|limit| down_since.elapsed() >= limit) {
-            tracing::info!(peer = %conn.address, %reason, "a connection has ended");
-            if conn.end(reason.clone()) {
-                conn.handler().lost(&connection, &reason);
-            }
+            tracing::info!(peer = %conn.identity.address(), %reason, "a connection has ended");
+            conn.lose(&reason);
             return;
         }
-        tracing::debug!(peer = %conn.address, %reason, ?backoff, "a stream is lost, and is made again");
-        let interrupted = conn.state.get() == State::Open;
+        tracing::debug!(peer = %conn.identity.address(), %reason, ?backoff, "a stream is lost, and is made again");
+        let interrupted = conn.lifecycle.state() == State::Open;
         conn.take_over();
-        *conn.reason.borrow_mut() = Some(reason.clone());
-        conn.set_state(State::Connecting);
+        conn.lifecycle.disconnect(State::Connecting, reason.clone());
         if interrupted {
             conn.handler().interrupted(&connection, &reason);
         }
         // Jitter keeps clients of the same lost peer from reconnecting in the same moment.
         let rest = backoff / 2 + Duration::from_nanos(random() % (backoff.as_nanos() as u64 / 2).max(1));
         // Woken early only when the connection was closed.
-        let _ = timeout(rest, conn.changed.wait_until(|| conn.is_closed())).await;
+        let _ = timeout(rest, conn.lifecycle.closed()).await;
         backoff = (backoff * 2).min(options.backoff_max);
     }
 }
@@ -83,20 +79,20 @@ fn is_final(reason: &Reason) -> bool {
 async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
     let messenger = &conn.messenger;
     let options = &messenger.options;
-    let channel = Channel::connect(&conn.address, options.transport()).await?;
-    let mut resume = conn.session.borrow().resume();
+    let channel = Channel::connect(conn.identity.address(), options.transport()).await?;
+    let mut resume = conn.send_queue.session().resume();
     resume.global_seq = messenger.next_global_seq(0);
     if resume.server_cookie != 0 {
         resume.connect_seq += 1;
     }
-    conn.session.borrow_mut().set_resume(resume);
+    conn.send_queue.session_mut().set_resume(resume);
     let config = ClientConfig {
         entity: options.entity,
         peer_entity: options.peer_entity,
-        addrs: vec![messenger.client_addr(conn.nonce)],
-        target: EntityAddr::msgr2(conn.address.socket(), conn.target_nonce.get()),
+        addrs: vec![messenger.client_addr(conn.identity.nonce())],
+        target: conn.identity.target(),
         gid: options.gid,
-        modes: options.modes(conn.address.is_local()),
+        modes: options.modes(conn.identity.address().is_local()),
         supported: options.supported,
         required: options.required,
         lossy: conn.policy.is_lossy(),
@@ -110,34 +106,23 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         return Err(Reason::Closed);
     }
     messenger.next_global_seq(agreed.resume.global_seq);
-    conn.entity.set(link.peer_entity());
-    conn.own_addr.set(link.own_addr());
+    conn.identity.identify(link.peer_entity(), link.own_addr());
     let epoch = conn.take_over();
     let connection = Connection::new(conn.clone());
     if let Some(full) = agreed.reset {
-        tracing::info!(peer = %conn.address, full, "the peer has forgotten the session");
+        tracing::info!(peer = %conn.identity.address(), full, "the peer has forgotten the session");
         if full {
             conn.fail(&Reason::Reset);
         } else {
-            conn.session.borrow_mut().reset(false);
+            conn.send_queue.session_mut().reset(false);
         }
     }
-    let mut settled = Vec::new();
-    let resumed = {
-        let mut session = conn.session.borrow_mut();
-        session.set_resume(agreed.resume);
-        session.set_lossy(agreed.lossy);
-        match agreed.outcome {
-            Outcome::Resumed(seq) => session.resumed(seq, |outgoing| settled.push(outgoing)),
-            Outcome::Fresh => Ok(()),
-        }
-    };
-    settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
-    resumed?;
-    tracing::debug!(peer = %conn.address, mode = link.mode(), outcome = ?agreed.outcome, "a stream is open");
-    conn.reason.borrow_mut().take();
-    conn.transport.set(channel.name());
-    conn.set_state(State::Open);
+    conn.send_queue.session_mut().agree(agreed.resume, agreed.lossy);
+    if let Outcome::Resumed(seq) = agreed.outcome {
+        conn.send_queue.resumed(seq)?;
+    }
+    tracing::debug!(peer = %conn.identity.address(), mode = link.mode(), outcome = ?agreed.outcome, "a stream is open");
+    conn.lifecycle.open(channel.name());
     if agreed.reset.is_some() {
         conn.handler().reset(&connection);
     }
@@ -149,10 +134,8 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
 /// Ends a server's session if its client does not reconnect within `linger`.
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
     sleep(conn.messenger.options.linger).await;
-    if conn.epoch.get() == epoch && conn.state.get() == State::Standby {
-        tracing::info!(peer = %conn.address, name = conn.name, "a client has not come back; its session is forgotten");
-        if conn.end(Reason::Expired) {
-            conn.handler().lost(&Connection::new(conn.clone()), &Reason::Expired);
-        }
+    if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == State::Standby {
+        tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "a client has not come back; its session is forgotten");
+        conn.lose(&Reason::Expired);
     }
 }

@@ -9,7 +9,7 @@ use forebay_reactor::{random, sleep, spawn, timeout};
 use super::client::expire;
 use super::drive;
 use super::stream::Transmission;
-use crate::connection::{Conn, Connection, Link as ConnLink, Reason, State};
+use crate::connection::{Conn, Connection, Identity, Reason, Route, State};
 use crate::messenger::Inner;
 use crate::session::{Answer, Asked, Link, Policy, Progress, Resume, ServerConfig, Session, Violation};
 use crate::transport::{Acceptor, Address, Channel};
@@ -108,28 +108,23 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
             return;
         }
     };
-    tracing::debug!(%peer, name = conn.name, mode = link.mode(), "a stream is open");
-    conn.reason.borrow_mut().take();
-    conn.transport.set(channel.name());
-    conn.set_state(State::Open);
+    tracing::debug!(%peer, name = conn.identity.name(), mode = link.mode(), "a stream is open");
+    conn.lifecycle.open(channel.name());
     let connection = Connection::new(conn.clone());
     conn.handler().opened(&connection);
     let reason = Transmission::new(conn.clone(), epoch, channel.clone(), link).run().await;
     channel.shutdown();
-    if conn.epoch.get() != epoch || conn.is_closed() {
+    if !conn.lifecycle.is_current(epoch) {
         return;
     }
-    if conn.session.borrow().is_lossy() {
-        tracing::info!(%peer, name = conn.name, %reason, "a connection has ended");
-        if conn.end(reason.clone()) {
-            conn.handler().lost(&connection, &reason);
-        }
+    if conn.send_queue.session().is_lossy() {
+        tracing::info!(%peer, name = conn.identity.name(), %reason, "a connection has ended");
+        conn.lose(&reason);
         return;
     }
-    tracing::debug!(%peer, name = conn.name, %reason, "a stream is lost; its session waits for the client");
+    tracing::debug!(%peer, name = conn.identity.name(), %reason, "a stream is lost; its session waits for the client");
     let epoch = conn.take_over();
-    *conn.reason.borrow_mut() = Some(reason.clone());
-    conn.set_state(State::Standby);
+    conn.lifecycle.disconnect(State::Standby, reason.clone());
     conn.handler().interrupted(&connection, &reason);
     drop(spawn(expire(conn, epoch)));
 }
@@ -159,13 +154,6 @@ async fn handshake(
 
 type Found = (Answer, Option<(Rc<Conn>, u64)>);
 
-/// Ends the session of a client that has started a new one.
-fn forget(conn: &Rc<Conn>) {
-    if conn.end(Reason::Reset) {
-        conn.handler().lost(&Connection::new(conn.clone()), &Reason::Reset);
-    }
-}
-
 fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &ClientIdent) -> Result<Found, Reason> {
     let options = &messenger.options;
     let missing = options.required & !ident.supported;
@@ -181,18 +169,18 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
     let before = messenger.sessions.borrow().get(&key).cloned();
     let mut kept = None;
     if let Some(before) = before {
-        let resume = before.session.borrow().resume();
-        if before.peer_global_seq.get() > ident.global_seq && resume.client_cookie == ident.cookie {
+        let resume = before.send_queue.session().resume();
+        if before.lifecycle.peer_global_seq() > ident.global_seq && resume.client_cookie == ident.cookie {
             // A delayed connection attempt, older than the current one.
             return Err(Reason::Replaced);
         }
         // The client has never seen the session that it asked for: the session continues from its beginning.
         let unheard = !lossy && resume.client_cookie == ident.cookie && resume.in_seq == 0;
-        if unheard && before.session.borrow_mut().resumed(0, drop).is_ok() {
+        if unheard && before.send_queue.resumed(0).is_ok() {
             kept = Some(before);
         } else {
-            tracing::info!(%peer, name = before.name, "a client has begun anew; its session before is forgotten");
-            forget(&before);
+            tracing::info!(%peer, name = before.identity.name(), "a client has begun anew; its session before is forgotten");
+            before.lose(&Reason::Reset);
         }
     }
     let conn = match kept {
@@ -204,9 +192,9 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
             let server_cookie = if lossy { 0 } else { random().max(1) };
             let resume = Resume { client_cookie: ident.cookie, server_cookie, ..Resume::default() };
             let policy = if lossy { Policy::StatelessServer } else { Policy::LosslessPeer };
-            let place = (peer.clone(), key.0.clone());
+            let identity = Identity::new(peer.clone(), key.0.clone());
             let session = Session::new(lossy, resume);
-            let conn = Conn::new(messenger.clone(), place, (policy, State::Connecting, ConnLink::Remote), session);
+            let conn = Conn::new(messenger.clone(), identity, (policy, Route::Remote), session);
             messenger.remember(&conn);
             if !lossy {
                 messenger.sessions.borrow_mut().insert(key, conn.clone());
@@ -214,8 +202,8 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
             conn
         }
     };
-    conn.entity.set(link.peer_entity());
-    conn.peer_global_seq.set(ident.global_seq);
+    conn.identity.identify(link.peer_entity(), link.own_addr());
+    conn.lifecycle.set_peer_global_seq(ident.global_seq);
     let epoch = conn.take_over();
     let answer = ServerIdent {
         addrs: vec![messenger.own_addr(Some(ident.target))],
@@ -224,7 +212,7 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
         supported: options.supported,
         required: options.required,
         flags: if lossy { FLAG_LOSSY } else { 0 },
-        cookie: conn.session.borrow().resume().server_cookie,
+        cookie: conn.send_queue.session().resume().server_cookie,
     };
     Ok((Answer::Ident(answer), Some((conn, epoch))))
 }
@@ -232,28 +220,26 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
 fn reconnect_asked(messenger: &Rc<Inner>, link: &Link, reconnect: &Reconnect) -> Found {
     let key = (link.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
     let Some(conn) = messenger.sessions.borrow().get(&key).cloned() else { return (Answer::Reset, None) };
-    let resume = conn.session.borrow().resume();
+    let resume = conn.send_queue.session().resume();
     if (resume.client_cookie, resume.server_cookie) != (reconnect.client_cookie, reconnect.server_cookie) {
         return (Answer::Reset, None);
     }
-    if conn.peer_global_seq.get() > reconnect.global_seq {
-        return (Answer::RetryGlobal(conn.peer_global_seq.get()), None);
+    let seen = conn.lifecycle.peer_global_seq();
+    if seen > reconnect.global_seq {
+        return (Answer::RetryGlobal(seen), None);
     }
     if resume.connect_seq > reconnect.connect_seq {
         return (Answer::Retry(resume.connect_seq), None);
     }
-    let mut settled = Vec::new();
-    let resumed = conn.session.borrow_mut().resumed(reconnect.msg_seq, |outgoing| settled.push(outgoing));
-    settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
-    if let Err(violation) = resumed {
+    if let Err(violation) = conn.send_queue.resumed(reconnect.msg_seq) {
         // The two sides disagree on what was sent: the session cannot be resumed.
-        tracing::warn!(name = conn.name, %violation, "a session cannot be resumed");
-        forget(&conn);
+        tracing::warn!(name = conn.identity.name(), %violation, "a session cannot be resumed");
+        conn.lose(&Reason::Reset);
         return (Answer::Reset, None);
     }
-    conn.session.borrow_mut().set_resume(Resume { connect_seq: reconnect.connect_seq, ..resume });
-    conn.peer_global_seq.set(reconnect.global_seq);
+    conn.send_queue.session_mut().set_resume(Resume { connect_seq: reconnect.connect_seq, ..resume });
+    conn.lifecycle.set_peer_global_seq(reconnect.global_seq);
     let epoch = conn.take_over();
-    let in_seq = conn.session.borrow().resume().in_seq;
+    let in_seq = conn.send_queue.session().resume().in_seq;
     (Answer::ReconnectOk(in_seq), Some((conn, epoch)))
 }

@@ -30,11 +30,11 @@ const KEEPALIVE_ACKS_MAX: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Intake {
     /// More bytes must be received.
-    Hungry,
+    NeedInput,
     /// A message waits for receive budget.
-    Full,
+    NoReceiveBudget,
     /// The frame budget of this turn is spent.
-    Tired,
+    BudgetSpent,
 }
 
 /// Open stream.
@@ -68,9 +68,9 @@ pub(super) struct Transmission {
 impl Transmission {
     /// Creates the transmission of a connection whose handshake is complete.
     pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, link: Link) -> Self {
-        // RDMA writes by a device are not encrypted.
-        let clear = link.mode() != mode::SECURE;
-        *conn.rdma.borrow_mut() = channel.rdma().filter(|_| clear);
+        // RDMA writes by a device are not encrypted.  The handler may have closed the connection when it opened.
+        let writes_by_device = link.mode() != mode::SECURE && conn.lifecycle.is_current(epoch);
+        conn.windows.set_device(channel.rdma().filter(|_| writes_by_device));
         let (mut decoder, encoder, control) = link.into_parts();
         decoder.set_limits(conn.messenger.options.limits);
         let now = now();
@@ -110,7 +110,7 @@ impl Transmission {
     }
 
     fn is_over(&self) -> bool {
-        self.conn.epoch.get() != self.epoch
+        !self.conn.lifecycle.is_current(self.epoch)
     }
 
     fn turn<R, S>(
@@ -127,11 +127,10 @@ impl Transmission {
             return Err(Reason::Replaced);
         }
         self.now = now();
-        self.conn.set_task(cx.waker());
         // Messages queued from here on are seen below.
-        self.conn.attentive.set(true);
+        self.conn.send_queue.attend(cx.waker());
         self.tick(cx)?;
-        if self.conn.session.borrow().queued() > 0 {
+        if self.conn.send_queue.session().queued() > 0 {
             // Queued messages are sent before more is received, which may take a while.
             self.pump(cx, &send, sending.as_mut())?;
         }
@@ -144,18 +143,18 @@ impl Transmission {
                 receiving.set(None);
                 self.received(result, buf)?;
             }
-            let intake = if receiving.is_some() { Intake::Hungry } else { self.take_in(cx, &mut budget)? };
+            let intake = if receiving.is_some() { Intake::NeedInput } else { self.take_in(cx, &mut budget)? };
             self.conn.messenger.portal.dispatch();
             if self.is_over() {
                 return Err(Reason::Replaced);
             }
             self.pump(cx, &send, sending.as_mut())?;
-            if receiving.is_none() && intake == Intake::Hungry {
+            if receiving.is_none() && intake == Intake::NeedInput {
                 let want = self.decoder.want();
                 receiving.set(Some(receive(want)));
                 again = true;
             }
-            if intake == Intake::Tired {
+            if intake == Intake::BudgetSpent {
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -164,7 +163,9 @@ impl Transmission {
             }
         }
         // While a send is in flight, its completion checks the queue again.
-        self.conn.attentive.set(sending.is_some());
+        if sending.is_none() {
+            self.conn.send_queue.rest();
+        }
         Ok(())
     }
 
@@ -213,9 +214,9 @@ impl Transmission {
         }
         loop {
             if *budget == 0 {
-                return Ok(Intake::Tired);
+                return Ok(Intake::BudgetSpent);
             }
-            let (held, throttle) = (&mut self.held, &self.conn.throttle);
+            let (held, throttle) = (&mut self.held, &self.conn.receive_budget);
             let admit = |layout: &Layout| {
                 // A share may be left over from a message that its sender aborted.
                 *held = None;
@@ -231,18 +232,18 @@ impl Transmission {
                         _ => self.control(&frame)?,
                     }
                 }
-                Next::Hungry => {
+                Next::NeedInput => {
                     if self.decoder.is_between_frames() {
                         self.frame_since = None;
                     } else {
                         self.frame_since.get_or_insert(self.now);
                     }
-                    return Ok(Intake::Hungry);
+                    return Ok(Intake::NeedInput);
                 }
-                Next::Held => {
+                Next::NotAdmitted => {
                     self.full = true;
-                    self.conn.throttle.wait(cx.waker());
-                    return Ok(Intake::Full);
+                    self.conn.receive_budget.wait(cx.waker());
+                    return Ok(Intake::NoReceiveBudget);
                 }
             }
         }
@@ -275,14 +276,14 @@ impl Transmission {
         if header.ack_seq > 0 {
             self.acknowledged(header.ack_seq)?;
         }
-        let verdict = self.conn.session.borrow_mut().received(header.seq)?;
+        let verdict = self.conn.send_queue.session_mut().received(header.seq)?;
         if verdict == Verdict::Duplicate {
             return Ok(());
         }
         let message = Message::received(&header, frame.segments, held);
         // Ceph's daemons do not mark replies; a pending tid identifies one.
-        let reply = message.role == Role::Reply || self.conn.entity.get() != entity::FOREBAY;
-        let message = if reply && message.tid != 0 { self.conn.answer(message) } else { Some(message) };
+        let reply = message.role == Role::Reply || self.conn.identity.entity() != entity::FOREBAY;
+        let message = if reply && message.tid != 0 { self.conn.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
             self.conn.messenger.portal.enqueue(self.conn.clone(), message);
         }
@@ -290,16 +291,7 @@ impl Transmission {
     }
 
     fn acknowledged(&mut self, seq: u64) -> Result<(), Reason> {
-        let mut session = self.conn.session.borrow_mut();
-        if session.is_lossy() {
-            return Ok(());
-        }
-        // Notified senders, and those that wait for the released budget, may re-enter this function.
-        let settled = &mut self.settled;
-        let result = session.acknowledged(seq, |outgoing| settled.push(outgoing));
-        drop(session);
-        settled.drain(..).for_each(|outgoing| outgoing.settle(Ok(())));
-        Ok(result?)
+        Ok(self.conn.send_queue.acknowledged(seq, &mut self.settled)?)
     }
 
     /// Gathers the bytes to send now.
@@ -313,14 +305,14 @@ impl Transmission {
             let ask = Keepalive { seconds: time.as_secs() as u32, nanos: time.subsec_nanos() };
             self.encoder.control(Tag::Keepalive2, &ask.encode(), &mut batch).map_err(Violation::from)?;
         }
-        let mut session = self.conn.session.borrow_mut();
+        let mut session = self.conn.send_queue.session_mut();
         let handed_over = &mut self.settled;
         if batch.is_empty() && session.queued() > 1 {
             batch = BufList::with_room((2 * session.queued()).min(SEND_PARTS));
         }
         while batch.len() < SEND_BYTES && batch.parts().len() < SEND_PARTS {
             let Some((seq, outgoing)) = session.pop() else { break };
-            let message = &outgoing.message;
+            let message = outgoing.message();
             let header = message.header(seq, session.tell());
             let segments = [&message.front, &message.middle, &message.data];
             self.encoder.append(&header, segments, &mut batch).map_err(Violation::from)?;

@@ -134,7 +134,7 @@ pub struct Established {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// More bytes must be received.
-    Hungry,
+    NeedInput,
     /// Server only: session request of the client; [`Link::answer`] is next.
     Asked(Asked),
     /// Client only: session established, new or resumed.
@@ -315,7 +315,7 @@ impl Link {
     pub fn step(&mut self, random: &mut dyn FnMut() -> u64) -> Result<Progress, Violation> {
         loop {
             if self.state == State::Banner {
-                let Some((banner, bytes)) = self.decoder.banner()? else { return Ok(Progress::Hungry) };
+                let Some((banner, bytes)) = self.decoder.banner()? else { return Ok(Progress::NeedInput) };
                 if let Some((lacks, wants)) = Banner::OURS.disagreement(&banner) {
                     return Err(Violation::Features { lacks, wants });
                 }
@@ -341,7 +341,7 @@ impl Link {
             if self.transcript.as_ref().is_some_and(|transcript| transcript.received.len() > TRANSCRIPT_MAX) {
                 return Err(Violation::TooMuchBeforeAuth(TRANSCRIPT_MAX));
             }
-            let Next::Frame(frame) = next else { return Ok(Progress::Hungry) };
+            let Next::Frame(frame) = next else { return Ok(Progress::NeedInput) };
             if let Some(progress) = self.frame(&frame, random)? {
                 return Ok(progress);
             }

@@ -41,6 +41,11 @@ pub enum Verdict {
 }
 
 /// One side of a session.  `M` is a message, or a handle of one.
+///
+/// Invariants:
+/// 1. Numbers in `sent` and then in `replay` increase: after `acked`, and up to `out_seq`.
+/// 2. Nothing is reported to the peer as received that was not: `told` is at most `resume.in_seq`.
+/// 3. A message has its number from the first time that it is sent; only a reset gives it another one.
 #[derive(Debug)]
 pub struct Session<M> {
     lossy: bool,
@@ -73,14 +78,32 @@ impl<M> Session<M> {
         }
     }
 
+    /// Asserts the invariants, as far as the ends of the queues show them.
+    #[inline]
+    fn check(&self) {
+        let (sent, replay) = (&self.sent, &self.replay);
+        let ends = [sent.front(), sent.back(), replay.front(), replay.back()];
+        debug_assert!(
+            ends.iter().flatten().is_sorted_by_key(|(seq, _)| *seq)
+                && ends.iter().flatten().all(|(seq, _)| (self.acked + 1..=self.out_seq).contains(seq)),
+            "messages after {}, up to {}: {:?}",
+            self.acked,
+            self.out_seq,
+            ends.map(|end| end.map(|(seq, _)| *seq))
+        );
+        debug_assert!(self.told <= self.resume.in_seq, "{} reported of {}", self.told, self.resume.in_seq);
+    }
+
     /// Returns true if no state is kept across reconnects.
     #[inline]
     pub fn is_lossy(&self) -> bool {
         self.lossy
     }
 
-    /// Sets whether the session is lossy; the server may make it so although the client did not ask.
-    pub fn set_lossy(&mut self, lossy: bool) {
+    /// Sets what a handshake has agreed on: IDs and numbers, except for the highest number received; and whether the
+    /// session is lossy, which the server may demand although the client did not ask.
+    pub fn agree(&mut self, resume: Resume, lossy: bool) {
+        self.set_resume(resume);
         self.lossy = lossy;
     }
 
@@ -127,6 +150,7 @@ impl<M> Session<M> {
         if !self.lossy {
             self.sent.push_back((seq, message.clone()));
         }
+        self.check();
         Some((seq, message))
     }
 
@@ -148,6 +172,7 @@ impl<M> Session<M> {
         while self.sent.front().is_some_and(|(number, _)| *number <= seq) {
             self.sent.pop_front().map(|(_, message)| message).into_iter().for_each(&mut done);
         }
+        self.check();
         Ok(())
     }
 
@@ -187,6 +212,7 @@ impl<M> Session<M> {
         let mut again = std::mem::take(&mut self.sent);
         again.append(&mut self.replay);
         self.replay = again;
+        self.check();
     }
 
     /// Resumes the session on a new connection; the peer has received everything up to `seq`.
@@ -204,6 +230,7 @@ impl<M> Session<M> {
         }
         // The resume has reported the highest number received.
         self.told = self.resume.in_seq;
+        self.check();
         Ok(())
     }
 
@@ -225,6 +252,7 @@ impl<M> Session<M> {
             global_seq: self.resume.global_seq,
             ..Resume::default()
         };
+        self.check();
         out
     }
 }

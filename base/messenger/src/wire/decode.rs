@@ -141,9 +141,9 @@ pub enum Next {
     /// Complete frame; more may follow.
     Frame(Frame),
     /// More bytes must be received.
-    Hungry,
+    NeedInput,
     /// A message waits for admission.
-    Held,
+    NotAdmitted,
 }
 
 /// Buffer to receive into.
@@ -211,7 +211,7 @@ impl Decoder {
         self.crypto = Some(direction);
     }
 
-    /// Returns the buffer to receive into, after [`next`](Self::next) returned `Hungry`.
+    /// Returns the buffer to receive into, after [`next`](Self::next) returned `NeedInput`.
     pub fn want(&mut self) -> Want {
         if let Some(body) = self.body.take() {
             self.receiving_body = true;
@@ -250,7 +250,7 @@ impl Decoder {
         self.staging = Some(buf);
     }
 
-    /// Copies some of `bytes` in as if they had just been received, after [`next`](Self::next) returned `Hungry`;
+    /// Copies some of `bytes` in as if they had just been received, after [`next`](Self::next) returned `NeedInput`;
     /// returns the number of bytes taken.
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         let mut want = self.want();
@@ -289,7 +289,7 @@ impl Decoder {
                     let mut inline = [0; INLINE_LEN];
                     let layout = match &mut self.crypto {
                         None => {
-                            let Some(head) = staging.first_chunk::<PREAMBLE_LEN>() else { return Ok(Next::Hungry) };
+                            let Some(head) = staging.first_chunk::<PREAMBLE_LEN>() else { return Ok(Next::NeedInput) };
                             let layout = Layout::read(head, &self.limits)?;
                             seen(head);
                             staging.advance(PREAMBLE_LEN);
@@ -297,7 +297,7 @@ impl Decoder {
                             if layout.tag == Tag::Message && staging.len() >= len && !self.pools.crowded() {
                                 if !admit(&layout) {
                                     self.state = State::Announced(layout, inline);
-                                    return Ok(Next::Held);
+                                    return Ok(Next::NotAdmitted);
                                 }
                                 match cut_message(&layout, staging, self.checksum)? {
                                     Some(frame) => return Ok(Next::Frame(frame)),
@@ -308,7 +308,7 @@ impl Decoder {
                         }
                         Some(crypto) => {
                             if staging.len() < SECURE_HEAD_LEN {
-                                return Ok(Next::Hungry);
+                                return Ok(Next::NeedInput);
                             }
                             let head = &mut staging[..SECURE_HEAD_LEN];
                             crypto.open(head)?;
@@ -323,12 +323,12 @@ impl Decoder {
                 }
                 State::Announced(layout, inline) => {
                     if layout.tag == Tag::Message && !admit(&layout) {
-                        return Ok(Next::Held);
+                        return Ok(Next::NotAdmitted);
                     }
                     self.state = State::Body(layout, inline);
                 }
                 State::Body(layout, inline) => {
-                    let Some(body) = self.take_body(&layout)? else { return Ok(Next::Hungry) };
+                    let Some(body) = self.take_body(&layout)? else { return Ok(Next::NeedInput) };
                     self.state = State::Head;
                     let frame = match self.crypto {
                         None => {

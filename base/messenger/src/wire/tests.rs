@@ -95,8 +95,8 @@ fn decode(decoder: &mut Decoder, mut stream: &[u8], cuts: &[usize]) -> Result<Ve
                     held = false;
                     frames.push(frame);
                 }
-                Next::Held => {}
-                Next::Hungry => break,
+                Next::NotAdmitted => {}
+                Next::NeedInput => break,
             }
         }
         if stream.is_empty() {

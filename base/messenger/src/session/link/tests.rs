@@ -91,11 +91,11 @@ impl Pair {
         }
         let link = if at == 0 { &mut self.client } else { &mut self.server };
         let mut fed = 0;
-        let mut last = Progress::Hungry;
+        let mut last = Progress::NeedInput;
         while fed < bytes.len() {
             fed += link.feed(&bytes[fed..]);
             match link.step(&mut self.random) {
-                Ok(Progress::Hungry) => {}
+                Ok(Progress::NeedInput) => {}
                 Ok(progress) => last = progress,
                 Err(error) => return Some((at, Err(error))),
             }
@@ -111,7 +111,7 @@ impl Pair {
                 return None;
             }
             match self.deliver(turn % 2, (*cut).max(1)) {
-                None | Some((_, Ok(Progress::Hungry))) => {}
+                None | Some((_, Ok(Progress::NeedInput))) => {}
                 told => return told,
             }
         }
@@ -177,7 +177,7 @@ proptest! {
             }
             match pair.deliver(side, usize::MAX) {
                 Some((_, Err(_))) => return Ok(()),
-                Some((_, Ok(progress))) => prop_assert_eq!(progress, Progress::Hungry),
+                Some((_, Ok(progress))) => prop_assert_eq!(progress, Progress::NeedInput),
                 None if pair.under_way.iter().all(Vec::is_empty) => return Ok(()),
                 None => {}
             }

@@ -1,0 +1,77 @@
+//! Errors of a connection: why it has ended, and why a message was not sent.
+
+use std::io;
+
+use crate::session::Violation;
+
+/// Reason why a connection has ended, or has no stream at the moment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// Protocol violation by the peer, or one side rejected the other.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// Transport error.
+    #[error("{1}")]
+    Io(io::ErrorKind, String),
+    /// Closed by the peer.
+    #[error("the peer has closed the connection")]
+    PeerClosed,
+    /// Closed by the peer in the middle of a frame.
+    #[error("the peer has closed the connection in the middle of a frame")]
+    PeerBroke,
+    /// Closed by this side.
+    #[error("it was closed")]
+    Closed,
+    /// Handshake timeout.
+    #[error("the handshake was not over in time, while {0}")]
+    Handshake(&'static str),
+    /// Keepalive timeout: the peer is silent, even when asked.
+    #[error("the peer is silent")]
+    Silent,
+    /// Frame timeout: a frame was begun and not completed in time.
+    #[error("a frame was begun and not ended in time")]
+    Slow,
+    /// Superseded by another connection of the same peer.
+    #[error("another connection of the same peer has taken its place")]
+    Replaced,
+    /// Session reset: the peer has dropped the session, or has begun a new one.
+    #[error("the peer has forgotten the session")]
+    Reset,
+    /// Session expired: the peer did not reconnect in time.
+    #[error("the peer did not come back in time")]
+    Expired,
+    /// Peer address that is not in the list of allowed networks.
+    #[error("{0} is not on the list of those who may connect")]
+    NotAllowed(String),
+    /// Connection limit reached.
+    #[error("there are {0} connections already")]
+    TooMany(usize),
+}
+
+impl From<io::Error> for Reason {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error.kind(), error.to_string())
+    }
+}
+
+/// Error of sending a message, or of waiting for its reply.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// Connection ended.  The message may or may not have been delivered.
+    #[error("the connection has ended: {0}")]
+    Ended(Reason),
+    /// Send budget exhausted.
+    #[error("the connection's queue is full")]
+    Full,
+    /// Transaction ID that is 0, or that of a pending request on this connection.
+    #[error("a request cannot have the number {0}: it is 0, or another one on this connection has it")]
+    Tid(u64),
+    /// Segment longer than the limit.
+    #[error("a segment of {len} bytes is too long: {max} are taken")]
+    TooLong {
+        /// Length in bytes.
+        len: usize,
+        /// Limit in bytes.
+        max: usize,
+    },
+}
