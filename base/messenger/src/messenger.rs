@@ -341,7 +341,8 @@ impl Messenger {
     /// Errors of binding; `PermissionDenied` for an address that other machines can reach, without authentication.
     pub fn bind(&self, address: &Address) -> io::Result<Address> {
         if matches!(self.inner.options.auth, Auth::None) && !address.is_local() {
-            let text = format!("{address} can be reached from other machines, and no key is set");
+            let text =
+                format!("cannot listen at {address}: reachable from other machines, and no authentication key is set");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         if let Address::Loopback(name) = address {

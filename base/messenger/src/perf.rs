@@ -50,7 +50,7 @@ pub enum RunError {
     #[error(transparent)]
     Send(#[from] SendError),
     /// Timeout: no reply for as long as the load's `patience`.
-    #[error("no answer for {} s", .0.as_secs_f64())]
+    #[error("no reply for {} s", .0.as_secs_f64())]
     Silent(Duration),
 }
 

@@ -26,7 +26,7 @@ pub enum Violation {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Frame that is not allowed in the connection's state.
-    #[error("a {tag:?} frame came while {state}")]
+    #[error("unexpected {tag:?} frame while {state}")]
     Unexpected {
         /// Tag of the frame.
         tag: Tag,
@@ -34,7 +34,7 @@ pub enum Violation {
         state: &'static str,
     },
     /// Protocol features that do not match.
-    #[error("the peer's protocol lacks features {lacks:#x} and wants {wants:#x}")]
+    #[error("msgr2 features do not match: the peer lacks {lacks:#x} and requires {wants:#x}")]
     Features {
         /// Features required by this side that the peer lacks.
         lacks: u64,
@@ -42,13 +42,15 @@ pub enum Violation {
         wants: u64,
     },
     /// Message features that the peer lacks.
-    #[error("the peer lacks features {0:#x} of messages")]
+    #[error("the peer lacks required message features {0:#x}")]
     MessageFeatures(u64),
     /// Message features required by the peer that this side lacks.
-    #[error("the peer requires features {0:#x} of messages, which we lack")]
+    #[error("the peer requires message features {0:#x}, which this side lacks")]
     FeaturesRequired(u64),
     /// Authentication method or modes rejected by the peer.
-    #[error("the peer refuses method {method:#x} (error {result}); it takes methods {methods:?} in modes {modes:?}")]
+    #[error(
+        "the peer refuses authentication method {method:#x} with error {result}; it accepts {methods:?} in modes {modes:?}"
+    )]
     MethodRefused {
         /// Method that was requested.
         method: u32,
@@ -72,19 +74,19 @@ pub enum Violation {
         theirs: Vec<u32>,
     },
     /// Mode picked by the peer that was not offered.
-    #[error("the peer picked mode {0}, which was not offered")]
+    #[error("the peer selected connection mode {0}, which was not offered")]
     ModeNotOffered(u32),
     /// Authentication failure.
     #[error("authentication failed: {0}")]
     Auth(#[from] AuthError),
     /// Handshake signature mismatch: what was sent before authentication was changed in transit.
-    #[error("the peer received something else than what was sent before it authenticated")]
+    #[error("handshake signature mismatch: bytes sent before authentication were changed in transit")]
     Signature,
     /// Connection secret that is too short.
     #[error(transparent)]
     Secret(#[from] SecretTooShort),
     /// Peer at that address that has another identity.
-    #[error("the peer at {target} says it is at {found}")]
+    #[error("wrong peer: expected {target}, found {found}")]
     WrongPeer {
         /// Address that was meant.
         target: String,
@@ -92,13 +94,13 @@ pub enum Violation {
         found: String,
     },
     /// Retry limit exceeded: the server keeps asking to retry.
-    #[error("the peer asks to retry without end")]
+    #[error("retry limit exceeded: the peer keeps asking to retry")]
     Retries,
     /// Connection race lost: the server is connecting to this side, and its connection wins.
-    #[error("the peer asks to wait for its own connection")]
+    #[error("connection race lost: the peer is connecting to this side")]
     Wait,
     /// Sequence number out of order: a message is missing, or the peer acknowledged one that was never sent.
-    #[error("sequence number {got} came, and {expected} was expected")]
+    #[error("unexpected sequence number {got}, expected {expected}")]
     Sequence {
         /// Number received.
         got: u64,
@@ -106,7 +108,7 @@ pub enum Violation {
         expected: u64,
     },
     /// Byte limit before authentication exceeded.
-    #[error("more than {0} bytes came before authentication was done")]
+    #[error("more than {0} bytes received before authentication was complete")]
     TooMuchBeforeAuth(usize),
 }
 

@@ -47,13 +47,13 @@ pub enum WriteError {
     #[error(transparent)]
     Send(#[from] SendError),
     /// Transport error halfway; the bytes may or may not be in the window.
-    #[error("the write was not completed: {1}")]
+    #[error("cannot complete the write: {1}")]
     Io(io::ErrorKind, String),
     /// Window unknown to the peer, or closed.
-    #[error("the peer has no window {0:#x}, or has closed it")]
+    #[error("the peer has no open window {0:#x}")]
     NoWindow(u64),
     /// Range past the end of the window.
-    #[error("{len} bytes at {offset} are more than the window's {window}")]
+    #[error("{len} bytes at offset {offset} exceed the window of {window} bytes")]
     PastTheEnd {
         /// Offset of the first byte.
         offset: u64,
@@ -63,13 +63,13 @@ pub enum WriteError {
         window: u64,
     },
     /// Window whose memory the owner cannot make durable.
-    #[error("the window's memory is not durable, and its owner has nothing that makes it so")]
+    #[error("the peer cannot make the memory of the window durable")]
     NotDurable,
     /// Owner's error of making it durable.
-    #[error("the peer could not make it durable: {0}")]
+    #[error("the peer failed to make the range durable: {0}")]
     Failed(String),
     /// Peer that is not Forebay and has no windows.
-    #[error("the peer knows no windows")]
+    #[error("the peer does not support memory windows")]
     Unsupported,
 }
 

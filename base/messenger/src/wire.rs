@@ -30,10 +30,10 @@ pub enum WireError {
     #[error("the peer does not speak msgr2: its banner begins with {0:02x?}")]
     BadBanner([u8; 8]),
     /// Banner payload length out of range.
-    #[error("the banner announces {0} bytes of features, and 16 to {max} are taken", max = banner::PAYLOAD_MAX)]
+    #[error("banner payload of {0} bytes is not between 16 and {max}", max = banner::PAYLOAD_MAX)]
     BadBannerLength(u16),
     /// Preamble checksum mismatch.
-    #[error("a frame's preamble has checksum {found:#010x}, and says {said:#010x}")]
+    #[error("frame preamble checksum mismatch: calculated {found:#010x}, stated {said:#010x}")]
     BadPreambleCrc {
         /// Checksum calculated from the received bytes.
         found: u32,
@@ -41,13 +41,13 @@ pub enum WireError {
         said: u32,
     },
     /// Frame tag that is not defined, or not offered.
-    #[error("a frame has the unknown tag {0}")]
+    #[error("unknown frame tag {0}")]
     UnknownTag(u8),
     /// Frame flags that were not negotiated.
-    #[error("a frame has flags {0:#04x}, and none were agreed upon")]
+    #[error("frame flags {0:#04x} were not negotiated")]
     BadFlags(u8),
     /// Invalid number of segments, or an empty last one.
-    #[error("a frame of {count} segments, the last of {last} bytes, is not allowed for {tag:?}")]
+    #[error("invalid {tag:?} frame: {count} segments, the last of {last} bytes")]
     BadSegments {
         /// Tag of the frame.
         tag: Tag,
@@ -57,7 +57,7 @@ pub enum WireError {
         last: u32,
     },
     /// Segment longer than the limit.
-    #[error("segment {segment} of a {tag:?} frame has {len} bytes, and at most {max} are taken")]
+    #[error("segment {segment} of a {tag:?} frame has {len} bytes, more than the limit of {max}")]
     TooLong {
         /// Tag of the frame.
         tag: Tag,
@@ -69,7 +69,7 @@ pub enum WireError {
         max: u32,
     },
     /// Segment checksum mismatch.
-    #[error("segment {segment} of a {tag:?} frame has checksum {found:#010x}, and its epilogue says {said:#010x}")]
+    #[error("checksum mismatch in segment {segment} of a {tag:?} frame: calculated {found:#010x}, stated {said:#010x}")]
     BadSegmentCrc {
         /// Tag of the frame.
         tag: Tag,
@@ -81,13 +81,13 @@ pub enum WireError {
         said: u32,
     },
     /// Epilogue status that is neither complete nor aborted.
-    #[error("a frame's epilogue has the status {0:#04x}")]
+    #[error("invalid frame epilogue status {0:#04x}")]
     BadStatus(u8),
     /// Authentication tag mismatch: the frame was changed, replayed or left out, or its sender does not have the key.
-    #[error("a frame does not authenticate")]
+    #[error("frame authentication tag mismatch: changed, replayed or missing frame, or wrong key")]
     BadTag,
     /// Nonce space exhausted: the next nonce under this key was used already.
-    #[error("the key of this connection is used up")]
+    #[error("nonces of the connection key are exhausted")]
     NonceUsedUp,
     /// Control payload that does not match its tag's format.
     #[error(transparent)]

@@ -14,37 +14,37 @@ pub enum Reason {
     #[error("{1}")]
     Io(io::ErrorKind, String),
     /// Closed by the peer.
-    #[error("the peer has closed the connection")]
+    #[error("the peer closed the connection")]
     PeerClosed,
     /// Closed by the peer in the middle of a frame.
-    #[error("the peer has closed the connection in the middle of a frame")]
+    #[error("the peer closed the connection in the middle of a frame")]
     PeerBroke,
     /// Closed by this side.
-    #[error("it was closed")]
+    #[error("closed by this side")]
     Closed,
     /// Handshake timeout.
-    #[error("the handshake was not over in time, while {0}")]
+    #[error("handshake timeout while {0}")]
     Handshake(&'static str),
     /// Keepalive timeout: the peer is silent, even when asked.
-    #[error("the peer is silent")]
+    #[error("the peer is silent: keepalive timeout")]
     Silent,
     /// Frame timeout: a frame was begun and not completed in time.
-    #[error("a frame was begun and not ended in time")]
+    #[error("frame timeout: a frame was begun but not completed in time")]
     Slow,
     /// Superseded by another connection of the same peer.
-    #[error("another connection of the same peer has taken its place")]
+    #[error("superseded by another connection of the same peer")]
     Replaced,
     /// Session reset: the peer has dropped the session, or has begun a new one.
-    #[error("the peer has forgotten the session")]
+    #[error("the peer has reset the session")]
     Reset,
     /// Session expired: the peer did not reconnect in time.
-    #[error("the peer did not come back in time")]
+    #[error("session expired: the peer did not reconnect in time")]
     Expired,
     /// Peer address that is not in the list of allowed networks.
-    #[error("{0} is not on the list of those who may connect")]
+    #[error("{0} is in none of the networks that may connect")]
     NotAllowed(String),
     /// Connection limit reached.
-    #[error("there are {0} connections already")]
+    #[error("connection limit reached: {0} connections")]
     TooMany(usize),
 }
 
@@ -61,13 +61,13 @@ pub enum SendError {
     #[error("the connection has ended: {0}")]
     Ended(Reason),
     /// Send budget exhausted.
-    #[error("the connection's queue is full")]
+    #[error("the send queue of the connection is full")]
     Full,
     /// Transaction ID that is 0, or that of a pending request on this connection.
-    #[error("a request cannot have the number {0}: it is 0, or another one on this connection has it")]
+    #[error("invalid transaction ID {0}: zero, or that of a pending request on this connection")]
     Tid(u64),
     /// Segment longer than the limit.
-    #[error("a segment of {len} bytes is too long: {max} are taken")]
+    #[error("segment of {len} bytes exceeds the limit of {max}")]
     TooLong {
         /// Length in bytes.
         len: usize,

@@ -19,7 +19,7 @@ pub(crate) async fn client(conn: Rc<Conn>) {
     let mut down_since = now();
     let mut established = false;
     while !conn.is_closed() {
-        let mut state = "it is connected";
+        let mut state = "connecting";
         let reason = match timeout(options.handshake_timeout, attempt(&conn, &mut state)).await {
             Ok(Ok((channel, transmission))) => {
                 established = true;
@@ -38,11 +38,11 @@ pub(crate) async fn client(conn: Rc<Conn>) {
         let lossy = conn.send_queue.session().is_lossy();
         let hopeless = !established && is_final(&reason);
         if lossy || hopeless || options.give_up.is_some_and(|limit| down_since.elapsed() >= limit) {
-            tracing::info!(peer = %conn.identity.address(), %reason, "a connection has ended");
+            tracing::info!(peer = %conn.identity.address(), %reason, "connection ended");
             conn.lose(&reason);
             return;
         }
-        tracing::debug!(peer = %conn.identity.address(), %reason, ?backoff, "a stream is lost, and is made again");
+        tracing::debug!(peer = %conn.identity.address(), %reason, ?backoff, "stream lost; reconnecting");
         let interrupted = conn.lifecycle.state() == State::Open;
         conn.take_over();
         conn.lifecycle.disconnect(State::Connecting, reason.clone());
@@ -110,7 +110,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let epoch = conn.take_over();
     let connection = Connection::new(conn.clone());
     if let Some(full) = agreed.reset {
-        tracing::info!(peer = %conn.identity.address(), full, "the peer has forgotten the session");
+        tracing::info!(peer = %conn.identity.address(), full, "the peer has reset the session");
         if full {
             conn.fail(&Reason::Reset);
         } else {
@@ -121,7 +121,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     if let Outcome::Resumed(seq) = agreed.outcome {
         conn.send_queue.resumed(seq)?;
     }
-    tracing::debug!(peer = %conn.identity.address(), mode = link.mode(), outcome = ?agreed.outcome, "a stream is open");
+    tracing::debug!(peer = %conn.identity.address(), mode = link.mode(), outcome = ?agreed.outcome, "stream open");
     conn.lifecycle.open(channel.name());
     if agreed.reset.is_some() {
         conn.handler().reset(&connection);
@@ -135,7 +135,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
     sleep(conn.messenger.options.linger).await;
     if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == State::Standby {
-        tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "a client has not come back; its session is forgotten");
+        tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "session expired: the client did not reconnect");
         conn.lose(&Reason::Expired);
     }
 }

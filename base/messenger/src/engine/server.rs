@@ -38,27 +38,27 @@ pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
         let (pending, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                tracing::warn!(%error, "cannot accept a connection");
                 unless_stopped(&messenger, sleep(ACCEPT_REST)).await;
                 continue;
             }
         };
         let waiting = messenger.handshakes.get();
-        let turned_away = if !messenger.may_connect(&peer) {
+        let rejection = if !messenger.may_connect(&peer) {
             Some(Reason::NotAllowed(peer.to_string()))
         } else if waiting >= messenger.options.handshakes_max {
             Some(Reason::TooMany(waiting))
         } else {
             None
         };
-        let admitted = match turned_away {
+        let admitted = match rejection {
             Some(reason) => Err(reason),
             None => pending.admit().map_err(Reason::from),
         };
         let channel = match admitted {
             Ok(channel) => channel,
             Err(reason) => {
-                tracing::warn!(%peer, %reason, "a connection is turned away");
+                tracing::warn!(%peer, %reason, "connection rejected");
                 messenger.handler.refused(&peer, &reason);
                 continue;
             }
@@ -101,14 +101,14 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
                 _ => return,
             };
             match link.refused() {
-                Some(refused) => tracing::warn!(%peer, %reason, %refused, "a peer is not believed"),
-                None => tracing::warn!(%peer, %reason, "a handshake is ended"),
+                Some(refused) => tracing::warn!(%peer, %reason, %refused, "cannot authenticate a peer"),
+                None => tracing::warn!(%peer, %reason, "handshake failed"),
             }
             messenger.handler.refused(&peer, &reason);
             return;
         }
     };
-    tracing::debug!(%peer, name = conn.identity.name(), mode = link.mode(), "a stream is open");
+    tracing::debug!(%peer, name = conn.identity.name(), mode = link.mode(), "stream open");
     conn.lifecycle.open(channel.name());
     let connection = Connection::new(conn.clone());
     conn.handler().opened(&connection);
@@ -118,11 +118,11 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
         return;
     }
     if conn.send_queue.session().is_lossy() {
-        tracing::info!(%peer, name = conn.identity.name(), %reason, "a connection has ended");
+        tracing::info!(%peer, name = conn.identity.name(), %reason, "connection ended");
         conn.lose(&reason);
         return;
     }
-    tracing::debug!(%peer, name = conn.identity.name(), %reason, "a stream is lost; its session waits for the client");
+    tracing::debug!(%peer, name = conn.identity.name(), %reason, "stream lost; waiting for the client to reconnect");
     let epoch = conn.take_over();
     conn.lifecycle.disconnect(State::Standby, reason.clone());
     conn.handler().interrupted(&connection, &reason);
@@ -179,7 +179,7 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
         if unheard && before.send_queue.resumed(0).is_ok() {
             kept = Some(before);
         } else {
-            tracing::info!(%peer, name = before.identity.name(), "a client has begun anew; its session before is forgotten");
+            tracing::info!(%peer, name = before.identity.name(), "client began a new session; dropping the previous one");
             before.lose(&Reason::Reset);
         }
     }
@@ -233,7 +233,7 @@ fn reconnect_asked(messenger: &Rc<Inner>, link: &Link, reconnect: &Reconnect) ->
     }
     if let Err(violation) = conn.send_queue.resumed(reconnect.msg_seq) {
         // The two sides disagree on what was sent: the session cannot be resumed.
-        tracing::warn!(name = conn.identity.name(), %violation, "a session cannot be resumed");
+        tracing::warn!(name = conn.identity.name(), %violation, "cannot resume a session; dropping it");
         conn.lose(&Reason::Reset);
         return (Answer::Reset, None);
     }

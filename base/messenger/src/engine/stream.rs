@@ -264,7 +264,7 @@ impl Transmission {
             Tag::Keepalive2Ack => {
                 KeepaliveAck::decode(frame.payload()).map_err(Violation::from)?;
             }
-            tag => return Err(Violation::Unexpected { tag, state: "messages are exchanged" }.into()),
+            tag => return Err(Violation::Unexpected { tag, state: "exchanging messages" }.into()),
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::wire::entity;
 /// First byte of an authentication request: this mode for a monitor ...
 pub(super) const AUTH_MODE_MON: u8 = 10;
 /// ... and the version of an authorizer for other daemons.
-const AUTHORIZER: u8 = 1;
+pub(super) const AUTHORIZER: u8 = 1;
 
 /// Authentication error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,19 +21,19 @@ pub enum AuthError {
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// Wrong proof or unknown name; deliberately indistinguishable.
-    #[error("the proof of '{0}' is wrong, or nobody of that name is known")]
+    #[error("wrong key for '{0}', or unknown name")]
     Proof(String),
     /// Authentication method that is not accepted.
-    #[error("method {0:#x} is not taken here")]
+    #[error("authentication method {0:#x} is not accepted")]
     Method(u32),
     /// Error number returned by the server.
-    #[error("the server answers with error {0}")]
+    #[error("the server rejects authentication with error {0}")]
     Refused(i32),
     /// Message of a step that the method does not have.
-    #[error("a step too many")]
+    #[error("unexpected authentication step")]
     OutOfTurn,
     /// Server payload that cannot be decrypted with this client's key.
-    #[error("what the server sent is not for our key")]
+    #[error("cannot decrypt the server's reply with the key of this client")]
     Decrypt,
 }
 

@@ -158,14 +158,14 @@ enum State {
 impl State {
     fn name(self) -> &'static str {
         match self {
-            Self::Banner => "banners are exchanged",
-            Self::Hello => "hellos are exchanged",
-            Self::Auth | Self::AuthMore => "the client authenticates",
-            Self::Signature => "signatures are exchanged",
-            Self::Ident => "a session is begun",
-            Self::Reconnect => "a session is resumed",
-            Self::Asked => "the client waits for an answer",
-            Self::Over => "the handshake is over",
+            Self::Banner => "exchanging banners",
+            Self::Hello => "exchanging hellos",
+            Self::Auth | Self::AuthMore => "authenticating",
+            Self::Signature => "exchanging signatures",
+            Self::Ident => "beginning a session",
+            Self::Reconnect => "resuming a session",
+            Self::Asked => "answering the session request",
+            Self::Over => "completing the handshake",
         }
     }
 }
@@ -435,7 +435,7 @@ impl Link {
         if let Some(wanted) = config.peer_entity
             && wanted != hello.entity
         {
-            let text = |entity: u8| format!("{} (a kind {entity:#x})", config.target);
+            let text = |entity: u8| format!("{} (entity type {entity:#x})", config.target);
             return Err(Violation::WrongPeer { target: text(wanted), found: text(hello.entity) });
         }
         // Ceph daemons require the client's address, and have just reported it.  Forebay servers identify a session by

@@ -17,7 +17,7 @@ pub const SECRET_LEN: usize = KEY_LEN + 2 * NONCE_LEN;
 
 /// Connection secret that is too short for secure mode; its length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a connection's secret of {0} bytes is too short for secure mode")]
+#[error("connection secret of {0} bytes is too short for secure mode")]
 pub struct SecretTooShort(pub usize);
 
 fn cipher(key: &[u8; KEY_LEN]) -> Gcm {

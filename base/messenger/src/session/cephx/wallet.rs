@@ -5,14 +5,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::{Secret, Ticket, WHAT, read_tickets};
-use crate::session::auth::{AuthClient, AuthError, Keys};
+use crate::session::auth::{AUTHORIZER, AuthClient, AuthError, Keys};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::control::{method, mode};
 use crate::wire::entity;
 
 const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
-/// First byte of an authorizer: its version, which also marks the service type.
-const AUTHORIZER: u8 = 1;
 
 #[derive(Default)]
 struct Content {
