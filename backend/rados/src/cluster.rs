@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
-use forebay_messenger::Portal;
+use forebay_messenger::MessengerCore;
 use forebay_messenger::session::cephx::Wallet;
 use forebay_reactor::{random, timeout};
 
@@ -87,7 +87,7 @@ impl Cluster {
     /// # Panics
     /// When no reactor runs on this thread.
     pub async fn connect(config: Config) -> Result<Rc<Self>> {
-        let portal = Portal::default();
+        let core = MessengerCore::default();
         let wallet = Wallet::new();
         // One nonce for all connections: the cluster identifies this client by its nonce and address when it blocklists
         // it.
@@ -96,11 +96,11 @@ impl Cluster {
         let objecter = Objecter::new(wallet.clone());
         let who = (config.id.clone(), config.credentials.clone());
         let maps: Rc<dyn Listener> = Rc::new(Maps(Rc::downgrade(&objecter)));
-        let monitors = Monitors::start(config, wallet.clone(), nonce, &portal, maps);
+        let monitors = Monitors::start(config, wallet.clone(), nonce, &core, maps);
         objecter.set_monitors(monitors.clone());
         let cluster = Rc::new(Self { wallet, monitors, objecter, nonce, pools: RefCell::default() });
         cluster.monitors.connected().await?;
-        cluster.objecter.start(who, nonce, &portal, &cluster.monitors.settings());
+        cluster.objecter.start(who, nonce, &core, &cluster.monitors.settings());
         let settled = || cluster.objecter.map().is_some() || cluster.objecter.newer_map().is_some();
         let came = cluster.objecter.changed.wait_until(settled);
         if timeout(limit, came).await.is_err() {

@@ -16,7 +16,9 @@ use forebay_messenger::session::Violation;
 use forebay_messenger::session::cephx::Wallet;
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
-use forebay_messenger::{Address, Auth, Connection, Handler, Message, Messenger, Options, Policy, Portal, Reason};
+use forebay_messenger::{
+    Address, Auth, Connection, Handler, Message, Messenger, MessengerCore, Options, Policy, Reason,
+};
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, Instant, now, random, sleep, spawn, timeout};
 
@@ -92,7 +94,7 @@ impl Monitors {
         config: Config,
         wallet: Rc<Wallet>,
         nonce: u32,
-        portal: &Portal,
+        core: &MessengerCore,
         listener: Rc<dyn Listener>,
     ) -> Self {
         let (auth, modes) = match &config.credentials {
@@ -136,7 +138,7 @@ impl Monitors {
             seen: Cell::new(None),
             listener,
         });
-        let messenger = Messenger::new(portal, options, Incoming(Rc::downgrade(&shared)));
+        let messenger = Messenger::new(core, options, Incoming(Rc::downgrade(&shared)));
         *shared.messenger.borrow_mut() = Some(messenger);
         drop(spawn(keep_connected(shared.clone())));
         if matches!(shared.config.credentials, Credentials::Cephx(_)) {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext};
 use forebay_messenger::session::cephx::Wallet;
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Auth, Budget, Messenger, Options, Portal};
+use forebay_messenger::{Auth, Budget, Messenger, MessengerCore, Options};
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Instant, now, spawn};
 
@@ -139,7 +139,7 @@ impl Objecter {
         self: &Rc<Self>,
         (id, credentials): (String, Credentials),
         nonce: u32,
-        portal: &Portal,
+        core: &MessengerCore,
         settings: &Settings,
     ) {
         self.timeout.set(settings.osd_timeout);
@@ -161,7 +161,7 @@ impl Objecter {
             send: Budget { messages: 1 << 14, bytes: 256 << 20 },
             ..Options::default()
         };
-        *self.messenger.borrow_mut() = Some(Messenger::new(portal, options, Incoming(Rc::downgrade(self))));
+        *self.messenger.borrow_mut() = Some(Messenger::new(core, options, Incoming(Rc::downgrade(self))));
     }
 
     /// Sets the time limit of OSD requests, including those in flight.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_messenger::session::cephx::{Secret, Wallet};
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Address, Auth, Connection, Message, Messenger, Options, Policy, Portal};
+use forebay_messenger::{Address, Auth, Connection, Message, Messenger, MessengerCore, Options, Policy};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{DriverChoice, Reactor, timeout};
 
@@ -43,7 +43,7 @@ async fn ask(words: &[String]) -> Result<String, String> {
             notify.notify_all();
         }
     };
-    let messenger = Messenger::new(&Portal::default(), options, handler);
+    let messenger = Messenger::new(&MessengerCore::default(), options, handler);
     let connection = messenger.connect(&address, Policy::LossyClient);
     connection.ready().await.map_err(|reason| reason.to_string())?;
     connection.send(Message::new(MON_GET_MAP)).await.map_err(|error| error.to_string())?;

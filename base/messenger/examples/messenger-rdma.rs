@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal, Reason,
-    Window,
+    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place, Policy,
+    Reason, Window,
 };
 use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
 use forebay_reactor::sync::Notify;
@@ -169,7 +169,7 @@ async fn forgeries(ip: IpAddr) -> Outcome {
 /// Checks window writes between messengers: by the device in crc mode; by messages in secure mode, where nothing is
 /// sent in the clear.
 async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
-    let portal = Portal::default();
+    let core = MessengerCore::default();
     let options = options(ip, secure);
     let opened: Rc<RefCell<Option<Window>>> = Rc::default();
     let keep = opened.clone();
@@ -180,9 +180,9 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
         connection.post(message.reply(2).front(place)).expect("there is room");
         *keep.borrow_mut() = Some(window);
     };
-    let server = Messenger::new(&portal, options.clone(), open);
+    let server = Messenger::new(&core, options.clone(), open);
     let address = server.bind(&Address::Rdma((ip, 0).into()))?;
-    let client = Messenger::new(&portal, options, |_: &Connection, _: Message| {});
+    let client = Messenger::new(&core, options, |_: &Connection, _: Message| {});
     let connection = client.connect(&address, Policy::LosslessPeer);
     let reply = connection.request(Message::new(1)).await?;
     let place = Place::decode(&reply.front.to_vec())?;
@@ -230,10 +230,10 @@ async fn stale_keys(ip: IpAddr) -> Outcome {
     }
     let (kept, lost, gone) = (Rc::default(), Rc::new(Notify::new()), Rc::default());
     let opens = Opens { kept: Rc::clone(&kept), lost: lost.clone(), gone: Rc::clone(&gone) };
-    let portal = Portal::default();
-    let server = Messenger::new(&portal, options(ip, false), opens);
+    let core = MessengerCore::default();
+    let server = Messenger::new(&core, options(ip, false), opens);
     let address = server.bind(&Address::Rdma((ip, 0).into()))?;
-    let client = Messenger::new(&portal, options(ip, false), |_: &Connection, _: Message| {});
+    let client = Messenger::new(&core, options(ip, false), |_: &Connection, _: Message| {});
     let [first, second] = [(); 2].map(|()| client.connect(&address, Policy::LossyClient));
     second.ready().await?;
     let reply = first.request(Message::new(1)).await?;
@@ -282,17 +282,17 @@ fn options(ip: IpAddr, secure: bool) -> Options {
 
 /// Exchanges messages of all lengths, over one connection that is lost in between.
 async fn messages(ip: IpAddr, secure: bool) -> Outcome {
-    let portal = Portal::default();
+    let core = MessengerCore::default();
     let options = options(ip, secure);
     let echo = |connection: &Connection, message: Message| {
         let reply = message.reply(2).data(message.data.clone());
         let connection = connection.clone();
         drop(spawn(async move { connection.send(reply).await }));
     };
-    let server = Messenger::new(&portal, options.clone(), echo);
+    let server = Messenger::new(&core, options.clone(), echo);
     let address = server.bind(&Address::Rdma((ip, 0).into()))?;
     assert!(matches!(address, Address::Rdma(_)), "the server listens over RDMA");
-    let client = Messenger::new(&portal, options, |_: &Connection, _: Message| {});
+    let client = Messenger::new(&core, options, |_: &Connection, _: Message| {});
     let connection = client.connect(&address, Policy::LosslessPeer);
     let answered = Rc::new(Cell::new(0));
     let lanes: Vec<_> = (0..8usize)

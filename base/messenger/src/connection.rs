@@ -72,7 +72,7 @@ impl Conn {
         session: Session<Rc<Outgoing>>,
     ) -> Rc<Self> {
         let options = &messenger.options;
-        let receive_budget = Throttle::new(options.receive, Some(messenger.portal.throttle.clone()));
+        let receive_budget = Throttle::new(options.receive, Some(messenger.core.throttle.clone()));
         let send_queue = SendQueue::new(session, options.send);
         Rc::new(Self {
             messenger,
@@ -175,8 +175,8 @@ impl Conn {
         let message = std::mem::take(message);
         let message = if message.role == Role::Reply { self.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
-            self.messenger.portal.enqueue(self.clone(), message);
-            self.messenger.portal.schedule();
+            self.messenger.core.enqueue(self.clone(), message);
+            self.messenger.core.schedule();
         }
         true
     }

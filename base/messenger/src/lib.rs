@@ -1,23 +1,23 @@
 //! Messenger of ordered, typed messages between processes, over TCP, RDMA, Unix sockets, shared memory and within the
 //! process.
 //!
-//! A [`Messenger`] is an endpoint on a reactor's [`Portal`]; it listens and connects.  A [`Connection`] carries
+//! A [`Messenger`] is an endpoint on a reactor's [`MessengerCore`]; it listens and connects.  A [`Connection`] carries
 //! [`Message`]s in order, across reconnects.  [`wire`] is the wire format of Ceph's msgr2.1, [`session`] its state
 //! machines without any I/O.  The design is in `docs/design/messenger.md`, the wire format in `docs/formats/msgr2.md`.
 //!
 //! ```
-//! use forebay_messenger::{Connection, Message, Messenger, Options, Policy, Portal};
+//! use forebay_messenger::{Connection, Message, Messenger, MessengerCore, Options, Policy};
 //! use forebay_reactor::{Buf, DriverChoice, Reactor};
 //! let reactor = Reactor::system(DriverChoice::Auto)?;
 //! reactor.block_on(async {
-//!     let portal = Portal::default();
+//!     let core = MessengerCore::default();
 //!     let echo = |connection: &Connection, message: Message| {
 //!         let reply = message.reply(2).data(message.data.clone());
 //!         connection.post(reply).expect("there is room for one");
 //!     };
-//!     let server = Messenger::new(&portal, Options::default(), echo);
+//!     let server = Messenger::new(&core, Options::default(), echo);
 //!     let address = server.bind(&"127.0.0.1:0".parse().unwrap())?;
-//!     let client = Messenger::new(&portal, Options::default(), |_: &Connection, _: Message| {});
+//!     let client = Messenger::new(&core, Options::default(), |_: &Connection, _: Message| {});
 //!     let connection = client.connect(&address, Policy::LosslessPeer);
 //!     let reply = connection.request(Message::new(1).data(Buf::copy_of(b"hello"))).await.unwrap();
 //!     assert_eq!(reply.data.to_vec(), b"hello");
@@ -34,8 +34,8 @@ mod engine;
 pub mod fuzz;
 mod message;
 mod messenger;
+mod messenger_core;
 pub mod perf;
-mod portal;
 mod priority;
 mod requests;
 pub mod session;
@@ -48,7 +48,7 @@ pub use connection::{Connection, Reason, SendError, State};
 pub use forebay_reactor::Network;
 pub use message::{Message, Role, priority as message_priority};
 pub use messenger::{Auth, Handler, Messenger, Options};
-pub use portal::Portal;
+pub use messenger_core::MessengerCore;
 pub use session::{Key, Keyring, Policy, Violation};
 pub use throttle::Budget;
 pub use transport::Address;

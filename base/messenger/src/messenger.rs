@@ -14,7 +14,7 @@ use forebay_reactor::{Network, random, spawn};
 use crate::connection::{Conn, Connection, Identity, Outgoing, Reason, Route};
 use crate::engine;
 use crate::message::Message;
-use crate::portal::{Portal, Shared};
+use crate::messenger_core::{MessengerCore, Shared};
 use crate::session::auth::{Named, NoAuth};
 use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, Resume, Session, cephx, shared_key};
 use crate::throttle::Budget;
@@ -202,8 +202,8 @@ impl Options {
     }
 }
 
-/// Handler of incoming messages and connection events.  Called on the portal's reactor, and must not block: long work
-/// is spawned.  A message counts against the peer's budget until it is dropped.
+/// Handler of incoming messages and connection events.  Called on the reactor of the messenger core, and must not block:
+/// long work is spawned.  A message counts against the peer's budget until it is dropped.
 pub trait Handler {
     /// Handles a message that is not a reply to a request of this endpoint.
     fn message(&self, connection: &Connection, message: Message);
@@ -236,7 +236,7 @@ pub(crate) type SessionKey = (String, EntityAddr);
 
 pub(crate) struct Inner {
     pub(crate) options: Options,
-    pub(crate) portal: Rc<Shared>,
+    pub(crate) core: Rc<Shared>,
     pub(crate) handler: Rc<dyn Handler>,
     pub(crate) nonce: u32,
     global_seq: Cell<u64>,
@@ -305,7 +305,7 @@ impl Inner {
 }
 
 /// Messenger endpoint.  Listens at any number of addresses and connects to any number of peers; everything runs on its
-/// portal's reactor.
+/// core's reactor.
 #[derive(Clone)]
 pub struct Messenger {
     pub(crate) inner: Rc<Inner>,
@@ -316,11 +316,11 @@ impl Messenger {
     ///
     /// # Panics
     /// When no reactor runs on this thread.
-    pub fn new(portal: &Portal, options: Options, handler: impl Handler + 'static) -> Self {
+    pub fn new(core: &MessengerCore, options: Options, handler: impl Handler + 'static) -> Self {
         let nonce = options.nonce.unwrap_or_else(|| (random() as u32).max(1));
         let inner = Inner {
             options,
-            portal: portal.shared.clone(),
+            core: core.shared.clone(),
             handler: Rc::new(handler),
             nonce,
             global_seq: Cell::new(0),
@@ -346,7 +346,7 @@ impl Messenger {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         if let Address::Loopback(name) = address {
-            let mut names = self.inner.portal.names.borrow_mut();
+            let mut names = self.inner.core.names.borrow_mut();
             if names.get(name).is_some_and(|other| other.strong_count() > 0) {
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{address} is in use")));
             }
@@ -391,7 +391,7 @@ impl Messenger {
         policy: Policy,
         session: Session<Rc<Outgoing>>,
     ) -> Connection {
-        let found = self.inner.portal.names.borrow().get(name).and_then(Weak::upgrade);
+        let found = self.inner.core.names.borrow().get(name).and_then(Weak::upgrade);
         let identity = || Identity::new(address.clone(), String::new());
         let route = Route::Local(RefCell::default());
         let conn = Conn::new(self.inner.clone(), identity(), (policy, route), session);
@@ -441,7 +441,7 @@ impl Messenger {
         for conn in conns {
             conn.end(Reason::Closed);
         }
-        let mut names = self.inner.portal.names.borrow_mut();
+        let mut names = self.inner.core.names.borrow_mut();
         names.retain(|_, other| other.upgrade().is_some_and(|other| !Rc::ptr_eq(&other, &self.inner)));
     }
 }

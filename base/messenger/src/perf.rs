@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_reactor::{Buf, BufList, now, sleep, spawn, timeout, yield_now};
 
-use crate::{Address, Connection, Message, Messenger, Options, Policy, Portal, SendError};
+use crate::{Address, Connection, Message, Messenger, MessengerCore, Options, Policy, SendError};
 
 /// Request; answered by an empty reply.
 const KIND_ASK: u16 = 1;
@@ -131,7 +131,7 @@ pub fn answer(connection: &Connection, message: &Message, cpu_nanos: impl Fn() -
 /// # Errors
 /// Errors of binding.
 pub fn serve(
-    portal: &Portal,
+    core: &MessengerCore,
     options: Options,
     address: &Address,
     cpu_nanos: impl Fn() -> u64 + 'static,
@@ -139,7 +139,7 @@ pub fn serve(
     let handler = move |connection: &Connection, message: Message| {
         answer(connection, &message, &cpu_nanos);
     };
-    let server = Messenger::new(portal, options, handler);
+    let server = Messenger::new(core, options, handler);
     let bound = server.bind(address)?;
     Ok((server, bound))
 }
@@ -153,8 +153,8 @@ async fn usage(connection: &Connection) -> Option<u64> {
 ///
 /// # Errors
 /// When a connection cannot be established, or ends, or there is no reply for as long as the load's `patience`.
-pub async fn run(portal: &Portal, options: Options, address: &Address, load: &Load) -> Result<Outcome, RunError> {
-    let client = Messenger::new(portal, options, |_: &Connection, _: Message| {});
+pub async fn run(core: &MessengerCore, options: Options, address: &Address, load: &Load) -> Result<Outcome, RunError> {
+    let client = Messenger::new(core, options, |_: &Connection, _: Message| {});
     let answers = Rc::new(Cell::new(0));
     // Slots that pause between requests receive no replies meanwhile.
     let patience = load.patience + 2 * load.every;
@@ -283,10 +283,10 @@ mod tests {
     fn a_run_counts_what_is_answered() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
-            let portal = Portal::default();
+            let core = MessengerCore::default();
             for address in ["127.0.0.1:0", "loopback:perf"] {
                 let address = address.parse().expect("an address");
-                let (server, address) = serve(&portal, Options::default(), &address, || 7).expect("bound");
+                let (server, address) = serve(&core, Options::default(), &address, || 7).expect("bound");
                 for one_way in [false, true] {
                     let load = Load {
                         size: 3000,
@@ -299,7 +299,7 @@ mod tests {
                         every: if one_way { Duration::ZERO } else { Duration::from_micros(100) },
                         patience: Duration::from_secs(30),
                     };
-                    let outcome = run(&portal, Options::default(), &address, &load).await.expect("it runs");
+                    let outcome = run(&core, Options::default(), &address, &load).await.expect("it runs");
                     assert!(outcome.messages > 10 && outcome.seconds > 0.01);
                     assert_eq!(outcome.server_cpu_nanos, Some(0));
                     assert_eq!(one_way, outcome.percentile(0.5) == 0);
@@ -313,9 +313,9 @@ mod tests {
     fn a_run_whose_server_goes_does_not_wait_for_ever() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
-            let portal = Portal::default();
+            let core = MessengerCore::default();
             let (server, address) =
-                serve(&portal, Options::default(), &"127.0.0.1:0".parse().expect("an address"), || 7).expect("bound");
+                serve(&core, Options::default(), &"127.0.0.1:0".parse().expect("an address"), || 7).expect("bound");
             let load = Load {
                 size: 10,
                 depth: 2,
@@ -332,7 +332,7 @@ mod tests {
                 sleep(Duration::from_millis(20)).await;
                 server.shutdown();
             });
-            let outcome = run(&portal, Options::default(), &address, &load).await;
+            let outcome = run(&core, Options::default(), &address, &load).await;
             assert_eq!(outcome.err(), Some(RunError::Silent(load.patience)));
             went.await;
         });

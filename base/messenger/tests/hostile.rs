@@ -10,8 +10,8 @@ use forebay_messenger::wire::control::{
 };
 use forebay_messenger::wire::{Banner, Encoder, EntityAddr, Header, Layout, Pools, Tag, WireError, entity};
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Policy, Portal, Reason,
-    SendError, Violation,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy,
+    Reason, SendError, Violation,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Buf, BufList, BufMut, Listener, Stream, now, sleep, spawn, timeout};
@@ -73,7 +73,7 @@ fn options(auth: Auth) -> Options {
 
 struct Stage {
     journal: Rc<Journal>,
-    portal: Portal,
+    core: MessengerCore,
     address: Address,
 }
 
@@ -107,11 +107,11 @@ fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl F
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
         let journal = Rc::new(Journal::default());
-        let portal = Portal::new(Budget { messages: 100, bytes: 4 << 20 });
+        let core = MessengerCore::new(Budget { messages: 100, bytes: 4 << 20 });
         let auth = if matches!(options_.auth, Auth::None) { Auth::None } else { shared("client") };
-        let server = Messenger::new(&portal, options_, Server(journal.clone()));
+        let server = Messenger::new(&core, options_, Server(journal.clone()));
         let address = server.bind(&"127.0.0.1:3300".parse().expect("an address")).expect("bound");
-        let client = Messenger::new(&Portal::default(), options(auth), quiet);
+        let client = Messenger::new(&MessengerCore::default(), options(auth), quiet);
         let good = client.connect(&address, Policy::LosslessPeer);
         good.ready().await.expect("connected");
         let stop = Rc::new(std::cell::Cell::new(false));
@@ -128,7 +128,7 @@ fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl F
             }
             answered
         });
-        let stage = Rc::new(Stage { journal, portal: portal.clone(), address });
+        let stage = Rc::new(Stage { journal, core: core.clone(), address });
         attack(stage.clone()).await;
         stop.set(true);
         assert!(beside.await > 0);
@@ -138,7 +138,7 @@ fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl F
         client.shutdown();
         sleep(Duration::from_secs(1)).await;
         assert_eq!((server.handshakes(), server.connections().len()), (0, 0));
-        assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
     });
     assert_eq!(ran, Ok(()), "seed {seed}\n{}", world.trace(40));
 }
@@ -411,7 +411,7 @@ fn a_flood_is_held_at_its_budget() {
                 }
             });
             sleep(Duration::from_secs(5)).await;
-            let held = stage.portal.held();
+            let held = stage.core.held();
             let kept = stage.journal.kept.borrow().as_ref().map_or(0, Vec::len);
             assert!(kept >= 5 && held.messages <= 21 && held.bytes <= (1 << 20) + 200_000, "{held:?}");
             assert!(len < 4096 || !sending.is_finished(), "the sender is held back");
@@ -450,14 +450,14 @@ fn nobody_resumes_what_is_not_theirs() {
 fn who_has_no_key_does_not_get_in() {
     attacked(12, options(shared("server")), |stage| async move {
         let auth = Auth::SharedKey { name: "client".into(), key: Key::new([6; 32]), keyring: Rc::default() };
-        let stranger = Messenger::new(&Portal::default(), options(auth), quiet);
+        let stranger = Messenger::new(&MessengerCore::default(), options(auth), quiet);
         let connection = stranger.connect(&stage.address, Policy::LosslessPeer);
         let reason = connection.ready().await.expect_err("it has the wrong key");
         assert!(matches!(reason, Reason::Violation(Violation::MethodRefused { result: -13, .. })), "{reason}");
         stage.ended().await;
         let sent = connection.send(Message::new(1)).await;
         assert_eq!(sent, Err(SendError::Ended(reason)));
-        let nobody = Messenger::new(&Portal::default(), options(Auth::None), quiet);
+        let nobody = Messenger::new(&MessengerCore::default(), options(Auth::None), quiet);
         let reason = nobody.connect(&stage.address, Policy::LosslessPeer).ready().await.expect_err("it has no key");
         assert!(matches!(reason, Reason::Violation(Violation::MethodRefused { result: -95, .. })), "{reason}");
         stage.ended().await;
@@ -472,7 +472,7 @@ fn only_those_on_the_list_may_connect() {
         let journal = Rc::new(Journal::default());
         let allow = vec!["10.0.0.0/8".parse().expect("a network")];
         let server =
-            Messenger::new(&Portal::default(), Options { allow, ..Options::default() }, Server(journal.clone()));
+            Messenger::new(&MessengerCore::default(), Options { allow, ..Options::default() }, Server(journal.clone()));
         let address = server.bind(&"127.0.0.1:3300".parse().expect("an address")).expect("bound");
         let stream = Stream::connect(&Addr::Tcp(address.socket().expect("TCP"))).await.expect("connected");
         drain(&stream).await;
@@ -487,7 +487,7 @@ fn without_a_key_only_this_machine_is_served() {
     let world = World::new(14, Faults::none());
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
-        let server = Messenger::new(&Portal::default(), Options::default(), quiet);
+        let server = Messenger::new(&MessengerCore::default(), Options::default(), quiet);
         let error = server.bind(&"10.0.0.1:3300".parse().expect("an address")).expect_err("anybody could connect");
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     });
@@ -559,7 +559,7 @@ fn meddling_on_the_way_is_noticed_and_survived() {
             let between: Addr = "127.0.0.1:4400".parse().expect("an address");
             let listener = Listener::bind(&between).expect("bound");
             let middle = spawn(man_in_the_middle(listener, stage.addr(), change));
-            let client = Messenger::new(&Portal::default(), client_options, quiet);
+            let client = Messenger::new(&MessengerCore::default(), client_options, quiet);
             let connection = client.connect(&between.into(), Policy::LosslessPeer);
             for number in 0..40u32 {
                 let data = Buf::copy_of(&number.to_le_bytes().repeat(200));

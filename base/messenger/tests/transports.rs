@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal,
-    Reason, SendError, State, Window, WriteError,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place,
+    Policy, Reason, SendError, State, Window, WriteError,
 };
 use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
 
@@ -69,10 +69,10 @@ fn bytes(len: usize, salt: usize) -> BufList {
 #[test]
 fn requests_of_all_sizes_are_answered_in_all_modes() {
     everywhere(|address, options| async move {
-        let portal = Portal::default();
-        let server = Messenger::new(&portal, options.clone(), echo);
+        let core = MessengerCore::default();
+        let server = Messenger::new(&core, options.clone(), echo);
         let address = server.bind(&address).expect("bound");
-        let client = Messenger::new(&portal, options, quiet);
+        let client = Messenger::new(&core, options, quiet);
         let connection = client.connect(&address, Policy::LosslessPeer);
         let asking: Vec<_> = [0, 1, 511, 513, 4096, 10_000, 65_536, 300_000, 2 << 20]
             .into_iter()
@@ -95,7 +95,7 @@ fn requests_of_all_sizes_are_answered_in_all_modes() {
         for one in asking {
             one.await;
         }
-        assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
         server.shutdown();
         client.shutdown();
     });
@@ -104,10 +104,10 @@ fn requests_of_all_sizes_are_answered_in_all_modes() {
 #[test]
 fn one_messenger_is_reached_at_all_its_places() {
     everywhere(|address, options| async move {
-        let portal = Portal::default();
-        let server = Messenger::new(&portal, options.clone(), echo);
+        let core = MessengerCore::default();
+        let server = Messenger::new(&core, options.clone(), echo);
         let bound = [&"127.0.0.1:0".parse().expect("an address"), &address].map(|at| server.bind(at).expect("bound"));
-        let client = Messenger::new(&portal, options, quiet);
+        let client = Messenger::new(&core, options, quiet);
         for address in bound {
             let connection = client.connect(&address, Policy::LosslessPeer);
             connection.request(Message::new(1)).await.expect("answered");
@@ -121,15 +121,15 @@ fn one_messenger_is_reached_at_all_its_places() {
 #[test]
 fn a_clients_own_numbers_go_to_all_its_peers() {
     everywhere(|address, options| async move {
-        let portal = Portal::default();
+        let core = MessengerCore::default();
         // Replies with the transaction ID of the request.
         let tell = |connection: &Connection, message: Message| {
             let tid = Buf::copy_of(&message.tid.to_le_bytes());
             connection.post(message.reply(2).front(tid)).expect("there is room");
         };
-        let server = Messenger::new(&portal, options.clone(), tell);
+        let server = Messenger::new(&core, options.clone(), tell);
         let address = server.bind(&address).expect("bound");
-        let client = Messenger::new(&portal, options, quiet);
+        let client = Messenger::new(&core, options, quiet);
         let connections = [(); 2].map(|()| client.connect(&address, Policy::LosslessPeer));
         let mut asking = Vec::new();
         for at in 0..20 {
@@ -194,10 +194,10 @@ fn opener(
 fn a_peer_writes_into_a_window_and_no_further() {
     everywhere(|address, options| async move {
         let (windows, durable) = (Rc::default(), Rc::default());
-        let portal = Portal::default();
-        let server = Messenger::new(&portal, options.clone(), opener(Rc::clone(&windows), Rc::clone(&durable)));
+        let core = MessengerCore::default();
+        let server = Messenger::new(&core, options.clone(), opener(Rc::clone(&windows), Rc::clone(&durable)));
         let address = server.bind(&address).expect("bound");
-        let client = Messenger::new(&portal, options, quiet);
+        let client = Messenger::new(&core, options, quiet);
         let connection = client.connect(&address, Policy::LosslessPeer);
         let place = async |kind: u16| {
             let reply = connection.request(Message::new(kind)).await.expect("answered");
@@ -237,7 +237,7 @@ fn a_peer_writes_into_a_window_and_no_further() {
         assert!(matches!(other.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
         windows.borrow_mut().clear();
         assert!(matches!(connection.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
-        assert_eq!(portal.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
         // Messages continue as before.
         connection.request(Message::new(1)).await.expect("answered");
         server.shutdown();
@@ -268,11 +268,11 @@ fn one_way_messages_come_in_order_and_senders_are_held_back() {
             ..options
         };
         let counter = Rc::new(Counter::default());
-        let (server_portal, client_portal) = (Portal::default(), Portal::default());
+        let (server_core, client_core) = (MessengerCore::default(), MessengerCore::default());
         let local = matches!(address, Address::Loopback(_));
-        let server = Messenger::new(&server_portal, options.clone(), InOrder(counter.clone()));
+        let server = Messenger::new(&server_core, options.clone(), InOrder(counter.clone()));
         let address = server.bind(&address).expect("bound");
-        let client = Messenger::new(if local { &server_portal } else { &client_portal }, options, quiet);
+        let client = Messenger::new(if local { &server_core } else { &client_core }, options, quiet);
         let connection = client.connect(&address, Policy::LosslessPeer);
         let number = |number: u64| Message::new(1).front(Buf::copy_of(&number.to_le_bytes())).data(Buf::zeroed(900));
         let mut sent = 0u64;
@@ -303,10 +303,10 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
             return;
         }
         let options = Options { backoff_max: Duration::from_millis(50), ..options };
-        let portal = Portal::default();
-        let first = Messenger::new(&portal, options.clone(), echo);
+        let core = MessengerCore::default();
+        let first = Messenger::new(&core, options.clone(), echo);
         let address = first.bind(&address).expect("bound");
-        let client = Messenger::new(&portal, options.clone(), quiet);
+        let client = Messenger::new(&core, options.clone(), quiet);
         let lossy = client.connect(&address, Policy::LossyClient);
         let lossless = client.connect(&address, Policy::LosslessPeer);
         for connection in [&lossy, &lossless] {
@@ -316,7 +316,7 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
         assert!(matches!(lossy.ended().await, Reason::PeerClosed | Reason::Io(..)));
         assert!(matches!(lossy.request(Message::new(1)).await, Err(SendError::Ended(_))));
         let second = loop {
-            let second = Messenger::new(&portal, options.clone(), echo);
+            let second = Messenger::new(&core, options.clone(), echo);
             if second.bind(&address).is_ok() {
                 break second;
             }
@@ -340,10 +340,10 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
 #[test]
 fn sessions_of_one_messenger_with_one_peer_are_apart() {
     everywhere(|address, options| async move {
-        let portal = Portal::default();
-        let server = Messenger::new(&portal, options.clone(), echo);
+        let core = MessengerCore::default();
+        let server = Messenger::new(&core, options.clone(), echo);
         let address = server.bind(&address).expect("bound");
-        let client = Messenger::new(&portal, options, quiet);
+        let client = Messenger::new(&core, options, quiet);
         let connections: Vec<_> = (0..5).map(|_| client.connect(&address, Policy::LosslessPeer)).collect();
         for _ in 0..3 {
             for connection in &connections {
@@ -360,7 +360,7 @@ fn sessions_of_one_messenger_with_one_peer_are_apart() {
 fn nobody_at_an_address() {
     let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
     reactor.block_on(async {
-        let client = Messenger::new(&Portal::default(), Options::default(), quiet);
+        let client = Messenger::new(&MessengerCore::default(), Options::default(), quiet);
         for address in ["127.0.0.1:1", "unix:/nowhere/at/all", "loopback:nobody"] {
             let connection = client.connect(&address.parse().expect("an address"), Policy::LossyClient);
             assert!(matches!(connection.ready().await, Err(Reason::Io(..))), "{address}");
@@ -374,7 +374,7 @@ fn nobody_at_an_address() {
         patient.close();
         assert_eq!(patient.ended().await, Reason::Closed);
         let options = Options { give_up: Some(Duration::from_millis(1)), ..Options::default() };
-        let hasty = Messenger::new(&Portal::default(), options, quiet);
+        let hasty = Messenger::new(&MessengerCore::default(), options, quiet);
         let connection = hasty.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
         assert!(matches!(connection.ended().await, Reason::Io(..)));
     });

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::{Advice, Error, ErrorKind, ObjectName};
-use forebay_messenger::Portal;
+use forebay_messenger::MessengerCore;
 use forebay_messenger::session::Violation;
 use forebay_messenger::session::cephx::Wallet;
 use forebay_messenger::wire::control::mode;
@@ -391,7 +391,7 @@ fn a_session_that_is_lost_for_another_reason_forgets_its_conflict() {
         let socket = listener.local_addr().expect("an address");
         drop(listener);
         let objecter = objecter_with_group_at(3, sample_with_osd(3, socket, 7));
-        objecter.start(("admin".into(), Credentials::None), 1, &Portal::default(), &settings());
+        objecter.start(("admin".into(), Credentials::None), 1, &MessengerCore::default(), &settings());
         objecter.served.borrow_mut().insert(4);
         objecter.set_conflict(3, &secure_only(3));
         let lost_before = objecter.disturbances();

@@ -98,7 +98,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         lossy: conn.policy.is_lossy(),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let pools = messenger.portal.pools.clone();
+    let pools = messenger.core.pools.clone();
     let mut link = Link::client(config, options.auth.client(), resume, pools);
     let progress = drive(&mut link, &channel, state).await?;
     let Progress::Established(agreed) = progress else { unreachable!("only servers are asked") };

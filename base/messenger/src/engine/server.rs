@@ -87,7 +87,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
         modes: options.modes(peer.is_local()),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let mut link = Link::server(config, options.auth.server(), messenger.portal.pools.clone());
+    let mut link = Link::server(config, options.auth.server(), messenger.core.pools.clone());
     let handshake = timeout(options.handshake_timeout, handshake(&messenger, &mut link, &channel, &peer));
     let result = unless_stopped(&messenger, handshake).await;
     drop(place);

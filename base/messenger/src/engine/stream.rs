@@ -144,7 +144,7 @@ impl Transmission {
                 self.received(result, buf)?;
             }
             let intake = if receiving.is_some() { Intake::NeedInput } else { self.take_in(cx, &mut budget)? };
-            self.conn.messenger.portal.dispatch();
+            self.conn.messenger.core.dispatch();
             if self.is_over() {
                 return Err(Reason::Replaced);
             }
@@ -285,7 +285,7 @@ impl Transmission {
         let reply = message.role == Role::Reply || self.conn.identity.entity() != entity::FOREBAY;
         let message = if reply && message.tid != 0 { self.conn.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
-            self.conn.messenger.portal.enqueue(self.conn.clone(), message);
+            self.conn.messenger.core.enqueue(self.conn.clone(), message);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_messenger::perf::{self, Load, Outcome};
 use forebay_messenger::wire::control::mode;
-use forebay_messenger::{Address, Auth, Key, Keyring, Options, Portal};
+use forebay_messenger::{Address, Auth, Key, Keyring, MessengerCore, Options};
 use forebay_reactor::{DriverChoice, Reactor};
 use serde::Serialize;
 
@@ -83,8 +83,8 @@ async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {
         address: String,
     }
     let (address, options) = set_up(end)?;
-    let portal = Portal::default();
-    let (_server, bound) = perf::serve(&portal, options, &address, cpu_nanos)
+    let core = MessengerCore::default();
+    let (_server, bound) = perf::serve(&core, options, &address, cpu_nanos)
         .map_err(|error| Failure::failed(format!("listening on {address}: {error}")))?;
     output.print(&Serving { address: bound.to_string() }, |serving| serving.address.clone())?;
     std::future::pending().await
@@ -114,11 +114,11 @@ struct Report {
 
 async fn measure(options: &MessengerRun) -> Result<Report> {
     let (address, set_up) = set_up(&options.end)?;
-    let portal = Portal::default();
+    let core = MessengerCore::default();
     // Within the process there is no server yet.
     let local = match &address {
         Address::Loopback(_) => Some(
-            perf::serve(&portal, set_up.clone(), &address, cpu_nanos)
+            perf::serve(&core, set_up.clone(), &address, cpu_nanos)
                 .map_err(|error| Failure::failed(format!("listening on {address}: {error}")))?,
         ),
         _ => None,
@@ -135,7 +135,7 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
         patience: seconds("--timeout", options.timeout)?,
     };
     let before = cpu_nanos();
-    let outcome = perf::run(&portal, set_up, &address, &load).await;
+    let outcome = perf::run(&core, set_up, &address, &load).await;
     let outcome = outcome.map_err(|error| Failure::new(FailureKind::Unreachable, format!("{address}: {error}")))?;
     // The warm-up has been paid for too.
     let share = outcome.seconds / (outcome.seconds + WARM_UP.as_secs_f64());

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Keyring, Message, Messenger, Options, Policy, Portal, Reason, State,
-    perf,
+    Address, Auth, Budget, Connection, Handler, Keyring, Message, Messenger, MessengerCore, Options, Policy, Reason,
+    State, perf,
 };
 
 use crate::api::Peer;
@@ -113,7 +113,7 @@ impl Peers {
             rdma_local: peers.rdma_local,
             ..Options::default()
         };
-        let messenger = Messenger::new(&Portal::new(BUDGET), options, Answers(self.counts.clone()));
+        let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, Answers(self.counts.clone()));
         // From here on, `stop` has work to do.
         *self.messenger.borrow_mut() = Some(messenger.clone());
         for address in &peers.listen {

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, Options, Place, Policy, Portal,
-    Reason, Role, SendError, Window, WriteError,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place,
+    Policy, Reason, Role, SendError, Window, WriteError,
 };
 use forebay_reactor::{Buf, BufList, sleep, spawn, timeout};
 
@@ -452,9 +452,9 @@ impl Handler for ClientSide {
 }
 
 /// A server, as it is started and started again.
-async fn start_server(oracle: &Rc<Oracle>, scenario: &Scenario, portal: &Portal, address: &Address) -> Messenger {
+async fn start_server(oracle: &Rc<Oracle>, scenario: &Scenario, core: &MessengerCore, address: &Address) -> Messenger {
     let side = ServerSide { oracle: oracle.clone(), scenario: scenario.clone() };
-    let server = Messenger::new(portal, scenario.options("server"), side);
+    let server = Messenger::new(core, scenario.options("server"), side);
     while server.bind(address).is_err() {
         sleep(Duration::from_millis(1)).await;
     }
@@ -462,9 +462,16 @@ async fn start_server(oracle: &Rc<Oracle>, scenario: &Scenario, portal: &Portal,
 }
 
 /// Everything that one client does.
-async fn client(oracle: Rc<Oracle>, scenario: Scenario, portal: Portal, address: Address, at: usize, mut rng: Rng) {
+async fn client(
+    oracle: Rc<Oracle>,
+    scenario: Scenario,
+    core: MessengerCore,
+    address: Address,
+    at: usize,
+    mut rng: Rng,
+) {
     let side = ClientSide { oracle: oracle.clone(), scenario: scenario.clone(), client: at };
-    let messenger = Messenger::new(&portal, scenario.options(&client_name(at)), side);
+    let messenger = Messenger::new(&core, scenario.options(&client_name(at)), side);
     let policy = if scenario.lossy { Policy::LossyClient } else { Policy::LosslessPeer };
     let mut connection = messenger.connect(&address, policy);
     let mut waiting = Vec::new();
@@ -576,12 +583,12 @@ async fn writer(oracle: Rc<Oracle>, connection: Connection, scenario: Scenario, 
 async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Result<(), String> {
     let mut rng = Rng::new(mix64(scenario.seed ^ 0x6d73_6772));
     let address: Address = "127.0.0.1:3300".parse().expect("an address");
-    let server_portal = Portal::default();
-    let client_portal = Portal::default();
-    let mut server = start_server(oracle, scenario, &server_portal, &address).await;
+    let server_core = MessengerCore::default();
+    let client_core = MessengerCore::default();
+    let mut server = start_server(oracle, scenario, &server_core, &address).await;
     let clients: Vec<_> = (0..scenario.clients)
         .map(|at| {
-            let parts = (oracle.clone(), scenario.clone(), client_portal.clone(), address.clone());
+            let parts = (oracle.clone(), scenario.clone(), client_core.clone(), address.clone());
             spawn(client(parts.0, parts.1, parts.2, parts.3, at, rng.fork()))
         })
         .collect();
@@ -594,7 +601,7 @@ async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Resul
             world.reset_connections(None, 1_000_000);
         }
         sleep(Duration::from_micros(rng.below(100_000))).await;
-        server = start_server(oracle, scenario, &server_portal, &address).await;
+        server = start_server(oracle, scenario, &server_core, &address).await;
     }
     // The storm ends; what it has broken must heal.
     let storm = Duration::from_millis(500 + rng.below(3000));
@@ -607,9 +614,9 @@ async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Resul
     sleep(Duration::from_secs(5)).await;
     oracle.check(scenario.lossy);
     let nothing = Budget { messages: 0, bytes: 0 };
-    for (name, portal) in [("the server", &server_portal), ("the clients", &client_portal)] {
-        if portal.held() != nothing {
-            oracle.wrong(format!("{name} still hold {:?}", portal.held()));
+    for (name, core) in [("the server", &server_core), ("the clients", &client_core)] {
+        if core.held() != nothing {
+            oracle.wrong(format!("{name} still hold {:?}", core.held()));
         }
     }
     for connection in server.connections() {

@@ -90,7 +90,7 @@ impl Monitor {
             seen.from.borrow_mut().push(wanted(&message.front.to_vec()));
             seen.changed.notify_all();
         };
-        let messenger = Messenger::new(&Portal::default(), options, handler);
+        let messenger = Messenger::new(&MessengerCore::default(), options, handler);
         let bound = messenger.bind(&"127.0.0.1:0".parse().expect("an address")).expect("bound");
         let Address::Tcp(socket) = bound else { panic!("a port of this machine, not {bound}") };
         (Self { messenger, asked }, socket)

@@ -17,10 +17,10 @@ use crate::wire::Pools;
 /// Maximum number of messages dispatched before other tasks run.
 const DISPATCH_TURN: usize = 512;
 
-/// Per-core messenger state.  All connections of a portal are served by the reactor of the thread that created it.
+/// Per-core messenger state.  All its connections are served by the reactor of the thread that created it.
 /// Clones share it.
 #[derive(Clone)]
-pub struct Portal {
+pub struct MessengerCore {
     pub(crate) shared: Rc<Shared>,
 }
 
@@ -35,8 +35,8 @@ pub(crate) struct Shared {
     pub(crate) names: RefCell<BTreeMap<String, Weak<Inner>>>,
 }
 
-impl Portal {
-    /// Creates the portal of this thread's reactor.  `budget` bounds the messages that were received and not dropped,
+impl MessengerCore {
+    /// Creates the messenger core of this thread's reactor.  `budget` bounds the messages that were received and not dropped,
     /// over all connections.
     pub fn new(budget: Budget) -> Self {
         let shared = Shared {
@@ -56,8 +56,8 @@ impl Portal {
     }
 }
 
-impl Default for Portal {
-    /// Returns a portal with a budget of 65,536 messages and 512 MiB.
+impl Default for MessengerCore {
+    /// Returns a messenger core with a budget of 65,536 messages and 512 MiB.
     fn default() -> Self {
         Self::new(Budget { messages: 1 << 16, bytes: 512 << 20 })
     }
