@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
 use forebay_messenger::MessengerCore;
-use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::session::cephx::TicketStore;
 use forebay_reactor::{random, timeout};
 
 use crate::config::{Config, Settings};
@@ -47,7 +47,7 @@ pub struct ClusterStatus {
 
 /// Client: its session with the monitors, and its sessions with OSDs.
 pub struct Cluster {
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
     monitors: Monitors,
     objecter: Rc<Objecter>,
     nonce: u32,
@@ -88,17 +88,17 @@ impl Cluster {
     /// When no reactor runs on this thread.
     pub async fn connect(config: Config) -> Result<Rc<Self>> {
         let core = MessengerCore::default();
-        let wallet = Wallet::new();
+        let ticket_store = TicketStore::new();
         // One nonce for all connections: the cluster identifies this client by its nonce and address when it blocklists
         // it.
         let nonce = (random() as u32).max(1);
         let limit = config.connect_timeout;
-        let objecter = Objecter::new(wallet.clone());
+        let objecter = Objecter::new(ticket_store.clone());
         let who = (config.id.clone(), config.credentials.clone());
         let maps: Rc<dyn Listener> = Rc::new(Maps(Rc::downgrade(&objecter)));
-        let monitors = Monitors::start(config, wallet.clone(), nonce, &core, maps);
+        let monitors = Monitors::start(config, ticket_store.clone(), nonce, &core, maps);
         objecter.set_monitors(monitors.clone());
-        let cluster = Rc::new(Self { wallet, monitors, objecter, nonce, pools: RefCell::default() });
+        let cluster = Rc::new(Self { ticket_store, monitors, objecter, nonce, pools: RefCell::default() });
         cluster.monitors.connected().await?;
         cluster.objecter.start(who, nonce, &core, &cluster.monitors.settings());
         let settled = || cluster.objecter.map().is_some() || cluster.objecter.newer_map().is_some();
@@ -124,7 +124,7 @@ impl Cluster {
         let map = self.map();
         ClusterStatus {
             fsid: text(&self.monitors.fsid()),
-            client: self.wallet.global_id(),
+            client: self.ticket_store.global_id(),
             monitor: self.monitors.current(),
             monitors: self.monitors.count(),
             epoch: map.epoch,
@@ -182,7 +182,7 @@ impl Cluster {
             Some(socket) => format!("{socket}/{}", self.nonce),
             None => format!(":/{}", self.nonce),
         };
-        ClientIdentity { number: self.wallet.global_id(), address }
+        ClientIdentity { number: self.ticket_store.global_id(), address }
     }
 
     /// Blocklists a client, for `expire` or the cluster's default (`mon_osd_blocklist_default_expire`, an hour), and

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_messenger::session::Violation;
-use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
 use forebay_messenger::{
@@ -63,7 +63,7 @@ struct Shared {
     settings: RefCell<Settings>,
     /// Set once the monitors have sent the settings they store for this client.
     told: Cell<bool>,
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
     messenger: RefCell<Option<Messenger>>,
     connection: RefCell<Option<Connection>>,
     map: RefCell<MonMap>,
@@ -92,19 +92,19 @@ impl Monitors {
     /// Starts a session; [`connected`](Self::connected) waits until it is established.
     pub(crate) fn start(
         config: Config,
-        wallet: Rc<Wallet>,
+        ticket_store: Rc<TicketStore>,
         nonce: u32,
         core: &MessengerCore,
         listener: Rc<dyn Listener>,
     ) -> Self {
         let (auth, modes) = match &config.credentials {
             Credentials::None => {
-                let (id, wallet) = (config.id.clone(), wallet.clone());
-                (Auth::Named { id, wallet, monitors: true }, None)
+                let (id, ticket_store) = (config.id.clone(), ticket_store.clone());
+                (Auth::Named { id, ticket_store, monitors: true }, None)
             }
             Credentials::Cephx(secret) => {
-                let (id, secret, wallet) = (config.id.clone(), secret.clone(), wallet.clone());
-                (Auth::Cephx { id, secret, services: SERVICES, wallet }, Some(config.monitor_modes.clone()))
+                let (id, secret, ticket_store) = (config.id.clone(), secret.clone(), ticket_store.clone());
+                (Auth::Cephx { id, secret, services: SERVICES, ticket_store }, Some(config.monitor_modes.clone()))
             }
         };
         let options = Options {
@@ -123,7 +123,7 @@ impl Monitors {
             settings: RefCell::new(settings),
             told,
             config,
-            wallet,
+            ticket_store,
             messenger: RefCell::default(),
             connection: RefCell::default(),
             map: RefCell::default(),
@@ -435,7 +435,7 @@ async fn serve(shared: &Rc<Shared>, connection: &Connection) -> Reason {
     shared.listener.refused(None);
     shared.authenticated.set(Some(now()));
     shared.seen.set(connection.own_addr().or(shared.seen.get()));
-    tracing::debug!(monitor = %connection.address(), client = shared.wallet.global_id(), "a monitor has taken us");
+    tracing::debug!(monitor = %connection.address(), client = shared.ticket_store.global_id(), "a monitor has taken us");
     shared.subscribe();
     for (&tid, pending) in &*shared.pending.borrow() {
         shared.post(connection, tid, pending);
@@ -498,10 +498,10 @@ fn note(shared: &Shared, place: SocketAddr, reason: &Reason) {
     }
     let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
     let name = format!("client.{}", shared.config.id);
-    if refused && shared.wallet.global_id() != 0 {
+    if refused && shared.ticket_store.global_id() != 0 {
         // The monitor no longer accepts the former global id.
         tracing::warn!(%place, %reason, "a monitor does not take {name} for the client that it was; it begins anew");
-        shared.wallet.clear();
+        shared.ticket_store.clear();
         return;
     }
     tracing::info!(%place, %reason, "a monitor is lost");
@@ -524,7 +524,7 @@ async fn renew(shared: Weak<Shared>) {
             return;
         }
         let half = |service: u8| {
-            let ticket = session.wallet.ticket(service.into())?;
+            let ticket = session.ticket_store.ticket(service.into())?;
             Some(Duration::from_secs(u64::from(ticket.valid_seconds) / 2))
         };
         let (Some(own), Some(osd)) = (half(entity::AUTH), half(entity::OSD)) else { continue };
@@ -546,13 +546,13 @@ async fn renew(shared: Weak<Shared>) {
 
 /// Requests new tickets.  The monitors' own ticket is renewed by authenticating again.
 pub(crate) async fn renew_now(monitors: &Monitors) -> Result<()> {
-    let wallet = monitors.0.wallet.clone();
-    let Some(payload) = wallet.renewal(SERVICES, random()) else { return Ok(()) };
+    let ticket_store = monitors.0.ticket_store.clone();
+    let Some(payload) = ticket_store.renewal(SERVICES, random()) else { return Ok(()) };
     let reply = monitors.request(kind::AUTH, (1, 1), &wire::auth(&payload), BufList::new()).await?;
     let (status, payload) = wire::auth_reply(&reply.front.to_vec()).map_err(malformed)?;
     if status < 0 {
         return Err(crate::error::failure(status, "renewing tickets"));
     }
     let refused = |error| Error::new(ErrorKind::Denied, format!("renewing tickets: {error}"));
-    wallet.renewed(&payload).map_err(refused)
+    ticket_store.renewed(&payload).map_err(refused)
 }

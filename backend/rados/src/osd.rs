@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext};
-use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::entity;
 use forebay_messenger::{Auth, Budget, Messenger, MessengerCore, Options};
 use forebay_reactor::sync::{Notify, oneshot};
@@ -74,7 +74,7 @@ struct Op {
 
 /// Table of all requests in flight, and the OSD sessions that carry them.
 pub(crate) struct Objecter {
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
     timeout: Cell<Option<Duration>>,
     messenger: RefCell<Option<Messenger>>,
     monitors: RefCell<Option<Monitors>>,
@@ -107,9 +107,9 @@ pub(crate) struct Objecter {
 }
 
 impl Objecter {
-    pub(crate) fn new(wallet: Rc<Wallet>) -> Rc<Self> {
+    pub(crate) fn new(ticket_store: Rc<TicketStore>) -> Rc<Self> {
         Rc::new(Self {
-            wallet,
+            ticket_store,
             timeout: Cell::new(None),
             messenger: RefCell::default(),
             monitors: RefCell::default(),
@@ -143,11 +143,11 @@ impl Objecter {
         settings: &Settings,
     ) {
         self.timeout.set(settings.osd_timeout);
-        let wallet = self.wallet.clone();
+        let ticket_store = self.ticket_store.clone();
         let (auth, modes) = match credentials {
-            Credentials::None => (Auth::Named { id, wallet, monitors: false }, None),
+            Credentials::None => (Auth::Named { id, ticket_store, monitors: false }, None),
             Credentials::Cephx(_) => {
-                (Auth::CephxService { wallet, service: entity::OSD.into() }, Some(settings.osd_modes.clone()))
+                (Auth::CephxService { ticket_store, service: entity::OSD.into() }, Some(settings.osd_modes.clone()))
             }
         };
         let options = Options {

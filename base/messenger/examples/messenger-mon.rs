@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_messenger::session::cephx::{Secret, Wallet};
+use forebay_messenger::session::cephx::{Secret, TicketStore};
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::entity;
 use forebay_messenger::{Address, Auth, Connection, Message, Messenger, MessengerCore, Options, Policy};
@@ -30,7 +30,7 @@ async fn ask(words: &[String]) -> Result<String, String> {
     let options = Options {
         entity: entity::CLIENT,
         peer_entity: Some(entity::MON),
-        auth: Auth::Cephx { id: id.clone(), secret, services: entity::MON.into(), wallet: Wallet::new() },
+        auth: Auth::Cephx { id: id.clone(), secret, services: entity::MON.into(), ticket_store: TicketStore::new() },
         modes: Some(vec![picked]),
         ..Options::default()
     };

@@ -136,7 +136,7 @@ pub fn auth(data: &[u8]) {
     match kind % 6 {
         // Payloads of one method.
         0 => {
-            let mut client = cephx::Client::new("a", secret(), 0xff, cephx::Wallet::new());
+            let mut client = cephx::Client::new("a", secret(), 0xff, cephx::TicketStore::new());
             let more = data.get(..9).unwrap_or_default();
             let _ = client.more(more, &mut random);
             let _ = client.done(mode::SECURE, data.get(9..).unwrap_or_default());
@@ -158,7 +158,7 @@ pub fn auth(data: &[u8]) {
             }
         }
         // Complete streams.
-        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0, cephx::Wallet::new()))), data)),
+        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0, cephx::TicketStore::new()))), data)),
         4 => drop(drive(client(Box::new(NoAuth)), data)),
         _ => drop(drive(server(Box::new(NoAuth)), data)),
     }

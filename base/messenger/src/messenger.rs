@@ -45,21 +45,21 @@ pub enum Auth {
         /// Bit mask of the services to request tickets for, values of [`entity`].
         services: u32,
         /// Store that receives the tickets.
-        wallet: Rc<cephx::Wallet>,
+        ticket_store: Rc<cephx::TicketStore>,
     },
     /// Client of a Ceph cluster without authentication (`auth none`); accepts no incoming connections.
     Named {
         /// Entity ID: the part of the name after `client.`.
         id: String,
         /// Store that the global ID is written to and read from.
-        wallet: Rc<cephx::Wallet>,
+        ticket_store: Rc<cephx::TicketStore>,
         /// True for monitors, which assign the global ID.
         monitors: bool,
     },
     /// Client of a Ceph cluster's OSDs or managers, authenticated by a ticket; accepts no incoming connections.
     CephxService {
         /// Store that holds the ticket.
-        wallet: Rc<cephx::Wallet>,
+        ticket_store: Rc<cephx::TicketStore>,
         /// Service that the ticket is for, of [`entity`].
         service: u32,
     },
@@ -70,11 +70,15 @@ impl Auth {
         match self {
             Self::None => Box::new(NoAuth),
             Self::SharedKey { name, key, .. } => Box::new(shared_key::Client::new(name.clone(), key.clone())),
-            Self::Cephx { id, secret, services, wallet } => {
-                Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, wallet.clone()))
+            Self::Cephx { id, secret, services, ticket_store } => {
+                Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, ticket_store.clone()))
             }
-            Self::Named { id, wallet, monitors } => Box::new(Named::new(id.clone(), wallet.clone(), *monitors)),
-            Self::CephxService { wallet, service } => Box::new(cephx::Authorizer::new(wallet.clone(), *service)),
+            Self::Named { id, ticket_store, monitors } => {
+                Box::new(Named::new(id.clone(), ticket_store.clone(), *monitors))
+            }
+            Self::CephxService { ticket_store, service } => {
+                Box::new(cephx::Authorizer::new(ticket_store.clone(), *service))
+            }
         }
     }
 

@@ -82,7 +82,7 @@ impl Objecter {
             hash: op.hash,
             epoch,
             flags,
-            client: self.wallet.global_id(),
+            client: self.ticket_store.global_id(),
             tid,
             time: if flags & flag::WRITE == 0 { (0, 0) } else { (time.as_secs() as u32, time.subsec_nanos()) },
             pool: place.pg.pool,

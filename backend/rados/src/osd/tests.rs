@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_block::{Advice, Error, ErrorKind, ObjectName};
 use forebay_messenger::MessengerCore;
 use forebay_messenger::session::Violation;
-use forebay_messenger::session::cephx::Wallet;
+use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::{Reader, Writer};
 use forebay_reactor::sync::oneshot;
@@ -241,7 +241,7 @@ fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<Reply>> {
 
 #[test]
 fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
-    let objecter = Objecter::new(Wallet::new());
+    let objecter = Objecter::new(TicketStore::new());
     let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
     let of = |attempt| decoded(8, &reply(8, attempt, None));
     objecter.take_reply(3, 9, of(0));
@@ -261,7 +261,7 @@ fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
 
 #[test]
 fn who_is_on_the_blocklist_sends_nothing_any_more() {
-    let objecter = Objecter::new(Wallet::new());
+    let objecter = Objecter::new(TicketStore::new());
     let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
     objecter.take_reply(3, 9, Reply { result: -errno::ESHUTDOWN, ..decoded(8, &reply(8, 1, None)) });
     let kind = |result: Option<forebay_block::Result<Reply>>| result.and_then(Result::err).map(|error| error.kind());
@@ -274,7 +274,7 @@ fn who_is_on_the_blocklist_sends_nothing_any_more() {
 
 #[test]
 fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
-    let objecter = Objecter::new(Wallet::new());
+    let objecter = Objecter::new(TicketStore::new());
     let take = |map: OsdMap| {
         *objecter.map.borrow_mut() = Some(Rc::new(map));
         objecter.rescan();
@@ -319,7 +319,7 @@ fn change_in_group() -> Request {
 
 /// Creates a client with a map in which an OSD has the group of [`change_in_group`].
 fn objecter_with_group_at(osd: i32, map: OsdMap) -> Rc<Objecter> {
-    let objecter = Objecter::new(Wallet::new());
+    let objecter = Objecter::new(TicketStore::new());
     *objecter.map.borrow_mut() = Some(Rc::new(map));
     let place = place_at(osd);
     objecter.places.borrow_mut().insert(place.pg, place);
@@ -433,7 +433,7 @@ fn an_osd_at_another_address_forgets_its_conflict() {
 
 #[test]
 fn the_first_answer_of_a_pool_makes_its_requests_wait_from_then_on() {
-    let objecter = Objecter::new(Wallet::new());
+    let objecter = Objecter::new(TicketStore::new());
     let _waiting = sent(&objecter, 9, Some(place_at(3)), 12);
     assert!(objecter.served.borrow().is_empty());
     objecter.take_reply(3, 9, decoded(8, &reply(8, 1, None)));

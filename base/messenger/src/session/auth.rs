@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use aws_lc_rs::hmac;
 
-use super::cephx::Wallet;
+use super::cephx::TicketStore;
 use crate::wire::codec::{Malformed, Writer};
 use crate::wire::control::method;
 use crate::wire::entity;
@@ -155,15 +155,15 @@ impl AuthClient for NoAuth {
 #[derive(Debug)]
 pub struct Named {
     id: String,
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
     to_monitor: bool,
 }
 
 impl Named {
     /// Creates a client with this entity ID: the part of the name after `client.`.  A monitor assigns the global ID,
-    /// which is stored in `wallet`; other daemons are sent it.
-    pub fn new(id: impl Into<String>, wallet: Rc<Wallet>, to_monitor: bool) -> Self {
-        Self { id: id.into(), wallet, to_monitor }
+    /// which is stored in `ticket_store`; other daemons are sent it.
+    pub fn new(id: impl Into<String>, ticket_store: Rc<TicketStore>, to_monitor: bool) -> Self {
+        Self { id: id.into(), ticket_store, to_monitor }
     }
 }
 
@@ -176,7 +176,7 @@ impl AuthClient for Named {
         // First byte: the mode of a monitor's client, or the version of an authorizer.
         let first = if self.to_monitor { AUTH_MODE_MON } else { AUTHORIZER };
         let mut out = Writer::new();
-        out.u8(first).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.wallet.global_id());
+        out.u8(first).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.ticket_store.global_id());
         out.finish()
     }
 
@@ -190,7 +190,7 @@ impl AuthClient for Named {
 
     fn numbered(&mut self, global_id: u64) {
         if self.to_monitor {
-            self.wallet.set_global_id(global_id);
+            self.ticket_store.set_global_id(global_id);
         }
     }
 }
@@ -223,14 +223,14 @@ mod tests {
 
     #[test]
     fn a_name_without_proof_as_ceph_encodes_it() {
-        let wallet = Wallet::new();
-        let payload = |to_monitor| Named::new("ab", wallet.clone(), to_monitor).begin(&[], &mut || 0);
+        let ticket_store = TicketStore::new();
+        let payload = |to_monitor| Named::new("ab", ticket_store.clone(), to_monitor).begin(&[], &mut || 0);
         assert_eq!(payload(true), [10, 8, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', 0, 0, 0, 0, 0, 0, 0, 0]);
         // The ID that an OSD returns is the one that this client has sent.
-        Named::new("ab", wallet.clone(), false).numbered(7);
-        assert_eq!(wallet.global_id(), 0);
-        Named::new("ab", wallet.clone(), true).numbered(0x0102);
+        Named::new("ab", ticket_store.clone(), false).numbered(7);
+        assert_eq!(ticket_store.global_id(), 0);
+        Named::new("ab", ticket_store.clone(), true).numbered(0x0102);
         assert_eq!(payload(false), [1, 8, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', 2, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(Named::new("ab", wallet, true).more(&[], &mut || 0), Err(AuthError::OutOfTurn));
+        assert_eq!(Named::new("ab", ticket_store, true).more(&[], &mut || 0), Err(AuthError::OutOfTurn));
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! The monitor sends a challenge; the client answers with a number that only the key's holder can compute; the monitor
 //! sends a ticket with a session key, and in secure mode a connection secret, both encrypted.  Tickets for other
-//! services go into a [`Wallet`], for the connections to those.
+//! services go into a [`TicketStore`], for the connections to those.
 
-mod wallet;
+mod ticket_store;
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use aws_lc_rs::cipher::{
 use aws_lc_rs::iv::FixedLength;
 use forebay_accel::crypto::base64;
 
-pub use wallet::{Authorizer, Wallet};
+pub use ticket_store::{Authorizer, TicketStore};
 
 use super::auth::{AUTH_MODE_MON, AuthClient, AuthError, Keys};
 use crate::wire::codec::{Reader, Writer};
@@ -134,14 +134,14 @@ pub struct Client {
     services: u32,
     challenged: bool,
     tickets: Vec<Ticket>,
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
 }
 
 impl Client {
     /// Creates the client `client.ID` with its `secret`; tickets for `services` (bit mask of [`entity`]) go into
-    /// `wallet`.  If the wallet is not empty, the client keeps its global ID.
-    pub fn new(id: impl Into<String>, secret: Secret, services: u32, wallet: Rc<Wallet>) -> Self {
-        Self { id: id.into(), secret, services, challenged: false, tickets: wallet.tickets(), wallet }
+    /// `ticket_store`.  If the store is not empty, the client keeps its global ID.
+    pub fn new(id: impl Into<String>, secret: Secret, services: u32, ticket_store: Rc<TicketStore>) -> Self {
+        Self { id: id.into(), secret, services, challenged: false, tickets: ticket_store.tickets(), ticket_store }
     }
 
     /// Returns the tickets obtained by authentication.
@@ -189,9 +189,12 @@ impl AuthClient for Client {
 
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         self.challenged = false;
-        self.tickets = self.wallet.tickets();
+        self.tickets = self.ticket_store.tickets();
         let mut out = Writer::new();
-        out.u8(AUTH_MODE_MON).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.wallet.global_id());
+        out.u8(AUTH_MODE_MON)
+            .u32(u32::from(entity::CLIENT))
+            .blob(self.id.as_bytes())
+            .u64(self.ticket_store.global_id());
         out.finish()
     }
 
@@ -207,7 +210,7 @@ impl AuthClient for Client {
         out.u16(GET_AUTH_SESSION_KEY).u8(3).u64(client_challenge);
         out.u64(self.secret.answer(server_challenge, client_challenge));
         // The old ticket proves ownership of the global ID.
-        match self.wallet.ticket(u32::from(entity::AUTH)) {
+        match self.ticket_store.ticket(u32::from(entity::AUTH)) {
             Some(old) => out.raw(&old.blob),
             None => out.u8(1).u64(0).blob(b""),
         };
@@ -244,12 +247,12 @@ impl AuthClient for Client {
         if !more.is_empty() {
             read_tickets(&mut self.tickets, &session, &mut Reader::new(more, WHAT))?;
         }
-        self.wallet.fill(&self.tickets);
+        self.ticket_store.fill(&self.tickets);
         Ok(keys)
     }
 
     fn numbered(&mut self, global_id: u64) {
-        self.wallet.set_global_id(global_id);
+        self.ticket_store.set_global_id(global_id);
     }
 }
 
@@ -299,7 +302,7 @@ mod tests {
     }
 
     fn challenged() -> Client {
-        let mut client = Client::new("admin", Secret([7; 16]), 0, Wallet::new());
+        let mut client = Client::new("admin", Secret([7; 16]), 0, TicketStore::new());
         client.begin(&[2], &mut || 0);
         let mut challenge = Writer::new();
         challenge.u8(1).u64(0x1234);

@@ -13,7 +13,8 @@ use crate::wire::entity;
 const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
 
 #[derive(Default)]
-struct Content {
+/// Identity of the client in the cluster, and its tickets.
+struct Credentials {
     global_id: u64,
     tickets: Vec<Ticket>,
 }
@@ -24,17 +25,17 @@ struct Content {
 /// It preserves the client's identity in the cluster across re-authentication: locks, watches and the detection of
 /// repeated writes depend on the global ID.
 #[derive(Default)]
-pub struct Wallet(RefCell<Content>);
+pub struct TicketStore(RefCell<Credentials>);
 
-impl std::fmt::Debug for Wallet {
+impl std::fmt::Debug for TicketStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Tickets are kept out of logs.
-        write!(f, "Wallet(client.{})", self.global_id())
+        write!(f, "TicketStore(client.{})", self.global_id())
     }
 }
 
-impl Wallet {
-    /// Creates an empty wallet: the next authentication assigns a new global ID.
+impl TicketStore {
+    /// Creates an empty store: the next authentication assigns a new global ID.
     pub fn new() -> Rc<Self> {
         Rc::default()
     }
@@ -51,7 +52,7 @@ impl Wallet {
 
     /// Drops all content, once the cluster no longer accepts this client's old identity.
     pub fn clear(&self) {
-        *self.0.borrow_mut() = Content::default();
+        *self.0.borrow_mut() = Credentials::default();
     }
 
     pub(super) fn tickets(&self) -> Vec<Ticket> {
@@ -110,7 +111,7 @@ fn authorizer(global_id: u64, ticket: &Ticket, nonce: u64, challenge: Option<u64
 /// Client side of a connection to a service, such as an OSD.
 #[derive(Debug)]
 pub struct Authorizer {
-    wallet: Rc<Wallet>,
+    ticket_store: Rc<TicketStore>,
     service: u32,
     /// Ticket presented on this connection, and the nonce of the proof.
     shown: Option<(Ticket, u64)>,
@@ -118,9 +119,9 @@ pub struct Authorizer {
 }
 
 impl Authorizer {
-    /// Creates an authorizer with the wallet's ticket for `service`, of [`entity`].
-    pub fn new(wallet: Rc<Wallet>, service: u32) -> Self {
-        Self { wallet, service, shown: None, challenged: false }
+    /// Creates an authorizer with the ticket for `service`, of [`entity`].
+    pub fn new(ticket_store: Rc<TicketStore>, service: u32) -> Self {
+        Self { ticket_store, service, shown: None, challenged: false }
     }
 
     fn session(&self) -> Result<(&Secret, u64), AuthError> {
@@ -136,9 +137,9 @@ impl AuthClient for Authorizer {
     fn begin(&mut self, _modes: &[u32], random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         self.challenged = false;
         // Without a ticket the service rejects this client, with an error.
-        self.shown = self.wallet.ticket(self.service).map(|ticket| (ticket, random()));
+        self.shown = self.ticket_store.ticket(self.service).map(|ticket| (ticket, random()));
         let Some((ticket, nonce)) = &self.shown else { return vec![AUTHORIZER] };
-        authorizer(self.wallet.global_id(), ticket, *nonce, None)
+        authorizer(self.ticket_store.global_id(), ticket, *nonce, None)
     }
 
     fn more(&mut self, payload: &[u8], _random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError> {
@@ -150,7 +151,7 @@ impl AuthClient for Authorizer {
         let content = ticket.session.decrypt(payload)?;
         let mut reader = Reader::new(&content, WHAT);
         reader.u8()?;
-        Ok(authorizer(self.wallet.global_id(), ticket, *nonce, Some(reader.u64()?)))
+        Ok(authorizer(self.ticket_store.global_id(), ticket, *nonce, Some(reader.u64()?)))
     }
 
     fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<Keys, AuthError> {
@@ -174,17 +175,17 @@ impl AuthClient for Authorizer {
 mod tests {
     use super::*;
 
-    fn wallet() -> Rc<Wallet> {
-        let wallet = Wallet::new();
+    fn ticket_store() -> Rc<TicketStore> {
+        let ticket_store = TicketStore::new();
         let ticket = |service: u8, key: u8| Ticket {
             service: u32::from(service),
             session: Secret([key; 16]),
             valid_seconds: 3600,
             blob: vec![1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         };
-        wallet.set_global_id(4711);
-        wallet.fill(&[ticket(entity::AUTH, 3), ticket(entity::OSD, 4)]);
-        wallet
+        ticket_store.set_global_id(4711);
+        ticket_store.fill(&[ticket(entity::AUTH, 3), ticket(entity::OSD, 4)]);
+        ticket_store
     }
 
     /// Decodes an authorizer as a service does: the nonce, and the challenge's answer if there is one.
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn a_service_is_shown_the_ticket_and_answered() {
         let key = Secret([4; 16]);
-        let mut client = Authorizer::new(wallet(), entity::OSD.into());
+        let mut client = Authorizer::new(ticket_store(), entity::OSD.into());
         assert_eq!(open(&client.begin(&[mode::SECURE], &mut || 99), &key), (99, None));
         let challenge = sealed(&key, |out| {
             out.u8(1).u64(41);
@@ -230,7 +231,7 @@ mod tests {
     fn who_cannot_open_the_proof_is_not_the_service() {
         let key = Secret([4; 16]);
         let begun = || {
-            let mut client = Authorizer::new(wallet(), entity::OSD.into());
+            let mut client = Authorizer::new(ticket_store(), entity::OSD.into());
             client.begin(&[mode::CRC], &mut || 99);
             client
         };
@@ -247,15 +248,15 @@ mod tests {
         });
         assert!(begun().done(mode::CRC, &no_secret).is_ok());
         assert_eq!(begun().done(mode::SECURE, &no_secret), Err(AuthError::Decrypt));
-        let mut nobody = Authorizer::new(Wallet::new(), entity::OSD.into());
+        let mut nobody = Authorizer::new(TicketStore::new(), entity::OSD.into());
         nobody.begin(&[mode::CRC], &mut || 99);
         assert_eq!(nobody.done(mode::CRC, &no_secret), Err(AuthError::OutOfTurn));
     }
 
     #[test]
     fn tickets_are_renewed() {
-        let wallet = wallet();
-        let request = wallet.renewal(u32::from(entity::OSD), 7).expect("we have a ticket of the monitors");
+        let ticket_store = ticket_store();
+        let request = ticket_store.renewal(u32::from(entity::OSD), 7).expect("we have a ticket of the monitors");
         assert_eq!(request[..2], GET_PRINCIPAL_SESSION_KEY.to_le_bytes());
         assert_eq!(open(&request[2..], &Secret([3; 16])).0, 7);
         let mut reply = Writer::new();
@@ -266,12 +267,12 @@ mod tests {
         reply.raw(&content).u8(0).blob(b"newer");
         let reply = reply.finish();
         for len in 0..reply.len() {
-            assert!(wallet.renewed(&reply[..len]).is_err(), "{len} bytes");
+            assert!(ticket_store.renewed(&reply[..len]).is_err(), "{len} bytes");
         }
-        wallet.renewed(&reply).expect("renewed");
-        let ticket = wallet.ticket(entity::OSD.into()).expect("a ticket");
+        ticket_store.renewed(&reply).expect("renewed");
+        let ticket = ticket_store.ticket(entity::OSD.into()).expect("a ticket");
         assert_eq!((ticket.session, ticket.blob, ticket.valid_seconds), (Secret([9; 16]), b"newer".to_vec(), 60));
-        assert!(Wallet::new().renewal(4, 7).is_none());
-        assert!(Wallet::new().renewed(&reply).is_err());
+        assert!(TicketStore::new().renewal(4, 7).is_none());
+        assert!(TicketStore::new().renewed(&reply).is_err());
     }
 }
