@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place, Policy,
-    Reason, Window,
+    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy, Reason,
+    Window, WindowDescriptor,
 };
 use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
 use forebay_reactor::sync::Notify;
@@ -176,7 +176,7 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     let open = move |connection: &Connection, message: Message| {
         let window = connection.window(1 << 20).expect("memory");
         window.on_persist(|_, _, _| async { Ok(()) });
-        let place = Buf::copy_of(&window.place().encode());
+        let place = Buf::copy_of(&window.descriptor().encode());
         connection.post(message.reply(2).front(place)).expect("there is room");
         *keep.borrow_mut() = Some(window);
     };
@@ -185,7 +185,7 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     let client = Messenger::new(&core, options, |_: &Connection, _: Message| {});
     let connection = client.connect(&address, Policy::LosslessPeer);
     let reply = connection.request(Message::new(1)).await?;
-    let place = Place::decode(&reply.front.to_vec())?;
+    let place = WindowDescriptor::decode(&reply.front.to_vec())?;
     assert_eq!(connection.writes_one_sided(), !secure);
     let data: Vec<u8> = (0..700_000).map(byte).collect();
     for at in 0..3u64 {
@@ -219,7 +219,7 @@ async fn stale_keys(ip: IpAddr) -> Outcome {
     impl Handler for Opens {
         fn message(&self, connection: &Connection, message: Message) {
             let window = connection.window(4096).expect("memory");
-            let place = Buf::copy_of(&window.place().encode());
+            let place = Buf::copy_of(&window.descriptor().encode());
             connection.post(message.reply(2).front(place)).expect("there is room");
             *self.kept.borrow_mut() = Some(window);
         }
@@ -237,7 +237,7 @@ async fn stale_keys(ip: IpAddr) -> Outcome {
     let [first, second] = [(); 2].map(|()| client.connect(&address, Policy::LossyClient));
     second.ready().await?;
     let reply = first.request(Message::new(1)).await?;
-    let place = Place::decode(&reply.front.to_vec())?;
+    let place = WindowDescriptor::decode(&reply.front.to_vec())?;
     first.write(place, 0, Buf::copy_of(&[1; 4096])).await?;
     first.close();
     let noticed = timeout(PATIENCE, lost.wait_until(|| gone.get())).await;

@@ -24,8 +24,8 @@ use crate::wire::{EntityAddr, Limits};
 
 pub use error::{Reason, SendError};
 pub(crate) use identity::Identity;
+pub use lifecycle::ConnectionState;
 pub(crate) use lifecycle::Lifecycle;
-pub use lifecycle::State;
 use request::Request;
 pub(crate) use send_queue::{Done, Outgoing, SendQueue};
 
@@ -287,7 +287,7 @@ impl Connection {
     pub async fn ready(&self) -> Result<(), Reason> {
         self.conn.lifecycle.settled().await;
         match self.state() {
-            State::Open => Ok(()),
+            ConnectionState::Open => Ok(()),
             _ => Err(self.reason().unwrap_or(Reason::Closed)),
         }
     }
@@ -304,7 +304,7 @@ impl Connection {
     }
 
     /// Returns the connection state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ConnectionState {
         self.conn.lifecycle.state()
     }
 

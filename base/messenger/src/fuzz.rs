@@ -8,7 +8,7 @@ use crate::session::auth::{AuthClient, AuthServer, NoAuth};
 use crate::session::cephx;
 use crate::session::link::{Answer, Asked, ClientConfig, Link, Progress, Resume, ServerConfig};
 use crate::session::shared_key::{self, Key, Keyring};
-use crate::window::{PLACE_LEN, Place};
+use crate::window::{WINDOW_DESCRIPTOR_LEN, WindowDescriptor};
 use crate::wire::control::{
     Ack, AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthSignature, ClientIdent, Control, Hello, Keepalive,
     Reconnect, Reset, Retry, ServerIdent, mode,
@@ -109,8 +109,8 @@ pub fn ident(data: &[u8]) {
 /// accepted range must lie within the window.
 pub fn place(data: &[u8]) {
     let Some((range, place)) = data.split_first_chunk::<16>() else { return };
-    let Ok(found) = Place::decode(place) else {
-        assert_ne!(place.len(), PLACE_LEN, "whatever is as long is a place");
+    let Ok(found) = WindowDescriptor::decode(place) else {
+        assert_ne!(place.len(), WINDOW_DESCRIPTOR_LEN, "whatever is as long is a place");
         return;
     };
     assert_eq!(found.encode(), place, "it comes out as it went in");

@@ -44,7 +44,7 @@ mod transport;
 mod window;
 pub mod wire;
 
-pub use connection::{Connection, Reason, SendError, State};
+pub use connection::{Connection, ConnectionState, Reason, SendError};
 pub use forebay_reactor::Network;
 pub use message::{Message, Role, priority as message_priority};
 pub use messenger::{Auth, Handler, Messenger, Options};
@@ -52,4 +52,4 @@ pub use messenger_core::MessengerCore;
 pub use session::{Key, Keyring, Policy, Violation};
 pub use throttle::Budget;
 pub use transport::Address;
-pub use window::{Content, PLACE_LEN, Place, Window, WriteError};
+pub use window::{WINDOW_DESCRIPTOR_LEN, Window, WindowContent, WindowDescriptor, WriteError};

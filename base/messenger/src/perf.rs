@@ -56,7 +56,7 @@ pub enum RunError {
 
 /// Result of a run.
 #[derive(Debug, Clone, Default)]
-pub struct Outcome {
+pub struct Measurement {
     /// Number of requests answered (or one-way messages sent).
     pub messages: u64,
     /// Measured time in seconds.
@@ -67,7 +67,7 @@ pub struct Outcome {
     pub server_cpu_nanos: Option<u64>,
 }
 
-impl Outcome {
+impl Measurement {
     /// Records one more request with its latency in nanoseconds.
     pub fn count(&mut self, nanos: u64) {
         let bucket = bucket(nanos);
@@ -153,7 +153,12 @@ async fn usage(connection: &Connection) -> Option<u64> {
 ///
 /// # Errors
 /// When a connection cannot be established, or ends, or there is no reply for as long as the load's `patience`.
-pub async fn run(core: &MessengerCore, options: Options, address: &Address, load: &Load) -> Result<Outcome, RunError> {
+pub async fn run(
+    core: &MessengerCore,
+    options: Options,
+    address: &Address,
+    load: &Load,
+) -> Result<Measurement, RunError> {
     let client = Messenger::new(core, options, |_: &Connection, _: Message| {});
     let answers = Rc::new(Cell::new(0));
     // Slots that pause between requests receive no replies meanwhile.
@@ -178,7 +183,7 @@ async fn measure(
     address: &Address,
     load: &Load,
     answers: &Rc<Cell<u64>>,
-) -> Result<Outcome, SendError> {
+) -> Result<Measurement, SendError> {
     let policy = if load.lossy { Policy::LossyClient } else { Policy::LosslessPeer };
     let mut connections = Vec::new();
     for _ in 0..load.connections.max(1) {
@@ -189,7 +194,7 @@ async fn measure(
     let payload: BufList = Buf::copy_of(&vec![0xA5; load.size]).into();
     let measuring = Rc::new(Cell::new(false));
     let stop = Rc::new(Cell::new(false));
-    let tally = Rc::new(RefCell::<Outcome>::default());
+    let tally = Rc::new(RefCell::<Measurement>::default());
     let mut tasks = Vec::new();
     for connection in &connections {
         let lanes = if load.one_way { 1 } else { load.depth.max(1) };
@@ -275,7 +280,7 @@ mod tests {
         let mut latencies = vec![0; 200];
         latencies[bucket(1000)] = 99;
         latencies[bucket(5000)] = 1;
-        let outcome = Outcome { latencies, ..Outcome::default() };
+        let outcome = Measurement { latencies, ..Measurement::default() };
         assert!((1000..1100).contains(&outcome.percentile(0.5)) && (5000..5400).contains(&outcome.percentile(1.0)));
     }
 

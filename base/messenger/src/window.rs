@@ -23,8 +23,8 @@ use crate::wire::entity;
 
 pub(crate) use table::WindowTable;
 
-/// Length of an encoded [`Place`] in bytes.
-pub const PLACE_LEN: usize = 28;
+/// Length of an encoded [`WindowDescriptor`] in bytes.
+pub const WINDOW_DESCRIPTOR_LEN: usize = 28;
 
 /// Types of messages of the role `Window`, and of their replies.
 const KIND_WRITE: u16 = 1;
@@ -76,7 +76,7 @@ pub enum WriteError {
 /// Descriptor of a window for the peer that may write into it; the application sends it in a message, in the form of
 /// [`encode`](Self::encode).  Valid only on the connection that the window was opened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct WindowDescriptor {
     /// Window ID.
     id: u64,
     /// Length in bytes.
@@ -86,7 +86,7 @@ pub struct Place {
     key: u32,
 }
 
-impl Place {
+impl WindowDescriptor {
     /// Returns the length of the window in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -98,7 +98,7 @@ impl Place {
     }
 
     /// Encodes window ID, length, address and key, little-endian.
-    pub fn encode(&self) -> [u8; PLACE_LEN] {
+    pub fn encode(&self) -> [u8; WINDOW_DESCRIPTOR_LEN] {
         let mut writer = Writer::new();
         writer.u64(self.id).u64(self.len).u64(self.addr).u32(self.key);
         writer.finish().try_into().expect("three numbers of 8 bytes and one of 4")
@@ -107,7 +107,7 @@ impl Place {
     /// Decodes a descriptor.
     ///
     /// # Errors
-    /// When the length is not [`PLACE_LEN`].
+    /// When the length is not [`WINDOW_DESCRIPTOR_LEN`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes, "the place of a window");
         let place = Self { id: reader.u64()?, len: reader.u64()?, addr: reader.u64()?, key: reader.u32()? };
@@ -140,7 +140,7 @@ enum Memory {
 }
 
 type Persisting = Pin<Box<dyn Future<Output = io::Result<()>>>>;
-type Persist = Rc<dyn Fn(Content, u64, u64) -> Persisting>;
+type Persist = Rc<dyn Fn(WindowContent, u64, u64) -> Persisting>;
 
 /// Window state, shared with the connection.
 pub(crate) struct Inner {
@@ -171,17 +171,17 @@ impl Window {
     }
 
     /// Returns the descriptor that the peer needs to write into the window.
-    pub fn place(&self) -> Place {
+    pub fn descriptor(&self) -> WindowDescriptor {
         let (addr, key) = match &self.inner.memory {
             Memory::Own(_) => (0, 0),
             Memory::Registered(window) => (window.place().addr, window.place().key),
         };
-        Place { id: self.inner.id, len: self.inner.len, addr, key }
+        WindowDescriptor { id: self.inner.id, len: self.inner.len, addr, key }
     }
 
     /// Sets the function that makes bytes durable: called with the content, and the offset and length that the peer
     /// requests.  Without one, such requests fail with `NotDurable`.
-    pub fn on_persist<F>(&self, persist: impl Fn(Content, u64, u64) -> F + 'static)
+    pub fn on_persist<F>(&self, persist: impl Fn(WindowContent, u64, u64) -> F + 'static)
     where
         F: Future<Output = io::Result<()>> + 'static,
     {
@@ -218,10 +218,10 @@ impl fmt::Debug for Window {
     }
 }
 
-/// Content of a window, for the function that makes it durable.
-pub struct Content(Rc<Inner>);
+/// WindowContent of a window, for the function that makes it durable.
+pub struct WindowContent(Rc<Inner>);
 
-impl Content {
+impl WindowContent {
     /// Copies `out.len()` bytes from `offset` on into `out`, as [`Window::read`] does.
     ///
     /// # Panics
@@ -231,9 +231,9 @@ impl Content {
     }
 }
 
-impl fmt::Debug for Content {
+impl fmt::Debug for WindowContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Content({} bytes)", self.0.len)
+        write!(f, "WindowContent({} bytes)", self.0.len)
     }
 }
 
@@ -299,7 +299,7 @@ fn look(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
         KIND_WRITE => Err(PAST_THE_END),
         KIND_PERSIST => {
             let persist = window.persist.borrow().clone().ok_or(NOT_DURABLE)?;
-            Ok(Some(persist(Content(window), offset, len)))
+            Ok(Some(persist(WindowContent(window), offset, len)))
         }
         _ => Err(NO_WINDOW),
     }
@@ -343,7 +343,12 @@ impl Connection {
     /// # Errors
     /// When the range does not fit, the window is closed, or the connection ends before completion is known.  With a
     /// device, losing the stream fails the write; with messages, the write continues on the next stream.
-    pub async fn write(&self, place: Place, offset: u64, data: impl Into<BufList>) -> Result<(), WriteError> {
+    pub async fn write(
+        &self,
+        place: WindowDescriptor,
+        offset: u64,
+        data: impl Into<BufList>,
+    ) -> Result<(), WriteError> {
         let data = data.into();
         self.check_window(place, offset, data.len() as u64)?;
         match self.conn.windows.device() {
@@ -356,19 +361,19 @@ impl Connection {
     ///
     /// # Errors
     /// `NotDurable` where the owner cannot do so; otherwise as [`write`](Self::write).
-    pub async fn persist(&self, place: Place, offset: u64, len: u64) -> Result<(), WriteError> {
+    pub async fn persist(&self, place: WindowDescriptor, offset: u64, len: u64) -> Result<(), WriteError> {
         self.check_window(place, offset, len)?;
         self.ask_window(KIND_PERSIST, place, (offset, len), BufList::new()).await
     }
 
-    fn check_window(&self, place: Place, offset: u64, len: u64) -> Result<(), WriteError> {
+    fn check_window(&self, place: WindowDescriptor, offset: u64, len: u64) -> Result<(), WriteError> {
         if ![0, entity::FOREBAY].contains(&self.entity()) {
             return Err(WriteError::Unsupported);
         }
         place.check(offset, len)
     }
 
-    async fn write_by_messages(&self, place: Place, offset: u64, data: BufList) -> Result<(), WriteError> {
+    async fn write_by_messages(&self, place: WindowDescriptor, offset: u64, data: BufList) -> Result<(), WriteError> {
         let mut at = 0;
         while at < data.len() {
             let len = (data.len() - at).min(WRITE_MAX);
@@ -382,7 +387,7 @@ impl Connection {
     async fn ask_window(
         &self,
         kind: u16,
-        place: Place,
+        place: WindowDescriptor,
         (offset, len): (u64, u64),
         data: BufList,
     ) -> Result<(), WriteError> {
@@ -402,7 +407,12 @@ impl Connection {
     }
 }
 
-async fn write_by_device(stream: &RdmaStream, place: Place, offset: u64, data: &BufList) -> Result<(), WriteError> {
+async fn write_by_device(
+    stream: &RdmaStream,
+    place: WindowDescriptor,
+    offset: u64,
+    data: &BufList,
+) -> Result<(), WriteError> {
     let failed = |error: io::Error| WriteError::Io(error.kind(), error.to_string());
     let mut at = offset;
     for part in data.parts() {
@@ -419,10 +429,10 @@ mod tests {
 
     #[test]
     fn places_come_out_as_they_went_in() {
-        let place = Place { id: 1 << 60, len: 77, addr: 0xdead_beef_0000, key: 9 };
-        assert_eq!(Place::decode(&place.encode()), Ok(place));
+        let place = WindowDescriptor { id: 1 << 60, len: 77, addr: 0xdead_beef_0000, key: 9 };
+        assert_eq!(WindowDescriptor::decode(&place.encode()), Ok(place));
         for wrong in [0, 27, 29, 100] {
-            assert!(Place::decode(&vec![1; wrong]).is_err(), "{wrong} bytes");
+            assert!(WindowDescriptor::decode(&vec![1; wrong]).is_err(), "{wrong} bytes");
         }
         assert!(place.check(70, 7).is_ok() && place.check(77, 0).is_ok());
         for (offset, len) in [(70, 8), (78, 0), (u64::MAX, 2)] {
@@ -431,13 +441,13 @@ mod tests {
     }
     #[test]
     fn a_device_reaches_offsets_of_4_gib_and_more() {
-        let place = Place { id: 1, len: 10 << 30, addr: 1 << 40, key: 9 };
+        let place = WindowDescriptor { id: 1, len: 10 << 30, addr: 1 << 40, key: 9 };
         for offset in [0, (4 << 30) - 1, 4 << 30, (10 << 30) - 100] {
             let target = rdma::Place { addr: (1 << 40) + offset, key: 9, len: 100 };
             assert_eq!(place.target(offset, 100).expect("inside of the window"), target);
         }
         // The peer states the address.
-        let place = Place { addr: u64::MAX - 50, ..place };
+        let place = WindowDescriptor { addr: u64::MAX - 50, ..place };
         assert!(place.target(0, 50).is_ok() && place.target(0, 51).is_err() && place.target(51, 0).is_err());
     }
 }

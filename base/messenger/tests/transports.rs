@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place,
-    Policy, Reason, SendError, State, Window, WriteError,
+    Address, Auth, Budget, Connection, ConnectionState, Handler, Key, Keyring, Message, Messenger, MessengerCore,
+    Options, Policy, Reason, SendError, Window, WindowDescriptor, WriteError,
 };
 use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
 
@@ -185,7 +185,7 @@ fn opener(
                 }
             });
         }
-        connection.post(message.reply(1).front(Buf::copy_of(&window.place().encode()))).expect("there is room");
+        connection.post(message.reply(1).front(Buf::copy_of(&window.descriptor().encode()))).expect("there is room");
         windows.borrow_mut().push(window);
     }
 }
@@ -201,7 +201,7 @@ fn a_peer_writes_into_a_window_and_no_further() {
         let connection = client.connect(&address, Policy::LosslessPeer);
         let place = async |kind: u16| {
             let reply = connection.request(Message::new(kind)).await.expect("answered");
-            Place::decode(&reply.front.to_vec()).expect("a place")
+            WindowDescriptor::decode(&reply.front.to_vec()).expect("a place")
         };
         let (plain, lasting) = (place(1).await, place(2).await);
         assert!(plain != lasting && plain.len() == 100_000 && !connection.writes_one_sided());
@@ -331,7 +331,7 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
                 Err(error) => panic!("{error}"),
             }
         }
-        assert_eq!(lossless.state(), State::Open);
+        assert_eq!(lossless.state(), ConnectionState::Open);
         second.shutdown();
         client.shutdown();
     });
@@ -370,7 +370,7 @@ fn nobody_at_an_address() {
         while patient.reason().is_none() {
             forebay_reactor::yield_now().await;
         }
-        assert_eq!(patient.state(), State::Connecting);
+        assert_eq!(patient.state(), ConnectionState::Connecting);
         patient.close();
         assert_eq!(patient.ended().await, Reason::Closed);
         let options = Options { give_up: Some(Duration::from_millis(1)), ..Options::default() };

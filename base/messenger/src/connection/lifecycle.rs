@@ -8,7 +8,7 @@ use super::Reason;
 
 /// Connection state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// Connecting, for the first time or again.
     Connecting,
     /// Established; messages flow.
@@ -19,7 +19,7 @@ pub enum State {
     Closed,
 }
 
-/// State of a connection, and the number of its current stream.
+/// ConnectionState of a connection, and the number of its current stream.
 ///
 /// Invariants:
 /// 1. `Closed` is final, and a closed connection has a reason.
@@ -29,7 +29,7 @@ pub enum State {
 /// 4. The global sequence number of the peer's connection attempts never decreases.
 /// 5. Each change of state wakes every task that waits for one.
 pub(crate) struct Lifecycle {
-    state: Cell<State>,
+    state: Cell<ConnectionState>,
     epoch: Cell<u64>,
     /// Highest global sequence number of a connection from this peer.
     peer_global_seq: Cell<u64>,
@@ -44,7 +44,7 @@ impl Lifecycle {
     /// Creates the lifecycle of a connection that has no stream yet.
     pub(super) fn new() -> Self {
         Self {
-            state: Cell::new(State::Connecting),
+            state: Cell::new(ConnectionState::Connecting),
             epoch: Cell::new(0),
             peer_global_seq: Cell::new(0),
             reason: RefCell::default(),
@@ -54,13 +54,13 @@ impl Lifecycle {
     }
 
     #[inline]
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> ConnectionState {
         self.state.get()
     }
 
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.state.get() == State::Closed
+        self.state.get() == ConnectionState::Closed
     }
 
     /// Returns why the connection has ended, or why the last stream was lost.
@@ -102,12 +102,15 @@ impl Lifecycle {
         debug_assert!(!transport.is_empty(), "an open connection has a transport");
         self.reason.take();
         self.transport.set(transport);
-        self.set_state(State::Open);
+        self.set_state(ConnectionState::Open);
     }
 
     /// Records the loss of the stream; the connection waits in `state` for a new one.
-    pub(crate) fn disconnect(&self, state: State, reason: Reason) {
-        debug_assert!(matches!(state, State::Connecting | State::Standby), "{state:?} is no state of waiting");
+    pub(crate) fn disconnect(&self, state: ConnectionState, reason: Reason) {
+        debug_assert!(
+            matches!(state, ConnectionState::Connecting | ConnectionState::Standby),
+            "{state:?} is no state of waiting"
+        );
         self.reason.replace(Some(reason));
         self.set_state(state);
     }
@@ -125,11 +128,11 @@ impl Lifecycle {
     /// Completes the end of the connection.
     pub(super) fn finish_close(&self) {
         debug_assert!(self.reason.borrow().is_some(), "a closed connection has a reason");
-        self.set_state(State::Closed);
+        self.set_state(ConnectionState::Closed);
     }
 
-    fn set_state(&self, state: State) {
-        debug_assert!(!self.is_closed() || state == State::Closed, "a closed connection became {state:?}");
+    fn set_state(&self, state: ConnectionState) {
+        debug_assert!(!self.is_closed() || state == ConnectionState::Closed, "a closed connection became {state:?}");
         self.state.set(state);
         self.changed.notify_all();
     }
@@ -141,7 +144,7 @@ impl Lifecycle {
 
     /// Waits until the connection is open or has ended.
     pub(crate) async fn settled(&self) {
-        self.changed.wait_until(|| matches!(self.state(), State::Open | State::Closed)).await;
+        self.changed.wait_until(|| matches!(self.state(), ConnectionState::Open | ConnectionState::Closed)).await;
     }
 
     /// Waits until the connection has ended.

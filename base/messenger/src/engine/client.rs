@@ -7,7 +7,7 @@ use forebay_reactor::{now, random, sleep, timeout};
 
 use super::drive;
 use super::stream::Transmission;
-use crate::connection::{Conn, Connection, Reason, State};
+use crate::connection::{Conn, Connection, ConnectionState, Reason};
 use crate::session::{ClientConfig, Link, Outcome, Progress, Violation};
 use crate::transport::Channel;
 
@@ -43,9 +43,9 @@ pub(crate) async fn client(conn: Rc<Conn>) {
             return;
         }
         tracing::debug!(peer = %conn.identity.address(), %reason, ?backoff, "stream lost; reconnecting");
-        let interrupted = conn.lifecycle.state() == State::Open;
+        let interrupted = conn.lifecycle.state() == ConnectionState::Open;
         conn.take_over();
-        conn.lifecycle.disconnect(State::Connecting, reason.clone());
+        conn.lifecycle.disconnect(ConnectionState::Connecting, reason.clone());
         if interrupted {
             conn.handler().interrupted(&connection, &reason);
         }
@@ -134,7 +134,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
 /// Ends a server's session if its client does not reconnect within `linger`.
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
     sleep(conn.messenger.options.linger).await;
-    if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == State::Standby {
+    if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == ConnectionState::Standby {
         tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "session expired: the client did not reconnect");
         conn.lose(&Reason::Expired);
     }

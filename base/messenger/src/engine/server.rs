@@ -9,7 +9,7 @@ use forebay_reactor::{random, sleep, spawn, timeout};
 use super::client::expire;
 use super::drive;
 use super::stream::Transmission;
-use crate::connection::{Conn, Connection, Identity, Reason, Route, State};
+use crate::connection::{Conn, Connection, ConnectionState, Identity, Reason, Route};
 use crate::messenger::Inner;
 use crate::session::{Answer, Asked, Link, Policy, Progress, Resume, ServerConfig, Session, Violation};
 use crate::transport::{Acceptor, Address, Channel};
@@ -124,7 +124,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
     }
     tracing::debug!(%peer, name = conn.identity.name(), %reason, "stream lost; waiting for the client to reconnect");
     let epoch = conn.take_over();
-    conn.lifecycle.disconnect(State::Standby, reason.clone());
+    conn.lifecycle.disconnect(ConnectionState::Standby, reason.clone());
     conn.handler().interrupted(&connection, &reason);
     drop(spawn(expire(conn, epoch)));
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_messenger::perf::{self, Load, Outcome};
+use forebay_messenger::perf::{self, Load, Measurement};
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{Address, Auth, Key, Keyring, MessengerCore, Options};
 use forebay_reactor::{DriverChoice, Reactor};
@@ -146,7 +146,7 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
     Ok(report(&address, options, &outcome, used))
 }
 
-fn report(address: &Address, options: &MessengerRun, outcome: &Outcome, cpu_nanos: f64) -> Report {
+fn report(address: &Address, options: &MessengerRun, outcome: &Measurement, cpu_nanos: f64) -> Report {
     let messages = outcome.messages.max(1) as f64;
     let micros = |part: f64| outcome.percentile(part) as f64 / 1e3;
     Report {

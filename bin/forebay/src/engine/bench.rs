@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, BufList, Extent, Request};
-use forebay_messenger::perf::Outcome;
+use forebay_messenger::perf::Measurement;
 use forebay_reactor::{Buf, now, random, sleep, spawn, stand_back};
 
 use super::Engine;
@@ -38,7 +38,7 @@ pub struct Load {
 #[derive(Debug)]
 pub struct Loaded {
     /// Requests, elapsed time and latencies.
-    pub outcome: Outcome,
+    pub outcome: Measurement,
     /// CPU time of the process during the measurement, in nanoseconds.
     pub cpu_nanos: u64,
 }
@@ -54,7 +54,7 @@ struct Shared {
     state: Cell<u64>,
     measuring: Cell<bool>,
     stop: Cell<bool>,
-    outcome: RefCell<Outcome>,
+    outcome: RefCell<Measurement>,
 }
 
 impl Engine {

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Keyring, Message, Messenger, MessengerCore, Options, Policy, Reason,
-    State, perf,
+    Address, Auth, Budget, Connection, ConnectionState, Handler, Keyring, Message, Messenger, MessengerCore, Options,
+    Policy, Reason, perf,
 };
 
 use crate::api::Peer;
@@ -167,10 +167,10 @@ impl Peers {
 
 fn describe(connection: &Connection, outgoing: bool) -> Peer {
     let state = match connection.state() {
-        State::Open => "open",
-        State::Connecting => "connecting",
-        State::Standby => "standby",
-        State::Closed => "closed",
+        ConnectionState::Open => "open",
+        ConnectionState::Connecting => "connecting",
+        ConnectionState::Standby => "standby",
+        ConnectionState::Closed => "closed",
     };
     Peer {
         address: connection.address().to_string(),

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Place,
-    Policy, Reason, Role, SendError, Window, WriteError,
+    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy,
+    Reason, Role, SendError, Window, WindowDescriptor, WriteError,
 };
 use forebay_reactor::{Buf, BufList, sleep, spawn, timeout};
 
@@ -213,9 +213,9 @@ struct Oracle {
 
 impl Oracle {
     /// Opens a window for a client, in place of the one before.
-    fn open_window(self: &Rc<Self>, connection: &Connection, client: usize) -> Place {
+    fn open_window(self: &Rc<Self>, connection: &Connection, client: usize) -> WindowDescriptor {
         let window = connection.window(WINDOW).expect("memory");
-        let (place, oracle) = (window.place(), Rc::downgrade(self));
+        let (place, oracle) = (window.descriptor(), Rc::downgrade(self));
         window.on_persist(move |content, offset, len| {
             let oracle = oracle.clone();
             async move {
@@ -236,9 +236,15 @@ impl Oracle {
     }
 
     /// Holds what a client knows of its window's bytes against what is there.
-    fn check_window(&self, client: usize, place: Place, known: &[Option<u8>], range: std::ops::Range<usize>) {
+    fn check_window(
+        &self,
+        client: usize,
+        place: WindowDescriptor,
+        known: &[Option<u8>],
+        range: std::ops::Range<usize>,
+    ) {
         let windows = self.windows.borrow();
-        let Some(window) = windows.get(&client).filter(|window| window.place() == place) else {
+        let Some(window) = windows.get(&client).filter(|window| window.descriptor() == place) else {
             return self.wrong(format!("client {client}: it is told of a window that is not there"));
         };
         let mut found = vec![0; WINDOW];
@@ -479,7 +485,7 @@ async fn client(
         waiting.push(spawn(writer(oracle.clone(), connection.clone(), scenario.clone(), at, rng.fork())));
     }
     for _ in 0..scenario.messages {
-        if connection.reason().is_some() && connection.state() == forebay_messenger::State::Closed {
+        if connection.reason().is_some() && connection.state() == forebay_messenger::ConnectionState::Closed {
             // Lossy: whoever uses it connects again.
             sleep(Duration::from_millis(50)).await;
             connection = messenger.connect(&address, policy);
@@ -537,14 +543,14 @@ async fn writer(oracle: Rc<Oracle>, connection: Connection, scenario: Scenario, 
     let mut known = vec![None; WINDOW];
     let mut place = None;
     for _ in 0..scenario.messages {
-        if connection.state() == forebay_messenger::State::Closed {
+        if connection.state() == forebay_messenger::ConnectionState::Closed {
             return;
         }
         let Some(window) = place else {
             let mut open = Message::new(KIND_OPEN);
             open.version = 100 + at as u16;
             if let Ok(reply) = connection.request(open).await {
-                place = Place::decode(&reply.front.to_vec()).ok();
+                place = WindowDescriptor::decode(&reply.front.to_vec()).ok();
                 known = vec![Some(0); WINDOW];
             }
             continue;

@@ -12,8 +12,8 @@ use crate::wire::entity;
 
 const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
 
-#[derive(Default)]
 /// Identity of the client in the cluster, and its tickets.
+#[derive(Default)]
 struct Credentials {
     global_id: u64,
     tickets: Vec<Ticket>,
