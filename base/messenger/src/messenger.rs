@@ -151,9 +151,9 @@ pub struct Options {
     /// Time after which a client stops reconnecting; `None` retries until the connection is closed.
     pub give_up: Option<Duration>,
     /// Time that a server keeps the session of a disconnected client.
-    pub linger: Duration,
+    pub session_timeout: Duration,
     /// Busy-poll time of a shared memory or RDMA side after its last work, before it sleeps.
-    pub look: Duration,
+    pub busy_poll: Duration,
     /// Local address of the RDMA device to use; `None` selects the device on the route to the peer.
     pub rdma_local: Option<IpAddr>,
 }
@@ -184,8 +184,8 @@ impl Default for Options {
             backoff_min: Duration::from_millis(50),
             backoff_max: Duration::from_secs(5),
             give_up: None,
-            linger: Duration::from_secs(600),
-            look: Duration::from_micros(50),
+            session_timeout: Duration::from_secs(600),
+            busy_poll: Duration::from_micros(50),
             rdma_local: None,
         }
     }
@@ -193,7 +193,7 @@ impl Default for Options {
 
 impl Options {
     pub(crate) fn transport(&self) -> TransportOptions {
-        TransportOptions { busy_poll: self.look, rdma_local: self.rdma_local }
+        TransportOptions { busy_poll: self.busy_poll, rdma_local: self.rdma_local }
     }
 
     pub(crate) fn modes(&self, local: bool) -> Vec<u32> {

@@ -131,9 +131,9 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     Ok((channel, transmission))
 }
 
-/// Ends a server's session if its client does not reconnect within `linger`.
+/// Ends a server's session if its client does not reconnect within `session_timeout`.
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
-    sleep(conn.messenger.options.linger).await;
+    sleep(conn.messenger.options.session_timeout).await;
     if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == ConnectionState::Standby {
         tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "session expired: the client did not reconnect");
         conn.lose(&Reason::Expired);

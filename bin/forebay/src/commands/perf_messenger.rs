@@ -72,9 +72,9 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
         }
     };
     let modes = Some(vec![if end.secure { mode::SECURE } else { mode::CRC }]);
-    let look = Duration::from_micros(end.linger_us.into());
+    let busy_poll = Duration::from_micros(end.linger_us.into());
     let rdma_local = end.rdma_local.or(configured.rdma_local);
-    Ok((address, Options { look, rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() }))
+    Ok((address, Options { busy_poll, rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() }))
 }
 
 async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {

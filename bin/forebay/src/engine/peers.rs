@@ -108,8 +108,8 @@ impl Peers {
             send: BUDGET_EACH,
             allow: peers.allow.clone(),
             connections_max: PEERS_MAX,
-            linger: STANDBY,
-            look: config.linger,
+            session_timeout: STANDBY,
+            busy_poll: config.linger,
             rdma_local: peers.rdma_local,
             ..Options::default()
         };
