@@ -256,9 +256,10 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Returns the next global sequence number for an outgoing connection, greater than all before it and than `seen`.
+    /// Returns the next global sequence number for an outgoing connection, greater than all before it and than `seen`,
+    /// up to the highest number, which a peer may have stated.
     pub(crate) fn next_global_seq(&self, seen: u64) -> u64 {
-        self.global_seq.set(self.global_seq.get().max(seen) + 1);
+        self.global_seq.set(self.global_seq.get().max(seen).saturating_add(1));
         self.global_seq.get()
     }
 

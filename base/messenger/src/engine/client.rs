@@ -83,7 +83,8 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let mut resume = conn.send_queue.session().resume();
     resume.global_seq = messenger.next_global_seq(0);
     if resume.server_cookie != 0 {
-        resume.connect_seq += 1;
+        // A server may have stated the highest number.
+        resume.connect_seq = resume.connect_seq.saturating_add(1);
     }
     conn.send_queue.session_mut().set_resume(resume);
     let config = ClientConfig {

@@ -171,6 +171,15 @@ fn a_lossy_session_keeps_nothing() {
 }
 
 #[test]
+fn the_highest_number_is_received() {
+    let mut session = Session::<Token>::new(true, Resume::default());
+    for _ in 0..2 {
+        assert_eq!(session.received(u64::MAX), Ok(Verdict::Deliver));
+    }
+    assert_eq!(session.received(1), Ok(Verdict::Duplicate));
+}
+
+#[test]
 fn a_full_reset_gives_everything_back_in_order() {
     let mut session =
         Session::new(false, Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, ..Resume::default() });
