@@ -13,8 +13,9 @@ use std::task::Poll;
 
 use forebay_reactor::sync::oneshot;
 
+use crate::endpoint::Endpoint;
 use crate::message::{Message, Role};
-use crate::messenger::{Handler, Inner};
+use crate::messenger::Handler;
 use crate::requests::RequestTable;
 use crate::session::{Policy, Session};
 use crate::throttle::{Budget, Throttle};
@@ -51,7 +52,7 @@ impl Route {
 ///
 /// Each part keeps an invariant of its own; the methods here are what concerns several parts, in an order that matters.
 pub(crate) struct Conn {
-    pub(crate) messenger: Rc<Inner>,
+    pub(crate) endpoint: Rc<Endpoint>,
     pub(crate) policy: Policy,
     pub(crate) route: Route,
     pub(crate) identity: Identity,
@@ -66,16 +67,16 @@ pub(crate) struct Conn {
 impl Conn {
     /// Creates a connection that has no stream yet.
     pub(crate) fn new(
-        messenger: Rc<Inner>,
+        endpoint: Rc<Endpoint>,
         identity: Identity,
         (policy, route): (Policy, Route),
         session: Session<Rc<Outgoing>>,
     ) -> Rc<Self> {
-        let options = &messenger.options;
-        let receive_budget = Throttle::new(options.receive, Some(messenger.core.throttle.clone()));
+        let options = &endpoint.options;
+        let receive_budget = Throttle::new(options.receive, Some(endpoint.core.receive_budget.clone()));
         let send_queue = SendQueue::new(session, options.send);
         Rc::new(Self {
-            messenger,
+            endpoint,
             policy,
             route,
             identity,
@@ -88,7 +89,7 @@ impl Conn {
     }
 
     pub(crate) fn handler(&self) -> Rc<dyn Handler> {
-        self.messenger.handler.clone()
+        self.endpoint.handler.clone()
     }
 
     #[inline]
@@ -120,7 +121,7 @@ impl Conn {
         self.windows.close_all();
         self.lifecycle.finish_close();
         self.send_queue.wake_replaced();
-        self.messenger.forget(self);
+        self.endpoint.connections.remove(self);
         if let Route::Local(other) = &self.route
             && let Some(other) = other.take().upgrade()
         {
@@ -142,7 +143,7 @@ impl Conn {
 
     #[inline]
     fn check(&self, message: &Message) -> Result<(), SendError> {
-        let Limits { front_max, middle_max, data_max, .. } = self.messenger.options.limits;
+        let Limits { front_max, middle_max, data_max, .. } = self.endpoint.options.limits;
         for (segment, max) in [(&message.front, front_max), (&message.middle, middle_max), (&message.data, data_max)] {
             let (len, max) = (segment.len(), max as usize);
             if len > max {
@@ -175,8 +176,8 @@ impl Conn {
         let message = std::mem::take(message);
         let message = if message.role == Role::Reply { self.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
-            self.messenger.core.enqueue(self.clone(), message);
-            self.messenger.core.schedule();
+            self.endpoint.core.enqueue(self.clone(), message);
+            self.endpoint.core.schedule();
         }
         true
     }

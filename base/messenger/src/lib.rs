@@ -29,12 +29,15 @@
 //! ```
 
 mod connection;
+mod endpoint;
 mod engine;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod loopback;
 mod message;
 mod messenger;
 mod messenger_core;
+mod options;
 pub mod perf;
 mod priority;
 mod requests;
@@ -47,8 +50,9 @@ pub mod wire;
 pub use connection::{Connection, ConnectionState, Reason, SendError};
 pub use forebay_reactor::Network;
 pub use message::{Message, Role, priority as message_priority};
-pub use messenger::{Auth, Handler, Messenger, Options};
+pub use messenger::{Handler, Messenger};
 pub use messenger_core::MessengerCore;
+pub use options::{Auth, Options};
 pub use session::{Key, Keyring, Policy, Violation};
 pub use throttle::Budget;
 pub use transport::Address;

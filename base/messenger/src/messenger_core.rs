@@ -1,14 +1,13 @@
 //! Per-core messenger state: memory pools, receive budget, and the queue of messages awaiting dispatch.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use forebay_reactor::{spawn, yield_now};
 
 use crate::connection::{Conn, Connection};
+use crate::loopback::LocalEndpoints;
 use crate::message::{Message, Role};
-use crate::messenger::Inner;
 use crate::priority::PriorityQueue;
 use crate::throttle::{Budget, Throttle};
 use crate::window;
@@ -21,38 +20,44 @@ const DISPATCH_TURN: usize = 512;
 /// Clones share it.
 #[derive(Clone)]
 pub struct MessengerCore {
-    pub(crate) shared: Rc<Shared>,
+    pub(crate) state: Rc<CoreState>,
 }
 
-pub(crate) struct Shared {
+/// State of a core, shared with its endpoints.
+///
+/// Invariants:
+/// 1. One dispatch runs at a time: a handler that causes another one only adds to the queue.
+/// 2. A dispatch follows whatever is queued: one that is scheduled, or that of the stream's task in the same turn; if the
+///    stream fails in that turn, the next dispatch of any stream.
+pub(crate) struct CoreState {
     pub(crate) pools: Rc<Pools>,
     /// Budget of all messages that were received and not dropped.
-    pub(crate) throttle: Rc<Throttle>,
+    pub(crate) receive_budget: Rc<Throttle>,
     queue: RefCell<PriorityQueue<(Rc<Conn>, Message)>>,
     dispatching: Cell<bool>,
     scheduled: Cell<bool>,
-    /// Endpoints of this process that are reached without serialising, by name.
-    pub(crate) names: RefCell<BTreeMap<String, Weak<Inner>>>,
+    /// Endpoints of this core that are reached without serialising.
+    pub(crate) local: LocalEndpoints,
 }
 
 impl MessengerCore {
     /// Creates the messenger core of this thread's reactor.  `budget` bounds the messages that were received and not dropped,
     /// over all connections.
     pub fn new(budget: Budget) -> Self {
-        let shared = Shared {
+        let state = CoreState {
             pools: Rc::new(Pools::new()),
-            throttle: Throttle::new(budget, None),
+            receive_budget: Throttle::new(budget, None),
             queue: RefCell::default(),
             dispatching: Cell::new(false),
             scheduled: Cell::new(false),
-            names: RefCell::default(),
+            local: LocalEndpoints::default(),
         };
-        Self { shared: Rc::new(shared) }
+        Self { state: Rc::new(state) }
     }
 
     /// Returns the number of messages that were received and not dropped, and their bytes.
     pub fn held(&self) -> Budget {
-        self.shared.throttle.used()
+        self.state.receive_budget.used()
     }
 }
 
@@ -63,7 +68,7 @@ impl Default for MessengerCore {
     }
 }
 
-impl Shared {
+impl CoreState {
     /// Queues a message for its handler.
     pub(crate) fn enqueue(&self, conn: Rc<Conn>, message: Message) {
         self.queue.borrow_mut().push(message.priority, (conn, message));
@@ -85,7 +90,7 @@ impl Shared {
                 window::asked(&conn, message);
             } else {
                 let connection = Connection::new(conn);
-                connection.conn.messenger.handler.message(&connection, message);
+                connection.conn.endpoint.handler.message(&connection, message);
             }
         }
         self.dispatching.set(false);
@@ -99,11 +104,11 @@ impl Shared {
         if self.scheduled.replace(true) {
             return;
         }
-        let shared = self.clone();
+        let state = self.clone();
         drop(spawn(async move {
             yield_now().await;
-            shared.scheduled.set(false);
-            shared.dispatch();
+            state.scheduled.set(false);
+            state.dispatch();
         }));
     }
 }

@@ -12,7 +12,7 @@ use crate::message::{Message, Role};
 
 pub(crate) type Reply = Result<Message, SendError>;
 
-enum State {
+enum RequestState {
     /// Not queued yet: an error of the connection is reported to the task that queues it.
     Fresh,
     /// Reply pending; the waker, if any, is woken by it.
@@ -22,7 +22,7 @@ enum State {
 
 struct Request {
     tid: u64,
-    state: State,
+    state: RequestState,
 }
 
 /// Pending requests of one connection.
@@ -136,7 +136,7 @@ impl Requests {
                 break tid;
             }
         };
-        self.slots.insert(Request { tid, state: State::Fresh });
+        self.slots.insert(Request { tid, state: RequestState::Fresh });
         tid
     }
 
@@ -145,7 +145,7 @@ impl Requests {
         if tid == 0 || self.get(tid).is_some() {
             return false;
         }
-        let place = self.slots.insert(Request { tid, state: State::Fresh });
+        let place = self.slots.insert(Request { tid, state: RequestState::Fresh });
         self.chosen.insert(tid, place);
         true
     }
@@ -167,7 +167,7 @@ impl Requests {
     #[inline]
     fn queued(&mut self, tid: u64) {
         if let Some(request) = self.get(tid) {
-            request.state = State::Waiting(None);
+            request.state = RequestState::Waiting(None);
         }
     }
 
@@ -177,10 +177,10 @@ impl Requests {
     #[inline]
     fn answer(&mut self, tid: u64, message: Message) -> Result<Option<Waker>, Message> {
         match self.get(tid) {
-            Some(Request { state: state @ State::Waiting(_), .. }) => {
-                let State::Waiting(waker) = state else { unreachable!("just seen") };
+            Some(Request { state: state @ RequestState::Waiting(_), .. }) => {
+                let RequestState::Waiting(waker) = state else { unreachable!("just seen") };
                 let waker = waker.take();
-                *state = State::Done(Ok(message));
+                *state = RequestState::Done(Ok(message));
                 Ok(waker)
             }
             _ => Err(message),
@@ -191,7 +191,7 @@ impl Requests {
     #[inline]
     fn take(&mut self, tid: u64) -> Option<Reply> {
         let place = self.place(tid);
-        let answered = |request: &Request| request.tid == tid && matches!(request.state, State::Done(_));
+        let answered = |request: &Request| request.tid == tid && matches!(request.state, RequestState::Done(_));
         if !self.slots.get(place).is_some_and(answered) {
             return None;
         }
@@ -199,7 +199,7 @@ impl Requests {
             self.chosen.remove(&tid);
         }
         match self.slots.remove(place).state {
-            State::Done(reply) => Some(reply),
+            RequestState::Done(reply) => Some(reply),
             _ => unreachable!("just seen"),
         }
     }
@@ -210,10 +210,10 @@ impl Requests {
     fn wait(&mut self, tid: u64, cx: &Context<'_>) -> Option<Waker> {
         let request = self.get(tid).expect("a request is there until it has ended");
         match &mut request.state {
-            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => None,
-            State::Waiting(waker) => waker.replace(cx.waker().clone()),
-            State::Done(_) => unreachable!("waits for a reply that is there"),
-            State::Fresh => unreachable!("waits for the reply to what was not queued"),
+            RequestState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => None,
+            RequestState::Waiting(waker) => waker.replace(cx.waker().clone()),
+            RequestState::Done(_) => unreachable!("waits for a reply that is there"),
+            RequestState::Fresh => unreachable!("waits for the reply to what was not queued"),
         }
     }
 
@@ -232,9 +232,9 @@ impl Requests {
     fn fail(&mut self, error: &SendError) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (_, request) in &mut self.slots {
-            if matches!(request.state, State::Waiting(_)) {
-                let before = std::mem::replace(&mut request.state, State::Done(Err(error.clone())));
-                if let State::Waiting(Some(waker)) = before {
+            if matches!(request.state, RequestState::Waiting(_)) {
+                let before = std::mem::replace(&mut request.state, RequestState::Done(Err(error.clone())));
+                if let RequestState::Waiting(Some(waker)) = before {
                     wakers.push(waker);
                 }
             }

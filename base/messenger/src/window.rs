@@ -143,7 +143,7 @@ type Persisting = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 type Persist = Rc<dyn Fn(WindowContent, u64, u64) -> Persisting>;
 
 /// Window state, shared with the connection.
-pub(crate) struct Inner {
+pub(crate) struct WindowState {
     id: u64,
     len: u64,
     memory: Memory,
@@ -154,7 +154,7 @@ pub(crate) struct Inner {
 /// Memory window that the peer of one connection may write into; zeroed at first.  Dropping it closes the window: later
 /// writes of the peer are rejected.
 pub struct Window {
-    inner: Rc<Inner>,
+    inner: Rc<WindowState>,
     conn: Weak<Conn>,
 }
 
@@ -165,7 +165,7 @@ impl Window {
             None => Memory::Own(RefCell::new(BufMut::zeroed(len))),
         };
         let (id, len) = (random().max(1), len as u64);
-        let inner = Rc::new(Inner { id, len, memory, persist: RefCell::default(), writes: Cell::new(0) });
+        let inner = Rc::new(WindowState { id, len, memory, persist: RefCell::default(), writes: Cell::new(0) });
         conn.windows.insert(inner.clone());
         Ok(Self { inner, conn: Rc::downgrade(conn) })
     }
@@ -219,7 +219,7 @@ impl fmt::Debug for Window {
 }
 
 /// WindowContent of a window, for the function that makes it durable.
-pub struct WindowContent(Rc<Inner>);
+pub struct WindowContent(Rc<WindowState>);
 
 impl WindowContent {
     /// Copies `out.len()` bytes from `offset` on into `out`, as [`Window::read`] does.
@@ -237,7 +237,7 @@ impl fmt::Debug for WindowContent {
     }
 }
 
-impl Inner {
+impl WindowState {
     /// Revokes device access, whoever still holds the window.
     fn revoke(&self) {
         match &self.memory {

@@ -13,7 +13,7 @@ use crate::transport::Channel;
 
 /// Runs an outgoing connection, with reconnects, until it ends.
 pub(crate) async fn client(conn: Rc<Conn>) {
-    let options = conn.messenger.options.clone();
+    let options = conn.endpoint.options.clone();
     let connection = Connection::new(conn.clone());
     let mut backoff = options.backoff_min;
     let mut down_since = now();
@@ -77,11 +77,11 @@ fn is_final(reason: &Reason) -> bool {
 
 /// Connects a stream and establishes the session on it.
 async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
-    let messenger = &conn.messenger;
-    let options = &messenger.options;
+    let endpoint = &conn.endpoint;
+    let options = &endpoint.options;
     let channel = Channel::connect(conn.identity.address(), options.transport()).await?;
     let mut resume = conn.send_queue.session().resume();
-    resume.global_seq = messenger.next_global_seq(0);
+    resume.global_seq = endpoint.numbers.next_global_seq(0);
     if resume.server_cookie != 0 {
         // A server may have stated the highest number.
         resume.connect_seq = resume.connect_seq.saturating_add(1);
@@ -90,7 +90,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     let config = ClientConfig {
         entity: options.entity,
         peer_entity: options.peer_entity,
-        addrs: vec![messenger.client_addr(conn.identity.nonce())],
+        addrs: vec![endpoint.client_addr(conn.identity.nonce())],
         target: conn.identity.target(),
         gid: options.gid,
         modes: options.modes(conn.identity.address().is_local()),
@@ -99,14 +99,14 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         lossy: conn.policy.is_lossy(),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let pools = messenger.core.pools.clone();
+    let pools = endpoint.core.pools.clone();
     let mut link = Link::client(config, options.auth.client(), resume, pools);
     let progress = drive(&mut link, &channel, state).await?;
     let Progress::Established(agreed) = progress else { unreachable!("only servers are asked") };
     if conn.is_closed() {
         return Err(Reason::Closed);
     }
-    messenger.next_global_seq(agreed.resume.global_seq);
+    endpoint.numbers.next_global_seq(agreed.resume.global_seq);
     conn.identity.identify(link.peer_entity(), link.own_addr());
     let epoch = conn.take_over();
     let connection = Connection::new(conn.clone());
@@ -134,7 +134,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
 
 /// Ends a server's session if its client does not reconnect within `session_timeout`.
 pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
-    sleep(conn.messenger.options.session_timeout).await;
+    sleep(conn.endpoint.options.session_timeout).await;
     if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == ConnectionState::Standby {
         tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "session expired: the client did not reconnect");
         conn.lose(&Reason::Expired);

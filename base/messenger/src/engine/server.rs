@@ -1,7 +1,6 @@
 //! Accepting side: admission of peers, handshakes, and session lookup.
 
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use forebay_reactor::{random, sleep, spawn, timeout};
@@ -10,7 +9,7 @@ use super::client::expire;
 use super::drive;
 use super::stream::Transmission;
 use crate::connection::{Conn, Connection, ConnectionState, Identity, Reason, Route};
-use crate::messenger::Inner;
+use crate::endpoint::{Endpoint, HandshakeGuard};
 use crate::session::{Answer, Asked, Link, Policy, Progress, Resume, ServerConfig, Session, Violation};
 use crate::transport::{Acceptor, Address, Channel};
 use crate::wire::EntityAddr;
@@ -19,34 +18,21 @@ use crate::wire::control::{ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
 /// Delay after a failed accept, which happens for example when file descriptors run out.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Returns the output of `future`, or `None` if the messenger is stopped first.
-async fn unless_stopped<F: Future>(messenger: &Inner, future: F) -> Option<F::Output> {
-    let mut future = std::pin::pin!(future);
-    let mut stopped = std::pin::pin!(messenger.changed.wait_until(|| messenger.stopping.get()));
-    std::future::poll_fn(|cx| {
-        if stopped.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(None);
-        }
-        future.as_mut().poll(cx).map(Some)
-    })
-    .await
-}
-
 /// Accepts connections until the messenger stops.
-pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
-    while let Some(accepted) = unless_stopped(&messenger, acceptor.accept()).await {
+pub(crate) async fn accept(endpoint: Rc<Endpoint>, acceptor: Acceptor) {
+    while let Some(accepted) = endpoint.stop.unless_sent(acceptor.accept()).await {
         let (pending, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                unless_stopped(&messenger, sleep(ACCEPT_REST)).await;
+                endpoint.stop.unless_sent(sleep(ACCEPT_REST)).await;
                 continue;
             }
         };
-        let waiting = messenger.handshakes.get();
-        let rejection = if !messenger.may_connect(&peer) {
+        let waiting = endpoint.handshakes.count();
+        let rejection = if !endpoint.may_connect(&peer) {
             Some(Reason::NotAllowed(peer.to_string()))
-        } else if waiting >= messenger.options.handshakes_max {
+        } else if waiting >= endpoint.options.handshakes_max {
             Some(Reason::TooMany(waiting))
         } else {
             None
@@ -59,38 +45,28 @@ pub(crate) async fn accept(messenger: Rc<Inner>, acceptor: Acceptor) {
             Ok(channel) => channel,
             Err(reason) => {
                 tracing::warn!(%peer, %reason, "connection rejected");
-                messenger.handler.refused(&peer, &reason);
+                endpoint.handler.refused(&peer, &reason);
                 continue;
             }
         };
-        messenger.handshakes.set(waiting + 1);
-        let place = Place(messenger.clone());
-        drop(spawn(serve(messenger.clone(), channel, peer, place)));
-    }
-}
-
-/// Guard of a handshake slot: counts one incoming connection that has not identified itself yet.
-struct Place(Rc<Inner>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.handshakes.set(self.0.handshakes.get() - 1);
+        let guard = endpoint.handshakes.begin();
+        drop(spawn(serve(endpoint.clone(), channel, peer, guard)));
     }
 }
 
 /// Serves an accepted stream until it ends.
-async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Place) {
-    let options = &messenger.options;
+async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: HandshakeGuard) {
+    let options = &endpoint.options;
     let config = ServerConfig {
         entity: options.entity,
         peer: EntityAddr::msgr2(peer.socket(), 0),
         modes: options.modes(peer.is_local()),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let mut link = Link::server(config, options.auth.server(), messenger.core.pools.clone());
-    let handshake = timeout(options.handshake_timeout, handshake(&messenger, &mut link, &channel, &peer));
-    let result = unless_stopped(&messenger, handshake).await;
-    drop(place);
+    let mut link = Link::server(config, options.auth.server(), endpoint.core.pools.clone());
+    let handshake = timeout(options.handshake_timeout, handshake(&endpoint, &mut link, &channel, &peer));
+    let result = endpoint.stop.unless_sent(handshake).await;
+    drop(guard);
     let (conn, epoch) = match result {
         Some(Ok(Ok(found))) => found,
         other => {
@@ -104,7 +80,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
                 Some(refused) => tracing::warn!(%peer, %reason, %refused, "cannot authenticate a peer"),
                 None => tracing::warn!(%peer, %reason, "handshake failed"),
             }
-            messenger.handler.refused(&peer, &reason);
+            endpoint.handler.refused(&peer, &reason);
             return;
         }
     };
@@ -131,7 +107,7 @@ async fn serve(messenger: Rc<Inner>, channel: Channel, peer: Address, place: Pla
 
 /// Identifies the peer and looks up its session.
 async fn handshake(
-    messenger: &Rc<Inner>,
+    endpoint: &Rc<Endpoint>,
     link: &mut Link,
     channel: &Channel,
     peer: &Address,
@@ -142,8 +118,8 @@ async fn handshake(
             unreachable!("only clients establish")
         };
         let (answer, found) = match asked {
-            Asked::Ident(ident) => ident_asked(messenger, link, peer, &ident)?,
-            Asked::Reconnect(reconnect) => reconnect_asked(messenger, link, &reconnect),
+            Asked::Ident(ident) => ident_asked(endpoint, link, peer, &ident)?,
+            Asked::Reconnect(reconnect) => reconnect_asked(endpoint, link, &reconnect),
         };
         // The answer is sent ahead of the session's messages.
         if link.answer(&answer)? {
@@ -154,19 +130,19 @@ async fn handshake(
 
 type Found = (Answer, Option<(Rc<Conn>, u64)>);
 
-fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &ClientIdent) -> Result<Found, Reason> {
-    let options = &messenger.options;
+fn ident_asked(endpoint: &Rc<Endpoint>, link: &Link, peer: &Address, ident: &ClientIdent) -> Result<Found, Reason> {
+    let options = &endpoint.options;
     let missing = options.required & !ident.supported;
     if missing != 0 {
         return Ok((Answer::Missing(missing), None));
     }
-    if ident.target.nonce != 0 && ident.target.nonce != messenger.nonce {
-        let found = messenger.own_addr(None).to_string();
+    if ident.target.nonce != 0 && ident.target.nonce != endpoint.nonce {
+        let found = endpoint.own_addr(None).to_string();
         return Err(Violation::WrongPeer { target: ident.target.to_string(), found }.into());
     }
     let lossy = ident.flags & FLAG_LOSSY != 0 || options.accept.is_lossy();
     let key = (link.client_name().to_owned(), ident.addrs.first().copied().unwrap_or_default());
-    let before = messenger.sessions.borrow().get(&key).cloned();
+    let before = endpoint.connections.session(&key);
     let mut kept = None;
     if let Some(before) = before {
         let resume = before.send_queue.session().resume();
@@ -186,18 +162,18 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
     let conn = match kept {
         Some(conn) => conn,
         None => {
-            if messenger.count() >= options.connections_max {
-                return Err(Reason::TooMany(messenger.count()));
+            if endpoint.connections.count() >= options.connections_max {
+                return Err(Reason::TooMany(endpoint.connections.count()));
             }
             let server_cookie = if lossy { 0 } else { random().max(1) };
             let resume = Resume { client_cookie: ident.cookie, server_cookie, ..Resume::default() };
             let policy = if lossy { Policy::StatelessServer } else { Policy::LosslessPeer };
             let identity = Identity::new(peer.clone(), key.0.clone());
             let session = Session::new(lossy, resume);
-            let conn = Conn::new(messenger.clone(), identity, (policy, Route::Remote), session);
-            messenger.remember(&conn);
+            let conn = Conn::new(endpoint.clone(), identity, (policy, Route::Remote), session);
+            endpoint.connections.add(&conn);
             if !lossy {
-                messenger.sessions.borrow_mut().insert(key, conn.clone());
+                endpoint.connections.add_session(key, &conn);
             }
             conn
         }
@@ -206,9 +182,9 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
     conn.lifecycle.set_peer_global_seq(ident.global_seq);
     let epoch = conn.take_over();
     let answer = ServerIdent {
-        addrs: vec![messenger.own_addr(Some(ident.target))],
+        addrs: vec![endpoint.own_addr(Some(ident.target))],
         gid: options.gid,
-        global_seq: messenger.next_global_seq(0),
+        global_seq: endpoint.numbers.next_global_seq(0),
         supported: options.supported,
         required: options.required,
         flags: if lossy { FLAG_LOSSY } else { 0 },
@@ -217,9 +193,9 @@ fn ident_asked(messenger: &Rc<Inner>, link: &Link, peer: &Address, ident: &Clien
     Ok((Answer::Ident(answer), Some((conn, epoch))))
 }
 
-fn reconnect_asked(messenger: &Rc<Inner>, link: &Link, reconnect: &Reconnect) -> Found {
+fn reconnect_asked(endpoint: &Rc<Endpoint>, link: &Link, reconnect: &Reconnect) -> Found {
     let key = (link.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
-    let Some(conn) = messenger.sessions.borrow().get(&key).cloned() else { return (Answer::Reset, None) };
+    let Some(conn) = endpoint.connections.session(&key) else { return (Answer::Reset, None) };
     let resume = conn.send_queue.session().resume();
     if (resume.client_cookie, resume.server_cookie) != (reconnect.client_cookie, reconnect.server_cookie) {
         return (Answer::Reset, None);

@@ -72,7 +72,7 @@ impl Transmission {
         let writes_by_device = link.mode() != mode::SECURE && conn.lifecycle.is_current(epoch);
         conn.windows.set_device(channel.rdma().filter(|_| writes_by_device));
         let (mut decoder, encoder, control) = link.into_parts();
-        decoder.set_limits(conn.messenger.options.limits);
+        decoder.set_limits(conn.endpoint.options.limits);
         let now = now();
         Self {
             conn,
@@ -144,7 +144,7 @@ impl Transmission {
                 self.received(result, buf)?;
             }
             let intake = if receiving.is_some() { Intake::NeedInput } else { self.take_in(cx, &mut budget)? };
-            self.conn.messenger.core.dispatch();
+            self.conn.endpoint.core.dispatch();
             if self.is_over() {
                 return Err(Reason::Replaced);
             }
@@ -285,7 +285,7 @@ impl Transmission {
         let reply = message.role == Role::Reply || self.conn.identity.entity() != entity::FOREBAY;
         let message = if reply && message.tid != 0 { self.conn.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
-            self.conn.messenger.core.enqueue(self.conn.clone(), message);
+            self.conn.endpoint.core.enqueue(self.conn.clone(), message);
         }
         Ok(())
     }
@@ -343,7 +343,7 @@ impl Transmission {
         if self.now < due {
             return Ok(());
         }
-        let options = &self.conn.messenger.options;
+        let options = &self.conn.endpoint.options;
         let silent = self.now.since(self.heard);
         if !self.full {
             if silent >= options.keepalive_timeout {

@@ -1,4 +1,4 @@
-//! Shared memory transport between processes of one machine: a byte ring in each direction, and a Unix socket.
+//! ShmState memory transport between processes of one machine: a byte ring in each direction, and a Unix socket.
 //!
 //! The socket establishes the connection, passes the memory, wakes a sleeping side with one byte, and detects the
 //! peer's exit.  A side that has just had work busy-polls its ring for a while, between the reactor's other tasks; then
@@ -24,7 +24,7 @@ const POLLS_IN_A_ROW: u32 = 128;
 /// Bytes copied into the ring before they are published to the peer, so that both sides work concurrently.
 const PUBLISH: usize = 64 << 10;
 
-/// Shared memory transport.
+/// ShmState memory transport.
 pub(crate) struct Shm;
 
 impl Transport for Shm {
@@ -87,7 +87,7 @@ impl Transport for Shm {
 }
 
 /// State of one end, shared by its clones and its listening task.
-struct Shared {
+struct ShmState {
     socket: Stream,
     producer: RefCell<Producer>,
     consumer: RefCell<Consumer>,
@@ -105,7 +105,7 @@ struct Shared {
     wake_byte: Buf,
 }
 
-impl Shared {
+impl ShmState {
     /// Returns true if there are no bytes to receive.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.consumer.borrow().available()? == 0)
@@ -119,7 +119,7 @@ impl Shared {
 
 /// One end of a shared memory connection.  Clones share it.
 #[derive(Clone)]
-pub(crate) struct ShmChannel(Rc<Shared>);
+pub(crate) struct ShmChannel(Rc<ShmState>);
 
 impl ShmChannel {
     /// Accepts a connection: creates the memory and passes it to the peer.
@@ -137,7 +137,7 @@ impl ShmChannel {
     }
 
     fn new(socket: Stream, producer: Producer, consumer: Consumer, busy_poll: Duration) -> Self {
-        let shared = Shared {
+        let shared = ShmState {
             socket,
             producer: RefCell::new(producer),
             consumer: RefCell::new(consumer),
@@ -158,8 +158,8 @@ impl ShmChannel {
     /// work; `sleep` does so after announcing to the peer that this side sleeps.
     async fn wait(
         &self,
-        idle: impl Fn(&Shared) -> io::Result<bool>,
-        sleep: impl Fn(&Shared) -> io::Result<bool>,
+        idle: impl Fn(&ShmState) -> io::Result<bool>,
+        sleep: impl Fn(&ShmState) -> io::Result<bool>,
     ) -> io::Result<()> {
         let shared = &*self.0;
         shared.moved.set(true);
@@ -213,7 +213,7 @@ impl ShmChannel {
             if buf.spare() == 0 || (got > 0 && !all) {
                 return (Ok(got), buf);
             }
-            if let Err(error) = self.wait(Shared::is_empty, |shared| shared.consumer.borrow_mut().sleep()).await {
+            if let Err(error) = self.wait(ShmState::is_empty, |shared| shared.consumer.borrow_mut().sleep()).await {
                 return (Err(error), buf);
             }
             // Bytes that the peer wrote before it went are still received.
@@ -243,7 +243,7 @@ impl ShmChannel {
                 unseen = 0;
                 self.publish().await;
                 if len == 0 {
-                    self.wait(Shared::is_full, |shared| shared.producer.borrow_mut().sleep()).await?;
+                    self.wait(ShmState::is_full, |shared| shared.producer.borrow_mut().sleep()).await?;
                 }
             }
         }
@@ -268,7 +268,7 @@ impl ShmChannel {
 }
 
 /// Receives wake-ups of the peer, until the peer is gone or this side is closed.
-async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
+async fn listen(socket: Stream, shared: std::rc::Weak<ShmState>) {
     let mut buf = BufMut::with_capacity(64);
     loop {
         buf.clear();
@@ -286,7 +286,7 @@ async fn listen(socket: Stream, shared: std::rc::Weak<Shared>) {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ShmState {
     fn drop(&mut self) {
         // The listening task holds the socket too, and ends when it is shut down.
         self.socket.shutdown();

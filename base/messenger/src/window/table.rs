@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_reactor::rdma::RdmaStream;
 
-use super::Inner;
+use super::WindowState;
 
 /// Windows that the peer of one connection may write into, and the RDMA stream of that connection.
 ///
@@ -16,7 +16,7 @@ use super::Inner;
 /// 3. Windows and devices are dropped while the table is not borrowed, since that runs the owner's code.
 #[derive(Default)]
 pub(crate) struct WindowTable {
-    open: RefCell<BTreeMap<u64, Rc<Inner>>>,
+    open: RefCell<BTreeMap<u64, Rc<WindowState>>>,
     device: RefCell<Option<RdmaStream>>,
 }
 
@@ -32,7 +32,7 @@ impl WindowTable {
         drop(before);
     }
 
-    pub(super) fn insert(&self, window: Rc<Inner>) {
+    pub(super) fn insert(&self, window: Rc<WindowState>) {
         let before = self.open.borrow_mut().insert(window.id, window);
         debug_assert!(before.is_none(), "two windows with the same ID");
     }
@@ -42,7 +42,7 @@ impl WindowTable {
         drop(closed);
     }
 
-    pub(super) fn get(&self, id: u64) -> Option<Rc<Inner>> {
+    pub(super) fn get(&self, id: u64) -> Option<Rc<WindowState>> {
         self.open.borrow().get(&id).cloned()
     }
 
